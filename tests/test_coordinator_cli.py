@@ -145,9 +145,9 @@ def test_plan_new_never_overwrites(hub, written):
         ("mean(sbp)", "mean(person)", "estimand pressure", "never leaves"),
         ("mean(sbp)", "sum(sbp)", "estimand pressure", "logistic"),
         ("epsilon = 8.0", "epsilon = 1.0", "budget", "Lower release.w"),
-        ("upper = 300", "upper = 10", "plan", "dictionary"),
-        ("persons = 50", "persons = 5", "plan", "tightened"),
-        ("w = 0.005", "w = 0.005\nradios = 1", "plan", "Did you mean"),
+        ("upper = 300", "upper = 10", "column sbp", "dictionary"),
+        ("persons = 50", "persons = 5", "[floors]", "tightened"),
+        ("w = 0.005", "w = 0.005\nradios = 1", "[release]", "Did you mean"),
         ('coordinator = "tributary-hub"', 'coordinator = "elsewhere"', "recipient", "tributary-hub"),
     ],
 )

@@ -242,10 +242,11 @@ def plan_sign(
     failed = [check for check in checks if check.state == "fail"]
     warnings = [check for check in checks if check.state == "warn"]
     if plan is None or failed:
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         raise PlanRefusal(
             "a plan must pass plan check before it is signed",
-            given=f"{failed[0].name}: {failed[0].detail}",
-            next_step=failed[0].fix,
+            given=f"{failed[0].name}: {failed[0].detail}{more}",
+            next_step=failed[0].fix + (f" All of them: coordinator plan check {file}." if more else ""),
         )
     with open_store(config) as store:
         last = _last_plan(store, plan.study)
