@@ -102,6 +102,8 @@ TABLE_CAP = 2 << 30
 TABLES_KEPT = 256 << 20
 REVOCATIONS_CAP = 10_000
 """Most standing approvals that one site may end: what a site sends must not decide how much is kept."""
+UNKNOWN_PLAN = "the plan must be known to the coordinator"
+"""What must hold of a study or version that nobody has signed here."""
 T = TypeVar("T")
 
 
@@ -112,12 +114,6 @@ class Reader(Protocol):
 
 
 Writer = Reader
-
-# What the lead has allowed and the site has not used yet: bound to the head that is left behind.
-# A table of its own, so that rows of `releases` stay as they were: which releases a standing approval approved.
-# What sites have told of standing approvals that are over, used here or not.
-# Keys of an earlier enrolment: good for what was signed while the log was shorter than `until`.
-# A table of its own: rows of `releases` are never changed. It may also name a quarantined bundle.
 
 
 class Store:
@@ -256,9 +252,7 @@ class Store:
         row = self._read(lambda c: c.execute(query).first())
         if row is None:
             what = study if version is None else f"{study} version {version}"
-            raise PlanRefusal(
-                "the plan must be known to the coordinator", given=what, next_step="See coordinator plan."
-            )
+            raise PlanRefusal(UNKNOWN_PLAN, given=what, next_step="Ask the study lead which studies there are.")
         return _stored(row.envelope)
 
     def plans(self) -> tuple[StoredPlan, ...]:
