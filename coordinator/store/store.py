@@ -29,7 +29,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from coordinator.store import schema as db
-from coordinator.store.log import append, consistency_proof, inclusion_proof, leaf_hash, peaks_root
+from coordinator.store.log import MerkleTree, append, leaf_hash, peaks_root
 from coordinator.store.rows import (
     AcceptedRelease,
     KeyHistory,
@@ -138,6 +138,7 @@ class Store:
         # One writer at a time within this process: cheaper than letting the database send losers back.
         self._writing = threading.Lock()
         self._tables = _Tables()
+        self._nodes, self._growing = MerkleTree(), threading.Lock()
         options: dict[str, Any] = {"pool_size": 16, "max_overflow": 48}
         self._engine = sa.create_engine(url, **options)
         if sqlite:
@@ -1053,15 +1054,17 @@ class Store:
         return tuple(LogEntry(**row) for row in self._read(lambda c: c.execute(query).mappings().all()))
 
     def prove(self, index: int, size: int | None = None) -> tuple[bytes, ...]:
-        """Inclusion proof of entry `index` in the log of `size` entries (all, by default)."""
-        return inclusion_proof(self._leaves()[:size], index)
+        """Inclusion proof of entry `index` in the log of `size` entries (all, by default). Raises: ParameterError."""
+        tree = self._tree()
+        return tree.inclusion(index, tree.size if size is None else size)
 
     def prove_growth(self, size: int, later: int | None = None) -> tuple[bytes, ...]:
-        """Proof that the log's first `size` entries are still the first of its `later` ones (all, by default)."""
-        leaves = self._leaves()
-        if later is not None and later > len(leaves):
-            raise ParameterError("the log must have so many entries", given=f"{later} of {len(leaves)}")
-        return consistency_proof(leaves[:later], size)
+        """Proof that the log's first `size` entries are still the first of its `later` ones (all, by default).
+
+        Raises: ParameterError.
+        """
+        tree = self._tree()
+        return tree.growth(size, tree.size if later is None else later)
 
     def verify_log(self) -> int:
         """Recompute every leaf and root, and hold rows and entries against each other; how many entries.
@@ -1159,9 +1162,13 @@ class Store:
             must(signed and envelope.payload_type == WITHDRAWAL_TYPE, "a withdrawal", row.log_index)
         return count
 
-    def _leaves(self) -> Sequence[bytes]:
-        query = sa.select(db.log.c.leaf).order_by(db.log.c.index)
-        return [row.leaf for row in self._read(lambda c: c.execute(query).all())]
+    def _tree(self) -> MerkleTree:
+        """The log's tree as of now: what was read once is not read again, because entries are only ever added."""
+        with self._growing:
+            query = sa.select(db.log.c.leaf).where(db.log.c.index >= self._nodes.size).order_by(db.log.c.index)
+            for leaf in self._read(lambda c: c.execute(query).scalars().all()):
+                self._nodes.append(leaf)
+        return self._nodes
 
 
 class _Tables:
