@@ -26,6 +26,7 @@ from shared.errors import (
     ReplayRefusal,
     SchemaRefusal,
     SignatureRefusal,
+    UnknownMethod,
 )
 from shared.plans.plan import sign_plan
 from shared.wire.messages import (
@@ -80,7 +81,7 @@ def test_there_is_no_method_by_which_a_coordinator_starts_work_and_an_unknown_on
         methods=more,
     )
     with client:
-        refused(NetworkRefusal, lambda: client.call("RunTask", StudyRequest(study="mini"), timeout=10))
+        refused(UnknownMethod, lambda: client.call("RunTask", StudyRequest(study="mini"), timeout=10))
 
 
 def test_a_request_for_work_hidden_in_an_answer_is_refused_and_noted(agent, monkeypatch, caplog):
