@@ -123,6 +123,14 @@ class Hub:
             reminders=self.reminders,
         )
 
+    held = holdings
+
+    def watch(self):
+        return None
+
+    def report_gap(self, study, lacking):
+        return len(lacking)
+
     def anchor(self, envelope):
         self._up()
         body = parse_json(envelope.payload)
@@ -274,6 +282,7 @@ def hospital(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TRIBUTARY_PASSPHRASE", PASSPHRASE)
     monkeypatch.delenv("TRIBUTARY_TODAY", raising=False)
     monkeypatch.setattr("site_agent.desk.door", lambda config, **_: hub)
+    monkeypatch.setattr("site_agent.desk.kept_replies", lambda config: None)  # this hub signs nothing
     monkeypatch.setattr("site_agent.egress.Egress.from_invitation", lambda invitation, **_: hub)
     monkeypatch.setattr(drawing, "_fit", quick_fit)
     monkeypatch.setattr(

@@ -42,6 +42,7 @@ from coordinator.services.clocks import SeenClocks
 from coordinator.services.health import require_whole
 from coordinator.services.tasks import READING, require_stated
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
+from coordinator.store.log_watch import LogWatch
 from coordinator.store.round_queue import RoundQueue
 from coordinator.store.store import AcceptedRelease, RegisteredSite, Store
 from shared.base.canonical import canonical_json, sha256_hex
@@ -65,7 +66,7 @@ from shared.errors import (
     TooLarge,
 )
 from shared.plans.plan import StudyPlan
-from shared.plans.standing import broken_limit, open_revocation, open_standing
+from shared.plans.standing import STANDING_TYPE, broken_limit, open_revocation, open_standing
 from shared.privacy.stated import all_given, shown_epsilon, shown_price
 from shared.releases.receipt import AGENT, STATEMENT_TYPE, Receipt, Statement, charged_training
 from shared.wire.clocks import open_reading, unverified_reading, utc_now
@@ -82,9 +83,12 @@ from shared.wire.messages import (
     Enrolment,
     EnrolmentRequest,
     EnrolRequest,
+    GapNoted,
+    GapReport,
     Growth,
     GrowthRequest,
     Holdings,
+    LogView,
     Offered,
     OfferRequest,
     Reply,
@@ -95,9 +99,11 @@ from shared.wire.messages import (
     RoundRequest,
     SignedDocument,
     StudyRequest,
+    WatchRequest,
     Withdrawal,
     Withdrawn,
     countersigned,
+    require_countersigned,
 )
 from shared.wire.transport import Call, CallLimits, Handler, Peer, RetryLater, Server
 
@@ -151,6 +157,7 @@ class CollectionService:
         self._max_bundle = max_bundle
         self._home = home
         self._boxes = RoundQueue(store)
+        self._watch = LogWatch(store, coordinator=authority.coordinator, key=authority.witness)
         self._bundles, self._staging, self._quarantine = store.bundles, home / "staging", home / "quarantine"
         for folder in (self._bundles, self._staging, self._quarantine):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -162,7 +169,9 @@ class CollectionService:
         self._opening = Workers(imports=READING, places=2, limits=limits, fresh=True)
 
     def start(self) -> None:
-        """Begin what the first delivery would have to wait for."""
+        """Begin what the first delivery would have to wait for, and sign the log as it is."""
+        with suppress(StorageRefusal):  # a full disk: the next acceptance signs a head
+            self._watch.publish(self._today())
         self._opening.start()
 
     def close(self) -> None:
@@ -182,6 +191,8 @@ class CollectionService:
             "Withdraw": self.withdraw,
             "RevokeStanding": self.revoke_standing,
             "Growth": self.growth,
+            "Watch": self.watch,
+            "ReportGap": self.report_gap,
             "NextRound": self.next_round,
             "UploadRound": self.upload_round,
             "Clock": self.clock,
@@ -305,6 +316,32 @@ class CollectionService:
             self._disbelieved = today
             _log.error("no certificate is issued or renewed: this clock says %s", verdict.why)
         return verdict.believed
+
+    def watch(self, call: Call, request: WatchRequest) -> LogView:
+        """The log's signed head, that it grew from sizes seen before, and entries of the calling site, proven.
+
+        Raises: ParameterError (another site's entry).
+        """
+        return self._watch.view(request, self._today(), site=self._site(call).site)
+
+    def report_gap(self, call: Call, request: GapReport) -> GapNoted:
+        """Note what a site misses here of what this coordinator has acknowledged; it is taken again without asking
+        anew what was decided then. Raises: SignatureRefusal (not this coordinator's word for this site), RoleRefusal.
+        """
+        site = self._site(call)
+        self._invited(site, request.study)
+        for one in request.lacking:
+            require_countersigned(one, self._authority.witness.public, site.site)
+        missing = self._watch.note_gap(site.site, request.study, request.lacking, self._today())
+        if missing:
+            logging.getLogger("tributary.collect").warning(
+                "%s misses %d releases of %s that were acknowledged here: waves %s. They are taken again",
+                site.site,
+                len(missing),
+                request.study,
+                ", ".join(str(one.wave) for one in missing),
+            )
+        return GapNoted(lacking=len(missing))
 
     def _signed_for(self, site: RegisteredSite, reply: Reply) -> Reply:
         return countersigned(reply, self._authority.witness, site.site)
@@ -437,6 +474,8 @@ class CollectionService:
     ) -> StudyPlan:
         """The plan the statement acts upon: known, newest, in force, its wave open, its approvals given."""
         self._invited(site, statement.study)
+        if self._acknowledged(statement):
+            return self._as_acknowledged(site, statement, envelope, standing)
         newest = self._store.plan(statement.study).plan
         if statement.plan_hash != newest.hash or statement.plan_version != newest.version:
             known = {stored.plan.hash for stored in self._store.plans()}
@@ -475,6 +514,33 @@ class CollectionService:
                 next_step="Approve it (site-agent approve) with a key that was named when the site joined.",
             )
         return newest
+
+    def _acknowledged(self, statement: Statement) -> bool:
+        return self._watch.acknowledged(statement.site, statement.bundle_sha256)
+
+    def _as_acknowledged(
+        self, site: RegisteredSite, statement: Statement, envelope: Envelope, standing: Envelope | None
+    ) -> StudyPlan:
+        """The plan of a release that was accepted here before a backup was put back, which may be an older one now.
+
+        Days, limits and budgets were held against it then. Raises: PlanRefusal, ApprovalRefusal.
+        """
+        plan = self._store.plan(statement.study, statement.plan_version).plan
+        if plan.hash != statement.plan_hash:
+            raise PlanRefusal(
+                f"version {statement.plan_version} of the plan must be the one that the release was drawn under",
+                given="another",
+                next_step="The study lead signs that version again: coordinator plan sign.",
+            )
+        approvers = {key.key_id: key for key in site.approvers.values()}
+        signers = envelope.verified_by(approvers)
+        if standing is not None and standing.payload_type == STANDING_TYPE:
+            signers |= standing.verified_by(approvers)
+        if len(signers) < plan.floors.approvals:
+            raise ApprovalRefusal(
+                f"a release must be signed by {plan.floors.approvals} approver(s) of the site", given=f"{len(signers)}"
+            )
+        return plan
 
     def _stands(self, site: RegisteredSite, statement: Statement, plan: StudyPlan, envelope: Envelope) -> str:
         """Handle of the approver whose standing approval is good for this statement, as far as that says.
@@ -561,6 +627,8 @@ class CollectionService:
             def recheck(receipt: Receipt) -> None:
                 now = self._site(call)
                 self._planned(now, statement, envelope, standing)
+                if self._acknowledged(statement):
+                    return
                 self._require_history(receipt, plan)
                 if standing is not None:
                     self._require_size(now, receipt, standing, plan)
@@ -655,6 +723,7 @@ class CollectionService:
                 today=self._today(),
                 standing=standing,
                 recheck=lambda: recheck(receipt),
+                sign=self._watch.signer(self._today()),
             )
             reach("ingest.after_commit")
         except (Refusal, OSError) as error:
@@ -673,8 +742,9 @@ class CollectionService:
         try:
             receipt = self._opened(part, statement, plan)
             require_stated(receipt, statement)
-            self._require_history(receipt, plan)
-            self._require_trained(receipt, plan)
+            if not self._acknowledged(statement):
+                self._require_history(receipt, plan)
+                self._require_trained(receipt, plan)
             return receipt
         except (Refusal, MemoryError, OSError):
             raise

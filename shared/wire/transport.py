@@ -769,7 +769,7 @@ def _refusal(error: Any, address: str, cap: int) -> Refusal:
     if status == grpc.StatusCode.DEADLINE_EXCEEDED:
         return NetworkRefusal("the coordinator must answer in time", given="no answer", next_step="Try again.")
     if status == grpc.StatusCode.UNIMPLEMENTED:
-        return NetworkRefusal(
+        return errors.UnknownMethod(
             "the coordinator must know this method", given="another version", next_step="Update both sides."
         )
     if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):

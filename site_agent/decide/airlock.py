@@ -28,6 +28,7 @@ from shared.errors import (
     UsageRefusal,
 )
 from shared.privacy.stated import shown_delta
+from site_agent.decide import reconciliation
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,6 +65,7 @@ __all__ = [
     "require_author",
     "require_no_copies",
     "require_ticks",
+    "resend",
     "resume",
     "revoke_plan",
     "revoke_standing",
@@ -348,6 +350,21 @@ def require_approved_ahead(desk: Desk, plan: StudyPlan, *, agent_version: str, t
     )
 
 
+def resend(desk: Desk, study: str, *, dry_run: bool = False) -> reconciliation.Settled:
+    """Compare a study's deliveries with the coordinator's word, and send again what it has forgotten. Safe to repeat.
+
+    Raises: PausedRefusal; LedgerRefusal (the ledger here is an old copy); NetworkRefusal; IntegrityRefusal.
+    """
+    desk.require_running()
+    with desk.egress() as egress:
+        answer = egress.held(study)
+        _require_no_old_copy(desk, answer.anchored)
+        if dry_run:
+            return reconciliation.Settled(mended=(), left=reconciliation.compare(desk, study, answer))
+        with desk.locked():
+            return reconciliation.settle(desk, egress, study, answer)
+
+
 def _sent(desk: Desk, hold: Hold, *, today: dt.date, command: str) -> Approved:
     desk.require_running()
     standing = _still_standing(desk, hold, today)
@@ -355,7 +372,10 @@ def _sent(desk: Desk, hold: Hold, *, today: dt.date, command: str) -> Approved:
     try:
         with desk.egress(allowed=lambda: desk.ledger.require_plan(hold)) as egress:
             desk.ledger.require_plan(hold)
-            _require_no_old_copy(desk, egress.witnessed(hold.study))
+            answer = egress.held(hold.study)
+            _require_no_old_copy(desk, answer.anchored)
+            # What it has forgotten goes first: this release may rest on it.
+            reconciliation.settle(desk, egress, hold.study, answer)
             if standing is None:
                 acceptance = egress.send(envelope, bundle)
             else:
