@@ -21,6 +21,7 @@ from site_agent.config import Limits, SiteFloors, TableSource
 from site_agent.models.flow import FlowSettings, fit_flow
 from site_agent.release.audit.likelihood import weighed
 from site_agent.release.checks import check_rows
+from site_agent.release.equal_rows import ChanceHits
 from site_agent.release.pipeline import make_release
 from site_agent.release.sealed_state import SealedFlow, fitted_by
 
@@ -117,7 +118,15 @@ def test_a_sealed_table_with_an_exact_count_below_the_floor_fails(fit):
     for deaths, outcome in ((limits.rare_level - 1, "failed"), (0, "failed"), (limits.rare_level, "passed")):
         rows = encoder.decode(x).assign(died=(np.arange(len(x)) < deaths).astype("int64"))
         found = check_rows(
-            released=rows, real=table, dictionary=plan.dictionary, limits=limits, clipped=lambda: 0, carried="died"
+            released=rows,
+            real=table,
+            dictionary=plan.dictionary,
+            limits=limits,
+            clipped=lambda: 0,
+            chance=lambda rows=rows: ChanceHits.simulated(
+                table, np.zeros(len(table)), plan.dictionary, lambda many: rows, tables=1
+            ),
+            carried="died",
         )
         [counts] = [check for check in found if check.name == "carried-counts"]
         assert (counts.outcome, counts.measured) == (outcome, None)

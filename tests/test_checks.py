@@ -18,6 +18,7 @@ from shared.plans.encoding import Encoder
 from shared.plans.plan import Floors
 from site_agent.config import Limits, SiteFloors
 from site_agent.release.checks import CheckReport, before_draw, check_rows
+from site_agent.release.equal_rows import ChanceHits
 
 LIMITS = Limits.of(Floors(), SiteFloors())
 
@@ -27,9 +28,20 @@ def in_released_form(dictionary, source: pd.DataFrame, seed: int = 1) -> pd.Data
     return encoder.decode(encoder.encode(dictionary.check(source), seeded_rng(seed)))
 
 
-def report(dictionary, released, source, clipped=0) -> CheckReport:
+def report(dictionary, released, source, clipped=0, like=make_table) -> CheckReport:
+    """What is found in a table; chance draws others `like` the source."""
+    real = dictionary.check(source)
+
+    def draw(many: int) -> pd.DataFrame:
+        return in_released_form(dictionary, like(n=many * len(real), seed=1000))
+
     found = check_rows(
-        released=released, real=dictionary.check(source), dictionary=dictionary, limits=LIMITS, clipped=lambda: clipped
+        released=released,
+        real=real,
+        dictionary=dictionary,
+        limits=LIMITS,
+        clipped=lambda: clipped,
+        chance=lambda: ChanceHits.simulated(real, np.zeros(len(real)), dictionary, draw),
     )
     return CheckReport.of("ab" * 16, "cd" * 32, found, limits=LIMITS, agent_version="0.1.0")
 
@@ -49,11 +61,17 @@ def test_every_planted_row_is_found(dictionary):
     real = make_table(200, seed=1)
     copies = in_released_form(dictionary, real)
     fresh = in_released_form(dictionary, make_table(200, seed=2))
+    chance = ChanceHits.simulated(
+        dictionary.check(real),
+        np.zeros(len(real)),
+        dictionary,
+        lambda many: in_released_form(dictionary, make_table(200 * many, seed=3)),
+    )
     found = 0
     for i in range(100):
         leaked = fresh.copy()
         leaked.iloc[i] = copies.iloc[2 * i]
-        found += outcome(report(dictionary, leaked.astype(fresh.dtypes), real), "equal-rows") == "failed"
+        found += chance.of(leaked.astype(fresh.dtypes), dictionary).beyond_chance
     assert found == 100
 
 
@@ -89,7 +107,7 @@ def coarse(seed: int, n: int = 400) -> pd.DataFrame:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_fresh_rows_of_common_kinds_are_chance_and_pass(seed):
-    made = report(COARSE, in_released_form(COARSE, coarse(seed + 100)), coarse(seed))
+    made = report(COARSE, in_released_form(COARSE, coarse(seed + 100)), coarse(seed), like=coarse)
     assert outcome(made, "equal-rows") == "passed"
 
 

@@ -65,7 +65,7 @@ def promised(request, plan) -> StudyPlan:
 def copied(monkeypatch) -> None:
     """Every released row is as unlucky as can be: every check and every attack on records finds all of them."""
 
-    def everything(released, real, dictionary):
+    def everything(hits):
         rule = "no released row may equal the row of exactly one person on all columns, beyond chance"
         return checks.Check(
             name="equal-rows", rule=rule, outcome="failed", measured=300.0, threshold=0.0, policy=checks.CHANCE

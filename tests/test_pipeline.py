@@ -237,9 +237,10 @@ def burnt(site: WorkingSite) -> str:
 
 
 def test_a_release_that_fails_its_checks_is_burnt_with_the_reason(quick, tmp_path, plan, site, table, monkeypatch):
-    """A mechanism that hands the records through."""
+    """A mechanism that hands the records through, and did not when it was rehearsed."""
     from shared.mechanisms.latent_noise.noise import LatentNoise
 
+    monkeypatch.setattr(drawing.RowRelease, "rehearse", lambda self: None)
     monkeypatch.setattr(LatentNoise, "release", lambda self, x, rng: x)
     with pytest.raises(ChecksRefusal) as caught:
         release(plan, site, source(tmp_path, table))
@@ -264,7 +265,7 @@ def test_a_failure_between_drawing_and_sealing_is_burnt_and_its_words_are_not_ke
     def fail(self, x):
         raise ValueError("CANARY-7319")
 
-    monkeypatch.setattr("shared.plans.encoding.Encoder.decode", fail)
+    monkeypatch.setattr(drawing.RowRelease, "released", fail)
     with pytest.raises(ValueError, match="CANARY"):
         release(plan, site, source(tmp_path, table))
     assert "ValueError" in burnt(site)

@@ -12,12 +12,8 @@ would tell of that record at no price. There such a check is a *note*: the appro
 same way whatever the records were, also where it breaks down on them (`carried_out`). What reads the released table
 alone is post-processing, and may decide anywhere.
 
-*Beyond chance* has a meaning here. A released row may equal a real row because the cell is common: with three yes/no
-columns most rows do. What would identify someone is equality with a row that only one person has. For a fresh draw
-from the same population the expected number of such hits is estimated in two ways, and the larger is taken: Good and
-Turing's (the probability of the classes seen once is 2 N₂/n, with N₂ classes seen twice) and the product of
-leave-one-out frequencies (columns as if independent). More hits than the 0.999 Poisson quantile of that are refused;
-in a table with one truly continuous column both are 0 and a single hit is.
+*Beyond chance* has a meaning here: more hits on rows that one person alone has than tables have that are drawn through
+the same flow and from no record (`site_agent.release.equal_rows`).
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from __future__ import annotations
 import logging
 import math
 import platform
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -33,7 +29,6 @@ import numpy as np
 import pandas as pd
 
 from shared.base.canonical import canonical_json, parse_json
-from shared.base.randomness import secure_rng
 from shared.errors import (
     ChecksRefusal,
     DictionaryRefusal,
@@ -44,10 +39,10 @@ from shared.errors import (
     SmallN,
 )
 from shared.mechanisms.base import Aggregates
-from shared.plans.dictionary import LEVELLED, NUMERIC, Column, Dictionary
-from shared.plans.encoding import Encoder
+from shared.plans.dictionary import LEVELLED, Column, Dictionary
 from shared.privacy.stated import FLOW, shown_delta, shown_price
 from site_agent.config import Limits
+from site_agent.release.equal_rows import ChanceHits, Hits, hits_on
 
 if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
@@ -65,8 +60,10 @@ __all__ = [
 ]
 
 FORMAT = "tributary-checks/1"
-CHANCE = 1e-3
-"""How often a harmless release would fail the equal-rows check."""
+CHANCE = 1e-2
+"""How often a harmless release may fail the equal-rows check: each of its two halves at 1 / 251 at most."""
+REHEARSALS = 5
+"""Draws that are tried and thrown away before one is charged for."""
 CLIPPED_WARNING = 0.05
 MODEL_WARNING = 1.5
 """Factor between a motif's density among those held out and in their model that an approver is told of."""
@@ -276,6 +273,20 @@ def _level_counts(values: Any, levels: Collection[Any], column: Column) -> tuple
     return (*known, int(values.isna().sum())) if column.missing == "level" else known
 
 
+def require_rehearsed(tried: Iterable[Hits]) -> None:
+    """Refuse a draw of which most tries would fail the equal-rows check once sealed. Raises: ChecksRefusal."""
+    hits = list(tried)
+    beyond = [one for one in hits if one.beyond_chance]
+    if 2 * len(beyond) > len(hits):
+        raise ChecksRefusal(
+            _EQUAL.rule,
+            given=f"equal-rows: {len(beyond)} of {len(hits)} tries beyond it, with {max(one.found for one in beyond)} "
+            f"such rows where {max(one.allowed for one in beyond):g} may be chance",
+            next_step="Ask the lead for more noise (a lower w) or coarser columns; nothing was drawn, and the "
+            "reservation is kept.",
+        )
+
+
 def check_rows(
     *,
     released: pd.DataFrame,
@@ -283,6 +294,7 @@ def check_rows(
     dictionary: Dictionary,
     limits: Limits,
     clipped: Callable[[], int],
+    chance: Callable[[], ChanceHits],
     beyond: float = 0.0,
     carried: str = "",
     vary: str = "",
@@ -298,6 +310,7 @@ def check_rows(
         dictionary: of the plan.
         limits: floors in force.
         clipped: counts the records whose latent lies outside the clipping ball.
+        chance: what tables drawn from no record hit.
         carried: column whose true values are released; blank for none.
         vary: how the noise depends on records (`release.vary`); blank where it does not.
         flow_alone: whether the rows are drawn from a flow alone that was fitted on their records (w = 0).
@@ -308,7 +321,7 @@ def check_rows(
     drawn = released if fresh is None else released[np.asarray(fresh)].reset_index(drop=True)
     outliers = _outliers(beyond)
     of_records: tuple[tuple[Check, Callable[[], Check]], ...] = (
-        (_EQUAL, lambda: _equal_rows(drawn, real, dictionary)),
+        (_EQUAL, lambda: _equal_rows(chance().of(drawn, dictionary))),
         (outliers, lambda: _clip(outliers, clipped(), len(real))),
     )
     return (
@@ -398,7 +411,9 @@ def check_network(
         found += (
             _note(
                 _COPIES,
-                lambda: replace(_equal_rows(rows, beside, plan.dictionary), name=_COPIES.name, rule=_COPIES.rule),
+                lambda: replace(
+                    _equal_rows(hits_on(beside, rows, plan.dictionary, CHANCE)), name=_COPIES.name, rule=_COPIES.rule
+                ),
             ),
             _rare_levels(rows, plan.dictionary, limits),
         )
@@ -510,68 +525,16 @@ def _persons(n: int, n_real: int, limits: Limits) -> Check:
     )
 
 
-def _equal_rows(released: pd.DataFrame, real: pd.DataFrame, dictionary: Dictionary) -> Check:
-    from scipy.stats import poisson
-
-    ours = _codes(_as_released(real, dictionary), dictionary)
-    theirs = _codes(released, dictionary)
-    unique, counts = np.unique(ours, axis=0, return_counts=True)
-    once = unique[counts == 1]
-    known = {row.tobytes() for row in once}
-    hits = sum(row.tobytes() in known for row in theirs)
-    mean = max(2.0 * int((counts == 2).sum()), _independent_hits(ours, once))
-    allowed = float(poisson.ppf(1 - CHANCE, mean)) if mean > 0 else 0.0
+def _equal_rows(hits: Hits) -> Check:
+    far = f", {hits.far} of them less likely than any hit that chance brought" if hits.far else ""
     return replace(
         _EQUAL,
-        outcome="passed" if hits <= allowed else "failed",
-        measured=float(hits),
-        threshold=allowed,
-        detail=f"{len(once)} of {len(ours)} real rows are unlike all others; by chance about {mean:.3g} would be hit",
+        outcome="failed" if hits.beyond_chance else "passed",
+        measured=float(hits.found),
+        threshold=hits.allowed,
+        detail=f"{hits.persons} of {hits.others} real rows are unlike all others; by chance about {hits.mean:.3g} "
+        f"would be hit, and {hits.found} are{far}",
     )
-
-
-def _as_released(real: pd.DataFrame, dictionary: Dictionary) -> pd.DataFrame:
-    """Real records in the form of a release: same rounding, same types. The draws only fill what decoding drops."""
-    encoder = Encoder(dictionary=dictionary)
-    return encoder.decode(encoder.encode(real, secure_rng()))
-
-
-def _codes(table: pd.DataFrame, dictionary: Dictionary) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """(n, columns) integers that are equal exactly where two cells are; -1 is missing.
-
-    An unrounded number is compared to 1e-9 of its range: a copied record comes back from the flow with the rounding
-    error of its arithmetic, and must still be found.
-    """
-    out = []
-    for column in dictionary.released:
-        values = table[column.name]
-        if column.kind in NUMERIC:
-            lower, upper = column.span
-            number = values.astype("Float64").to_numpy(dtype=np.float64, na_value=np.nan)
-            step = (upper - lower) * 1e-9
-            if column.kind == "integer":
-                step = 1.0
-            elif column.decimals is not None:
-                step = 10.0**-column.decimals
-            code = np.where(np.isnan(number), -1.0, np.round((np.nan_to_num(number) - lower) / step))
-            out.append(np.asarray(code, dtype=np.int64))
-        elif isinstance(values.dtype, pd.CategoricalDtype):
-            out.append(np.asarray(values.cat.codes, dtype=np.int64))
-        else:
-            out.append(np.asarray(values.astype("Int64").fillna(-1), dtype=np.int64))
-    return np.ascontiguousarray(np.column_stack(out))
-
-
-def _independent_hits(ours: np.ndarray[Any, Any], once: np.ndarray[Any, Any]) -> float:
-    """Expected hits on `once` among n draws with independent columns, each row left out of its own frequencies."""
-    n = len(ours)
-    if not len(once) or n < 2:
-        return 0.0
-    chance = np.ones(len(once))
-    for j in range(ours.shape[1]):
-        levels, counts = np.unique(ours[:, j], return_counts=True)
-        chance *= (counts[np.searchsorted(levels, once[:, j])] - 1) / (n - 1)
-    return float(n * chance.sum())
 
 
 def _rare_levels(released: pd.DataFrame, dictionary: Dictionary, limits: Limits) -> Check:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from shared.mechanisms.base import Aggregates
 from shared.mechanisms.grand.plan import GrandPlan
 from site_agent.release import sealed_state
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from site_agent.records.table import Records
     from site_agent.release.checks import Check
     from site_agent.release.embeddings import EmbeddingBase
+    from site_agent.release.equal_rows import ChanceHits
     from site_agent.release.fitting import FittedMechanism
 
 __all__ = ["drawing_of"]
@@ -179,11 +182,43 @@ class RowRelease(Drawing):
             dictionary=self.plan.dictionary,
             limits=limits,
             clipped=lambda: self._fitted.mechanism.clipped_count(self._x),
+            chance=self._chance,
             beyond=self._fitted.mechanism.beyond,
             carried=getattr(self.plan.release, "carry", ""),
             vary=getattr(self.plan.release, "vary", ""),
             flow_alone=planned_event(self.plan) == NoGuarantee(of="flow"),
         )
+
+    def rehearse(self) -> None:
+        if not self.plan.records_decide or self._fitted.mechanism.w == 0:
+            return
+        from shared.base.randomness import secure_rng
+        from site_agent.release.checks import REHEARSALS, require_rehearsed
+
+        chance, mechanism, rng = self._chance(), self._fitted.mechanism, secure_rng()
+        require_rehearsed(
+            chance.of(self._encoder.decode(mechanism.release(self._x, rng)), self.plan.dictionary)
+            for _ in range(REHEARSALS)
+        )
+
+    def _chance(self) -> ChanceHits:
+        """What tables of this flow hit that come from no record, but for carried columns.
+
+        Drawn here and not by the mechanism: one that handed records through would have it pass for chance.
+        """
+        from shared.base.randomness import secure_rng
+        from site_agent.release.equal_rows import ChanceHits
+
+        mechanism, rng = self._fitted.mechanism, secure_rng().generator
+        carried = list(mechanism.carried)
+
+        def draw(many: int) -> pd.DataFrame:
+            z = rng.standard_normal((many * len(self._x), self._encoder.d))
+            z[:, carried] = np.tile(self._x[:, carried], (many, 1))  # the flow leaves them alone
+            return self._encoder.decode(mechanism.flow.forward(z))
+
+        likely = mechanism.flow.log_prob(self._x)
+        return ChanceHits.simulated(self._real, likely, self.plan.dictionary, draw)
 
     def attack(self, limits: Limits, rng: Noise, progress: Progress) -> dict[str, Any]:
         return _attack(
@@ -231,6 +266,9 @@ class AggregateRelease(Drawing):
 
     def fit(self, rng: Noise, progress: Progress) -> None:
         """Nothing is fitted."""
+
+    def rehearse(self) -> None:
+        """No check of figures reads a record."""
 
     def draw(self, rng: Noise) -> None:
         self._table = self._figures.draw(self.plan, self._real, rng)

@@ -142,6 +142,9 @@ class NetworkRelease(Drawing):
     def _encoded(self, table: pd.DataFrame, rng: Noise) -> Any:
         return self._encoder.encode(table, rng) if self._encoder.d else np.empty((len(table), 0))
 
+    def rehearse(self) -> None:
+        """Checks of a network are notes: none refuses."""
+
     def fit(self, rng: Noise, progress: Progress) -> None:
         from site_agent.models import latent_space
 

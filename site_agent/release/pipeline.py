@@ -283,6 +283,7 @@ def make_release(
 
     clock.enter(ReleaseStage.FIT)
     drawing.fit(rng, clock.within)
+    drawing.rehearse()
 
     site.require_running()
     site.approved(plan)

@@ -119,6 +119,13 @@ class Drawing(ABC):
         """Whatever is fitted before the draw."""
 
     @abstractmethod
+    def rehearse(self) -> None:
+        """Try what is about to be drawn, where records may decide (`StudyPlan.records_decide`), and throw it away.
+
+        Raises: ChecksRefusal, if most tries would be refused once they are sealed: nothing is drawn or spent then.
+        """
+
+    @abstractmethod
     def draw(self, rng: Noise) -> None:
         """Add the noise: once."""
 

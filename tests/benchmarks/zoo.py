@@ -67,7 +67,7 @@ def plan_of(world: worlds.HardWorld, kind: str, w: float, training: Training) ->
     )
 
 
-def _seed(*parts: Any) -> int:
+def seed_of(*parts: Any) -> int:
     return zlib.crc32(repr((SEED, *parts)).encode())
 
 
@@ -79,7 +79,7 @@ def law(name: str, kind: str, sites: int) -> dict[str, float]:
         return {}
     found: dict[str, list[float]] = {}
     for site in range(sites):
-        table = world(LAW // sites, np.random.default_rng(_seed("law", name, site)), site)
+        table = world(LAW // sites, np.random.default_rng(seed_of("law", name, site)), site)
         for row in _asked(world, kind, table):
             if row.yi is not None:
                 found.setdefault(row.term, []).append(row.yi)
@@ -108,9 +108,9 @@ def cell(
     drawn_out: list[list[Estimate]] = []
     seconds = 0.0
     for site in range(sites):
-        table = world(n, np.random.default_rng(_seed(name, n, site)), site)
+        table = world(n, np.random.default_rng(seed_of(name, n, site)), site)
         checked = encoder.dictionary.check(table[list(encoder.dictionary.names)])
-        rng = seeded_rng(_seed(name, kind, n, site))
+        rng = seeded_rng(seed_of(name, kind, n, site))
         x = encoder.encode(checked, rng)
         try:
             answers = _asked(world, kind, table, f"s{site}")

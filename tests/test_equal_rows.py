@@ -1,0 +1,112 @@
+"""Rows that one person alone has: hits are held against tables drawn from no record, before the draw and after it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from test_carried import TODAY, cohort, site
+from test_postures import study
+
+from shared.base.randomness import seeded_rng
+from shared.errors import ChecksRefusal
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
+from shared.plans.dictionary import Column, Dictionary
+from shared.plans.plan import Budget
+from site_agent.config import TableSource
+from site_agent.release.checks import CHANCE
+from site_agent.release.equal_rows import ChanceHits, hits_on
+from site_agent.release.pipeline import make_release
+
+LIKE = Dictionary(
+    name="like",
+    version=1,
+    columns=tuple(Column(name=f"c{k}", kind="integer", lower=0, upper=40) for k in range(3)),
+)
+
+
+def together(n: int, seed: int) -> pd.DataFrame:
+    """Three columns of one cause: far more rows meet than if the columns were independent."""
+    rng = np.random.default_rng(seed)
+    cause = rng.normal(20, 6, n)
+    return LIKE.check(
+        pd.DataFrame({f"c{k}": (cause + rng.normal(0, 0.7, n)).round().clip(0, 40).astype(int) for k in range(3)})
+    )
+
+
+def likely(real: pd.DataFrame) -> np.ndarray:
+    """Log density of that law: the cause, and each column given the mean of them."""
+    values = real[["c0", "c1", "c2"]].to_numpy(dtype=float)
+    middle = values.mean(axis=1)
+    return -((middle - 20) ** 2) / 72 - ((values - middle[:, None]) ** 2).sum(axis=1) / 0.98
+
+
+def test_hits_that_columns_have_because_they_hang_together_are_chance():
+    refused = {"independent": 0, "simulated": 0}
+    for seed in range(40):
+        real, released = together(300, seed), together(300, 1000 + seed)
+        chance = ChanceHits.simulated(
+            real, likely(real), LIKE, lambda many, seed=seed: together(300 * many, 2000 + seed)
+        )
+        refused["independent"] += hits_on(real, released, LIKE, CHANCE).beyond_chance
+        refused["simulated"] += chance.of(released, LIKE).beyond_chance
+    assert refused["simulated"] <= 1
+    assert refused["independent"] >= 4, "this is what the simulation is for"
+
+
+@pytest.mark.parametrize("copies", [60, 90])
+def test_copies_among_hits_that_are_chance_are_found_by_their_number(copies):
+    real, released = together(300, 1), together(300, 2)
+    chance = ChanceHits.simulated(real, likely(real), LIKE, lambda many: together(300 * many, 3))
+    alone = real[~real.duplicated(keep=False)]
+    leaked = pd.concat([alone.iloc[:copies], released.iloc[copies:]], ignore_index=True)
+    hits = chance.of(leaked, LIKE)
+    assert hits.beyond_chance
+    assert hits.found >= copies
+    assert hits.mean == pytest.approx(np.mean(chance.counts))
+
+
+def test_one_copy_of_somebody_out_of_reach_is_found_where_many_rows_are_hit_by_chance():
+    real, released = together(300, 4), together(300, 5)
+    real.loc[7, ["c0", "c1", "c2"]] = (18, 20, 23)
+    chance = ChanceHits.simulated(real, likely(real), LIKE, lambda many: together(300 * many, 6))
+    assert min(chance.counts) >= 20
+    assert not chance.of(released, LIKE).beyond_chance
+    released.iloc[0] = real.iloc[7]
+    hits = chance.of(released, LIKE)
+    assert (hits.far, hits.beyond_chance) == (1, True)
+    assert hits.found < hits.allowed
+
+
+def test_a_record_that_the_flow_cannot_place_is_out_of_reach():
+    real = together(300, 4)
+    far = likely(real)
+    alone = int(np.flatnonzero(~real.duplicated(keep=False))[0])
+    far[alone] = np.nan
+    chance = ChanceHits.simulated(
+        real, far, LIKE, lambda many: together(many * 300, 6).replace(real.iloc[alone].to_dict(), 0)
+    )
+    assert chance.of(real.iloc[[alone]], LIKE).far == 1
+
+
+def release(tmp_path, plan, table):
+    table.to_csv(tmp_path / "cohort.csv", index=False)
+    at, source = site(tmp_path), TableSource(path=tmp_path / "cohort.csv")
+    return at, lambda: make_release(plan=plan, wave=1, source=source, site=at, today=TODAY, rng=seeded_rng(7))
+
+
+def test_a_table_whose_release_would_be_refused_is_refused_before_the_draw(tmp_path):
+    plan = study("local", release=LatentNoisePlan(w=0.9999999), budget=Budget(epsilon=1e12))
+    at, make = release(tmp_path, plan, cohort(300))
+    with pytest.raises(ChecksRefusal, match="exactly one person") as refused:
+        make()
+    assert "of 5 tries" in refused.value.given
+    assert "the reservation is kept" in refused.value.next_step
+    assert [hold.state for hold in at.ledger.holds()] == ["anchored"]
+
+
+def test_where_a_price_is_stated_nothing_is_rehearsed(tmp_path):
+    plan = study("holdout", release=LatentNoisePlan(w=0.9999999), budget=Budget(epsilon=1e12))
+    _, make = release(tmp_path, plan, cohort(600))
+    [found] = [check for check in make().checks if check.name == "equal-rows"]
+    assert (found.outcome, found.notable) == ("note", True), "the approver is shown it, and it decides nothing"
