@@ -30,6 +30,7 @@ from test_ledger import soak
 import coordinator.services.collect as collect
 from coordinator.cli import main
 from coordinator.config import CoordinatorConfig
+from coordinator.services.quotas import Quotas
 from coordinator.store.store import Store
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.chain import LINKS_CAP, head_fingerprint
@@ -103,7 +104,9 @@ def plan() -> StudyPlan:
 @pytest.fixture
 def hub(tmp_path, plan):
     hub = Hub(tmp_path / "hub", plan, "north", "south")
-    with hub.serve():
+    with hub.serve(
+        quotas=Quotas(calls=10**7, anchor_calls=10**7, refused_a_day=10**6)
+    ):  # tests/test_quotas.py has them
         yield hub
     hub.store.close()
 

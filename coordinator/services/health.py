@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
     from coordinator.config import CoordinatorConfig
     from coordinator.services.authority import Authority
+    from coordinator.services.quotas import QuotaUse
     from coordinator.store.store import Store
 
-__all__ = ["diagnose", "misdated", "repair", "require_whole"]
+__all__ = ["alarms", "diagnose", "misdated", "repair", "require_whole"]
 
 WARNING_DAYS = 30
 TOO_LITTLE_SPACE = 1 << 30
@@ -44,6 +45,7 @@ def diagnose(config: CoordinatorConfig, authority: Authority, store: Store) -> t
     look("certificates", lambda: _certificates(authority, store))
     look("database", lambda: _database(store))
     look("disk", lambda: _disk(config))
+    look("quotas", lambda: _quotas(config, store))
     return found, code
 
 
@@ -130,3 +132,20 @@ def _disk(config: CoordinatorConfig) -> Iterable[Finding]:
         raise StorageRefusal("1 GB must be free", given=f"{usage.free >> 20} MB", next_step="Free space.")
     state: Literal["ok", "warn"] = "warn" if share >= FULL else "ok"
     yield state, f"{usage.free / (1 << 30):.1f} GB free, {share:.0%} used", "Free space before the next wave."
+
+
+def _quotas(config: CoordinatorConfig, store: Store) -> Iterable[Finding]:
+    near = alarms(config, store)
+    for use in near:
+        yield "warn", use.words, "See what is there; coordinator.toml sets how much may be."
+    if not near:
+        yield "ok", "nobody is near one", ""
+
+
+def alarms(config: CoordinatorConfig, store: Store) -> list[QuotaUse]:
+    """Who has four fifths or more of what they may leave here."""
+    from coordinator.services.analysts import Analysts
+    from coordinator.services.quotas import quota_uses
+
+    answers = Analysts(store, config.quotas).kept()
+    return [use for use in quota_uses(config.home, store, config.quotas, answers) if use.near]

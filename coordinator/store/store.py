@@ -512,6 +512,12 @@ class Store:
 
         return self._read(work)
 
+    def anchor_bytes(self) -> dict[str, int]:
+        """Site to the bytes of its signed heads."""
+        size = sa.func.sum(sa.func.length(db.anchors.c.envelope))
+        query = sa.select(db.anchors.c.site, size).group_by(db.anchors.c.site)
+        return {site: int(total) for site, total in self._read(lambda c: c.execute(query).all())}
+
     def reanchored(self, site: str) -> int:
         """Number of times that the lead let a site's ledger begin anew."""
         return self.witnessed(site)[2]
