@@ -82,6 +82,10 @@ class NetworkRefusal(Refusal):
     meaning = "The other side could not be reached, or stopped answering."
 
 
+class UnknownMethod(NetworkRefusal):
+    """The other side is of a version that does not know the method; asking again changes nothing."""
+
+
 class CertificateRefusal(Refusal):
     """A certificate is expired, foreign, revoked or not yet valid."""
 
@@ -327,7 +331,8 @@ def _walk(root: type[Refusal]) -> list[type[Refusal]]:
     return [root, *(leaf for child in root.__subclasses__() for leaf in _walk(child))]
 
 
-CATALOGUE: dict[str, type[Refusal]] = {kind.code: kind for kind in _walk(Refusal)}
+# The first class of a code: what is said more exactly inside the program has its parent's code outside.
+CATALOGUE: dict[str, type[Refusal]] = {kind.code: kind for kind in reversed(_walk(Refusal))}
 
 
 def refusal_from_code(code: str, text: str) -> Refusal:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shared.base.keys import SigningKey
     from site_agent.config import SiteConfig
     from site_agent.decide.plans import Plans
-    from site_agent.egress import Egress
+    from site_agent.egress import AcknowledgedReplies, Egress
     from site_agent.ledger.book import Ledger
     from site_agent.release.outbox import Outbox
     from site_agent.release.site import WorkingSite
@@ -39,6 +39,7 @@ __all__ = [
     "attempted",
     "confirmed",
     "door",
+    "kept_replies",
     "open_desk",
     "today",
     "working_site",
@@ -142,6 +143,11 @@ class Desk:
 
         return paused
 
+    @property
+    def replies(self) -> AcknowledgedReplies | None:
+        """The coordinator's signed answers as they are kept here; None where no key of its is pinned."""
+        return kept_replies(self.config)
+
     def acknowledged(self) -> frozenset[str]:
         """Heads of the ledger that the coordinator has acknowledged, by the answers kept here."""
         from site_agent.egress import AcknowledgedReplies
@@ -241,19 +247,25 @@ class Desk:
             yield
 
 
-def door(config: SiteConfig, **settings: Any) -> Egress:
-    """The connection of a site that has joined."""
+def kept_replies(config: SiteConfig) -> AcknowledgedReplies | None:
+    """The coordinator's signed answers, verified by the key that the invitation pinned; None without one."""
     from shared.base.keys import PublicKey
-    from site_agent.egress import AcknowledgedReplies, Egress
+    from site_agent.egress import AcknowledgedReplies
 
     pinned = config.ca.with_name("witness.pub")
-    witness = None
-    if pinned.exists():
-        key = PublicKey(pinned.read_text().strip())
-        witness = AcknowledgedReplies(key, config.site, config.home / "acknowledged.jsonl")
+    if not pinned.exists():
+        return None
+    key = PublicKey(pinned.read_text().strip())
+    return AcknowledgedReplies(key, config.site, config.home / "acknowledged.jsonl")
+
+
+def door(config: SiteConfig, **settings: Any) -> Egress:
+    """The connection of a site that has joined."""
+    from site_agent.egress import Egress
+
     return Egress(
         **{"paused": config.pause_file.exists, **settings},
-        witness=witness,
+        witness=kept_replies(config),
         address=config.address,
         server_name=config.server_name,
         ca_pem=config.ca.read_text(),

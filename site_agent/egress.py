@@ -14,6 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -31,8 +32,10 @@ from shared.errors import (
     ParameterError,
     PausedRefusal,
     Refusal,
+    SignatureRefusal,
     StateRefusal,
     StorageRefusal,
+    UnknownMethod,
 )
 from shared.plans.invitation import Invitation
 from shared.wire.clocks import ClockOffset, ClockReading, open_reading, utc_now
@@ -49,10 +52,14 @@ from shared.wire.messages import (
     Enrolment,
     EnrolmentRequest,
     EnrolRequest,
+    GapNoted,
+    GapReport,
     Growth,
     GrowthRequest,
     Holding,
     Holdings,
+    LoggedEntry,
+    LogView,
     Offered,
     OfferRequest,
     Reply,
@@ -63,12 +70,14 @@ from shared.wire.messages import (
     RoundRequest,
     SignedDocument,
     StudyRequest,
+    WatchRequest,
     Withdrawal,
     Withdrawn,
     require_countersigned,
 )
 from shared.wire.rounds import Answered, RoundOrder, open_answer, open_order
 from shared.wire.transport import Client, Credentials
+from shared.wire.tree_heads import CheckedView, RestoredLog, check_view, excused
 
 __all__ = ["AcknowledgedReplies", "Egress", "new_tls_identity"]
 
@@ -130,14 +139,21 @@ class AcknowledgedReplies:
     def __init__(self, key: PublicKey, site: str, path: Path) -> None:
         self._key, self._site, self.path = key, site, path
 
-    def keep(self, reply: Reply, grew: Callable[[int, int], Sequence[bytes]]) -> Reply:
+    def keep(
+        self,
+        reply: Reply,
+        grew: Callable[[int, int], Sequence[bytes]],
+        look: Callable[[Sequence[int]], LogView | None] = lambda sizes: None,
+    ) -> Reply:
         """Check an answer and keep it: signed, and from the one log that this site has seen before.
 
         The same answer again is kept once. One from another history is kept too, as evidence: two roots that the
-        coordinator signed and that no log can both have.
+        coordinator signed and that no log can both have. Where the log itself says that it was put back from a
+        backup, that word is kept, and the log is followed from there.
 
         Args:
             grew: asks for the proof that the log of the second size only appended to that of the first.
+            look: asks for the log's signed head, with proofs from these sizes; None of a coordinator that has none.
         Raises: SignatureRefusal, IntegrityRefusal (another history), StorageRefusal.
         """
         require_countersigned(reply, self._key, self._site)
@@ -149,21 +165,90 @@ class AcknowledgedReplies:
             return reply
         seen = self.checkpoint()
         index = reply.index if isinstance(reply, AnchorReceipt) else reply.log_index
-        if seen is not None:
-            (old, old_root), (new, new_root) = sorted([seen, (index + 1, reply.log_root)])
+        at = (index + 1, reply.log_root)
+        heads = [at] if seen is None else [at, seen]
+        view = look([size for size, _ in heads])
+        if view is not None:
+            one = self._followed(check_view(view, self._key, heads), look)
+        elif seen is not None:
+            (old, old_root), (new, new_root) = sorted(heads)
             proof = grew(old, new) if old < new else ()
-            if not verify_consistency(old, new, tuple(proof), bytes.fromhex(old_root), bytes.fromhex(new_root)):
-                fork = canonical_json({"kind": "Fork", **body, "signature": reply.signature.hex()})
-                if fork not in self.lines():
-                    self._append(fork)
-                _log.error("the coordinator's log of %d entries is not the one seen before", index + 1)
-                raise IntegrityRefusal(
-                    "the coordinator's log must only grow",
-                    given="another history than the one this site has seen",
-                    next_step=f"Nothing is sent. Call the study lead; {self.path.name} holds both signed answers.",
-                )
+            one = verify_consistency(old, new, tuple(proof), bytes.fromhex(old_root), bytes.fromhex(new_root))
+        else:
+            one = True
+        if not one:
+            fork = canonical_json({"kind": "Fork", **body, "signature": reply.signature.hex()})
+            if fork not in self.lines():
+                self._append(fork)
+            raise self._another_history(index + 1)
         self._append(line)
         return reply
+
+    def watch(self, look: Callable[[Sequence[int]], LogView | None]) -> CheckedView | None:
+        """Look at the log as it is now, and keep its signed head; None of a coordinator that shows none.
+
+        Raises: SignatureRefusal, IntegrityRefusal (another history), StorageRefusal.
+        """
+        seen = self.checkpoint()
+        heads = [] if seen is None else [seen]
+        view = look([size for size, _ in heads])
+        if view is None or not view.head:
+            return None
+        checked = check_view(view, self._key, heads)
+        head = {"kind": "TreeHead", "size": checked.head.size, "root": checked.head.root}
+        line = canonical_json({**head, "head": checked.envelope.decode()})
+        if not self._followed(checked, look):
+            fork = canonical_json({**head, "kind": "Fork", "head": checked.envelope.decode()})
+            if fork not in self.lines():
+                self._append(fork)
+            raise self._another_history(checked.head.size)
+        if seen != (checked.head.size, checked.head.root):
+            self._append(line)
+        return checked
+
+    def checked(self, view: LogView) -> CheckedView:
+        """A look whose head continues from nothing in particular. Raises: SignatureRefusal, IntegrityRefusal."""
+        return check_view(view, self._key, [])
+
+    def _followed(self, checked: CheckedView, look: Callable[[Sequence[int]], LogView | None]) -> bool:
+        """True if a look shows the log that was seen before, or says why not; what it says of restores is kept."""
+        known = {str(said["entry"]).encode() for said in self.replies() if said["kind"] == "Restored"}
+        if all(checked.grew):
+            for entry, said in checked.restored:
+                if entry not in known:
+                    self._restored(entry, said, checked, rewound=False)
+            return True
+        seen = self.heads()
+        found = excused(checked, seen, known, look, self._key) if seen and checked.grew[:-1] in ((), (True,)) else None
+        if found is None:
+            return False
+        _log.warning("the coordinator's log was put back to %d entries: %s", found[1].size, found[1].reason)
+        for entry, said in checked.restored:
+            if entry not in known:
+                self._restored(entry, said, checked, rewound=entry == found[0])
+        return True
+
+    def _restored(self, entry: bytes, said: RestoredLog, checked: CheckedView, *, rewound: bool) -> None:
+        seen = self.checkpoint()
+        body = {
+            "kind": "Restored",
+            "entry": entry.decode(),
+            "size": said.size,
+            "rewound": rewound,
+            "left": None if seen is None or not rewound else list(seen),
+            "head": checked.envelope.decode(),
+            "head_size": checked.head.size,
+            "head_root": checked.head.root,
+        }
+        self._append(canonical_json(body))
+
+    def _another_history(self, entries: int) -> IntegrityRefusal:
+        _log.error("the coordinator's log of %d entries is not the one seen before", entries)
+        return IntegrityRefusal(
+            "the coordinator's log must only grow",
+            given="another history than the one this site has seen",
+            next_step=f"Nothing is sent. Call the study lead; {self.path.name} holds both signed answers.",
+        )
 
     def opened(self, reply: RoundReply) -> RoundOrder:
         """Verify a round's order, signed by the pinned coordinator. Raises: SignatureRefusal, IntegrityRefusal, …"""
@@ -175,12 +260,38 @@ class AcknowledgedReplies:
 
     def checkpoint(self) -> tuple[int, str] | None:
         """The longest log that the coordinator has shown: (entries, root)."""
-        seen = [
-            (int(said["index" if "index" in said else "log_index"]) + 1, str(said["log_root"]))
-            for said in self.replies()
-            if said["kind"] != "Fork"
-        ]
-        return max(seen, default=None)
+        return max(self.heads(), default=None)
+
+    def heads(self) -> list[tuple[int, str]]:
+        """Every log that the coordinator has shown, but for what it said was lost with a restore: (entries, root)."""
+        seen: list[tuple[int, str]] = []
+        for said in self.replies():
+            if said["kind"] == "Restored":
+                if said["rewound"]:
+                    seen = [one for one in seen if one[0] <= said["size"]]
+                seen.append((int(said["head_size"]), str(said["head_root"])))
+            elif said["kind"] == "TreeHead":
+                seen.append((int(said["size"]), str(said["root"])))
+            elif said["kind"] != "Fork":
+                seen.append((int(said["index" if "index" in said else "log_index"]) + 1, str(said["log_root"])))
+        return seen
+
+    def restorations(self) -> tuple[RestoredLog, ...]:
+        """Every time that the coordinator said its log was taken up again from a backup and this site had seen more."""
+        found = [said for said in self.replies() if said["kind"] == "Restored" and said["rewound"]]
+        return tuple(RestoredLog.from_entry(str(said["entry"]).encode()) for said in found)
+
+    def acceptances(self) -> tuple[Acceptance, ...]:
+        """The acceptances kept, oldest first, each verified by the pinned key; what does not verify is left out."""
+        out = []
+        for said in self.replies():
+            if said["kind"] == "Acceptance":
+                values = {name: said[name] for name in Acceptance.__dataclass_fields__ if name != "signature"}
+                one = Acceptance(**values, signature=bytes.fromhex(said["signature"]))
+                with suppress(SignatureRefusal):
+                    require_countersigned(one, self._key, self._site)
+                    out.append(one)
+        return tuple(out)
 
     def _append(self, line: bytes) -> None:
         try:
@@ -248,6 +359,7 @@ class Egress:
         self._timeout, self._attempts, self._sleep = timeout, attempts, sleep
         self._paused, self._allowed, self._sealed = paused, allowed, sealed
         self._witness = witness
+        self._watched: bool | None = None  # whether the coordinator shows its log; not known before the first look
         self._client = Client(
             address=address,
             server_name=server_name,
@@ -324,8 +436,12 @@ class Egress:
 
     def witnessed(self, study: str) -> AnchorReceipt | None:
         """The last head of this site's ledger that the coordinator has witnessed; asked as a member of `study`."""
+        return self.held(study).anchored
+
+    def held(self, study: str) -> Holdings:
+        """All that the coordinator says of this site in `study`, asked for again where the connection is lost."""
         answer: Holdings = self._retried(lambda: self.holdings(study))
-        return answer.anchored
+        return answer
 
     def reanchored(self, study: str) -> int:
         """Number of times that the study lead let this site's ledger begin anew."""
@@ -467,7 +583,44 @@ class Egress:
                 return ()
             return answer.proof
 
-        return self._witness.keep(reply, grew)
+        return self._witness.keep(reply, grew, self._look)
+
+    def watch(self) -> CheckedView | None:
+        """The log as it is now, checked against all that this site has seen of it.
+
+        None where no key is pinned, or the coordinator is of a version that shows no signed head.
+        Raises: SignatureRefusal, IntegrityRefusal (another history), NetworkRefusal.
+        """
+        return None if self._witness is None else self._witness.watch(self._look)
+
+    def logged(self, entries: Sequence[int]) -> tuple[CheckedView, tuple[LoggedEntry, ...]] | None:
+        """Entries of this site in the log, with a look whose head they are proven against; None as of `watch`."""
+        if self._witness is None or self._watched is False:
+            return None
+        view: LogView = self._ask("Watch", WatchRequest(entries=tuple(entries)))
+        if not view.head:
+            return None
+        return self._witness.checked(view), view.entries
+
+    def report_gap(self, study: str, lacking: Sequence[Acceptance]) -> int:
+        """Tell the coordinator which releases it has acknowledged and does not name; how many it lacks still.
+
+        Raises: the coordinator's refusal, NetworkRefusal.
+        """
+        noted: GapNoted = self._ask("ReportGap", GapReport(study=study, lacking=tuple(lacking)))
+        return noted.lacking
+
+    def _look(self, sizes: Sequence[int]) -> LogView | None:
+        """A look at the log with a proof from each size; None of a coordinator that does not know the method."""
+        if self._watched is False:
+            return None
+        try:
+            view: LogView = self._retried(lambda: self._ask("Watch", WatchRequest(sizes=tuple(sizes))))
+        except UnknownMethod:
+            self._watched = False
+            return None
+        self._watched = True
+        return view
 
     def send(
         self,
@@ -592,6 +745,8 @@ class Egress:
         for attempt in range(1, self._attempts + 1):
             try:
                 return work()
+            except UnknownMethod:
+                raise
             except NetworkRefusal as refusal:
                 last = refusal
             except IntegrityRefusal as refusal:

@@ -23,7 +23,7 @@ from shared.base.canonical import parse_json, sha256_hex
 from shared.base.chain import GENESIS, head_fingerprint, heads
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import LedgerRefusal, NetworkRefusal
-from shared.flows.bijections import AffineAutoregressiveFlow
+from shared.flows.affine import AffineAutoregressiveFlow
 from shared.mechanisms.latent_noise.plan import mechanism
 from shared.plans.invitation import Invitation, certificate_fingerprint
 from shared.plans.plan import StudyPlan, sign_plan
@@ -122,6 +122,14 @@ class Hub:
             anchor=self.signed,
             reminders=self.reminders,
         )
+
+    held = holdings
+
+    def watch(self):
+        return None
+
+    def report_gap(self, study, lacking):
+        return len(lacking)
 
     def anchor(self, envelope):
         self._up()
@@ -274,6 +282,7 @@ def hospital(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TRIBUTARY_PASSPHRASE", PASSPHRASE)
     monkeypatch.delenv("TRIBUTARY_TODAY", raising=False)
     monkeypatch.setattr("site_agent.desk.door", lambda config, **_: hub)
+    monkeypatch.setattr("site_agent.desk.kept_replies", lambda config: None)  # this hub signs nothing
     monkeypatch.setattr("site_agent.egress.Egress.from_invitation", lambda invitation, **_: hub)
     monkeypatch.setattr(drawing, "_fit", quick_fit)
     monkeypatch.setattr(

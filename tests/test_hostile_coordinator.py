@@ -14,7 +14,7 @@ from test_withdrawal import taken_back
 
 import shared.wire.messages as wire
 from coordinator.services.collect import CollectionService
-from coordinator.store.log import consistency_proof, leaf_hash, root
+from coordinator.store.log import MerkleTree, leaf_hash, root
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import (
     ApprovalRefusal,
@@ -26,6 +26,7 @@ from shared.errors import (
     ReplayRefusal,
     SchemaRefusal,
     SignatureRefusal,
+    UnknownMethod,
 )
 from shared.plans.plan import sign_plan
 from shared.wire.messages import (
@@ -80,7 +81,7 @@ def test_there_is_no_method_by_which_a_coordinator_starts_work_and_an_unknown_on
         methods=more,
     )
     with client:
-        refused(NetworkRefusal, lambda: client.call("RunTask", StudyRequest(study="mini"), timeout=10))
+        refused(UnknownMethod, lambda: client.call("RunTask", StudyRequest(study="mini"), timeout=10))
 
 
 def test_a_request_for_work_hidden_in_an_answer_is_refused_and_noted(agent, monkeypatch, caplog):
@@ -206,7 +207,7 @@ def test_two_histories_are_found_by_the_next_answer_and_both_are_kept(agent, cap
     head = anchor_head("north", 3, after=2)
     told = AnchorReceipt(seq=3, head=head.head, index=5, log_root=root(other[:6]).hex())
     agent.lies["Anchor"] = lambda call, request: countersigned(told, key, "north")
-    for proof in (consistency_proof(other[:6], 2), (), tuple(other[:3])):
+    for proof in (MerkleTree(other).growth(2, 6), (), tuple(other[:3])):
         agent.lies["Growth"] = lambda call, request, proof=proof: Growth(proof=proof)
         with caplog.at_level(logging.ERROR, logger="tributary.egress"):
             refused(IntegrityRefusal, lambda: agent.door.anchor(hub.anchor("north", 3, after=2)))

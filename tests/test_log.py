@@ -7,10 +7,10 @@ import hashlib
 import pytest
 
 from coordinator.store.log import (
+    MerkleTree,
     append,
-    consistency_proof,
-    inclusion_proof,
     leaf_hash,
+    node_hash,
     peaks_root,
     root,
     verify_consistency,
@@ -33,6 +33,63 @@ ROOTS = {
     8: "5dc9da79a70659a9ad559cb701ded9a2ab9d823aad2f4960cfe370eff4604328",
 }
 LEAVES = [leaf_hash(entry) for entry in ENTRIES]
+
+
+def inclusion_proof(leaves, index):
+    return MerkleTree(leaves).inclusion(index, len(leaves))
+
+
+def consistency_proof(leaves, size):
+    return MerkleTree(leaves).growth(size, len(leaves))
+
+
+def split(leaves):
+    return 1 << (len(leaves) - 1).bit_length() - 1
+
+
+def path(leaves, index):
+    """PATH of RFC 6962, word for word."""
+    if len(leaves) == 1:
+        return ()
+    k = split(leaves)
+    if index < k:
+        return (*path(leaves[:k], index), root(leaves[k:]))
+    return (*path(leaves[k:], index - k), root(leaves[:k]))
+
+
+def subproof(leaves, size, whole=True):
+    """SUBPROOF of RFC 6962, word for word."""
+    if size == len(leaves):
+        return () if whole else (root(leaves),)
+    k = split(leaves)
+    if size <= k:
+        return (*subproof(leaves[:k], size, whole), root(leaves[k:]))
+    return (*subproof(leaves[k:], size - k, False), root(leaves[:k]))
+
+
+def test_proofs_from_kept_nodes_are_those_of_the_standard_at_every_size():
+    tree = MerkleTree()
+    leaves = []
+    for count in range(1, 41):
+        leaves.append(leaf_hash(bytes([count])))
+        tree.append(leaves[-1])
+    for size in range(1, 41):
+        assert tree.root(size) == root(leaves[:size])
+        for place in range(size):
+            assert tree.inclusion(place, size) == path(leaves[:size], place)
+            assert tree.growth(place + 1, size) == subproof(leaves[:size], place + 1)
+    assert tree.leaves() == leaves
+
+
+def test_a_proof_hashes_no_more_than_the_right_edge_of_the_log(monkeypatch):
+    tree = MerkleTree([leaf_hash(b"%d" % k) for k in range(5000)])
+    hashed = []
+    monkeypatch.setattr(
+        "coordinator.store.log.node_hash", lambda left, right: hashed.append(1) or node_hash(left, right)
+    )
+    proof = tree.growth(1234, 5000)
+    assert verify_consistency(1234, 5000, proof, tree.root(1234), tree.root(5000))
+    assert len(hashed) < 60, "a proof over all leaves would hash 5,000 times"
 
 
 @pytest.mark.parametrize("size", ROOTS)

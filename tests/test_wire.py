@@ -61,6 +61,8 @@ TAKEN_BACK = Withdrawn(
 )
 KEPT = Holding(study="heart", wave=1, release_id="a", state="accepted", log_index=0)
 APART = Holding(study="heart", wave=2, release_id="b", state="quarantined", code="E_RECEIPT", reason="ε is not …")
+LOGGED = wire.LoggedEntry(index=7, entry=b"{}", proof=(b"p" * 32,))
+RESTORED = wire.Restoration(entry=LOGGED, growth=(b"g" * 32,))
 VALUES = [
     EnrolRequest(token="t" * 43, envelope=b"{}"),
     Enrolment(state="pending", fingerprint="ab cd"),
@@ -84,6 +86,13 @@ VALUES = [
     TAKEN_BACK,
     GrowthRequest(old_size=3, size=9),
     Growth(proof=(b"a" * 32, b"b" * 32)),
+    wire.WatchRequest(),
+    wire.WatchRequest(sizes=(1, 2**52), entries=(0, 7)),
+    wire.LogView(),
+    wire.LogView(head=b"{}", growth=((b"a" * 32,), ()), entries=(LOGGED,), restored=(RESTORED,)),
+    wire.GapReport(study="heart", lacking=()),
+    wire.GapReport(study="heart", lacking=(ACCEPTED, dataclasses.replace(ACCEPTED, wave=2))),
+    wire.GapNoted(lacking=2),
     wire.RoundRequest(study="heart"),
     wire.RoundRequest(study="heart", flow="a" * 64),
     wire.RoundReply(),
@@ -128,6 +137,9 @@ def test_no_method_lets_the_coordinator_start_work_or_send_code():
         "Withdraw",
         "Growth",
         "RevokeStanding",
+        # Reads of the coordinator's log, and a report of what the coordinator itself had signed.
+        "Watch",
+        "ReportGap",
         # Asked and answered by a site whose people approved the training, every round of it charged before the first;
         # what comes is numbers for the flow that the plan describes.
         "NextRound",

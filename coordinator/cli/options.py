@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import datetime as dt
-from contextlib import closing
+import difflib
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coordinator.config import HOME_VARIABLE, CoordinatorConfig, default_home
-from shared.errors import StateRefusal
+from shared.errors import PlanRefusal, StateRefusal
 from shared.terminal import application
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
@@ -36,6 +37,7 @@ __all__ = [
     "open_store",
     "plan_app",
     "release_app",
+    "require_study",
     "show_facts",
     "show_sentences",
     "today",
@@ -74,11 +76,40 @@ def _home(
     context.obj = home or default_home()
 
 
-def open_store(config: CoordinatorConfig) -> closing[Store]:
-    """This coordinator's store, closed when the block ends."""
-    from coordinator.store.store import Store
+@contextmanager
+def open_store(config: CoordinatorConfig) -> Iterator[Store]:
+    """This coordinator's store, closed when the block ends. An unknown study is refused with those there are.
 
-    return closing(Store.open(config.home, config.store))
+    (Only here: what a site or an analyst asks for is refused without a list.)
+    """
+    from coordinator.store.store import UNKNOWN_PLAN, Store
+
+    with closing(Store.open(config.home, config.store)) as store:
+        try:
+            yield store
+        except PlanRefusal as refusal:
+            if refusal.must != UNKNOWN_PLAN:
+                raise
+            raise PlanRefusal(refusal.must, given=refusal.given, next_step=_nearest(store, refusal.given)) from None
+
+
+def require_study(store: Store, study: str) -> None:
+    """Refuse a study that this coordinator does not know; a blank is no study in particular. Raises: PlanRefusal."""
+    if study:
+        store.plan(study)
+
+
+def _nearest(store: Store, given: str) -> str:
+    """The studies and versions there are, or the one that was meant."""
+    versions: dict[str, list[int]] = {}
+    for stored in store.plans():
+        versions.setdefault(stored.plan.study, []).append(stored.plan.version)
+    study = given.partition(" version ")[0]
+    if study in versions:
+        return f"Versions of {study}: {', '.join(map(str, versions[study]))}."
+    near = difflib.get_close_matches(study, list(versions), n=1)
+    listed = f"Studies here: {', '.join(versions) or 'none signed yet'} (coordinator studies)."
+    return f"Did you mean {near[0]!r}? {listed}" if near else listed
 
 
 def today() -> dt.date:

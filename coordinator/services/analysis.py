@@ -289,7 +289,7 @@ class AnalysisService:
                 kind="refused",
                 subject=refusal.code,
                 question=_tried(request, refusal),
-                label=request.label,
+                label=request.label or "exploratory",
                 today=self._today(),
             )
             raise
@@ -327,7 +327,7 @@ class AnalysisService:
                 "kind": "query",
                 "subject": result_id,
                 "question": {**document["asked"], "beta": document["pooled"]["beta"], "rests_on": _set_hash(rests)},
-                "label": request.label,
+                "label": request.label or ("confirmatory" if document["planned"] else "exploratory"),
                 "planned": document["planned"] or "",
                 "today": self._today(),
             }

@@ -37,13 +37,14 @@ from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
 from coordinator.services.analysts import Analysts
-from coordinator.services.analysts_port import Apart, Running, analysts_server
+from coordinator.services.analysts_port import AnalystsProcess, AnalystsServer, analysts_server
 from coordinator.services.authority import Authority, requested_key
 from coordinator.services.clocks import SeenClocks
 from coordinator.services.health import require_whole
 from coordinator.services.quotas import CallRate, Quotas, expire_refused, quota_uses, staged_files
 from coordinator.services.tasks import READING, require_stated
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
+from coordinator.store.log_watch import LogWatch
 from coordinator.store.round_queue import RoundQueue
 from coordinator.store.store import AcceptedRelease, RegisteredSite, Store
 from shared.base.canonical import canonical_json, sha256_hex
@@ -68,7 +69,7 @@ from shared.errors import (
     TooLarge,
 )
 from shared.plans.plan import StudyPlan
-from shared.plans.standing import broken_limit, open_revocation, open_standing
+from shared.plans.standing import STANDING_TYPE, broken_limit, open_revocation, open_standing
 from shared.privacy.stated import all_given, shown_epsilon, shown_price
 from shared.releases.receipt import AGENT, STATEMENT_TYPE, Receipt, Statement, charged_training
 from shared.wire.clocks import open_reading, unverified_reading, utc_now
@@ -85,9 +86,12 @@ from shared.wire.messages import (
     Enrolment,
     EnrolmentRequest,
     EnrolRequest,
+    GapNoted,
+    GapReport,
     Growth,
     GrowthRequest,
     Holdings,
+    LogView,
     Offered,
     OfferRequest,
     Reply,
@@ -98,11 +102,13 @@ from shared.wire.messages import (
     RoundRequest,
     SignedDocument,
     StudyRequest,
+    WatchRequest,
     Withdrawal,
     Withdrawn,
     countersigned,
+    require_countersigned,
 )
-from shared.wire.transport import Call, CallLimits, Handler, Later, Peer, Server
+from shared.wire.transport import Call, CallLimits, Handler, Peer, RetryLater, Server
 
 __all__ = ["CollectionService", "CoordinatorServer", "serve"]
 
@@ -166,6 +172,7 @@ class CollectionService:
         self._max_bundle = max_bundle
         self._home = home
         self._boxes = RoundQueue(store)
+        self._watch = LogWatch(store, coordinator=authority.coordinator, key=authority.witness)
         self._bundles, self._staging, self._quarantine = store.bundles, home / "staging", home / "quarantine"
         for folder in (self._bundles, self._staging, self._quarantine):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -177,7 +184,9 @@ class CollectionService:
         self._opening = Workers(imports=READING, places=2, limits=limits, fresh=True)
 
     def start(self) -> None:
-        """Begin what the first delivery would have to wait for."""
+        """Begin what the first delivery would have to wait for, and sign the log as it is."""
+        with suppress(StorageRefusal):  # a full disk: the next acceptance signs a head
+            self._watch.publish(self._today())
         self._opening.start()
 
     def close(self) -> None:
@@ -197,6 +206,8 @@ class CollectionService:
             "Withdraw": self.withdraw,
             "RevokeStanding": self.revoke_standing,
             "Growth": self.growth,
+            "Watch": self.watch,
+            "ReportGap": self.report_gap,
             "NextRound": self.next_round,
             "UploadRound": self.upload_round,
             "Clock": self.clock,
@@ -337,6 +348,32 @@ class CollectionService:
             _log.error("no certificate is issued or renewed: this clock says %s", verdict.why)
         return verdict.believed
 
+    def watch(self, call: Call, request: WatchRequest) -> LogView:
+        """The log's signed head, that it grew from sizes seen before, and entries of the calling site, proven.
+
+        Raises: ParameterError (another site's entry).
+        """
+        return self._watch.view(request, self._today(), site=self._site(call).site)
+
+    def report_gap(self, call: Call, request: GapReport) -> GapNoted:
+        """Note what a site misses here of what this coordinator has acknowledged; it is taken again without asking
+        anew what was decided then. Raises: SignatureRefusal (not this coordinator's word for this site), RoleRefusal.
+        """
+        site = self._site(call)
+        self._invited(site, request.study)
+        for one in request.lacking:
+            require_countersigned(one, self._authority.witness.public, site.site)
+        missing = self._watch.note_gap(site.site, request.study, request.lacking, self._today())
+        if missing:
+            logging.getLogger("tributary.collect").warning(
+                "%s misses %d releases of %s that were acknowledged here: waves %s. They are taken again",
+                site.site,
+                len(missing),
+                request.study,
+                ", ".join(str(one.wave) for one in missing),
+            )
+        return GapNoted(lacking=len(missing))
+
     def _signed_for(self, site: RegisteredSite, reply: Reply) -> Reply:
         return countersigned(reply, self._authority.witness, site.site)
 
@@ -471,6 +508,8 @@ class CollectionService:
     ) -> StudyPlan:
         """The plan the statement acts upon: known, newest, in force, its wave open, its approvals given."""
         self._invited(site, statement.study)
+        if self._acknowledged(statement):
+            return self._as_acknowledged(site, statement, envelope, standing)
         newest = self._store.plan(statement.study).plan
         if statement.plan_hash != newest.hash or statement.plan_version != newest.version:
             known = {stored.plan.hash for stored in self._store.plans()}
@@ -509,6 +548,33 @@ class CollectionService:
                 next_step="Approve it (site-agent approve) with a key that was named when the site joined.",
             )
         return newest
+
+    def _acknowledged(self, statement: Statement) -> bool:
+        return self._watch.acknowledged(statement.site, statement.bundle_sha256)
+
+    def _as_acknowledged(
+        self, site: RegisteredSite, statement: Statement, envelope: Envelope, standing: Envelope | None
+    ) -> StudyPlan:
+        """The plan of a release that was accepted here before a backup was put back, which may be an older one now.
+
+        Days, limits and budgets were held against it then. Raises: PlanRefusal, ApprovalRefusal.
+        """
+        plan = self._store.plan(statement.study, statement.plan_version).plan
+        if plan.hash != statement.plan_hash:
+            raise PlanRefusal(
+                f"version {statement.plan_version} of the plan must be the one that the release was drawn under",
+                given="another",
+                next_step="The study lead signs that version again: coordinator plan sign.",
+            )
+        approvers = {key.key_id: key for key in site.approvers.values()}
+        signers = envelope.verified_by(approvers)
+        if standing is not None and standing.payload_type == STANDING_TYPE:
+            signers |= standing.verified_by(approvers)
+        if len(signers) < plan.floors.approvals:
+            raise ApprovalRefusal(
+                f"a release must be signed by {plan.floors.approvals} approver(s) of the site", given=f"{len(signers)}"
+            )
+        return plan
 
     def _stands(self, site: RegisteredSite, statement: Statement, plan: StudyPlan, envelope: Envelope) -> str:
         """Handle of the approver whose standing approval is good for this statement, as far as that says.
@@ -620,14 +686,16 @@ class CollectionService:
             plan = self._planned(site, statement, envelope, standing)
             yield from self._receive(part, statement, first)
 
-            def still(receipt: Receipt) -> None:
+            def recheck(receipt: Receipt) -> None:
                 now = self._site(call)
                 self._planned(now, statement, envelope, standing)
+                if self._acknowledged(statement):
+                    return
                 self._require_history(receipt, plan)
                 if standing is not None:
                     self._require_size(now, receipt, standing, plan)
 
-            return self._signed_for(site, self._ingest(part, statement, envelope, standing, plan, still))
+            return self._signed_for(site, self._ingest(part, statement, envelope, standing, plan, recheck))
 
     def _settled(self, site: RegisteredSite, digest: str) -> Acceptance:
         """The answer for bytes that are no longer staged, because another call has brought them to an end."""
@@ -687,17 +755,17 @@ class CollectionService:
         envelope: Envelope,
         standing: Envelope | None,
         plan: StudyPlan,
-        still: Callable[[Receipt], None],
+        recheck: Callable[[Receipt], None],
     ) -> Acceptance:
         """Open, check, move, flush, log, commit: in this order, so that no step shows what a later one might undo.
 
         Args:
-            still: asks again within the commit: during an upload of an hour a site may have been revoked, its plan
+            recheck: asks again within the commit: during an upload of an hour a site may have been revoked, its plan
                 replaced, its standing approval ended, its budget spent by another release.
         """
         try:
             receipt = self._checked(part, statement, plan)
-        except (NetworkRefusal, StorageRefusal):  # of the reading, not of what was read
+        except (NetworkRefusal, StateRefusal, StorageRefusal):  # of this coordinator, not of what was read
             raise
         except Refusal as refusal:
             self._set_apart(part, statement, envelope, refusal)
@@ -716,7 +784,8 @@ class CollectionService:
                 receipt=receipt,
                 today=self._today(),
                 standing=standing,
-                still=lambda: still(receipt),
+                recheck=lambda: recheck(receipt),
+                sign=self._watch.signer(self._today()),
             )
             reach("ingest.after_commit")
         except (Refusal, OSError) as error:
@@ -735,8 +804,9 @@ class CollectionService:
         try:
             receipt = self._opened(part, statement, plan)
             require_stated(receipt, statement)
-            self._require_history(receipt, plan)
-            self._require_trained(receipt, plan)
+            if not self._acknowledged(statement):
+                self._require_history(receipt, plan)
+                self._require_trained(receipt, plan)
             return receipt
         except (Refusal, MemoryError, OSError):
             raise
@@ -874,17 +944,22 @@ class CollectionService:
     def _require_training_charged(self, receipt: Receipt, plan: StudyPlan, earlier: Sequence[AcceptedRelease]) -> None:
         """Hold a release that was charged without a training against the one that fitted its flow.
 
-        Raises: ReceiptRefusal.
+        Raises: StateRefusal (that release has not arrived here: nothing is wrong with these bytes), ReceiptRefusal.
         """
         training = charged_training(plan)
         if training is None or training in receipt.event.get("events", ()):
             return
         fitted = [release.receipt for release in earlier if release.release_id == receipt.flow_of]
+        if not fitted:
+            raise StateRefusal(
+                "the release that was charged for the training of this one's flow must arrive before it",
+                given="one that has not",
+                next_step="Ask the site to deliver that release first.",
+            )
         if not any(training in found.event.get("events", ()) for found in fitted):
             raise ReceiptRefusal(
                 "a release that is not charged for the training of its flow must name the release that was",
-                given="one that has not arrived here" if not fitted else "one that was not charged for this training",
-                next_step="Ask the site to deliver that release first.",
+                given="one that was not charged for this training",
             )
 
     def _set_apart(self, part: Path, statement: Statement, envelope: Envelope, refusal: Refusal) -> None:
@@ -956,7 +1031,9 @@ class _UploadLock:
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
-            raise Later(NetworkRefusal("one upload of a bundle must end before the next", given="one that has not"))
+            raise RetryLater(
+                NetworkRefusal("one upload of a bundle must end before the next", given="one that has not")
+            )
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
@@ -1071,7 +1148,7 @@ class CoordinatorServer:
                 limits=CallLimits(**(limits or {})),
             )
             self.port = self._server.port
-            self._analysis: Running | Apart | None = None
+            self._analysis: AnalystsServer | AnalystsProcess | None = None
             settings: dict[str, Any] = {
                 "workers": workers,
                 "analysis": {**(analysis or {}), "quotas": asdict(quotas or Quotas())},
@@ -1079,7 +1156,7 @@ class CoordinatorServer:
             }
             try:
                 if analysts and apart:
-                    self._analysis = Apart(home, analysts, url=url, **settings)
+                    self._analysis = AnalystsProcess(home, analysts, url=url, **settings)
                 elif analysts:
                     self._analysis = analysts_server(
                         self.store, analysts, credentials=credentials, today=today, **settings
@@ -1088,6 +1165,7 @@ class CoordinatorServer:
                 self._server.stop(0)
                 raise
         except BaseException:
+            self.service.close()
             self.store.close()
             self._lock.close()
             raise

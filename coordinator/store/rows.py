@@ -10,6 +10,7 @@ from shared.base.keys import Envelope, PublicKey
 from shared.errors import Refusal, refusal_from_code
 from shared.plans.plan import StudyPlan
 from shared.wire.messages import Acceptance, Withdrawn
+from shared.wire.tree_heads import release_leaf
 
 if TYPE_CHECKING:
     from shared.releases.receipt import Receipt
@@ -25,7 +26,6 @@ __all__ = [
     "StoredPlan",
     "Tombstone",
     "WaveRecord",
-    "release_leaf",
 ]
 
 
@@ -238,9 +238,3 @@ class KeyHistory:
         found = [(role, key) for _, until, role, key in own if until == term]
         release = {key.key_id: key for role, key in found if role == "release"}
         return release, {key.key_id: key for role, key in found if role == "approver"}
-
-
-def release_leaf(envelope: Envelope, bundle: str, site: str, standing: Envelope | None) -> dict[str, str]:
-    """Leaf of an accepted release in the transparency log: statement, bytes, site, standing approval."""
-    leaf = {"kind": "release", "statement": envelope.digest, "bundle": bundle, "site": site}
-    return leaf if standing is None else {**leaf, "standing": standing.digest}

@@ -13,6 +13,8 @@ import sqlalchemy as sa
 __all__ = [
     "anchors",
     "arrived",
+    "comparisons",
+    "gaps",
     "invitations",
     "log",
     "meta",
@@ -21,6 +23,7 @@ __all__ = [
     "reanchors",
     "releases",
     "reminders",
+    "restorations",
     "results",
     "retired",
     "revocations",
@@ -30,6 +33,7 @@ __all__ = [
     "sqlite_begin",
     "sqlite_connect",
     "standing",
+    "tree_heads",
     "wave_events",
     "withdrawals",
 ]
@@ -202,6 +206,41 @@ reminders = sa.Table(
     sa.Column("study", _word, primary_key=True),
     sa.Column("wave", sa.Integer, primary_key=True),
     sa.Column("site", _word, primary_key=True),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+# Heads of the log that were signed: each acceptance has one, in its own transaction.
+tree_heads = sa.Table(
+    "tree_heads",
+    meta,
+    sa.Column("size", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("root", _digest, nullable=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+)
+restorations = sa.Table(
+    "restorations",
+    meta,
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), primary_key=True, autoincrement=False),
+    sa.Column("entry", sa.LargeBinary, nullable=False),
+)
+# What was acknowledged here once, by the coordinator's own signature, and is missing: told by its site after a restore.
+gaps = sa.Table(
+    "gaps",
+    meta,
+    sa.Column("bundle_sha256", _digest, primary_key=True),
+    sa.Column("release_id", _word, nullable=False),
+    sa.Column("study", _word, nullable=False),
+    sa.Column("wave", sa.Integer, nullable=False),
+    sa.Column("site", _word, nullable=False),
+    sa.Column("log_index", sa.Integer, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+# When a site last compared what it had delivered with what it is told here.
+comparisons = sa.Table(
+    "comparisons",
+    meta,
+    sa.Column("site", _word, primary_key=True),
+    sa.Column("study", _word, primary_key=True),
+    sa.Column("size", sa.Integer, nullable=False),
     sa.Column("day", sa.String(10), nullable=False),
 )
 results = sa.Table(

@@ -29,7 +29,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from coordinator.store import schema as db
-from coordinator.store.log import append, consistency_proof, inclusion_proof, leaf_hash, peaks_root
+from coordinator.store.log import MerkleTree, append, leaf_hash, peaks_root
 from coordinator.store.rows import (
     AcceptedRelease,
     KeyHistory,
@@ -41,7 +41,6 @@ from coordinator.store.rows import (
     StoredPlan,
     Tombstone,
     WaveRecord,
-    release_leaf,
 )
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.chain import GENESIS, head_fingerprint, heads
@@ -77,6 +76,7 @@ from shared.wire.messages import (
     Reminder,
     Withdrawal,
 )
+from shared.wire.tree_heads import release_leaf
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,6 +102,8 @@ TABLE_CAP = 2 << 30
 TABLES_KEPT = 256 << 20
 REVOCATIONS_CAP = 10_000
 """Most standing approvals that one site may end: what a site sends must not decide how much is kept."""
+UNKNOWN_PLAN = "the plan must be known to the coordinator"
+"""What must hold of a study or version that nobody has signed here."""
 T = TypeVar("T")
 
 
@@ -112,12 +114,6 @@ class Reader(Protocol):
 
 
 Writer = Reader
-
-# What the lead has allowed and the site has not used yet: bound to the head that is left behind.
-# A table of its own, so that rows of `releases` stay as they were: which releases a standing approval approved.
-# What sites have told of standing approvals that are over, used here or not.
-# Keys of an earlier enrolment: good for what was signed while the log was shorter than `until`.
-# A table of its own: rows of `releases` are never changed. It may also name a quarantined bundle.
 
 
 class Store:
@@ -138,6 +134,7 @@ class Store:
         # One writer at a time within this process: cheaper than letting the database send losers back.
         self._writing = threading.Lock()
         self._tables = _Tables()
+        self._nodes, self._growing = MerkleTree(), threading.Lock()
         options: dict[str, Any] = {"pool_size": 16, "max_overflow": 48}
         self._engine = sa.create_engine(url, **options)
         if sqlite:
@@ -256,9 +253,7 @@ class Store:
         row = self._read(lambda c: c.execute(query).first())
         if row is None:
             what = study if version is None else f"{study} version {version}"
-            raise PlanRefusal(
-                "the plan must be known to the coordinator", given=what, next_step="See coordinator plan."
-            )
+            raise PlanRefusal(UNKNOWN_PLAN, given=what, next_step="Ask the study lead which studies there are.")
         return _stored(row.envelope)
 
     def plans(self) -> tuple[StoredPlan, ...]:
@@ -562,23 +557,25 @@ class Store:
         receipt: Receipt,
         today: dt.date,
         standing: Envelope | None = None,
-        still: Callable[[], None] = lambda: None,
+        recheck: Callable[[], None] = lambda: None,
+        sign: Callable[[int, str], bytes] | None = None,
     ) -> Acceptance:
         """Log a verified release and make it visible, in one transaction. Its bundle is on disk already.
 
         Idempotent: the same statement again gives the acceptance it got.
 
         Args:
-            still: asks once more, while nobody else can write, whatever was decided before the bundle had arrived.
+            recheck: asks once more, while nobody else can write, whatever was decided before the bundle had arrived.
+            sign: signs the log's head, given its size and root: no reader sees a release before a signed head holds it.
         Raises: ReplayRefusal, when the release id, the bundle, or the site's place in the wave is taken by other bytes;
-            any refusal of `still`.
+            any refusal of `recheck`.
         """
 
         def work(c: sa.Connection) -> Acceptance:
             known = self._known(c, statement)
             if known is not None:
                 return known.acceptance
-            still()
+            recheck()
             index, log_root = _append(c, release_leaf(envelope, statement.bundle_sha256, statement.site, standing))
             c.execute(
                 db.releases.insert().values(
@@ -598,6 +595,9 @@ class Store:
                     accepted_day=today.isoformat(),
                 )
             )
+            if sign is not None:
+                head = {"size": index + 1, "root": log_root, "envelope": sign(index + 1, log_root)}
+                c.execute(db.tree_heads.insert().values(**head))
             if standing is not None:
                 values = {"release_id": statement.release_id, "standing": standing.to_bytes()}
                 c.execute(db.standing.insert().values(**values))
@@ -1084,16 +1084,58 @@ class Store:
         query = sa.select(db.log.c.index, db.log.c.entry, db.log.c.root).order_by(db.log.c.index)
         return tuple(LogEntry(**row) for row in self._read(lambda c: c.execute(query).mappings().all()))
 
+    def root(self, size: int) -> str:
+        """Root of the log's first `size` entries."""
+        return self._tree().root(size).hex()
+
+    def note_restoration(self, entry: Mapping[str, Any]) -> int:
+        """Say in the log that it was taken up again from a backup (`shared.wire.tree_heads`); the entry's place."""
+
+        def work(c: sa.Connection) -> int:
+            index, _ = _append(c, entry)
+            c.execute(db.restorations.insert().values(log_index=index, entry=canonical_json(entry)))
+            return index
+
+        return self._write(work)
+
+    def copy_to(self, path: Path) -> None:
+        """Write the database to a new file, whole and as of one moment, while others write on.
+
+        Raises: StateRefusal (not SQLite: a database server has tools of its own), StorageRefusal.
+        """
+        import sqlite3
+
+        if self._engine.dialect.name != "sqlite":
+            raise StateRefusal(
+                "the store must be SQLite to be copied by this command",
+                given=self._engine.dialect.name,
+                next_step="Back a database server up with its own tools (pg_dump), and the home folder beside it.",
+            )
+        raw = self._engine.raw_connection()
+        try:
+            target = sqlite3.connect(path)
+            try:
+                raw.driver_connection.backup(target)  # type: ignore[union-attr]
+                target.execute("PRAGMA journal_mode=DELETE")  # one file, complete by itself
+            finally:
+                target.close()
+        except sqlite3.Error as error:
+            raise StorageRefusal("the copy of the database must be writable", given=f"{error}") from None
+        finally:
+            raw.close()
+
     def prove(self, index: int, size: int | None = None) -> tuple[bytes, ...]:
-        """Inclusion proof of entry `index` in the log of `size` entries (all, by default)."""
-        return inclusion_proof(self._leaves()[:size], index)
+        """Inclusion proof of entry `index` in the log of `size` entries (all, by default). Raises: ParameterError."""
+        tree = self._tree()
+        return tree.inclusion(index, tree.size if size is None else size)
 
     def prove_growth(self, size: int, later: int | None = None) -> tuple[bytes, ...]:
-        """Proof that the log's first `size` entries are still the first of its `later` ones (all, by default)."""
-        leaves = self._leaves()
-        if later is not None and later > len(leaves):
-            raise ParameterError("the log must have so many entries", given=f"{later} of {len(leaves)}")
-        return consistency_proof(leaves[:later], size)
+        """Proof that the log's first `size` entries are still the first of its `later` ones (all, by default).
+
+        Raises: ParameterError.
+        """
+        tree = self._tree()
+        return tree.growth(size, tree.size if later is None else later)
 
     def verify_log(self) -> int:
         """Recompute every leaf and root, and hold rows and entries against each other; how many entries.
@@ -1112,14 +1154,15 @@ class Store:
 
         about = set[int]()
 
-        def must(index: int, what: str, *leaves: Mapping[str, Any]) -> None:
+        def must(index: int, what: str, *leaves: Mapping[str, Any], root: str = "") -> None:
             about.add(index)
-            there = entries[index].entry if index < len(entries) else b""
-            if there not in [canonical_json(leaf) for leaf in leaves]:
+            there = entries[index] if index < len(entries) else LogEntry(index=index, entry=b"", root="")
+            if there.entry not in [canonical_json(leaf) for leaf in leaves] or root not in ("", there.root):
                 raise IntegrityRefusal(f"{what} must be in the log", given=f"another entry {index}")
 
         for release in self.releases(withdrawn=True):
-            must(release.log_index, "a release", release.leaf)
+            must(release.log_index, "a release", release.leaf, root=release.log_root)
+            _require_as_signed(release)
         last: dict[str, Any] = {}
         for row in self._read(lambda c: c.execute(sa.select(db.anchors).order_by(db.anchors.c.log_index)).all()):
             leaf = {"site": row.site, "seq": row.seq, "head": row.head}
@@ -1129,17 +1172,31 @@ class Store:
             last[row.site] = row
         for row in self._read(lambda c: c.execute(sa.select(db.withdrawals)).all()):
             leaf = {"kind": "withdrawal", "statement": Envelope.from_bytes(row.envelope).digest}
-            must(row.log_index, "a withdrawal", {**leaf, "bundle": row.bundle_sha256, "site": row.site})
+            must(
+                row.log_index,
+                "a withdrawal",
+                {**leaf, "bundle": row.bundle_sha256, "site": row.site},
+                root=row.log_root,
+            )
+            said = Withdrawal.from_bytes(Envelope.from_bytes(row.envelope).payload)
+            if any(getattr(row, name) != getattr(said, name) for name in said.__dataclass_fields__):
+                raise IntegrityRefusal(
+                    "a withdrawal must be kept as its site signed it", given=f"another row for entry {row.log_index}"
+                )
         for row in self._read(lambda c: c.execute(sa.select(db.revoked)).all()):
             must(row.log_index, "a revocation", {"kind": "revocation", "site": row.site, "serial": row.serial})
         for row in self._read(lambda c: c.execute(sa.select(db.wave_events)).all()):
             about.add(row.log_index)
             there = parse_json(entries[row.log_index].entry) if row.log_index < len(entries) else {}
-            logged = (there.get("kind"), there.get("study"), there.get("wave"), there.get("reason"))
-            if logged != (row.kind, row.study, row.wave, row.reason) or there.get("missing", []) != json.loads(
-                row.missing
-            ):
+            names = ("kind", "study", "wave", "reason", "day")
+            same = all(there.get(name) == getattr(row, name) for name in names)
+            if not same or there.get("missing", []) != json.loads(row.missing):
                 raise IntegrityRefusal("a wave's closing must be in the log", given=f"another entry {row.log_index}")
+        for row in self._read(lambda c: c.execute(sa.select(db.restorations)).all()):
+            must(row.log_index, "a restoration", parse_json(row.entry))
+        for row in self._read(lambda c: c.execute(sa.select(db.tree_heads)).all()):
+            if not 0 < row.size <= len(entries) or entries[row.size - 1].root != row.root:
+                raise IntegrityRefusal("a signed head must be of this log", given=f"another root of {row.size} entries")
         for found in entries:
             # What a site may begin anew from is overwritten by the next such word; its entry stays.
             kind = parse_json(found.entry).get("kind")
@@ -1191,9 +1248,13 @@ class Store:
             must(signed and envelope.payload_type == WITHDRAWAL_TYPE, "a withdrawal", row.log_index)
         return count
 
-    def _leaves(self) -> Sequence[bytes]:
-        query = sa.select(db.log.c.leaf).order_by(db.log.c.index)
-        return [row.leaf for row in self._read(lambda c: c.execute(query).all())]
+    def _tree(self) -> MerkleTree:
+        """The log's tree as of now: what was read once is not read again, because entries are only ever added."""
+        with self._growing:
+            query = sa.select(db.log.c.leaf).where(db.log.c.index >= self._nodes.size).order_by(db.log.c.index)
+            for leaf in self._read(lambda c: c.execute(query).scalars().all()):
+                self._nodes.append(leaf)
+        return self._nodes
 
 
 class _Tables:
@@ -1366,6 +1427,17 @@ def _require_no_copies(c: sa.Connection, withdrawal: Withdrawal) -> None:
             "a release must be taken back after those that hold its rows",
             given=", ".join(f"wave {wave} ({release_id[:8]})" for release_id, wave in latest),
             next_step="Take these back first, the latest before the others: each copies the rows of the one before.",
+        )
+
+
+def _require_as_signed(release: AcceptedRelease) -> None:
+    """Hold a release's row against the statement that its site signed: another study or wave would hide it there."""
+    said = parse_json(release.envelope.payload)
+    names = ("study", "wave", "site", "release_id", "bundle_sha256", "bundle_bytes", "plan_hash", "plan_version")
+    same = all(getattr(release, name) == said[name] for name in names)
+    if not same or release.receipt.hash != said["receipt_sha256"] or release.receipt.n != release.n:
+        raise IntegrityRefusal(
+            "a release must be kept as its site signed it", given=f"another row for entry {release.log_index}"
         )
 
 

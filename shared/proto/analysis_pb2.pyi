@@ -1,3 +1,4 @@
+from shared.proto import collection_pb2 as _collection_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -88,6 +89,12 @@ class LogRequest(_message.Message):
     study: str
     after: int
     def __init__(self, study: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
+
+class EntriesRequest(_message.Message):
+    __slots__ = ("after",)
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    def __init__(self, after: _Optional[int] = ...) -> None: ...
 
 class Document(_message.Message):
     __slots__ = ("json",)

@@ -155,6 +155,63 @@ class GrowthReply(_message.Message):
     proof: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, proof: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class WatchRequest(_message.Message):
+    __slots__ = ("sizes", "entries")
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    entries: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sizes: _Optional[_Iterable[int]] = ..., entries: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class MerkleProof(_message.Message):
+    __slots__ = ("parts",)
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    parts: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, parts: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class LoggedEntry(_message.Message):
+    __slots__ = ("index", "entry", "proof")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    entry: bytes
+    proof: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, index: _Optional[int] = ..., entry: _Optional[bytes] = ..., proof: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class LogView(_message.Message):
+    __slots__ = ("head", "growth", "entries", "restored")
+    class Restoration(_message.Message):
+        __slots__ = ("entry", "growth")
+        ENTRY_FIELD_NUMBER: _ClassVar[int]
+        GROWTH_FIELD_NUMBER: _ClassVar[int]
+        entry: LoggedEntry
+        growth: MerkleProof
+        def __init__(self, entry: _Optional[_Union[LoggedEntry, _Mapping]] = ..., growth: _Optional[_Union[MerkleProof, _Mapping]] = ...) -> None: ...
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    GROWTH_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
+    head: bytes
+    growth: _containers.RepeatedCompositeFieldContainer[MerkleProof]
+    entries: _containers.RepeatedCompositeFieldContainer[LoggedEntry]
+    restored: _containers.RepeatedCompositeFieldContainer[LogView.Restoration]
+    def __init__(self, head: _Optional[bytes] = ..., growth: _Optional[_Iterable[_Union[MerkleProof, _Mapping]]] = ..., entries: _Optional[_Iterable[_Union[LoggedEntry, _Mapping]]] = ..., restored: _Optional[_Iterable[_Union[LogView.Restoration, _Mapping]]] = ...) -> None: ...
+
+class GapReport(_message.Message):
+    __slots__ = ("study", "lacking")
+    STUDY_FIELD_NUMBER: _ClassVar[int]
+    LACKING_FIELD_NUMBER: _ClassVar[int]
+    study: str
+    lacking: _containers.RepeatedCompositeFieldContainer[AcceptanceReply]
+    def __init__(self, study: _Optional[str] = ..., lacking: _Optional[_Iterable[_Union[AcceptanceReply, _Mapping]]] = ...) -> None: ...
+
+class GapNoted(_message.Message):
+    __slots__ = ("lacking",)
+    LACKING_FIELD_NUMBER: _ClassVar[int]
+    lacking: int
+    def __init__(self, lacking: _Optional[int] = ...) -> None: ...
+
 class StatusReply(_message.Message):
     __slots__ = ("holdings", "anchored", "reanchored", "anchor", "reminders")
     class Holding(_message.Message):

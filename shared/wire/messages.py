@@ -45,12 +45,17 @@ __all__ = [
     "EnrolRequest",
     "Enrolment",
     "EnrolmentRequest",
+    "EntriesRequest",
     "ExplainRequest",
+    "GapNoted",
+    "GapReport",
     "Growth",
     "GrowthRequest",
     "Holding",
     "Holdings",
     "LogRequest",
+    "LogView",
+    "LoggedEntry",
     "Method",
     "OfferRequest",
     "Offered",
@@ -58,6 +63,7 @@ __all__ = [
     "ReleasesRequest",
     "Reminder",
     "Reply",
+    "Restoration",
     "Revoked",
     "RoundAnswer",
     "RoundReceipt",
@@ -68,6 +74,7 @@ __all__ = [
     "SignedDocument",
     "StudiesRequest",
     "StudyRequest",
+    "WatchRequest",
     "Withdrawal",
     "Withdrawn",
     "countersigned",
@@ -91,6 +98,10 @@ SIGNED_CAP = 4 << 20
 ROUND_CAP = 4 << 20
 # Most releases of one site in one study that an answer may name: more would not fit a message, and nobody has them.
 HOLDINGS_CAP = 2048
+# Most parts of a proof: one per doubling of the log.
+PROOF_CAP = 128
+# Most sizes of the log that one look at it may ask about.
+SIZES_CAP = 64
 HEX = frozenset("0123456789abcdef")
 _ROUND_ENVELOPE = 16 << 10
 
@@ -113,6 +124,10 @@ def _is_day(text: str) -> bool:
 
 def _is_word(text: str) -> bool:
     return 0 < len(text) <= 64 and text.isascii() and text.replace("-", "").replace("_", "").isalnum()
+
+
+def _is_proof(proof: tuple[bytes, ...]) -> bool:
+    return len(proof) <= PROOF_CAP and all(len(part) == 32 for part in proof)
 
 
 # -- what is said -----------------------------------------------------------------------------------------------
@@ -332,8 +347,91 @@ class Growth:
     proof: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        _must(len(self.proof) <= 128, "a proof must be short")
-        _must(all(len(part) == 32 for part in self.proof), "a proof must hold SHA-256 digests")
+        _must(_is_proof(self.proof), "a proof must be a few SHA-256 digests")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchRequest:
+    """A look at the coordinator's log.
+
+    Args:
+        sizes: of the log as seen before; the answer proves that it only grew from each.
+        entries: places in the log whose entries are to be shown and proven. A site may name its own.
+    """
+
+    sizes: tuple[int, ...] = ()
+    entries: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _must(len(self.sizes) <= SIZES_CAP and len(self.entries) <= HOLDINGS_CAP, "a look at the log must be short")
+        _must(all(0 < size < 1 << 53 for size in self.sizes), "a log's size must be a count")
+        _must(all(0 <= index < 1 << 53 for index in self.entries), "a place in the log must be a number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedEntry:
+    """One entry of the log (canonical JSON), with the proof that it stands at `index` of the log of a head."""
+
+    index: int
+    entry: bytes
+    proof: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        _must(_is_proof(self.proof), "a proof must be a few SHA-256 digests")
+        _must(self.index >= 0 and 0 < len(self.entry) <= SIGNED_CAP, "an entry of the log must be a short document")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restoration:
+    """An entry which says that the log was taken up again from a backup, and the proof that it grew from there."""
+
+    entry: LoggedEntry
+    growth: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        _must(_is_proof(self.growth), "a proof must be a few SHA-256 digests")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogView:
+    """The log as of one signed head (`shared.wire.tree_heads`).
+
+    Args:
+        head: the head's envelope; empty while nothing is logged.
+        growth: a proof for each size that was asked about; empty for a size that the log does not have.
+        entries: those asked for that the log has.
+        restored: every time that the log was taken up again from a backup, oldest first.
+    """
+
+    head: bytes = b""
+    growth: tuple[tuple[bytes, ...], ...] = ()
+    entries: tuple[LoggedEntry, ...] = ()
+    restored: tuple[Restoration, ...] = ()
+
+    def __post_init__(self) -> None:
+        _must(len(self.head) <= SIGNED_CAP and len(self.growth) <= SIZES_CAP, "a look at the log must be short")
+        _must(all(map(_is_proof, self.growth)), "a proof must be a few SHA-256 digests")
+        _must(len(self.entries) <= HOLDINGS_CAP and len(self.restored) <= 1000, "a look at the log must be short")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GapReport:
+    """Releases that the coordinator has acknowledged and does not name any more: its own signed words, sent back."""
+
+    study: str
+    lacking: tuple[Acceptance, ...]
+
+    def __post_init__(self) -> None:
+        _must(_is_word(self.study), "a study must be a plain word")
+        _must(len(self.lacking) <= HOLDINGS_CAP, f"a report must name at most {HOLDINGS_CAP} releases")
+        _must(all(one.study == self.study for one in self.lacking), "a report must be of one study")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GapNoted:
+    """The coordinator has noted a report; `lacking` releases of it are still missing there."""
+
+    lacking: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -487,7 +585,7 @@ class QueryRequest:
         wave: the table as of this wave; 0 for the newest that has a release.
         as_of: a revision of the wave.
         combine: put all refreshes of a site together.
-        label: one of `LABELS`.
+        label: one of `LABELS`; empty for what the plan says of the question: confirmatory if it stands there.
         harmonise: a column, or several parted by commas, to be mapped onto the scale of the site `to`, beside the
             answer as it stands; or empty.
         densities: the study that the maps are made of; the one beside the study when empty.
@@ -504,7 +602,7 @@ class QueryRequest:
     wave: int = 0
     as_of: int | None = None
     combine: bool = False
-    label: str = "exploratory"
+    label: str = ""
     harmonise: str = ""
     to: str = ""
     densities: str = ""
@@ -525,7 +623,7 @@ class QueryRequest:
             _must(len(getattr(self, name)) <= 256, f"a {name} must be short")
         _must(0 < self.level < 1, "a level must lie in (0, 1)")
         _must(0 <= self.wave < 1 << 31 and (self.as_of is None or 0 <= self.as_of < 1 << 31), "a wave is a number")
-        _must(self.label in LABELS, f"a label must be one of {', '.join(LABELS)}")
+        _must(self.label in ("", *LABELS), f"a label must be one of {', '.join(LABELS)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -562,6 +660,16 @@ class LogRequest:
     def __post_init__(self) -> None:
         _must_be_study(self.study)
         _must(0 <= self.after < 1 << 62, "a line of the record is a number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntriesRequest:
+    """Entries of the coordinator's log, from the one numbered `after`."""
+
+    after: int = 0
+
+    def __post_init__(self) -> None:
+        _must(0 <= self.after < 1 << 53, "a place in the log must be a number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -948,6 +1056,53 @@ def _growth_from(message: Any) -> Growth:
     return Growth(proof=tuple(message.proof))
 
 
+def _watch_to(value: WatchRequest) -> Message:
+    return pb.WatchRequest(sizes=value.sizes, entries=value.entries)
+
+
+def _watch_from(message: Any) -> WatchRequest:
+    return WatchRequest(sizes=tuple(message.sizes), entries=tuple(message.entries))
+
+
+def _logged_to(value: LoggedEntry) -> pb.LoggedEntry:
+    return pb.LoggedEntry(index=value.index, entry=value.entry, proof=value.proof)
+
+
+def _logged_from(message: Any) -> LoggedEntry:
+    return LoggedEntry(index=message.index, entry=message.entry, proof=tuple(message.proof))
+
+
+def _view_to(value: LogView) -> Message:
+    return pb.LogView(
+        head=value.head,
+        growth=[pb.MerkleProof(parts=proof) for proof in value.growth],
+        entries=map(_logged_to, value.entries),
+        restored=[
+            pb.LogView.Restoration(entry=_logged_to(one.entry), growth=pb.MerkleProof(parts=one.growth))
+            for one in value.restored
+        ],
+    )
+
+
+def _view_from(message: Any) -> LogView:
+    return LogView(
+        head=message.head,
+        growth=tuple(tuple(proof.parts) for proof in message.growth),
+        entries=tuple(map(_logged_from, message.entries)),
+        restored=tuple(
+            Restoration(entry=_logged_from(one.entry), growth=tuple(one.growth.parts)) for one in message.restored
+        ),
+    )
+
+
+def _gap_to(value: GapReport) -> Message:
+    return pb.GapReport(study=value.study, lacking=map(_acceptance_to, value.lacking))
+
+
+def _gap_from(message: Any) -> GapReport:
+    return GapReport(study=message.study, lacking=tuple(map(_acceptance_from, message.lacking)))
+
+
 def _same(kind: type, message_kind: Any) -> tuple[Any, Callable[[Any], Message], Callable[[Any], Any]]:
     """The pair for a message whose fields have the value's names: None is absence."""
     names = [item.name for item in fields(kind)]
@@ -985,6 +1140,10 @@ _CODECS: dict[type, tuple[type[Message], Callable[[Any], Message], Callable[[Any
     Revoked: (pb.RevocationReply, _revoked_to, _revoked_from),
     GrowthRequest: (pb.GrowthRequest, _growth_request_to, _growth_request_from),
     Growth: (pb.GrowthReply, _growth_to, _growth_from),
+    WatchRequest: (pb.WatchRequest, _watch_to, _watch_from),
+    LogView: (pb.LogView, _view_to, _view_from),
+    GapReport: (pb.GapReport, _gap_to, _gap_from),
+    GapNoted: _same(GapNoted, pb.GapNoted),
     RoundReply: _same(RoundReply, pb.RoundReply),
     RoundAnswer: _same(RoundAnswer, pb.RoundAnswer),
     RoundReceipt: _same(RoundReceipt, pb.RoundReceipt),
@@ -995,6 +1154,7 @@ _CODECS: dict[type, tuple[type[Message], Callable[[Any], Message], Callable[[Any
     RowsRequest: _same(RowsRequest, analysis.RowsRequest),
     ExplainRequest: _same(ExplainRequest, analysis.ExplainRequest),
     LogRequest: _same(LogRequest, analysis.LogRequest),
+    EntriesRequest: _same(EntriesRequest, analysis.EntriesRequest),
     Document: _same(Document, analysis.Document),
     RowsChunk: _same(RowsChunk, analysis.RowsChunk),
 }
@@ -1054,6 +1214,8 @@ COLLECTION: Mapping[str, Method] = {
     "Withdraw": Method(request=SignedDocument, reply=Withdrawn),
     "RevokeStanding": Method(request=SignedDocument, reply=Revoked),
     "Growth": Method(request=GrowthRequest, reply=Growth),
+    "Watch": Method(request=WatchRequest, reply=LogView),
+    "ReportGap": Method(request=GapReport, reply=GapNoted),
     "NextRound": Method(request=RoundRequest, reply=RoundReply),
     "UploadRound": Method(request=RoundAnswer, reply=RoundReceipt),
     "Clock": Method(request=SignedDocument, reply=SignedDocument),
@@ -1067,4 +1229,6 @@ ANALYSIS: Mapping[str, Method] = {
     "Rows": Method(request=RowsRequest, reply=RowsChunk, reply_stream=True),
     "Explain": Method(request=ExplainRequest, reply=Document),
     "Log": Method(request=LogRequest, reply=Document),
+    "Watch": Method(request=WatchRequest, reply=LogView),
+    "Entries": Method(request=EntriesRequest, reply=Document),
 }

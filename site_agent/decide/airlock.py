@@ -28,6 +28,7 @@ from shared.errors import (
     UsageRefusal,
 )
 from shared.privacy.stated import shown_delta
+from site_agent.decide import reconciliation
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,6 +65,7 @@ __all__ = [
     "require_author",
     "require_no_copies",
     "require_ticks",
+    "resend",
     "resume",
     "revoke_plan",
     "revoke_standing",
@@ -212,6 +214,10 @@ def shown(desk: Desk, release_id: str) -> SealedRelease:
     return made
 
 
+_ENDED = {"withdrawn": "was withdrawn", "rejected": "was rejected", "burnt": "was never sealed"}
+"""States that nothing follows, in words."""
+
+
 def require_ticks(made: SealedRelease, ticked: Sequence[str]) -> tuple[Check, ...]:
     """The warnings that are not ticked yet. Raises: UsageRefusal, for a tick on no warning of this release."""
     names = [check.name for check in made.warnings]
@@ -244,6 +250,13 @@ def approve(
 
     desk.require_running()
     desk.config.approver_key(name)
+    known = desk.outbox.get(release_id)
+    if known.state in _ENDED:
+        raise StateRefusal(
+            "a release must wait for a decision to be approved",
+            given=f"one that {_ENDED[known.state]}, which is for good",
+            next_step="Nothing is left to do with it; site-agent status says what is next. Its charge stays.",
+        )
     made = pipeline.open_release(desk.outbox, release_id)
     hold, ahead = made.hold, False
     if hold.state != "delivered":
@@ -337,6 +350,21 @@ def require_approved_ahead(desk: Desk, plan: StudyPlan, *, agent_version: str, t
     )
 
 
+def resend(desk: Desk, study: str, *, dry_run: bool = False) -> reconciliation.Settled:
+    """Compare a study's deliveries with the coordinator's word, and send again what it has forgotten. Safe to repeat.
+
+    Raises: PausedRefusal; LedgerRefusal (the ledger here is an old copy); NetworkRefusal; IntegrityRefusal.
+    """
+    desk.require_running()
+    with desk.egress() as egress:
+        answer = egress.held(study)
+        _require_no_old_copy(desk, answer.anchored)
+        if dry_run:
+            return reconciliation.Settled(mended=(), left=reconciliation.compare(desk, study, answer))
+        with desk.locked():
+            return reconciliation.settle(desk, egress, study, answer)
+
+
 def _sent(desk: Desk, hold: Hold, *, today: dt.date, command: str) -> Approved:
     desk.require_running()
     standing = _still_standing(desk, hold, today)
@@ -344,7 +372,10 @@ def _sent(desk: Desk, hold: Hold, *, today: dt.date, command: str) -> Approved:
     try:
         with desk.egress(allowed=lambda: desk.ledger.require_plan(hold)) as egress:
             desk.ledger.require_plan(hold)
-            _require_no_old_copy(desk, egress.witnessed(hold.study))
+            answer = egress.held(hold.study)
+            _require_no_old_copy(desk, answer.anchored)
+            # What it has forgotten goes first: this release may rest on it.
+            reconciliation.settle(desk, egress, hold.study, answer)
             if standing is None:
                 acceptance = egress.send(envelope, bundle)
             else:

@@ -37,6 +37,7 @@ from shared.errors import (
 )
 from shared.plans.federated import PREFIX
 from shared.plans.plan import StudyPlan, Wave
+from site_agent.decide import reconciliation
 
 if TYPE_CHECKING:
     from site_agent.desk import Desk
@@ -70,6 +71,8 @@ _VERBS = {
     "revocation not told": "standing revoke",
     "decision not witnessed": "run",
     "no part in the training": "federate",
+    "not compared": "resend",
+    "log not followed": "run",
 }
 """Verb of each attempt for the log of refusals, by the event that `attend` reports."""
 _RESUMED = ("due", "reserved", "sealed, not yet checked")
@@ -282,6 +285,7 @@ def attend(
     studies = sorted({*desk.config.studies, *desk.config.data, *desk.plans.studies()})
     try:
         with desk.egress() as egress:
+            _reconcile(desk, egress, studies, today=today, say=say, refused=refused, dry_run=dry_run)
             for study in studies:
                 known = desk.plans.highest(study)
                 try:
@@ -415,6 +419,70 @@ def attend(
         if desk.paused:
             return
         prepare(study, lambda plan: plan.federated is not None)
+
+
+def _reconcile(
+    desk: Desk,
+    egress: Egress,
+    studies: Sequence[str],
+    *,
+    today: dt.date,
+    say: Callable[[AttendEvent], None],
+    refused: Callable[..., None],
+    dry_run: bool,
+) -> None:
+    """Hold what was delivered against the coordinator's word, mend what it has forgotten; once a day, see its log.
+
+    Raises: NetworkRefusal.
+    """
+    answers, replies = {}, desk.replies
+    before = len(replies.restorations()) if replies is not None else 0
+    for study in studies:
+        if not desk.ledger.holds(study):
+            continue
+        try:
+            answers[study] = answer = egress.held(study)
+            found = reconciliation.compare(desk, study, answer)
+            if dry_run:
+                for one in found:
+                    say(AttendEvent(study=study, what=one.what, wave=one.wave, detail=one.release_id[:8]))
+                continue
+            if not found and not reconciliation.heads_forgotten(desk, answer):
+                continue
+            with desk.locked():
+                settled = reconciliation.settle(desk, egress, study, answer)
+        except NetworkRefusal:
+            raise
+        except Refusal as refusal:
+            refused(study, "not compared", refusal)
+            continue
+        if settled.proven:
+            say(AttendEvent(study=study, what="ledger proven anew", detail="the coordinator had forgotten heads of it"))
+        for one in settled.mended:
+            say(AttendEvent(study=study, what=f"mended: {one.what}", wave=one.wave, detail=one.release_id[:8]))
+        for one in settled.left:
+            detail = f"{one.release_id[:8]}. {one.why}" if one.why else f"{one.release_id[:8]}. Tell the study lead."
+            say(AttendEvent(study=study, what=one.what, wave=one.wave, detail=detail, code=IntegrityRefusal.code))
+    if dry_run or not answers or reconciliation.looked(desk, today):
+        return
+    try:
+        for one in reconciliation.watch(desk, egress, answers, today):
+            say(
+                AttendEvent(
+                    study=one.study,
+                    what=one.what,
+                    wave=one.wave,
+                    detail=f"{one.release_id[:8]}. Tell the study lead.",
+                    code=IntegrityRefusal.code,
+                )
+            )
+    except NetworkRefusal:
+        raise
+    except Refusal as refusal:
+        refused("", "log not followed", refusal)
+    for restored in (replies.restorations() if replies is not None else ())[before:]:
+        detail = f"to {restored.size} entries, on {restored.day}: {restored.reason}"
+        say(AttendEvent(study="", what="the coordinator was put back from a backup", detail=detail))
 
 
 LONGEST = 900.0

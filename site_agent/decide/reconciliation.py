@@ -1,0 +1,304 @@
+"""What this site knows to be delivered, held against what the coordinator says of it, and mended where that is free.
+
+A coordinator that was put back from a backup does not know what it accepted since; one that hides a row denies it. The
+site has three witnesses of its own: the ledger (what was delivered, in which order), ``acknowledged.jsonl`` (the
+coordinator's signatures) and ``sealed/`` (the bytes). At each contact `compare` holds the coordinator's answer against
+the first two, and `settle` mends what takes no decision: the ledger's head is proven from where the coordinator is now,
+the same sealed bytes are sent once more, and so is a withdrawal that it has forgotten. Nothing is drawn, signed or
+charged, and the ledger does not move. Once a day `watch` asks for the log's signed head, and for proof that each own
+release stands in it as this site signed it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shared.base.canonical import canonical_json, parse_json
+from shared.errors import LockedRefusal, NetworkRefusal, Refusal, UnknownMethod
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shared.wire.messages import Acceptance, Holdings
+    from site_agent.config import SiteConfig
+    from site_agent.egress import AcknowledgedReplies, Egress
+    from site_agent.ledger.book import Hold, Ledger
+    from site_agent.release.outbox import Outbox
+
+__all__ = [
+    "Discrepancy",
+    "Settled",
+    "Witnesses",
+    "compare",
+    "heads_forgotten",
+    "last_look",
+    "looked",
+    "sentence",
+    "settle",
+    "unacknowledged",
+    "watch",
+]
+
+MISSING, SHOWN, HIDDEN, APART, UNKEPT, UNPROVEN = (
+    "missing at the coordinator",
+    "withdrawn here, shown by the coordinator",
+    "withdrawn by the coordinator, not here",
+    "delivered by the ledger, quarantined by the coordinator",
+    "its acknowledgement is not kept here",
+    "not proven to stand in the coordinator's log",
+)
+MENDED = (MISSING, SHOWN, UNKEPT)
+LOOK_FILE = "watch.json"
+
+
+class Witnesses(Protocol):
+    """What a site has to hold the coordinator to (`site_agent.desk.Desk`)."""
+
+    @property
+    def home(self) -> Path: ...  # noqa: D102
+    @property
+    def config(self) -> SiteConfig: ...  # noqa: D102
+    @property
+    def ledger(self) -> Ledger: ...  # noqa: D102
+    @property
+    def outbox(self) -> Outbox: ...  # noqa: D102
+    @property
+    def replies(self) -> AcknowledgedReplies | None: ...  # noqa: D102
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discrepancy:
+    """One release of which this site and the coordinator do not say the same.
+
+    Args:
+        what: one of the sentences above.
+        why: what stood in the way of mending it; blank where nothing did, or nothing was tried.
+    """
+
+    study: str
+    wave: int
+    release_id: str
+    what: str
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """Outcome of `settle`: what was mended, what was not, and whether the coordinator had forgotten heads."""
+
+    mended: tuple[Discrepancy, ...]
+    left: tuple[Discrepancy, ...]
+    proven: bool = False
+
+
+# -- comparing ------------------------------------------------------------------------------------------------------
+def compare(desk: Witnesses, study: str, answer: Holdings) -> tuple[Discrepancy, ...]:
+    """Every release of a study of which the coordinator says something else than this site knows, in ledger order."""
+    there = {one.release_id: one for one in answer.holdings}
+    kept = _kept(desk)
+    out = []
+    for hold in _settled(desk, study):
+        held = there.get(hold.release_id)
+        if hold.state == "withdrawn":
+            # What the coordinator never had, or does not have any more, is taken back all the same.
+            what = SHOWN if held is not None and held.state == "accepted" else ""
+        elif held is None:
+            what = MISSING
+        elif held.state != "accepted":
+            what = HIDDEN if held.state == "withdrawn" else APART
+        else:
+            what = UNKEPT if kept is not None and hold.bundle_sha256 not in kept else ""
+        if what:
+            out.append(Discrepancy(study=study, wave=hold.wave, release_id=hold.release_id, what=what))
+    return tuple(out)
+
+
+def unacknowledged(desk: Witnesses) -> tuple[Discrepancy, ...]:
+    """Deliveries that the ledger notes and whose signed acknowledgement is not kept here: cut, or deleted."""
+    kept = _kept(desk)
+    if kept is None:
+        return ()
+    return tuple(
+        Discrepancy(study=hold.study, wave=hold.wave, release_id=hold.release_id, what=UNKEPT)
+        for hold in _settled(desk)
+        if hold.state == "delivered" and hold.bundle_sha256 not in kept
+    )
+
+
+def _settled(desk: Witnesses, study: str | None = None) -> list[Hold]:
+    """Holds that the coordinator has acknowledged: delivered, or withdrawn since and buried there."""
+    gone = desk.ledger.deleted()
+    return [
+        hold
+        for hold in desk.ledger.holds(study)
+        if hold.bundle_sha256
+        and hold.release_id not in gone
+        and (hold.state == "delivered" or (hold.state == "withdrawn" and hold.withdrawal and hold.withdrawal.settled))
+    ]
+
+
+def _kept(desk: Witnesses) -> Mapping[str, Acceptance] | None:
+    """The last acceptance kept of each bundle, by digest; None where no coordinator's key is pinned."""
+    replies = desk.replies
+    return None if replies is None else {one.bundle_sha256: one for one in replies.acceptances()}
+
+
+# -- mending --------------------------------------------------------------------------------------------------------
+def settle(desk: Witnesses, egress: Egress, study: str, answer: Holdings) -> Settled:
+    """Mend what the coordinator has forgotten of a study, free of charge; the caller holds the folder.
+
+    Raises: NetworkRefusal, IntegrityRefusal (another history of the log), LedgerRefusal (this ledger is an old copy).
+    """
+    proven = _prove_heads(desk, egress, answer)
+    found = compare(desk, study, answer)
+    missing = [one for one in found if one.what == MISSING]
+    kept = _kept(desk) or {}
+    known = [kept[digest] for one in missing if (digest := desk.ledger.hold(one.release_id).bundle_sha256) in kept]
+    if missing:
+        with suppress(UnknownMethod):  # an older coordinator: it takes what it does not have as new
+            egress.report_gap(study, known)
+    mended, left = list[Discrepancy](), list[Discrepancy]()
+    for one in found:
+        if one.what not in MENDED:
+            left.append(one)
+            continue
+        try:
+            _mend(desk, egress, one)
+            mended.append(one)
+        except (NetworkRefusal, LockedRefusal):
+            raise
+        except Refusal as refusal:
+            left.append(Discrepancy(**{**asdict(one), "why": str(refusal)}))
+    return Settled(mended=tuple(mended), left=tuple(left), proven=proven)
+
+
+def _mend(desk: Witnesses, egress: Egress, one: Discrepancy) -> None:
+    outbox = desk.outbox
+    if one.what == SHOWN:
+        egress.withdraw(outbox.tombstone(one.release_id))
+        return
+    egress.send(
+        outbox.envelope(one.release_id), outbox.bundle(one.release_id), standing=outbox.standing(one.release_id)
+    )
+
+
+def heads_forgotten(desk: Witnesses, answer: Holdings) -> bool:
+    """True if the coordinator's last head of this ledger is an earlier one than it has acknowledged."""
+    last = answer.anchored
+    if (last.seq if last is not None else 0) >= desk.ledger.anchored():
+        return False
+    # An old copy of the ledger here is said by whoever would draw or send by it.
+    return last is None or desk.ledger.holds_head(last)
+
+
+def _prove_heads(desk: Witnesses, egress: Egress, answer: Holdings) -> bool:
+    """Prove the ledger's head from the one that the coordinator has now, where it has forgotten later ones."""
+    last = answer.anchored
+    if not heads_forgotten(desk, answer):
+        return False
+    egress.anchor(desk.ledger.anchor_envelope(after=0 if last is None else last.seq))
+    return True
+
+
+# -- the log --------------------------------------------------------------------------------------------------------
+def watch(desk: Witnesses, egress: Egress, answers: Mapping[str, Holdings], today: dt.date) -> tuple[Discrepancy, ...]:
+    """Look at the log: it only grew, and each own release stands in it as this site signed it. Kept for `last_look`.
+
+    Args:
+        answers: the coordinator's word of each study: it names the places in the log.
+    Returns: the releases that are not proven; nothing where the coordinator shows no log.
+    Raises: IntegrityRefusal (another history), SignatureRefusal, NetworkRefusal.
+    """
+    replies = desk.replies
+    if replies is None:
+        return ()
+    checked = egress.watch()
+    if checked is None:
+        return ()
+    found = tuple(one for study, answer in answers.items() for one in _unproven(desk, egress, study, answer))
+    for study in answers:  # the coordinator hears that this site has looked, and what it misses is known there already
+        egress.report_gap(study, ())
+    restored = len(replies.restorations())
+    if restored > last_look(desk).get("restored", 0):
+        _tell_again(desk, egress)
+    _note(desk, today, size=checked.head.size, root=checked.head.root, restored=restored, unproven=found)
+    return found
+
+
+def _unproven(desk: Witnesses, egress: Egress, study: str, answer: Holdings) -> list[Discrepancy]:
+    """Accepted releases whose entry the coordinator cannot prove, or that is not what this site signed."""
+    from shared.wire.tree_heads import release_leaf
+
+    places = {one.release_id: one.log_index for one in answer.holdings if one.log_index is not None}
+    holds = [hold for hold in _settled(desk, study) if hold.state == "delivered" and hold.release_id in places]
+    if not holds:
+        return []
+    try:
+        found = egress.logged([places[hold.release_id] for hold in holds])
+    except (UnknownMethod, NetworkRefusal):
+        raise
+    except Refusal:  # it says that these entries are another site's
+        found = None
+    proven = {}
+    if found is not None:
+        checked, entries = found
+        proven = {one.index: one.entry for one in entries if checked.holds(one)}
+    out = []
+    for hold in holds:
+        leaf = release_leaf(
+            desk.outbox.statement(hold.release_id),
+            hold.bundle_sha256,
+            desk.config.site,
+            desk.outbox.standing(hold.release_id),
+        )
+        if proven.get(places[hold.release_id]) != canonical_json(leaf):
+            out.append(Discrepancy(study=study, wave=hold.wave, release_id=hold.release_id, what=UNPROVEN))
+    return out
+
+
+def _tell_again(desk: Witnesses, egress: Egress) -> None:
+    """Tell a restored coordinator once more of every standing approval that is over; safe to repeat."""
+    for noted in desk.ledger.standing():
+        if noted.revocation is not None and noted.acknowledged:
+            egress.revoke_standing(noted.revocation)
+
+
+def _note(desk: Witnesses, today: dt.date, **seen: Any) -> None:
+    from shared.base.keys import write_private
+
+    unproven = [asdict(one) for one in seen.pop("unproven")]
+    body = {"day": today.isoformat(), **seen, "unproven": unproven}
+    write_private(desk.home / LOOK_FILE, canonical_json(body))
+
+
+def looked(desk: Witnesses, today: dt.date) -> bool:
+    """True if the log was looked at today, and the coordinator has not said since that it was put back."""
+    last, replies = last_look(desk), desk.replies
+    restored = 0 if replies is None else len(replies.restorations())
+    return last.get("day") == today.isoformat() and last.get("restored") == restored
+
+
+def last_look(desk: Witnesses) -> dict[str, Any]:
+    """The last look at the log: ``day``, ``size``, ``root``, ``restored``, ``unproven``; empty before the first."""
+    path = desk.home / LOOK_FILE
+    try:
+        said = parse_json(path.read_bytes())
+    except (OSError, Refusal):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def sentence(found: Iterable[Discrepancy]) -> str:
+    """Discrepancies in one line: what, and which waves."""
+    by_what: dict[str, list[Discrepancy]] = {}
+    for one in found:
+        by_what.setdefault(one.what, []).append(one)
+    return "; ".join(
+        f"{len(ones)} release{'s' if len(ones) > 1 else ''} of {', '.join(sorted({one.study for one in ones}))} "
+        f"(wave {', '.join(str(one.wave) for one in ones)}): {what}"
+        for what, ones in by_what.items()
+    )

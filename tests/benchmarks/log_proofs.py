@@ -1,0 +1,73 @@
+"""Milliseconds for a growth proof and an inclusion proof of a log of 100,000 entries, from a store on disk.
+
+python -m tests.benchmarks.log_proofs
+"""
+
+import random
+import tempfile
+import time
+from pathlib import Path
+
+from coordinator.store import schema as db
+from coordinator.store.log import append, leaf_hash, peaks_root, verify_consistency, verify_inclusion
+from coordinator.store.store import Store
+from tests.benchmarks import record
+
+SEED, ENTRIES, PROOFS = 20, 100_000, 2000
+
+
+def filled(store):
+    """Write the log's rows as acceptances do, many to a transaction."""
+    peaks, rows, roots = (), [], []
+    for index in range(ENTRIES):
+        data = b'{"kind":"anchor","seq":%d,"site":"north"}' % index
+        leaf = leaf_hash(data)
+        peaks = append(peaks, index, leaf)
+        roots.append(peaks_root(peaks))
+        rows.append({"index": index, "entry": data, "leaf": leaf, "peaks": b"".join(peaks), "root": roots[-1].hex()})
+    store._write(lambda c: c.execute(db.log.insert(), rows))
+    return roots
+
+
+def spread(seconds):
+    """Milliseconds: least, median, 99 % and most."""
+    ordered = sorted(1000 * value for value in seconds)
+    at = {"min": 0, "median": len(ordered) // 2, "p99": int(0.99 * len(ordered)), "max": -1}
+    return {name: round(ordered[place], 4) for name, place in at.items()}
+
+
+def timed(work, given):
+    took, made = [], []
+    for one in given:
+        start = time.perf_counter()
+        made.append(work(*one))
+        took.append(time.perf_counter() - start)
+    return spread(took), made
+
+
+def main():
+    rng = random.Random(SEED)
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store.open(Path(folder))
+        roots = filled(store)
+        entries = store.log()
+        start = time.perf_counter()
+        store.prove_growth(1)
+        first = 1000 * (time.perf_counter() - start)
+        pairs = [tuple(sorted(rng.sample(range(1, ENTRIES + 1), 2))) for _ in range(PROOFS)]
+        growth, proofs = timed(store.prove_growth, pairs)
+        for (old, new), proof in zip(pairs, proofs, strict=True):
+            assert verify_consistency(old, new, proof, roots[old - 1], roots[new - 1])
+        places = [(rng.randrange(ENTRIES), ENTRIES) for _ in range(PROOFS)]
+        inclusion, proofs = timed(store.prove, places)
+        for (index, size), proof in zip(places, proofs, strict=True):
+            assert verify_inclusion(leaf_hash(entries[index].entry), index, size, proof, roots[-1])
+        store.close()
+    results = {"entries": ENTRIES, "proofs": PROOFS, "unit": "ms, wall", "first_after_start": round(first, 1)}
+    results |= {"growth": growth, "inclusion": inclusion}
+    print(results)
+    print(record.write("log_proofs", results, SEED))
+
+
+if __name__ == "__main__":
+    main()
