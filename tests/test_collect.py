@@ -434,6 +434,15 @@ def test_a_statement_is_worth_nothing_in_another_place(hub, plan):
     assert hub.store.quarantined() == ()
 
 
+@pytest.mark.parametrize(
+    "changes", [{"wave": 1 << 70}, {"plan_version": 1 << 40}, {"bundle_bytes": 1 << 64}, {"wave": -1}]
+)
+def test_a_number_that_no_database_holds_is_refused_by_its_form(hub, changes):
+    sealed = hub.seal("north", statement_changes=changes)
+    with hub.client("north") as client:
+        refused(SchemaRefusal, lambda: offer(client, sealed))
+
+
 def test_a_release_follows_the_newest_plan_and_an_open_wave(hub, plan):
     with hub.egress("north") as egress:
         for wave in (99, 41):
