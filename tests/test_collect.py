@@ -24,6 +24,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import sqlalchemy as sa
 from hurry import part_of_today, soak
 from service import LEAD, SMALL, Hub, SiteKeys, anchor_head, rezip, small_table
 
@@ -432,6 +433,19 @@ def test_a_statement_is_worth_nothing_in_another_place(hub, plan):
     assert hub.contents() == before
     assert len(hub.store.releases()) == 1
     assert hub.store.quarantined() == ()
+
+
+def test_a_delivery_asks_the_database_as_often_after_many_waves_as_after_few(hub):
+    asked: list[str] = []
+    sa.event.listen(hub.running.store._engine, "before_cursor_execute", lambda *given: asked.append(given[2]))
+    counts = {}
+    with hub.egress("north") as egress:
+        for wave in range(1, 13):
+            sealed = hub.seal("north", wave=wave, release_id=f"{wave:032x}")
+            asked.clear()
+            egress.send(sealed.envelope, sealed.path)
+            counts[wave] = len(asked)
+    assert counts[3] == counts[12]
 
 
 @pytest.mark.parametrize(

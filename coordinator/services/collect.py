@@ -902,7 +902,9 @@ class CollectionService:
 
         earlier = self._store.charged(receipt.study, receipt.site)
         earlier.pop(receipt.release_id, None)
-        plans = [self._store.plan(receipt.study, version).plan for version, _ in earlier.values()]
+        # Each version is looked up once, however many releases were drawn under it.
+        numbers = {version for version, _ in earlier.values()}
+        versions = {version: self._store.plan(receipt.study, version).plan for version in numbers}
         # Of what was set apart nobody here read the receipt: it may have been drawn through an earlier release's flow.
         charges = [
             (plan, privacy.from_canonical(receipt.event)),
@@ -911,7 +913,7 @@ class CollectionService:
                     before,
                     privacy.from_canonical(release.receipt.event) if release else planned_event(before, reused=True),
                 )
-                for before, (_, release) in zip(plans, earlier.values(), strict=True)
+                for before, release in ((versions[version], release) for version, release in earlier.values())
             ),
         ]
         self._require_training_charged(receipt, plan, [release for _, release in earlier.values() if release])

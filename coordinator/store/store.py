@@ -1320,14 +1320,14 @@ def _stored(data: bytes) -> StoredPlan:
     return StoredPlan(envelope=envelope, plan=StudyPlan.from_bytes(envelope.payload))
 
 
-@functools.lru_cache(maxsize=2048)
+@functools.lru_cache(maxsize=8192)
 def _receipt(data: bytes) -> Receipt:
     from shared.releases.receipt import Receipt
 
     return Receipt.from_bytes(data)
 
 
-@functools.lru_cache(maxsize=2048)
+@functools.lru_cache(maxsize=8192)
 def _envelope(data: bytes) -> Envelope:
     return Envelope.from_bytes(data)
 
