@@ -40,7 +40,7 @@ from coordinator.services.analysts import Analysts
 from coordinator.services.analysts_port import AnalystsProcess, AnalystsServer, analysts_server
 from coordinator.services.authority import Authority, requested_key
 from coordinator.services.clocks import SeenClocks
-from coordinator.services.health import require_whole
+from coordinator.services.health import require_home, require_whole
 from coordinator.services.quotas import CallRate, Quotas, expire_refused, quota_uses, staged_files
 from coordinator.services.tasks import READING, require_stated
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
@@ -1137,6 +1137,7 @@ class CoordinatorServer:
         credentials = functools.partial(authority.server, self.service.may_issue)
         try:
             require_whole(self.store)
+            require_home(self.store, home)
             self.service.start()
             self.service.recover()
             self._server = Server(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from shared.errors import CertificateRefusal, IntegrityRefusal, Refusal, StorageRefusal
+import sqlalchemy as sa
+
+from shared.base.keys import write_private
+from shared.errors import CertificateRefusal, IntegrityRefusal, Refusal, StateRefusal, StorageRefusal
 from shared.terminal import ChecklistLine
 
 if TYPE_CHECKING:
@@ -17,7 +22,7 @@ if TYPE_CHECKING:
     from coordinator.services.quotas import QuotaUse
     from coordinator.store.store import Store
 
-__all__ = ["alarms", "diagnose", "misdated", "repair", "require_whole"]
+__all__ = ["alarms", "diagnose", "misdated", "repair", "require_home", "require_whole"]
 
 WARNING_DAYS = 30
 TOO_LITTLE_SPACE = 1 << 30
@@ -100,6 +105,40 @@ def require_whole(store: Store, *, thorough: bool = False) -> None:
             given=damage,
             next_step="Stop the server, keep a copy of the file, and restore the database from a backup.",
         )
+
+
+_meta = sa.MetaData()
+_home = sa.Table("home", _meta, sa.Column("id", sa.String(32), primary_key=True))
+
+
+def require_home(store: Store, home: Path) -> None:
+    """Refuse to serve a database from a second home folder: accepted bundles lie in the first.
+
+    A home is told by a random id in a file of its own, which the database keeps. A home without one that holds a bundle
+    of the database's releases is that home, put back from a backup.
+
+    Raises: StateRefusal.
+    """
+    place = sa.make_url(store.place[0])
+    if place.get_backend_name() == "sqlite" and Path(place.database or "").parent.resolve() == home.resolve():
+        return  # it lies in the home folder itself
+    read, write = store.extended(_meta)
+    path = home / "home.id"
+    mine = path.read_text().strip() if path.exists() else ""
+    known = read(lambda c: c.execute(sa.select(_home.c.id)).scalar()) or ""
+    if known and mine != known:
+        bundles = {path.stem for path in store.bundles.glob("*.zip")}
+        if mine or not any(release.bundle_sha256 in bundles for release in store.releases()):
+            raise StateRefusal(
+                "a database must be served from one home folder",
+                given="the database of another home's",
+                next_step=f"Serve from that one: its bundles/ are there. To move it, copy all of it, {path.name} too.",
+            )
+    mine = known or mine or secrets.token_hex(16)
+    if not path.exists():
+        write_private(path, f"{mine}\n".encode())
+    if not known:
+        write(lambda c: c.execute(_home.insert().values(id=mine)))
 
 
 def _certificates(authority: Authority, store: Store) -> Iterable[Finding]:
