@@ -94,7 +94,7 @@ class CoordinatorConfig:
     site_staging_mb: int = 1024
     site_refused_mb: int = 1024
     refused_days: int = 30
-    site_heads_mb: int = 1024
+    site_heads_mb: int = 128
     answers_mb: int = 2048
     answer_days: int = 400
 
@@ -229,7 +229,7 @@ site_rate = {self.site_rate}         # calls a minute of one site
 site_staging_mb = {self.site_staging_mb}   # bundles of one site that are under way
 site_refused_mb = {self.site_refused_mb}   # refused bundles of one site; of more, the oldest are deleted
 refused_days = {self.refused_days}        # and those that are older; their digests and reasons stay
-site_heads_mb = {self.site_heads_mb}     # signed heads of one site's ledger; these are kept for good
+site_heads_mb = {self.site_heads_mb}      # signed heads of one site's ledger; these are kept for good
 answers_mb = {self.answers_mb}        # answers that are kept, a quarter of them first asked by one analyst
 answer_days = {self.answer_days}        # for so long; the record of the questions stays
 """

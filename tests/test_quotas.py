@@ -101,6 +101,17 @@ def test_refused_bytes_and_unfinished_uploads_expire(hub):
     assert len(hub.store.quarantined()) == 2
 
 
+def test_a_clock_that_is_a_year_ahead_deletes_nothing(hub):
+    with hub.serve():
+        (digest,) = refuse(hub, "north", 1)
+    analysts = Analysts(hub.store)
+    name = answered(analysts, 1, today=utc_now().date())
+    with hub.serve(now=lambda: utc_now() + 500 * DAY, today=lambda: utc_now().date() + 500 * DAY) as server:
+        server.service.tend()
+    assert kept(hub) == {digest}
+    assert analysts.answer("small", name)
+
+
 def test_what_is_under_way_of_one_site_is_bounded_in_bytes(hub):
     size = hub.seal("north").statement.bundle_bytes
     with hub.serve(quotas=Quotas(staging=3 * size)) as server:

@@ -119,7 +119,7 @@ class AnalysisService:
 
     def start(self) -> None:
         """Begin what the first question would have to wait for."""
-        self._analysts.prune(self._today())
+        self._analysts.prune()
         self._workers.start()
 
     def close(self) -> None:
@@ -355,7 +355,7 @@ class AnalysisService:
                 data = self._analysts.give(who, canonical_json(document), beside=saved, **line(document))
                 self._given += 1
                 if self._given % PRUNE_EVERY == 0:
-                    self._analysts.prune(self._today())
+                    self._analysts.prune()
                 return Document(json=data)
         self._analysts.note(who, **line(parse_json(data, cap=MESSAGE_CAP)))
         return Document(json=data)

@@ -248,8 +248,12 @@ class Analysts:
         query = sa.select(_kept.c.analyst, sa.func.sum(_kept.c.bytes)).group_by(_kept.c.analyst)
         return {name: int(size) for name, size in self._read(lambda c: c.execute(query).all())}
 
-    def prune(self, today: dt.date) -> int:
-        """Delete the answers that are too old or too many, the oldest first; how many. Lines of the record stay."""
+    def prune(self, today: dt.date | None = None) -> int:
+        """Delete the answers that are too many, the oldest first; how many. Lines of the record stay.
+
+        Args:
+            today: delete those that are too old on this day as well; of a clock that is believed.
+        """
         return self._write(lambda c: _prune(c, self._quotas, today))
 
     # -- the record ---------------------------------------------------------------------------------------------
@@ -319,13 +323,13 @@ class Analysts:
         return tuple(QueryLine(**{**row, "question": json.loads(row["question"])}) for row in rows)
 
 
-def _prune(c: sa.Connection, quotas: Quotas, today: dt.date) -> int:
+def _prune(c: sa.Connection, quotas: Quotas, today: dt.date | None) -> int:
     # Answers of an earlier version are nobody's.
     new = sa.select(_answers.c.result_id, sa.literal(""), sa.func.length(_answers.c.document), _answers.c.day)
     new = new.where(_answers.c.result_id.not_in(sa.select(_kept.c.result_id))).order_by(_answers.c.day)
     c.execute(_kept.insert().from_select(["result_id", "analyst", "bytes", "day"], new))
     rows = c.execute(sa.select(_kept).order_by(_kept.c.number)).all()
-    first = (today - dt.timedelta(days=quotas.answer_days)).isoformat()
+    first = "" if today is None else (today - dt.timedelta(days=quotas.answer_days)).isoformat()
     own: Counter[str] = Counter()
     for row in rows:
         own[row.analyst] += row.bytes

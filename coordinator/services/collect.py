@@ -330,6 +330,7 @@ class CollectionService:
             site = self._site(call)
             question = open_reading(envelope, site.release_key)
         else:
+            self._calls.take(call.peer.site)
             question = unverified_reading(envelope)
         if question.site != call.peer.site:
             raise ReplayRefusal("a clock's reading must be the calling site's", given="another site's")
@@ -648,15 +649,18 @@ class CollectionService:
             _log.error("what has expired could not be deleted: %s", type(error).__name__)
 
     def tend(self) -> None:
-        """Delete refused bytes, unfinished uploads and marks that have expired; name in the log who is near a quota."""
-        now = self._now().timestamp()
-        gone = expire_refused(self._home, self._store, self._quotas, now)
-        if gone:
-            _log.info("%d refused bundles were deleted; their digests and reasons stay", gone)
-        for path in self._staging.iterdir():
-            if path.suffix in (".json", ".part", ".opened") and now - path.stat().st_mtime > 86_400 * UNFINISHED_DAYS:
-                path.unlink(missing_ok=True)
-        for use in quota_uses(self._home, self._store, self._quotas, Analysts(self._store, self._quotas).kept()):
+        """Delete what has expired, by a clock that is believed; name in the log who is near a quota."""
+        now, analysts = self._now().timestamp(), Analysts(self._store, self._quotas)
+        if self.may_issue():
+            gone = expire_refused(self._home, self._store, self._quotas, now)
+            if gone:
+                _log.info("%d refused bundles were deleted; their digests and reasons stay", gone)
+            for path in self._staging.iterdir():
+                old = now - path.stat().st_mtime > 86_400 * UNFINISHED_DAYS
+                if old and path.suffix in (".json", ".part", ".opened"):
+                    path.unlink(missing_ok=True)
+            analysts.prune(self._today())
+        for use in quota_uses(self._home, self._store, self._quotas, analysts.kept()):
             if use.near:
                 _log.warning("near its quota: %s", use.words)
 
@@ -976,7 +980,7 @@ class CollectionService:
         part.with_suffix(".json").unlink(missing_ok=True)
         part.with_suffix(".opened").unlink(missing_ok=True)
         reach("ingest.quarantined")
-        expire_refused(self._home, self._store, self._quotas, self._now().timestamp())
+        expire_refused(self._home, self._store, self._quotas)
 
     # -- staging ------------------------------------------------------------------------------------------------
     def _part(self, site: RegisteredSite, digest: str) -> Path:

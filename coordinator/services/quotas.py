@@ -47,7 +47,7 @@ class Quotas:
     quarantine: int = 1 << 30
     quarantine_days: int = 30
     staging: int = 1 << 30
-    anchors: int = 1 << 30
+    anchors: int = 128 << 20
     answers: int = 2 << 30
     answer_days: int = 400
     calls: int = 1200
@@ -151,17 +151,17 @@ def refused_files(home: Path, store: Store) -> dict[str, list[tuple[Path, int]]]
     return found
 
 
-def expire_refused(home: Path, store: Store, quotas: Quotas, now: float) -> int:
-    """Delete refused bytes that are too old or too many; how many bundles went. What is known of them stays.
+def expire_refused(home: Path, store: Store, quotas: Quotas, now: float | None = None) -> int:
+    """Delete refused bytes that are too many; how many bundles went. What is known of them stays.
 
     Args:
-        now: seconds since 1970.
+        now: delete those that are too old as well; seconds since 1970, of a clock that is believed.
     """
     gone = 0
     for files in refused_files(home, store).values():
         total = sum(size for _, size in files)
         for path, size in files:
-            old = now - path.stat().st_mtime > 86_400 * quotas.quarantine_days
+            old = now is not None and now - path.stat().st_mtime > 86_400 * quotas.quarantine_days
             if old or total > quotas.quarantine:
                 path.unlink(missing_ok=True)
                 total, gone = total - size, gone + 1
