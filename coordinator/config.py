@@ -12,10 +12,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shared.base.canonical import closed
 from shared.errors import ConfigRefusal, StateRefusal
+
+if TYPE_CHECKING:
+    from coordinator.services.quotas import Quotas
 
 __all__ = ["FILE_NAME", "HOME_VARIABLE", "CoordinatorConfig", "default_home"]
 
@@ -54,6 +57,14 @@ class CoordinatorConfig:
             of them, and where none comes free for half a second there are as many spare ones.
         analyst_memory_mb: most megabytes that one question may take.
         analyst_seconds: most seconds of computing that one question may take.
+        analyst_day: questions that one analyst may ask in a day; the record of each is kept for good.
+        site_rate: calls a minute of one site.
+        site_staging_mb: megabytes of one site's bundles that are under way; one of `max_bundle_mb` always may be.
+        site_refused_mb: megabytes of one site's refused bundles that are kept; of more, the oldest are deleted.
+        refused_days: days for which they are kept. Their digests and reasons are kept for good.
+        site_heads_mb: megabytes of the signed heads of one site's ledger; they are kept for good.
+        answers_mb: megabytes of answers that are kept, a quarter of them first asked by one analyst.
+        answer_days: days for which they are kept.
     Raises: ConfigRefusal, at construction.
 
     >>> CoordinatorConfig(home=Path("."), name="tributary", address="hub.example.org:8443").max_bundle
@@ -78,6 +89,14 @@ class CoordinatorConfig:
     analyst_places: int = 2
     analyst_memory_mb: int = 2048
     analyst_seconds: int = 240
+    analyst_day: int = 20_000
+    site_rate: int = 1200
+    site_staging_mb: int = 1024
+    site_refused_mb: int = 1024
+    refused_days: int = 30
+    site_heads_mb: int = 128
+    answers_mb: int = 2048
+    answer_days: int = 400
 
     def __post_init__(self) -> None:
         def must(holds: bool, rule: str, given: object) -> None:
@@ -102,6 +121,14 @@ class CoordinatorConfig:
             ("analyst_places", 1, 256),
             ("analyst_memory_mb", 256, 1 << 20),
             ("analyst_seconds", 1, 300),
+            ("analyst_day", 1, 1_000_000),
+            ("site_rate", 60, 1_000_000),
+            ("site_staging_mb", 1, 1 << 20),
+            ("site_refused_mb", 1, 1 << 20),
+            ("refused_days", 1, 3650),
+            ("site_heads_mb", 1, 1 << 20),
+            ("answers_mb", 1, 1 << 20),
+            ("answer_days", 1, 36_500),
         ):
             value = getattr(self, key)
             whole = isinstance(value, int) and not isinstance(value, bool)
@@ -121,6 +148,21 @@ class CoordinatorConfig:
     def max_bundle(self) -> int:
         """Most bytes of one release."""
         return self.max_bundle_mb << 20
+
+    @property
+    def quotas(self) -> Quotas:
+        """What one site and one token may leave here."""
+        from coordinator.services.quotas import Quotas
+
+        return Quotas(
+            quarantine=self.site_refused_mb << 20,
+            quarantine_days=self.refused_days,
+            staging=max(self.site_staging_mb, self.max_bundle_mb) << 20,
+            anchors=self.site_heads_mb << 20,
+            answers=self.answers_mb << 20,
+            answer_days=self.answer_days,
+            calls=self.site_rate,
+        )
 
     @classmethod
     def load(cls, home: Path) -> CoordinatorConfig:
@@ -182,6 +224,14 @@ analyst_burst = {self.analyst_burst}      # questions at once of one analyst
 analyst_places = {self.analyst_places}       # questions computed at the same time, each in a process
 analyst_memory_mb = {self.analyst_memory_mb} # most memory of one question
 analyst_seconds = {self.analyst_seconds}    # most computing of one question
+analyst_day = {self.analyst_day}      # questions a day of one analyst; the record of them is kept for good
+site_rate = {self.site_rate}         # calls a minute of one site
+site_staging_mb = {self.site_staging_mb}   # bundles of one site that are under way
+site_refused_mb = {self.site_refused_mb}   # refused bundles of one site; of more, the oldest are deleted
+refused_days = {self.refused_days}        # and those that are older; their digests and reasons stay
+site_heads_mb = {self.site_heads_mb}      # signed heads of one site's ledger; these are kept for good
+answers_mb = {self.answers_mb}        # answers that are kept, a quarter of them first asked by one analyst
+answer_days = {self.answer_days}        # for so long; the record of the questions stays
 """
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -248,6 +249,10 @@ def _recipient(plan: StudyPlan, recipient: str) -> ChecklistLine:
     return ChecklistLine(name="recipient", detail=plan.coordinator)
 
 
+_FORMULA = re.compile(r"[=@\t\r]|[+-].*[|!=]|[+-][^0-9.].*\(")
+"""Begins what a spreadsheet reads as a formula; a sign alone, or before a number, is none."""
+
+
 def _dictionary(plan: StudyPlan) -> list[ChecklistLine]:
     released = plan.dictionary.released
     person = plan.dictionary.person or "none: ε is for one row"
@@ -273,6 +278,11 @@ def _dictionary(plan: StudyPlan) -> list[ChecklistLine]:
         for column in released
         if column.kind == "time" and not column.event
     ]
+    cells = {c.name: [c.name, *(level for level in c.levels if isinstance(level, str))] for c in released}
+    if formulas := [name for name, texts in cells.items() if any(map(_FORMULA.match, texts))]:
+        fix = "Begin it with a letter: a spreadsheet runs such a cell of an exported table as a formula."
+        detail = f"a name or level that is a formula, in {', '.join(map(repr, formulas))}"
+        lines.append(ChecklistLine(name="levels", state="fail", detail=detail, fix=fix))
     dropped = [column.name for column in released if column.missing == "complete_case"]
     if dropped:
         fix = "Prefer missing = 'level': the number of rows left out is not covered by ε."

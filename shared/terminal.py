@@ -52,6 +52,17 @@ WIDTH = 100
 """Columns when nobody says otherwise (a pipe, a log file)."""
 
 
+def inert(value: Any) -> Any:
+    """Text of others as letters only: nothing in it turns the direction of what follows, or is acted upon.
+
+    Text that is mark-up of our own (`__html__`), and what is no text, stays as it is.
+
+    >>> inert("a\u202eb\x1b[2J")
+    'ab[2J'
+    """
+    return _COMMANDS.sub("", value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
 def application(help_text: str, *, bare: bool = False) -> typer.Typer:
     """A command line in the house style: no traceback with local variables, and help when it is called bare.
 
@@ -226,7 +237,7 @@ def console(*, stderr: bool = False) -> Console:
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
             for segment in super().render(renderable, options):
                 plain_text = segment.control or not _COMMANDS.search(segment.text)
-                yield segment if plain_text else Segment(_COMMANDS.sub("", segment.text), segment.style)
+                yield segment if plain_text else Segment(inert(segment.text), segment.style)
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else WIDTH

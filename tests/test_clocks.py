@@ -269,12 +269,13 @@ def test_doctor_of_a_site_two_days_ahead_is_red_and_run_says_so(hospital, plan, 
     hospital.hub.ahead = 300.0
     assert "! clock" in hospital("doctor")
     hospital.hub.ahead = 2 * 86400.0
-    text = hospital("doctor", expect=2)
+    text = hospital("doctor", expect=21)
     assert "2 days ahead of the time that the coordinator signs" in " ".join(text.split())
+    assert "clock differs" in hospital("run", "--once", "--dry-run", expect=21)
     told = []
     settings = {"site": None, "agent_version": "1", "today": dt.date(2026, 1, 5), "dry_run": True}
     waves.attend(open_desk(hospital.home), say=told.append, **settings)
-    assert [(one.what, one.code) for one in told if one.what == "clock differs"] == [("clock differs", "E_CONFIG")]
+    assert [(one.what, one.code) for one in told if one.what == "clock differs"] == [("clock differs", "E_CERT")]
 
 
 def test_doctor_says_that_a_clock_was_compared_with_nobodys(hospital, plan, table):

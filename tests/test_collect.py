@@ -24,12 +24,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import sqlalchemy as sa
 from hurry import part_of_today, soak
 from service import LEAD, SMALL, Hub, SiteKeys, anchor_head, rezip, small_table
 
 import coordinator.services.collect as collect
 from coordinator.cli import main
 from coordinator.config import CoordinatorConfig
+from coordinator.services.quotas import Quotas
 from coordinator.store.store import Store
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.chain import LINKS_CAP, head_fingerprint
@@ -103,7 +105,9 @@ def plan() -> StudyPlan:
 @pytest.fixture
 def hub(tmp_path, plan):
     hub = Hub(tmp_path / "hub", plan, "north", "south")
-    with hub.serve():
+    with hub.serve(
+        quotas=Quotas(calls=10**7, anchor_calls=10**7, refused_a_day=10**6)
+    ):  # tests/test_quotas.py has them
         yield hub
     hub.store.close()
 
@@ -429,6 +433,28 @@ def test_a_statement_is_worth_nothing_in_another_place(hub, plan):
     assert hub.contents() == before
     assert len(hub.store.releases()) == 1
     assert hub.store.quarantined() == ()
+
+
+def test_a_delivery_asks_the_database_as_often_after_many_waves_as_after_few(hub):
+    asked: list[str] = []
+    sa.event.listen(hub.running.store._engine, "before_cursor_execute", lambda *given: asked.append(given[2]))
+    counts = {}
+    with hub.egress("north") as egress:
+        for wave in range(1, 13):
+            sealed = hub.seal("north", wave=wave, release_id=f"{wave:032x}")
+            asked.clear()
+            egress.send(sealed.envelope, sealed.path)
+            counts[wave] = len(asked)
+    assert counts[3] == counts[12]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"wave": 1 << 70}, {"plan_version": 1 << 40}, {"bundle_bytes": 1 << 64}, {"wave": -1}]
+)
+def test_a_number_that_no_database_holds_is_refused_by_its_form(hub, changes):
+    sealed = hub.seal("north", statement_changes=changes)
+    with hub.client("north") as client:
+        refused(SchemaRefusal, lambda: offer(client, sealed))
 
 
 def test_a_release_follows_the_newest_plan_and_an_open_wave(hub, plan):

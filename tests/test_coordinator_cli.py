@@ -159,6 +159,30 @@ def test_plan_check_names_the_line_and_its_fix(written, before, after, line, fix
     assert fix in red[0].fix + red[0].detail
 
 
+@pytest.mark.parametrize(
+    ("level", "state"),
+    [
+        ("=cmd|' /C calc'!A0", "fail"),
+        ("@SUM(A1)", "fail"),
+        ("-2+3+cmd|x", "fail"),
+        ("+A1(", "fail"),
+        ("+", "ok"),
+        ("-", "ok"),
+        ("-1 to 3", "ok"),
+        ("a = b", "ok"),
+    ],
+)
+def test_plan_check_refuses_a_level_that_a_spreadsheet_runs(written, level, state):
+    text = written.read_text()
+    plan = StudyPlan.from_toml(text)
+    column = next(c for c in plan.dictionary.columns if c.kind == "nominal" and isinstance(c.levels[0], str))
+    changed = replace(column, levels=(level, *column.levels[1:]))
+    columns = tuple(changed if c is column else c for c in plan.dictionary.columns)
+    plan = replace(plan, dictionary=replace(plan.dictionary, columns=columns))
+    found = {c.state for c in planning._dictionary(plan) if c.name == "levels"}
+    assert found == ({"fail"} if state == "fail" else set())
+
+
 def test_plan_check_takes_a_bare_column_of_words_for_a_factor_as_the_sites_do(written):
     edit(written, "10 + C(sex)", "10 + sex")
     _, checks = planning.review(written.read_text(), today=TODAY, recipient="tributary-hub")

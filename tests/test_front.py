@@ -528,6 +528,31 @@ def test_a_refusal_is_told_a_few_times_and_then_counted(authority, caplog):
     assert lines[-1].endswith("15 more within a minute")
 
 
+def test_wrong_tokens_of_one_address_are_looked_up_so_often_and_whoever_is_in_goes_on(authority, monkeypatch):
+    looked = []
+
+    def counted(token: str) -> Peer:
+        if token != "good":
+            looked.append(token)
+        return known(token)
+
+    known = identify
+    monkeypatch.setattr(sys.modules[__name__], "identify", counted)
+    limits = CallLimits(guesses=0.5, strikes=1000)
+    with analysts_port(authority, limits=limits) as server, analyst(authority, server.port) as good:
+        good.call("Studies", StudiesRequest(), timeout=10)
+        codes = []
+        with analyst(authority, server.port, "a guess") as bad:
+            for _ in range(30):
+                with pytest.raises((AccessRefusal, RateRefusal)) as refused:
+                    bad.call("Studies", StudiesRequest(), timeout=10)
+                codes.append(type(refused.value))
+        assert len(looked) <= 8
+        assert codes[-1] is RateRefusal
+        assert codes == [AccessRefusal] * len(looked) + [RateRefusal] * (30 - len(looked))
+        good.call("Studies", StudiesRequest(), timeout=10)
+
+
 def test_a_handshake_that_fails_is_told(authority, tmp_path, caplog):
     foreign = named(Authority.create(tmp_path / "other", coordinator="hub"), "north")
     with (

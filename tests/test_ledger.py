@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 from hurry import soak
 
+from shared.base.canonical import canonical_json
 from shared.base.chain import GENESIS, extend_head
 from shared.base.keys import PublicKey, SigningKey
 from shared.errors import (
@@ -895,3 +896,20 @@ def test_keys_of_approvers_are_kept_with_their_signatures(ledger):
     hold = ledger.approve(hold, name="bob", key=bob, signature=b"t" * 64, bundle_sha256=DIGEST)
     assert hold.state == "approved"
     assert [given.key for given in hold.approvals] == [PublicKey(PERSON.public.hex), bob]
+
+
+def test_ten_thousand_entries_are_checked_once_and_read_from_memory_then():
+    connection, previous = sqlite3.connect(":memory:"), GENESIS
+    connection.execute("CREATE TABLE entries (seq, time, kind, body, previous, hash, signature)")
+    for k in range(1, 10_001):
+        body = {"study": "mini", "wave": k}
+        head = extend_head(previous, [ledger_module.link_of(k, "2026-01-01T00:00:00Z", "charged", body)])
+        row = (k, "2026-01-01T00:00:00Z", "charged", canonical_json(body), previous, head, b"0")
+        connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        previous = head
+    ledger_module._entry.cache_clear()
+    assert ledger_module._read(connection)[-1].hash == previous
+    assert ledger_module._read(connection)[-1].hash == previous
+    assert (ledger_module._entry.cache_info().misses, ledger_module._entry.cache_info().hits) == (10_000, 10_000)
+    connection.close()
+    ledger_module._entry.cache_clear()

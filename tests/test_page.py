@@ -247,6 +247,20 @@ def test_text_of_others_is_shown_as_text(ready, browser, plan):
 
 
 # -- what it shows --------------------------------------------------------------------------------------------------
+def test_what_turns_the_direction_of_text_or_is_no_letter_does_not_reach_the_page_or_the_summary(ready, plan):
+    title, purpose = "safe \u202egnihton\u2066", "to \x1b]0;owned\x07 test"
+    ready.approved(replace(plan, version=2, title=title, purpose=purpose, waves=plan.waves, budget=Budget(epsilon=1e4)))
+    with served(ready.home) as browser:
+        browser.login()
+        text = browser.get("/plans").text
+    assert "safe gnihton" in text
+    ready("audit", "export", "mini", "--out", str(ready.folder / "record"))
+    summary = (ready.folder / "record" / "summary.html").read_text()
+    assert "gnihton" in summary
+    for shown in (text, summary):
+        assert not set(shown) & set("\u202e\u2066\x1b\x07")
+
+
 def test_a_release_page_shows_what_an_approver_must_see(ready, browser):
     release_id = released(ready)
     shown = ready.json("outbox", "show", release_id)

@@ -15,6 +15,7 @@ from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import IntegrityRefusal, PolicyRefusal, ReceiptRefusal, Refusal, SchemaRefusal
+from shared.mechanisms.base import Extent
 from shared.plans.encoding import Encoder
 from shared.privacy import accountant as privacy
 from shared.releases import receipt as release
@@ -203,6 +204,54 @@ def test_a_table_file_with_room_for_anything_else_is_refused(tmp_path, receipt, 
     ):
         with pytest.raises((SchemaRefusal, IntegrityRefusal)):
             read_bundle_bytes(tmp_path, sealed_again(receipt, released, parquet=make))
+
+
+def test_metadata_that_says_more_than_types_is_refused_where_it_comes_from_a_stranger(tmp_path, receipt, released):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    arrow = pa.Table.from_pandas(released, preserve_index=False)
+    usual = {**arrow.schema.metadata, b"label": LABEL.encode()}
+    pandas = json.loads(usual[b"pandas"])
+    texts = {name: released[name].astype(str).str.len().max() for name in released}
+    extent = Extent(rows=len(released), texts={name: int(length) for name, length in texts.items()})
+
+    def written(change, **settings):
+        def make(data: bytes) -> bytes:
+            sink = BytesIO()
+            told = {**usual, b"pandas": json.dumps({**pandas, **change}).encode()}
+            options = {"compression": "zstd", "write_statistics": False, **settings}
+            pq.write_table(arrow.replace_schema_metadata(told), sink, **options)
+            return sink.getvalue()
+
+        return make
+
+    def read(make):
+        (tmp_path / "bundle.zip").write_bytes(sealed_again(receipt, released, parquet=make))
+        return read_bundle(tmp_path / "bundle.zip", cap=CAP, before=lambda _: extent)
+
+    assert len(read(written({})).table) == len(released)
+    first, *more = pandas["columns"]
+    for make in (
+        written({"attributes": {"note": "a patient's name"}}),
+        written({}, write_statistics=True),
+        written({"pandas_version": "three one one; and a patient's name"}),
+        written({"creator": {"library": "pyarrow", "note": "x" * 70}}),
+        written({"index_columns": ["a patient's name"]}),
+        written({"columns": [{**first, "numpy_type": "a patient's name"}, *more]}),
+        written({"columns": [{**first, "metadata": {"encoding": "a patient's name"}}, *more]}),
+        written({"columns": [{**first, "metadata": "a patient's name"}, *more]}),
+        written({"column_indexes": ["a patient's name"]}),
+    ):
+        with pytest.raises(SchemaRefusal, match="nothing else"):
+            read(make)
+
+
+@pytest.mark.parametrize("version", ["\x1b[2J", "0.1.0; rm", "", "x" * 65, "Größe"])
+def test_an_agents_version_is_a_version(receipt, version):
+    said = dataclasses.replace(receipt, agent_version=version)
+    with pytest.raises(SchemaRefusal, match="agent_version"):
+        Receipt.from_bytes(said.to_bytes())
 
 
 def read_bundle_bytes(folder, data):

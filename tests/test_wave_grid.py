@@ -150,6 +150,25 @@ def test_the_grid_says_of_each_site_what_the_coordinator_holds(study):
     assert set(STATES) >= {cell.state for line in grid(study.store, "cvd", TODAY).waves for cell in line.cells}
 
 
+def test_the_grid_asks_the_database_as_often_for_many_sites_as_for_few(tmp_path):
+    import sqlalchemy as sa
+
+    def asked(home: str, *sites: str) -> int:
+        made, count = Study(tmp_path / home, sites=sites), [0]
+        with closing(made.store):
+
+            def counted(*_: object) -> None:
+                count[0] += 1
+
+            grid(made.store, "cvd", TODAY)  # what is read once for all
+            sa.event.listen(made.store._engine, "before_cursor_execute", counted)
+            grid(made.store, "cvd", dt.date(2026, 3, 1))
+        return count[0]
+
+    few, many = asked("few", "alpha"), asked("many", *(f"site{k}" for k in range(12)))
+    assert few == many
+
+
 def test_a_ledger_that_moved_since_the_last_delivery_is_a_guess_and_is_called_one(study):
     from service import anchor_head
 

@@ -20,7 +20,7 @@ from shared.errors import IntegrityRefusal, ParameterError
 from shared.plans.plan import StudyPlan, Wave
 
 if TYPE_CHECKING:
-    from coordinator.store.store import AcceptedRelease, Store
+    from coordinator.store.store import AcceptedRelease, Quarantined, Store, Tombstone, WaveRecord
 
 __all__ = ["STATES", "Cell", "WaveGrid", "WaveLine", "draft", "grid", "reminder", "scheduled"]
 
@@ -213,7 +213,16 @@ def grid(store: Store, study: str, today: dt.date) -> WaveGrid:
     plan = store.plan(study).plan
     releases = store.releases(study, withdrawn=True)
     sites = tuple(sorted({*store.members(study), *(release.site for release in releases)}))
-    lines = tuple(_line(store, study, wave, sites, releases, today) for wave in plan.waves)
+    known = _Arrivals(
+        releases=releases,
+        apart=store.quarantined(study=study),
+        withdrawn=store.withdrawals(study),
+        reminded=store.reminded(study),
+        moved=store.last_moved(),
+        last={release.site: release for release in sorted(releases, key=lambda one: one.log_index)},
+        newest={release.site: release.wave for release in sorted(releases, key=lambda one: one.wave)},
+    )
+    lines = tuple(_line(store.wave_record(study, wave.number), wave, sites, known, today) for wave in plan.waves)
     waited = [line for line in lines if line.state in ("open", "overdue") and line.awaited]
     return WaveGrid(
         study=study,
@@ -226,19 +235,36 @@ def grid(store: Store, study: str, today: dt.date) -> WaveGrid:
     )
 
 
-def _line(
-    store: Store, study: str, wave: Wave, sites: tuple[str, ...], releases: tuple[AcceptedRelease, ...], today: dt.date
-) -> WaveLine:
-    record = store.wave_record(study, wave.number)
-    held = {release.site: release for release in releases if release.wave == wave.number}
-    apart = {found.site: found for found in store.quarantined(study=study) if found.wave == wave.number}
+@dataclass(frozen=True, kw_only=True)
+class _Arrivals:
+    """What a study's grid is made of, read once for all of its cells.
+
+    Args:
+        reminded: (wave, site) to the day of the last reminder.
+        moved: site to the place in the log at which its ledger was last witnessed.
+        last: site to the release that arrived last.
+        newest: site to the newest wave that it delivered.
+    """
+
+    releases: tuple[AcceptedRelease, ...]
+    apart: tuple[Quarantined, ...]
+    withdrawn: tuple[Tombstone, ...]
+    reminded: Mapping[tuple[int, str], str]
+    moved: Mapping[str, int]
+    last: Mapping[str, AcceptedRelease]
+    newest: Mapping[str, int]
+
+
+def _line(record: WaveRecord, wave: Wave, sites: tuple[str, ...], known: _Arrivals, today: dt.date) -> WaveLine:
+    held = {release.site: release for release in known.releases if release.wave == wave.number}
+    apart = {found.site: found for found in known.apart if found.wave == wave.number}
     late = {revision.log_index: revision.number for revision in record.revisions if revision.cause == "late"}
-    withdrawn = {stone.site: stone for stone in store.withdrawals(study) if stone.wave == wave.number}
+    withdrawn = {stone.site: stone for stone in known.withdrawn if stone.wave == wave.number}
     state = "overdue" if today > wave.closes else "open" if today >= wave.opens else "planned"
     state = "closed" if record.closed else state
     cells = []
     for site in sites:
-        reminded = {reminder.wave: reminder.day for reminder in store.reminders(study, site)}.get(wave.number, "")
+        reminded = "" if site in held else known.reminded.get((wave.number, site), "")
         if site in held and held[site].withdrawn:
             cells.append(Cell(site=site, state="withdrawn", day=withdrawn[site].day))
         elif site in held:
@@ -254,9 +280,9 @@ def _line(
         elif state == "closed":
             cells.append(Cell(site=site, state="missing", reminded=reminded))
         else:
-            last = max((release.log_index for release in releases if release.site == site), default=-1)
-            earlier = all(other.wave < wave.number for other in releases if other.site == site)
-            name = "held?" if earlier and store.moved_since(site, last) else "waiting"
+            arrived = known.last[site].log_index if site in known.last else -1
+            earlier = known.newest.get(site, 0) < wave.number
+            name = "held?" if earlier and known.moved.get(site, -1) > arrived else "waiting"
             cells.append(Cell(site=site, state=name, reminded=reminded))
     there = [cell for cell in cells if cell.state in ("delivered", "late")]
     missing = tuple(cell.site for cell in cells if cell.state not in ("delivered", "late", "planned"))

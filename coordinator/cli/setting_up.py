@@ -159,6 +159,7 @@ def serve(
         ready=ready,
         url=config.store,
         max_bundle=config.max_bundle,
+        quotas=config.quotas,
         workers=config.workers,
         limits={"connections": config.connections, "per_address": config.connections_per_address},
         analysts=config.analysts_listen,
@@ -168,5 +169,6 @@ def serve(
             "at_once": config.analyst_places,
             "memory": config.analyst_memory_mb << 20,
             "cpu": config.analyst_seconds,
+            "a_day": config.analyst_day,
         },
     )

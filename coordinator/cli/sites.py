@@ -96,8 +96,12 @@ def sites(context: typer.Context, json: Json = False) -> None:
     """List the sites: state, fingerprint, days left on the certificate, releases."""
     from rich.text import Text
 
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
+    from coordinator.services.health import alarms
+
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
         known = store.sites()
+        near = alarms(config, store)
         counts = {site.site: [0, 0] for site in known}
         for release in store.releases():
             counts[release.site][0] += 1
@@ -141,6 +145,8 @@ def sites(context: typer.Context, json: Json = False) -> None:
                 # Not filled in on purpose: pasted from here, the comparison would compare nothing.
                 out.print(f"{row['site']} waits. Telephone its steward, and type the fingerprint you hear:")
                 out.print(f'  coordinator accept {row["site"]} --fingerprint "…"', style="cyan")
+        for use in near:
+            out.print(f"near its quota: {use.words}", style="yellow")
 
     emit(answer, as_json=json, show=show)
 

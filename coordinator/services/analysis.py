@@ -29,6 +29,7 @@ from weakref import WeakValueDictionary
 
 from coordinator.answers import queries
 from coordinator.services.analysts import PAGE, Analyst, Analysts, QueryLine
+from coordinator.services.quotas import CallRate, Quotas
 from coordinator.services.tasks import ANSWERING, selection_of
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
 from coordinator.store.store import AcceptedRelease, Store, remember
@@ -66,6 +67,7 @@ __all__ = ["LONGEST", "REQUEST_CAP", "WAITING", "AnalysisService"]
 REQUEST_CAP = 64 << 10
 LONGEST = 300.0
 WAITING = 64
+PRUNE_EVERY = 64  # new answers after which those that are too many are deleted
 PATIENCE = 30.0  # seconds that a question waits for a free place
 ASKING, DOWNLOADS = ("analyst", "lead"), ("lead", "auditor")
 FORMULA_LETTERS = 512  # letters of a refused formula that the record keeps
@@ -83,6 +85,8 @@ class AnalysisService:
             token waits for another token's.
         memory: bytes that a question may take.
         cpu: seconds of computing that a question may take.
+        a_day: questions that one token may ask in a day: each is a line of the record for good; 0 for no limit.
+        quotas: how many answers are kept, and for how long.
         today: gives the UTC date.
         clock: gives seconds that only grow.
     """
@@ -96,12 +100,16 @@ class AnalysisService:
         at_once: int = 2,
         memory: int = 2 << 30,
         cpu: int = 240,
+        a_day: int = 20_000,
+        quotas: Quotas | None = None,
         today: Callable[[], dt.date],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._analysts = store, Analysts(store)
+        self._store, self._analysts = store, Analysts(store, quotas)
         self._today = today
-        self._rate = _Rate(rate / 60, burst, clock)
+        self._rate = CallRate(rate / 60, burst, f"a token may ask {rate:g} times a minute", clock)
+        self._daily = CallRate(a_day / 86_400, a_day, f"a token may ask {a_day} times a day", clock)
+        self._given = 0
         limits = TaskLimits(memory=memory, cpu=cpu, wall=LONGEST)
         self._workers = Workers(imports=ANSWERING, places=at_once, spares=at_once, limits=limits)
         self._turns: WeakValueDictionary[str, _QueryLock] = WeakValueDictionary()
@@ -111,6 +119,7 @@ class AnalysisService:
 
     def start(self) -> None:
         """Begin what the first question would have to wait for."""
+        self._analysts.prune()
         self._workers.start()
 
     def close(self) -> None:
@@ -266,6 +275,7 @@ class AnalysisService:
         Raises: AccessRefusal, RoleRefusal, RateRefusal, and what `coordinator.answers.queries.ask` raises.
         """
         who = self._for(call, request.study)
+        self._daily.take(who.serial)
         try:
             if who.role not in ASKING:
                 raise RoleRefusal(f"the role must be {' or '.join(ASKING)}", given=who.role)
@@ -342,7 +352,11 @@ class AnalysisService:
                     numbers=made["numbers"],
                     today=self._today(),
                 )
-                return Document(json=self._analysts.give(who, canonical_json(document), beside=saved, **line(document)))
+                data = self._analysts.give(who, canonical_json(document), beside=saved, **line(document))
+                self._given += 1
+                if self._given % PRUNE_EVERY == 0:
+                    self._analysts.prune()
+                return Document(json=data)
         self._analysts.note(who, **line(parse_json(data, cap=MESSAGE_CAP)))
         return Document(json=data)
 
@@ -366,7 +380,9 @@ class AnalysisService:
         data = self._analysts.answer(request.study, result_id) if result_id else None
         if result_id is None or data is None:
             raise StateRefusal(
-                "the result must have been given in this study", given=repr(request.result_id), next_step="See log."
+                "the result must be one that is kept in this study",
+                given=repr(request.result_id),
+                next_step="See log. One that was given long ago may be deleted: ask again, the question stands there.",
             )
         document = parse_json(data, cap=MESSAGE_CAP)
         used = document["provenance"]["bundles"]
@@ -530,39 +546,6 @@ class _QueryLock:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
-
-
-class _Rate:
-    """A bucket of permissions per token that fills at a steady rate.
-
-    >>> now = [0.0]
-    >>> rate = _Rate(1.0, 2, lambda: now[0])
-    >>> rate.take("a"), rate.take("a")
-    (None, None)
-    >>> rate.take("a")
-    Traceback (most recent call last):
-    shared.errors.RateRefusal: a token may ask 60 times a minute, got more. Wait a little.
-    >>> now[0] = 1.0
-    >>> rate.take("a")
-    """
-
-    def __init__(self, per_second: float, burst: int, clock: Callable[[], float]) -> None:
-        self._per_second, self._burst, self._clock = per_second, burst, clock
-        self._left: dict[str, tuple[float, float]] = {}
-        self._lock = threading.Lock()
-
-    def take(self, who: str) -> None:
-        if not self._per_second:
-            return
-        with self._lock:
-            now = self._clock()
-            left, then = self._left.get(who, (float(self._burst), now))
-            left = min(float(self._burst), left + (now - then) * self._per_second)
-            self._left[who] = (left - (left >= 1), now)
-        if left < 1:
-            raise RateRefusal(
-                f"a token may ask {60 * self._per_second:g} times a minute", given="more", next_step="Wait a little."
-            )
 
 
 def _tried(request: QueryRequest, refusal: Refusal) -> dict[str, Any]:

@@ -9,6 +9,10 @@ Two people who ask the same get the same bytes, and nothing but another release 
 question was asked is a line of the record each time, whether it was answered or refused: how many looks were taken at
 the data is what a reader of the paper must be able to count. A line is on disk before its answer leaves; lines that
 wait for the disk at the same time are written together.
+
+The record is for good; answers are not. They are kept for a time and up to a number of bytes
+(`coordinator.services.quotas`), the oldest deleted first: the same question to the same releases gives the same answer
+under the same id again.
 """
 
 from __future__ import annotations
@@ -18,12 +22,15 @@ import hmac
 import json
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import sqlalchemy as sa
 
+from coordinator.services.quotas import SHARE, Quotas
+from coordinator.store.schema import results
 from coordinator.store.store import Store, Writer
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.errors import AccessRefusal, ParameterError, StateRefusal
@@ -58,6 +65,18 @@ _answers = sa.Table(
     sa.Column("study", _word, nullable=False),
     sa.Column("document", sa.LargeBinary, nullable=False),
     sa.Column("day", sa.String(10), nullable=False),
+)
+# Who was first to ask for each answer, how large it is, so that no sum reads the documents, and what of it stands among
+# the results that were handed out.
+_kept = sa.Table(
+    "answers_kept",
+    _meta,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("result_id", _word, nullable=False, unique=True),
+    sa.Column("analyst", _word, nullable=False, index=True),
+    sa.Column("bytes", sa.Integer, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+    sa.Column("result", sa.Integer),
 )
 _queries = sa.Table(
     "asked",
@@ -138,11 +157,13 @@ class Analysts:
 
     Args:
         store: the coordinator's store.
+        quotas: how many answers are kept, and for how long.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, quotas: Quotas | None = None) -> None:
         self._read, self._write = store.extended(_meta)
         self._together = _Together(self._write)
+        self._quotas = quotas or Quotas()
 
     # -- tokens -------------------------------------------------------------------------------------------------
     def add(
@@ -222,6 +243,19 @@ class Analysts:
         rows = self._read(lambda c: c.execute(sa.select(_answers.c.result_id).where(where).limit(2)).all())
         return str(rows[0].result_id) if len(rows) == 1 else None
 
+    def kept(self) -> dict[str, int]:
+        """Name to the bytes of the answers for which it was the first to ask; blank is from before that was noted."""
+        query = sa.select(_kept.c.analyst, sa.func.sum(_kept.c.bytes)).group_by(_kept.c.analyst)
+        return {name: int(size) for name, size in self._read(lambda c: c.execute(query).all())}
+
+    def prune(self, today: dt.date | None = None) -> int:
+        """Delete the answers that are too many, the oldest first; how many. Lines of the record stay.
+
+        Args:
+            today: delete those that are too old on this day as well; of a clock that is believed.
+        """
+        return self._write(lambda c: _prune(c, self._quotas, today))
+
     # -- the record ---------------------------------------------------------------------------------------------
     def note(
         self,
@@ -269,7 +303,12 @@ class Analysts:
             if known is None:
                 row = {"result_id": subject, "study": study, "document": document, "day": today.isoformat()}
                 c.execute(_answers.insert().values(**row))
+                newest = sa.select(sa.func.max(results.c.id))
+                before = c.execute(newest).scalar()
                 beside(c)
+                result = c.execute(newest).scalar()
+                kept = {"result_id": subject, "analyst": who.site, "bytes": len(document), "day": row["day"]}
+                c.execute(_kept.insert().values(**kept, result=None if result == before else result))
             c.execute(_queries.insert().values(**values, **line, question=text))
             return document if known is None else known
 
@@ -282,6 +321,33 @@ class Analysts:
             query = query.where(_queries.c.subject == subject)
         rows = self._read(lambda c: c.execute(query.order_by(_queries.c.number).limit(PAGE)).mappings().all())
         return tuple(QueryLine(**{**row, "question": json.loads(row["question"])}) for row in rows)
+
+
+def _prune(c: sa.Connection, quotas: Quotas, today: dt.date | None) -> int:
+    # Answers of an earlier version are nobody's.
+    new = sa.select(_answers.c.result_id, sa.literal(""), sa.func.length(_answers.c.document), _answers.c.day)
+    new = new.where(_answers.c.result_id.not_in(sa.select(_kept.c.result_id))).order_by(_answers.c.day)
+    c.execute(_kept.insert().from_select(["result_id", "analyst", "bytes", "day"], new))
+    rows = c.execute(sa.select(_kept).order_by(_kept.c.number)).all()
+    first = "" if today is None else (today - dt.timedelta(days=quotas.answer_days)).isoformat()
+    own: Counter[str] = Counter()
+    for row in rows:
+        own[row.analyst] += row.bytes
+    total, gone = sum(own.values()), []
+    for row in rows:
+        if row.day < first or own[row.analyst] > quotas.answers // SHARE or total > quotas.answers:
+            gone.append(row)
+            own[row.analyst] -= row.bytes
+            total -= row.bytes
+    for start in range(0, len(gone), 500):
+        part = gone[start : start + 500]
+        for table, column, name in (
+            (results, results.c.id, "result"),
+            (_answers, _answers.c.result_id, "result_id"),
+            (_kept, _kept.c.result_id, "result_id"),
+        ):
+            c.execute(table.delete().where(column.in_([getattr(row, name) for row in part])))
+    return len(gone)
 
 
 class _Together:

@@ -23,6 +23,7 @@ from typing import Any
 
 from coordinator.services.analysis import LONGEST, REQUEST_CAP, WAITING, AnalysisService
 from coordinator.services.authority import server_credentials
+from coordinator.services.quotas import Quotas
 from coordinator.store.store import Store
 from shared.errors import NetworkRefusal, Refusal, refusal_from_code
 from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE
@@ -72,11 +73,12 @@ def analysts_server(
         credentials: gives the server's credentials.
         workers: threads that answer.
         today: gives the UTC date.
-        analysis: settings of `AnalysisService`.
+        analysis: settings of `AnalysisService`, ``quotas`` as plain values.
         limits: settings of `CallLimits`.
     Raises: NetworkRefusal (the port is taken).
     """
-    asked = AnalysisService(store, today=today, **analysis)
+    quotas = {} if "quotas" not in analysis else {"quotas": Quotas(**analysis["quotas"])}  # it came as JSON
+    asked = AnalysisService(store, today=today, **{**analysis, **quotas})
     asked.start()
     try:
         server = Server(

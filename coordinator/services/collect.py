@@ -31,15 +31,17 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
+from coordinator.services.analysts import Analysts
 from coordinator.services.analysts_port import AnalystsProcess, AnalystsServer, analysts_server
 from coordinator.services.authority import Authority, requested_key
 from coordinator.services.clocks import SeenClocks
-from coordinator.services.health import require_whole
+from coordinator.services.health import require_home, require_whole
+from coordinator.services.quotas import CallRate, Quotas, expire_refused, quota_uses, staged_files
 from coordinator.services.tasks import READING, require_stated
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
 from coordinator.store.log_watch import LogWatch
@@ -56,6 +58,7 @@ from shared.errors import (
     NetworkRefusal,
     PlanChanged,
     PlanRefusal,
+    RateRefusal,
     ReceiptRefusal,
     Refusal,
     ReplayRefusal,
@@ -119,6 +122,8 @@ OPENINGS = 2  # how often a bundle is opened whose opening does not end
 # The second time it has the room of a table of its own size, many times over: more is for tables that are packed well.
 LITTLE, LITTLE_FACTOR = 256 << 20, 8
 STAGED_PER_SITE = 8
+STATEMENT_CAP = 64 << 10
+UNFINISHED_DAYS = 30
 DESCRIPTORS = 65_536
 BLOCK = 1 << 20
 _log = logging.getLogger("tributary.collect")
@@ -137,6 +142,7 @@ class CollectionService:
         store: its store.
         authority: its certificate authority.
         max_bundle: most bytes of one release.
+        quotas: what one site may leave here.
         today: gives the UTC date.
         now: gives the time in UTC.
     """
@@ -148,12 +154,21 @@ class CollectionService:
         store: Store,
         authority: Authority,
         max_bundle: int = MAX_BUNDLE,
+        quotas: Quotas | None = None,
         today: Callable[[], dt.date] = utc_today,
         now: Callable[[], dt.datetime] = utc_now,
     ) -> None:
         self._store, self._authority, self._today, self._now = store, authority, today, now
         self.clocks = SeenClocks(store, authority.certificate)
         self._disbelieved: dt.date | None = None
+        self._quotas = mine = quotas or Quotas()
+        self._calls = CallRate(mine.calls / 60, mine.calls // 2, f"a site may call {mine.calls} times a minute")
+        words = f"a site may have {mine.anchor_calls} heads witnessed in a minute"
+        self._heads = CallRate(mine.anchor_calls / 60, 2 * mine.anchor_calls, words)
+        words = f"a site may have {mine.refused_a_day} releases refused in a day"
+        self._refused = CallRate(mine.refused_a_day / 86_400, mine.refused_a_day, words)
+        self._anchored: dict[str, int] | None = None  # bytes of each site's heads
+        self._tended: dt.date | None = None
         self._max_bundle = max_bundle
         self._home = home
         self._boxes = RoundQueue(store)
@@ -213,6 +228,7 @@ class CollectionService:
         """Take a request to join, or say what became of it. Raises: RoleRefusal, TokenRefusal, SignatureRefusal, …"""
         if call.peer.role != "enrol":
             raise RoleRefusal("only an invitation's certificate may ask to join", given="a site's")
+        self._calls.take(call.peer.site)
         envelope = _envelope(request.envelope)
         call.digest = envelope.digest
         enrolment = EnrolmentRequest.from_bytes(envelope.payload)
@@ -239,7 +255,9 @@ class CollectionService:
             raise RoleRefusal(
                 "an invitation's certificate may only ask to join", given="another call", next_step="Join first."
             )
+        self._calls.take(call.peer.site)
         site = self._store.require_site(call.peer.site, call.peer.serial)
+        self._tend()
         if call.peer.serial not in self._seen:
             with suppress(StorageRefusal):  # a full disk: the next call tells it again
                 self._store.arrived(call.peer.site, call.peer.serial)
@@ -266,8 +284,21 @@ class CollectionService:
         head = AnchorHead.from_bytes(envelope.require(ANCHOR_TYPE, {site.release_key.key_id: site.release_key}))
         if head.site != site.site:
             raise ReplayRefusal("a ledger head must be the calling site's", given="another site's")
+        if self._anchored is None:
+            self._anchored = self._store.anchor_bytes()
+        size = len(request.envelope)
+        if self._anchored.get(site.site, 0) + size > self._quotas.anchors:
+            raise TooLarge(
+                f"the heads of one site's ledger must take at most {self._quotas.anchors >> 20} MB",
+                given="more",
+                next_step="Ask the study lead: site_heads_mb in coordinator.toml.",
+            )
+        self._heads.take(site.site)
         reach("ingest.before_anchor")
+        before = self._store.entries()
         receipt = self._store.add_anchor(head, envelope)
+        if receipt.index >= before:  # else it was witnessed before
+            self._anchored[site.site] = self._anchored.get(site.site, 0) + size
         reach("ingest.after_anchor")
         return self._signed_for(site, receipt)
 
@@ -299,6 +330,7 @@ class CollectionService:
             site = self._site(call)
             question = open_reading(envelope, site.release_key)
         else:
+            self._calls.take(call.peer.site)
             question = unverified_reading(envelope)
         if question.site != call.peer.site:
             raise ReplayRefusal("a clock's reading must be the calling site's", given="another site's")
@@ -422,12 +454,15 @@ class CollectionService:
         or the reason for which these bytes were quarantined before.
         """
         site = self._site(call)
+        if max(len(request.envelope), len(request.standing or b"")) > STATEMENT_CAP:
+            raise TooLarge(f"a signed statement must have at most {STATEMENT_CAP} bytes", given="more")
         envelope = _envelope(request.envelope)
         statement = self._signed(site, envelope)
         call.digest = statement.bundle_sha256
         known = self._answered(site, statement)
         if known is not None:
             return Offered(acceptance=self._signed_for(site, known))
+        self._refused.require(site.site)
         standing = None if request.standing is None else _envelope(request.standing)
         self._planned(site, statement, envelope, standing)
         part = self._part(site, statement.bundle_sha256)
@@ -593,10 +628,41 @@ class CollectionService:
         free = shutil.disk_usage(self._staging).free
         if free < size + (64 << 20):
             raise _no_room(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-        others = [path for path in self._staging.glob(f"{site.site}.*.json") if path.stem != part.stem]
-        for path in sorted(others, key=lambda path: path.stat().st_mtime)[: max(0, len(others) + 1 - STAGED_PER_SITE)]:
+        others = [found for found in staged_files(self._home, site.site) if found[0].stem != part.stem]
+        total = size + sum(taken for _, taken in others)
+        for place, (path, taken) in enumerate(others):
+            if len(others) - place < STAGED_PER_SITE and total <= self._quotas.staging:
+                break
             path.with_suffix(".part").unlink(missing_ok=True)
             path.unlink(missing_ok=True)  # how often it was opened stays known
+            total -= taken
+
+    def _tend(self) -> None:
+        """Once a day: delete what has expired, and say who is near a quota."""
+        today = self._today()
+        if self._tended == today:
+            return
+        self._tended = today
+        try:
+            self.tend()
+        except (OSError, StorageRefusal) as error:
+            _log.error("what has expired could not be deleted: %s", type(error).__name__)
+
+    def tend(self) -> None:
+        """Delete what has expired, by a clock that is believed; name in the log who is near a quota."""
+        now, analysts = self._now().timestamp(), Analysts(self._store, self._quotas)
+        if self.may_issue():
+            gone = expire_refused(self._home, self._store, self._quotas, now)
+            if gone:
+                _log.info("%d refused bundles were deleted; their digests and reasons stay", gone)
+            for path in self._staging.iterdir():
+                old = now - path.stat().st_mtime > 86_400 * UNFINISHED_DAYS
+                if old and path.suffix in (".json", ".part", ".opened"):
+                    path.unlink(missing_ok=True)
+            analysts.prune(self._today())
+        for use in quota_uses(self._home, self._store, self._quotas, analysts.kept()):
+            if use.near:
+                _log.warning("near its quota: %s", use.words)
 
     # -- upload -------------------------------------------------------------------------------------------------
     def upload(self, call: Call, first: Chunk | None) -> Generator[None, Chunk | None, Acceptance]:
@@ -840,7 +906,9 @@ class CollectionService:
 
         earlier = self._store.charged(receipt.study, receipt.site)
         earlier.pop(receipt.release_id, None)
-        plans = [self._store.plan(receipt.study, version).plan for version, _ in earlier.values()]
+        # Each version is looked up once, however many releases were drawn under it.
+        numbers = {version for version, _ in earlier.values()}
+        versions = {version: self._store.plan(receipt.study, version).plan for version in numbers}
         # Of what was set apart nobody here read the receipt: it may have been drawn through an earlier release's flow.
         charges = [
             (plan, privacy.from_canonical(receipt.event)),
@@ -849,7 +917,7 @@ class CollectionService:
                     before,
                     privacy.from_canonical(release.receipt.event) if release else planned_event(before, reused=True),
                 )
-                for before, (_, release) in zip(plans, earlier.values(), strict=True)
+                for before, release in ((versions[version], release) for version, release in earlier.values())
             ),
         ]
         self._require_training_charged(receipt, plan, [release for _, release in earlier.values() if release])
@@ -901,6 +969,8 @@ class CollectionService:
             )
 
     def _set_apart(self, part: Path, statement: Statement, envelope: Envelope, refusal: Refusal) -> None:
+        with suppress(RateRefusal):
+            self._refused.take(statement.site)
         reach("ingest.before_quarantine")
         os.replace(part, self._quarantine / f"{statement.bundle_sha256}.zip")
         reach("ingest.quarantine_moved")
@@ -910,6 +980,7 @@ class CollectionService:
         part.with_suffix(".json").unlink(missing_ok=True)
         part.with_suffix(".opened").unlink(missing_ok=True)
         reach("ingest.quarantined")
+        expire_refused(self._home, self._store, self._quotas)
 
     # -- staging ------------------------------------------------------------------------------------------------
     def _part(self, site: RegisteredSite, digest: str) -> Path:
@@ -1023,6 +1094,7 @@ class CoordinatorServer:
         listen: ``host:port`` to bind; port 0 takes a free one, see `port`.
         url: database, if not SQLite in the home folder.
         max_bundle: most bytes of one release.
+        quotas: what one site and one token may leave here.
         workers: threads that answer.
         today: gives the UTC date.
         now: gives the time in UTC.
@@ -1040,6 +1112,7 @@ class CoordinatorServer:
         *,
         url: str = "",
         max_bundle: int = MAX_BUNDLE,
+        quotas: Quotas | None = None,
         workers: int = 16,
         today: Callable[[], dt.date] = utc_today,
         now: Callable[[], dt.datetime] = utc_now,
@@ -1057,11 +1130,18 @@ class CoordinatorServer:
             raise LockedRefusal("one coordinator must serve a home folder", given="a second one") from None
         self.store = Store.open(home, url)
         self.service = CollectionService(
-            home=home, store=self.store, authority=authority, max_bundle=max_bundle, today=today, now=now
+            home=home,
+            store=self.store,
+            authority=authority,
+            max_bundle=max_bundle,
+            quotas=quotas,
+            today=today,
+            now=now,
         )
         credentials = functools.partial(authority.server, self.service.may_issue)
         try:
             require_whole(self.store)
+            require_home(self.store, home)
             self.service.start()
             self.service.recover()
             self._server = Server(
@@ -1078,7 +1158,7 @@ class CoordinatorServer:
             self._analysis: AnalystsServer | AnalystsProcess | None = None
             settings: dict[str, Any] = {
                 "workers": workers,
-                "analysis": dict(analysis or {}),
+                "analysis": {**(analysis or {}), "quotas": asdict(quotas or Quotas())},
                 "limits": dict(limits or {}),
             }
             try:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from shared.errors import CertificateRefusal, IntegrityRefusal, Refusal, StorageRefusal
+import sqlalchemy as sa
+
+from shared.base.keys import write_private
+from shared.errors import CertificateRefusal, IntegrityRefusal, Refusal, StateRefusal, StorageRefusal
 from shared.terminal import ChecklistLine
 
 if TYPE_CHECKING:
@@ -14,9 +19,10 @@ if TYPE_CHECKING:
 
     from coordinator.config import CoordinatorConfig
     from coordinator.services.authority import Authority
+    from coordinator.services.quotas import QuotaUse
     from coordinator.store.store import Store
 
-__all__ = ["diagnose", "misdated", "repair", "require_whole"]
+__all__ = ["alarms", "diagnose", "misdated", "repair", "require_home", "require_whole"]
 
 WARNING_DAYS = 30
 TOO_LITTLE_SPACE = 1 << 30
@@ -44,6 +50,7 @@ def diagnose(config: CoordinatorConfig, authority: Authority, store: Store) -> t
     look("certificates", lambda: _certificates(authority, store))
     look("database", lambda: _database(store))
     look("disk", lambda: _disk(config))
+    look("quotas", lambda: _quotas(config, store))
     return found, code
 
 
@@ -100,6 +107,40 @@ def require_whole(store: Store, *, thorough: bool = False) -> None:
         )
 
 
+_meta = sa.MetaData()
+_home = sa.Table("home", _meta, sa.Column("id", sa.String(32), primary_key=True))
+
+
+def require_home(store: Store, home: Path) -> None:
+    """Refuse to serve a database from a second home folder: accepted bundles lie in the first.
+
+    A home is told by a random id in a file of its own, which the database keeps. A home without one that holds a bundle
+    of the database's releases is that home, put back from a backup.
+
+    Raises: StateRefusal.
+    """
+    place = sa.make_url(store.place[0])
+    if place.get_backend_name() == "sqlite" and Path(place.database or "").parent.resolve() == home.resolve():
+        return  # it lies in the home folder itself
+    read, write = store.extended(_meta)
+    path = home / "home.id"
+    mine = path.read_text().strip() if path.exists() else ""
+    known = read(lambda c: c.execute(sa.select(_home.c.id)).scalar()) or ""
+    if known and mine != known:
+        bundles = {path.stem for path in store.bundles.glob("*.zip")}
+        if mine or not any(release.bundle_sha256 in bundles for release in store.releases()):
+            raise StateRefusal(
+                "a database must be served from one home folder",
+                given="the database of another home's",
+                next_step=f"Serve from that one: its bundles/ are there. To move it, copy all of it, {path.name} too.",
+            )
+    mine = known or mine or secrets.token_hex(16)
+    if not path.exists():
+        write_private(path, f"{mine}\n".encode())
+    if not known:
+        write(lambda c: c.execute(_home.insert().values(id=mine)))
+
+
 def _certificates(authority: Authority, store: Store) -> Iterable[Finding]:
     wrong = dict(misdated(authority, store))
     if "the server" in wrong:
@@ -130,3 +171,20 @@ def _disk(config: CoordinatorConfig) -> Iterable[Finding]:
         raise StorageRefusal("1 GB must be free", given=f"{usage.free >> 20} MB", next_step="Free space.")
     state: Literal["ok", "warn"] = "warn" if share >= FULL else "ok"
     yield state, f"{usage.free / (1 << 30):.1f} GB free, {share:.0%} used", "Free space before the next wave."
+
+
+def _quotas(config: CoordinatorConfig, store: Store) -> Iterable[Finding]:
+    near = alarms(config, store)
+    for use in near:
+        yield "warn", use.words, "See what is there; coordinator.toml sets how much may be."
+    if not near:
+        yield "ok", "nobody is near one", ""
+
+
+def alarms(config: CoordinatorConfig, store: Store) -> list[QuotaUse]:
+    """Who has four fifths or more of what they may leave here."""
+    from coordinator.services.analysts import Analysts
+    from coordinator.services.quotas import quota_uses
+
+    answers = Analysts(store, config.quotas).kept()
+    return [use for use in quota_uses(config.home, store, config.quotas, answers) if use.near]

@@ -507,6 +507,12 @@ class Store:
 
         return self._read(work)
 
+    def anchor_bytes(self) -> dict[str, int]:
+        """Site to the bytes of its signed heads."""
+        size = sa.func.sum(sa.func.length(db.anchors.c.envelope))
+        query = sa.select(db.anchors.c.site, size).group_by(db.anchors.c.site)
+        return {site: int(total) for site, total in self._read(lambda c: c.execute(query).all())}
+
     def reanchored(self, site: str) -> int:
         """Number of times that the lead let a site's ledger begin anew."""
         return self.witnessed(site)[2]
@@ -912,15 +918,19 @@ class Store:
     def reminders(self, study: str, site: str) -> tuple[Reminder, ...]:
         """Waves that a site was reminded of and has not delivered."""
         delivered = {release.wave for release in self.releases(study, site=site, withdrawn=True)}
-        query = sa.select(db.reminders.c.wave, db.reminders.c.day).order_by(db.reminders.c.wave)
-        query = query.where((db.reminders.c.study == study) & (db.reminders.c.site == site))
-        rows = self._read(lambda c: c.execute(query).all())
-        return tuple(Reminder(wave=row.wave, day=row.day) for row in rows if row.wave not in delivered)
+        days = self.reminded(study)
+        found = sorted((wave, day) for (wave, known), day in days.items() if known == site and wave not in delivered)
+        return tuple(Reminder(wave=wave, day=day) for wave, day in found)
 
-    def moved_since(self, site: str, log_index: int) -> bool:
-        """True if a site's ledger was witnessed after this place in the log."""
-        query = sa.select(db.anchors.c.seq).where((db.anchors.c.site == site) & (db.anchors.c.log_index > log_index))
-        return self._read(lambda c: c.execute(query.limit(1)).first()) is not None
+    def reminded(self, study: str) -> dict[tuple[int, str], str]:
+        """(wave, site) to the day on which the site was last reminded of it."""
+        query = sa.select(db.reminders).where(db.reminders.c.study == study)
+        return {(row.wave, row.site): row.day for row in self._read(lambda c: c.execute(query).all())}
+
+    def last_moved(self) -> dict[str, int]:
+        """Site to the place in the log at which its ledger was last witnessed."""
+        query = sa.select(db.anchors.c.site, sa.func.max(db.anchors.c.log_index)).group_by(db.anchors.c.site)
+        return {site: int(place) for site, place in self._read(lambda c: c.execute(query).all())}
 
     # -- what was handed out ------------------------------------------------------------------------------------
     def save_result(
@@ -1310,14 +1320,14 @@ def _stored(data: bytes) -> StoredPlan:
     return StoredPlan(envelope=envelope, plan=StudyPlan.from_bytes(envelope.payload))
 
 
-@functools.lru_cache(maxsize=2048)
+@functools.lru_cache(maxsize=8192)
 def _receipt(data: bytes) -> Receipt:
     from shared.releases.receipt import Receipt
 
     return Receipt.from_bytes(data)
 
 
-@functools.lru_cache(maxsize=2048)
+@functools.lru_cache(maxsize=8192)
 def _envelope(data: bytes) -> Envelope:
     return Envelope.from_bytes(data)
 

@@ -32,6 +32,7 @@ from shared.mechanisms.latent_noise.plan import ALSO_GIVEN, TRAINED_BEFORE, TRAI
 from shared.plans.plan import StudyPlan, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy.stated import CHARGED_BEFORE, FLOW
+from shared.releases.metadata import VERSION, require_no_room, require_plain
 
 __all__ = [
     "AGENT",
@@ -65,9 +66,6 @@ LABEL = "synthetic / privatised, not patient records"
 BUNDLE_FORMAT = "tributary-bundle/1"
 MEMBERS = ("manifest.json", "receipt.json", "table.parquet")
 DOCUMENT_CAP = 1 << 20
-PARQUET_KEYS = frozenset({"ARROW:schema", "pandas", "label"})
-PANDAS_KEYS = frozenset({"index_columns", "column_indexes", "columns", "attributes", "creator", "pandas_version"})
-COLUMN_KEYS = frozenset({"name", "field_name", "pandas_type", "numpy_type", "metadata"})
 _DIGEST, _WORD = re.compile("[0-9a-f]{64}"), re.compile("[A-Za-z0-9_-]{1,64}")
 EARLIER_GATE = "That the release passed the site's checks and audit: its delivery shows it."
 """Gate stated by receipts of version 0.1, whose agents refused sealed tables by exact functions of records under every
@@ -255,6 +253,8 @@ class Receipt:
         for name in ("rdp", "covered", "not_covered"):
             body[name] = tuple(body[name])
         receipt = cls(**body)
+        if not (isinstance(receipt.agent_version, str) and VERSION.fullmatch(receipt.agent_version)):
+            raise SchemaRefusal("a receipt's agent_version must be a version", given="another text")
         if receipt.to_bytes() != data:
             raise SchemaRefusal("a receipt must be in canonical form")
         return receipt
@@ -668,7 +668,9 @@ def _read_table(
         with pq.ParquetFile(pa.BufferReader(buffer)) as parquet:
             meta, schema = parquet.metadata, parquet.schema_arrow
             kinds = _kinds(meta, schema, columns, rows, extent)
-            _require_plain(parquet, data)
+            require_plain(parquet, data, label=LABEL)
+            if extent is not None:
+                require_no_room(parquet)
         # What the words take is added where they are read.
         taken = rows * sum(_width(kinds[name]) for name in columns) + _listed(meta)
         size = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
@@ -776,30 +778,6 @@ def _listed(meta: Any) -> int:
     return 8 * values + 120 * meta.num_rows * len(lists)
 
 
-def _require_plain(parquet: Any, data: memoryview) -> None:
-    """Refuse a Parquet file with room for anything but its columns: unread bytes, or metadata of its own.
-
-    Raises: SchemaRefusal.
-    """
-    meta, names = parquet.metadata, parquet.schema_arrow.names
-    metadata = {key.decode(errors="replace"): value for key, value in (meta.metadata or {}).items()}
-    footer = int.from_bytes(data[-8:-4], "little")
-    chunks = [meta.row_group(i).column(k) for i in range(meta.num_row_groups) for k in range(meta.num_columns)]
-    # Header, column chunks, footer: whatever else a file held, no reader of the table would ever see.
-    tiled = 4 + sum(chunk.total_compressed_size for chunk in chunks) + footer + 8 == len(data)
-    plain = metadata.keys() <= PARQUET_KEYS and metadata.get("label") == LABEL.encode()
-    plain = plain and sum(map(len, metadata.values())) <= (8 << 10) + len(names) * (2 << 10)
-    plain = plain and len(meta.created_by or "") <= 64 and not any(field.metadata for field in parquet.schema_arrow)
-    if plain and "pandas" in metadata:
-        pandas = parse_json(metadata["pandas"])
-        plain = isinstance(pandas, dict) and pandas.keys() <= PANDAS_KEYS and isinstance(pandas.get("columns"), list)
-        columns = pandas["columns"] if plain else []
-        plain = plain and [item.get("name") if isinstance(item, dict) else None for item in columns] == names
-        plain = plain and all(item.keys() <= COLUMN_KEYS for item in columns)
-    if not (tiled and plain):
-        raise SchemaRefusal("table.parquet must hold its columns and nothing else", given="further bytes or metadata")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Statement:
     """Statement that agent and approvers sign: hash, sender, recipient and purpose of one bundle.
@@ -833,6 +811,8 @@ class Statement:
         # Digests and ids become parts of file names on the other side.
         if not all(map(_DIGEST.fullmatch, digests)) or not all(map(_WORD.fullmatch, words)):
             raise SchemaRefusal("a release statement must have plain ids and digests of 64 hexadecimal digits")
+        if not (0 <= statement.wave < 1 << 31 and 0 <= statement.plan_version < 1 << 31):
+            raise SchemaRefusal("a release statement's wave and version must be counts", given="other numbers")
         if statement.to_bytes() != data:
             raise SchemaRefusal("a release statement must be in canonical form")
         return statement
@@ -872,4 +852,6 @@ def _document(data: bytes, kind: Any, what: str) -> dict[str, Any]:
             continue
         if name not in body or not isinstance(body[name], _JSON_TYPES[written]) or isinstance(body[name], bool):
             raise SchemaRefusal(f"{what} must have {name} of type {written}")
+        if isinstance(body[name], int) and not abs(body[name]) < 1 << 53:
+            raise SchemaRefusal(f"{what} must have a {name} that is a count", given="a larger number")
     return body

@@ -55,6 +55,8 @@ class CallLimits:
         first: seconds for a call's first whole message.
         idle: seconds for each further message, and for a peer to take a part of a reply.
         bytes_per_second: what is read of one peer over time; a message counts as 64 kB at least. More is read later.
+        guesses: wrong tokens a second of one address that are looked up, after ten times as many at once. While there
+            are more, a connection of that address that has not proved itself is refused unheard.
     """
 
     connections: int = 512
@@ -68,6 +70,7 @@ class CallLimits:
     first: float = 120.0
     idle: float = 120.0
     bytes_per_second: int = 32 << 20
+    guesses: float = 10.0
 
 
 class RefusalLog:
@@ -258,6 +261,7 @@ class Door:
         self._all: dict[GuardedConnection, None] = {}
         self._unproved: dict[GuardedConnection, asyncio.TimerHandle] = {}  # oldest first
         self._turns: dict[str, float] = {}
+        self._guesses: dict[str, float] = {}
         self._numbers = itertools.count(1)
         self._listener: asyncio.Server | None = None
         self._socket = _bound(listen)
@@ -319,6 +323,17 @@ class Door:
             self._turns = {known: due for known, due in self._turns.items() if due > now}
         due = self._turns[address] = max(now - each * self.limits.per_address, self._turns.get(address, 0.0)) + each
         return max(0.0, due - now)
+
+    def guessed(self, address: str) -> None:
+        """Count a wrong token of an address."""
+        now, each = self.loop.time(), 1 / self.limits.guesses
+        if len(self._guesses) > 10_000:
+            self._guesses = {known: due for known, due in self._guesses.items() if due > now}
+        self._guesses[address] = max(now - 10.0, self._guesses.get(address, 0.0)) + each
+
+    def may_guess(self, address: str) -> bool:
+        """True if a token of this address is looked up now."""
+        return self._guesses.get(address, 0.0) <= self.loop.time()
 
     # -- what connections say ---------------------------------------------------------------------------------------
     def arrived(self, connection: GuardedConnection) -> None:

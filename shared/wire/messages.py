@@ -807,7 +807,7 @@ class Withdrawal:
         _must(all(map(_is_word, texts[:3])), "study, site and release id must be plain words")
         _must(_is_digest(self.bundle_sha256), "a withdrawal must name its bundle's SHA-256")
         # A site's part in a training has no wave; its withdrawal stays at the site.
-        _must(type(self.wave) is int and self.wave >= 0, "a withdrawal's wave must be a count")
+        _must(type(self.wave) is int and 0 <= self.wave < 1 << 31, "a withdrawal's wave must be a count")
         _must(self.reason_code in REASONS, f"a withdrawal's reason must be one of {', '.join(REASONS)}")
 
     def to_bytes(self) -> bytes:

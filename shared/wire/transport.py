@@ -314,7 +314,7 @@ class Server:
         turn: _Turn | None = None
         gone = threading.Event()
         try:
-            peer = await self._known(context)
+            peer = await self._known(context, connection)
             call = Call(peer=peer, left=gone.is_set)
             guest = self._guest(peer)
             self._require_room(guest)
@@ -351,7 +351,7 @@ class Server:
                 _decided(call, name, code)
             else:
                 self._log_refusal(connection, call, name, code)
-                if not isinstance(refusal, errors.RateRefusal):
+                if not (isinstance(refusal, errors.RateRefusal) and connection.peer):
                     connection.strike()
                 if isinstance(refusal, (CertificateRefusal, errors.TokenRefusal)):
                     self._loop.call_later(1.0, connection.reset)
@@ -364,7 +364,7 @@ class Server:
         who = call.peer.site if call is not None else connection.address
         self._door.log_refusal("refused", who, name, code, text=f"{now} {who} {name} {code} -")
 
-    async def _known(self, context: Any) -> Peer:
+    async def _known(self, context: Any, connection: GuardedConnection) -> Peer:
         """Who calls, if it may call now; of the message nothing is read. Raises: the refusal."""
         left = context.time_remaining()
         if left is None or not math.isfinite(left) or left > self._longest:
@@ -373,7 +373,15 @@ class Server:
         if proved.get("ssl_tls_version", [b"TLSv1.3"]) != [b"TLSv1.3"]:
             raise CertificateRefusal("a connection must use TLS 1.3", given="an older version")
         if self._identify is not None:
-            return await self._by_porter(functools.partial(self._identify, _token(context)))
+            if not (connection.peer or self._door.may_guess(connection.address)):
+                raise errors.RateRefusal(
+                    "an address must not show many wrong tokens", given="too many", next_step="Try again in a minute."
+                )
+            try:
+                return await self._by_porter(functools.partial(self._identify, _token(context)))
+            except errors.AccessRefusal:
+                self._door.guessed(connection.address)
+                raise
         shown = proved.get("x509_pem_cert", [])
         if len(shown) != 1:
             raise CertificateRefusal("a client must show one certificate", given=f"{len(shown)}")

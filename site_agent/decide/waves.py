@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.errors import (
     ApprovalRefusal,
-    ConfigRefusal,
+    CertificateRefusal,
     IntegrityRefusal,
     LockedRefusal,
     NetworkRefusal,
@@ -245,7 +245,7 @@ def _compare_clocks(desk: Desk, egress: Egress, say: Callable[[AttendEvent], Non
         return
     if offset.state != "agree":
         detail = f"{offset.words} of what the coordinator signs. Set the clock (NTP), or tell the study lead."
-        code = ConfigRefusal.code if offset.state == "wrong" else ""
+        code = CertificateRefusal.code if offset.state == "wrong" else ""
         say(AttendEvent(study="", what="clock differs", detail=detail, code=code))
 
 

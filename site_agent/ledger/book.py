@@ -1917,7 +1917,9 @@ def _read(connection: sqlite3.Connection, cached: bool = True) -> list[Entry]:
     return entries
 
 
-@lru_cache(maxsize=8192, typed=True)
+# A ledger is read from its first entry to its last: one that is longer than this is read anew each time, all of it. So
+# it is longer than any ledger grows; ten thousand entries take about 15 MB.
+@lru_cache(maxsize=1 << 17, typed=True)
 def _entry(
     number: int, previous: str, seq: int, time: str, kind: str, raw: bytes, before: str, digest: str, signature: bytes
 ) -> Entry:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.keys import Envelope
 from shared.errors import IntegrityRefusal, StateRefusal
+from shared.terminal import inert
 from site_agent.ledger.holds import signed_digest, signed_part
 
 if TYPE_CHECKING:
@@ -283,7 +284,10 @@ def _summary(
     ]
     delivered = {e.body["release_id"]: e for e in entries if e.kind == "commit"}
     pages = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE / "pages"), autoescape=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.FileSystemLoader(HERE / "pages"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=inert,
     )
     pages.globals["stated"] = stated
     return pages.get_template("summary.html").render(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from shared.errors import CertificateRefusal, ConfigRefusal, NetworkRefusal, Refusal, StorageRefusal
+from shared.errors import CertificateRefusal, NetworkRefusal, Refusal, StorageRefusal
 from shared.terminal import ChecklistLine
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _clock(desk: Desk, today: dt.date, contact: Contact) -> Finding:
     shown = f"{now:%Y-%m-%d %H:%M} UTC"
     offset = contact.offset
     if offset is not None and offset.state == "wrong":
-        raise ConfigRefusal(
+        raise CertificateRefusal(
             "this clock and the coordinator's must agree",
             given=f"{shown}, {offset.words} of the time that the coordinator signs",
             next_step="Set the clock (NTP). If it is right, tell the study lead: coordinator clock.",

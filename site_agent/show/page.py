@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import ApprovalRefusal, Refusal, UsageRefusal
+from shared.terminal import inert
 from site_agent.show.access import Gate, KeyOpener, Session
 
 if TYPE_CHECKING:
@@ -87,7 +88,11 @@ def application(
         return lambda: opener.opened(desk, form.get("name", ""), form.get("passphrase", ""))
 
     templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PAGES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+        loader=jinja2.FileSystemLoader(PAGES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        finalize=inert,
     )
     templates.globals["stated"] = stated
     style = (PAGES / "style.css").read_text(encoding="utf-8")
