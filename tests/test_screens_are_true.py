@@ -83,6 +83,18 @@ def test_approving_what_was_withdrawn_says_that_it_is_over_and_not_to_withdraw_i
     assert "site-agent withdraw" not in said["next_step"]
 
 
+def test_the_wrong_file_or_a_name_with_spaces_is_told_to_the_steward_with_the_right_one(hospital, tmp_path):
+    other = tmp_path / "registry.toml"
+    other.write_text('study = "registry"')
+    said = hospital.refused("init", "--invitation", str(other), "--approver", "ines", expect=30)
+    assert said["given"] == "registry.toml: another file"
+    assert "coordinator invite" in said["must"]
+    assert "--invitation" in said["next_step"]
+    said = hospital.refused("init", "--invitation", str(hospital.invitation), "--approver", "Dr. Eva Müller", expect=2)
+    assert "--approver dr-eva-mueller" in said["next_step"]
+    assert "site.toml" not in said["next_step"]
+
+
 @pytest.mark.parametrize(
     ("name", "main"),
     [("site-agent", cli.main), ("coordinator", coordinator), ("analyst", analyst.main), ("tributary", tributary)],
