@@ -39,7 +39,7 @@ class Refusal(Exception):
 
     code: ClassVar[str] = "E_REFUSED"
     exit_code: ClassVar[int] = 1
-    fixer: ClassVar[str] = "whoever ran the command"
+    fixer: str = "whoever ran the command"
     meaning: ClassVar[str] = "The request was refused."
 
     def __init__(self, must: str, *, given: str = "", next_step: str = "") -> None:

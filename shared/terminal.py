@@ -10,8 +10,10 @@ rich and typer are imported inside the functions, so that importing this costs n
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import datetime as dt
+import io
 import json
 import math
 import os
@@ -50,6 +52,8 @@ __all__ = [
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 WIDTH = 100
 """Columns when nobody says otherwise (a pipe, a log file)."""
+WHOLE = 16
+"""Letters up to which a cell without spaces is not broken."""
 
 
 def inert(value: Any) -> Any:
@@ -96,6 +100,7 @@ def run(app: typer.Typer, *, name: str, argv: Sequence[str] | None = None) -> in
         error that nobody foresaw.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _spell_out()
     if arguments == ["--version"]:
         from importlib.metadata import version
 
@@ -120,6 +125,33 @@ def run(app: typer.Typer, *, name: str, argv: Sequence[str] | None = None) -> in
     except Exception as error:
         return _show_fault(error, as_json="--json" in arguments)
     return 0
+
+
+# Signs of the screens in letters that every terminal has: an old locale, a Windows pipe, a scheduler's log.
+_SPELLED = str.maketrans(
+    {
+        **{"ε": "eps", "δ": "delta", "τ": "tau", "σ": "sigma", "χ": "chi", "α": "alpha", "²": "^2", "∞": "inf"},
+        **{"✓": "+", "✗": "x", "→": "->", "←": "<-", "·": "-", "…": "...", "×": "x", "±": "+/-", "√": "sqrt"},
+        **{"–": "-", "—": "-", "−": "-", "‐": "-", "“": '"', "”": '"', "’": "'", "‘": "'", "„": '"', "\u00a0": " "},
+        **{"─": "-", "━": "-", "│": "|", "┃": "|", "█": "#", "░": ".", "≥": ">=", "≤": "<=", "≠": "!=", "≈": "~"},
+        **dict.fromkeys("╭╮╰╯┌┐└┘├┤┬┴┼╞╡╪", "+"),
+    }
+)
+
+
+def _spell_out() -> None:
+    """Let the screens be written whatever the encoding of the output: what it does not have is spelled, or a `?`."""
+    codecs.register_error("tributary-spelled", _spelled)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="tributary-spelled")
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end].translate(_SPELLED)
+    return text.encode("ascii", "replace").decode(), error.end
 
 
 def _show_fault(error: Exception, *, as_json: bool) -> int:
@@ -193,7 +225,8 @@ def emit(data: Any, *, as_json: bool, show: Callable[[Console], None] | None = N
         show: draws the answer on the console; without it the JSON is written in either case.
     """
     if as_json or show is None:
-        text = json.dumps(plain(data), indent=2, ensure_ascii=False, allow_nan=False)
+        narrow = "utf" not in (getattr(sys.stdout, "encoding", None) or "utf-8").lower()  # JSON has escapes of its own
+        text = json.dumps(plain(data), indent=2, ensure_ascii=narrow, allow_nan=False)
         sys.stdout.write(_COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
     else:
         show(console())
@@ -310,10 +343,16 @@ def table(
         pad_edge=False,
         show_edge=False,
     )
-    for name in columns:
-        made.add_column(Text(name), justify="right" if name in numeric else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text("–" if cell is None else str(cell)) for cell in row))
+    lines = [
+        [cell if isinstance(cell, Text) else Text("–" if cell is None else str(cell)) for cell in row] for row in rows
+    ]
+    for place, name in enumerate(columns):
+        # An id or a number is read and copied as one: other columns give way first.
+        whole = all(" " not in line[place].plain and len(line[place]) <= WHOLE for line in lines if place < len(line))
+        least = max((len(line[place]) for line in lines if place < len(line)), default=0) if whole else None
+        made.add_column(Text(name), justify="right" if name in numeric else "left", overflow="fold", min_width=least)
+    for line in lines:
+        made.add_row(*line)
     return made
 
 

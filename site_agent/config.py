@@ -8,6 +8,7 @@ the stricter of the plan's and the site's (`Limits.of`).
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tomllib
@@ -18,13 +19,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from shared.base.canonical import closed
-from shared.errors import ConfigRefusal, Refusal, StateRefusal
+from shared.errors import ConfigRefusal, DataFileRefusal, Refusal, StateRefusal
 
 if TYPE_CHECKING:
     from shared.base.keys import PublicKey
     from shared.plans.plan import Floors
 
-__all__ = ["FILE_NAME", "HOME_VARIABLE", "Edges", "Limits", "SiteConfig", "SiteFloors", "TableSource", "default_home"]
+__all__ = ["FILE_NAME", "HOME_VARIABLE", "Edges", "Limits", "Recoding", "SiteConfig", "SiteFloors", "TableSource"]
+__all__ += ["default_home"]
 
 FILE_NAME = "site.toml"
 HOME_VARIABLE = "TRIBUTARY_SITE_HOME"
@@ -68,7 +70,15 @@ def _must_be_a_table(path: Path, encoding: str, delimiter: str) -> None:
         repr(text),
     )
     kinds = ", ".join(FORMATS)
-    _must(path.suffix.lower() in FORMATS, f"a table must end in {kinds}", repr(path.suffix))
+    suffix = path.suffix.lower()
+    step = "Export it as CSV or Parquet, or name a database (site-agent data add -h)."
+    if suffix in (".xlsx", ".xls", ".xlsm", ".ods"):
+        step = "In the spreadsheet: File, Save as, CSV UTF-8. Semicolons and decimal commas can be read (data map)."
+    elif suffix in (".sav", ".dta", ".sas7bdat", ".xpt", ".rds", ".rdata"):
+        step = "Export it from there as CSV or Parquet, with the codes, not with the labels."
+    given = repr(path.name) if path.name else "a folder"
+    if suffix not in FORMATS:
+        raise DataFileRefusal(f"a table must end in {kinds}", given=given, next_step=step)
     _must(encoding in ENCODINGS, f"encoding must be one of {', '.join(ENCODINGS)}", repr(encoding))
     _must(len(delimiter) == 1, "delimiter must be one character", f"{len(delimiter)} characters")
 
@@ -139,8 +149,54 @@ class Edges:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Recoding:
+    """How a column's values in the file become those of the dictionary; `site_agent.records.recoding` does it.
+
+    Args:
+        levels: value in the file to level of the dictionary, both as text.
+        decimal: ``,`` where the file writes decimals with a comma; blank for a point.
+        factor, offset: a number of the file, times `factor`, plus `offset`, is one in the dictionary's unit.
+    Raises: ConfigRefusal, at construction.
+
+    >>> Recoding(levels={"m": "1", "w": "0"}).words, Recoding(decimal=",", factor=38.67).words
+    ('m is 1, w is 0', 'decimal comma, times 38.67')
+    """
+
+    levels: Mapping[str, str] = field(default_factory=dict)
+    decimal: Literal["", ","] = ""
+    factor: float = 1.0
+    offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        texts = isinstance(self.levels, Mapping) and all(isinstance(level, str) for level in self.levels.values())
+        _must(texts, "levels must map values of the file to levels, both in quotes", "something else")
+        _must(self.decimal in ("", ","), "decimal must be ',' or left out", repr(self.decimal))
+        for name in ("factor", "offset"):
+            value = getattr(self, name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            _must(number and (name == "offset" or value != 0), f"{name} must be a number, and no factor 0", value)
+            object.__setattr__(self, name, float(value))
+        object.__setattr__(self, "levels", MappingProxyType(dict(self.levels)))
+
+    @property
+    def words(self) -> str:
+        """It in a few words; blank where values are taken as they stand."""
+        parts = [f"{value} is {level}" for value, level in self.levels.items()]
+        parts += ["decimal comma"] if self.decimal else []
+        parts += [f"times {self.factor:g}"] if self.factor != 1 else []
+        parts += [f"plus {self.offset:g}"] if self.offset else []
+        return ", ".join(parts)
+
+    def to_canonical(self) -> dict[str, Any]:
+        """Plain values; what is at its default is left out."""
+        out: dict[str, Any] = {"levels": dict(self.levels)} if self.levels else {}
+        given = {"decimal": self.decimal, "factor": self.factor, "offset": self.offset}
+        return out | {name: value for name, value in given.items() if value != getattr(Recoding, name)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class TableSource:
-    """Location of a study's table, and the mapping of its columns.
+    """Location of a study's table, and the mapping of its columns and values.
 
     Args:
         path: a local file, CSV, Parquet, GraphML, SQLite or a query (.sql) by its name; it is read in place and never
@@ -148,6 +204,7 @@ class TableSource:
         encoding: of a CSV file; ``utf-8`` also reads a file with a byte order mark.
         delimiter: of a CSV file, one character.
         columns: name in the file to name in the dictionary, where the two differ.
+        values: name in the dictionary to how its values are recoded; a column that is not in it is taken as it stands.
         ignore: columns of the file that the study does not use. They are named one by one, so that a new column in
             the hospital's export is noticed instead of dropped.
         edges: of a study of a network, its edge list; a GraphML file holds its own.
@@ -164,6 +221,7 @@ class TableSource:
     encoding: str = "utf-8"
     delimiter: str = ","
     columns: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, Recoding] = field(default_factory=dict)
     ignore: tuple[str, ...] = ()
     edges: Edges | None = None
     table: str = ""
@@ -177,6 +235,8 @@ class TableSource:
         both = sorted(set(self.columns) & set(self.ignore))
         _must(not both, "a source column must be mapped or ignored, not both", ", ".join(both))
         object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
+        recoded = {name: one for name, one in self.values.items() if one.words}
+        object.__setattr__(self, "values", MappingProxyType(recoded))
         if self.edges is None and self.format == "graphml":
             object.__setattr__(self, "edges", Edges(path=self.path))
 
@@ -543,6 +603,15 @@ class SiteConfig:
             lines.append(f"ignore = [{', '.join(map(_quoted, source.ignore))}]")
             lines += ["", f"[data.{_quoted(study)}.columns]        # name in the file = name in the dictionary"]
             lines += [f"{_quoted(name)} = {_quoted(to)}" for name, to in source.columns.items()]
+            for name, recoding in sorted(source.values.items()):
+                plain = recoding.to_canonical()
+                levels = plain.pop("levels", {})
+                lines += ["", f"[data.{_quoted(study)}.values.{_quoted(name)}]        # how the file's values are read"]
+                lines += [
+                    f"{key} = {_quoted(value) if isinstance(value, str) else value}" for key, value in plain.items()
+                ]
+                pairs = ", ".join(f"{_quoted(value)} = {_quoted(level)}" for value, level in levels.items())
+                lines += [f"levels = {{ {pairs} }}"] if levels else []
             edges = source.edges
             own = edges is not None and source.format == "graphml" and edges == Edges(path=source.path)
             if edges is not None and not own:
@@ -580,6 +649,10 @@ def _source(study: str, given: Any) -> TableSource:
     _must(texts, f"{where}.columns must map names to names", type(columns).__name__)
     for name in ("encoding", "delimiter", "table", "database"):
         _must(isinstance(values.get(name, ""), str), f"{where}.{name} must be text", type(values.get(name)).__name__)
+    recoded = values.get("values", {})
+    tables = isinstance(recoded, dict) and all(isinstance(one, dict) for one in recoded.values())
+    _must(tables, f"{where}.values must be a table for each column", type(recoded).__name__)
+    values["values"] = {name: _section(Recoding, one, f"[data.{study}.values.{name}]") for name, one in recoded.items()}
     if "edges" in values:
         values["edges"] = _edges(where, values["edges"])
     source = _section(TableSource, values, where)

@@ -735,7 +735,7 @@ class Egress:
         try:
             return self._client.call(method, request, timeout=self._timeout)
         except Refusal as refusal:
-            _log.warning("%s: %s", method, refusal.code)
+            _log.info("%s: %s", method, refusal.code)  # whoever asked is told by the refusal itself
             raise
 
     def _retried(self, work: Callable[[], T]) -> T:

@@ -12,7 +12,7 @@ from sources import PACKAGES, ROOT, parsed
 
 FIGURES = (
     "site_agent/show/figures.py",
-    *(f"coordinator/figures/{name}.py" for name in ("canvas", "forest", "companions", "over_time")),
+    *(f"coordinator/figures/{name}.py" for name in ("canvas", "forest", "companions", "over_time", "style")),
 )
 HEAVY = {"torch", "nflows", "matplotlib", "flwr", "grpc", "statsmodels", "starlette", "uvicorn", "jinja2"}
 # The demo looks for a free port.

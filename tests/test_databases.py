@@ -264,3 +264,21 @@ def test_identifiers_that_are_numbers_meet_their_edges(tmp_path):
     found = records.read(source(path, edges=Edges(path=path, table="contacts")), WARDS, key=KEY, rules=TIES)
     assert isinstance(found.contacts, contacts.Contacts)
     assert found.contacts.edges == 3
+
+
+def test_a_statement_that_cannot_be_run_is_told_in_the_databases_words_and_an_address_never(tmp_path, monkeypatch):
+    base = tmp_path / "clinic.sqlite"
+    with sqlite3.connect(base) as connection:
+        connection.execute("CREATE TABLE people (person TEXT, age INTEGER)")
+        connection.execute("INSERT INTO people VALUES ('p1', 41)")
+    monkeypatch.setenv("DWH", f"sqlite:///{base}")
+    query = tmp_path / "q.sql"
+    query.write_text("SELECT person, agee FROM people")
+    with pytest.raises(DataFileRefusal) as refused:
+        records.header(TableSource(path=query, database="DWH"))
+    assert refused.value.given == "no such column: agee"
+    assert "Correct the statement" in refused.value.next_step
+    query.write_text('SELECT person FROM "clinic.sqlite"')
+    with pytest.raises(DataFileRefusal) as refused:
+        records.header(TableSource(path=query, database="DWH"))
+    assert refused.value.given == "OperationalError", "the address has that word: nothing of it is repeated"

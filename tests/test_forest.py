@@ -12,6 +12,7 @@ import pytest
 
 from coordinator.figures.canvas import view_of
 from coordinator.figures.forest import describe, forest, forest_table
+from coordinator.figures.style import styled
 from coordinator.pooling.pool import pool, pool_estimates
 from coordinator.pooling.subgroups import subgroups
 from shared.errors import ParameterError
@@ -84,7 +85,18 @@ def test_the_words_are_all_there(result):
     text = words(
         forest(result, title="Blood pressure", note="Per 10 mmHg.", columns={"Posture": posture, "ε": {"Aachen": "2"}})
     )
-    for expected in ("Blood pressure", "Per 10 mmHg.", "Site", "n", "Posture", "ε", "Noise", "Weight", *SITES):
+    for expected in (
+        "Blood pressure",
+        "Per 10 mmHg.",
+        "Site",
+        "n",
+        "Posture",
+        "ε",
+        "Noise",
+        "Weight (random)",
+        "All 6",
+        *SITES,
+    ):
         assert expected in text
     assert text.count("1,234") == 6
     assert text.count("central") == 7
@@ -138,13 +150,20 @@ def test_an_interval_that_leaves_the_axis_is_clipped_with_an_arrow():
     assert "[−5.58," in words(figure)
 
 
-def test_a_clipped_diamond_ends_in_arrowheads_at_the_axis():
+def test_a_diamond_is_never_clipped_unless_the_axis_was_set():
     two = pool([0.1, 0.9], [0.02, 0.03])
     figure = forest(two)
     low, high = figure.axes[1].get_xlim()
     x = marks(figure)["random"].get_xy()[:, 0]
-    assert x.min() < low
-    assert x.max() > high
+    assert low < two.ci_lb == pytest.approx(x.min())
+    assert high > two.ci_ub == pytest.approx(x.max())
+    with styled(xlim=(-0.5, 1.5), ticks=(-0.5, 0.0, 1.0)):
+        figure = forest(two)
+    axes = figure.axes[1]
+    assert axes.get_xlim() == (-0.5, 1.5)
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["−0.5", "0", "1"]
+    x = marks(figure)["random"].get_xy()[:, 0]
+    assert x.min() < -0.5, "an arrowhead at the end of the axis"
     assert x.min() > two.ci_lb
 
 
@@ -268,7 +287,7 @@ def test_dollar_signs_in_names_are_only_dollar_signs():
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path, result):
-    with pytest.raises(ParameterError, match="must be written as"):
+    with pytest.raises(ParameterError, match="must end in"):
         forest(result, path=tmp_path / "plot.bmp")
     with pytest.raises(ParameterError, match="different names"):
         forest(result, name="real", compare={"real": result})

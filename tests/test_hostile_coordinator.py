@@ -92,7 +92,7 @@ def test_a_request_for_work_hidden_in_an_answer_is_refused_and_noted(agent, monk
         return plain(value) + (hidden if isinstance(value, Holdings) else b"")
 
     monkeypatch.setattr(wire, "encode", encode)
-    with caplog.at_level(logging.WARNING, logger="tributary.egress"):
+    with caplog.at_level(logging.INFO, logger="tributary.egress"):
         refused(SchemaRefusal, lambda: agent.door.status("mini"))
     assert "Status: E_SCHEMA" in caplog.text
     assert "run this" not in caplog.text

@@ -3,26 +3,36 @@
 # ruff: noqa: F811  (a fixture is imported by its name)
 from __future__ import annotations
 
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import make_table
-from site_desk import hospital  # noqa: F401
+from cryptography.hazmat.primitives.asymmetric import ec
+from rich.console import Console
+from site_desk import certificate, hospital  # noqa: F401
 from test_network_release import contacts_plan
 from test_waves import several
 
 from coordinator import planning
 from coordinator.analyst import commands as analyst
+from coordinator.analyst.remote import Connection, Pass
 from coordinator.cli import main as coordinator
 from coordinator.demo import main as tributary
-from shared.errors import CertificateRefusal
+from shared.errors import CertificateRefusal, NetworkRefusal
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column
 from shared.plans.encoding import typed
 from shared.plans.plan import StudyPlan
 from shared.privacy import accountant as privacy
+from shared.terminal import table
 from site_agent import cli
 from site_agent.records.table import dialect
 
@@ -83,6 +93,18 @@ def test_approving_what_was_withdrawn_says_that_it_is_over_and_not_to_withdraw_i
     assert "site-agent withdraw" not in said["next_step"]
 
 
+def test_the_wrong_file_or_a_name_with_spaces_is_told_to_the_steward_with_the_right_one(hospital, tmp_path):
+    other = tmp_path / "registry.toml"
+    other.write_text('study = "registry"')
+    said = hospital.refused("init", "--invitation", str(other), "--approver", "ines", expect=30)
+    assert said["given"] == "registry.toml: another file"
+    assert "coordinator invite" in said["must"]
+    assert "--invitation" in said["next_step"]
+    said = hospital.refused("init", "--invitation", str(hospital.invitation), "--approver", "Dr. Eva Müller", expect=2)
+    assert "--approver dr-eva-mueller" in said["next_step"]
+    assert "site.toml" not in said["next_step"]
+
+
 @pytest.mark.parametrize(
     ("name", "main"),
     [("site-agent", cli.main), ("coordinator", coordinator), ("analyst", analyst.main), ("tributary", tributary)],
@@ -135,3 +157,110 @@ def test_a_german_extract_is_placed_without_options_and_what_was_mapped_stays(ho
     refused = at.refused("data", "map", "mini", "Alter=sbp", expect=2)
     assert "'Alter'" in refused["given"]
     assert at.json("data", "add", str(path), "--as", "mini")["columns"]["Blutdruck"] == "sbp"
+
+
+def test_each_check_says_on_which_side_of_its_limit_a_count_is_good(hospital, plan):
+    at = hospital.joined().approved(plan).with_table(make_table(300))
+    shown = " ".join(at("release", "mini").split())
+    assert "at least 50" in shown
+    assert "at most" in shown
+    assert "by chance about" in shown
+    assert "may be" in shown
+
+
+def test_a_release_is_made_of_the_wave_that_is_due_and_the_approver_is_told_of_its_figures(hospital, plan):
+    at = hospital.joined().approved(several(plan, 2)).with_table(make_table(300))
+    found = at.json("release", "mini")
+    assert found["wave"] == 1
+    short = found["release_id"][:8]
+    assert f"site-agent outbox figures {short}" in at("outbox", "show", short)
+    at("reject", short, "--as", "dr-lind", "--reason", "no")
+
+
+def test_a_bank_statement_says_why_its_total_is_above_its_charge(hospital, plan):
+    at = hospital.joined().approved(plan).with_table(make_table(300))
+    at("release", "mini")
+    assert "may lie above the exact price" in " ".join(at("budget").split())
+
+
+def test_ctrl_c_says_what_is_charged_and_that_going_on_is_free(hospital, plan, monkeypatch):
+    at = hospital.joined().approved(plan).with_table(make_table(300))
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("site_agent.release.drawing._fit", stopped)
+        said = at("release", "mini", expect=130)
+    assert "Wave 1 is charged (" in said
+    assert "charges nothing more" in said
+    before = at.json("budget")["totals"][0]["epsilon"]
+    at("release", "mini")
+    assert at.json("budget")["totals"][0]["epsilon"] == before
+    with monkeypatch.context() as patch:
+        patch.setattr("site_agent.release.pipeline.make_release", stopped)
+        at.publish(replace(several(plan, 2), version=2))
+        at("plan", "fetch", "mini")
+        at("plan", "approve", "mini", "--as", "dr-lind", "--understood", "local")
+        assert "before anything was charged" in at("release", "mini", "--wave", "2", expect=130)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1"])
+def test_screens_can_be_written_to_a_pipe_of_any_encoding(encoding):
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": str(STUDIES.parents[1])}
+    for argv in (["plan", "cost", "first.toml"], ["plan", "cost", "first.toml", "--json"]):
+        made = subprocess.run(
+            [sys.executable, "-m", "coordinator.cli", *argv[:2], str(STUDIES / argv[2]), *argv[3:]],
+            capture_output=True,
+            env=environment,
+            check=False,
+        )
+        assert (made.returncode, b"Traceback" in made.stderr) == (0, False)
+        text = made.stdout.decode(encoding)
+        assert json.loads(text)["study"] == "first" if "--json" in argv else "eps = 174.7" in text
+
+
+def test_ids_are_whole_in_a_narrow_table():
+    out = io.StringIO()
+    rows = [["3f2a91bc77de", "exploratory", "logistic(num > 0) ~ age + sex + exang + thalach"]] * 2
+    Console(width=60, file=out).print(table(["result", "label", "question"], rows))
+    assert "3f2a91bc77de" in out.getvalue()
+    assert "exploratory" in out.getvalue()
+
+
+def test_an_analyst_without_a_network_is_not_told_of_sealed_releases_or_hospital_it():
+    given = dict.fromkeys(("name", "role", "expires"), "x") | {"studies": ("heart",), "token": "t" * 43}
+    key = ec.generate_private_key(ec.SECP256R1())
+    ca = certificate("ca", key.public_key(), key)
+    with (
+        Connection(Pass(address="127.0.0.1:9", server_name="hub", ca_pem=ca, **given)) as connection,
+        pytest.raises(NetworkRefusal) as refused,
+    ):
+        connection.studies()
+    assert "sealed" not in str(refused.value)
+    assert refused.value.fixer == "you, or whoever runs the coordinator"
+
+
+def test_the_agent_asks_the_hospitals_proxy_for_a_tunnel_as_the_manual_says():
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        program = (
+            "import sys; from shared.wire.transport import Client, Credentials; "
+            "from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE, StudiesRequest\n"
+            "c = Client(address='coordinator.example:8443', server_name='x', credentials=Credentials("
+            "ca_pem=sys.argv[1], token='t'), service=ANALYSIS_SERVICE, methods=ANALYSIS)\n"
+            "try: c.call('Studies', StudiesRequest(), timeout=5)\nexcept Exception: pass"
+        )
+        key = ec.generate_private_key(ec.SECP256R1())
+        environment = {**os.environ, "https_proxy": f"http://127.0.0.1:{proxy.getsockname()[1]}"}
+        environment |= {"no_proxy": "", "PYTHONPATH": str(STUDIES.parents[1])}
+        asked = subprocess.Popen(
+            [sys.executable, "-c", program, certificate("ca", key.public_key(), key)], env=environment
+        )
+        try:
+            proxy.settimeout(30)
+            line, _ = proxy.accept()
+            with line:
+                assert line.recv(200).startswith(b"CONNECT coordinator.example:8443 HTTP/1.1")
+        finally:
+            asked.kill()
+            asked.wait()

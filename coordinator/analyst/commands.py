@@ -9,9 +9,7 @@ questions, so a number printed here is the number printed there; `show_pooled` d
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
-from dataclasses import replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -19,22 +17,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coordinator.analyst.own_table import OwnTable, counts, read_table
 from coordinator.analyst.remote import HarmonisedResult, Result, Study, connect, write_table
 from coordinator.analyst.show import check_figure, draw, p_shown, show_pooled, sides
-from shared.errors import DataFileRefusal, ParameterError
+from coordinator.figures.options import produces
+from shared.errors import ParameterError
 from shared.releases.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps, run_synthesis
 from shared.terminal import application, emit, number, run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy as np
-    import pandas as pd
-    from numpy.typing import NDArray
     from rich.console import Console
 
     from coordinator.analyst.remote import ResultTable
-    from coordinator.pooling.pool import PooledResult
 
 __all__ = ["app", "connect", "main", "read_table"]
 
@@ -46,22 +42,31 @@ app = application("Ask a coordinator's studies, or pool a table of your own. No 
 File = Annotated[Path, typer.Argument(help="Table with one row per study: .csv, .tsv or .parquet.")]
 Yi = Annotated[str, typer.Option("--yi", help="Column of estimates (log scale for ratios).")]
 Vi = Annotated[str, typer.Option("--vi", help="Column of their variances (squared standard errors).")]
+Sei = Annotated[str, typer.Option("--sei", help="Column of their standard errors, in place of --vi.")]
+Cells = Annotated[
+    str, typer.Option("--cells", help="Four columns of 2×2 counts instead: ai,bi,ci,di (events, none; twice).")
+]
+Measure = Annotated[str, typer.Option("--measure", help="Of counts: OR, RR or RD.")]
+Effect = Annotated[str, typer.Option("--effect", help='What the estimates are called, as in "Hazard ratio".')]
 Labels = Annotated[str, typer.Option("--labels", help="Column that names the rows.")]
 Method = Annotated[str, typer.Option("--method", help="FE, or tau² by DL, HE, HS, HSk, SJ, ML, REML, EB, PM, PMM.")]
 Test = Annotated[str, typer.Option("--test", help="z, t, knha (Knapp-Hartung) or adhoc (never below the model).")]
 Level = Annotated[float, typer.Option("--level", help="Coverage of every interval.")]
-Exp = Annotated[bool, typer.Option("--exp", help="Show ratios: the estimates are logarithms.")]
+Exp = Annotated[bool, typer.Option("--exp", help="The estimates are logarithms of ratios; a column scale says so too.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 Mods = Annotated[list[str] | None, typer.Option("--mods", help="A moderator of a meta-regression; repeat for several.")]
 Subgroup = Annotated[str, typer.Option("--subgroup", help="Pool each of its levels apart, and compare them.")]
 Favours = Annotated[str, typer.Option("--favours", help='Sides of the null line: "Favours drug|Favours placebo".')]
-Sort = Annotated[str, typer.Option("--sort", help="Rows of a forest plot by name, estimate or weight.")]
+Sort = Annotated[str, typer.Option("--sort", help="Rows by name, estimate, weight, or a column such as year.")]
+Contours = Annotated[bool, typer.Option("--contours", help="Of a funnel: shade by the p-value of a study.")]
 Columns = Annotated[list[str] | None, typer.Option("--column", help="A column to show beside the rows; repeatable.")]
 Bayes = Annotated[bool, typer.Option("--bayes", help="Also the posterior under a half-normal prior on τ.")]
 Scale = Annotated[float, typer.Option("--scale", help="Scale of that prior; 0.5 suits log ratios.")]
 Exact = Annotated[bool, typer.Option("--exact", help="Also intervals made for few studies.")]
 Diagnostics = Annotated[bool, typer.Option("--diagnostics", help="Also leave-one-out, influence, asymmetry.")]
-Kind = Annotated[str, typer.Option("--kind", help="forest, leave-one-out, cumulative, funnel, baujat or influence.")]
+Kind = Annotated[
+    str, typer.Option("--kind", help="forest, leave-one-out, cumulative, funnel, baujat, influence or bubble.")
+]
 
 
 # -- asking a coordinator -----------------------------------------------------------------------------------------
@@ -296,6 +301,7 @@ def harmonise(
 
 
 @app.command(rich_help_panel=ASK)
+@produces
 def export(
     study: StudyName,
     subject: Annotated[str, typer.Argument(help="The id of a result, or of a release.")],
@@ -442,14 +448,11 @@ def describe(
 
     file = Path(subject)
 
-    from coordinator.pooling.pool import pool
-
     given = read_table(file)
     names = [str(name) for name in given.columns]
     answer: dict[str, Any] = {"file": file.name, "rows": len(given), "columns": names}
     if {yi, vi} <= set(names):
-        y, v = (_numbers(given, name) for name in (yi, vi))
-        pooled = pool(y, v, method="FE", test="z", labels=_labels(given, labels))
+        pooled = OwnTable(file=file, yi=yi, vi=vi, labels=labels).pooled(method="FE", test="z", level=0.95)
         answer["usable"] = pooled.k
         answer["excluded"] = pooled.excluded
         answer["yi"] = {"least": float(np.min(pooled.yi)), "most": float(np.max(pooled.yi))}
@@ -474,11 +477,15 @@ def pool(
     file: File,
     yi: Yi = "yi",
     vi: Vi = "vi",
+    sei: Sei = "",
+    cells: Cells = "",
+    measure: Measure = "OR",
     labels: Labels = "",
     method: Method = "REML",
     test: Test = "adhoc",
     level: Level = 0.95,
     exp: Exp = False,
+    effect: Effect = "",
     mods: Mods = None,
     subgroup: Subgroup = "",
     bayes: Bayes = False,
@@ -491,8 +498,11 @@ def pool(
     from coordinator.pooling import analyses
     from coordinator.pooling.pool import pooled_data
 
-    result = _pool(file, yi=yi, vi=vi, labels=labels, method=method, test=test, level=level)
-    facts = _facts(file, labels, [*(mods or []), *([subgroup] if subgroup else [])])
+    own = OwnTable(
+        file=file, yi=yi, vi=vi, sei=sei, cells=cells, measure=measure, labels=labels, exp=exp, effect=effect
+    )
+    result = own.pooled(method=method, test=test, level=level)
+    facts = own.facts([*(mods or []), *([subgroup] if subgroup else [])])
     request = analyses.AnalysisRequest(
         mods={name: facts[name] for name in mods or []},
         group=(subgroup, facts[subgroup]) if subgroup else None,
@@ -501,12 +511,11 @@ def pool(
         exact=exact,
         diagnostics=diagnostics,
     )
-    read = replace(result, scale="log", effect=result.effect or "Ratio") if exp else result
-    answers = analyses.analyse(read, request)
+    answers = analyses.analyse(result, request)
 
     def show(out: Console) -> None:
-        show_pooled(out, read)
-        analyses.show(out, read, answers)
+        show_pooled(out, result)
+        analyses.show(out, result, answers)
 
     emit({**pooled_data(result), **answers}, as_json=json, show=show)
 
@@ -523,20 +532,16 @@ def tables(
     level: Level = 0.95,
     json: Json = False,
 ) -> None:
-    """Pool 2×2 tables of counts; nothing is added to a zero."""
-    from coordinator.pooling.two_by_two import TwoByTwoTables, mantel_haenszel, peto
+    """Pool 2×2 tables of counts; nothing is added to a zero. Rows and random effects: `analyst pool --cells`."""
+    from coordinator.pooling.two_by_two import mantel_haenszel, peto
 
     given = read_table(file)
-    names = [name.strip() for name in cells.split(",")]
-    if len(names) != 4:
-        raise ParameterError("--cells must name four columns", given=f"{len(names)}", next_step="As in ai,bi,ci,di.")
+    found = counts(given, cells, OwnTable(file=file, labels=labels).names(given))
     if method not in ("MH", "Peto"):
         raise ParameterError("method must be one of MH, Peto", given=repr(method))
     if method == "Peto" and measure != "OR":
         raise ParameterError("Peto's method must have the measure OR", given=measure)
-    ai, bi, ci, di = (_numbers(given, name) for name in names)
-    counts = TwoByTwoTables(ai=ai, bi=bi, ci=ci, di=di, labels=_labels(given, labels) or ())
-    result = peto(counts, level=level) if method == "Peto" else mantel_haenszel(counts, measure, level=level)  # type: ignore[arg-type]
+    result = peto(found, level=level) if method == "Peto" else mantel_haenszel(found, measure, level=level)  # type: ignore[arg-type]
 
     def show(out: Console) -> None:
         from math import exp
@@ -556,118 +561,55 @@ def tables(
 
 
 @app.command()
+@produces
 def forest(
     file: File,
-    out: Annotated[Path, typer.Option("--out", help="Figure to write: .svg, .pdf or .png; its numbers: .csv.")],
+    out: Annotated[
+        Path, typer.Option("--out", help="Figure to write: .svg, .pdf, .png, .eps or .tif; its numbers: .csv.")
+    ],
     yi: Yi = "yi",
     vi: Vi = "vi",
+    sei: Sei = "",
+    cells: Cells = "",
+    measure: Measure = "OR",
     labels: Labels = "",
     method: Method = "REML",
     test: Test = "adhoc",
     level: Level = 0.95,
     exp: Exp = False,
+    effect: Effect = "",
     title: Annotated[str, typer.Option("--title", help="Title of the figure.")] = "",
     kind: Kind = "forest",
     subgroup: Subgroup = "",
     favours: Favours = "",
     sort: Sort = "",
     column: Columns = None,
+    mods: Annotated[str, typer.Option("--mods", help="Of a bubble plot: the column of the moderator.")] = "",
+    contours: Contours = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Pool, but write no file.")] = False,
     json: Json = False,
 ) -> None:
     """Draw the forest plot of a table, or one of the figures beside it."""
-    result = _pool(file, yi=yi, vi=vi, labels=labels, method=method, test=test, level=level)
+    own = OwnTable(
+        file=file, yi=yi, vi=vi, sei=sei, cells=cells, measure=measure, labels=labels, exp=exp, effect=effect
+    )
+    result = own.pooled(method=method, test=test, level=level)
     written = {"figure": str(out), "kind": kind, "rows": result.k, "written": not dry_run}
     check_figure(out, kind)
-    facts = _facts(file, labels, [*([subgroup] if subgroup else []), *(column or [])])
-    group = (subgroup, facts[subgroup]) if subgroup else None
-    more: dict[str, Any] = {"group": group, "favours": sides(favours), "sort": sort}
+    by = [] if sort in ("", "name", "estimate", "weight") else [sort]
+    facts = own.facts([*([subgroup] if subgroup else []), *(column or []), *by, *([mods] if mods else [])])
+    more: dict[str, Any] = {"favours": sides(favours), "sort": sort, "contours": contours}
+    more["group"] = (subgroup, facts[subgroup]) if subgroup else None
+    more["ranked"] = facts[sort] if by else None
+    more["moderator"] = (mods, facts[mods]) if mods else None
     more["columns"] = {name: {row: str(value) for row, value in facts[name].items()} for name in column or []}
-    draw(result, kind, title=title, ratio=exp or None, path=None if dry_run else out, **more)
+    draw(result, kind, title=title, path=None if dry_run else out, **more)
     emit(written, as_json=json, show=lambda shown: shown.print(f"{'would write' if dry_run else 'wrote'} {out}"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The `analyst` command; returns its exit code."""
     return run(app, name="analyst", argv=argv)
-
-
-# -- reading ------------------------------------------------------------------------------------------------------
-def read_table(path: Path) -> pd.DataFrame:
-    """A table from .csv, .tsv or .parquet. Raises: DataFileRefusal."""
-    import pandas as pd
-
-    suffix = path.suffix.lower()
-    if suffix not in (".csv", ".tsv", ".parquet"):
-        raise DataFileRefusal("the file must end in .csv, .tsv or .parquet", given=repr(path.name))
-    if not path.is_file():
-        raise DataFileRefusal("the file must exist", given=path.name, next_step="Check the path.")
-    try:
-        given = (
-            pd.read_parquet(path) if suffix == ".parquet" else pd.read_csv(path, sep="\t" if suffix == ".tsv" else ",")
-        )
-    except (ValueError, OSError) as error:  # pandas' parser and Arrow errors are ValueErrors or OSErrors
-        raise DataFileRefusal(f"{path.name} must be readable", given=type(error).__name__) from None
-    if given.empty:
-        raise DataFileRefusal(f"{path.name} must have at least one row", given="none")
-    return given
-
-
-def _column(given: pd.DataFrame, name: str) -> pd.Series:
-    if name not in given.columns:
-        names = [str(column) for column in given.columns]
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)  # below, vi would be told yi
-        step = f"Did you mean {near[0]!r}?" if near else f"Columns: {', '.join(names[:20])}."
-        raise ParameterError("the table must have the column", given=repr(name), next_step=step)
-    return given[name]
-
-
-def _numbers(given: pd.DataFrame, name: str) -> NDArray[np.float64]:
-    """(rows,) float64; what is no number is NaN, and will be listed as left out."""
-    import pandas as pd
-
-    return pd.to_numeric(_column(given, name), errors="coerce").to_numpy(dtype="float64", na_value=float("nan"))
-
-
-def _labels(given: pd.DataFrame, name: str) -> list[str] | None:
-    """The rows' names: the column asked for, else the first column of words."""
-    import pandas as pd
-
-    if name:
-        return [str(value) for value in _column(given, name)]
-    for column in given.columns:
-        if not pd.api.types.is_numeric_dtype(given[column]):
-            return [str(value) for value in given[column]]
-    return None
-
-
-def _facts(file: Path, labels: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Column -> (label of the row -> value); missing values are left out."""
-    import pandas as pd
-
-    if not names:
-        return {}
-    given = read_table(file)
-    rows = _labels(given, labels) or [f"study {i + 1}" for i in range(len(given))]
-    if len(set(rows)) < len(rows):
-        raise ParameterError("rows must have different names here", given="some alike", next_step="Name --labels.")
-    facts: dict[str, dict[str, Any]] = {}
-    for name in names:
-        column = _column(given, name)
-        values = column.tolist() if pd.api.types.is_numeric_dtype(column) else column.astype("string").tolist()
-        facts[name] = {row: value for row, value in zip(rows, values, strict=True) if not pd.isna(value)}
-    return facts
-
-
-def _pool(file: Path, *, yi: str, vi: str, labels: str, method: Any, test: Any, level: float) -> PooledResult:
-    from coordinator.pooling import pool as pooling
-
-    given = read_table(file)
-    y, v = _numbers(given, yi), _numbers(given, vi)
-    return pooling.pool(y, v, method=method, test=test, level=level, labels=_labels(given, labels))
-
-
-# -- showing ------------------------------------------------------------------------------------------------------
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from coordinator.figures.style import FILES
 from shared.base.canonical import closed, parse_json
 from shared.errors import (
     AccessRefusal,
@@ -827,11 +828,11 @@ class Result(_Shown):
             path.write_text(json.dumps(self.document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         elif suffix in (".csv", ".parquet"):
             write_table(self.to_frame(), path)
-        elif suffix in (".svg", ".pdf", ".png"):
+        elif suffix in FILES:
             _ = self.curve(path) if kind == "curve" else self.forest(path, kind)
         else:
             raise ParameterError(
-                "a result's file must end in .csv, .parquet, .json, .svg, .pdf or .png", given=repr(path.name)
+                f"a result's file must end in .csv, .parquet, .json, {', '.join(FILES)}", given=repr(path.name)
             )
         return path
 
@@ -845,7 +846,7 @@ class Result(_Shown):
             [{name: row[name] for name in names} for row in self.document["estimates"]], columns=list(names)
         )
         table.insert(7, "vi", table["vi_sampling"] + table["vi_privacy"])
-        return table
+        return table.assign(effect=self.document.get("effect", ""))
 
     def terms(self) -> ResultTable:
         """Every term of the question, each pooled by itself: what a paper's table of coefficients needs."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
+from coordinator.figures.style import check_file
 from shared.errors import ParameterError
 from shared.privacy.stated import raised
 from shared.terminal import number, table, write_table
@@ -36,12 +37,7 @@ __all__ = [
 
 def check_figure(path: Path, kind: str) -> None:
     """Refuse a file that no figure of this kind can be written to, with a ParameterError."""
-    if path.suffix.lower() not in (".svg", ".pdf", ".png", *([".csv"] if kind == "forest" else [])):
-        raise ParameterError(
-            "a figure must end in .svg, .pdf or .png",
-            given=repr(path.name),
-            next_step="The numbers of a forest plot are written as .csv.",
-        )
+    check_file(path, *([".csv"] if kind == "forest" else []))
 
 
 def sides(text: str) -> tuple[str, str] | None:
@@ -69,6 +65,9 @@ def draw(
     group: tuple[str, Mapping[str, Any]] | None = None,
     favours: tuple[str, str] | None = None,
     sort: str = "",
+    ranked: Mapping[str, Any] | None = None,
+    contours: bool = False,
+    moderator: tuple[str, Mapping[str, Any]] | None = None,
     path: Path | None = None,
 ) -> None:
     """Draw the forest plot or one of its companions.
@@ -76,15 +75,20 @@ def draw(
     Args:
         group: name and (label -> level) of the subgroups of a forest plot.
         favours: what lies left and right of its null line.
-        sort: order of its rows (`coordinator.pooling.pool.ordered`); as they are when empty.
+        sort: order of its rows, or of a cumulative figure's (`coordinator.pooling.pool.ordered`); as they are when
+            empty.
+        ranked: label -> value that the rows are sorted by instead, as by year.
+        contours, moderator: of a funnel and a bubble plot (`coordinator.figures.companions.draw`).
         path: of a forest plot it may end in .csv: then its numbers are written, mark by mark.
     Raises: ParameterError: an unknown kind or suffix, or subgroups or sides of another figure than the forest plot.
     """
-    if kind == "forest":
-        from coordinator.figures import forest as figures
+    if (sort or ranked) and kind in ("forest", "cumulative"):
         from coordinator.pooling.pool import ordered
 
-        result = ordered(result, sort) if sort else result
+        result, sort = ordered(result, sort, values=ranked), ""
+    if kind == "forest":
+        from coordinator.figures import forest as figures
+
         # In one order, whether the columns come from the program or from a document, whose keys are sorted.
         columns = dict(
             raised(head.replace("posture", "Posture"), (columns or {})[head])
@@ -103,7 +107,7 @@ def draw(
         figures.forest(result, title=title, note=note, ratio=ratio, columns=columns, path=path, **more)
         return
     if group is not None or favours is not None or sort:
-        raise ParameterError("subgroups, favours and an order must be of a forest plot", given=repr(kind))
+        raise ParameterError("subgroups, favours and an order must be of another figure", given=repr(kind))
     from coordinator.figures import companions as companion_figures
     from coordinator.pooling.diagnostics import trim_and_fill
 
@@ -111,7 +115,8 @@ def draw(
         known = ", ".join(("forest", *companion_figures.KINDS))
         raise ParameterError(f"the figure must be one of {known}", given=repr(kind))
     filled = trim_and_fill(result) if kind == "funnel" else None
-    companion_figures.draw(kind, result, title=title, note=note, ratio=ratio, filled=filled, path=path)
+    options: dict[str, Any] = {"filled": filled, "contours": contours, "moderator": moderator}
+    companion_figures.draw(kind, result, title=title, note=note, ratio=ratio, path=path, **options)
 
 
 @dataclass(frozen=True, kw_only=True)

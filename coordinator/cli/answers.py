@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.config import CoordinatorConfig
+from coordinator.figures.options import produces
+from coordinator.figures.style import check_file
 from shared.errors import ParameterError, StateRefusal
 from shared.privacy.stated import shown_price
 from shared.releases.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps, run_synthesis
@@ -50,8 +52,8 @@ FigureKind = Annotated[
     str,
     typer.Option(
         "--kind",
-        help="forest, leave-one-out, cumulative, funnel, baujat, influence, waves (estimate by wave), km (survival "
-        "curves) or budget (ε spent by wave; asks no question).",
+        help="forest, leave-one-out, cumulative, funnel, baujat, influence, bubble, waves (estimate by wave), km "
+        "(survival curves) or budget (ε spent by wave; asks no question).",
     ),
 ]
 
@@ -125,11 +127,13 @@ def pool(
 
 
 @app.command(rich_help_panel="Answers")
+@produces
 def figure(
     context: typer.Context,
     study: Study,
     out: Annotated[
-        Path, typer.Option("--out", help="Figure to write: .svg, .pdf or .png; a forest plot's numbers: .csv.")
+        Path,
+        typer.Option("--out", help="Figure to write: .svg, .pdf, .png, .eps or .tif; a forest plot's numbers: .csv."),
     ],
     wave: Wave = 0,
     as_of: AsOf = None,
@@ -148,7 +152,11 @@ def figure(
     favours: Annotated[
         str, typer.Option("--favours", help='Sides of the null line: "Favours drug|Favours placebo".')
     ] = "",
-    sort: Annotated[str, typer.Option("--sort", help="Rows of a forest plot by name, estimate or weight.")] = "",
+    sort: Annotated[
+        str, typer.Option("--sort", help="Rows by name, estimate, weight, arrival, or a column of --facts.")
+    ] = "",
+    mods: Annotated[str, typer.Option("--mods", help="Of a bubble plot: n, epsilon or a column of --facts.")] = "",
+    contours: Annotated[bool, typer.Option("--contours", help="Of a funnel: shade by the p-value of a site.")] = False,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
@@ -164,8 +172,8 @@ def figure(
     path = None if dry_run else out
     made: dict[str, Any] = {"figure": str(out), "kind": kind, "written": not dry_run}
     words = f"{'would write' if dry_run else 'wrote'} {out}"
-    if (subgroup or favours or sort) and kind != "forest":
-        raise ParameterError("subgroups, favours and an order must be of a forest plot", given=repr(kind))
+    if (subgroup or favours) and kind != "forest":
+        raise ParameterError("subgroups and favours must be of a forest plot", given=repr(kind))
     if kind == "budget":
         from coordinator.answers.spending import spending
 
@@ -204,15 +212,20 @@ def figure(
     elif not dry_run:
         from coordinator.analyst.show import draw, sides
 
+        by = [] if sort in ("", "name", "estimate", "weight") else [sort]
+        facts_of = _known(answer, [*([subgroup] if subgroup else []), *by, *([mods] if mods else [])], facts)
         draw(
             answer.result,
             kind,
             title=title or answer.title,
             note=answer.caption,
             columns=answer.columns,
-            group=(subgroup, _known(answer, [subgroup], facts)[subgroup]) if subgroup else None,
+            group=(subgroup, facts_of[subgroup]) if subgroup else None,
             favours=sides(favours),
             sort=sort,
+            ranked=facts_of[sort] if by else None,
+            contours=contours,
+            moderator=(mods, facts_of[mods]) if mods else None,
             path=out,
         )
         before = _save(context, answer, "figure", figure=str(out))
@@ -242,8 +255,8 @@ def harmonise(
     """Ask as released and with a column on one site's scale, side by side. No site is contacted; it costs no ε."""
     from coordinator.answers import harmonise as maps
 
-    if forest is not None and forest.suffix.lower() not in (".svg", ".pdf", ".png"):
-        raise ParameterError("a figure must end in .svg, .pdf or .png", given=repr(forest.name))
+    if forest is not None:
+        check_file(forest)
     pooling: Any = {"term": term, "method": method, "test": test, "level": level}
     with open_store(CoordinatorConfig.load(context.obj)) as store:
         query = _one_question(store, study, estimand, formula)
@@ -456,6 +469,7 @@ def _known(answer: PooledAnswer, names: Sequence[str], facts: Path | None) -> di
     known: dict[str, dict[str, Any]] = {
         name: {source.site: getattr(source, name) for source in answer.sources} for name in ("n", "epsilon", "posture")
     }
+    known["arrival"] = {source.site: source.log_index for source in answer.sources}
     if facts is not None:
         from coordinator.analyst.commands import read_table
 
@@ -480,7 +494,10 @@ def _estimates(answer: PooledAnswer) -> pd.DataFrame:
 
     names = ["site", "study", "wave", "term", "n", "scale", "yi"]
     names += ["vi", "vi_sampling", "vi_privacy", "vi_naive", "reason"]
-    return pd.DataFrame([{name: getattr(row, name) for name in names} for row in answer.estimates], columns=list(names))
+    table = pd.DataFrame(
+        [{name: getattr(row, name) for name in names} for row in answer.estimates], columns=list(names)
+    )
+    return table.assign(effect=answer.result.effect)
 
 
 def _show_answer(out: Console, answer: PooledAnswer, changed: Sequence[str] = ()) -> None:

@@ -36,16 +36,14 @@ def invite(
     from coordinator.services.authority import Authority
     from coordinator.services.clocks import SeenClocks
     from shared.base.keys import write_private
-    from shared.plans.invitation import is_plain_word
+    from shared.plans.invitation import is_plain_word, plain_word_of
 
     config = CoordinatorConfig.load(context.obj)
     if not is_plain_word(site):
-        word = "".join(letter if letter.isalnum() else "-" for letter in site.lower().replace("'", ""))
-        word = "-".join(filter(None, word.encode("ascii", "ignore").decode().split("-")))
         raise ParameterError(
             "a site's name must be a plain word: ASCII letters, digits, - and _, at most 64",
             given=repr(site),
-            next_step=f"For example {word[:64] or 'north'!r}. It stands in every release, and never changes.",
+            next_step=f"For example {plain_word_of(site)!r}. It stands in every release, and never changes.",
         )
     if out.exists():
         raise StateRefusal("the invitation's file must be new", given=f"{out}", next_step="Choose another --out.")

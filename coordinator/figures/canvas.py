@@ -3,13 +3,15 @@
 A figure takes results, never rows of data. Its page is laid out in inches from measured text: columns are as wide as
 their widest cell, so nothing overlaps whatever the names are. Colours are Okabe and Ito's, and series differ in shape
 or dashes as well. Every mark carries a gid, so that tests read coordinates and not pixels. The same call gives the
-same bytes: no date, no random identifier, glyphs as outlines. Each file holds its text alternative.
+same bytes: no date, no random identifier. Letters stay letters, to be searched and edited. Each file holds its text
+alternative. How large, in which font, resolution and greys: `coordinator.figures.style`.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
+from coordinator.figures.style import FONT, LEAST_LETTERS, check_file, style
 from coordinator.pooling.pool import PooledResult
 from coordinator.pooling.rows import Interval
 from shared.errors import ParameterError
@@ -61,6 +64,9 @@ __all__ = [
     "model_name",
     "p_words",
     "page_style",
+    "placed",
+    "recolour",
+    "resize",
     "save",
     "signed",
     "significant",
@@ -82,7 +88,6 @@ TEXT, SMALL, TITLE = 9.0, 8.0, 12.0  # points
 ROW, LANE, GAP, MARGIN = 0.27, 0.19, 0.24, 0.28  # inches
 PLOT = 3.5
 BLUE, ORANGE = SERIES[0][0], SERIES[1][0]
-FONT = "DejaVu Sans"  # ships with matplotlib: the same outlines on every machine
 
 TESTS = {"z": "normal", "t": "t", "knha": "Knapp-Hartung", "adhoc": "Knapp-Hartung, ad hoc"}
 
@@ -102,43 +107,133 @@ class View:
     def number(self, value: float) -> str:
         """A value of the analysis scale, as it is printed."""
         shown = self.show(value)
-        if self.ratio:  # three digits are enough, and keep the column narrow
-            if shown < 0.005:
-                return "<0.01"
-            return signed(shown, self.decimals if shown < 9.995 else 1 if shown < 99.95 else 0)
+        if self.ratio:  # as many decimals everywhere, so that they stand under each other; beyond that nobody reads
+            least = 10.0**-self.decimals
+            if shown < least / 2:
+                return f"<{least:.{self.decimals}f}"
+            return ">10,000" if shown > 1e4 else f"{shown:,.{self.decimals}f}"
         return signed(shown, self.decimals)
 
 
 def save(figure: Figure, path: str | Path, *, title: str = "", description: str = "") -> None:
-    """Write a figure as SVG, PDF or PNG: the same figure gives the same bytes.
+    """Write a figure as its suffix says, in the style in force: the same figure gives the same bytes.
 
-    Raises: ParameterError: another suffix.
+    Raises: ParameterError: another suffix, or a width at which its letters would be too small to print.
     """
     import matplotlib as mpl
 
-    target = Path(path)
-    kind = target.suffix.lower().lstrip(".")
-    metadata: dict[str, Any]
-    if kind == "svg":
-        metadata = {"Date": None, "Creator": None}
-    elif kind == "pdf":
-        metadata = {"CreationDate": None, "Title": title or None, "Subject": description or None}
-    elif kind == "png":
-        metadata = {"Software": None, "Title": title, "Description": description}
-    else:
-        raise ParameterError("a figure must be written as .svg, .pdf or .png", given=repr(target.suffix))
+    target, how = Path(path), style()
+    check_file(target)
+    kind = {"tif": "tiff"}.get(target.suffix.lower().lstrip("."), target.suffix.lower().lstrip("."))
+    known: dict[str, dict[str, Any]] = {
+        "svg": {"Date": None, "Creator": None},
+        "pdf": {"CreationDate": None, "Title": title or None, "Subject": description or None},
+        "png": {"Software": None, "Title": title, "Description": description},
+        "eps": {"Creator": "Tributary"},
+    }
+    if how.width is not None:
+        resize(figure, how.width / 25.4)
+    if how.grey or kind == "eps":
+        recolour(figure, grey=how.grey, opaque=kind == "eps")
     stream = io.BytesIO()
-    with mpl.rc_context({"svg.hashsalt": "tributary", "svg.fonttype": "path", "pdf.fonttype": 42}):
-        figure.savefig(stream, format=kind, metadata=metadata, dpi=200)
+    words = "path" if how.outlines else "none"
+    with mpl.rc_context({"svg.hashsalt": "tributary", "svg.fonttype": words, "pdf.fonttype": 42}):
+        more: dict[str, Any] = (
+            {"pil_kwargs": {"compression": "tiff_lzw"}} if kind == "tiff" else {"metadata": known[kind]}
+        )
+        figure.savefig(stream, format=kind, dpi=how.dpi, **more)
     content = stream.getvalue()
+    if kind == "eps":
+        content = re.sub(rb"%%CreationDate:[^\n]*\n", b"", content, count=1)
+        content = re.sub(rb"%%Title:[^\n]*\n", b"", content, count=1)
     if kind == "svg":  # a screen reader reads title and desc only as the first children of the root
         text = content.decode()
         start = text.index("<svg")
         end = text.index(">", start)
-        words = f'\n <title id="title">{escape(title)}</title>\n <desc id="desc">{escape(description)}</desc>'
+        said = f'\n <title id="title">{escape(title)}</title>\n <desc id="desc">{escape(description)}</desc>'
         head = text[:end] + ' role="img" aria-labelledby="title desc">'
-        content = (head + words + text[end + 1 :]).encode()
+        # Verdana is as wide as DejaVu Sans: where that is not installed, columns stay where they are.
+        body = text[end + 1 :].replace(f"'{FONT}'", f"'{FONT}', Verdana, sans-serif")
+        content = (head + said + body).encode()
     target.write_bytes(content)
+
+
+def resize(figure: Figure, width: float) -> None:
+    """Scale a figure to `width` inches, letters and lines with it. Raises: ParameterError: its letters are lost."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+    from matplotlib.text import Text
+
+    wide, tall = figure.get_size_inches()
+    factor = width / float(wide)
+    texts = [text for text in figure.findobj(Text) if text.get_text().strip()]
+    least = min((float(text.get_fontsize()) for text in texts), default=SMALL)
+    if factor * least < LEAST_LETTERS:
+        need = math.ceil(float(wide) * LEAST_LETTERS / least * 25.4)
+        raise ParameterError(
+            f"letters of a figure must have at least {LEAST_LETTERS:g} points",
+            given=f"{factor * least:.1f} at {width * 25.4:.0f} mm",
+            next_step=f"Give it {need} mm, or fewer columns.",
+        )
+    figure.set_size_inches(width, float(tall) * factor)
+    for text in figure.findobj(Text):
+        text.set_fontsize(float(text.get_fontsize()) * factor)
+    for line in figure.findobj(Line2D):
+        line.set_linewidth(line.get_linewidth() * factor)
+        line.set_markersize(line.get_markersize() * factor)
+        line.set_markeredgewidth(line.get_markeredgewidth() * factor)
+    for patch in figure.findobj(Patch):
+        patch.set_linewidth(patch.get_linewidth() * factor)
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.labelpad *= factor
+            for tick in axis.get_major_ticks():
+                tick.set_pad(float(tick.get_pad() or 0.0) * factor)  # type: ignore[func-returns-value]
+
+
+def _grey(red: float, green: float, blue: float) -> float:
+    """Lightness of a colour in grey: of a series by its place, as their own lightnesses are alike; else its own."""
+    import colorsys
+
+    hue, saturation, value = colorsys.rgb_to_hsv(red, green, blue)
+    if saturation < 0.5:
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    known = [colorsys.rgb_to_hsv(*(int(own[i : i + 2], 16) / 255 for i in (1, 3, 5))) for own, _ in SERIES]
+    apart = [min(abs(hue - own[0]), 1 - abs(hue - own[0])) for own in known]
+    place = apart.index(min(apart))
+    return min(0.75, (0.1, 0.45, 0.65, 0.3)[place] * value / known[place][2])
+
+
+def recolour(figure: Figure, *, grey: bool, opaque: bool) -> None:
+    """Turn a figure's colours into greys of the same lightness, and what is seen through into a colour of its own."""
+    from matplotlib.colors import to_rgba
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+    from matplotlib.text import Text
+
+    def changed(colour: Any, alpha: float | None = None) -> Any:
+        red, green, blue, own = to_rgba(colour)
+        own = own if alpha is None else alpha * (own > 0)
+        if grey:
+            red = green = blue = _grey(red, green, blue)
+        if opaque and 0 < own < 1:
+            red, green, blue, own = *(1 - own + own * part for part in (red, green, blue)), 1.0
+        return red, green, blue, own
+
+    for text in figure.findobj(Text):
+        text.set_color(changed(text.get_color()))
+    for line in figure.findobj(Line2D):
+        face, edge = line.get_markerfacecolor(), line.get_markeredgecolor()
+        line.set_color(changed(line.get_color()))
+        for put, given in ((line.set_markerfacecolor, face), (line.set_markeredgecolor, edge)):
+            put(given if isinstance(given, str) and given in ("none", "None", "auto") else changed(given))
+    for patch in figure.findobj(Patch):
+        alpha = patch.get_alpha()
+        face, edge = changed(patch.get_facecolor(), alpha), changed(patch.get_edgecolor(), alpha)
+        if opaque:
+            patch.set_alpha(None)
+        patch.set_facecolor(face)
+        patch.set_edgecolor(edge)
 
 
 def view_of(results: Sequence[PooledResult], ratio: bool | None, null: float | str | None) -> View:
@@ -163,7 +258,7 @@ def view_of(results: Sequence[PooledResult], ratio: bool | None, null: float | s
     typical = float(np.median([math.sqrt(v) for row in results for v in row.vi]))
     usual = {"log": "Estimate" if density else "Ratio", "logit": "Proportion", "fisher_z": "Correlation"}
     effect = results[0].effect or usual.get(scale, "Estimate")
-    name = f"{effect} ({SCALES[scale]} scale)" if SCALES[scale] else effect
+    name = style().xlabel or (f"{effect} ({SCALES[scale]} scale)" if SCALES[scale] else effect)
 
     def show(y: float) -> float:
         return shown(y, scale)
@@ -172,6 +267,7 @@ def view_of(results: Sequence[PooledResult], ratio: bool | None, null: float | s
     error = typical if scale == "identity" else (show(middle + typical) - show(middle - typical)) / 2
     digits = 1 if scale == "log" else 2  # of the typical standard error
     decimals = min(6, max(0 if scale == "identity" else 2, digits - 1 - math.floor(math.log10(max(error, 1e-9)))))
+    decimals = decimals if style().digits is None else int(style().digits or 0)
     return View(show, decimals, line, name, scale, effect, ratio=scale == "log" and not density)
 
 
@@ -234,11 +330,15 @@ def axis_ticks(low: float, high: float, view: View) -> list[tuple[float, str]]:
     """Places on the axis and their labels: round numbers as shown, none so close that they would touch."""
     first, last = view.show(low), view.show(high)
     place: Callable[[float], float]
+    asked = list(style().ticks)
     if view.scale == "log":
         values, place = _rungs(first, last), math.log
     elif view.scale == "logit":
         inside = [value for value in _round(first, last, 6) if 0 < value < 1]
         values = _rungs(first, last) if last < 0.3 else inside
+        if first < 0.02 and last > 0.98:  # nearly the whole of it: mirrored about a half
+            small = [10.0**-k for k in range(1, 17, max(1, math.ceil(-math.log10(max(first, 1 - last, 1e-16)) / 3)))]
+            values = [p for p in (*reversed(small), 0.5, *(1 - one for one in small)) if first <= p <= last]
         place = _logit
     elif view.scale == "fisher_z":
         values, place = [value for value in _round(first, last, 6) if -1 < value < 1], math.atanh
@@ -246,13 +346,22 @@ def axis_ticks(low: float, high: float, view: View) -> list[tuple[float, str]]:
         values, place = _round(low, high, 5), float
     ticks: list[tuple[float, str]] = []
     free = -math.inf
-    for value in values:
-        text = (f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.6g}").replace("-", "−")
+    inside = [value for value in asked if first <= value <= last]
+    for value in inside or values:
+        text = _tick(value)
         centre, half = (place(value) - low) / (high - low) * PLOT, text_width(text, SMALL) / 2
         if centre - half > free:
             ticks.append((place(value), text))
             free = centre + half + 0.08
     return ticks
+
+
+def _tick(value: float) -> str:
+    """A number at an axis; decades that are far from 1 as powers."""
+    decade = math.log10(abs(value)) if value else 0.0
+    if abs(decade) >= 4.5 and abs(decade - round(decade)) < 1e-9:
+        return "10" + f"{round(decade)}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return (f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.6g}").replace("-", "−")
 
 
 def _round(low: float, high: float, count: int) -> list[float]:
@@ -280,7 +389,27 @@ def _rungs(first: float, last: float) -> list[float]:
         values = [value for value in values if first <= value <= last]
         if 3 <= len(values) <= 7:
             return values
-    return [10**decade for decade in _round(low / math.log(10), high / math.log(10), 5) if decade % 1 == 0]
+    # Very wide: whole decades, so far apart that there are at least three and at most six, 1 among them if it is there.
+    least, most = math.ceil(low / math.log(10) - 1e-9), math.floor(high / math.log(10) + 1e-9)
+    step = max(1, math.ceil((most - least) / 5))
+    start = least + (-least) % step
+    return [10.0**decade for decade in range(start, most + 1, step)]
+
+
+def placed(view: View) -> tuple[float, float] | None:
+    """Ends of the axis that were asked for, on the analysis scale. Raises: ParameterError: not on the scale."""
+    ends = style().xlim
+    if ends is None:
+        return None
+    ways: dict[str, Callable[[float], float]] = {"log": math.log, "logit": _logit, "fisher_z": math.atanh}
+    try:
+        low, high = (ways.get(view.scale, float)(end) for end in ends)
+    except (ValueError, ZeroDivisionError):
+        raise ParameterError(
+            f"the ends of an axis must be values that a {view.effect.lower()} can have",
+            given=f"{ends[0]:g} and {ends[1]:g}",
+        ) from None
+    return low, high
 
 
 def darker(colour: str, factor: float) -> str:
@@ -295,7 +424,7 @@ def text_width(text: str, size: float, bold: bool = False) -> float:
 
     if not text:
         return 0.0
-    properties = FontProperties(family=FONT, size=size, weight="bold" if bold else "normal")
+    properties = FontProperties(family=style().font, size=size, weight="bold" if bold else "normal")
     return float(TextToPath().get_text_width_height_descent(text, properties, False)[0]) / 72
 
 
@@ -452,7 +581,7 @@ def page_style() -> Any:
     """Context: matplotlib settings while a page is drawn."""
     import matplotlib as mpl
 
-    return mpl.rc_context({"font.family": FONT, "axes.unicode_minus": True})
+    return mpl.rc_context({"font.family": style().font, "axes.unicode_minus": True})
 
 
 def draw_effect(
@@ -510,7 +639,7 @@ def ladder(
     left = max(left, text_width(labels[-1], TEXT, True))
     widths = [max(text_width(h, TEXT, True), *(text_width(row[i], TEXT) for row in cells)) for i, h in enumerate(heads)]
     numbers = [(view.number(m.beta), f"[{view.number(m.ci_lb)},", f"{view.number(m.ci_ub)}]") for m in models]
-    parts = [max(text_width(row[i], TEXT, True) for row in numbers) for i in range(3)]
+    parts = [max(text_width(row[i], TEXT) for row in numbers) for i in range(3)]
     estimate = f"{view.effect} [{100 * result.level:g} % CI]"
     block = max(sum(parts) + 0.12, text_width(estimate, TEXT, True))
     plot = MARGIN + left + GAP
@@ -540,7 +669,7 @@ def ladder(
                 page.say(stop, y, cell, ha="right")
             ends_at = (right - parts[2] - parts[1] - 0.12, right - parts[2] - 0.06, right)
             for x, text in zip(ends_at, numbers[i], strict=True):
-                page.say(x, y, text, ha="right", weight="bold" if own else "normal")
+                page.say(x, y, text, ha="right")
             draw_effect(axes, y, model, span, diamond=own, gid="random" if own else f"refit-{i}")
         x_axis(axes, span, view)
         return page.finish(words, title or called, path)
@@ -555,6 +684,7 @@ def span_of(centres: Sequence[float], ends: Sequence[tuple[float, float]], null:
     low, high = max(low, first), min(high, last)
     if last - first <= 1.6 * (high - low):  # little would be gained by clipping
         low, high = first, last
+    low, high = min(low, ends[-1][0]), max(high, ends[-1][1])  # the last is the result itself: never clipped
     if null is not None and low - 2 * (high - low) < null < high + 2 * (high - low):
         low, high = min(low, null), max(high, null)
     pad = 0.04 * (high - low)

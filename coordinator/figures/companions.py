@@ -1,4 +1,4 @@
-"""The figures beside the forest plot: refits, funnel, Baujat and influence, in its visual language.
+"""The figures beside the forest plot: refits, funnel, Baujat, influence and bubbles, in its visual language.
 
 As there, a figure takes results and never rows of data. Each has a text alternative: it is written into the file and
 returned by `words`.
@@ -7,7 +7,7 @@ returned by `words`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,8 +25,10 @@ from coordinator.figures.canvas import (
     TEXT,
     DrawnFigure,
     Page,
+    axis_ticks,
     ladder,
     model_name,
+    p_words,
     page_style,
     signed,
     significant,
@@ -43,9 +45,9 @@ from shared.errors import EstimateRefusal, ParameterError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["KINDS", "DrawnFigure", "baujat_plot", "draw", "funnel", "influence_panel", "refits"]
+__all__ = ["KINDS", "DrawnFigure", "baujat_plot", "bubble", "draw", "funnel", "influence_panel", "refits"]
 
-KINDS = ("leave-one-out", "cumulative", "funnel", "baujat", "influence")
+KINDS = ("leave-one-out", "cumulative", "funnel", "baujat", "influence", "bubble")
 """Kinds of figure that `draw` accepts."""
 
 
@@ -57,14 +59,29 @@ def draw(
     note: str = "",
     ratio: bool | None = None,
     filled: TrimFill | None = None,
+    order: Sequence[int] | None = None,
+    contours: bool = False,
+    moderator: tuple[str, Mapping[str, Any]] | None = None,
     path: str | Path | None = None,
 ) -> DrawnFigure:
-    """Draw one of `KINDS`. Raises: ParameterError: another kind or suffix; EstimateRefusal: too few sites for it."""
+    """Draw one of `KINDS`.
+
+    Args:
+        order: of a cumulative figure, as of `refits`.
+        contours: of a funnel, as of `funnel`.
+        moderator: of a bubble plot, its name and label -> value.
+    Raises: ParameterError: another kind or suffix, or a bubble plot of nothing; EstimateRefusal: too few sites for it.
+    """
     options: dict[str, Any] = {"title": title, "note": note, "path": path}
     if kind in ("leave-one-out", "cumulative"):
-        return refits(result, kind, ratio=ratio, **options)  # type: ignore[arg-type]
+        return refits(result, kind, order=order, ratio=ratio, **options)  # type: ignore[arg-type]
     if kind == "funnel":
-        return funnel(result, filled=filled, ratio=ratio, **options)
+        return funnel(result, filled=filled, contours=contours, ratio=ratio, **options)
+    if kind == "bubble":
+        _at_least(result, 3, "a bubble plot")
+        if moderator is None:
+            raise ParameterError("a bubble plot must have a moderator", given="none", next_step="Add --mods COLUMN.")
+        return bubble(result, moderator[0], moderator[1], ratio=ratio, **options)
     if kind == "baujat":
         return baujat_plot(result, **options)
     if kind == "influence":
@@ -137,6 +154,7 @@ def funnel(
     result: PooledResult,
     *,
     filled: TrimFill | None = None,
+    contours: bool = False,
     title: str = "",
     note: str = "",
     ratio: bool | None = None,
@@ -146,26 +164,38 @@ def funnel(
 
     Args:
         result: what was pooled.
+        contours: shade by the p-value against no effect instead (Peters et al. 2008): sites that are missing where
+            nothing is significant speak for a bias of publication, those missing elsewhere against it.
         filled: mirrored studies of trim-and-fill, drawn hollow; where it is off, its reason stands below.
         title, note, ratio, path: as in `coordinator.figures.forest.forest`.
-    Returns: gids ``site-0``, ``filled-0``, ``region``, ``pooled``.
-    Raises: EstimateRefusal: one site only.
+    Returns: gids ``site-0``, ``filled-0``, ``region``, ``contour-0``, ``pooled``, ``random``.
+    Raises: EstimateRefusal: one site only; ParameterError: contours of an effect without a value of no effect.
     """
     _at_least(result, 2, "a funnel plot")
     view = view_of([result], ratio, "auto")
+    if contours and view.null is None:
+        raise ParameterError("contours must be of an effect that can be none", given=view.effect.lower())
     se = np.sqrt(np.array(result.vi))
     centre = result.fixed.beta
     half = -float(_normal_quantile((1 - result.level) / 2))
     extra = list(filled.filled_yi) if filled and filled.result else []
     extra_se = [math.sqrt(value) for value in filled.filled_vi] if filled and filled.result else []
     bottom = 1.08 * max([*se, *extra_se])
-    reach = max([half * bottom, *(abs(y - centre) * 1.08 for y in [*result.yi, *extra])])
+    reach = 1.06 * max([half * bottom, *(abs(y - centre) * 1.03 for y in [*result.yi, *extra])])
     span = (centre - reach, centre + reach)
     region = f"{100 * result.level:g} %"
+    what = "Within the dashed lines" if contours else "Shaded"
     foot = [
-        f"Shaded: where {region} of sites would lie around the fixed effect if nothing but chance parted them.",
+        f"{what}: where {region} of sites would lie around the fixed effect (dotted) if nothing but chance parted "
+        "them. Dashed upright: the random effect.",
         "With random effects more lie outside; an empty corner can have other causes than missing studies.",
     ]
+    if contours:
+        foot.insert(0, "Shaded by the p-value of a site against no effect: darker below 0.01, then 0.05, then 0.1.")
+    outside = [abs(y - centre) > half * s for y, s in zip(result.yi, se, strict=True)]
+    named = [i for i in range(result.k) if result.k <= MANY or outside[i]]
+    if len(named) < result.k:
+        foot.append(f"Of {result.k} sites those outside the lines are named.")
     if filled is not None:
         if filled.result is None:
             foot.append(f"Trim-and-fill: {filled.reason}.")
@@ -188,10 +218,12 @@ def funnel(
     with page_style():
         page = Page(wide + 0.75 + 2 * MARGIN, title, note, foot, rows=0, extra=tall, headed=False)
         axes = page.axes(MARGIN + 0.75, wide, span, (bottom, 0.0))
+        if contours and view.null is not None:
+            _contours(axes, view.null, bottom, span)
         axes.fill(
             [centre - half * bottom, centre, centre + half * bottom],
             [bottom, 0, bottom],
-            facecolor=BAND,
+            facecolor="none" if contours else BAND,
             edgecolor=GREY,
             linewidth=0.8,
             linestyle=(0, (4, 3)),
@@ -199,14 +231,111 @@ def funnel(
             gid="region",
         )
         axes.plot([centre] * 2, [0, bottom], color=BLUE, linewidth=0.9, linestyle=(0, (1, 2)), zorder=2, gid="pooled")
+        if result.method != "FE":
+            upright: dict[str, Any] = {"color": BLUE, "linewidth": 0.9, "linestyle": (0, (5, 3)), "zorder": 2}
+            axes.plot([result.beta] * 2, [0, bottom], gid="random", **upright)
         for i, (y, s) in enumerate(zip(result.yi, se, strict=True)):
             axes.plot([y], [s], "o", color=BLUE, markersize=6, markeredgewidth=0, zorder=4, gid=f"site-{i}")
         for i, (y, s) in enumerate(zip(extra, extra_se, strict=True)):
             axes.plot([y], [s], "D", markerfacecolor="white", markeredgecolor=ORANGE, markersize=5.5, gid=f"filled-{i}")
-        _names(axes, list(result.yi), se.tolist(), result.labels, (wide, tall))
+        _names(axes, list(result.yi), se.tolist(), result.labels, (wide, tall), only=named)
         x_axis(axes, span, view, wide)
         y_axis(axes, "Standard error")
         return page.finish(words, title or "Funnel plot", path)
+
+
+MANY = 20
+"""Sites up to which a funnel names them all."""
+
+
+def _contours(axes: Axes, null: float, bottom: float, span: tuple[float, float]) -> None:
+    """Bands of the p-value against no effect, lightest next to it."""
+    for number, (p, shade) in enumerate(((0.1, "#dfe5eb"), (0.05, "#c8d1da"), (0.01, "#aebbc8"))):
+        z = -float(_normal_quantile(p / 2))
+        for way in (-1, 1):
+            edge = span[0] if way < 0 else span[1]
+            ends = [null, null + way * z * bottom, edge, edge]
+            axes.fill(ends, [0, bottom, bottom, 0], facecolor=shade, linewidth=0, zorder=0.5, gid=f"contour-{number}")
+
+
+def bubble(
+    result: PooledResult,
+    name: str,
+    values: Mapping[str, Any],
+    *,
+    title: str = "",
+    note: str = "",
+    ratio: bool | None = None,
+    path: str | Path | None = None,
+) -> DrawnFigure:
+    """Estimates against a moderator, bubbles by weight, with the line of the meta-regression and its interval.
+
+    Args:
+        name, values: the moderator: what it is called, and label -> number.
+        title, note, ratio, path: as in `coordinator.figures.forest.forest`.
+    Returns: gids ``site-0``, ``line``, ``band``.
+    Raises: ParameterError: values that are no numbers; EstimateRefusal: fewer than three sites with one.
+    """
+    from coordinator.pooling.moderators import regress
+
+    try:
+        known = {label: float(values[label]) for label in result.labels if values.get(label) is not None}
+    except (TypeError, ValueError):
+        raise ParameterError(
+            "a bubble plot must have a moderator of numbers", given=repr(name), next_step="Pool levels by --subgroup."
+        ) from None
+    rows = [i for i, label in enumerate(result.labels) if label in known]
+    if len(rows) < 3:
+        raise EstimateRefusal("a bubble plot must have at least three sites with the moderator", given=f"{len(rows)}")
+    x = np.array([known[result.labels[i]] for i in rows])
+    y, v = np.array(result.yi)[rows], np.array(result.vi)[rows]
+    labels = [result.labels[i] for i in rows]
+    fit = regress(y, v, {name: x.tolist()}, method=result.method, test=result.test, level=result.level, labels=labels)
+    view = view_of([result], ratio, "auto")
+    pad = 0.06 * (float(np.ptp(x)) or 1.0)
+    span = (float(x.min()) - pad, float(x.max()) + pad)
+    grid = np.linspace(*span, 60)
+    if len(fit.terms) < 2:
+        raise EstimateRefusal(
+            "the moderator must differ between sites", given="; ".join(one.reason for one in fit.dropped)
+        )
+    drawn = [fit.predict(**{fit.terms[1]: float(at)}) for at in grid]
+    line = [centre for centre, _, _ in drawn]
+    lower = [centre if ends.lb is None else ends.lb for centre, ends, _ in drawn]
+    upper = [centre if ends.ub is None else ends.ub for centre, ends, _ in drawn]
+    ends = [*(y - 1.2 * np.sqrt(v).min()), *(y + 1.2 * np.sqrt(v).min()), *lower, *upper]
+    rise = (min(ends), max(ends))
+    slope = fit.beta[1]
+    foot = [
+        f"Line: meta-regression on {name}, {len(rows)} of {result.k} sites; shaded: its {100 * result.level:g} % "
+        "interval. Area of a bubble: weight of its site.",
+        f"Per unit of {name}: {signed(slope, 4)} (on the scale of the analysis), {p_words(fit.pval[1])}.",
+    ]
+    words = f"Bubble plot of {len(rows)} sites against {name}: " + "; ".join(
+        f"{label} at {significant(float(at))}: {view.number(float(one))}"
+        for label, at, one in zip(labels, x, y, strict=True)
+    )
+    wide, tall = 5.6, 3.6
+    with page_style():
+        page = Page(wide + 0.95 + 2 * MARGIN, title, note, foot, rows=0, extra=tall, headed=False)
+        axes = page.axes(MARGIN + 0.95, wide, span, rise)
+        axes.fill_between(grid, lower, upper, facecolor=BAND, edgecolor="none", zorder=1, gid="band")
+        axes.plot(grid, line, color=BLUE, linewidth=1.2, zorder=2, gid="line")
+        if view.null is not None and rise[0] < view.null < rise[1]:
+            axes.plot(span, [view.null] * 2, color=GREY, linewidth=0.9, zorder=1, gid="null")
+        heaviest = max(result.weights[i] for i in rows)
+        sizes = [max(4.0, 20.0 * math.sqrt(result.weights[i] / heaviest)) for i in rows]
+        for place, (i, size) in enumerate(zip(rows, sizes, strict=True)):
+            style: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": BLUE, "markeredgewidth": 1.3}
+            axes.plot([x[place]], [y[place]], "o", markersize=size, zorder=4, gid=f"site-{i}", **style)
+        _names(axes, x.tolist(), y.tolist(), labels, (wide, tall), radii=[size / 144 for size in sizes])
+        axes.tick_params(axis="x", labelsize=SMALL, colors=INK, length=3, width=0.8, pad=3)
+        axes.set_xlabel(name, fontsize=TEXT, color=INK, labelpad=4, parse_math=False)
+        ticks = axis_ticks(*rise, view)
+        axes.set_yticks([at for at, _ in ticks], [text for _, text in ticks])
+        axes.tick_params(axis="y", labelsize=SMALL, colors=INK, length=3, width=0.8, pad=3)
+        axes.set_ylabel(view.name, fontsize=TEXT, color=INK, labelpad=6, parse_math=False)
+        return page.finish(words + ".", title or f"Bubble plot on {name}", path)
 
 
 def baujat_plot(
@@ -233,8 +362,8 @@ def baujat_plot(
             axes.plot([x[i]], [y[i]], "o", color=BLUE, markersize=6, markeredgewidth=0, zorder=4, gid=f"site-{i}")
         _names(axes, x.tolist(), y.tolist(), found.labels, (wide, tall))
         axes.tick_params(axis="x", labelsize=SMALL, colors=INK, length=3, width=0.8, pad=3)
-        axes.set_xlabel("Share in heterogeneity (squared Pearson residual)", fontsize=TEXT, color=INK, labelpad=4)
-        y_axis(axes, "Influence on the pooled effect")
+        axes.set_xlabel("Share of a site in the heterogeneity Q", fontsize=TEXT, color=INK, labelpad=4)
+        y_axis(axes, "Change of the pooled effect without it, squared")
         return page.finish(words + ".", title or "Baujat plot", path)
 
 
@@ -316,13 +445,27 @@ def _dots(page: Page, axes: Axes, found: Influence, name: str, values: Sequence[
 
 
 def _names(
-    axes: Axes, xs: Sequence[float], ys: Sequence[float], labels: Sequence[str], inches: tuple[float, float]
+    axes: Axes,
+    xs: Sequence[float],
+    ys: Sequence[float],
+    labels: Sequence[str],
+    inches: tuple[float, float],
+    only: Sequence[int] | None = None,
+    radii: Sequence[float] | None = None,
 ) -> None:
-    """Names beside their points, each where it touches no point and no other name; left out where there is no room."""
+    """Names beside their points, each where it touches no point and no other name; left out where there is no room.
+
+    Args:
+        only: positions of the points that are named; all by default.
+        radii: of the points, in inches.
+    """
+    from matplotlib.patheffects import withStroke
+
     wide, tall = inches
     (x0, x1), (y0, y1) = axes.get_xlim(), axes.get_ylim()
     places = [((x - x0) / (x1 - x0) * wide, (y - y0) / (y1 - y0) * tall) for x, y in zip(xs, ys, strict=True)]
-    taken = [(px - 0.055, py - 0.055, px + 0.055, py + 0.055) for px, py in places]
+    wide_of = list(radii or [0.055] * len(places))
+    taken = [(px - r, py - r, px + r, py + r) for (px, py), r in zip(places, wide_of, strict=True)]
     high = 0.13
 
     def free(box: tuple[float, float, float, float]) -> bool:
@@ -330,12 +473,13 @@ def _names(
             return False
         return not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken)
 
-    for (px, py), label in sorted(zip(places, labels, strict=True), key=lambda item: -item[0][1]):
+    chosen = [(places[i], labels[i], wide_of[i] + 0.025) for i in (range(len(labels)) if only is None else only)]
+    for (px, py), label, off in sorted(chosen, key=lambda item: -item[0][1]):
         width = text_width(label, SMALL)
         options: list[tuple[float, float]] = []
         for dy in (0.0, 0.1, -0.1, 0.17, -0.17, 0.28, -0.28, 0.4, -0.4):
-            options += [(px + 0.08, py + dy), (px - 0.08 - width, py + dy)]
-        options[10:10] = [(px - width / 2, py + 0.15), (px - width / 2, py - 0.15)]
+            options += [(px + off, py + dy), (px - off - width, py + dy)]
+        options[10:10] = [(px - width / 2, py + off + 0.07), (px - width / 2, py - off - 0.07)]
         for bx, by in options:
             box = (bx, by - high / 2, bx + width, by + high / 2)
             if not free(box):
@@ -345,7 +489,9 @@ def _names(
             def place(x: float, y: float) -> tuple[float, float]:
                 return x0 + x / wide * (x1 - x0), y0 + y / tall * (y1 - y0)
 
-            axes.text(*place(bx, by), label, fontsize=SMALL, color=INK, va="center", parse_math=False, zorder=6)
+            halo = [withStroke(linewidth=2.2, foreground="white")]  # lines that pass behind a name do not cross it
+            style: dict[str, Any] = {"fontsize": SMALL, "color": INK, "va": "center", "parse_math": False}
+            axes.text(*place(bx, by), label, zorder=6, path_effects=halo, **style)
             if abs(by - py) > 0.2:  # far from its point: a thin line shows whose name it is
                 end = bx if bx > px else bx + width
                 (xa, ya), (xb, yb) = place(px, py), place(end, by)

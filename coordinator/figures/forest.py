@@ -17,7 +17,6 @@ import pandas as pd
 
 from coordinator.figures.canvas import (
     BAND,
-    FONT,
     GAP,
     GREY,
     INK,
@@ -38,6 +37,8 @@ from coordinator.figures.canvas import (
     interval_words,
     model_name,
     p_words,
+    page_style,
+    placed,
     save,
     signed,
     significant,
@@ -80,7 +81,7 @@ class _Row:
     Kind ``group`` is the head of a subgroup, ``group diamond`` its pooled effect, ``words`` a line of small text.
     """
 
-    kind: Literal["site", "diamond", "prediction", "excluded", "group", "group diamond", "words"]
+    kind: Literal["site", "diamond", "prediction", "excluded", "group", "group diamond", "words", "total"]
     label: str
     lanes: tuple[_Lane, ...] = ()
     cells: tuple[str, ...] = ()
@@ -140,7 +141,6 @@ def forest(
     Raises: ParameterError: too many series, an unknown suffix, a comparison on another scale or with groups, groups
         of another result, or sides of a null line that is not drawn.
     """
-    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -166,7 +166,7 @@ def forest(
     for number, (label, row) in enumerate(whole.items(), start=len(series)):
         lane = _Lane(number, row.beta, row.ci_lb, row.ci_ub)
         rows.append(_Row("diamond", label[:1].upper() + label[1:], (lane,), gid="whole"))
-    with mpl.rc_context({"font.family": FONT, "axes.unicode_minus": True}):
+    with page_style():
         return _draw(
             Figure,
             FigureCanvasAgg,
@@ -348,14 +348,22 @@ def _rows(
         lane = _Lane(0, None, None, None, note="excluded")
         rows.append(_Row("excluded", label, (lane,), tuple(column.get(label, "") for column in cells.values())))
 
+    alone = len(results) == 1 and first.k > 1
+    total = f"{sum(e.n for e in first.estimates):,}" if alone and first.estimates else ""
+
     def diamonds(label: str, chosen: Sequence[PooledResult]) -> None:
-        lanes = tuple(_Lane(s, row.beta, row.ci_lb, row.ci_ub) for s, row in enumerate(chosen))
+        own = alone and chosen[0] is first  # the model whose weights stand above
+        lanes = tuple(
+            _Lane(s, row.beta, row.ci_lb, row.ci_ub, weight=100.0 if own else None) for s, row in enumerate(chosen)
+        )
         gid = "random" if label.startswith("Random") else "fixed" if label.startswith("Fixed") else "own"
         rows.append(_Row("diamond", label, lanes, gid=gid))
 
     if all(row.k == 1 for row in results):
         diamonds("Not pooled: one site only", results)
         return tuple(cells), rows
+    if total:
+        rows.append(_Row("total", f"All {first.k}", cells=tuple(total if head == "n" else "" for head in cells)))
     diamonds(model_name(first.fixed), [row.fixed for row in results])
     if first.method != "FE":
         diamonds(model_name(first), results)
@@ -410,10 +418,38 @@ def _span(results: Sequence[PooledResult], rows: Sequence[_Row], null: float | N
     first = min([low, *(lane.lb for lane in lanes if lane.lb is not None)])
     last = max([high, *(lane.ub for lane in lanes if lane.ub is not None)])
     low, high = max(low - reach, first), min(high + reach, last)
+    # What the figure is about is never cut: the diamonds, and the prediction interval unless it dwarfs all else.
+    message = [lane for row in rows if row.kind.endswith("diamond") for lane in row.lanes]
+    message += [lane for row in rows if row.kind == "prediction" for lane in row.lanes]
+    for lane in message:
+        if lane.lb is None or lane.ub is None or (lane.beta is None and lane.ub - lane.lb > 6 * (high - low)):
+            continue
+        low, high = min(low, lane.lb), max(high, lane.ub)
     if last - first <= 1.6 * (high - low):  # little would be gained by clipping
         low, high = first, last
     pad = 0.04 * (high - low)
     return low - pad, high + pad
+
+
+def _weighted(result: PooledResult) -> str:
+    """Of which model the weights are."""
+    return "fixed" if result.method == "FE" else "random"
+
+
+_MEANINGS = {
+    "n": "n: rows that the answer rests on",
+    "Noise": "Noise: part of a site's variance that is noise of its release",
+    "Posture": "Posture: what a site's flow may be fitted on (local: on the released records)",
+}
+
+
+def _meanings(headings: Sequence[str], series: Mapping[str, PooledResult]) -> str:
+    """What the columns beside the sites mean, and of which series they are."""
+    said = [text for head, text in _MEANINGS.items() if head in headings]
+    own = [head for head in headings if head != "Posture"]
+    if len(series) > 1 and own:
+        said.append(f"{', '.join(own)}: of {next(iter(series))!r} alone, unless a cell has several")
+    return "; ".join(said)
 
 
 def _is_number(cell: str) -> bool:
@@ -444,34 +480,36 @@ def _draw(
     estimate = f"{view.effect} [{100 * results[0].level:g} % CI]"
 
     # Columns, left to right, each as wide as its widest cell.
-    left = max(text_width(row.label, TEXT) for row in rows if row.kind in ("site", "excluded"))
-    pooled = ("diamond", "group diamond", "prediction", "group")
+    left = max(text_width(row.label, TEXT) for row in rows if row.kind in ("site", "excluded", "total"))
+    pooled = ("diamond", "group diamond", "prediction", "group")  # these run over the columns; "total" has cells
     summary = max(text_width(row.label, TEXT, True) for row in rows if row.kind in pooled)
     summary = max([summary, *(text_width(row.label, SMALL) for row in rows if row.kind == "words")])
     widths = [
         max([text_width(h, TEXT, True), *(text_width(row.cells[i], TEXT) for row in rows if row.cells)])
         for i, h in enumerate(headings)
     ]
-    left = max(left, text_width("Site", TEXT, True))
+    first = "Site" if any(row.estimates for row in results) else "Study"
+    weighted = "Weight" if several or results[0].k == 1 else f"Weight ({_weighted(results[0])})"
+    left = max(left, text_width(first, TEXT, True))
     table = left + sum(GAP + width for width in widths)
     if table < summary:  # pooled labels run over the whole table, so it is widened once
         left += summary - table
         table = summary
     starts = list(np.cumsum([MARGIN + left + GAP, *(width + GAP for width in widths)]))[: len(widths)]
     plot = MARGIN + table + GAP
-    texts = [
-        (_three(lane, view), row.kind.endswith("diamond")) for row in rows for lane in row.lanes if lane.lb is not None
-    ]
-    parts = [max(text_width(text[i], size, bold) for text, bold in texts) for i in range(3)]
+    texts = [_three(lane, view) for row in rows for lane in row.lanes if lane.lb is not None]
+    parts = [max(text_width(text[i], size) for text in texts) for i in range(3)]
     space = text_width("0", size) * 0.5
     block = max(sum(parts) + 2 * space, text_width(estimate, TEXT, True))
-    weight = max(text_width("Weight", TEXT, True), text_width("100.0 %", size))
+    weight = max(text_width(weighted, TEXT, True), text_width("100.0 %", size))
     weight_right = plot + PLOT + GAP * 0.8 + weight
     right = weight_right + GAP + block
     width = right + MARGIN
 
     body = width - 2 * MARGIN
     foot = [*(_between(groups, by) if groups else []), *_footer(series, view)]
+    meanings = _meanings(headings, series)
+    foot += [("", meanings, True)] if meanings else []
     foot += [("Warning", text, False) for text in warnings]
     indent = max([0.0, *(text_width(called, SMALL, True) + 0.12 for called, _, _ in foot if called)])
     wrapped: list[tuple[str, str, bool]] = []
@@ -489,7 +527,7 @@ def _draw(
     centres: list[float] = []
     pooled_from = 0.0
     for i, row in enumerate(rows):
-        if row.kind == "diamond" and rows[i - 1].kind != "diamond":
+        if (row.kind == "total") or (row.kind == "diamond" and rows[i - 1].kind not in ("diamond", "total")):
             y += 0.12
             pooled_from = y - 0.06
         y += row.above
@@ -508,7 +546,7 @@ def _draw(
     page.set(xlim=(0, width), ylim=(height, 0))
     page.axis("off")
     axes = figure.add_axes((plot / width, 1 - y_axis / height, PLOT / width, (y_axis - y_rule) / height))
-    low, high = _span([*results, *whole.values()], rows, view.null)
+    low, high = placed(view) or _span([*results, *whole.values()], rows, view.null)
     axes.set(xlim=(low, high), ylim=(y_axis, y_rule))
     axes.patch.set_alpha(0)
 
@@ -530,13 +568,13 @@ def _draw(
             x += 0.18 + text_width(called, TEXT, True) + 0.3
 
     y_heading = y_rule - 0.13
-    say(MARGIN, y_heading, "Site", weight="bold")
+    say(MARGIN, y_heading, first, weight="bold")
     numeric = [all(_is_number(row.cells[i]) for row in rows if row.cells) for i in range(len(headings))]
     anchors = [x + column if right_hand else x for x, column, right_hand in zip(starts, widths, numeric, strict=True)]
     sides = ["right" if right_hand else "left" for right_hand in numeric]
     for x, heading, side in zip(anchors, headings, sides, strict=True):
         say(x, y_heading, heading, weight="bold", ha=side)
-    say(weight_right, y_heading, "Weight", weight="bold", ha="right")
+    say(weight_right, y_heading, weighted, weight="bold", ha="right")
     say(right, y_heading, estimate, weight="bold", ha="right")
     page.plot([MARGIN, right], [y_rule, y_rule], color=INK, linewidth=0.9, solid_capstyle="butt")
     page.plot([MARGIN, right], [pooled_from, pooled_from], color=RULE, linewidth=0.8, solid_capstyle="butt")
@@ -562,9 +600,11 @@ def _draw(
     own = centres[own_diamond] - LANE * (len(results) - 1) / 2
     if view.null is not None and low <= view.null <= high:
         axes.plot([view.null] * 2, [y_rule, y_axis], color=GREY, linewidth=0.9, zorder=1, gid="null")
-    if results[0].k > 1:
-        dotted: dict[str, Any] = {"color": SERIES[0][0], "linewidth": 0.9, "linestyle": (0, (1, 2)), "zorder": 1}
-        axes.plot([results[0].beta] * 2, [y_rule, own], gid="pooled", **dotted)
+    for s, pooled_row in enumerate(results):
+        if pooled_row.k > 1 and low <= pooled_row.beta <= high:
+            dotted: dict[str, Any] = {"color": SERIES[s][0], "linewidth": 0.9, "linestyle": (0, (1, 2)), "zorder": 1}
+            stop = own + LANE * s
+            axes.plot([pooled_row.beta] * 2, [y_rule, stop], gid="pooled" if not s else f"pooled-{s}", **dotted)
 
     for row, centre in zip(rows, centres, strict=True):
         muted = row.kind in ("excluded", "prediction", "words")
@@ -582,12 +622,7 @@ def _draw(
         _mark(axes, row.kind, lane, at, colour, marker, (low, high), gid)
         words = _three(lane, view)
         tint = darker(colour, 0.78) if several else GREY if row.kind in ("excluded", "prediction") else INK
-        style = {
-            "fontsize": size,
-            "color": tint,
-            "ha": "right",
-            "weight": "bold" if row.kind.endswith("diamond") else "normal",
-        }
+        style = {"fontsize": size, "color": tint, "ha": "right"}
         if lane.lb is None:
             say(right, at, words[2], **(style | {"color": GREY, "style": "italic"}))
         else:

@@ -556,19 +556,26 @@ def leave_one_out(result: PooledResult) -> tuple[tuple[str, PooledResult], ...]:
     return tuple((result.labels[i], _subset(result, [j for j in everyone if j != i])) for i in everyone)
 
 
-def ordered(result: PooledResult, by: str) -> PooledResult:
+def ordered(result: PooledResult, by: str, *, values: Mapping[str, Any] | None = None) -> PooledResult:
     """The same result with its rows by ``name``, ``estimate`` (lowest first) or ``weight`` (heaviest first).
 
-    Raises: ParameterError: another order.
+    Args:
+        values: label -> what the rows are sorted by instead, lowest first; those without a value come last.
+    Raises: ParameterError: another order, or values that cannot be compared.
 
     >>> ordered(pool([0.5, 0.1, 0.3], [0.1, 0.2, 0.3], labels=["B", "C", "A"]), "estimate").labels
     ('C', 'A', 'B')
     """
     keys: dict[str, Sequence[Any]] = {"name": result.labels, "estimate": result.yi}
     keys["weight"] = [-weight for weight in result.weights]
+    if values is not None:
+        keys[by] = [(values.get(label) is None, values.get(label)) for label in result.labels]
     if by not in keys:
-        raise ParameterError(f"rows must be sorted by one of {', '.join(keys)}", given=repr(by))
-    rows = sorted(range(result.k), key=lambda i: keys[by][i])
+        raise ParameterError(f"rows must be sorted by one of {', '.join(keys)}, or a column", given=repr(by))
+    try:
+        rows = sorted(range(result.k), key=lambda i: keys[by][i])
+    except TypeError:
+        raise ParameterError("rows must be sorted by values of one kind", given=f"a mix in {by!r}") from None
     return replace(
         result,
         labels=tuple(result.labels[i] for i in rows),

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from shared.base.canonical import canonical_json, closed, sha256_hex
-from shared.errors import DictionaryRefusal, DuplicatePerson, MissingRefusal
+from shared.errors import DataRefusal, DictionaryRefusal, DuplicatePerson, MissingRefusal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -203,19 +203,40 @@ class Column:
         Returns: (n,) float64; for levelled kinds the index of the level in `levels`.
         Raises: DictionaryRefusal or MissingRefusal with the column, the rule and the count, never a value.
         """
+        out, found = self.compare(values)
+        if found:
+            raise found[0]
+        return out
+
+    def compare(self, values: pd.Series) -> tuple[pd.Series, tuple[DataRefusal, ...]]:
+        """What `check` returns, and every rule that the values break, where `check` raises the first."""
         import pandas as pd
 
+        found: list[DataRefusal] = []
+
+        def refuse(rule: str, wrong: pd.Series, step: str) -> None:
+            if count := int(wrong.sum()):
+                known = f"{count} rows that do not"
+                if rule.startswith("must be a level"):
+                    known += f", with {values[wrong].astype('string').str.strip().nunique()} different values"
+                found.append(DictionaryRefusal(f"column {self.name!r} {rule}", given=known, next_step=step))
+
+        fix = f"Correct them at the source, or recode them: site-agent data map STUDY --{{}} {self.name}"
         blank = values.isna() | values.astype("string").str.strip().fillna("").isin(["", "NA", "NaN", "nan"])
         if self.kind in NUMERIC:
             out = pd.to_numeric(values.where(~blank), errors="coerce").astype("float64")
-            self._refuse("must be a number", int((out.isna() & ~blank).sum()))
+            unreadable = out.isna() & ~blank
+            refuse("must be a number", unreadable, f"{fix.format('decimal-comma')}, for example.")
             out = out.where(~out.isin([code for code in self.missing_codes if isinstance(code, float)]))
             lower, upper = self.span
-            self._refuse("must be finite", int(np.isinf(out).sum()))
-            self._refuse(f"must be at least {self.lower:g}", int((out < lower).sum()))
-            self._refuse(f"must be at most {self.upper:g}", int((out > upper).sum()))
+            unit = f"{fix.format('factor')}=NUMBER, if the file has another unit than {self.unit or 'the plan'}."
+            infinite = out.isin([math.inf, -math.inf])
+            refuse("must be finite", infinite, "Correct them at the source.")
+            refuse(f"must be at least {lower:g}", (out < lower) & ~infinite, unit)
+            refuse(f"must be at most {upper:g}", (out > upper) & ~infinite, unit)
             if self.kind == "integer":
-                self._refuse("must be a whole number", int((out.dropna() % 1 != 0).sum()))
+                broken = (out % 1 != 0) & out.notna() & ~infinite
+                refuse("must be a whole number", broken, "Correct them at the source.")
         else:
             text = values.astype("string").str.strip()
             if isinstance(self.levels[0], int):  # 1, 1.0 and "1" are the same level
@@ -229,29 +250,28 @@ class Column:
                 out = text.where(~blank).map(index).astype("float64")
             coded_missing = coded_missing.fillna(False).astype(bool)
             out = out.where(~coded_missing)
-            self._refuse("must be a level of the dictionary", int((out.isna() & ~blank & ~coded_missing).sum()))
-        missing = int(out.isna().sum())
+            listed = ", ".join(map(str, self.levels))
+            step = f"{fix.format('level')}:VALUE={self.levels[-1]}, once for each. Levels: {listed}."
+            unreadable = out.isna() & ~blank & ~coded_missing
+            refuse("must be a level of the dictionary", unreadable, step)
+        missing = int((out.isna() & ~unreadable).sum())
         if missing and self.missing == "refuse":
-            raise MissingRefusal(
-                f"column {self.name!r} must have no missing value",
-                given=f"{missing} missing",
-                next_step="Complete them, or ask the lead to declare missing = 'level' or 'complete_case'.",
+            found.append(
+                MissingRefusal(
+                    f"column {self.name!r} must have no missing value",
+                    given=f"{missing} missing",
+                    next_step="Complete them, or ask the lead to declare missing = 'level' or 'complete_case'.",
+                )
             )
         if missing == len(out) and self.missing == "complete_case":
-            raise MissingRefusal(
-                f"column {self.name!r} must hold at least one value",
-                given=f"{missing} missing",
-                next_step="Check the column mapping (site-agent data map).",
+            found.append(
+                MissingRefusal(
+                    f"column {self.name!r} must hold at least one value",
+                    given=f"{missing} missing",
+                    next_step="Check the column mapping (site-agent data map).",
+                )
             )
-        return out
-
-    def _refuse(self, rule: str, count: int) -> None:
-        if count:
-            raise DictionaryRefusal(
-                f"column {self.name!r} {rule}",
-                given=f"{count} rows that do not",
-                next_step="Correct the rows at the source, or map the column (site-agent data map).",
-            )
+        return out, tuple(found)
 
 
 _PLAIN: dict[str, type | tuple[type, ...]] = {

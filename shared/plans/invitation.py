@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -20,7 +22,7 @@ from shared.base.canonical import canonical_json, closed, parse_json
 from shared.base.keys import PublicKey
 from shared.errors import CertificateRefusal, SchemaRefusal, TokenRefusal
 
-__all__ = ["Invitation", "certificate_fingerprint", "is_plain_word"]
+__all__ = ["Invitation", "certificate_fingerprint", "is_plain_word", "plain_word_of"]
 
 FORMAT = "tributary-invitation/1"
 
@@ -44,6 +46,19 @@ def is_plain_word(name: str) -> bool:
     (True, False)
     """
     return name.isascii() and name.replace("-", "").replace("_", "").isalnum() and len(name) <= 64
+
+
+def plain_word_of(name: str) -> str:
+    """A plain word made of a name, for a proposal; ``north`` where nothing of it is left.
+
+    >>> plain_word_of("Dr. Eva Müller"), plain_word_of("St. Mary's Hospital")
+    ('dr-eva-mueller', 'st-marys-hospital')
+    """
+    text = name.lower()
+    for letter, spelled in (("ä", "ae"), ("ö", "oe"), ("ü", "ue"), ("ß", "ss"), ("'", ""), ("’", "")):
+        text = text.replace(letter, spelled)
+    text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return "-".join(filter(None, re.split(r"[^a-z0-9_]+", text)))[:64] or "north"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,10 +139,17 @@ class Invitation:
     @classmethod
     def from_bytes(cls, data: bytes) -> Invitation:
         """Read an invitation file. Raises: SchemaRefusal, CertificateRefusal."""
-        body = parse_json(data, cap=64 << 10)
+        try:
+            body = parse_json(data, cap=64 << 10)
+        except SchemaRefusal:
+            body = None
         known = {item.name for item in fields(cls)} | {"format"}
         if not isinstance(body, dict) or body.get("format") != FORMAT:
-            raise SchemaRefusal(f"an invitation must be of format {FORMAT}", given="another file")
+            raise SchemaRefusal(
+                "an invitation must be the file that coordinator invite wrote",
+                given="another file",
+                next_step="Name that file with --invitation; the study lead hands it over (NAME.invitation).",
+            )
         closed(body, known, where="an invitation", refusal=SchemaRefusal)
         texts = known - {"threshold", "studies", "leads"}
         lists = all(

@@ -642,7 +642,7 @@ class Client:
             certificate_chain=credentials.cert_pem.encode() or None,
         )
         self._metadata = ((TOKEN_KEY, TOKEN_FORM + credentials.token),) if credentials.token else ()
-        self._request_cap = request_cap
+        self._request_cap, self._asking = request_cap, bool(credentials.token)
         options = [
             *_OPTIONS,
             ("grpc.max_receive_message_length", MESSAGE_CAP),
@@ -694,7 +694,7 @@ class Client:
         except grpc.RpcError as error:
             if failed:
                 raise failed[0] from None
-            raise _refusal(error, self._address, self._request_cap) from None
+            raise _refusal(error, self._address, self._request_cap, asking=self._asking) from None
         except ValueError:
             raise NetworkRefusal("the channel must be open", given="a closed one") from None
         return self._parts(method, reply) if method.reply_stream else wire.decode(method.reply, reply)
@@ -706,7 +706,7 @@ class Client:
             for data in reply:
                 yield wire.decode(method.reply, data)
         except grpc.RpcError as error:
-            raise _refusal(error, self._address, self._request_cap) from None
+            raise _refusal(error, self._address, self._request_cap, asking=self._asking) from None
 
     def close(self) -> None:
         """Close the connection."""
@@ -747,8 +747,23 @@ def _require_current(pem: str, whose: str) -> None:
         )
 
 
-def _refusal(error: Any, address: str, cap: int) -> Refusal:
-    """Our refusal for a failed call: the other side's own if it sent one, else what the status means."""
+def _refusal(error: Any, address: str, cap: int, *, asking: bool = False) -> Refusal:
+    """Our refusal for a failed call: the other side's own if it sent one, else what the status means.
+
+    Args:
+        asking: it was an analyst's call, by a token: nothing was sealed, and no hospital's IT can help.
+    """
+    found = _meant(error, address, cap, asking)
+    theirs = isinstance(found, errors.StorageRefusal)  # the coordinator's disk or database, not the caller's
+    if theirs or (asking and isinstance(found, NetworkRefusal)):
+        found.fixer = "whoever runs the coordinator" if theirs else "you, or whoever runs the coordinator"
+    if theirs:
+        kept = "Nothing is lost: ask again later" if asking else "Nothing is lost here: what was sealed is sent again"
+        found.next_step = f"{kept}. Tell the study lead."
+    return found
+
+
+def _meant(error: Any, address: str, cap: int, asking: bool) -> Refusal:
     import grpc
 
     sent = {key: value for key, value in (error.trailing_metadata() or ()) if key in (CODE_KEY, TEXT_KEY)}
@@ -784,6 +799,8 @@ def _refusal(error: Any, address: str, cap: int) -> Refusal:
         return NetworkRefusal(
             f"the coordinator at {address} must be reachable",
             given="no connection",
-            next_step="Check the address, the one outbound rule and the proxy; what was sealed is sent again.",
+            next_step="Check your network and the address in the token's file, or ask whether it is running; ask again."
+            if asking
+            else "Check the address, the one outbound rule and the proxy; what was sealed is sent again.",
         )
     return Refusal("the coordinator must answer as agreed", given=f"status {status.name}")

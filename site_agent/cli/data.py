@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,12 @@ from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, data_app
 from site_agent.desk import Desk, attempted, open_desk
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from rich.console import Console
+
+    from shared.plans.dictionary import Column, Dictionary
+    from site_agent.config import Recoding
 
 __all__ = ["data_add", "data_check", "data_confirm_persons", "data_frame", "data_map"]
 
@@ -71,7 +77,8 @@ def data_add(
         # A newer extract, or the same one read otherwise: what was mapped stays mapped where it is still there.
         before, names = desk.config.source(study), records.header(source)
         columns = {name: to for name, to in before.columns.items() if name in names}
-        source = replace(source, columns=columns, ignore=tuple(name for name in before.ignore if name in names))
+        ignored = tuple(name for name in before.ignore if name in names)
+        source = replace(source, columns=columns, ignore=ignored, values=before.values)
     _show_mapping(desk, study, source, json=json, dry_run=dry_run)
 
 
@@ -84,15 +91,44 @@ def data_map(
     ] = None,
     ignore_rest: Annotated[bool, typer.Option("--ignore-rest", help="Ignore, by name, all that are left.")] = False,
     suggest: Annotated[bool, typer.Option("--accept-suggestions", help="Take the proposals of data add.")] = False,
+    level: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:VALUE=LEVEL", help="A value of the file, and the level it is, as in sex:m=1; repeat."
+        ),
+    ] = None,
+    decimal_comma: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Its decimals are written with a comma; repeat, or all.")
+    ] = None,
+    factor: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER", help="From the file's unit to the dictionary's, as in chol=38.67; repeat."),
+    ] = None,
+    offset: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=NUMBER", help="Added after the factor; repeat.")
+    ] = None,
+    as_is: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Take its values as they stand again; repeat.")
+    ] = None,
     home: Home = None,
     json: Json = False,
     dry_run: Dry = False,
 ) -> None:
-    """Map the file's column names to the dictionary's."""
+    """Map the file's column names to the dictionary's, and say how values are written there: levels, commas, units."""
     from site_agent.records import table as records
 
     desk = open_desk(home)
     source = desk.config.source(study)
+    if level or decimal_comma or factor or offset or as_is:
+        dictionary = desk.plans.plan(study).dictionary
+        every = [column.name for column in dictionary.columns if column.lower is not None]
+        commas = every if decimal_comma == ["all"] else decimal_comma or []
+        source = replace(
+            source,
+            values=_recodings(
+                source.values, dictionary, as_is or [], level or [], commas, {"factor": factor, "offset": offset}
+            ),
+        )
     columns = dict(source.columns)
     for pair in pairs or []:
         name, sign, to = pair.rpartition("=")
@@ -128,6 +164,59 @@ def data_map(
     )
 
 
+def _recodings(
+    before: Mapping[str, Recoding],
+    dictionary: Dictionary,
+    as_is: Sequence[str],
+    levels: Sequence[str],
+    commas: Sequence[str],
+    numbers: Mapping[str, Sequence[str] | None],
+) -> dict[str, Recoding]:
+    """How columns are recoded after these options. Raises: UsageRefusal; DictionaryRefusal (no such column)."""
+    from site_agent.config import Recoding
+
+    def one(name: str) -> Column:
+        column = dictionary.column(name)
+        if column.kind == "person":
+            raise UsageRefusal("persons must be told apart as the file names them", given=f"a recoding of {name!r}")
+        return column
+
+    def numeric(name: str) -> None:
+        if one(name).lower is None:
+            raise UsageRefusal("a number is read otherwise only in a column of numbers", given=f"{name!r}, of levels")
+
+    out = {name: how for name, how in before.items() if name not in as_is}
+    for name in as_is:
+        dictionary.column(name)
+    for text in levels:
+        name, colon, pair = text.partition(":")
+        value, sign, to = pair.rpartition("=")
+        if not (colon and sign and value):
+            raise UsageRefusal("a level must be NAME:VALUE=LEVEL", given=repr(text), next_step="As in sex:m=1.")
+        known = [str(known) for known in one(name).levels]
+        if to not in known:
+            near = difflib.get_close_matches(to, known, n=1)
+            listed = f"Levels: {', '.join(known) or 'none, it holds numbers'}."
+            step = f"Did you mean {near[0]!r}? {listed}" if near else listed
+            raise UsageRefusal(f"{name!r} must have the level", given=repr(to), next_step=step)
+        how = out.get(name, Recoding())
+        out[name] = replace(how, levels={**how.levels, value: to})
+    for name in commas:
+        numeric(name)
+        out[name] = replace(out.get(name, Recoding()), decimal=",")
+    for what, texts in numbers.items():
+        for text in texts or ():
+            name, _, value = text.partition("=")
+            numeric(name)
+            try:
+                changed: dict[str, Any] = {what: float(value)}
+                out[name] = replace(out.get(name, Recoding()), **changed)
+            except ValueError:
+                step = "As in chol=38.67."
+                raise UsageRefusal(f"--{what} must be NAME=NUMBER", given=repr(text), next_step=step) from None
+    return out
+
+
 def _between(delimiter: str) -> str:
     return {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}.get(delimiter, repr(delimiter))
 
@@ -154,6 +243,7 @@ def _show_mapping(desk: Desk, study: str, source: Any, *, json: bool, dry_run: b
         "not_mapped": free,
         "missing": open_columns,
         "suggestions": proposed,
+        "values": {name: how.to_canonical() for name, how in source.values.items()},
         "dry_run": dry_run,
     }
 
@@ -180,8 +270,11 @@ def _show_mapping(desk: Desk, study: str, source: Any, *, json: bool, dry_run: b
         rows = []
         for name, column in known.items():
             hint = next((f"{n}?" for n, to in proposed.items() if to == name), None)
-            rows.append((name, column.kind, column.unit or None, back.get(name) or hint))
-        out.print(table(("dictionary", "kind", "unit", "column in the file"), rows))
+            said = source.values[name].words if name in source.values else None
+            rows.append((name, column.kind, column.unit or None, back.get(name) or hint, said))
+        heads = ("dictionary", "kind", "unit", "column in the file", "its values")
+        keep = 5 if source.values else 4
+        out.print(table(heads[:keep], [row[:keep] for row in rows]))
         left = [name for name in free if name not in proposed]
         if left:
             out.print(f"In the file, not in the study: {', '.join(left)}")
@@ -207,7 +300,10 @@ def data_check(study: Study, home: Home = None, json: Json = False) -> None:
     source = desk.config.source(study)
     rules = plan.release.edges
     as_written = desk.ledger.as_written(study)
-    found = records.problems(source, plan.dictionary, rules=rules, as_written=as_written)
+    found = [
+        type(problem)(problem.must, given=problem.given, next_step=problem.next_step.replace(" STUDY", f" {study}"))
+        for problem in records.problems(source, plan.dictionary, rules=rules, as_written=as_written)
+    ]
     rows = left_out = 0
     network: dict[str, int] | None = None
     if not found:
@@ -233,6 +329,9 @@ def data_check(study: Study, home: Home = None, json: Json = False) -> None:
         screens.heading(out, f"{source.path.name} for {study}", "counts are shown here and nowhere else")
         if found:
             checklist(out, [ChecklistLine.of(problem.code, problem) for problem in found])
+            out.print(
+                f"{len(found)} {'problem' if len(found) == 1 else 'problems'}, all that there are.", style="bold red"
+            )
             return
         lines = [ChecklistLine(name="within the dictionary", detail=f"{rows} rows, {left_out} incomplete left out")]
         if network is not None:

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shared.errors import ApprovalRefusal, CertificateRefusal, IntegrityRefusal, Refusal, StateRefusal, UsageRefusal
+from shared.errors import (
+    ApprovalRefusal,
+    CertificateRefusal,
+    IntegrityRefusal,
+    Refusal,
+    SchemaRefusal,
+    StateRefusal,
+    UsageRefusal,
+)
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, app
 from site_agent.decide.plan_facts import due_numbers
@@ -36,12 +44,17 @@ def init(
     import secrets
 
     from shared.base.keys import SigningKey, write_private
-    from shared.plans.invitation import Invitation
+    from shared.plans.invitation import Invitation, is_plain_word, plain_word_of
     from site_agent.config import SiteConfig
     from site_agent.ledger.book import Ledger
 
     place = open_desk(home).home
-    invited = Invitation.from_bytes(invitation.read_bytes())
+    try:
+        invited = Invitation.from_bytes(invitation.read_bytes())
+    except SchemaRefusal as refusal:
+        raise SchemaRefusal(
+            refusal.must, given=f"{invitation.name}: {refusal.given}", next_step=refusal.next_step
+        ) from None
     invited.require_current(today())
     if (place / "site.toml").exists():
         raise StateRefusal(
@@ -51,6 +64,13 @@ def init(
     if not names:
         raise UsageRefusal(
             "a site must have at least one approver", given="none", next_step="Add --approver NAME, once per person."
+        )
+    odd = next((name for name in names if not is_plain_word(name)), None)
+    if odd is not None:
+        raise UsageRefusal(
+            "an approver's name must be a plain word: ASCII letters, digits, - and _, without spaces",
+            given=repr(odd),
+            next_step=f"For example --approver {plain_word_of(odd)}. It stands under every approval of that person.",
         )
 
     def settings(approvers: dict[str, str]) -> SiteConfig:

@@ -14,12 +14,13 @@ from shared.privacy.stated import shown_epsilon, shown_price
 from shared.releases.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps
 from shared.terminal import emit
 from site_agent.cli.frame import Dry, Home, Json, ReleaseId, Study, app, outbox_app
-from site_agent.decide.plan_facts import plan_changes, plan_facts
+from site_agent.decide.plan_facts import due_numbers, plan_changes, plan_facts
 from site_agent.desk import agent_version, attempted, open_desk, today, working_site
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from site_agent.desk import Desk
     from site_agent.release.pipeline import Progress
 
 __all__ = ["curve", "outbox_figures", "outbox_list", "outbox_show", "release", "synthetic", "try_"]
@@ -113,11 +114,29 @@ def try_(study: Study, home: Home = None, json: Json = False, dry_run: Dry = Fal
     emit(answer, as_json=json, show=show)
 
 
+@contextmanager
+def _told_of_the_charge(desk: Desk, study: str, wave: int) -> Iterator[None]:
+    """Say after Ctrl-C whether the wave is charged already, and that going on costs nothing more."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        mine = [hold for hold in desk.ledger.holds(study) if hold.wave == wave and hold.phase in ("held", "sealed")]
+        if mine:
+            said = f"Stopped. Wave {wave} is charged ({shown_price(mine[-1].epsilon, mine[-1].given)})"
+            said += f"; site-agent release {study} --wave {wave} goes on with it, and charges nothing more."
+        else:
+            said = "Stopped before anything was charged."
+        typer.echo(said, err=True)
+        raise
+
+
 @app.command()
 @attempted("release")
 def release(
     study: Study,
-    wave: Annotated[int, typer.Option("--wave", help="Number of the planned wave.")],
+    wave: Annotated[
+        int, typer.Option("--wave", help="Number of the planned wave; the one that is due if left out.")
+    ] = 0,
     by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="The approver who has it made.")] = None,
     home: Home = None,
     json: Json = False,
@@ -136,6 +155,15 @@ def release(
     author = airlock.require_author(desk, plan, by)
     airlock.require_approved_ahead(desk, plan, agent_version=agent_version(), today=today())
     source = desk.config.source(study)
+    if not wave:
+        due = due_numbers(desk, plan, today())
+        if not due:
+            raise StateRefusal(
+                "a wave must be due, or be named",
+                given="none that is open and has no release here",
+                next_step=f"See site-agent waves {study}; name one with --wave.",
+            )
+        wave = due[0]
     pipeline.require_open(plan, wave, today())
     needs = pipeline.estimate(plan, source)
     if dry_run:
@@ -177,7 +205,7 @@ def release(
         return
     if by is not None:
         desk.approver(by)  # only who can open the key may be named as the author
-    with desk.locked(), desk.egress() as egress, _bar(json) as progress:
+    with _told_of_the_charge(desk, study, wave), desk.locked(), desk.egress() as egress, _bar(json) as progress:
         made = pipeline.make_release(
             plan=plan,
             wave=wave,
@@ -225,6 +253,7 @@ def release(
         screens.next_step(
             out,
             f"site-agent outbox show {short}",
+            *([f"site-agent outbox figures {short}"] if plan.release.draws_rows else []),
             f"site-agent approve {short} --as NAME{''.join(f' --tick {c.name}' for c in made.warnings)}",
             f"site-agent reject {short} --as NAME --reason …",
         )
@@ -489,8 +518,10 @@ def outbox_show(
         screens.release_page(out, made, changes=changes, earlier=earlier, rows=rows)
         short = made.hold.release_id[:8]
         if made.hold.state in ("held", "sent_back"):
+            plan = desk.plans.plan(made.hold.study, made.receipt.plan_version)
             screens.next_step(
                 out,
+                *([f"site-agent outbox figures {short}"] if plan.release.draws_rows else []),
                 f"site-agent approve {short} --as NAME{''.join(f' --tick {c.name}' for c in made.warnings)}",
                 f"site-agent send-back {short} --as NAME --reason …",
                 f"site-agent reject {short} --as NAME --reason …",

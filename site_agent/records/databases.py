@@ -2,9 +2,10 @@
 
 A SQLite file is named with a table or view of it. For a server, what is named is a local file with one SELECT, which
 whoever answers for the hospital's data can read, and an *environment variable* that holds the database's address with
-its password: neither is ever written to ``site.toml``, printed or logged, and a driver's own words, which quote both,
-are never passed on. Reading is all that is done: SQLite files are opened read-only, transactions are declared so where
-the database knows that, and nothing is committed. An account that may only read is still the hospital's to give.
+its password: neither is ever written to ``site.toml``, printed or logged. A driver's own words are passed on of a
+statement that cannot be run at all, and nowhere else: they may quote the address, or a record. Reading is all that is
+done: SQLite files are opened read-only, transactions are declared so where the database knows that, and nothing is
+committed. An account that may only read is still the hospital's to give.
 
 Rows come sorted by all their columns, so that the same data are the same table however the database stores them. The
 snapshot of a release is of what was read, not of a file's bytes.
@@ -26,6 +27,8 @@ import pandas as pd
 from shared.errors import DataFileRefusal, StateRefusal
 
 if TYPE_CHECKING:
+    from sqlalchemy.exc import DBAPIError
+
     from site_agent.config import Edges, TableSource
 
 __all__ = ["blocks", "columns", "count", "encoded", "table"]
@@ -41,10 +44,33 @@ _READS = re.compile(r"(select|with)\b", re.IGNORECASE)
 def columns(source: TableSource | Edges) -> tuple[str, ...]:
     """Names of the columns. Raises: DataFileRefusal, StateRefusal."""
     from sqlalchemy import text
+    from sqlalchemy.exc import OperationalError, ProgrammingError
 
     with _opened(source) as (connection, query):
-        found = connection.execute(text(f"SELECT * FROM ({query}) AS t WHERE 1 = 0"))
+        try:
+            found = connection.execute(text(f"SELECT * FROM ({query}) AS t WHERE 1 = 0"))
+        except (OperationalError, ProgrammingError) as error:  # not DataError: a value that could not be converted
+            if error.connection_invalidated:
+                raise
+            raise _not_understood(source, error) from None
         return tuple(map(str, found.keys()))
+
+
+def _not_understood(source: TableSource | Edges, error: DBAPIError) -> DataFileRefusal:
+    """What the database says of a statement that it cannot run, in its own words.
+
+    Here alone they are passed on, to the steward whose statement it is: none of its rows was asked for (1 = 0), so
+    what they quote is the statement. What is asked for rows may fail on a record, and is told by its kind only.
+    """
+    said = " ".join(str(error.orig).split())
+    address = os.environ.get(source.database, "") if source.database else ""
+    if address and any(part in said for part in re.split(r"[:/@]+", address)[1:] if len(part) > 3):
+        said = ""  # a user, a password or a host
+    return DataFileRefusal(
+        f"the table of {source.path.name} must be readable in its database",
+        given=said[:300] or type(error.orig).__name__,
+        next_step="Correct the statement; a name that is a reserved word stands in double quotes.",
+    )
 
 
 def count(source: TableSource | Edges) -> int:

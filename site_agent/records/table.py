@@ -16,12 +16,13 @@ import csv
 import hashlib
 import hmac
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from shared.base.canonical import canonical_json
 from shared.errors import (
     DataFileRefusal,
     DataRefusal,
@@ -30,9 +31,10 @@ from shared.errors import (
     MissingRefusal,
     StateRefusal,
 )
-from shared.plans.dictionary import Dictionary
+from shared.plans.dictionary import Column, Dictionary
 from site_agent.config import DATABASES, Edges, TableSource
 from site_agent.records.identifiers import NORMALISED, compared
+from site_agent.records.recoding import recoded_table, with_point
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,6 +105,9 @@ def read(
     table = _mapped(source, dictionary)
     digest = hmac.new(key, digestmod=hashlib.sha256)
     size = _digested(digest, source, table)
+    if source.values:  # the same file, read otherwise, is another table
+        recoding = {name: one.to_canonical() for name, one in sorted(source.values.items())}
+        digest.update(b"\0values\0" + canonical_json(recoding))
     table = _identified(table, dictionary, as_written)
     checked = _checked(table, dictionary)
     contacts = None
@@ -124,31 +129,44 @@ def problems(
     Returns: refusals, each with its rule and count; empty when `read` would succeed.
     """
     require_edges(source, rules)
+    columns, table = _column_faults(source, dictionary), None
     try:
-        table = _identified(_mapped(source, dictionary), dictionary, as_written)
+        table = _identified(_mapped(source, dictionary, complete=False), dictionary, as_written)
     except DataRefusal as refusal:
-        return (refusal,)
-    found: list[DataRefusal] = []
+        return columns or (refusal,)
+    found = list(columns)
     for column in dictionary.columns:
-        alone = Dictionary(
-            name=dictionary.name,
-            version=dictionary.version,
-            # A dictionary must release something: the person column is checked beside one that cannot fail.
-            columns=(column, _ALWAYS) if column.kind == "person" else (_free_of_event(column),),
-        )
-        part = table[[column.name]].copy()
+        if column.name not in table.columns:
+            continue
         if column.kind == "person":
-            part[_ALWAYS.name] = 0
-        try:
-            _checked(part, alone)
-        except DataRefusal as refusal:
-            found.append(refusal)
+            # A dictionary must release something: the person column is checked beside one that cannot fail.
+            alone = Dictionary(name=dictionary.name, version=dictionary.version, columns=(column, _ALWAYS))
+            try:
+                _checked(table[[column.name]].assign(**{_ALWAYS.name: 0}), alone)
+            except DataRefusal as refusal:
+                found.append(refusal)
+            continue
+        values = table[column.name].reset_index(drop=True)
+        found += [_with_hint(refusal, values, column) for refusal in column.compare(values)[1]]
     if rules is not None and not found:
         try:
             _contacts(source, table, _checked(table, dictionary), dictionary, rules, as_written)
         except DataRefusal as refusal:
             found.append(refusal)
     return tuple(found)
+
+
+def _with_hint(refusal: DataRefusal, values: pd.Series, column: Column) -> DataRefusal:
+    """A refusal of what is no number, with what a decimal comma would make of it: a count, and the verb."""
+    if not refusal.must.endswith("must be a number"):
+        return refusal
+    text = values.astype("string").str.strip()
+    other = with_point(text)
+    helped = int((pd.to_numeric(text, errors="coerce").isna() & pd.to_numeric(other, errors="coerce").notna()).sum())
+    if not helped:
+        return refusal
+    step = f"{helped} of them are numbers with a decimal comma: site-agent data map STUDY --decimal-comma {column.name}"
+    return type(refusal)(refusal.must, given=refusal.given, next_step=step)
 
 
 def require_edges(source: TableSource, rules: EdgeRules | None) -> None:
@@ -312,13 +330,20 @@ def _digested(digest: hmac.HMAC, source: TableSource | Edges, table: pd.DataFram
     return size
 
 
-def _mapped(source: TableSource, dictionary: Dictionary) -> pd.DataFrame:
-    """The source table under the dictionary's names, text as it stands; columns as planned, rows as found."""
+def _mapped(source: TableSource, dictionary: Dictionary, *, complete: bool = True) -> pd.DataFrame:
+    """The source table under the dictionary's names, recoded; columns as planned, rows as found.
+
+    Args:
+        complete: refuse a table whose columns are not the dictionary's; else give those that are.
+    """
     names = header(source)
     renamed = [source.columns.get(name, name) for name in names]
-    _check_columns(source, names, renamed, dictionary)
+    if complete and (faults := _column_faults(source, dictionary)):
+        raise faults[0]
     expected = {column.name for column in dictionary.columns}
     wanted = [i for i, name in enumerate(names) if name not in source.ignore and renamed[i] in expected]
+    if not wanted or len({renamed[i] for i in wanted}) < len(wanted):
+        raise _column_faults(source, dictionary)[0]
     if source.format == "parquet":
         table = _parquet_table(source, [names[i] for i in wanted])
     elif source.format in DATABASES:
@@ -328,10 +353,12 @@ def _mapped(source: TableSource, dictionary: Dictionary) -> pd.DataFrame:
     else:
         table = (_csv_table(source) if source.format == "csv" else _graphml_table(source)).iloc[:, wanted]
     table.columns = pd.Index([renamed[i] for i in wanted])
+    table = recoded_table(table, source.values, dictionary)
     if len(table) == 0:
         raise DataFileRefusal("the table must hold records", given="0 rows", next_step="Check the export.")
-    empty = [c.name for c in dictionary.columns if c.missing != "level" and _blank(table[c.name]).all()]
-    if empty:
+    there = [column for column in dictionary.columns if column.name in table.columns]
+    empty = [column.name for column in there if column.missing != "level" and _blank(table[column.name]).all()]
+    if empty and complete:  # else each column says it itself
         raise MissingRefusal(
             f"column {', '.join(map(repr, empty))} must hold at least one value",
             given=f"{len(table)} rows, all missing",
@@ -340,50 +367,70 @@ def _mapped(source: TableSource, dictionary: Dictionary) -> pd.DataFrame:
     return table
 
 
-def _check_columns(source: TableSource, names: Sequence[str], renamed: Sequence[str], dictionary: Dictionary) -> None:
+def _column_faults(source: TableSource, dictionary: Dictionary) -> tuple[DataRefusal, ...]:
+    """Everything that is wrong with a table's column names and their mapping. Raises: DataFileRefusal (no file)."""
+    names = header(source)
+    renamed = [source.columns.get(name, name) for name in names]
     expected = [column.name for column in dictionary.columns]
     if not set(renamed) & set(expected):
-        raise DictionaryRefusal(
-            "the first line must hold column names of the dictionary or of the mapping",
-            given=f"none among {len(names)}",
-            next_step="Check that the file has a header and which delimiter it uses, then site-agent data map.",
+        return (
+            DictionaryRefusal(
+                "the first line must hold column names of the dictionary or of the mapping",
+                given=f"none among {len(names)}",
+                next_step="Check that the file has a header and which delimiter it uses, then site-agent data map.",
+            ),
         )
+    found: list[DataRefusal] = []
     used = [name for name in names if name not in source.ignore]
     if len(set(used)) != len(used):
-        raise DataFileRefusal(
-            "column names of the table must differ",
-            given=f"{len(used) - len(set(used))} repeated",
-            next_step="Rename them at the source.",
+        found.append(
+            DataFileRefusal(
+                "column names of the table must differ",
+                given=f"{len(used) - len(set(used))} repeated",
+                next_step="Rename them at the source.",
+            )
         )
     absent = [name for name in (*source.columns, *source.ignore) if name not in names]
     if absent:
-        raise DictionaryRefusal(
-            "every mapped or ignored column must be in the table",
-            given=f"no {', '.join(map(repr, absent))}",
-            next_step="Correct the mapping with site-agent data map.",
+        found.append(
+            DictionaryRefusal(
+                "every mapped or ignored column must be in the table",
+                given=f"no {', '.join(map(repr, absent))}",
+                next_step="Correct the mapping with site-agent data map.",
+            )
         )
     targets = [to for name, to in zip(names, renamed, strict=True) if name not in source.ignore]
     twice = sorted({to for to in targets if targets.count(to) > 1})
     if twice:
-        raise DictionaryRefusal(
-            "a dictionary column must come from one source column",
-            given=f"several for {', '.join(map(repr, twice))}",
-            next_step="Ignore the others with site-agent data map --ignore.",
-        )
-    lacking = [name for name in expected if name not in targets]
-    if lacking:
-        raise DictionaryRefusal(
-            "every column of the dictionary must be in the table",
-            given=f"no {', '.join(map(repr, lacking))}",
-            next_step="Map the names with site-agent data map.",
+        found.append(
+            DictionaryRefusal(
+                "a dictionary column must come from one source column",
+                given=f"several for {', '.join(map(repr, twice))}",
+                next_step="Ignore the others with site-agent data map --ignore.",
+            )
         )
     unknown = [name for name, to in zip(names, renamed, strict=True) if name in used and to not in expected]
-    if unknown:
-        raise DictionaryRefusal(
-            "every column of the table must be in the dictionary, mapped, or ignored by name",
-            given=", ".join(map(repr, unknown)),
-            next_step="Map it, or site-agent data map STUDY --ignore NAME (or --ignore-rest).",
+    lacking = [name for name in expected if name not in targets]
+    if lacking:
+        near = {to: name for name, to in suggestions(unknown, dictionary).items() if to in lacking}
+        meant = "".join(f" {name}={to}" for to, name in near.items())
+        step = f"Did you mean site-agent data map STUDY{meant}?" if near else "Map the names with site-agent data map."
+        found.append(
+            DictionaryRefusal(
+                "every column of the dictionary must be in the table",
+                given=f"no {', '.join(map(repr, lacking))}",
+                next_step=step,
+            )
         )
+    if unknown:
+        found.append(
+            DictionaryRefusal(
+                "every column of the table must be in the dictionary, mapped, or ignored by name",
+                given=", ".join(map(repr, unknown)),
+                next_step="Map it, or site-agent data map STUDY --ignore NAME (or --ignore-rest).",
+            )
+        )
+    return tuple(found)
 
 
 def _identified(table: pd.DataFrame, dictionary: Dictionary, as_written: bool) -> pd.DataFrame:
@@ -530,16 +577,4 @@ def _blank(values: pd.Series) -> pd.Series:
     return values.isna() | values.astype("string").str.strip().fillna("").isin(["", "NA", "NaN", "nan"])
 
 
-def _free_of_event(column: Any) -> Any:
-    from dataclasses import replace
-
-    return replace(column, event="") if column.event else column
-
-
-def _always() -> Any:
-    from shared.plans.dictionary import Column
-
-    return Column(name="always_", kind="binary")
-
-
-_ALWAYS = _always()
+_ALWAYS = Column(name="always_", kind="binary")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from site_agent.decide.airlock import Earlier
     from site_agent.ledger.book import StatementLine
+    from site_agent.release.checks import Check
     from site_agent.release.pipeline import SealedRelease
     from site_agent.show.curve import PriceCurve
 
@@ -269,13 +270,15 @@ def release_page(
     lines = [
         (
             Text("→", "yellow") if check.notable else Text(*marks[check.outcome]),
-            check.rule,
+            Text.assemble(
+                check.rule, (f"\n{check.detail}" if check.outcome == "passed" and check.detail else "", "dim")
+            ),
             None if check.measured is None else f"{check.measured:g}",
-            None if check.threshold is None else f"{check.threshold:g}",
+            None if check.threshold is None else f"{_side(check)} {check.threshold:g}",
         )
         for check in release.checks
     ]
-    out.print(table(("", "rule", "found", "limit"), lines, right=("found", "limit")))
+    out.print(table(("", "rule", "found", "may be"), lines, right=("found", "may be")))
     for check in release.warnings:
         note(out, f"! {check.name}: {check.detail} (tick it with --tick {check.name})")
     for check in release.notable:
@@ -306,6 +309,11 @@ def release_page(
     if changes:
         heading(out, "The plan has changed since")
         out.print(table(("setting", "then", "now"), [[item or None for item in row] for row in changes]))
+
+
+def _side(check: Check) -> str:
+    """On which side of its limit a count is good; a count of persons alone may be too low."""
+    return "at least" if check.name == "persons" else "at most"
 
 
 def outbox(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -374,6 +382,12 @@ def budget(out: Console, lines: Sequence[StatementLine], totals: Sequence[Mappin
                 right=("wave", charge, running),
             )
         )
+        if running_sums:
+            out.print(
+                "charge: that release alone, by its exact curve. total: all charges so far composed by RDP, a bound "
+                "that holds however waves are decided on and may lie above the exact price, also for one.",
+                style="dim",
+            )
         if total["epsilon"] is not None:
             share = min(1.0, total["epsilon"] / total["cap"]) if total["cap"] else 1.0
             filled = round(40 * share)

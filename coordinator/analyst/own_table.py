@@ -1,0 +1,186 @@
+"""An analyst's own table of studies: read from a spreadsheet's export, and pooled without a server.
+
+A row is a study: an estimate with its variance or standard error, or the four counts of a 2×2 table. A file that says
+on which scale its estimates are (``scale``) and what they are called (``effect``), as `coordinator pool --out` and
+`analyst export` write it, is read so.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import DataFileRefusal, ParameterError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    from numpy.typing import NDArray
+
+    from coordinator.pooling.pool import PooledResult
+    from coordinator.pooling.two_by_two import TwoByTwoTables
+
+__all__ = ["OwnTable", "column", "counts", "read_table"]
+
+_MEASURES = {"OR": ("log", "Odds ratio"), "RR": ("log", "Risk ratio"), "RD": ("identity", "Risk difference")}
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """A table from .csv, .tsv or .parquet; semicolons and decimal commas are read as such. Raises: DataFileRefusal."""
+    import pandas as pd
+
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".tsv", ".parquet"):
+        step = "In the spreadsheet: File, Save as, CSV UTF-8." if suffix.startswith((".xls", ".ods")) else ""
+        raise DataFileRefusal("the file must end in .csv, .tsv or .parquet", given=repr(path.name), next_step=step)
+    if not path.is_file():
+        raise DataFileRefusal("the file must exist", given=path.name, next_step="Check the path.")
+    try:
+        given = pd.read_parquet(path) if suffix == ".parquet" else _csv(path, "\t" if suffix == ".tsv" else "")
+    except (ValueError, OSError) as error:  # pandas' parser and Arrow errors are ValueErrors or OSErrors
+        raise DataFileRefusal(f"{path.name} must be readable", given=type(error).__name__) from None
+    if given.empty:
+        raise DataFileRefusal(f"{path.name} must have at least one row", given="none")
+    return given
+
+
+def _csv(path: Path, delimiter: str) -> pd.DataFrame:
+    import pandas as pd
+
+    data = path.read_bytes()
+    try:
+        text, encoding = data.decode("utf-8-sig"), "utf-8-sig"
+    except UnicodeDecodeError:
+        text, encoding = data.decode("cp1252", errors="replace"), "cp1252"
+    first = next(iter(text.splitlines()), "")
+    found = delimiter or max(",;\t", key=next(csv.reader([first]), [first])[0].count if ";" in first else first.count)
+    return pd.read_csv(path, sep=found, encoding=encoding, decimal="," if found == ";" else ".")
+
+
+def column(given: pd.DataFrame, name: str) -> pd.Series:
+    """A column by its name. Raises: ParameterError, with the nearest one."""
+    if name not in given.columns:
+        names = [str(known) for known in given.columns]
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)  # below, vi would be told yi
+        step = f"Did you mean {near[0]!r}?" if near else f"Columns: {', '.join(names[:20])}."
+        raise ParameterError("the table must have the column", given=repr(name), next_step=step)
+    return given[name]
+
+
+def counts(given: pd.DataFrame, cells: str, labels: Sequence[str]) -> TwoByTwoTables:
+    """The counts of 2×2 tables, from four columns. Raises: ParameterError."""
+    from coordinator.pooling.two_by_two import TwoByTwoTables
+
+    names = [name.strip() for name in cells.split(",")]
+    if len(names) != 4:
+        raise ParameterError("--cells must name four columns", given=f"{len(names)}", next_step="As in ai,bi,ci,di.")
+    ai, bi, ci, di = (_numbers(given, name) for name in names)
+    return TwoByTwoTables(ai=ai, bi=bi, ci=ci, di=di, labels=tuple(labels))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTable:
+    """Which columns of a table are what.
+
+    Args:
+        file: the table.
+        yi, vi, sei: columns of estimates, and of their variances or standard errors.
+        cells: four columns of counts instead: events and none, then the same in the second group.
+        measure: what is made of counts: OR, RR or RD.
+        labels: the column that names the rows; the first column of words when blank.
+        exp: the estimates are logarithms of ratios.
+        effect: what they are called.
+    """
+
+    file: Path
+    yi: str = "yi"
+    vi: str = "vi"
+    sei: str = ""
+    cells: str = ""
+    measure: str = "OR"
+    labels: str = ""
+    exp: bool = False
+    effect: str = ""
+
+    def pooled(self, *, method: Any, test: Any, level: float) -> PooledResult:
+        """The rows pooled, under their scale and the name of their effect. Raises: ParameterError, DataFileRefusal."""
+        from coordinator.pooling.pool import pool
+
+        given = read_table(self.file)
+        names = self.names(given)
+        scale, effect = self._scale(given)
+        if self.cells:
+            from coordinator.pooling.two_by_two import effect_sizes
+
+            if self.measure not in _MEASURES:
+                raise ParameterError(f"measure must be one of {', '.join(_MEASURES)}", given=repr(self.measure))
+            tables = counts(given, self.cells, names)
+            sizes = effect_sizes(tables, self.measure)  # type: ignore[arg-type]
+            found = pool(sizes.yi, sizes.vi, method=method, test=test, level=level, labels=names)
+            reasons = {row.label: row for row in sizes.excluded}
+            found = replace(found, excluded=tuple(reasons.get(row.label, row) for row in found.excluded))
+            found = replace(found, notes=(*found.notes, *([f"{sizes.rule}."] if sizes.rule else [])))
+        else:
+            variances = _numbers(given, self.sei) ** 2 if self.sei else _numbers(given, self.vi)
+            found = pool(_numbers(given, self.yi), variances, method=method, test=test, level=level, labels=names)
+        return replace(found, scale=scale, effect=effect)
+
+    def _scale(self, given: pd.DataFrame) -> tuple[Any, str]:
+        """Scale and name of the effect: as was said, as the counts give it, or as the file says."""
+        from shared.estimands.effects import SCALES
+
+        if self.cells:
+            scale, effect = _MEASURES.get(self.measure, ("log", ""))
+            return scale, self.effect or effect
+        said = {name: _one(given, name) for name in ("scale", "effect")}
+        scale = "log" if self.exp else said["scale"] if said["scale"] in SCALES else "identity"
+        return scale, self.effect or said["effect"] or ("Ratio" if scale == "log" else "")
+
+    def names(self, given: pd.DataFrame) -> list[str]:
+        """Names of the rows, each once: a second row of the same name is numbered."""
+        import pandas as pd
+
+        words = [name for name in given.columns if not pd.api.types.is_numeric_dtype(given[name])]
+        words = [name for name in words if name not in ("scale", "effect", "term", "study") or len(words) == 1]
+        chosen = self.labels or (words[0] if words else "")
+        if not chosen:
+            return [f"study {i + 1}" for i in range(len(given))]
+        seen: dict[str, int] = {}
+        out = []
+        for value in column(given, chosen):
+            name = str(value)
+            seen[name] = seen.get(name, 0) + 1
+            out.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+        return out
+
+    def facts(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Column -> (name of the row -> value); missing values are left out."""
+        import pandas as pd
+
+        if not names:
+            return {}
+        given = read_table(self.file)
+        rows = self.names(given)
+        facts: dict[str, dict[str, Any]] = {}
+        for name in names:
+            found = column(given, name)
+            values = found.tolist() if pd.api.types.is_numeric_dtype(found) else found.astype("string").tolist()
+            facts[name] = {row: value for row, value in zip(rows, values, strict=True) if not pd.isna(value)}
+        return facts
+
+
+def _one(given: pd.DataFrame, name: str) -> str:
+    """The one value of a column of words; blank where it has several or is not there."""
+    values = set(given[name].dropna().astype(str)) if name in given.columns else set()
+    return values.pop() if len(values) == 1 else ""
+
+
+def _numbers(given: pd.DataFrame, name: str) -> NDArray[np.float64]:
+    """(rows,) float64; what is no number is NaN, and will be listed as left out."""
+    import pandas as pd
+
+    return pd.to_numeric(column(given, name), errors="coerce").to_numpy(dtype="float64", na_value=float("nan"))

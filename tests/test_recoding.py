@@ -1,0 +1,157 @@
+"""A hospital's own values: m and w, decimal commas, other units. Read as the steward wrote down, and never guessed."""
+
+# ruff: noqa: F811  (a fixture is imported by its name)
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import make_table
+from site_desk import hospital  # noqa: F401
+
+from shared.errors import ConfigRefusal, DictionaryRefusal
+from shared.plans.dictionary import Column, Dictionary
+from site_agent.config import Recoding, SiteConfig, TableSource
+from site_agent.records import table as records
+from site_agent.records.recoding import recoded, with_point
+
+NUMBER = Column(name="chol", kind="continuous", unit="mg/dL", lower=40, upper=800, missing_codes=(-9,), missing="level")
+SEX = Column(name="sex", kind="binary", levels=(0, 1))
+DICTIONARY = Dictionary(name="d", version=1, columns=(Column(name="person", kind="person"), NUMBER, SEX))
+GERMAN = "person;chol;sex\n" + "".join(
+    f"p{i};{5 + i / 10:.1f};{'m' if i % 2 else 'w'}\n".replace(".", ",") for i in range(20)
+)
+
+
+@pytest.fixture
+def german(tmp_path):
+    path = tmp_path / "auszug.csv"
+    path.write_text(GERMAN)
+    return TableSource(path=path, delimiter=";")
+
+
+def test_a_messy_extract_is_read_as_it_was_written_down(german):
+    assert len(records.problems(german, DICTIONARY)) == 2
+    values = {"chol": Recoding(decimal=",", factor=38.67), "sex": Recoding(levels={"m": "1", "w": "0"})}
+    found = records.read(replace(german, values=values), DICTIONARY, key=b"k" * 32)
+    assert found.table["chol"].tolist() == pytest.approx([38.67 * (5 + i / 10) for i in range(20)])
+    assert found.table["sex"].tolist() == [i % 2 for i in range(20)]
+
+
+def test_every_problem_is_told_at_once_with_the_verb_that_helps(german):
+    german.path.write_text(GERMAN.replace("chol", "Chol").replace("p3;", "p2;"))
+    found = records.problems(german, DICTIONARY)
+    said = " ".join(f"{problem.must} {problem.given} {problem.next_step}" for problem in found)
+    assert len(found) == 4
+    assert "no 'chol'" in said
+    assert "Did you mean site-agent data map STUDY Chol=chol?" in said
+    assert "1 repeated rows" in said
+    assert "with 2 different values" in said
+    assert "--level sex:VALUE=1" in said
+    mapped = replace(german, columns={"Chol": "chol"})
+    [number] = [problem for problem in records.problems(mapped, DICTIONARY) if "'chol'" in problem.must]
+    assert number.next_step == (
+        "20 of them are numbers with a decimal comma: site-agent data map STUDY --decimal-comma chol"
+    )
+
+
+def test_a_column_breaks_several_rules_and_each_is_counted():
+    values = pd.Series(["a", "30", "900", "-9", ""])
+    rules = [(problem.must.split("must ")[1], problem.given) for problem in NUMBER.compare(values)[1]]
+    one = "1 rows that do not"
+    assert rules == [("be a number", one), ("be at least 40", one), ("be at most 800", one)]
+    assert len(replace(NUMBER, missing="refuse").compare(values)[1]) == 4
+    with pytest.raises(DictionaryRefusal, match="must be a number"):
+        NUMBER.check(values)
+
+
+def test_what_could_be_read_either_way_is_no_number():
+    said = with_point(pd.Series(["2,3", "1.234,5", "1.234", "2.3", "-0,5", "12", "x"])).tolist()
+    assert said == ["2.3", "1234.5", "1.234?", "2.3", "-0.5", "12", "x"]
+
+
+def test_codes_of_missing_values_have_no_unit():
+    out = recoded(pd.Series(["5", "-9", None, "n/a"]), Recoding(factor=38.67), NUMBER)
+    assert [out[0], out[1], out[3]] == [193.35, "-9", "n/a"]
+    assert pd.isna(out[2])
+
+
+def test_a_recoding_is_part_of_what_was_read(german):
+    values = {"chol": Recoding(decimal=",", factor=38.67), "sex": Recoding(levels={"m": "1", "w": "0"})}
+    one = records.read(replace(german, values=values), DICTIONARY, key=b"k" * 32)
+    other = records.read(
+        replace(german, values=values | {"sex": Recoding(levels={"m": "0", "w": "1"})}), DICTIONARY, key=b"k" * 32
+    )
+    assert one.snapshot != other.snapshot
+
+
+def test_persons_are_never_recoded(german):
+    with pytest.raises(DictionaryRefusal, match="persons"):
+        records.read(replace(german, values={"person": Recoding(levels={"p1": "p2"})}), DICTIONARY, key=b"k" * 32)
+
+
+def test_settings_with_recodings_read_back(german, tmp_path):
+    values = {"chol": Recoding(decimal=",", factor=38.67, offset=-1), "sex": Recoding(levels={"m": "1", 'w "x"': "0"})}
+    config = SiteConfig(
+        home=tmp_path,
+        site="north",
+        coordinator="hub",
+        address="h:1",
+        server_name="h",
+        ca_fingerprint="",
+        leads=(),
+        data={"heart": replace(german, values=values)},
+    )
+    assert SiteConfig.from_toml(config.to_toml(), home=tmp_path) == config
+    for wrong in ({"factor": 0}, {"decimal": "."}, {"factor": "x"}, {"levels": {"m": 1}}):
+        with pytest.raises(ConfigRefusal):
+            Recoding(**wrong)
+
+
+def test_data_map_says_how_values_are_read_and_a_newer_extract_keeps_it(hospital, plan, tmp_path):
+    at = hospital.joined().approved(plan)
+    table = make_table(300)
+    table["sex"] = table["sex"].map({"male": "m", "female": "w"})
+    table["sbp"] = [f"{value / 10:.2f}".replace(".", ",") for value in table["sbp"]]
+    path = tmp_path / "auszug.csv"
+    table.to_csv(path, index=False, sep=";")
+    at("data", "add", str(path), "--as", "mini")
+    problems = at.json("data", "check", "mini", expect=40)["problems"]
+    assert len(problems) == 2
+    assert all(problem["next_step"].count("site-agent data map mini --") for problem in problems)
+    at("data", "map", "mini", "--level", "sex:m=male", "--level", "sex:w=female", "--decimal-comma", "all")
+    shown = at("data", "map", "mini", "--factor", "sbp=10")
+    assert "m is male, w is female" in shown
+    assert "decimal comma, times 10" in shown
+    assert at.json("data", "check", "mini")["rows"] == 300
+    assert at.json("data", "add", str(path), "--as", "mini")["values"]["sbp"] == {"decimal": ",", "factor": 10.0}
+    assert "Did you mean 'male'?" in at.refused("data", "map", "mini", "--level", "sex:m=mal", expect=2)["next_step"]
+    at.refused("data", "map", "mini", "--factor", "sex=2", expect=2)
+    at.refused("data", "map", "mini", "--factor", "sbp=two", expect=2)
+    at.refused("data", "map", "mini", "--level", "person:a=b", expect=2)
+    at.json("data", "map", "mini", "--as-is", "sex")
+    assert len(at.json("data", "check", "mini", expect=40)["problems"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("lyon.xlsx", "CSV UTF-8"),
+        ("lyon.sav", "Export it from there"),
+        (".", "Export it as CSV"),
+        ("x.doc", "Export it"),
+    ],
+)
+def test_a_file_of_another_kind_is_answered_to_the_steward_with_what_to_do(hospital, plan, tmp_path, name, words):
+    at = hospital.joined().approved(plan)
+    said = at.refused("data", "add", str(tmp_path / name), "--as", "mini", expect=40)
+    assert words in said["next_step"]
+    assert "site.toml" not in said["next_step"]
+    assert said["fixer"] == "data steward"
+
+
+def test_numbers_of_a_database_are_recoded_too():
+    out = recoded(pd.Series(np.array([5.0, 6.0])), Recoding(factor=2), replace(NUMBER, missing_codes=()))
+    assert out.tolist() == [10.0, 12.0]
