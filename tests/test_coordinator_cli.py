@@ -674,7 +674,7 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
         for sub, leaf in getattr(command, "commands", {"": command}).items():
             verbs[f"{name} {sub}".strip()] = {option for item in leaf.params for option in item.opts}
     changing = {"init", "plan new", "plan amend", "plan sign", "invite", "accept", "revoke", "reanchor", "figure"}
-    changing |= {"synthetic"}
+    changing |= {"synthetic", "backup", "restore", "log restored"}
     changing |= {
         "log list",
         "wave schedule",

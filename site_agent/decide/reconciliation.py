@@ -188,8 +188,11 @@ def _mend(desk: Witnesses, egress: Egress, one: Discrepancy) -> None:
 
 def heads_forgotten(desk: Witnesses, answer: Holdings) -> bool:
     """True if the coordinator's last head of this ledger is an earlier one than it has acknowledged."""
-    last = answer.anchored
-    if (last.seq if last is not None else 0) >= desk.ledger.anchored():
+    last, replies = answer.anchored, desk.replies
+    said = [] if replies is None else [one for one in replies.replies() if one["kind"] == "AnchorReceipt"]
+    heads = {str(one["head"]) for one in said}
+    acknowledged = max((entry.seq for entry in desk.ledger.entries() if entry.hash in heads), default=0)
+    if (last.seq if last is not None else 0) >= max(acknowledged, desk.ledger.anchored()):
         return False
     # An old copy of the ledger here is said by whoever would draw or send by it.
     return last is None or desk.ledger.holds_head(last)
