@@ -84,7 +84,7 @@ def log_head(
         show_facts(shown, ("root", head.root), ("signed by", authority.witness.public.fingerprint))
         if out is not None:
             shown.print(
-                f"wrote {out}: sites check it with site-agent log --against, analysts with analyst head --against"
+                f"wrote {out}: sites check it with site-agent log --against, analysts with analyst log-check --against"
             )
 
     emit(answer, as_json=json, show=show)

@@ -31,6 +31,7 @@ from coordinator.answers import queries
 from coordinator.services.analysts import PAGE, Analyst, Analysts, QueryLine
 from coordinator.services.tasks import ANSWERING, selection_of
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
+from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import AcceptedRelease, Store, remember
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import (
@@ -51,13 +52,16 @@ from shared.wire.messages import (
     CHUNK_BYTES,
     DescribeRequest,
     Document,
+    EntriesRequest,
     ExplainRequest,
     LogRequest,
+    LogView,
     QueryRequest,
     ReleasesRequest,
     RowsChunk,
     RowsRequest,
     StudiesRequest,
+    WatchRequest,
 )
 from shared.wire.transport import MESSAGE_CAP, Call, Handler
 
@@ -100,6 +104,7 @@ class AnalysisService:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._analysts = store, Analysts(store)
+        self._watch = LogWatch(store)
         self._today = today
         self._rate = _Rate(rate / 60, burst, clock)
         limits = TaskLimits(memory=memory, cpu=cpu, wall=LONGEST)
@@ -128,6 +133,8 @@ class AnalysisService:
             "Rows": self.rows,
             "Explain": self.explain,
             "Log": self.log,
+            "Watch": self.watch,
+            "Entries": self.entries,
         }
 
     # -- who may ------------------------------------------------------------------------------------------------
@@ -331,7 +338,7 @@ class AnalysisService:
                 names = ("term", "method", "test", "level")  # checked where they are used
                 given |= {"how": {name: getattr(request, name) for name in names}}
                 made = self._run(ANSWER, given, who, call)
-                document = made["told"]
+                document = self._proven(made["told"])
                 saved = functools.partial(
                     remember,
                     study=study,
@@ -343,8 +350,36 @@ class AnalysisService:
                     today=self._today(),
                 )
                 return Document(json=self._analysts.give(who, canonical_json(document), beside=saved, **line(document)))
-        self._analysts.note(who, **line(parse_json(data, cap=MESSAGE_CAP)))
-        return Document(json=data)
+        document = parse_json(data, cap=MESSAGE_CAP)
+        self._analysts.note(who, **line(document))
+        if "log" in document["provenance"]:
+            return Document(json=data)
+        return _document(self._proven(document))  # kept by a version that proved nothing
+
+    def _proven(self, document: dict[str, Any]) -> dict[str, Any]:
+        """The document with the log's signed head, and for every release that it rests on the proof that it is there.
+
+        A release is seen in the same transaction that signs a head which holds it; a store without heads proves none.
+        """
+        provenance = document["provenance"]
+        size, head = self._watch.head(self._today())
+        places = {}
+        for digest in provenance.get("rests_on", provenance["bundles"]):
+            release = self._store.by_bundle(digest)
+            if release is None or release.log_index >= size:
+                return document
+            places[release.log_index] = digest
+        nodes: dict[str, int] = {}  # neighbours share most of their proofs
+        logged = {
+            places[one.index]: {
+                "index": one.index,
+                "entry": one.entry.decode(),
+                "proof": [nodes.setdefault(part.hex(), len(nodes)) for part in one.proof],
+            }
+            for one in self._watch.logged(places, size)
+        }
+        log = {"head": head.decode(), "nodes": list(nodes), "entries": logged}
+        return {**document, "provenance": {**provenance, "log": log}}
 
     def _held(self, plan: StudyPlan, wave: int, as_of: int | None, combine: bool) -> queries.ReleaseSelection:
         """`queries.holding`, from memory as long as the log has not grown: nothing it tells can have changed."""
@@ -369,6 +404,8 @@ class AnalysisService:
                 "the result must have been given in this study", given=repr(request.result_id), next_step="See log."
             )
         document = parse_json(data, cap=MESSAGE_CAP)
+        if "log" not in document["provenance"]:
+            document = self._proven(document)
         used = document["provenance"]["bundles"]
         studies = [request.study, *([document["asked"]["densities"]] if "densities" in document["asked"] else [])]
         releases = [
@@ -421,6 +458,27 @@ class AnalysisService:
         except EstimateRefusal:  # none is left
             return now.used, now.rests
         return {**now.used, **maps.used}, {**now.rests, **maps.rests}
+
+    # -- the log of what was accepted ---------------------------------------------------------------------------
+    def watch(self, call: Call, request: WatchRequest) -> LogView:
+        """The log's newest signed head, and that it grew from sizes seen before. Raises: RoleRefusal (entries)."""
+        if request.entries:
+            raise RoleRefusal(
+                "entries of the log must come with an answer, or be read in order", given="some by number"
+            )
+        return self._watch.view(request, self._today())
+
+    def entries(self, call: Call, request: EntriesRequest) -> Document:
+        """The log's entries in order, for leads and auditors: they name sites and closings of all studies.
+
+        Raises: RoleRefusal.
+        """
+        who = call.peer
+        assert isinstance(who, Analyst)
+        if who.role not in DOWNLOADS:
+            raise RoleRefusal(f"the role must be {' or '.join(DOWNLOADS)}", given=who.role)
+        head, entries = self._watch.page(request.after, self._today())
+        return _document({"head": head.decode(), "entries": entries})
 
     # -- the record ---------------------------------------------------------------------------------------------
     def log(self, call: Call, request: LogRequest) -> Document:
