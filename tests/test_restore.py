@@ -9,14 +9,19 @@ import json
 import logging
 import shutil
 import sqlite3
+import subprocess
+import sys
 import tarfile
 from contextlib import closing
 from types import SimpleNamespace
 
+import numpy as np
+import pandas as pd
 import pytest
 from service import LEAD, Hub, small_table
 from test_collect import refused
 from test_recovery import PLAN, Agent
+from theatre import Theatre, plan_toml
 
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from coordinator.services import backup
@@ -26,6 +31,7 @@ from coordinator.store.store import Store
 from shared.errors import (
     CertificateRefusal,
     IntegrityRefusal,
+    LedgerRefusal,
     LockedRefusal,
     PlanChanged,
     SchemaRefusal,
@@ -33,7 +39,7 @@ from shared.errors import (
     StateRefusal,
 )
 from shared.plans.plan import sign_plan
-from shared.wire.messages import COLLECTION, countersigned
+from shared.wire.messages import COLLECTION, Holdings, countersigned
 from site_agent.decide import reconciliation
 from site_agent.release.outbox import Outbox
 
@@ -354,6 +360,88 @@ def test_a_coordinator_of_an_older_version_is_followed_as_before(study, monkeypa
     study.restore(keys=study.folder / "again")
     # It cannot say that it was restored: the agent says that histories differ, and to update both sides is the way on.
     refused(IntegrityRefusal, site.settle)
+
+
+def test_both_put_back_at_once_the_site_is_held_to_what_the_coordinator_signed(study):
+    site = study.site
+    site.deliver(1)
+    study.back_up()
+    site.back_up()
+    site.deliver(2)
+    kept = site.replies.path.read_bytes()
+    study.lose()
+    site.put_back()
+    site.replies.path.write_bytes(kept)  # the one file that somebody thought of
+    study.restore()
+    site.reserved(3, "again")
+    hold = site.ledger.mark_anchored(site.ledger.hold("again"), site.door.anchor(site.ledger.anchor_envelope()))
+    assert hold.state == "anchored", "the restored coordinator alone does not know better"
+    said = refused(LedgerRefusal, lambda: reconciliation.settle(site, site.door, "mini", Holdings()))
+    assert "old copy" in str(said)
+
+
+@pytest.mark.soak
+def test_real_processes_go_on_after_a_coordinator_was_lost_and_restored(tmp_path):
+    theatre = Theatre(tmp_path)
+    try:
+        theatre.open(plan_toml(waves=4))
+        rng = np.random.default_rng(7)
+        columns = {"sbp": rng.uniform(100, 200, 120), "chol": rng.uniform(150, 300, 120)}
+        table = tmp_path / "cohort.csv"
+        frame = pd.DataFrame({"person": [f"p{i}" for i in range(120)], **columns, "died": rng.integers(0, 2, 120)})
+        frame.to_csv(table, index=False)
+        theatre.join("north", table, "storm")
+
+        def deliver(wave):
+            made = theatre.agent("north", "release", "storm", "--wave", wave, "--by", "steward").json
+            ticks = [word for warning in made["warnings"] for word in ("--tick", warning["name"])]
+            theatre.agent("north", "approve", made["release_id"], "--as", "steward", *ticks)
+            return made["bundle_sha256"]
+
+        sent = [deliver(1)]
+        shutil.copytree(theatre.hub / "ca", tmp_path / "apart")
+        told = theatre.coordinator("backup", tmp_path / "backup.tar", "--dry-run").json
+        assert (told["written"], (tmp_path / "backup.tar").exists()) == (False, False)
+        assert theatre.coordinator("backup", tmp_path / "backup.tar").json["releases"] == 1
+        sent += [deliver(2), deliver(3)]
+        entries = theatre.entries("north")
+        theatre.stop()
+        shutil.rmtree(theatre.hub)
+        assert theatre.agent("north", "status").json["discrepancies"] == []
+        theatre.coordinator("restore", tmp_path / "backup.tar", "--keys", tmp_path / "apart", "--reason", "a fire")
+        theatre.serve()
+        status = theatre.agent("north", "status").json
+        assert ([one["wave"] for one in status["discrepancies"]], status["next"]) == ([2, 3], ["site-agent resend"])
+        assert [one["wave"] for one in theatre.agent("north", "resend", "--dry-run").json["left"]] == [2, 3]
+        lines = theatre.agent("north", "run", "--once").out.splitlines()
+        events = [json.loads(line) for line in lines]
+        assert [(one["what"], one["wave"]) for one in events if "mended" in one["what"]] == [
+            ("mended: missing at the coordinator", 2),
+            ("mended: missing at the coordinator", 3),
+        ]
+        assert next(one["detail"] for one in events if "put back" in one["what"]).endswith("a fire")
+        assert theatre.entries("north")[: len(entries)] == entries
+        assert [kind for kind, _ in theatre.entries("north")].count("reserve") == 4, "wave 4 is due, and no other"
+        assert theatre.coordinator("log", "verify").json["verified"]
+        [row] = theatre.coordinator("sites").json
+        assert (row["lacking"], row["returned"]) == ([], 2)
+        assert {path.stem for path in (theatre.hub / "bundles").iterdir()} == set(sent)
+        assert theatre.agent("north", "status").json["discrepancies"] == []
+        head = tmp_path / "head.json"
+        theatre.coordinator("log", "head", "--out", head)
+        assert theatre.agent("north", "log", "--against", head).json["against"] > 0
+        found = theatre.agent("north", "doctor").json["checks"]
+        [line] = [one for one in found if one["name"] == "coordinator's log"]
+        assert "put back from a backup 1 times" in line["detail"]
+        out, listed = tmp_path / "record", tmp_path / "list.json"
+        theatre.agent("north", "audit", "export", "storm", "--out", out)
+        theatre.coordinator("log", "list", "north", "storm", "--out", listed)
+        argv = [sys.executable, "-I", str(out / "verify.py"), "--coordinator-list", str(listed)]
+        done = subprocess.run(argv, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "3 of 3 deliveries are acknowledged" in done.stdout
+    finally:
+        theatre.close()
 
 
 # -- the archive ----------------------------------------------------------------------------------------------------

@@ -1502,8 +1502,7 @@ def _not_grown(head: AnchorHead, seq: int) -> LedgerRefusal:
         return LedgerRefusal(
             must,
             given=f"a proof from entry {head.after} only",
-            next_step="The coordinator's store may be an old copy: tell the study lead, then run "
-            "site-agent ledger recover.",
+            next_step="The coordinator's store may be an old copy: tell the study lead, then run site-agent resend.",
         )
     given = f"entry {head.seq}, from before it" if head.seq < seq else "another history of it"
     return LedgerRefusal(

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shared.base.canonical import canonical_json, parse_json
-from shared.errors import LockedRefusal, NetworkRefusal, Refusal, UnknownMethod
+from shared.errors import LedgerRefusal, LockedRefusal, NetworkRefusal, Refusal, UnknownMethod
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -188,9 +188,7 @@ def _mend(desk: Witnesses, egress: Egress, one: Discrepancy) -> None:
 
 def heads_forgotten(desk: Witnesses, answer: Holdings) -> bool:
     """True if the coordinator's last head of this ledger is an earlier one than it has acknowledged."""
-    last, replies = answer.anchored, desk.replies
-    said = [] if replies is None else [one for one in replies.replies() if one["kind"] == "AnchorReceipt"]
-    heads = {str(one["head"]) for one in said}
+    last, heads = answer.anchored, _acknowledged_heads(desk)
     acknowledged = max((entry.seq for entry in desk.ledger.entries() if entry.hash in heads), default=0)
     if (last.seq if last is not None else 0) >= max(acknowledged, desk.ledger.anchored()):
         return False
@@ -198,11 +196,29 @@ def heads_forgotten(desk: Witnesses, answer: Holdings) -> bool:
     return last is None or desk.ledger.holds_head(last)
 
 
+def _acknowledged_heads(desk: Witnesses) -> dict[str, int]:
+    """Every head of the ledger that the coordinator has acknowledged, with its entry's number."""
+    replies = desk.replies
+    said = () if replies is None else replies.replies()
+    return {str(one["head"]): int(one["seq"]) for one in said if one["kind"] == "AnchorReceipt"}
+
+
 def _prove_heads(desk: Witnesses, egress: Egress, answer: Holdings) -> bool:
     """Prove the ledger's head from the one that the coordinator has now, where it has forgotten later ones."""
     last = answer.anchored
     if not heads_forgotten(desk, answer):
         return False
+    # What it has forgotten it cannot hold an old copy of the ledger to: its signatures that are kept here can.
+    entries = desk.ledger.entries()
+    here = {entry.hash for entry in entries}
+    counted = max((int(entry.body["seq"]) for entry in entries if entry.kind == "recovered"), default=0)
+    gone = [seq for head, seq in _acknowledged_heads(desk).items() if head not in here and seq > counted]
+    if gone:
+        raise LedgerRefusal(
+            f"the ledger must hold entry {max(gone)}, which the coordinator has acknowledged",
+            given="an old copy, at a coordinator that was put back as well",
+            next_step="Restore a later copy of ledger.db and ledger.head. Nothing is sent; call the study lead.",
+        )
     egress.anchor(desk.ledger.anchor_envelope(after=0 if last is None else last.seq))
     return True
 
