@@ -23,6 +23,7 @@ from test_collect import refused
 from test_recovery import PLAN, Agent
 from theatre import Theatre, plan_toml
 
+from coordinator import cli
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from coordinator.services import backup
 from coordinator.services.collect import CollectionService
@@ -40,6 +41,7 @@ from shared.errors import (
 )
 from shared.plans.plan import sign_plan
 from shared.wire.messages import COLLECTION, Holdings, countersigned
+from shared.wire.tree_heads import open_head
 from site_agent.decide import reconciliation
 from site_agent.release.outbox import Outbox
 
@@ -240,11 +242,34 @@ def test_what_was_decided_after_the_backup_is_told_again(study, monkeypatch):
         (2, "its acknowledgement is not kept here")
     ]
     path.unlink()
-    assert [one.wave for one in reconciliation.unacknowledged(site)] == [2, 3]
+    assert [one.wave for one in reconciliation.noted(site)] == [2, 3]
     assert [one.wave for one in site.settle().mended] == [2, 3]
     assert reconciliation.unacknowledged(site) == ()
     assert len(study.hub.store.releases("mini", withdrawn=True)) == 3
     study.hub.store.verify_log()
+
+
+def test_what_cannot_be_sent_again_is_named_on_both_sides_until_it_can(study):
+    site = study.site
+    study.back_up()
+    site.deliver(1)
+    second = site.deliver(2)
+    bundle = site.home / "sealed" / second / "bundle.zip"
+    data = bundle.read_bytes()
+    bundle.unlink()
+    study.lose()
+    study.restore()
+    settled = site.settle()
+    assert [one.wave for one in settled.mended] == [1]
+    [left] = settled.left
+    assert (left.wave, "bundle.zip" in left.why) == (2, True)
+    assert [one.wave for one in reconciliation.noted(site)] == [2], "known without asking"
+    assert "wave 2): missing at the coordinator" in reconciliation.sentence(reconciliation.noted(site))
+    [gap] = LogWatch(study.hub.store).gaps()
+    assert (gap.site, gap.wave, gap.release_id) == ("north", 2, second)
+    bundle.write_bytes(data)
+    assert [one.wave for one in site.settle().mended] == [2]
+    assert (reconciliation.noted(site), LogWatch(study.hub.store).gaps()) == ((), ())
 
 
 def test_only_what_the_coordinator_signed_for_this_site_is_taken_again_unasked(study):
@@ -566,3 +591,32 @@ def test_a_damaged_or_foreign_archive_is_refused_by_the_name_of_the_file(home, t
     packed("ca/../../outside", b"x")
     refused(SchemaRefusal, lambda: backup.read_archive(archive))
     assert not (tmp_path / "outside").exists()
+
+
+def test_the_lead_backs_up_restores_and_publishes_a_head_by_commands(home, tmp_path, capsys):
+    def run(*argv, where=None, code=0):
+        assert cli.main(["--home", str(where or home.home), *map(str, argv)]) == code
+        return " ".join(capsys.readouterr().out.split())
+
+    def answer(*argv, **how):
+        return json.loads(run(*argv, "--json", **how))
+
+    archive, place = tmp_path / "b.tar", tmp_path / "new"
+    assert "Keep a copy of them apart, once" in run("backup", archive)
+    assert answer("backup", archive, code=2)["refused"]["code"] == "E_STATE"
+    tried = answer("restore", archive, "--keys", tmp_path / "apart", "--dry-run", where=place)
+    assert (tried["restored"], tried["entries"], place.exists()) == (False, 2, False)
+    assert answer("restore", archive, where=place, code=2)["refused"]["next_step"].endswith("with --keys.")
+    said = run("restore", archive, "--keys", tmp_path / "apart", "--reason", "a fire", where=place)
+    assert "Log entry 2 says so" in said
+    assert "Decide again" in said
+    assert "Not compared yet since the restore" in run("sites", where=place)
+    assert answer("log", "verify", where=place)["size"] == 3
+    head = answer("log", "head", "--out", tmp_path / "head.json", where=place)
+    assert (tmp_path / "head.json").read_text().strip() == head["head"]
+    assert open_head(head["head"].encode(), home.authority.witness.public).size == 3
+    assert answer("log", "restored", "--reason", "a snapshot", "--dry-run", where=place)["written"] is False
+    assert answer("log", "restored", "--reason", " ", where=place, code=2)["refused"]["code"] == "E_PARAMETER"
+    assert answer("log", "restored", "--reason", "a snapshot", "--size", "9", where=place, code=2)
+    assert answer("log", "restored", "--reason", "a snapshot", where=place)["log_index"] == 3
+    assert answer("log", "verify", where=place)["size"] == 4

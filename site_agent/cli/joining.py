@@ -285,7 +285,7 @@ def status(home: Home = None, json: Json = False) -> None:
     known = [row["study"] for row in studies if row["plan"]]
     asked_for, found, heard = _asked(desk, known) if joined else ([], (), False)
     if not heard:
-        found = reconciliation.unacknowledged(desk)
+        found = reconciliation.noted(desk)
     waiting = [h for h in desk.outbox.list() if h.state in ("held", "sent_back", "approved")]
     steps = [*(f"site-agent outbox show {h.release_id[:8]}" for h in waiting), *steps]
     for h in desk.outbox.list():

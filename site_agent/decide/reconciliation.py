@@ -37,6 +37,7 @@ __all__ = [
     "heads_forgotten",
     "last_look",
     "looked",
+    "noted",
     "sentence",
     "settle",
     "unacknowledged",
@@ -173,6 +174,9 @@ def settle(desk: Witnesses, egress: Egress, study: str, answer: Holdings) -> Set
             raise
         except Refusal as refusal:
             left.append(Discrepancy(**{**asdict(one), "why": str(refusal)}))
+    before = last_look(desk).get("left", {})
+    if before.get(study, []) != [asdict(one) for one in left]:
+        _note(desk, left={**before, study: [asdict(one) for one in left]})
     return Settled(mended=tuple(mended), left=tuple(left), proven=proven)
 
 
@@ -244,7 +248,8 @@ def watch(desk: Witnesses, egress: Egress, answers: Mapping[str, Holdings], toda
     restored = len(replies.restorations())
     if restored > last_look(desk).get("restored", 0):
         _tell_again(desk, egress)
-    _note(desk, today, size=checked.head.size, root=checked.head.root, restored=restored, unproven=found)
+    seen = {"size": checked.head.size, "root": checked.head.root, "restored": restored}
+    _note(desk, day=today.isoformat(), unproven=[asdict(one) for one in found], **seen)
     return found
 
 
@@ -286,12 +291,20 @@ def _tell_again(desk: Witnesses, egress: Egress) -> None:
             egress.revoke_standing(noted.revocation)
 
 
-def _note(desk: Witnesses, today: dt.date, **seen: Any) -> None:
+def _note(desk: Witnesses, **seen: Any) -> None:
     from shared.base.keys import write_private
 
-    unproven = [asdict(one) for one in seen.pop("unproven")]
-    body = {"day": today.isoformat(), **seen, "unproven": unproven}
-    write_private(desk.home / LOOK_FILE, canonical_json(body))
+    write_private(desk.home / LOOK_FILE, canonical_json({**last_look(desk), **seen}))
+
+
+def noted(desk: Witnesses) -> tuple[Discrepancy, ...]:
+    """What is known to differ without asking: answers that are not kept, and what the last comparisons left."""
+    said = last_look(desk)
+    found = {one.release_id: one for one in unacknowledged(desk)}
+    with suppress(TypeError, KeyError, AttributeError):  # a file that somebody edited says nothing
+        left = [one for ones in said.get("left", {}).values() for one in ones]
+        found |= {one["release_id"]: Discrepancy(**one) for one in (*left, *said.get("unproven", ()))}
+    return tuple(found.values())
 
 
 def looked(desk: Witnesses, today: dt.date) -> bool:
@@ -302,7 +315,7 @@ def looked(desk: Witnesses, today: dt.date) -> bool:
 
 
 def last_look(desk: Witnesses) -> dict[str, Any]:
-    """The last look at the log: ``day``, ``size``, ``root``, ``restored``, ``unproven``; empty before the first."""
+    """The last look at the log (``day``, ``size``, ``root``, ``restored``, ``unproven``), and what comparing ``left``."""
     path = desk.home / LOOK_FILE
     try:
         said = parse_json(path.read_bytes())

@@ -209,7 +209,7 @@ def _deliveries(desk: Desk, today: dt.date) -> Finding:
     """What the ledger says was delivered, held against what is kept here and what the coordinator says."""
     from site_agent.decide import reconciliation
 
-    found = reconciliation.unacknowledged(desk)
+    found = reconciliation.noted(desk)
     studies = sorted({hold.study for hold in desk.ledger.holds()})
     if desk.config.certificate.exists() and studies:
         # That nobody answers, the line above says.
@@ -233,7 +233,11 @@ def _log(desk: Desk, today: dt.date) -> Finding:
     if last.get("unproven"):
         return "warn", f"{len(last['unproven'])} releases are not proven to stand in it", "site-agent log"
     restored = () if replies is None else replies.restorations()
-    words = f"{last['size']} entries, seen to grow, on {last['day']}" if last else "not looked at yet (site-agent run)"
+    words = (
+        f"{last['size']} entries, seen to grow, on {last['day']}"
+        if "size" in last
+        else "not looked at yet (site-agent run)"
+    )
     if restored:
         words += f"; put back from a backup {len(restored)} times, last on {restored[-1].day}"
     return "ok", words, ""

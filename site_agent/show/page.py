@@ -154,6 +154,7 @@ def application(
     from starlette.routing import Route
 
     from shared.privacy import stated
+    from site_agent.decide import reconciliation
 
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
@@ -166,6 +167,7 @@ def application(
             "site": desk.config.site,
             "session": session,
             "paused": desk.paused,
+            "differing": reconciliation.sentence(reconciliation.noted(desk)) if session else "",
             "everybody": tuple(desk.config.approvers),
             "here": "",
         }
