@@ -315,7 +315,7 @@ def looked(desk: Witnesses, today: dt.date) -> bool:
 
 
 def last_look(desk: Witnesses) -> dict[str, Any]:
-    """The last look at the log (``day``, ``size``, ``root``, ``restored``, ``unproven``), and what comparing ``left``."""
+    """Day, size and root of the last look at the log, what it did not prove, and what comparing left; may be empty."""
     path = desk.home / LOOK_FILE
     try:
         said = parse_json(path.read_bytes())
