@@ -77,7 +77,7 @@ from shared.wire.messages import (
 )
 from shared.wire.rounds import Answered, RoundOrder, open_answer, open_order
 from shared.wire.transport import Client, Credentials
-from shared.wire.tree_heads import CheckedView, RestoredLog, check_view, excused
+from shared.wire.tree_heads import CheckedView, RestoredLog, check_view, excused, open_head
 
 __all__ = ["AcknowledgedReplies", "Egress", "new_tls_identity"]
 
@@ -205,6 +205,18 @@ class AcknowledgedReplies:
         if seen != (checked.head.size, checked.head.root):
             self._append(line)
         return checked
+
+    def one_log_with(self, head: bytes, look: Callable[[Sequence[int]], LogView | None]) -> int:
+        """As of `Egress.one_log_with`; a head of another history is kept beside this site's own, as evidence."""
+        other = open_head(head, self._key)
+        seen = (other.size, other.root)
+        view = look([other.size])
+        if view is None or not check_view(view, self._key, [seen]).grew[0]:
+            fork = canonical_json({"kind": "Fork", "size": other.size, "root": other.root, "head": head.decode()})
+            if fork not in self.lines():
+                self._append(fork)
+            raise self._another_history(other.size)
+        return other.size
 
     def checked(self, view: LogView) -> CheckedView:
         """A look whose head continues from nothing in particular. Raises: SignatureRefusal, IntegrityRefusal."""
@@ -601,6 +613,15 @@ class Egress:
         if not view.head:
             return None
         return self._witness.checked(view), view.entries
+
+    def one_log_with(self, head: bytes) -> int:
+        """Hold a signed head that somebody else was shown against the log as this site sees it; how long that was.
+
+        Raises: SignatureRefusal (not the pinned coordinator's), IntegrityRefusal (another history), NetworkRefusal.
+        """
+        if self._witness is None:
+            raise StateRefusal("the coordinator's key must be pinned to check a head", given="no pinned key")
+        return self._witness.one_log_with(head, self._look)
 
     def report_gap(self, study: str, lacking: Sequence[Acceptance]) -> int:
         """Tell the coordinator which releases it has acknowledged and does not name; how many it lacks still.

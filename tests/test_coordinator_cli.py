@@ -751,7 +751,7 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
         "reanchor",
         "figure",
     }
-    changing |= {"synthetic"}
+    changing |= {"synthetic", "backup", "restore", "log restored"}
     changing |= {
         "log list",
         "wave schedule",

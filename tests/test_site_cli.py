@@ -70,7 +70,7 @@ def commands() -> dict[str, set[str]]:
 
 def test_every_command_answers_in_json_and_every_changing_one_can_be_tried():
     reading = {" ".join(word for word in line.split() if word != "mini") for line in READING}
-    reading |= {"outbox show", "audit export"}
+    reading |= {"outbox show", "audit export", "log"}
     found = commands()
     assert set(found) == reading | {
         *(
@@ -89,6 +89,7 @@ def test_every_command_answers_in_json_and_every_changing_one_can_be_tried():
         *("curve", "outbox figures", "synthetic"),
         *("run", "withdraw-person", "data confirm-persons", "federate"),
         *("standing add", "standing revoke"),
+        "resend",
         "page",
     }
     for name, options in found.items():

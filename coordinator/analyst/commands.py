@@ -353,6 +353,54 @@ def log(study: StudyName, token: Token = Path(TOKEN_FILE), json: Json = False) -
         _emit(connection[study].log(), json)
 
 
+@app.command("log-check", rich_help_panel=ASK)
+def log_check(
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", exists=True, dir_okay=False, help="A signed head that somebody else was shown."),
+    ] = None,
+    all_entries: Annotated[
+        bool, typer.Option("--all", help="Read every entry (lead, auditor): what it names and no study shows.")
+    ] = False,
+    token: Token = Path(TOKEN_FILE),
+    json: Json = False,
+) -> None:
+    """Check the coordinator's log: that it only grew since it was last seen, and is the one that others see."""
+    from shared.errors import IntegrityRefusal
+    from shared.terminal import plain
+
+    with connect(token) as connection:
+        followed = connection.require_followed()
+        other = None if against is None else followed.require_one_log_with(against.read_bytes().strip())
+        head = followed.follow().head
+        found = connection.audit_log() if all_entries else None
+    answer = {
+        "size": head.size,
+        "root": head.root,
+        "day": head.day,
+        "against": None if other is None else other.size,
+        "audit": None if found is None else plain(found),
+    }
+
+    def show(out: Console) -> None:
+        out.print(f"{head.size} entries, as of {head.day}; it only grew since it was last seen", style="bold")
+        out.print(f"root {head.root}", style="dim")
+        if other is not None:
+            out.print(f"It is the log of {other.size} entries that {against} is of.")
+        if found is not None:
+            out.print(f"{found.releases} accepted releases in it.")
+            for place, site in found.hidden:
+                out.print(f"entry {place}: a release of {site} that no study of this token shows", style="red")
+            for place, site in found.undone:
+                out.print(
+                    f"entry {place}: a withdrawal by {site} of a release that is shown as if it stood", style="red"
+                )
+
+    emit(answer, as_json=json, show=show)
+    if found is not None and (found.undone or found.hidden):
+        raise typer.Exit(IntegrityRefusal.exit_code)
+
+
 @app.command(rich_help_panel=ASK)
 def rows(
     study: StudyName,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
+import functools
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
+    from coordinator.analyst.log_check import FollowedLog, LogAudit
     from coordinator.pooling.pool import PooledResult
     from shared.estimands.answer import Estimate, Scale
     from shared.releases.synthetic import Synthesis
@@ -74,6 +76,7 @@ class Pass:
         ca_pem: the only authority that is believed.
         name, role, studies, expires: what the token is; the coordinator decides by its own record.
         token: the secret.
+        witness: the key (hexadecimal) that signs the coordinator's log; blank in files of earlier versions.
     Raises: AccessRefusal, at reading: it is expired or not a token's file.
     """
 
@@ -85,6 +88,7 @@ class Pass:
     studies: tuple[str, ...]
     expires: str
     token: str = field(repr=False)
+    witness: str = ""
 
     def save(self, path: Path) -> None:
         """Write it so that its owner alone can read it. Raises: StorageRefusal."""
@@ -121,7 +125,9 @@ class Pass:
 
 def connect(token: str | Path | Pass) -> Connection:
     """Connect to the coordinator that a token's file names. Raises: AccessRefusal, DataFileRefusal."""
-    return Connection(token if isinstance(token, Pass) else Pass.load(Path(token)))
+    if isinstance(token, Pass):
+        return Connection(token)
+    return Connection(Pass.load(Path(token)), memory=Path(token).with_suffix(".log.json"))
 
 
 class _Shown(ABC):
@@ -213,9 +219,16 @@ def _counted(lines: list[dict[str, Any]]) -> dict[str, int]:
 
 
 class Connection(_Shown, Mapping[str, "Study"]):
-    """The studies that a token is for, by name."""
+    """The studies that a token is for, by name.
 
-    def __init__(self, given: Pass) -> None:
+    Args:
+        given: the token.
+        memory: file that keeps what was seen of the coordinator's log; beside the token's file where that was named.
+    """
+
+    def __init__(self, given: Pass, memory: Path | None = None) -> None:
+        from coordinator.analyst.log_check import FollowedLog
+        from shared.base.keys import PublicKey
         from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE
         from shared.wire.transport import Client, Credentials
 
@@ -228,6 +241,39 @@ class Connection(_Shown, Mapping[str, "Study"]):
             methods=ANALYSIS,
             request_cap=64 << 10,
         )
+        self.followed: FollowedLog | None = None
+        if given.witness:
+            look = functools.partial(self._client.call, "Watch", timeout=PATIENCE)
+            self.followed = FollowedLog(PublicKey(given.witness), look, memory)
+
+    def audit_log(self) -> LogAudit:
+        """Read the whole log, for a lead's or an auditor's token: what it names and no study of the token shows.
+
+        Raises: RoleRefusal; StateRefusal (a token's file without the coordinator's key); IntegrityRefusal.
+        """
+        from coordinator.analyst.log_check import audit
+        from shared.wire.messages import EntriesRequest, ReleasesRequest
+
+        followed = self.require_followed()
+        studies = {study: self.ask("Releases", ReleasesRequest(study=study))["releases"] for study in self}
+        checked = followed.follow()
+        entries: list[str] = []
+        while len(entries) < checked.head.size:
+            page = self.ask("Entries", EntriesRequest(after=len(entries)))["entries"]
+            if not page:
+                break
+            entries += page
+        return audit(checked, entries[: checked.head.size], studies)
+
+    def require_followed(self) -> FollowedLog:
+        """The coordinator's log as this token follows it. Raises: StateRefusal: a file of an earlier version."""
+        if self.followed is None:
+            raise StateRefusal(
+                "a token's file must hold the key that signs the coordinator's log",
+                given="none: it was made by an earlier version",
+                next_step="Ask the study lead for a new one (coordinator analyst add).",
+            )
+        return self.followed
 
     def studies(self) -> ResultTable:
         """Table of the studies: sites, waves, persons, postures."""
@@ -296,6 +342,14 @@ class Study(_Shown):
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection, self.name = connection, name
+
+    def require_proven(self, document: Mapping[str, Any]) -> None:
+        """Hold an answer against the coordinator's log; nothing with a token of an earlier version.
+
+        Raises: IntegrityRefusal.
+        """
+        if self._connection.followed is not None:
+            self._connection.followed.require_proven(document["provenance"])
 
     # -- what there is ------------------------------------------------------------------------------------------
     def facts(self) -> dict[str, Any]:
@@ -997,7 +1051,11 @@ class HarmonisedResult(Result):
 
 
 def _result(study: Study, document: Mapping[str, Any], requery: Callable[..., Result]) -> Result:
-    """The answer as its kind of object."""
+    """The answer as its kind of object, once every release that it rests on is proven to stand in the log.
+
+    Raises: IntegrityRefusal.
+    """
+    study.require_proven(document)
     return (HarmonisedResult if "harmonised" in document else Result)(study, document, requery)
 
 

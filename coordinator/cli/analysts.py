@@ -52,10 +52,12 @@ def analyst_add(
         made = {"name": name, "role": role, "studies": study, "file": str(path), "created": not dry_run}
         if not dry_run:
             account, token = Analysts(store).add(name, studies=study, role=role, days=days, today=today())
+            authority = Authority.load(config.home)
             Pass(
                 address=config.analysts,
                 server_name=SERVER_NAME,
-                ca_pem=Authority.load(config.home).ca_pem,
+                ca_pem=authority.ca_pem,
+                witness=authority.witness.public.hex,
                 name=account.name,
                 role=account.role,
                 studies=account.studies,

@@ -1,4 +1,4 @@
-"""The append-only log: ``log``, ``log verify``, ``log proof``, ``log list``."""
+"""The append-only log: ``log``, ``log verify``, ``head``, ``restored``, ``proof``, ``list``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.config import CoordinatorConfig
-from shared.errors import IntegrityRefusal, ParameterError, SchemaRefusal
+from shared.errors import IntegrityRefusal, ParameterError, SchemaRefusal, StateRefusal
 from shared.terminal import emit
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 from coordinator.cli.options import DryRun, Json, Site, log_app, open_store, show_facts, today
 from coordinator.cli.releases import one_release
 
-__all__ = ["log", "log_list", "log_proof", "log_verify"]
+__all__ = ["log", "log_head", "log_list", "log_proof", "log_restored", "log_verify"]
 
 SITE_LIST_TYPE = "application/vnd.tributary.site-list+json"
 
@@ -58,6 +58,82 @@ def _verify(context: typer.Context, json: bool) -> None:
         out.print(f"{size} entries; every entry, release, anchor and root agrees", style="green")
         out.print(f"{signed} signed documents; every signature is of its site's keys of that time", style="green")
         show_facts(out, ("root", head or "none yet"))
+
+    emit(answer, as_json=json, show=show)
+
+
+@log_app.command("head")
+def log_head(
+    context: typer.Context,
+    out: Annotated[
+        Path | None, typer.Option("--out", dir_okay=False, help="File to write it to, for all to see.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Sign the log's size and root as they are now: a file for a web page, by which sites and analysts cross-check."""
+    from coordinator.services.authority import Authority
+    from coordinator.store.log_watch import LogWatch
+    from shared.base.keys import write_private
+    from shared.wire.tree_heads import open_head
+
+    config = CoordinatorConfig.load(context.obj)
+    authority = Authority.load(config.home)
+    with open_store(config) as store:
+        watch = LogWatch(store, coordinator=authority.coordinator, key=authority.witness)
+        size, envelope = watch.head(today())
+    if not size:
+        raise StateRefusal("the log must have an entry to have a head", given="none yet")
+    if out is not None:
+        write_private(out, envelope + b"\n")
+        out.chmod(0o644)
+    head = open_head(envelope, authority.witness.public)
+    answer = {"size": size, "root": head.root, "day": head.day, "head": envelope.decode(), "out": str(out or "")}
+
+    def show(shown: Console) -> None:
+        shown.print(f"{size} entries, as of {head.day}", style="bold")
+        show_facts(shown, ("root", head.root), ("signed by", authority.witness.public.fingerprint))
+        if out is not None:
+            shown.print(
+                f"wrote {out}: sites check it with site-agent log --against, analysts with analyst log-check --against"
+            )
+
+    emit(answer, as_json=json, show=show)
+
+
+@log_app.command("restored")
+def log_restored(
+    context: typer.Context,
+    reason: Annotated[str, typer.Option("--reason", help="What happened, for the log that everybody sees.")],
+    size: Annotated[
+        int | None, typer.Option("--size", min=0, help="Entries that it was put back to; all that it has if left out.")
+    ] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Say in the log that the home was put back by other means than coordinator restore, as a machine's snapshot.
+
+    Sites that saw more of the log then record a restore, and send again what was lost, instead of refusing a fork.
+    """
+    from coordinator.services.authority import Authority
+    from coordinator.store.log_watch import LogWatch
+
+    config = CoordinatorConfig.load(context.obj)
+    authority = Authority.load(config.home)
+    if not reason.strip():
+        raise ParameterError("a restore must be told with a reason", given="blank text")
+    with open_store(config) as store:
+        entries = store.verify_log()
+        watch = LogWatch(store, coordinator=authority.coordinator, key=authority.witness)
+        said = {"archive": "", "reason": reason, **({} if size is None else {"size": size})}
+        if size is not None and size > entries:
+            raise ParameterError("the log must have so many entries", given=f"{size} of {entries}")
+        index = None if dry_run else watch.restore(said, today())
+    answer = {"size": entries if size is None else size, "log_index": index, "written": not dry_run}
+
+    def show(shown: Console) -> None:
+        did = "would say" if dry_run else f"log entry {index} says"
+        shown.print(f"{did} that the log was taken up again at {answer['size']} entries")
+        shown.print("next: coordinator serve, then coordinator sites", style="cyan")
 
     emit(answer, as_json=json, show=show)
 

@@ -95,9 +95,13 @@ def sites(context: typer.Context, json: Json = False) -> None:
     from rich.text import Text
 
     from coordinator.services.health import alarms
+    from coordinator.store.log_watch import LogWatch
 
     config = CoordinatorConfig.load(context.obj)
     with open_store(config) as store:
+        watch = LogWatch(store)
+        gaps, returned, restored = watch.gaps(), watch.returned(), watch.restorations()
+        compared = {one.site: one for one in watch.comparisons()}
         known = store.sites()
         near = alarms(config, store)
         counts = {site.site: [0, 0] for site in known}
@@ -114,8 +118,19 @@ def sites(context: typer.Context, json: Json = False) -> None:
             "certificate_days": _days_left(site.certificate_pem),
             "releases": counts[site.site][0],
             "quarantined": counts[site.site][1],
+            "lacking": [one.release_id for one in gaps if one.site == site.site],
+            "returned": returned.get(site.site, 0),
+            "compared": compared[site.site].day if site.site in compared else None,
         }
         for site in known
+    ]
+    last = restored[-1] if restored else None
+    silent = [
+        site.site
+        for site in known
+        if last is not None
+        and site.state == "accepted"
+        and (site.site not in compared or compared[site.site].size <= last[0])
     ]
 
     def show(out: Console) -> None:
@@ -137,6 +152,16 @@ def sites(context: typer.Context, json: Json = False) -> None:
         ]
         heads = ["site", "state", "fingerprint of its release key", "cert days", "releases", "quarantined"]
         out.print(table(heads, rows, right=heads[3:]))
+        for gap in gaps:
+            words = (
+                f"{gap.site} misses wave {gap.wave} of {gap.study}, acknowledged here as entry {gap.log_index} of a log"
+            )
+            out.print(f"{words} that was lost. Its agent sends it again.", style="red")
+        for site, count in sorted(returned.items()):
+            out.print(f"{site} has sent {count} release(s) again that were lost with a restore.", style="green")
+        if last is not None and silent:
+            words = f"Not compared yet since the restore of {last[1].day} (log entry {last[0]}): {', '.join(silent)}."
+            out.print(words, style="yellow")
         for row in answer:
             if row["state"] == "pending":
                 out.print()

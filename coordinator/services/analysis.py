@@ -32,6 +32,7 @@ from coordinator.services.analysts import PAGE, Analyst, Analysts, QueryLine
 from coordinator.services.quotas import CallRate, Quotas
 from coordinator.services.tasks import ANSWERING, selection_of
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
+from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import AcceptedRelease, Store, remember
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import (
@@ -52,13 +53,16 @@ from shared.wire.messages import (
     CHUNK_BYTES,
     DescribeRequest,
     Document,
+    EntriesRequest,
     ExplainRequest,
     LogRequest,
+    LogView,
     QueryRequest,
     ReleasesRequest,
     RowsChunk,
     RowsRequest,
     StudiesRequest,
+    WatchRequest,
 )
 from shared.wire.transport import MESSAGE_CAP, Call, Handler
 
@@ -106,6 +110,7 @@ class AnalysisService:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._analysts = store, Analysts(store, quotas)
+        self._watch = LogWatch(store)
         self._today = today
         self._rate = CallRate(rate / 60, burst, f"a token may ask {rate:g} times a minute", clock)
         self._daily = CallRate(a_day / 86_400, a_day, f"a token may ask {a_day} times a day", clock)
@@ -137,6 +142,8 @@ class AnalysisService:
             "Rows": self.rows,
             "Explain": self.explain,
             "Log": self.log,
+            "Watch": self.watch,
+            "Entries": self.entries,
         }
 
     # -- who may ------------------------------------------------------------------------------------------------
@@ -341,7 +348,7 @@ class AnalysisService:
                 names = ("term", "method", "test", "level")  # checked where they are used
                 given |= {"how": {name: getattr(request, name) for name in names}}
                 made = self._run(ANSWER, given, who, call)
-                document = made["told"]
+                document = self._proven(made["told"])
                 saved = functools.partial(
                     remember,
                     study=study,
@@ -357,8 +364,36 @@ class AnalysisService:
                 if self._given % PRUNE_EVERY == 0:
                     self._analysts.prune()
                 return Document(json=data)
-        self._analysts.note(who, **line(parse_json(data, cap=MESSAGE_CAP)))
-        return Document(json=data)
+        document = parse_json(data, cap=MESSAGE_CAP)
+        self._analysts.note(who, **line(document))
+        if "log" in document["provenance"]:
+            return Document(json=data)
+        return _document(self._proven(document))  # kept by a version that proved nothing
+
+    def _proven(self, document: dict[str, Any]) -> dict[str, Any]:
+        """The document with the log's signed head, and for every release that it rests on the proof that it is there.
+
+        A release is seen in the same transaction that signs a head which holds it; a store without heads proves none.
+        """
+        provenance = document["provenance"]
+        size, head = self._watch.head(self._today())
+        places = {}
+        for digest in provenance.get("rests_on", provenance["bundles"]):
+            release = self._store.by_bundle(digest)
+            if release is None or release.log_index >= size:
+                return document
+            places[release.log_index] = digest
+        nodes: dict[str, int] = {}  # neighbours share most of their proofs
+        logged = {
+            places[one.index]: {
+                "index": one.index,
+                "entry": one.entry.decode(),
+                "proof": [nodes.setdefault(part.hex(), len(nodes)) for part in one.proof],
+            }
+            for one in self._watch.logged(places, size)
+        }
+        log = {"head": head.decode(), "nodes": list(nodes), "entries": logged}
+        return {**document, "provenance": {**provenance, "log": log}}
 
     def _held(self, plan: StudyPlan, wave: int, as_of: int | None, combine: bool) -> queries.ReleaseSelection:
         """`queries.holding`, from memory as long as the log has not grown: nothing it tells can have changed."""
@@ -385,6 +420,8 @@ class AnalysisService:
                 next_step="See log. One that was given long ago may be deleted: ask again, the question stands there.",
             )
         document = parse_json(data, cap=MESSAGE_CAP)
+        if "log" not in document["provenance"]:
+            document = self._proven(document)
         used = document["provenance"]["bundles"]
         studies = [request.study, *([document["asked"]["densities"]] if "densities" in document["asked"] else [])]
         releases = [
@@ -437,6 +474,27 @@ class AnalysisService:
         except EstimateRefusal:  # none is left
             return now.used, now.rests
         return {**now.used, **maps.used}, {**now.rests, **maps.rests}
+
+    # -- the log of what was accepted ---------------------------------------------------------------------------
+    def watch(self, call: Call, request: WatchRequest) -> LogView:
+        """The log's newest signed head, and that it grew from sizes seen before. Raises: RoleRefusal (entries)."""
+        if request.entries:
+            raise RoleRefusal(
+                "entries of the log must come with an answer, or be read in order", given="some by number"
+            )
+        return self._watch.view(request, self._today())
+
+    def entries(self, call: Call, request: EntriesRequest) -> Document:
+        """The log's entries in order, for leads and auditors: they name sites and closings of all studies.
+
+        Raises: RoleRefusal.
+        """
+        who = call.peer
+        assert isinstance(who, Analyst)
+        if who.role not in DOWNLOADS:
+            raise RoleRefusal(f"the role must be {' or '.join(DOWNLOADS)}", given=who.role)
+        head, entries = self._watch.page(request.after, self._today())
+        return _document({"head": head.decode(), "entries": entries})
 
     # -- the record ---------------------------------------------------------------------------------------------
     def log(self, call: Call, request: LogRequest) -> Document:

@@ -189,20 +189,22 @@ def excused(
     return None
 
 
-def proven_release(logged: Mapping[str, Any], head: TreeHead) -> dict[str, Any]:
-    """The release that an entry is about, proven to stand in the log of a head.
+def proven_release(log: Mapping[str, Any], bundle: str, head: TreeHead) -> dict[str, Any]:
+    """The entry of the release with this bundle, proven to stand in the log of a head.
 
     Args:
-        logged: ``index``, ``entry`` (its text) and ``proof`` (hexadecimal), as they stand in an answer.
+        log: as it stands in an answer: ``entries`` (bundle to ``index``, ``entry`` and ``proof``) and ``nodes``, the
+            hashes that proofs name by their places.
     Raises: IntegrityRefusal.
     """
     try:
-        entry, proof = str(logged["entry"]).encode(), [bytes.fromhex(part) for part in logged["proof"]]
+        logged = log["entries"][bundle]
+        entry, proof = str(logged["entry"]).encode(), [bytes.fromhex(log["nodes"][part]) for part in logged["proof"]]
         body: Any = parse_json(entry)
         whole = verify_inclusion(leaf_hash(entry), int(logged["index"]), head.size, proof, bytes.fromhex(head.root))
-    except (Refusal, ValueError, TypeError, KeyError):
+    except (Refusal, ValueError, TypeError, LookupError):
         body, whole = None, False
-    if not whole or not isinstance(body, dict) or body.get("kind") != "release":
+    if not whole or not isinstance(body, dict) or (body.get("kind"), body.get("bundle")) != ("release", bundle):
         raise IntegrityRefusal(
             "a release that an answer rests on must be proven to stand in the coordinator's log",
             given="a proof that does not verify",

@@ -18,6 +18,7 @@ from shared.errors import (
 )
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, app
+from site_agent.decide import reconciliation
 from site_agent.decide.plan_facts import due_numbers
 from site_agent.desk import Desk, agent_version, attempted, open_desk, today
 
@@ -291,6 +292,8 @@ def doctor(home: Home = None, json: Json = False) -> None:
 @app.command()
 def status(home: Home = None, json: Json = False) -> None:
     """Where this site stands, and what to do next."""
+    from dataclasses import asdict
+
     desk = open_desk(home)
     config = desk.config
     joined = config.certificate.exists()
@@ -322,13 +325,18 @@ def status(home: Home = None, json: Json = False) -> None:
             steps.append(f"site-agent plan show {study}")
         elif row["due"]:
             steps.append(f"site-agent release {study} --wave {row['due'][0]}")
-    asked_for, heard = _reminders(desk, [row["study"] for row in studies if row["plan"]]) if joined else ([], False)
+    known = [row["study"] for row in studies if row["plan"]]
+    asked_for, found, heard = _asked(desk, known) if joined else ([], (), False)
+    if not heard:
+        found = reconciliation.noted(desk)
     waiting = [h for h in desk.outbox.list() if h.state in ("held", "sent_back", "approved")]
     steps = [*(f"site-agent outbox show {h.release_id[:8]}" for h in waiting), *steps]
     for h in desk.outbox.list():
         if h.left and h.withdrawal is not None and not h.withdrawal.settled:
             command = f"--as {h.withdrawal.name} --reason {h.withdrawal.reason_code}"
             steps.insert(0, f"site-agent withdraw {h.release_id[:8]} {command}")
+    if found:
+        steps.insert(0, "site-agent resend")
     if desk.paused:
         steps = ["site-agent resume --as NAME"]
     answer = {
@@ -341,6 +349,8 @@ def status(home: Home = None, json: Json = False) -> None:
         "studies": studies,
         "outbox": len(waiting),
         "reminders": asked_for if heard else None,
+        "discrepancies": [asdict(one) for one in found],
+        "log": reconciliation.last_look(desk) or None,
         "next": steps[:1],
     }
 
@@ -365,6 +375,8 @@ def status(home: Home = None, json: Json = False) -> None:
         out.print(f"{waits} in the outbox.")
         for one in asked_for:
             screens.note(out, f"The study lead reminds you of {one['study']}, wave {one['wave']} (on {one['day']}).")
+        if found:
+            screens.note(out, f"{reconciliation.sentence(found)}. Sending it again is free of charge.")
         if joined and not heard:
             out.print("The coordinator does not answer now; what is shown is what this site knows.", style="dim")
         screens.next_step(out, *(steps[:1] or ["nothing to do"]))
@@ -372,14 +384,17 @@ def status(home: Home = None, json: Json = False) -> None:
     emit(answer, as_json=json, show=show)
 
 
-def _reminders(desk: Desk, studies: list[str]) -> tuple[list[dict[str, Any]], bool]:
-    """Waves that the study lead reminds this site of, and whether the coordinator could be asked; it is not awaited."""
+def _asked(desk: Desk, studies: list[str]) -> tuple[list[dict[str, Any]], tuple[reconciliation.Discrepancy, ...], bool]:
+    """What the study lead reminds this site of, where the coordinator's word differs from the ledger, and whether it
+    could be asked; it is not awaited."""
     found: list[dict[str, Any]] = []
+    differing: list[reconciliation.Discrepancy] = []
     try:
         with desk.egress(timeout=ASKING_SECONDS) as egress:
             for study in studies:
-                reminders = egress.holdings(study).reminders
-                found += [{"study": study, "wave": one.wave, "day": one.day} for one in reminders]
+                answer = egress.holdings(study)
+                found += [{"study": study, "wave": one.wave, "day": one.day} for one in answer.reminders]
+                differing += reconciliation.compare(desk, study, answer)
     except Refusal:
-        return found, False
-    return found, True
+        return found, tuple(differing), False
+    return found, tuple(differing), True

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shared.base.canonical import canonical_json, parse_json
-from shared.errors import LockedRefusal, NetworkRefusal, Refusal, UnknownMethod
+from shared.errors import LedgerRefusal, LockedRefusal, NetworkRefusal, Refusal, UnknownMethod
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +37,7 @@ __all__ = [
     "heads_forgotten",
     "last_look",
     "looked",
+    "noted",
     "sentence",
     "settle",
     "unacknowledged",
@@ -173,6 +174,9 @@ def settle(desk: Witnesses, egress: Egress, study: str, answer: Holdings) -> Set
             raise
         except Refusal as refusal:
             left.append(Discrepancy(**{**asdict(one), "why": str(refusal)}))
+    before = last_look(desk).get("left", {})
+    if before.get(study, []) != [asdict(one) for one in left]:
+        _note(desk, left={**before, study: [asdict(one) for one in left]})
     return Settled(mended=tuple(mended), left=tuple(left), proven=proven)
 
 
@@ -188,11 +192,19 @@ def _mend(desk: Witnesses, egress: Egress, one: Discrepancy) -> None:
 
 def heads_forgotten(desk: Witnesses, answer: Holdings) -> bool:
     """True if the coordinator's last head of this ledger is an earlier one than it has acknowledged."""
-    last = answer.anchored
-    if (last.seq if last is not None else 0) >= desk.ledger.anchored():
+    last, heads = answer.anchored, _acknowledged_heads(desk)
+    acknowledged = max((entry.seq for entry in desk.ledger.entries() if entry.hash in heads), default=0)
+    if (last.seq if last is not None else 0) >= max(acknowledged, desk.ledger.anchored()):
         return False
     # An old copy of the ledger here is said by whoever would draw or send by it.
     return last is None or desk.ledger.holds_head(last)
+
+
+def _acknowledged_heads(desk: Witnesses) -> dict[str, int]:
+    """Every head of the ledger that the coordinator has acknowledged, with its entry's number."""
+    replies = desk.replies
+    said = () if replies is None else replies.replies()
+    return {str(one["head"]): int(one["seq"]) for one in said if one["kind"] == "AnchorReceipt"}
 
 
 def _prove_heads(desk: Witnesses, egress: Egress, answer: Holdings) -> bool:
@@ -200,6 +212,17 @@ def _prove_heads(desk: Witnesses, egress: Egress, answer: Holdings) -> bool:
     last = answer.anchored
     if not heads_forgotten(desk, answer):
         return False
+    # What it has forgotten it cannot hold an old copy of the ledger to: its signatures that are kept here can.
+    entries = desk.ledger.entries()
+    here = {entry.hash for entry in entries}
+    counted = max((int(entry.body["seq"]) for entry in entries if entry.kind == "recovered"), default=0)
+    gone = [seq for head, seq in _acknowledged_heads(desk).items() if head not in here and seq > counted]
+    if gone:
+        raise LedgerRefusal(
+            f"the ledger must hold entry {max(gone)}, which the coordinator has acknowledged",
+            given="an old copy, at a coordinator that was put back as well",
+            next_step="Restore a later copy of ledger.db and ledger.head. Nothing is sent; call the study lead.",
+        )
     egress.anchor(desk.ledger.anchor_envelope(after=0 if last is None else last.seq))
     return True
 
@@ -225,7 +248,8 @@ def watch(desk: Witnesses, egress: Egress, answers: Mapping[str, Holdings], toda
     restored = len(replies.restorations())
     if restored > last_look(desk).get("restored", 0):
         _tell_again(desk, egress)
-    _note(desk, today, size=checked.head.size, root=checked.head.root, restored=restored, unproven=found)
+    seen = {"size": checked.head.size, "root": checked.head.root, "restored": restored}
+    _note(desk, day=today.isoformat(), unproven=[asdict(one) for one in found], **seen)
     return found
 
 
@@ -267,12 +291,20 @@ def _tell_again(desk: Witnesses, egress: Egress) -> None:
             egress.revoke_standing(noted.revocation)
 
 
-def _note(desk: Witnesses, today: dt.date, **seen: Any) -> None:
+def _note(desk: Witnesses, **seen: Any) -> None:
     from shared.base.keys import write_private
 
-    unproven = [asdict(one) for one in seen.pop("unproven")]
-    body = {"day": today.isoformat(), **seen, "unproven": unproven}
-    write_private(desk.home / LOOK_FILE, canonical_json(body))
+    write_private(desk.home / LOOK_FILE, canonical_json({**last_look(desk), **seen}))
+
+
+def noted(desk: Witnesses) -> tuple[Discrepancy, ...]:
+    """What is known to differ without asking: answers that are not kept, and what the last comparisons left."""
+    said = last_look(desk)
+    found = {one.release_id: one for one in unacknowledged(desk)}
+    with suppress(TypeError, KeyError, AttributeError):  # a file that somebody edited says nothing
+        left = [one for ones in said.get("left", {}).values() for one in ones]
+        found |= {one["release_id"]: Discrepancy(**one) for one in (*left, *said.get("unproven", ()))}
+    return tuple(found.values())
 
 
 def looked(desk: Witnesses, today: dt.date) -> bool:
@@ -283,7 +315,7 @@ def looked(desk: Witnesses, today: dt.date) -> bool:
 
 
 def last_look(desk: Witnesses) -> dict[str, Any]:
-    """The last look at the log: ``day``, ``size``, ``root``, ``restored``, ``unproven``; empty before the first."""
+    """Day, size and root of the last look at the log, what it did not prove, and what comparing left; may be empty."""
     path = desk.home / LOOK_FILE
     try:
         said = parse_json(path.read_bytes())

@@ -447,7 +447,8 @@ def _reconcile(
                 for one in found:
                     say(AttendEvent(study=study, what=one.what, wave=one.wave, detail=one.release_id[:8]))
                 continue
-            if not found and not reconciliation.heads_forgotten(desk, answer):
+            left = reconciliation.last_look(desk).get("left", {}).get(study)
+            if not found and not left and not reconciliation.heads_forgotten(desk, answer):
                 continue
             with desk.locked():
                 settled = reconciliation.settle(desk, egress, study, answer)

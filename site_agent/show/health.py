@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -23,6 +24,7 @@ __all__ = ["diagnose"]
 
 CERTIFICATE_WARNING_DAYS = 30
 Finding = tuple[Literal["ok", "warn", "fail"], str, str]
+COMPARING_SECONDS = 5.0
 LITTLE_SPACE, TOO_LITTLE_SPACE = 2 << 30, 200 << 20
 
 
@@ -58,6 +60,8 @@ def diagnose(desk: Desk, today: dt.date) -> tuple[list[ChecklistLine], int]:
     look("ledger", _ledger)
     look("tables", _tables)
     look("coordinator", lambda desk, today: _reach(desk, contact))
+    look("deliveries", _deliveries)
+    look("coordinator's log", _log)
     found.append(
         ChecklistLine(
             name="firewall rule",
@@ -252,3 +256,41 @@ def _reach(desk: Desk, contact: Contact) -> Finding:
     if contact.reach is not None:
         raise contact.reach
     return "ok", f"{desk.config.address} answers", ""
+
+
+def _deliveries(desk: Desk, today: dt.date) -> Finding:
+    """What the ledger says was delivered, held against what is kept here and what the coordinator says."""
+    from site_agent.decide import reconciliation
+
+    found = reconciliation.noted(desk)
+    studies = sorted({hold.study for hold in desk.ledger.holds()})
+    if desk.config.certificate.exists() and studies:
+        # That nobody answers, the line above says.
+        with suppress(NetworkRefusal, CertificateRefusal), desk.egress(timeout=COMPARING_SECONDS) as egress:
+            found = tuple(
+                one for study in studies for one in reconciliation.compare(desk, study, egress.holdings(study))
+            )
+    if found:
+        return "warn", reconciliation.sentence(found), "site-agent resend; tell the study lead what it was."
+    return "ok", "the coordinator has what it acknowledged", ""
+
+
+def _log(desk: Desk, today: dt.date) -> Finding:
+    """The last look at the coordinator's log, and what it said of restores."""
+    from site_agent.decide import reconciliation
+
+    last, replies = reconciliation.last_look(desk), desk.replies
+    forks = [] if replies is None else [said for said in replies.replies() if said["kind"] == "Fork"]
+    if forks:
+        return "warn", f"{len(forks)} answers of another history are kept", "Call the study lead; see site-agent log."
+    if last.get("unproven"):
+        return "warn", f"{len(last['unproven'])} releases are not proven to stand in it", "site-agent log"
+    restored = () if replies is None else replies.restorations()
+    words = (
+        f"{last['size']} entries, seen to grow, on {last['day']}"
+        if "size" in last
+        else "not looked at yet (site-agent run)"
+    )
+    if restored:
+        words += f"; put back from a backup {len(restored)} times, last on {restored[-1].day}"
+    return "ok", words, ""

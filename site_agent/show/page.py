@@ -81,6 +81,7 @@ def application(
     from starlette.routing import Route
 
     from shared.privacy import stated
+    from site_agent.decide import reconciliation
 
     opener = KeyOpener()
 
@@ -102,6 +103,7 @@ def application(
             "site": desk.config.site,
             "session": session,
             "paused": desk.paused,
+            "differing": reconciliation.sentence(reconciliation.noted(desk)) if session else "",
             "everybody": tuple(desk.config.approvers),
             "here": "",
         }

@@ -173,28 +173,53 @@ def ledger(files: Files, keys: Body, study: str) -> list[Body]:
     return entries
 
 
-def acknowledged(files: Files, keys: Body, entries: list[Body]) -> tuple[dict[tuple[str, str], int], list[Body]]:
-    """(release, digest) of every acceptance that the coordinator's pinned key signed, and its place in the log.
+class Acknowledged:
+    """What the coordinator's pinned key signed for the site.
 
-    Beside it, answers that show another history of the coordinator's log than others do: no fault of the site's.
+    Args:
+        places: (release, digest) of every acceptance, and its places in the log: two where a restored coordinator has
+            taken it again.
+        heads: (entry, hash) of every head of the ledger that it witnessed.
+        forks: answers that show another history of its log than others do: no fault of the site's.
+        restored: how often it said that its log was taken up again from a backup.
     """
-    kinds = {"seq": "anchor-receipt", "accepted_day": "acceptance", "withdrawn_day": "withdrawn"}
-    out, forks = {}, []
-    for said in json.loads(files["acknowledged.json"]):
+
+    def __init__(self, files: Files, keys: Body, entries: list[Body]) -> None:
+        self.places: dict[tuple[str, str], set[int]] = {}
+        self.heads: set[tuple[int, str]] = set()
+        self.forks: list[Body] = []
+        self.restored = 0
+        for said in json.loads(files["acknowledged.json"]):
+            if "signature" in said:
+                self._reply(said, keys, entries)
+            else:
+                _, names, _ = opened("a head of the log", said["head"].encode(), "tree-head", pinned(keys))
+                must(names, "each head of the coordinator's log must be signed by its pinned key")
+                self.restored += said["kind"] == "Restored" and said["rewound"]
+                if said["kind"] == "Fork":
+                    self.forks.append(said)
+
+    def _reply(self, said: Body, keys: Body, entries: list[Body]) -> None:
+        kinds = {"seq": "anchor-receipt", "accepted_day": "acceptance", "withdrawn_day": "withdrawn"}
         body = {name: value for name, value in said.items() if name not in ("kind", "signature")}
         payload = canonical({**body, "site": keys["site"]})
         (kind,) = (kinds[name] for name in kinds if name in body)
         whole = signed(keys["witness_key"], bytes.fromhex(said["signature"]), TYPE % kind, payload)
         must(whole, "each answer of the coordinator must be signed by its pinned key")
         if said["kind"] == "Fork":
-            forks.append(said)
+            self.forks.append(said)
         elif said["kind"] == "AnchorReceipt":
             # What a ledger that was put back had witnessed before, it has counted as spent and no longer holds.
             gone = 1 <= said["seq"] <= max((one["body"]["seq"] for one in recoveries(entries)), default=0)
             must(gone or is_here(said, entries), "a witnessed head must be one of this ledger")
+            self.heads.add((said["seq"], said["head"]))
         elif said["kind"] == "Acceptance":
-            out[said["release_id"], said["bundle_sha256"]] = said["log_index"]
-    return out, forks
+            self.places.setdefault((said["release_id"], said["bundle_sha256"]), set()).add(said["log_index"])
+
+
+def pinned(keys: Body) -> dict[str, list[str]]:
+    """The coordinator's key that the site has pinned."""
+    return {"coordinator": [keys["witness_key"]] if keys["witness_key"] else []}
 
 
 def is_here(head: Body, entries: list[Body]) -> bool:
@@ -710,8 +735,12 @@ def listed(
     entries: list[Body],
     entries_of: dict[str, list[Body]],
     sealed: dict[str, VerifiedRelease],
+    kept: Acknowledged,
 ) -> Body:
-    """Hold the record against what the coordinator signed of the site: nothing it witnessed or accepted is missing."""
+    """Hold the record against what the coordinator signed of the site: nothing it witnessed or accepted is missing.
+
+    What a restored coordinator has forgotten, its own signatures of before show (`kept`).
+    """
     must(keys["witness_key"], "the site must have pinned the coordinator's key")
     body, names, _ = opened("the coordinator's list", data, "site-list", {"coordinator": [keys["witness_key"]]})
     must(names, "the coordinator's list must be signed by the key that the site has pinned")
@@ -731,7 +760,7 @@ def listed(
     must(left <= known, "a ledger that was put back must name a head that the coordinator has witnessed")
     for entry in entries:
         if entry.get("kind") in WITNESSED and entry["body"]["index"] < body["size"]:
-            here = (entry["body"]["seq"], entry["body"]["head"]) in known
+            here = (entry["body"]["seq"], entry["body"]["head"]) in known | kept.heads
             must(here, f"entry {entry['seq']} must name a head that the coordinator has witnessed")
     counted_lost = {
         charge["release_id"]
@@ -757,14 +786,16 @@ def listed(
         must(taken, f"{name}: its withdrawal at the coordinator must be told here")
         if name in sealed:
             drawn, seal = sealed[name].by["drawing"]["seq"], sealed[name].by["seal"]["seq"]
-            seen = any(drawn <= head["seq"] < seal for head in heads if is_here(head, entries))
+            witnessed = {head["seq"] for head in heads if is_here(head, entries)} | {seq for seq, _ in kept.heads}
+            seen = any(drawn <= seq < seal for seq in witnessed)
             must(seen, f"{name}: its drawing must have been witnessed before its bytes were sealed")
     for name, list_ in entries_of.items():
         for entry in list_:
             if entry["kind"] == "commit" and entry["body"]["log_index"] < body["size"]:
-                at = accepted.get(name, {}).get("log_index")
+                one = accepted.get(name, {})
+                places = {one.get("log_index"), *kept.places.get((name, one.get("bundle_sha256", "")), ())}
                 must(
-                    at == entry["body"]["log_index"],
+                    entry["body"]["log_index"] in places,
                     f"{name}: its delivery must be one that the coordinator has logged",
                 )
     tags = {tag for entry in entries for tag in entry.get("tags", ())}
@@ -788,12 +819,12 @@ def examine(files: Files, study: str, coordinator_list: bytes | None = None) -> 
     must(names == here, "every sealed release must be in the export")
     deleted = {item["release_id"] for e in entries if e.get("kind") == "left" for item in e["body"]["deleted"]}
     releases = {name: VerifiedRelease(name, files, entries_of[name], name in deleted) for name in sorted(names)}
-    accepted, forks = acknowledged(files, keys, entries)
+    kept = Acknowledged(files, keys, entries)
     commits = {(e["body"]["release_id"], e["body"]["bundle_sha256"]): e for e in entries if e.get("kind") == "commit"}
     found: Body = {}
     arrived = {name for name, _ in commits}
     if coordinator_list is not None:
-        found["list"] = listed(coordinator_list, keys, study, entries, entries_of, releases)
+        found["list"] = listed(coordinator_list, keys, study, entries, entries_of, releases, kept)
         arrived |= {
             one["release_id"]
             for one in json.loads(base64.b64decode(json.loads(coordinator_list)["payload"]))["releases"]
@@ -818,11 +849,13 @@ def examine(files: Files, study: str, coordinator_list: bytes | None = None) -> 
             previous = entry["body"]["receipt_sha256"] or NOTHING
     interrupted = lives(entries)
     found_back, nameless = counted(entries, study)
-    missing = [(name, at) for (name, digest), at in accepted.items() if (name, digest) not in commits]
-    whole = sum(found_back.get(name) != at for name, at in missing) <= nameless
+    missing = [(name, at) for (name, digest), at in kept.places.items() if (name, digest) not in commits]
+    whole = sum(found_back.get(name) not in at for name, at in missing) <= nameless
     must(whole, "every delivery that the coordinator acknowledged must be told here")
     for key, entry in commits.items():
-        same = accepted.get(key, entry["body"]["log_index"]) == entry["body"]["log_index"]
+        at = entry["body"]["log_index"]
+        # Taken again after a restore, it stands elsewhere by now, and that one answer may be all that is kept.
+        same = at in kept.places.get(key, {at}) or kept.restored
         must(same, f"{key[0]}: its delivery must stand where the coordinator has logged it")
     late = [
         key[0]
@@ -844,11 +877,11 @@ def examine(files: Files, study: str, coordinator_list: bytes | None = None) -> 
         "decisions": decisions,
         "standing": len(standing),
         "deliveries": len(commits),
-        "countersigned": sum(key in accepted for key in commits),
+        "countersigned": sum(key in kept.places for key in commits),
         "late": late,
         "interrupted": interrupted,
         "open": [name for name, release in releases.items() if release.open],
-        "forks": len(forks),
+        "forks": len(kept.forks),
     }
 
 

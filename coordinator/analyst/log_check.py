@@ -1,0 +1,168 @@
+"""What an analyst holds the coordinator to: every answer is proven to rest on releases in one log that only grows.
+
+The key that signs the log's heads stands in the token's file. What was seen of the log is kept beside that file, so
+that the next session finds out what was changed between the two. An auditor's token may read the log entry by entry:
+with all of it nothing that it names can be left out of answers unseen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.base.canonical import parse_json
+from shared.base.keys import PublicKey, write_private
+from shared.base.merkle import leaf_hash
+from shared.errors import IntegrityRefusal, Refusal
+from shared.wire.messages import LogView, WatchRequest
+from shared.wire.tree_heads import CheckedView, TreeHead, check_view, excused, open_head, proven_release
+
+__all__ = ["FollowedLog", "LogAudit", "audit"]
+
+MOST = 512
+"""Heads that are kept, at most: the newest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogAudit:
+    """The whole log, read and held against what the coordinator says of studies.
+
+    Args:
+        head: the log's head that the entries hash to.
+        releases: accepted releases in it.
+        hidden: releases that stand in the log and in none of the studies: (entry, site).
+        undone: withdrawals in the log of releases that a study shows as if they stood: (entry, site).
+    """
+
+    head: TreeHead
+    releases: int
+    hidden: tuple[tuple[int, str], ...]
+    undone: tuple[tuple[int, str], ...]
+
+
+class FollowedLog:
+    """The coordinator's log as this analyst has seen it.
+
+    Args:
+        key: the coordinator's pinned key.
+        look: asks the coordinator for its log's head, with proofs.
+        memory: file in which what was seen is kept; None for nowhere.
+    """
+
+    def __init__(self, key: PublicKey, look: Callable[[WatchRequest], LogView], memory: Path | None = None) -> None:
+        self._key, self._look, self._memory = key, look, memory
+        self._heads: list[tuple[int, str]] = []
+        self._met: list[str] = []
+        if memory is not None:
+            with suppress(OSError, Refusal, KeyError, TypeError, ValueError):
+                said = parse_json(memory.read_bytes())
+                self._heads = [(int(size), str(root)) for size, root in said["heads"]]
+                self._met = [str(entry) for entry in said["restored"]]
+
+    def require_proven(self, provenance: Mapping[str, Any]) -> None:
+        """Hold an answer's provenance against the log. Raises: IntegrityRefusal, SignatureRefusal."""
+        said = provenance.get("log")
+        if not isinstance(said, dict):
+            raise IntegrityRefusal(
+                "an answer must be proven to rest on releases in the coordinator's log",
+                given="no proof",
+                next_step="Update the coordinator; else do not use the answer, and tell the study lead.",
+            )
+        head = open_head(str(said["head"]).encode(), self._key)
+        for bundle, site in provenance.get("rests_on", provenance["bundles"]).items():
+            if proven_release(said, bundle, head).get("site") != site:
+                raise IntegrityRefusal("an answer must rest on the releases that it names", given="another's proof")
+        self.follow(head)
+
+    def follow(self, head: TreeHead | None = None) -> CheckedView:
+        """Ask for the log as it is now: it goes on from all that was seen of it, and from `head`.
+
+        Raises: IntegrityRefusal (another history), SignatureRefusal.
+        """
+        seen = [] if head is None else [(head.size, head.root)]
+        last = max(self._heads, default=None)
+        if last is not None and last not in seen:
+            seen.append(last)
+        checked = check_view(self._asked([size for size, _ in seen]), self._key, seen)
+        lost = [one for one, grew in zip(seen, checked.grew, strict=True) if not grew]
+        if lost and (lost != [last] or not self._excused(checked)):
+            raise self._fork(checked, lost)
+        new = [entry.decode() for entry, _ in checked.restored if entry.decode() not in self._met]
+        now = (checked.head.size, checked.head.root)
+        if now not in self._heads or new:
+            self._heads = [*(one for one in self._heads if one != now), now][-MOST:]
+            self._met += new
+            self._keep()
+        return checked
+
+    def require_one_log_with(self, data: bytes) -> TreeHead:
+        """Hold a head that somebody else was shown against the log as it is shown here. Raises: as `follow`."""
+        other = open_head(data, self._key)
+        self.follow(other)
+        return other
+
+    def _asked(self, sizes: Sequence[int]) -> LogView:
+        view = self._look(WatchRequest(sizes=tuple(sizes)))
+        if not view.head:
+            raise IntegrityRefusal("the coordinator must show its log's head", given="none")
+        return view
+
+    def _excused(self, checked: CheckedView) -> bool:
+        found = excused(checked, self._heads, {one.encode() for one in self._met}, self._asked, self._key)
+        if found is None:
+            return False
+        self._heads = [one for one in self._heads if one[0] <= found[1].size]
+        return True
+
+    def _fork(self, checked: CheckedView, lost: Sequence[tuple[int, str]]) -> IntegrityRefusal:
+        where = ""
+        if self._memory is not None:
+            path = self._memory.with_suffix(".fork.json")
+            body = {"seen": [list(one) for one in lost], "shown": checked.envelope.decode()}
+            with suppress(Refusal):
+                write_private(path, json.dumps(body).encode())
+                where = f" {path.name} holds both."
+        return IntegrityRefusal(
+            "the coordinator's log must only grow",
+            given="another history than the one that was seen before",
+            next_step=f"Do not use its answers. Tell the study lead and a site.{where}",
+        )
+
+    def _keep(self) -> None:
+        if self._memory is not None:
+            with suppress(Refusal):  # a folder that cannot be written: the next session begins anew
+                body = {"heads": [list(one) for one in self._heads], "restored": self._met}
+                write_private(self._memory, json.dumps(body).encode())
+
+
+def audit(checked: CheckedView, entries: Sequence[str], studies: Mapping[str, Sequence[Mapping[str, Any]]]) -> LogAudit:
+    """Hold every entry of a log against the releases that studies name.
+
+    Args:
+        checked: a look whose head is of these entries.
+        entries: all of them, as texts.
+        studies: study to its releases, as the coordinator tells them to analysts.
+    Raises: IntegrityRefusal (the entries are not those of the head).
+    """
+    from coordinator.store.log import append, peaks_root
+
+    peaks: tuple[bytes, ...] = ()
+    for place, entry in enumerate(entries):
+        peaks = append(peaks, place, leaf_hash(entry.encode()))
+    if len(entries) != checked.head.size or peaks_root(peaks).hex() != checked.head.root:
+        raise IntegrityRefusal("the log's entries must be those of its head", given="others")
+    known = {one["bundle_sha256"]: one for releases in studies.values() for one in releases}
+    hidden, undone, count = [], [], 0
+    for place, entry in enumerate(entries):
+        body = parse_json(entry.encode())
+        if body["kind"] == "release":
+            count += 1
+            if body["bundle"] not in known:
+                hidden.append((place, str(body["site"])))
+        elif body["kind"] == "withdrawal" and not known.get(body["bundle"], {"withdrawn": "yes"})["withdrawn"]:
+            undone.append((place, str(body["site"])))
+    return LogAudit(head=checked.head, releases=count, hidden=tuple(hidden), undone=tuple(undone))

@@ -1,0 +1,154 @@
+"""Holding the coordinator to what it acknowledged: ``resend``, ``log``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shared.errors import DataFileRefusal, IntegrityRefusal, UnknownMethod, UsageRefusal
+from shared.terminal import emit
+from site_agent.cli.frame import Dry, Home, Json, app
+from site_agent.desk import attempted, open_desk, today
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["log", "resend"]
+
+
+@app.command()
+@attempted("resend")
+def resend(
+    study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Send again what the coordinator acknowledged and has lost: the same sealed bytes, free of charge, no new draw.
+
+    `run` does it by itself at each round. The ledger's head is proven anew where the coordinator has forgotten later
+    ones, and a withdrawal that it has forgotten is told again.
+    """
+    from dataclasses import asdict
+
+    from site_agent.decide import airlock
+
+    desk = open_desk(home)
+    names = [study] if study else sorted({hold.study for hold in desk.ledger.holds()})
+    if not names:
+        raise UsageRefusal("a study must be named, or have releases here", given="none")
+    settled = {name: airlock.resend(desk, name, dry_run=dry_run) for name in names}
+    mended = [one for found in settled.values() for one in found.mended]
+    left = [one for found in settled.values() for one in found.left]
+    answer: dict[str, Any] = {
+        "mended": [asdict(one) for one in mended],
+        "left": [asdict(one) for one in left],
+        "proven": sorted(name for name, found in settled.items() if found.proven),
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from shared.terminal import table
+        from site_agent.show import screens
+
+        what = "dry run, nothing sent" if dry_run else f"{len(mended)} mended, {len(left)} left"
+        screens.heading(out, "Held against the coordinator's word", what)
+        for name in answer["proven"]:
+            out.print(f"The ledger's head was proven anew ({name}): the coordinator had forgotten later ones.")
+        cells = [
+            (one.study, one.wave, one.release_id[:8], one.what, state)
+            for ones, state in ((mended, "mended"), (left, "found" if dry_run else "left"))
+            for one in ones
+        ]
+        if cells:
+            out.print(table(("study", "wave", "release", "what", ""), cells, right=("wave",)))
+        else:
+            out.print("The coordinator has everything that it acknowledged, and says so.")
+        for one in left:
+            if one.why:
+                screens.note(out, f"{one.release_id[:8]}: {one.why}")
+        screens.next_step(out, "site-agent resend" if dry_run and left else "site-agent status")
+
+    emit(answer, as_json=json, show=show)
+
+
+@app.command()
+def log(
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", exists=True, dir_okay=False, help="A signed head that somebody else was shown."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", dir_okay=False, help="Write the head, for others to check.")
+    ] = None,
+    home: Home = None,
+    json: Json = False,
+) -> None:
+    """The coordinator's log as it is now: that it only grew, that it holds this site's releases, and its signed head.
+
+    Two heads that do not prove each other are two histories, each under the coordinator's signature.
+    """
+    from dataclasses import asdict
+
+    from shared.base.keys import write_private
+    from site_agent.decide import reconciliation
+
+    desk = open_desk(home)
+    replies = desk.replies
+    if replies is None:
+        raise UsageRefusal(
+            "the coordinator's key must be pinned to check its log",
+            given="no certificates/witness.pub",
+            next_step="Restore it from a backup, or ask the study lead for a new invitation.",
+        )
+    found: tuple[reconciliation.Discrepancy, ...] = ()
+    with desk.egress() as egress:
+        answers = {name: egress.held(name) for name in sorted({hold.study for hold in desk.ledger.holds()})}
+        found = reconciliation.watch(desk, egress, answers, today())
+        checked = egress.watch()
+        if checked is None:
+            raise UnknownMethod(
+                "the coordinator must show its log", given="none of it, or an older version", next_step="Update it."
+            )
+        agrees = None
+        if against is not None:
+            agrees = egress.one_log_with(_read(against))
+    restored = [asdict(one) for one in replies.restorations()]
+    answer: dict[str, Any] = {
+        "size": checked.head.size,
+        "root": checked.head.root,
+        "day": checked.head.day,
+        "unproven": [asdict(one) for one in found],
+        "restored": restored,
+        "against": agrees,
+        "head": checked.envelope.decode(),
+    }
+    if out is not None:
+        write_private(out, checked.envelope + b"\n")
+
+    def show(shown: Console) -> None:
+        from site_agent.show import screens
+
+        screens.heading(shown, "The coordinator's log", f"{checked.head.size} entries on {checked.head.day} (UTC)")
+        screens.settings(shown, [("root", checked.head.root)])
+        words = "It only grew since this site first saw it, and holds every release of this site."
+        shown.print(words if not found else f"Not proven: {reconciliation.sentence(found)}.")
+        for one in restored:
+            words = f"It was put back from a backup to {one['size']} entries on {one['day']}"
+            screens.note(shown, f"{words}: {one['reason'] or 'no reason told'}.")
+        if agrees is not None:
+            shown.print(f"It is the log of {agrees} entries that {against} is of.")
+        screens.next_step(shown, "site-agent resend" if found else "site-agent status")
+
+    emit(answer, as_json=json, show=show)
+    if found:
+        raise typer.Exit(IntegrityRefusal.exit_code)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes().strip()
+    except OSError as error:
+        raise DataFileRefusal(f"{path.name} must be readable", given=error.strerror or "an error") from None

@@ -1,0 +1,185 @@
+"""The log as analysts watch it: no answer without proof, one history, nothing hidden from whoever reads all of it."""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import json
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from delivered import cohort, cohort_plan, take_back
+from service import Hub
+from test_analysis import ADJUSTED, Desk
+from test_collect import refused
+from test_recovery import PLAN
+
+from coordinator.analyst import commands
+from coordinator.analyst.commands import connect
+from coordinator.analyst.log_check import FollowedLog
+from coordinator.store.log_watch import LogWatch
+from coordinator.store.store import Store
+from shared.base.keys import SigningKey
+from shared.errors import IntegrityRefusal, RoleRefusal, SignatureRefusal, StateRefusal
+from shared.wire.messages import EntriesRequest, WatchRequest
+from shared.wire.tree_heads import TreeHead, open_head
+
+TODAY = dt.date(2026, 5, 1)
+
+
+@pytest.fixture
+def desk(tmp_path):
+    made = Desk(tmp_path / "hub")
+    made.publish(cohort_plan())
+    for seed, site in enumerate(("alpha", "beta", "gamma")):
+        made.add("cvd", site, cohort(300, seed))
+    made.start()
+    yield made
+    made.stop()
+
+
+def token(desk, name="ada", role="analyst"):
+    path = desk.home / f"{name}.token.json"
+    replace(desk.admit(name, role=role), witness=desk.authority.witness.public.hex).save(path)
+    return path
+
+
+def hack(home, *statements):
+    with closing(sqlite3.connect(home / "store.db")) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def test_every_release_that_an_answer_rests_on_is_proven_to_stand_in_the_signed_log(desk):
+    with connect(token(desk)) as connection:
+        study = connection["cvd"]
+        answer = study.cox(ADJUSTED, term="sbp")
+        provenance = answer.document["provenance"]
+        log = provenance["log"]
+        head = open_head(log["head"].encode(), desk.authority.witness.public)
+        assert (head.size, head.root) == (desk.store.entries(), desk.store.log()[-1].root)
+        assert set(log["entries"]) == set(provenance["rests_on"])
+        for entry in log["entries"].values():
+            assert json.loads(entry["entry"])["kind"] == "release"
+        assert connection["cvd"].result(answer.id).document == answer.document
+        require = connection.followed.require_proven
+        other = TreeHead(coordinator="hub", size=head.size, root="ab" * 32, day=head.day)
+        first, second = sorted(log["entries"])[:2]
+        for change, kind in (
+            (lambda said: said["provenance"].pop("log"), IntegrityRefusal),
+            (lambda said: said["provenance"]["log"]["entries"].pop(first), IntegrityRefusal),
+            (lambda said: said["provenance"]["log"]["nodes"].__setitem__(0, "cd" * 32), IntegrityRefusal),
+            (lambda said: said["provenance"]["log"]["entries"][first]["proof"].append(99), IntegrityRefusal),
+            (
+                lambda said: said["provenance"]["log"]["entries"].update({first: log["entries"][second]}),
+                IntegrityRefusal,
+            ),
+            (lambda said: said["provenance"]["rests_on"].update({first: "delta"}), IntegrityRefusal),
+            (lambda said: said["provenance"]["rests_on"].update({"ef" * 32: "delta"}), IntegrityRefusal),
+            (
+                lambda said: said["provenance"]["log"].update(
+                    head=other.sign(SigningKey.generate()).to_bytes().decode()
+                ),
+                SignatureRefusal,
+            ),
+            (
+                lambda said: said["provenance"]["log"].update(
+                    head=other.sign(desk.authority.witness).to_bytes().decode()
+                ),
+                IntegrityRefusal,
+            ),
+        ):
+            said = copy.deepcopy(answer.document)
+            change(said)
+            refused(kind, lambda said=said: require(said["provenance"]))
+        require(provenance)
+    # A token of an earlier version has no key to check by, and is answered as before.
+    with connect(replace(desk.admit("old"), witness="")) as connection:
+        assert connection["cvd"].cox(ADJUSTED, term="sbp").document == answer.document
+        refused(StateRefusal, connection.require_followed)
+
+
+def test_a_hidden_release_or_withdrawal_is_found_by_whoever_reads_the_whole_log(desk, capsys):
+    lead = token(desk, "eve", role="lead")
+    take_back(desk.store, "gamma", desk.keys["gamma"])
+    desk.running.service.start()  # signs the log as it is now
+    with connect(lead) as connection:
+        found = connection.audit_log()
+        assert (found.releases, found.hidden, found.undone) == (3, (), ())
+        hidden = desk.store.releases("cvd", site="beta")[0]
+        hack(
+            desk.home, "PRAGMA foreign_keys=OFF", "DELETE FROM releases WHERE site = 'beta'", "DELETE FROM withdrawals"
+        )
+        found = connection.audit_log()
+        assert found.hidden == ((hidden.log_index, "beta"),)
+        assert [site for _, site in found.undone] == ["gamma"]
+    refused(IntegrityRefusal, desk.store.verify_log)
+    assert commands.main(["log-check", "--all", "--token", str(lead)]) == 30
+    said = capsys.readouterr().out
+    assert "a release of beta that no study of this token shows" in said
+    with connect(token(desk)) as connection:
+        refused(RoleRefusal, lambda: connection.ask("Entries", EntriesRequest()))
+        refused(RoleRefusal, lambda: connection._client.call("Watch", WatchRequest(entries=(0,)), timeout=10))
+
+
+def test_what_one_session_saw_of_the_log_the_next_one_holds_the_coordinator_to(tmp_path):
+    key = SigningKey.generate()
+
+    def coordinator(name, *seqs):
+        """A coordinator whose log holds these anchors of a site, and that signs by the same key."""
+        hub = Hub(tmp_path / name, PLAN, "north")
+        for seq in seqs:
+            hub.store.add_anchor(*_anchor(hub, seq, name if seq > 2 else ""))
+        return LogWatch(hub.store, coordinator="hub", key=key)
+
+    def _anchor(hub, seq, branch):
+        from service import anchor_head
+
+        head = anchor_head("north", seq, branch=branch, since=2)
+        return head, hub.anchor("north", seq, branch=branch, since=2)
+
+    first = coordinator("first", 1, 2, 3, 4)
+    memory = tmp_path / "ada.log.json"
+
+    def session(watch, file=memory):
+        return FollowedLog(key.public, lambda request: watch.view(request, TODAY), file)
+
+    assert session(first).follow().head.size == 4
+    assert session(first).follow().grew == (True,)
+    # The coordinator is put back to two entries and goes on otherwise.
+    second = coordinator("second", 1, 2, 5)
+    refused(IntegrityRefusal, session(second).follow)
+    assert json.loads(memory.with_suffix(".fork.json").read_text())["seen"] == [[4, _root(first)]]
+    # Who saw nothing of it yet is told by a head that somebody else was shown.
+    stranger = session(second, tmp_path / "bob.log.json")
+    stranger.follow()
+    shown = first.head(TODAY)[1]
+    refused(IntegrityRefusal, lambda: stranger.require_one_log_with(shown))
+    # It says so: what was seen beyond two entries is excused, once, and recorded.
+    second.restore({"archive": "", "reason": "the disk failed", "size": 2}, TODAY)
+    assert session(second).follow().head.size == 4
+    kept = json.loads(memory.read_text())
+    assert len(kept["restored"]) == 1
+    assert session(second).follow().grew == (True,)
+    third = coordinator("third", 1, 2, 6, 7)
+    third._store.note_restoration(json.loads(kept["restored"][0]))
+    refused(IntegrityRefusal, session(third).follow)
+
+
+def _root(watch):
+    return open_head(watch.head(TODAY)[1], watch._key.public).root
+
+
+def test_a_release_is_seen_by_nobody_before_a_signed_head_holds_it(tmp_path):
+    """The process that answers analysts has no key: the head it shows was written with the release."""
+    hub = Hub(tmp_path / "hub", PLAN, "north")
+    with hub.serve(), hub.egress("north") as north:
+        sealed = hub.seal("north")
+        acceptance = north.send(sealed.envelope, sealed.path)
+        with closing(Store.open(hub.home)) as other:
+            size, head = LogWatch(other).head(TODAY)
+    assert size == acceptance.log_index + 1
+    assert open_head(head, hub.authority.witness.public).root == acceptance.log_root
+    hub.store.close()
