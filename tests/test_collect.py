@@ -30,8 +30,7 @@ from service import LEAD, SMALL, Hub, SiteKeys, anchor_head, rezip, small_table
 
 import coordinator.services.collect as collect
 from coordinator.cli import main
-from coordinator.config import CoordinatorConfig
-from coordinator.services.quotas import Quotas
+from coordinator.config import CoordinatorConfig, Quotas
 from coordinator.store.store import Store
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.chain import LINKS_CAP, head_fingerprint

@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from service import SMALL, Hub, anchor_head, small_table
 
 from coordinator import cli
-from coordinator.config import CoordinatorConfig
+from coordinator.config import CoordinatorConfig, Quotas
 from coordinator.services.analysts import Analyst, Analysts
-from coordinator.services.quotas import CallRate, Quotas
+from coordinator.services.quotas import CallRate
 from coordinator.store.store import remember
 from shared.errors import ConfigRefusal, DictionaryRefusal, ParameterError, RateRefusal, StateRefusal, TooLarge
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan

@@ -28,8 +28,9 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from coordinator.answers import queries
+from coordinator.config import Quotas
 from coordinator.services.analysts import PAGE, Analyst, Analysts, QueryLine
-from coordinator.services.quotas import CallRate, Quotas
+from coordinator.services.quotas import CallRate
 from coordinator.services.tasks import ANSWERING, selection_of
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
 from coordinator.store.log_watch import LogWatch

@@ -29,7 +29,8 @@ from typing import Any, TypeVar, cast
 
 import sqlalchemy as sa
 
-from coordinator.services.quotas import SHARE, Quotas
+from coordinator.config import Quotas
+from coordinator.services.quotas import SHARE
 from coordinator.store.schema import results
 from coordinator.store.store import Store, Writer
 from shared.base.canonical import canonical_json, sha256_hex

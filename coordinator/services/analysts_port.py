@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coordinator.config import Quotas
 from coordinator.services.analysis import LONGEST, REQUEST_CAP, WAITING, AnalysisService
 from coordinator.services.authority import server_credentials
-from coordinator.services.quotas import Quotas
 from coordinator.store.store import Store
 from shared.errors import NetworkRefusal, Refusal, refusal_from_code
 from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE

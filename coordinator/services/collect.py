@@ -36,12 +36,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
+from coordinator.config import Quotas
 from coordinator.services.analysts import Analysts
 from coordinator.services.analysts_port import AnalystsProcess, AnalystsServer, analysts_server
 from coordinator.services.authority import Authority, requested_key
 from coordinator.services.clocks import SeenClocks
 from coordinator.services.health import require_home, require_whole
-from coordinator.services.quotas import CallRate, Quotas, expire_refused, quota_uses, staged_files
+from coordinator.services.quotas import CallRate, expire_refused, quota_uses, staged_files
 from coordinator.services.tasks import READING, require_stated
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
 from coordinator.store.log_watch import LogWatch

@@ -15,50 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.errors import ParameterError, RateRefusal
+from shared.errors import RateRefusal
 
 if TYPE_CHECKING:
+    from coordinator.config import Quotas
     from coordinator.store.store import Store
 
-__all__ = ["ALARM", "CallRate", "QuotaUse", "Quotas", "expire_refused", "quota_uses", "refused_files", "staged_files"]
+__all__ = ["ALARM", "CallRate", "QuotaUse", "expire_refused", "quota_uses", "refused_files", "staged_files"]
 
 ALARM = 0.8
 SHARE = 4  # of all answers that are kept, one token may have a quarter
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quotas:
-    """What a coordinator keeps for others. Bytes; a share of 1 MB at least.
-
-    Args:
-        quarantine: refused bundles of one site; of more, the oldest are deleted, their digests and reasons kept.
-        quarantine_days: days after which the bytes of a refused bundle are deleted.
-        staging: bundles of one site that are under way; for a newer one the oldest are given up.
-        anchors: signed heads of one site's ledger; a site that has more is refused.
-        answers: answers to analysts' questions in all, and a quarter of it those that one token was first to ask; of
-            more, the oldest are deleted. Their lines of the record stay, and the question can be asked again.
-        answer_days: days after which an answer is deleted.
-        calls: calls a minute of one site.
-        anchor_calls: heads a minute of one site.
-        refused_a_day: releases of one site that may be refused for their content in a day.
-    Raises: ParameterError, at construction.
-    """
-
-    quarantine: int = 1 << 30
-    quarantine_days: int = 30
-    staging: int = 1 << 30
-    anchors: int = 128 << 20
-    answers: int = 2 << 30
-    answer_days: int = 400
-    calls: int = 1200
-    anchor_calls: int = 120
-    refused_a_day: int = 100
-
-    def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ParameterError(f"{name} must be a whole number of at least 1", given=f"{value}")
 
 
 class CallRate:
