@@ -160,6 +160,9 @@ def test_what_one_session_saw_of_the_log_the_next_one_holds_the_coordinator_to(t
     # It says so: what was seen beyond two entries is excused, once, and recorded.
     second.restore({"archive": "", "reason": "the disk failed", "size": 2}, TODAY)
     assert session(second).follow().head.size == 4
+    # A head from before tells nothing any more, and accuses nobody.
+    said = refused(IntegrityRefusal, lambda: session(second).require_one_log_with(shown))
+    assert "put back to 2" in str(said)
     kept = json.loads(memory.read_text())
     assert len(kept["restored"]) == 1
     assert session(second).follow().grew == (True,)

@@ -38,6 +38,7 @@ def log_verify(context: typer.Context, json: Json = False) -> None:
 
 def _verify(context: typer.Context, json: bool) -> None:
     with open_store(CoordinatorConfig.load(context.obj)) as store:
+        store.require_sound()
         size = store.verify_log()
         signed = store.verify_signatures()
         entries = store.log()
