@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 from delivered import cohort, cohort_plan, take_back
-from service import Hub
+from service import Hub, anchor_head
 from test_analysis import ADJUSTED, Desk
 from test_collect import refused
 from test_recovery import PLAN
@@ -135,8 +135,6 @@ def test_what_one_session_saw_of_the_log_the_next_one_holds_the_coordinator_to(t
         return LogWatch(hub.store, coordinator="hub", key=key)
 
     def _anchor(hub, seq, branch):
-        from service import anchor_head
-
         head = anchor_head("north", seq, branch=branch, since=2)
         return head, hub.anchor("north", seq, branch=branch, since=2)
 
@@ -169,6 +167,24 @@ def test_what_one_session_saw_of_the_log_the_next_one_holds_the_coordinator_to(t
     third = coordinator("third", 1, 2, 6, 7)
     third._store.note_restoration(json.loads(kept["restored"][0]))
     refused(IntegrityRefusal, session(third).follow)
+
+
+def test_a_word_excuses_nothing_that_was_seen_before_the_size_it_names(tmp_path):
+    """The log is said to go on from two entries, and these two are others than were seen."""
+    key = SigningKey.generate()
+    watches = []
+    for name, branch in (("first", ""), ("second", "other")):
+        hub = Hub(tmp_path / name, PLAN, "north")
+        for seq in (1, 2, 3):
+            hub.store.add_anchor(anchor_head("north", seq, branch=branch), hub.anchor("north", seq, branch=branch))
+        watches.append(LogWatch(hub.store, coordinator="hub", key=key))
+    first, second = watches
+    shown = [first]
+    followed = FollowedLog(key.public, lambda request: shown[0].view(request, TODAY), tmp_path / "ada.log.json")
+    followed.follow()
+    second.restore({"archive": "", "reason": "a fire", "size": 3}, TODAY)
+    shown[0] = second
+    refused(IntegrityRefusal, followed.follow)
 
 
 def _root(watch):
