@@ -65,6 +65,12 @@ def test_every_release_that_an_answer_rests_on_is_proven_to_stand_in_the_signed_
             assert json.loads(entry["entry"])["kind"] == "release"
         assert connection["cvd"].result(answer.id).document == answer.document
         require = connection.followed.require_proven
+
+        def another(said):
+            """The proof of one release under the name of another, as if both were of its site."""
+            said["provenance"]["log"]["entries"][first] = log["entries"][second]
+            said["provenance"]["rests_on"][first] = provenance["rests_on"][second]
+
         other = TreeHead(coordinator="hub", size=head.size, root="ab" * 32, day=head.day)
         first, second = sorted(log["entries"])[:2]
         for change, kind in (
@@ -76,6 +82,7 @@ def test_every_release_that_an_answer_rests_on_is_proven_to_stand_in_the_signed_
                 lambda said: said["provenance"]["log"]["entries"].update({first: log["entries"][second]}),
                 IntegrityRefusal,
             ),
+            (another, IntegrityRefusal),
             (lambda said: said["provenance"]["rests_on"].update({first: "delta"}), IntegrityRefusal),
             (lambda said: said["provenance"]["rests_on"].update({"ef" * 32: "delta"}), IntegrityRefusal),
             (
