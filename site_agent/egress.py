@@ -1,7 +1,8 @@
 """The one door. Nothing else in the site's program opens a connection.
 
 What passes here: a request to join, the question for a plan, the head of the ledger, a release that an approver has
-signed over its exact bytes, and the answer to one round of a training that an approved plan asks for. The site dials
+signed over its exact bytes, the answer to one round of a training that an approved plan asks for, and looks at the
+coordinator's log with what it has acknowledged and lost. The site dials
 out, to one address, over mutual TLS with a pinned authority. Sending is safe to repeat: the door streams the sealed
 file from disk, goes on from where the coordinator says it stopped, and never sends other bytes than those the envelope
 names.
@@ -77,7 +78,7 @@ from shared.wire.messages import (
 )
 from shared.wire.rounds import Answered, RoundOrder, open_answer, open_order
 from shared.wire.transport import Client, Credentials
-from shared.wire.tree_heads import CheckedView, RestoredLog, check_view, excused, open_head
+from shared.wire.tree_heads import CheckedView, RestoredLog, check_view, excused, open_head, require_not_before
 
 __all__ = ["AcknowledgedReplies", "Egress", "new_tls_identity"]
 
@@ -209,9 +210,11 @@ class AcknowledgedReplies:
     def one_log_with(self, head: bytes, look: Callable[[Sequence[int]], LogView | None]) -> int:
         """As of `Egress.one_log_with`; a head of another history is kept beside this site's own, as evidence."""
         other = open_head(head, self._key)
-        seen = (other.size, other.root)
         view = look([other.size])
-        if view is None or not check_view(view, self._key, [seen]).grew[0]:
+        checked = None if view is None else check_view(view, self._key, [(other.size, other.root)])
+        if checked is None or not checked.grew[0]:
+            if checked is not None:
+                require_not_before(other, checked)
             fork = canonical_json({"kind": "Fork", "size": other.size, "root": other.root, "head": head.decode()})
             if fork not in self.lines():
                 self._append(fork)

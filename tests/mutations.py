@@ -1221,6 +1221,51 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         tests=["test_whole_path.py::test_a_record_decides_nothing_that_leaves_beside_the_figures"],
     ),
+    mutation(
+        "restore: a word for one restore excuses the next",
+        ("shared/wire/tree_heads.py", "        if entry in known:\n            continue\n", ""),
+        tests=[
+            "test_restore.py::test_a_log_put_back_without_a_word_is_a_fork_until_it_says_so_and_an_old_word_excuses_nothing",
+            "test_log_watched.py::test_what_one_session_saw_of_the_log_the_next_one_holds_the_coordinator_to",
+        ],
+    ),
+    mutation(
+        "restore: any head passes for the log that was taken up again",
+        (
+            "shared/wire/tree_heads.py",
+            "if again is not None and again.grew[0] and (entry, said) in again.restored:",
+            "if again is not None:",
+        ),
+        tests=["test_log_watched.py::test_a_word_excuses_nothing_that_was_seen_before_the_size_it_names"],
+    ),
+    mutation(
+        "restore: what anybody claims was acknowledged is taken without the plan's limits",
+        (
+            "coordinator/services/collect.py",
+            "            require_countersigned(one, self._authority.witness.public, site.site)\n",
+            "            pass\n",
+        ),
+        tests=["test_restore.py::test_only_what_the_coordinator_signed_for_this_site_is_taken_again_unasked"],
+    ),
+    mutation(
+        "answers: a proof of another release is as good",
+        ("shared/wire/tree_heads.py", '!= ("release", bundle):', '!= ("release", body.get("bundle")):'),
+        tests=[
+            "test_log_watched.py::test_every_release_that_an_answer_rests_on_is_proven_to_stand_in_the_signed_log",
+        ],
+    ),
+    mutation(
+        "log verify: a release's row is not held against what was signed",
+        ("coordinator/store/store.py", "            _require_as_signed(release)\n", ""),
+        tests=["test_restore.py::test_a_hidden_release_is_found_by_its_site_and_by_the_log"],
+    ),
+    mutation(
+        "backup: private keys that lie unencrypted go along",
+        ("coordinator/services/backup.py", "            left_out.append(name)\n", "            sources[name] = path\n"),
+        tests=[
+            "test_restore.py::test_a_backup_holds_what_is_in_the_write_ahead_log_and_no_key_that_lies_unencrypted",
+        ],
+    ),
 )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 from delivered import cohort, cohort_plan, take_back
-from service import Hub
+from service import Hub, anchor_head
 from test_analysis import ADJUSTED, Desk
 from test_collect import refused
 from test_recovery import PLAN
@@ -65,6 +65,12 @@ def test_every_release_that_an_answer_rests_on_is_proven_to_stand_in_the_signed_
             assert json.loads(entry["entry"])["kind"] == "release"
         assert connection["cvd"].result(answer.id).document == answer.document
         require = connection.followed.require_proven
+
+        def another(said):
+            """The proof of one release under the name of another, as if both were of its site."""
+            said["provenance"]["log"]["entries"][first] = log["entries"][second]
+            said["provenance"]["rests_on"][first] = provenance["rests_on"][second]
+
         other = TreeHead(coordinator="hub", size=head.size, root="ab" * 32, day=head.day)
         first, second = sorted(log["entries"])[:2]
         for change, kind in (
@@ -76,6 +82,7 @@ def test_every_release_that_an_answer_rests_on_is_proven_to_stand_in_the_signed_
                 lambda said: said["provenance"]["log"]["entries"].update({first: log["entries"][second]}),
                 IntegrityRefusal,
             ),
+            (another, IntegrityRefusal),
             (lambda said: said["provenance"]["rests_on"].update({first: "delta"}), IntegrityRefusal),
             (lambda said: said["provenance"]["rests_on"].update({"ef" * 32: "delta"}), IntegrityRefusal),
             (
@@ -135,8 +142,6 @@ def test_what_one_session_saw_of_the_log_the_next_one_holds_the_coordinator_to(t
         return LogWatch(hub.store, coordinator="hub", key=key)
 
     def _anchor(hub, seq, branch):
-        from service import anchor_head
-
         head = anchor_head("north", seq, branch=branch, since=2)
         return head, hub.anchor("north", seq, branch=branch, since=2)
 
@@ -160,12 +165,33 @@ def test_what_one_session_saw_of_the_log_the_next_one_holds_the_coordinator_to(t
     # It says so: what was seen beyond two entries is excused, once, and recorded.
     second.restore({"archive": "", "reason": "the disk failed", "size": 2}, TODAY)
     assert session(second).follow().head.size == 4
+    # A head from before tells nothing any more, and accuses nobody.
+    said = refused(IntegrityRefusal, lambda: session(second).require_one_log_with(shown))
+    assert "put back to 2" in str(said)
     kept = json.loads(memory.read_text())
     assert len(kept["restored"]) == 1
     assert session(second).follow().grew == (True,)
     third = coordinator("third", 1, 2, 6, 7)
     third._store.note_restoration(json.loads(kept["restored"][0]))
     refused(IntegrityRefusal, session(third).follow)
+
+
+def test_a_word_excuses_nothing_that_was_seen_before_the_size_it_names(tmp_path):
+    """The log is said to go on from two entries, and these two are others than were seen."""
+    key = SigningKey.generate()
+    watches = []
+    for name, branch in (("first", ""), ("second", "other")):
+        hub = Hub(tmp_path / name, PLAN, "north")
+        for seq in (1, 2, 3):
+            hub.store.add_anchor(anchor_head("north", seq, branch=branch), hub.anchor("north", seq, branch=branch))
+        watches.append(LogWatch(hub.store, coordinator="hub", key=key))
+    first, second = watches
+    shown = [first]
+    followed = FollowedLog(key.public, lambda request: shown[0].view(request, TODAY), tmp_path / "ada.log.json")
+    followed.follow()
+    second.restore({"archive": "", "reason": "a fire", "size": 3}, TODAY)
+    shown[0] = second
+    refused(IntegrityRefusal, followed.follow)
 
 
 def _root(watch):

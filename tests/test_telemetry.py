@@ -34,6 +34,8 @@ SAID = {
     "OfferRequest": {"envelope", "standing"},
     "Chunk": {"bundle_sha256", "offset", "data"},
     "GrowthRequest": {"old_size", "size"},
+    "WatchRequest": {"sizes", "entries"},
+    "GapReport": {"study", "lacking"},  # the coordinator's own signed words, sent back
     "RoundAnswer": {"envelope", "content"},
 }
 SIGNED = {
@@ -162,7 +164,7 @@ def test_what_the_coordinator_hears_is_what_was_meant_to_be_said(hub, monkeypatc
     monkeypatch.setattr(wire, "encode", encode)
     talk(hub, 2)
     names = {type(value).__name__ for value in heard}
-    assert names >= {"StudyRequest", "SignedDocument", "Chunk", "GrowthRequest"}
+    assert names >= {"StudyRequest", "SignedDocument", "Chunk", "WatchRequest"}
     requests = [value for value in heard if type(value).__name__ in SAID]
     for value in requests:
         assert {item.name for item in dataclasses.fields(value)} == SAID[type(value).__name__]

@@ -19,7 +19,15 @@ from shared.base.keys import PublicKey, write_private
 from shared.base.merkle import leaf_hash
 from shared.errors import IntegrityRefusal, Refusal
 from shared.wire.messages import LogView, WatchRequest
-from shared.wire.tree_heads import CheckedView, TreeHead, check_view, excused, open_head, proven_release
+from shared.wire.tree_heads import (
+    CheckedView,
+    TreeHead,
+    check_view,
+    excused,
+    open_head,
+    proven_release,
+    require_not_before,
+)
 
 __all__ = ["FollowedLog", "LogAudit", "audit"]
 
@@ -55,6 +63,7 @@ class FollowedLog:
 
     def __init__(self, key: PublicKey, look: Callable[[WatchRequest], LogView], memory: Path | None = None) -> None:
         self._key, self._look, self._memory = key, look, memory
+        self._proven: set[tuple[int, str]] = set()  # heads of answers that were followed in this session
         self._heads: list[tuple[int, str]] = []
         self._met: list[str] = []
         if memory is not None:
@@ -76,7 +85,9 @@ class FollowedLog:
         for bundle, site in provenance.get("rests_on", provenance["bundles"]).items():
             if proven_release(said, bundle, head).get("site") != site:
                 raise IntegrityRefusal("an answer must rest on the releases that it names", given="another's proof")
-        self.follow(head)
+        if (head.size, head.root) not in self._proven:
+            self.follow(head)
+            self._proven.add((head.size, head.root))
 
     def follow(self, head: TreeHead | None = None) -> CheckedView:
         """Ask for the log as it is now: it goes on from all that was seen of it, and from `head`.
@@ -102,6 +113,9 @@ class FollowedLog:
     def require_one_log_with(self, data: bytes) -> TreeHead:
         """Hold a head that somebody else was shown against the log as it is shown here. Raises: as `follow`."""
         other = open_head(data, self._key)
+        view = check_view(self._asked([other.size]), self._key, [(other.size, other.root)])
+        if not view.grew[0]:
+            require_not_before(other, view)
         self.follow(other)
         return other
 

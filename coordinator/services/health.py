@@ -103,7 +103,7 @@ def require_whole(store: Store, *, thorough: bool = False) -> None:
         raise IntegrityRefusal(
             "the coordinator's database must be whole",
             given=damage,
-            next_step="Stop the server, keep a copy of the file, and restore the database from a backup.",
+            next_step="Stop the server, keep a copy of the file, and restore it from a backup (coordinator restore).",
         )
 
 

@@ -1102,18 +1102,6 @@ class Store:
 
         return self._write(work)
 
-    def require_sound(self) -> None:
-        """Have SQLite check its own file, page by page. Raises: IntegrityRefusal, StorageRefusal."""
-        if self._engine.dialect.name != "sqlite":
-            return
-        said = self._read(lambda c: c.exec_driver_sql("PRAGMA integrity_check").scalars().all())
-        if said != ["ok"]:
-            raise IntegrityRefusal(
-                "the database's file must be sound",
-                given=f"{len(said)} faults in it",
-                next_step="Restore it from a backup (coordinator restore).",
-            )
-
     def copy_to(self, path: Path) -> None:
         """Write the database to a new file, whole and as of one moment, while others write on.
 

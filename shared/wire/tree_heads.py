@@ -30,6 +30,7 @@ __all__ = [
     "open_head",
     "proven_release",
     "release_leaf",
+    "require_not_before",
 ]
 
 TREE_HEAD_TYPE = "application/vnd.tributary.tree-head+json"
@@ -187,6 +188,20 @@ def excused(
         if again is not None and again.grew[0] and (entry, said) in again.restored:
             return entry, said
     return None
+
+
+def require_not_before(head: TreeHead, checked: CheckedView) -> None:
+    """Refuse to take a head that may be of the log before it was put back for one of another history.
+
+    Raises: IntegrityRefusal.
+    """
+    for _, said in checked.restored:
+        if head.size > said.size and head.day <= said.day:
+            raise IntegrityRefusal(
+                "a head to compare must be of the log as it was taken up again",
+                given=f"one of {head.size} entries from {head.day}; it was put back to {said.size} on {said.day}",
+                next_step="Nothing can be told from it: compare a newer head.",
+            )
 
 
 def proven_release(log: Mapping[str, Any], bundle: str, head: TreeHead) -> dict[str, Any]:
