@@ -19,6 +19,7 @@ import site_agent.egress as egress
 from shared.errors import ParameterError, Refusal
 from shared.plans.invitation import Invitation
 from shared.releases.receipt import Statement
+from shared.wire.clocks import ClockReading
 from shared.wire.rounds import Answered
 
 __all__ = ["plan"]  # the fixture
@@ -41,6 +42,7 @@ SAID = {
 SIGNED = {
     "EnrolmentRequest": {"site", "csr_pem", "release_key", "approvers"},
     "AnchorHead": {"site", "seq", "head", "after", "links"},
+    "ClockReading": {"site", "nonce", "time"},
     "Withdrawal": {"study", "site", "wave", "release_id", "bundle_sha256", "reason_code"},
     "Answered": {"study", "plan_hash", "site", "round", "asked", "content_sha256", "content_bytes", "code"},
     "Statement": {
@@ -72,7 +74,9 @@ def test_everything_that_a_site_says_of_itself_is_on_the_list():
     sent = {method.request.__name__: method.request for method in wire.COLLECTION.values()}
     assert {name: {item.name for item in dataclasses.fields(kind)} for name, kind in sent.items()} == SAID
     for name, expected in SIGNED.items():
-        kind = {"Statement": Statement, "Answered": Answered}.get(name) or getattr(wire, name)
+        kind = {"Statement": Statement, "Answered": Answered, "ClockReading": ClockReading}.get(name) or getattr(
+            wire, name
+        )
         assert {item.name for item in dataclasses.fields(kind)} == expected
     assert Invitation not in sent.values()
 
