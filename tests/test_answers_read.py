@@ -11,9 +11,13 @@ import pytest
 from rich.console import Console
 from test_analysis import ADJUSTED, desk, study  # noqa: F401
 
+from coordinator.analyst.commands import main
 from coordinator.analyst.show import pooled_text, show_pooled
+from coordinator.demo.play import BASELINE
+from coordinator.figures.forest import forest
 from coordinator.pooling.gaps import Gap
 from coordinator.pooling.pool import pool, pool_estimates
+from shared.errors import ParameterError
 from shared.estimands.answer import Estimate
 from shared.estimands.questions import parse_estimand
 from shared.estimands.words import asked_of, in_words
@@ -126,3 +130,39 @@ def test_a_pooled_table_prints_no_row_without_its_heading():
     )
     assert "risk ratio" in text
     assert "95 % CI" in text
+
+
+def test_a_column_of_the_patients_divides_a_question_into_its_levels(desk, study, tmp_path, capsys):
+    answer = study.mean("sbp")
+    found = answer.by("cvd")
+    assert [row["level"] for row in found] == ["0", "1"]
+    one = study.mean("sbp", subset="cvd == 1")
+    assert found[1]["estimate"] == one.document["pooled"]["shown"]["estimate"]
+    assert "levels differ by Q" in found.title
+    narrower = study.mean("sbp", subset="age > 50").by("cvd")
+    assert narrower[0]["estimate"] == study.mean("sbp", subset="age > 50 & cvd == 0").document["pooled"]["beta"]
+    for wrong, words in (("sex", "Columns with levels: cvd"), ("sbp", "which holds numbers")):
+        with pytest.raises(ParameterError, match=words):
+            answer.by(wrong)
+    with pytest.raises(ParameterError) as refused:
+        answer.forest(tmp_path / "a.svg", subgroups="sex")
+    assert "->" not in str(refused.value), "a signature of Python is no answer"
+    token = desk.save(desk.admit("liv"))
+    argv = ["mean", "cvd", "sbp", "--subgroup", "cvd", "--token", str(token)]
+    assert main(argv) == 0
+    assert "by cvd: levels differ by Q" in " ".join(capsys.readouterr().out.split())
+    assert main([*argv[:3], "--subgroup", "posture", *argv[5:]]) == 0
+    assert "by posture" in capsys.readouterr().out
+
+
+def test_the_demo_gives_no_number_to_what_nothing_bounds_and_says_whose_epsilon_a_column_is():
+    from coordinator.demo.answers import row
+
+    result = pool([0.1, 0.2], [0.01, 0.02], labels=["a", "b"])
+    open_ = {"a": (None, "the flow"), "b": (None, "the flow")}
+    assert "0" not in str(row("q", BASELINE, result, None, open_)["epsilon_per_site"])
+    figure = forest(
+        result, columns={"ε": {"a": "105", "b": "105"}}, compare={BASELINE: result}, name="released, w = 0.5"
+    )
+    said = " ".join(text.get_text() for text in figure.axes[0].texts)
+    assert "of 'released, w = 0.5' alone" in " ".join(said.split())

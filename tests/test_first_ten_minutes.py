@@ -33,7 +33,12 @@ SAYS = {
     "coordinator releases": ("east    accepted", "Accepted", "north", "1000"),
     "coordinator pool": ("planned analysis adjusted", "random effects (REML, adhoc)", "odds ratio"),
     "coordinator figure": ("wrote forest.svg",),
-    "analyst pool": ("east", "north", "south", "random effects (DL, knha)"),
+    "analyst pool": ("east", "north", "south", "random effects (DL, knha)", "odds ratio"),
+    "coordinator analyst add": (
+        "wrote ada.token.json",
+        "planned analysis adjusted",
+        "all terms, each pooled by itself",
+    ),
 }
 
 
@@ -50,6 +55,8 @@ def test_every_block_of_the_first_ten_minutes_does_what_the_page_says(tmp_path):
                 said = terminal.wait_for(server, words[0])
             else:
                 said = terminal.run(block)
+            if command == "site-agent release":
+                _as_the_page_says(said)
             for word in words:
                 assert word in said, f"{word!r} is not in what this block says:\n{block}\n{said}"
         assert server is not None
@@ -59,3 +66,14 @@ def test_every_block_of_the_first_ten_minutes_does_what_the_page_says(tmp_path):
             server.send_signal(signal.SIGTERM)
             server.wait(timeout=20)
     assert "<svg" in (tmp_path / "first" / "forest.svg").read_text(encoding="utf-8")
+
+
+def _as_the_page_says(said: str) -> None:
+    """What the page quotes of the attacks is what they find, as far as one draw is like another."""
+    rate = r"finds\s+its\s+own\s+row\s+for\s+([\d.]+)%"
+    area = r"who\s+is\s+not:\s+AUC\s+([\d.]+)"
+    quoted, found = ([float(re.search(which, text)[1]) for which in (rate, area)] for text in (PAGE, said))
+    assert abs(quoted[0] - found[0]) < 3, f"the page says {quoted[0]} %, the run {found[0]} %"
+    assert abs(quoted[1] - found[1]) < 0.06, f"the page says AUC {quoted[1]}, the run {found[1]}"
+    assert "one patient in twenty" in PAGE
+    assert 15 < 100 / quoted[0] < 27, "one in twenty"

@@ -464,3 +464,23 @@ def test_series_are_told_apart_by_people_who_see_two_primaries_and_stand_out_fro
         assert apart > 10 or (apart > 5 and DASHES[i % 4] != DASHES[j % 4]), (COLOURS[i], COLOURS[j])
     for colour in COLOURS:
         assert np.linalg.norm(seen(colour, sight) - seen("#ffffff", sight)) > 30
+
+
+def test_an_axis_begins_where_something_happens_and_says_so():
+    late = few([*range(12, 24), *[24] * 20], [1] * 12 + [0] * 20)
+    drawn = km_figure([late])
+    low, high = drawn.figure.axes[1].get_xlim()
+    assert 0 < low < 12 < high
+    assert f"The axis begins at {low:g}: no event was before." in texts(drawn)
+    assert marks(drawn)["curve-0"].get_xdata().min() == low
+    assert_tidy(drawn)
+    early = km_figure([few([1, 2, 3, 20], [1, 1, 1, 0])])
+    assert early.figure.axes[1].get_xlim()[0] == 0
+
+
+def test_what_is_spent_stays_a_level_also_after_one_wave():
+    drawn = budget(course(("Aachen",), [(1, 2.0)]), waves=(1,)).figure()
+    line = marks(drawn)["spent-0"]
+    assert line.get_xdata()[-1] > 1
+    assert line.get_ydata()[-1] == line.get_ydata()[-2] == 2.0
+    assert_tidy(drawn)

@@ -110,7 +110,9 @@ def _how(
     subset: Subset = "",
     label: Label = "",
     forest: Figure = None,
-    subgroup: Annotated[str, typer.Option("--subgroup", help="posture: pool its levels apart, and compare them.")] = "",
+    subgroup: Annotated[
+        str, typer.Option("--subgroup", help="posture, or a column with levels: each pooled apart, and compared.")
+    ] = "",
     bayes: Bayes = False,
     exact: Exact = False,
     diagnostics: Diagnostics = False,
@@ -457,6 +459,10 @@ def _rows(study: Study, release: str, out: Path, dry_run: bool, json: bool) -> N
 
 
 def _answered(result: Result, forest: Path | None, json: bool, more: Mapping[str, Any]) -> None:
+    apart, more = more["subgroups"], dict(more)
+    levels = result.by(apart) if apart and apart not in result.document["columns"] else None
+    if levels is not None:
+        more["subgroups"] = ""
     if forest is not None:
         result.forest(forest, subgroups=more["subgroups"])
     further = result.further(**more) if any(more.values()) else None
@@ -468,8 +474,12 @@ def _answered(result: Result, forest: Path | None, json: bool, more: Mapping[str
             result.show_whole(out)
         if further is not None:
             further.show(out)
+        if levels is not None:
+            out.print()
+            levels.show(out)
 
-    emit({**result.document, **(further.document if further else {})}, as_json=json, show=show)
+    by = {} if levels is None else {"levels": levels.document}
+    emit({**result.document, **(further.document if further else {}), **by}, as_json=json, show=show)
 
 
 def _emit(found: ResultTable, json: bool) -> None:

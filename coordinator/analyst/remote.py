@@ -806,13 +806,63 @@ class Result(_Shown):
         )
         return Further(self, analyse(self.pooled, request), plain)
 
+    def by(self, column: str) -> ResultTable:
+        """The same question of the rows of each level of a column, and whether the levels differ.
+
+        Each level is a question of its own, and stands in the study's record.
+
+        Args:
+            column: a column of the dictionary that has levels.
+        Raises: ParameterError (no such column, or one of numbers), and the coordinator's refusals.
+        """
+        from scipy.special import chdtrc
+
+        from coordinator.analyst.show import p_shown
+
+        known = {row["column"]: row for row in self._study.dictionary()}
+        levels = {one["name"]: one["levels"] for one in self._study.dictionary().document["columns"]}
+        if not levels.get(column):
+            listed = ", ".join(name for name, found in levels.items() if found)
+            near = difflib.get_close_matches(column, known, n=1)
+            facts = ", ".join(self.document["columns"])
+            raise ParameterError(
+                "subgroups must be the levels of a column, or of a fact about the sites",
+                given=repr(column) + ("" if column not in known else ", which holds numbers"),
+                next_step=(f"Did you mean {near[0]!r}? " if near and near[0] != column else "")
+                + f"Columns with levels: {listed or 'none'}; facts: {facts}.",
+            )
+        held = str(self.document["asked"].get("subset") or _subset(self.document["estimand"]))
+        rows: list[dict[str, Any]] = []
+        for level in levels[column]:
+            only = f'{column} == "{level}"' if isinstance(level, str) else f"{column} == {level}"
+            line: dict[str, Any] = {"level": str(level), "sites": None, "estimate": None, "ci_lb": None, "ci_ub": None}
+            try:
+                found = self._requery(subset=f"({held}) & {only}" if held else only).document
+            except EstimateRefusal as refusal:
+                rows.append({**line, "beta": None, "se": None, "reason": str(refusal)})
+                continue
+            own = {name: found["pooled"][name] for name in ("beta", "se")}
+            rows.append({**line, "sites": found["k"], **found["pooled"]["shown"], **own, "reason": None})
+        there = [row for row in rows if row["beta"] is not None]
+        weights = [1 / row["se"] ** 2 for row in there]
+        title = f"{_title(self.document)}, by {column}"
+        if len(there) > 1:
+            mean = sum(w * row["beta"] for w, row in zip(weights, there, strict=True)) / sum(weights)
+            q = sum(w * (row["beta"] - mean) ** 2 for w, row in zip(weights, there, strict=True))
+            title += (
+                f": levels differ by Q {q:.2f} on {len(there) - 1} df, p {p_shown(float(chdtrc(len(there) - 1, q)))}"
+            )
+        return ResultTable(title, rows, {"column": column, "rows": rows})
+
     def _group(self, subgroups: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
         """Name and levels of subgroups. Raises: ParameterError: no such fact about the sites."""
         columns = self.document["columns"]
         group = ("", subgroups) if isinstance(subgroups, Mapping) else (subgroups, columns.get(subgroups, {}))
         if subgroups and not group[1]:
             raise ParameterError(
-                f"subgroups must be one of {', '.join(columns)}, or site -> level", given=repr(subgroups)
+                "subgroups of sites must be a fact about them",
+                given=repr(subgroups),
+                next_step=f"Facts: {', '.join(columns)}. For a column of the patients take `by`, or --subgroup alone.",
             )
         return group if subgroups else None
 
@@ -1225,6 +1275,13 @@ class Explanation(_Shown):
 def _effect(document: Mapping[str, Any]) -> str:
     """What the estimates are called; a coordinator of version 0.1 does not say."""
     return str(document.get("effect", "")).lower() or ("ratio" if document["scale"] == "log" else "estimate")
+
+
+def _subset(estimand: str) -> str:
+    """The filter that a question holds; blank without one."""
+    from shared.estimands.questions import parse_estimand
+
+    return parse_estimand(estimand).subset
 
 
 def _title(document: Mapping[str, Any]) -> str:

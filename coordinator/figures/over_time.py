@@ -98,12 +98,18 @@ def km_figure(
     if last % ticks[1] and ticks[-1] + ticks[1] < len(times):  # the axis ends at a tick
         ticks.append(ticks[-1] + ticks[1])
         last = ticks[-1]
+    quiet = min(next((k for k, count in enumerate(curve.events) if count), last) - 1 for curve in curves)
+    begins = max((k for k in ticks if k <= quiet), default=0)
+    begins = begins if begins > 0.3 * last else 0  # a third of the axis and more, on which nothing happens
+    ticks = [k for k in ticks if k >= begins]
     labels = [wrap(curve.label, SMALL, _NAME) for curve in curves]
     rows = [[f"{curve.at_risk[k]:,}" for k in ticks] for curve in curves]
     colours = [COLOURS[i % len(COLOURS)] for i in range(len(curves))]
     foot = [
         f"Steps stand at the ends of intervals of {times[1]:g}; the curve is read off at those times and holds no row.",
     ]
+    if begins:
+        foot.append(f"The axis begins at {times[begins]:g}: no event was before.")
     if shaded:
         most = max(curve.inflation for curve in curves)
         held = "which take the rows as real: the noise of the release is not in them."
@@ -129,11 +135,12 @@ def km_figure(
     right = left + _WIDE + (0.16 + widest if named else 0.1)
     with page_style():
         page = Page(right + MARGIN, title, note, foot, rows=0, extra=_TALL, below=below.height, headed=False)
-        span = (0.0, times[last])
+        span = (times[begins], times[last])
         axes = page.axes(left, _WIDE, span, (0.0, 1.0))
         for i, curve in enumerate(curves):
             style: dict[str, Any] = {"color": colours[i], "linestyle": DASHES[i % len(DASHES)]}
             xs, ys = _steps(times, curve.survival)
+            xs = [max(x, span[0]) for x in xs]  # before, the share is 1
             axes.plot(
                 xs, ys, linewidth=1.5, solid_joinstyle="miter", zorder=4, gid=f"curve-{i}", clip_on=False, **style
             )
@@ -143,10 +150,13 @@ def km_figure(
                 _band(axes, times, curve, colours[i], f"band-{i}")
         looks = [{"color": colour, "linestyle": DASHES[i % len(DASHES)]} for i, colour in enumerate(colours)]
         below.draw(
-            page, [left + _WIDE * times[k] / times[last] for k in ticks], looks, [f"risk-{{}}-{k}" for k in ticks]
+            page,
+            [left + _WIDE * (times[k] - span[0]) / (span[1] - span[0]) for k in ticks],
+            looks,
+            [f"risk-{{}}-{k}" for k in ticks],
         )
         if named:
-            _name_ends(page, curves, labels, colours, left, times[last])
+            _name_ends(page, curves, labels, colours, left, span)
         axes.set_xticks([times[k] for k in ticks], [f"{times[k]:,g}" for k in ticks])
         axes.tick_params(axis="x", labelsize=SMALL, colors=INK, length=3, width=0.8, pad=3)
         axes.set_xlabel(xlabel, fontsize=TEXT, color=INK, labelpad=4, parse_math=False)
@@ -238,7 +248,7 @@ def _name_ends(
     labels: Sequence[Sequence[str]],
     colours: Sequence[str],
     left: float,
-    last: float,
+    span: tuple[float, float],
 ) -> None:
     """Names at the right, each joined to the end of its curve by a thin line."""
     ends = [[(t, v) for t, v in zip(c.time, c.survival, strict=True) if v is not None][-1] for c in curves]
@@ -247,7 +257,7 @@ def _name_ends(
     places = spread(wanted, apart, page.top + apart / 2, page.bottom - apart / 2)
     edge = left + _WIDE
     for label, colour, (time, _), y, at in zip(labels, colours, ends, wanted, places, strict=True):
-        x = left + _WIDE * time / last
+        x = left + _WIDE * max(0.0, time - span[0]) / (span[1] - span[0])
         far = x < edge - 0.05 * _WIDE  # a line across the figure must not look like a curve
         thin: dict[str, Any] = {"color": GREY if far else colour, "linewidth": 0.6, "alpha": 0.8}
         page.page.plot([x, edge, edge + 0.11], [y, y, at], linestyle=(0, (1, 3)) if far else "-", **thin)
@@ -415,7 +425,9 @@ def budget_figure(
             # Courses that meet stand side by side rather than on each other.
             aside = min(0.09, 0.5 / len(courses)) * (i - (len(courses) - 1) / 2)
             xs, ys = [wave + aside * (wave > 0) for wave, _ in points], [epsilon for _, epsilon in points]
-            axes.plot(xs, ys, linewidth=1.5, zorder=4, gid=f"spent-{i}", markevery=slice(1, None), **line)
+            if not course.planned:  # what is spent stays spent: a level, not the end of a bar
+                xs, ys = [*xs, last + reach], [*ys, ys[-1]]
+            axes.plot(xs, ys, linewidth=1.5, zorder=4, gid=f"spent-{i}", markevery=slice(1, len(points)), **line)
             if course.planned:
                 ahead = [course.spent[-1], *course.planned]
                 xs, ys = [wave + aside for wave, _ in ahead], [epsilon for _, epsilon in ahead]

@@ -2,9 +2,9 @@
 
 A *mechanism* (`shared.mechanisms`) is mathematics: records, parameters and noise in, an object out. A *mechanism spec*
 is the same thing as a plan promises it: which event a release is charged as, what its receipt says, which sentences
-tell a steward what is covered, and which tables the coordinator may take for such a release. Everything that differs
-between mechanisms on this side of the wire is asked of it, so that plan, receipt, ledger, checks, outbox and egress
-know no mechanism by name.
+tell a steward what is covered, and which tables the coordinator may take for such a release. What differs between
+mechanisms is asked of it, so that plan, receipt, ledger, outbox and egress know none by name. Where rows are looked at
+as rows, figures as figures and networks as networks (checks, attacks, planning, queries), their kinds are told apart.
 
 A release is a receipt and one table, always. A `MechanismPlan` of rows (latent noise) releases synthetic rows of the
 dictionary, for which flows are fitted at the site. What releases something else is `Answering`: what is made of it

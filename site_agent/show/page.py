@@ -475,6 +475,7 @@ def _release_values(desk: Desk, release_id: str, page: int) -> Mapping[str, Any]
         "hold": hold,
         "receipt": made.receipt,
         "label": LABEL,
+        "draws_rows": plan.release.draws_rows,
         "rows": rows,
         "columns": list(made.table.columns),
         "numeric": {c for c in made.table.columns if pd.api.types.is_numeric_dtype(made.table[c].dtype)},
