@@ -459,14 +459,15 @@ def pool_estimates(
     notes = [note for note in result.notes if note not in _announcement(result)]
     if waves and len({row.site for row in chosen}) < len(chosen):
         notes.append("A site contributes more than one wave: the rows are not independent if they share persons.")
+    # What all sites may be off by alike is the weighted mean of what each may be.
+    common = float(np.array(result.weights) / 100 @ [used[label].vi_common ** 0.5 for label in result.labels])
+    result = replace(result, shared=common**2, term=estimates[0].term, scale=estimates[0].scale)
     notes += _unheld(result, chosen)
     return _announce(
         replace(
             result,
             excluded=tuple(sorted((*absent.values(), *result.excluded), key=lambda row: order[row.label])),
             notes=tuple(notes),
-            term=estimates[0].term,
-            scale=estimates[0].scale,
             estimates=tuple(used[label] for label in result.labels),
         )
     )
@@ -479,6 +480,8 @@ def _unheld(result: PooledResult, estimates: Sequence[Estimate]) -> list[str]:
         for sentence in row.warnings:
             said.setdefault(sentence, []).append(row.site)
     notes = [s if len(who) == len(estimates) else f"{', '.join(who)}: {s}" for s, who in said.items()]
+    if result.shared > result.se**2 / 2:
+        notes.append(_lacking(result))
     if len(estimates) == result.k:
         weights = np.array(result.weights) / 100
         lost = float(weights @ np.abs([row.attenuation * (row.yi or 0.0) for row in estimates]))
@@ -488,6 +491,17 @@ def _unheld(result: PooledResult, estimates: Sequence[Estimate]) -> list[str]:
                 "errors of the pooled estimate; the flow's bias is not in this interval."
             )
     return notes
+
+
+def _lacking(result: PooledResult) -> str:
+    """Caution that what a model may lack, and not what was sampled or noised, sets an interval's width."""
+    half = result.critical * math.sqrt(result.shared)
+    far = f"by a factor of up to {math.exp(half):.2f}" if result.scale == "log" else f"by up to {half:.2g}"
+    return (
+        f"The interval of {result.term} is mostly doubt about the planned model: a bend or an interaction that it "
+        f"lacks may move the coefficient {far} at every site alike, in either direction. More sites or a larger "
+        "epsilon do not narrow it; declaring the coefficient in the next plan, or a mechanism that keeps rows, does."
+    )
 
 
 def pooled_data(result: PooledResult) -> dict[str, Any]:
