@@ -303,7 +303,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "moments: a plan from before is read with today's noise",
-        (MOMENTS, 'squares = SQUARE**2 if spec.sensitivity == "blocks" else 2.0**-19', "squares = 2.0**-19"),
+        (MOMENTS, 'squares = SQUARE**2 if spec.sensitivity == "blocks" or p == 1 else 2.0**-19', "squares = 2.0**-19"),
         tests=["test_moments.py::test_a_plan_from_before_has_the_noise_and_the_looks_that_it_had"],
     ),
     mutation(

@@ -368,3 +368,26 @@ def test_a_covariate_whose_histogram_hides_its_spread_has_no_answer():
         wide.release.answer(wide, [(drawn, 2000)], parse_estimand(TRIAL), levels={}, study="t", site="a", wave=1)
     assert "narrower bounds" in refused.value.next_step
     assert "bounds are too wide for age" in wide.release.doubt(wide, drawn, 2000)
+
+
+def test_a_trial_of_two_arms_needs_no_further_covariate():
+    plan = trial_plan()
+    arm = Dictionary(name="arms", version=1, columns=tuple(plan.dictionary.column(name) for name in ("male", "died")))
+    release = MomentsPlan(epsilon=1.0, outcome="binary", responses=["died"], covariates=["male"])
+    plan = replace(plan, release=release, dictionary=arm, estimands={"planned": "logistic(died) ~ male"})
+    assert privacy.epsilon(release.event(plan), plan.budget.delta) == pytest.approx(1.0, rel=1e-6)
+    tables = {f"s{k}": trial(3000, k)[["male", "died"]] for k in range(4)}
+    question = parse_estimand("logistic(died) ~ male")
+    figures = {
+        name: [(release.draw(plan, table, seeded_rng(k)), 3000)] for k, (name, table) in enumerate(tables.items())
+    }
+    release.validate(plan, figures["s0"][0][0], 3000)
+    origins = {name: {"study": "trial", "site": name, "wave": 1} for name in tables}
+    beside = release.together(plan, figures, question, origins=origins)
+    whole = pd.concat(tables.values()).astype({"died": int})
+    (real,) = estimate(whole, question, study="trial", site="all", wave=1)
+    found = pool_estimates([row for rows in beside.values() for row in rows])
+    assert abs(found.beta - real.yi) < 2 * found.se
+    assert found.se < 3 * math.sqrt(real.vi)
+    (alone,) = release.answer(plan, figures["s0"], question, levels={}, **origins["s0"])
+    assert abs(alone.yi - real.yi) < 3 * math.sqrt(alone.vi)

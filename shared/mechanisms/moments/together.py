@@ -151,6 +151,8 @@ class _Site:
         # A two-valued column has no bend of its own.
         bends = np.array([(a != b) or not model.binary[a] for a, b in zip(i, j, strict=True)])
         bent = (z[:, i] * z[:, j])[:, bends]
+        if not bent.size:
+            return np.zeros((model.p, 0))
         weight = np.maximum(model.outcome.information(eta), 1e-12)
         one = np.column_stack([np.ones(len(x)), z])
         gram = (one * weight[:, None]).T @ one
