@@ -10,7 +10,7 @@ mechanism does not take are listed with the refusal. What is held against the re
 * I2, I2_real; cautioned: how often a sentence of caution stood by, where the interval held and where it did not.
 
 python -m tests.benchmarks.zoo_moments [--half tuning|reporting] [--worlds a,b] [--kinds binary,…] [--n 2000]
-    [--sites 12] [--epsilon 1,3] [--declared] [--draws 4] [--name zoo_moments]
+    [--sites 12] [--epsilon 1,3] [--declared] [--alone] [--draws 4] [--name zoo_moments]
 """
 
 from __future__ import annotations
@@ -66,7 +66,14 @@ def plan_of(world: worlds.HardWorld, kind: str, epsilon: float, declared: bool) 
 
 
 def cell(
-    name: str, kind: str, n: int, sites: int, epsilons: Sequence[float], declared: bool, draws: int
+    name: str,
+    kind: str,
+    n: int,
+    sites: int,
+    epsilons: Sequence[float],
+    declared: bool,
+    draws: int,
+    alone: bool = False,
 ) -> dict[str, Any]:
     """One world, outcome, n and number of sites: what was pooled at every ε, and what the records say."""
     world = worlds.world(name)
@@ -88,7 +95,14 @@ def cell(
                     f"s{site}": [(plan.release.draw(plan, table, rng), len(table))]
                     for site, (table, rng) in enumerate(zip(checked, rngs, strict=True))
                 }
-                answer = plan.release.together(plan, figures, question, origins=origins)
+                if alone:
+                    levels = {column.name: column.levels for column in dictionary.columns if column.levels}
+                    answer = {
+                        site: plan.release.answer(plan, one, question, levels=levels, **origins[site])
+                        for site, one in figures.items()
+                    }
+                else:
+                    answer = plan.release.together(plan, figures, question, origins=origins)
                 found[epsilon].append([row for rows in answer.values() for row in rows])
     except Refusal as refusal:
         return told | {"refused": str(refusal)[:200]}
@@ -182,19 +196,20 @@ def main() -> None:
     asked.add_argument("--sites", type=int, default=12)
     asked.add_argument("--epsilon", type=listed(float), default=(1.0,))
     asked.add_argument("--declared", action="store_true", help="every coefficient has a score")
+    asked.add_argument("--alone", action="store_true", help="each site by its own fit, as a site alone is answered")
     asked.add_argument("--draws", type=int, default=4)
     asked.add_argument("--name", default="", help="writes tests/benchmarks/results/<name>.json")
     given = asked.parse_args()
     found = []
     for name, kind, n in cells_of(given):
-        found.append(cell(name, kind, n, given.sites, given.epsilon, given.declared, given.draws))
+        found.append(cell(name, kind, n, given.sites, given.epsilon, given.declared, given.draws, given.alone))
         seen = {f"{epsilon:g}": summary(found[-1:], epsilon) for epsilon in given.epsilon}
         print(name, kind, n, found[-1].get("refused", ""), json.dumps(seen), flush=True)
     told = summaries(found, given.epsilon)
     for epsilon, parts in told.items():
         print(epsilon, json.dumps({k: v for k, v in parts.items() if not k.startswith("world=")}, indent=1))
     if given.name:
-        results = {key: getattr(given, key) for key in ("half", "sites", "draws", "declared")}
+        results = {key: getattr(given, key) for key in ("half", "sites", "draws", "declared", "alone")}
         print(
             record.write(given.name, results | {"summaries": told, "cells": [brief(one) for one in found]}, seed=SEED)
         )
