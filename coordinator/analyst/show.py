@@ -165,6 +165,12 @@ def show_pooled(out: Console, result: PooledResult, *, extra: dict[str, dict[str
         out.print(f"between sites{on}: " + "   ".join(parts))
     if result.pooled_noise_share > 0:
         out.print(f"privacy noise: {result.pooled_noise_share:.0f} % of the variance of the pooled estimate")
+        if result.df:
+            hospitals, releases, patients = result.spread
+            out.print(
+                f"spread of the sites' estimates: {hospitals:.0f} % between hospitals, {releases:.0f} % between "
+                f"releases of one (noise), {patients:.0f} % which patients came"
+            )
     if result.naive is not None:
         claimed = interval(result.naive.ci_lb, result.naive.ci_ub)
         out.print(f"naive interval, released rows taken for patients: {claimed}", style="dim")

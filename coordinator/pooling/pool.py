@@ -311,6 +311,16 @@ class PooledResult:
         return 100 * noise / self.se_model**2
 
     @property
+    def spread(self) -> tuple[float, float, float]:
+        """Percent of the variance of a typical site's estimate: between hospitals, of the releases' noise, of sampling.
+
+        What two releases of one hospital differ by is the second, and no heterogeneity; the three sum to 100.
+        """
+        between = _i2(self.tau2, self.typical_v)
+        noise = (100 - between) * float(np.mean(self.noise_share)) / 100
+        return between, noise, 100 - between - noise
+
+    @property
     def naive(self) -> PooledResult | None:
         """The same pooling by somebody who takes released rows for patients; None where no row is of a release."""
         if not any(row.vi_naive is not None for row in self.estimates):
@@ -549,6 +559,7 @@ def pooled_data(result: PooledResult) -> dict[str, Any]:
         "H2_interval": result.H2_interval,
         "sensitivity": [model(row) for row in result.sensitivity],
         "noise_share": result.pooled_noise_share,
+        "spread": dict(zip(("hospitals", "releases", "patients"), result.spread, strict=True)),
         "naive": None if result.naive is None else model(result.naive),
         "prediction_interval": result.prediction_interval,
         "excluded": result.excluded,

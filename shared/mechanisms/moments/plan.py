@@ -397,7 +397,7 @@ def _seen(releases: Sequence[bytes], design: Design) -> list[tuple[MomentsReleas
         raise EstimateRefusal(
             "the histograms must show how the covariates of the planned model are spread",
             given=unseen,
-            next_step="Plan narrower bounds for it, or a coarser column: its coefficient and the others would be off "
+            next_step="Plan narrower bounds for it, or more bins: its coefficient and the others would be off "
             "by more than any interval.",
         )
     return given
