@@ -325,6 +325,18 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=["test_cohort.py::test_few_records_beside_the_noise_are_bootstrapped"],
     ),
     mutation(
+        "what every site may be off by alike, divided by the number of sites",
+        ("coordinator/pooling/pool.py", "shared=common**2", "shared=common**2 / result.k"),
+        tests=["test_pooling.py::test_what_every_site_may_be_off_by_alike_is_not_divided_by_the_number_of_sites"],
+    ),
+    mutation(
+        "moments of one covariate charged as if its square did not move",
+        (MOMENTS, 'spec.sensitivity == "blocks" or p == 1 else', 'spec.sensitivity == "blocks" else'),
+        tests=[
+            "test_moments.py::test_no_two_records_are_further_apart_in_all_blocks_than_the_event_says_and_some_are_that_far"
+        ],
+    ),
+    mutation(
         "the signal left off the grid",
         (LATENT, "steps = np.trunc(signal / grid).astype(np.int64)", "steps = signal / grid"),
         tests=["test_noise_levels.py::test_what_comes_out_of_the_mechanism_lies_on_the_grid_whatever_went_in"],

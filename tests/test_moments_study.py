@@ -299,6 +299,7 @@ def test_three_sites_are_pooled_by_the_coordinator_from_their_figures_alone(tmp_
     assert told.result.method == "REML"
     assert [row.n for row in told.estimates] == [PERSONS[name] for name in sorted(PERSONS)]
     assert all(row.vi == row.vi_sampling + row.vi_privacy for row in told.estimates)
+    assert all("all sites have in common" in row.how and row.vi_common > 0 for row in told.estimates)
     # 0.15 is the truth behind all three tables.
     assert told.result.ci_lb < 0.15 < told.result.ci_ub
     assert told.result.se < 0.05
