@@ -303,7 +303,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "moments: a plan from before is read with today's noise",
-        (MOMENTS, 'squares = SQUARE**2 if spec.sensitivity == "blocks" else 2.0**-19', "squares = 2.0**-19"),
+        (MOMENTS, 'squares = SQUARE**2 if spec.sensitivity == "blocks" or p == 1 else 2.0**-19', "squares = 2.0**-19"),
         tests=["test_moments.py::test_a_plan_from_before_has_the_noise_and_the_looks_that_it_had"],
     ),
     mutation(
@@ -323,6 +323,18 @@ MUTATIONS: tuple[Mutation, ...] = (
             "self.events < FEW_EVENTS",
         ),
         tests=["test_cohort.py::test_few_records_beside_the_noise_are_bootstrapped"],
+    ),
+    mutation(
+        "what every site may be off by alike, divided by the number of sites",
+        ("coordinator/pooling/pool.py", "shared=common**2", "shared=common**2 / result.k"),
+        tests=["test_pooling.py::test_what_every_site_may_be_off_by_alike_is_not_divided_by_the_number_of_sites"],
+    ),
+    mutation(
+        "moments of one covariate charged as if its square did not move",
+        (MOMENTS, 'spec.sensitivity == "blocks" or p == 1 else', 'spec.sensitivity == "blocks" else'),
+        tests=[
+            "test_moments.py::test_no_two_records_are_further_apart_in_all_blocks_than_the_event_says_and_some_are_that_far"
+        ],
     ),
     mutation(
         "the signal left off the grid",

@@ -216,19 +216,20 @@ def squared(part):
 
 @pytest.mark.parametrize("shares", [None, Shares(histograms=0.05, moments=0.35, products=0.6)])
 @pytest.mark.parametrize("exposures", [(), ("sbp",)])
-@pytest.mark.parametrize("covariates", [COVARIATES, ("age", "sbp"), ("male", "cured", "score")])
+@pytest.mark.parametrize("covariates", [COVARIATES, ("age", "sbp"), ("male", "cured", "score"), ("sbp",), ("male",)])
 @pytest.mark.parametrize("outcome", OUTCOMES)
 def test_no_two_records_are_further_apart_in_all_blocks_than_the_event_says_and_some_are_that_far(
     outcome, covariates, exposures, shares, people
 ):
     covariates = [name for name in covariates if name not in OUTCOMES[outcome]]
-    if len(covariates) < 2 or not set(exposures) <= set(covariates):
+    if not covariates or not set(exposures) <= set(covariates):
         pytest.skip("the outcome is one of them")
     design = planned(outcome, covariates=tuple(covariates), exposures=exposures, shares=shares)
     found = sum(map(squared, measured(design, people))).max()
     charged = event(design.spec).mu ** 2
     # Of a few levels, none may lie where the bound has them; with strange shares each block is held by itself.
-    least = 0.84 if shares else 0.99 if covariates == ["age", "sbp"] else 0.96
+    # And of one column the square moves least where its moments move most.
+    least = 0.77 if len(covariates) == 1 else 0.84 if shares else 0.99 if covariates == ["age", "sbp"] else 0.96
     assert least * charged < found <= charged * (1 + 1e-9)
 
 
@@ -293,7 +294,7 @@ def test_a_plan_from_before_has_the_noise_and_the_looks_that_it_had(people):
 def test_whatever_the_weights_no_two_records_are_further_apart_than_the_room_says(seed):
     """A search over all that the mechanism can add: whole numbers within the ends and the parallelogram."""
     rng = np.random.default_rng(seed)
-    p, features = int(rng.integers(2, 6)), int(rng.integers(1, 3))
+    p, features = int(rng.integers(1, 6)), int(rng.integers(1, 3))
     spec = planned(covariates=("age", "sbp", "stage", "visits", "score")[:p]).spec
     if seed % 2:
         moved = rng.dirichlet([1, 2, 2])
@@ -307,7 +308,7 @@ def test_whatever_the_weights_no_two_records_are_further_apart_than_the_room_say
     if factor == 0:
         return
     unit = spec.split.moments * factor / 2.0**44
-    products = spec.split.products / (4 * (p * p // 4) + p * 2.0**-19)
+    products = spec.split.products / (4 * (p * p // 4) + p * 2.0**-19 if p > 1 else 0.625**2)
     columns = np.arange(p)
 
     def record():
@@ -492,7 +493,7 @@ def test_what_is_not_a_release_of_this_plan_is_refused(harm, people):
     [
         {"outcome": "cox"},
         {"responses": ("time",)},
-        {"covariates": ("age",)},
+        {"covariates": ()},
         {"covariates": ("age", "age")},
         {"covariates": ("age", "time")},
         {"covariates": tuple(f"x{k}" for k in range(16))},

@@ -18,6 +18,7 @@ from coordinator.answers.queries import ask
 from coordinator.demo.catalogue import play_of
 from coordinator.demo.play import DemoOptions
 from coordinator.planning import prices
+from coordinator.pooling.pool import pool, pool_estimates
 from coordinator.services.authority import Authority
 from coordinator.store.store import Store
 from shared.base.canonical import canonical_json
@@ -26,6 +27,7 @@ from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, PlanRefusal, SchemaRefusal
 from shared.estimands.answer import estimate, parse_estimand
 from shared.mechanisms.moments.plan import BLOCKS, COLUMNS, MomentsPlan
+from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, StudyPlan, sign_plan
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import read_bundle
@@ -297,6 +299,96 @@ def test_three_sites_are_pooled_by_the_coordinator_from_their_figures_alone(tmp_
     assert told.result.method == "REML"
     assert [row.n for row in told.estimates] == [PERSONS[name] for name in sorted(PERSONS)]
     assert all(row.vi == row.vi_sampling + row.vi_privacy for row in told.estimates)
+    assert all("all sites have in common" in row.how and row.vi_common > 0 for row in told.estimates)
     # 0.15 is the truth behind all three tables.
     assert told.result.ci_lb < 0.15 < told.result.ci_ub
     assert told.result.se < 0.05
+
+
+# -- sites beside each other ---------------------------------------------------------------------------------------
+TRIAL = "logistic(died) ~ age/10 + sbp/10 + male"
+
+
+def trial(n: int, seed: int) -> pd.DataFrame:
+    """Patients of one hospital, as `Dictionary.check` returns them: 0.6 per ten years of age is the truth."""
+    rng = np.random.default_rng(seed)
+    age = np.clip(rng.normal(60, 12, n), 20, 100).round()
+    sbp = np.clip(rng.normal(130, 18, n) + 0.3 * (age - 60), 60, 220).round()
+    male = (rng.random(n) < 0.5).astype(float)
+    eta = -1.8 + 0.06 * (age - 60) - 0.01 * (sbp - 130) + 0.3 * male
+    died = (rng.random(n) < 1 / (1 + np.exp(-eta))).astype(float)
+    return pd.DataFrame({"age": age, "sbp": sbp, "male": male, "died": died})
+
+
+def trial_plan(upper: float = 100.0) -> StudyPlan:
+    dictionary = Dictionary(
+        name="trial",
+        version=1,
+        columns=(
+            Column(name="age", kind="continuous", lower=20, upper=upper, decimals=0),
+            Column(name="sbp", kind="continuous", lower=60, upper=220, decimals=0),
+            Column(name="male", kind="binary"),
+            Column(name="died", kind="binary"),
+        ),
+    )
+    release = MomentsPlan(epsilon=1.0, outcome="binary", responses=["died"], covariates=["age", "sbp", "male"])
+    return replace(
+        study_plan(), release=release, dictionary=dictionary, returning="refresh", estimands={"planned": TRIAL}
+    )
+
+
+def test_sites_beside_each_other_find_an_effect_that_each_alone_draws_towards_zero():
+    """Sixteen hospitals of 700 at ε = 1: pooled, the weak prior of each is a bias that no further site lowers."""
+    plan = trial_plan()
+    sites = {f"s{k}": [(plan.release.draw(plan, trial(700, k), seeded_rng(k)), 700)] for k in range(100, 116)}
+    alone = [plan.release.cohort(plan, *tables[0], bootstrap=False) for tables in sites.values()]
+    by_prior = pool([10 * one.effects[0] for one in alone], [100 * (one.sampling + one.privacy)[0, 0] for one in alone])
+    beside = together_of(plan, sites)
+    found = pool_estimates([row for rows in beside.values() for row in rows if row.term == "age/10"])
+    assert found.ci_lb < 0.6 < found.ci_ub
+    assert by_prior.ci_ub < 0.6
+    assert abs(found.beta - 0.6) < 1.5 * found.se
+    # What the planned model may lack is common to all sites, and in the pooled interval.
+    assert 0 < found.shared < found.se**2
+    assert all(row.vi_common > 0 for rows in beside.values() for row in rows)
+    # The answer does not hang on the order of the sites.
+    again = together_of(plan, dict(reversed(sites.items())))
+    assert [row.yi for row in again["s103"]] == pytest.approx([row.yi for row in beside["s103"]], rel=1e-9)
+
+
+def together_of(plan, sites):
+    origins = {name: {"study": "trial", "site": name, "wave": 1} for name in sites}
+    return plan.release.together(plan, sites, parse_estimand(TRIAL), origins=origins)
+
+
+def test_a_covariate_whose_histogram_hides_its_spread_has_no_answer():
+    wide = trial_plan(upper=4000.0)
+    table = trial(2000, 1)
+    drawn = wide.release.draw(wide, table, seeded_rng(1))
+    with pytest.raises(EstimateRefusal, match="one cell") as refused:
+        wide.release.answer(wide, [(drawn, 2000)], parse_estimand(TRIAL), levels={}, study="t", site="a", wave=1)
+    assert "narrower bounds" in refused.value.next_step
+    assert "bounds are too wide for age" in wide.release.doubt(wide, drawn, 2000)
+
+
+def test_a_trial_of_two_arms_needs_no_further_covariate():
+    plan = trial_plan()
+    arm = Dictionary(name="arms", version=1, columns=tuple(plan.dictionary.column(name) for name in ("male", "died")))
+    release = MomentsPlan(epsilon=1.0, outcome="binary", responses=["died"], covariates=["male"])
+    plan = replace(plan, release=release, dictionary=arm, estimands={"planned": "logistic(died) ~ male"})
+    assert privacy.epsilon(release.event(plan), plan.budget.delta) == pytest.approx(1.0, rel=1e-6)
+    tables = {f"s{k}": trial(3000, k)[["male", "died"]] for k in range(4)}
+    question = parse_estimand("logistic(died) ~ male")
+    figures = {
+        name: [(release.draw(plan, table, seeded_rng(k)), 3000)] for k, (name, table) in enumerate(tables.items())
+    }
+    release.validate(plan, figures["s0"][0][0], 3000)
+    origins = {name: {"study": "trial", "site": name, "wave": 1} for name in tables}
+    beside = release.together(plan, figures, question, origins=origins)
+    whole = pd.concat(tables.values()).astype({"died": int})
+    (real,) = estimate(whole, question, study="trial", site="all", wave=1)
+    found = pool_estimates([row for rows in beside.values() for row in rows])
+    assert abs(found.beta - real.yi) < 2 * found.se
+    assert found.se < 3 * math.sqrt(real.vi)
+    (alone,) = release.answer(plan, figures["s0"], question, levels={}, **origins["s0"])
+    assert abs(alone.yi - real.yi) < 3 * math.sqrt(alone.vi)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -451,3 +452,36 @@ def test_edge_cases_that_metafor_survives_match_it(name, model):
     for mine, there in {"beta": "beta", "se": "se", "ci_lb": "ci_lb", "tau2": "tau2", "QE": "QE"}.items():
         # After a shift by 1e6 the inputs themselves carry only ten digits of the differences.
         assert getattr(ours, mine) == pytest.approx(theirs[there], rel=1e-6, abs=1e-9), mine
+
+
+def test_the_spread_of_estimates_is_split_between_hospitals_releases_and_patients():
+    noisy = [
+        Estimate(study="s", site=f"s{k}", wave=1, term="x", yi=y, vi_sampling=0.01, vi_privacy=0.03, n=500)
+        for k, y in enumerate((0.1, 0.3, 0.2, 0.25, 0.15))
+    ]
+    alike = pool_estimates(noisy)
+    assert alike.tau2 == 0
+    assert alike.spread == pytest.approx((0, 75, 25))
+    apart = pool_estimates([replace(row, yi=10 * row.yi) for row in noisy])
+    hospitals, releases, patients = apart.spread
+    assert hospitals == pytest.approx(apart.I2)
+    assert releases == pytest.approx(3 * patients)
+    assert pooled_data(apart)["spread"]["releases"] == releases
+
+
+def test_what_every_site_may_be_off_by_alike_is_not_divided_by_the_number_of_sites():
+    rows = [
+        Estimate(
+            study="s", site=f"s{k}", wave=1, term="x", yi=0.2, vi_sampling=0.01, vi_common=0.04, n=500, scale="log"
+        )
+        for k in range(16)
+    ]
+    found = pool_estimates(rows)
+    assert found.shared == pytest.approx(0.04)
+    assert found.se == pytest.approx(math.sqrt(0.01 / 16 + 0.04))
+    assert found.tau2 == 0
+    (caution,) = [note for note in found.notes if "doubt about the planned model" in note]
+    assert "interval of x" in caution
+    assert "a factor of up to 1.53" in caution
+    few = pool_estimates([replace(row, vi_common=1e-5) for row in rows])
+    assert not any("doubt" in note for note in few.notes)

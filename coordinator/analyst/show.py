@@ -187,6 +187,12 @@ def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] 
         sentences.append(f"between sites{on}: " + "   ".join(parts))
     if result.pooled_noise_share > 0:
         sentences.append(f"privacy noise: {result.pooled_noise_share:.0f} % of the variance of the pooled estimate")
+        if result.df:
+            hospitals, releases, patients = result.spread
+            sentences.append(
+                f"spread of the sites' estimates: {hospitals:.0f} % between hospitals, {releases:.0f} % between "
+                f"releases of one (noise), {patients:.0f} % which patients came"
+            )
     if result.naive is not None:
         claimed = interval(result.naive.ci_lb, result.naive.ci_ub)
         sentences.append(f"naive interval, released rows taken for patients: {claimed}")

@@ -686,6 +686,14 @@ def _estimates(
         raise moved()
     if cache is not None:
         cache.forget(taken)
+    beside: dict[str, list[Estimate]] = {}
+    unanswerable: EstimateRefusal | None = None
+    try:
+        beside = _together(store, study, held, question, taken, cache)
+    except EstimateRefusal as refusal:
+        unanswerable = refusal
+    except Refusal:
+        pass  # of one site's bundle, which answers for itself below
     for site, releases in held.parts.items():
         sources += [_source(store, release, question) for release in releases]
         origin = {
@@ -711,6 +719,11 @@ def _estimates(
         try:
             for release in releases:  # a kept number is no reason to look away from its bundle
                 store.check(release, withdrawn=taken)
+            if unanswerable is not None:
+                raise unanswerable
+            if site in beside:
+                answered[site] = beside[site]
+                continue
             answered[site] = cache((*key, "without", *back), work) if cache is not None else work()
         except Refusal as refusal:
             failed[site] = str(refusal)
@@ -721,6 +734,45 @@ def _estimates(
     for site, reason in failed.items():
         answered[site] = [absent(study, site, wave, term, question, reason) for term in terms]
     return [row for site in sorted(answered) for row in answered[site]], question, planned, tuple(sources)
+
+
+def _together(
+    store: Store,
+    study: str,
+    held: ReleaseSelection,
+    question: Estimand,
+    taken: Collection[str],
+    cache: EstimateCache | None,
+) -> dict[str, list[Estimate]]:
+    """Site to its answer beside the other sites', where they released figures under one plan; empty where not."""
+    every = [release for releases in held.parts.values() for release in releases]
+    plans = [store.plan(study, version).plan for version in sorted({one.plan_version for one in every})]
+    plan = plans[-1]
+    same = all((one.release, one.dictionary) == (plan.release, plan.dictionary) for one in plans)
+    if not isinstance(plan.release, Answering) or not same or held.combined:
+        return {}
+    release = plan.release
+    origins = {
+        site: {
+            "study": study,
+            "site": site,
+            "wave": held.wave,
+            "receipts": tuple(one.receipt.hash for one in releases),
+        }
+        for site, releases in held.parts.items()
+    }
+
+    def work() -> list[Estimate]:
+        figures = {
+            site: [(rows_of(store, [one], taken), one.receipt.n) for one in releases]
+            for site, releases in held.parts.items()
+        }
+        found = release.together(plan, figures, question, origins=origins)
+        return [row for rows in found.values() for row in rows]
+
+    key = ("together", plan.hash, str(question), f"{held.wave}", *sorted(held.used))
+    rows = cache(key, work) if cache is not None else work()
+    return {site: [row for row in rows if row.site == site] for site in {row.site for row in rows}}
 
 
 def site_answer(

@@ -311,6 +311,16 @@ class PooledResult:
         return 100 * noise / self.se_model**2
 
     @property
+    def spread(self) -> tuple[float, float, float]:
+        """Percent of the variance of a typical site's estimate: between hospitals, of the releases' noise, of sampling.
+
+        What two releases of one hospital differ by is the second, and no heterogeneity; the three sum to 100.
+        """
+        between = _i2(self.tau2, self.typical_v)
+        noise = (100 - between) * float(np.mean(self.noise_share)) / 100
+        return between, noise, 100 - between - noise
+
+    @property
     def naive(self) -> PooledResult | None:
         """The same pooling by somebody who takes released rows for patients; None where no row is of a release."""
         if not any(row.vi_naive is not None for row in self.estimates):
@@ -459,14 +469,15 @@ def pool_estimates(
     notes = [note for note in result.notes if note not in _announcement(result)]
     if waves and len({row.site for row in chosen}) < len(chosen):
         notes.append("A site contributes more than one wave: the rows are not independent if they share persons.")
+    # What all sites may be off by alike is the weighted mean of what each may be.
+    common = float(np.array(result.weights) / 100 @ [used[label].vi_common ** 0.5 for label in result.labels])
+    result = replace(result, shared=common**2, term=estimates[0].term, scale=estimates[0].scale)
     notes += _unheld(result, chosen)
     return _announce(
         replace(
             result,
             excluded=tuple(sorted((*absent.values(), *result.excluded), key=lambda row: order[row.label])),
             notes=tuple(notes),
-            term=estimates[0].term,
-            scale=estimates[0].scale,
             estimates=tuple(used[label] for label in result.labels),
         )
     )
@@ -479,6 +490,8 @@ def _unheld(result: PooledResult, estimates: Sequence[Estimate]) -> list[str]:
         for sentence in row.warnings:
             said.setdefault(sentence, []).append(row.site)
     notes = [s if len(who) == len(estimates) else f"{', '.join(who)}: {s}" for s, who in said.items()]
+    if result.shared > result.se**2 / 2:
+        notes.append(_lacking(result))
     if len(estimates) == result.k:
         weights = np.array(result.weights) / 100
         lost = float(weights @ np.abs([row.attenuation * (row.yi or 0.0) for row in estimates]))
@@ -488,6 +501,17 @@ def _unheld(result: PooledResult, estimates: Sequence[Estimate]) -> list[str]:
                 "errors of the pooled estimate; the flow's bias is not in this interval."
             )
     return notes
+
+
+def _lacking(result: PooledResult) -> str:
+    """Caution that what a model may lack, and not what was sampled or noised, sets an interval's width."""
+    half = result.critical * math.sqrt(result.shared)
+    far = f"by a factor of up to {math.exp(half):.2f}" if result.scale == "log" else f"by up to {half:.2g}"
+    return (
+        f"The interval of {result.term} is mostly doubt about the planned model: a bend or an interaction that it "
+        f"lacks may move the coefficient {far} at every site alike, in either direction. More sites or a larger "
+        "epsilon do not narrow it; declaring the coefficient in the next plan, or a mechanism that keeps rows, does."
+    )
 
 
 def pooled_data(result: PooledResult) -> dict[str, Any]:
@@ -535,6 +559,7 @@ def pooled_data(result: PooledResult) -> dict[str, Any]:
         "H2_interval": result.H2_interval,
         "sensitivity": [model(row) for row in result.sensitivity],
         "noise_share": result.pooled_noise_share,
+        "spread": dict(zip(("hospitals", "releases", "patients"), result.spread, strict=True)),
         "naive": None if result.naive is None else model(result.naive),
         "prediction_interval": result.prediction_interval,
         "excluded": result.excluded,

@@ -86,6 +86,8 @@ class Estimate:
         vi_sampling: variance from sampling patients, the fit of the flow included, squared units of yi; None when
             excluded.
         vi_privacy: variance added by the privacy mechanism's own draws.
+        vi_common: variance of what every site's answer may be off by alike, as by a model that lacks something; in no
+            vi, and no further site lowers it.
         vi_naive: what the table's own standard error says, as if its rows were patients; None where the table is one
             of patients, or the term is excluded.
         how: the method by which the parts were found, in words; empty where vi_sampling is the table's own.
@@ -120,19 +122,20 @@ class Estimate:
     how: str = ""
     attenuation: float = 0.0
     warnings: tuple[str, ...] = ()
+    vi_common: float = 0.0
 
     def __post_init__(self) -> None:
         where = f"estimate of {self.term!r} at {self.site!r}"
         if (self.yi is None) != (self.vi_sampling is None) or (self.yi is None) != bool(self.reason):
             raise ParameterError(f"{where} must have an estimate and a variance, or a reason for having neither")
         object.__setattr__(self, "warnings", tuple(self.warnings))
-        for name in ("yi", "vi_sampling", "vi_privacy", "vi_naive"):
+        for name in ("yi", "vi_sampling", "vi_privacy", "vi_naive", "vi_common"):
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
                 raise ParameterError(
                     f"{where}: {name} must be finite", given=f"{value}", next_step="Exclude the term with a reason."
                 )
-        if min(self.vi_sampling or 0.0, self.vi_privacy, self.vi_naive or 0.0) < 0:
+        if min(self.vi_sampling or 0.0, self.vi_privacy, self.vi_naive or 0.0, self.vi_common) < 0:
             raise ParameterError(f"{where}: a variance must not be negative")
         if self.scale not in get_args(Scale):
             raise ParameterError(f"scale must be one of {', '.join(get_args(Scale))}", given=repr(self.scale))

@@ -211,6 +211,22 @@ class Answering(MechanismPlan):
         Raises: EstimateRefusal.
         """
 
+    def together(
+        self,
+        plan: StudyPlan,
+        sites: Mapping[str, Sequence[tuple[pd.DataFrame, int]]],
+        question: Estimand,
+        *,
+        origins: Mapping[str, Mapping[str, Any]],
+    ) -> dict[str, list[Estimate]]:
+        """Site to its answer, where sites that released under one plan say more of each other; empty where not.
+
+        Args:
+            sites: site to its released figures and their n. origins: site to study, site, wave and receipts.
+        Raises: EstimateRefusal.
+        """
+        return {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregates(Answering):

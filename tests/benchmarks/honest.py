@@ -8,7 +8,7 @@ hangs on the covariates; the Cox coefficient there has no agreed truth, so only 
 With a folder, every repetition is kept there, and a run that was stopped goes on where it was.
 
 python -m tests.benchmarks.honest [repetitions] [first seed] [--epsilon 0.5,1,3] [--world fits|misfit]
-  [--bootstrap 30] [--bootstrap-at 1] [--folder FOLDER]
+  [--bootstrap 30] [--bootstrap-at 1] [--folder FOLDER] [--together]
 """
 
 import argparse
@@ -27,6 +27,7 @@ from shared.estimands.survival import cox
 from shared.mechanisms.moments.cohort import fit
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.noise import Design, MomentsSpec
+from shared.mechanisms.moments.together import together
 from shared.simulated import COHORTS, CVD_HAZARD_RATIO, cvd_cohorts
 from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import dictionary
@@ -112,9 +113,17 @@ def real(table):
     return found.beta[3], found.cov[3, 3]
 
 
-def one(tables, epsilon, declared, rng, bootstrap, **more):
+def one(tables, epsilon, declared, rng, bootstrap, beside=False, **more):
     """(12, 3) log HR of 10 mmHg and its variances (sampling, privacy); sites bootstrapped; CPU of release and fit."""
     rows, boots, cpu = [], 0, 0.0
+    if beside:
+        began = time.process_time()
+        plans = {name: design(name, epsilon, declared, **more) for name in tables}
+        found = together(
+            [(moments(plan.dictionary.check(tables[name]), plan, rng), plan) for name, plan in plans.items()]
+        )
+        rows = [(10 * site.effects[3], 100 * site.sampling[3], 100 * site.privacy[3]) for site in found]
+        return np.array(rows), 0, time.process_time() - began
     for name, table in tables.items():
         plan = design(name, epsilon, declared, **more)
         checked = plan.dictionary.check(table)
@@ -193,6 +202,7 @@ def main():
     parser.add_argument("--bootstrap-at", default="1", help="the ε at which: a refit takes as long as a fit")
     parser.add_argument("--folder", type=Path, help="keep every repetition here, and go on from what is there")
     parser.add_argument("--world", choices=("fits", "misfit"), default="fits")
+    parser.add_argument("--together", action="store_true", help="sites beside each other, as the coordinator answers")
     given = parser.parse_args()
     epsilons = [float(text) for text in given.epsilon.split(",")]
     bootstrap = {float(text): given.bootstrap for text in given.bootstrap_at.split(",")}
@@ -202,7 +212,7 @@ def main():
         if kept is not None and kept.is_file():
             runs.append(json.loads(kept.read_text()))
             continue
-        runs.append(measured(seed, epsilons, bootstrap, given.world))
+        runs.append(measured(seed, epsilons, bootstrap, given.world, beside=given.together))
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps(runs[-1]))
@@ -211,6 +221,7 @@ def main():
     results = {"repetitions": len(runs), "bootstrap": bootstrap, "world": given.world, "cells": summary(runs)}
     name = "honest" if given.world == "fits" else "honest_misfit"
     name += "_bootstrap" if given.bootstrap else ""
+    name += "_together" if given.together else ""
     print(record.write(name, results, seed=given.first))
 
 

@@ -22,7 +22,7 @@ import hashlib
 import json
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -68,6 +68,7 @@ def plan_of(world: worlds.HardWorld, kind: str, w: float, training: Training) ->
 
 
 def seed_of(*parts: Any) -> int:
+    """The seed of a part of the run, by its name."""
     return zlib.crc32(repr((SEED, *parts)).encode())
 
 
@@ -80,7 +81,7 @@ def law(name: str, kind: str, sites: int) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for site in range(sites):
         table = world(LAW // sites, np.random.default_rng(seed_of("law", name, site)), site)
-        for row in _asked(world, kind, table):
+        for row in asked_of(world, kind, table):
             if row.yi is not None:
                 found.setdefault(row.term, []).append(row.yi)
     return {term: float(np.mean(values)) for term, values in found.items()}
@@ -90,7 +91,8 @@ def _levels(world: worlds.HardWorld, kind: str) -> dict[str, Sequence[Any]]:
     return {column.name: column.levels for column in world.dictionary(kind).columns if column.levels}
 
 
-def _asked(world: worlds.HardWorld, kind: str, table: Any, site: str = "s") -> list[Estimate]:
+def asked_of(world: worlds.HardWorld, kind: str, table: Any, site: str = "s") -> list[Estimate]:
+    """The records' own answer at one site."""
     question = parse_estimand(world.question(kind))
     return estimate(table, question, study="zoo", site=site, wave=1, levels=_levels(world, kind))
 
@@ -113,7 +115,7 @@ def cell(
         rng = seeded_rng(seed_of(name, kind, n, site))
         x = encoder.encode(checked, rng)
         try:
-            answers = _asked(world, kind, table, f"s{site}")
+            answers = asked_of(world, kind, table, f"s{site}")
             began = time.process_time()
             fitted = fit(plan_of(world, kind, 0.8, training), encoder, x, None, rng)
             seconds += time.process_time() - began
@@ -276,8 +278,12 @@ def _cell(asked: tuple[str, str, int], **settings: Any) -> dict[str, Any]:
     return cell(*asked, **settings)
 
 
+def listed(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """Reader of a command line's list, by commas."""
+    return lambda text: tuple(read(part) for part in text.split(","))
+
+
 def main() -> None:
-    listed = lambda read: lambda text: tuple(read(part) for part in text.split(","))  # noqa: E731
     asked = argparse.ArgumentParser(prog="python -m tests.benchmarks.zoo")
     asked.add_argument("--quick", action="store_true", help="four worlds, 1,000 patients, 4 sites, one draw")
     asked.add_argument("--half", choices=("tuning", "reporting"), default="tuning")

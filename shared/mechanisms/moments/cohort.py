@@ -32,7 +32,7 @@ from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.noise import Design, MomentsRelease, sigma_of
 from shared.plans.encoding import Encoder, scaled
 
-__all__ = ["FEW_EVENTS", "Cohort", "fit"]
+__all__ = ["FEW_EVENTS", "Cohort", "drawn", "fit"]
 
 Array = NDArray[np.float64]
 
@@ -76,7 +76,7 @@ def fit(
     fitted = complete(release, design)
     model, theta = fitted.model, fitted.theta
     # Public seed: these rows only stand for the model in an expectation.
-    x, y = _drawn(model, theta, np.random.default_rng(20260101).random((_ROWS, design.p + 3)))
+    x, y = drawn(model, theta, np.random.default_rng(20260101).random((_ROWS, design.p + 3)))
     rows = model.rows(x, y, fitted.score)
     sampling = fitted.gain @ np.cov(rows.T) @ fitted.gain.T / release.n
     privacy = (fitted.gain * fitted.noise) @ fitted.gain.T
@@ -98,7 +98,7 @@ def fit(
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------
-def _drawn(model: CopulaModel, theta: CopulaParameters, uniforms: Array) -> tuple[Array, Array]:
+def drawn(model: CopulaModel, theta: CopulaParameters, uniforms: Array) -> tuple[Array, Array]:
     """Rows from the model: (n, p) and (n, 1 or 2). uniforms: (n, p + 3)."""
     inside = np.clip(uniforms, 1e-12, 1 - 1e-12)
     margins = [model.margin(j, theta.shift[j], theta.stretch[j]) for j in range(model.p)]
@@ -161,7 +161,7 @@ class Cohort:
         names = (*self.design.spec.covariates, *self.design.spec.responses)
         found = []
         for _ in range(times):
-            x, y = _drawn(self.model, self.theta, draws.random((self.n, self.design.p + 3)))
+            x, y = drawn(self.model, self.theta, draws.random((self.n, self.design.p + 3)))
             redrawn = moments(pd.DataFrame(np.column_stack([x, y]), columns=list(names)), self.design, source)
             refit = complete(redrawn, self.design)
             found.append(refit.theta.effects[0, 1:] * refit.model.outcome.unit / refit.model.lens.scale)
@@ -216,7 +216,7 @@ class Cohort:
             raise ParameterError("a synthetic table must have at least one row", given=f"{count}")
         uniforms = rng.random((count, self.design.p + 3))
         theta = self.theta
-        table = self._decoded(*_drawn(self.model, theta, uniforms))
+        table = self._decoded(*drawn(self.model, theta, uniforms))
         unit = self.model.outcome.unit / self.model.lens.scale
         for _ in range(4 if calibrated else 0):
             found = self._refitted(table)
@@ -228,7 +228,7 @@ class Cohort:
             effects = theta.effects.copy()
             effects[0, 1:] += np.clip(gap, -0.3, 0.3)
             theta = replace(theta, effects=effects)
-            table = self._decoded(*_drawn(self.model, theta, uniforms))
+            table = self._decoded(*drawn(self.model, theta, uniforms))
         return table
 
     def _decoded(self, x: Array, y: Array) -> pd.DataFrame:

@@ -45,7 +45,7 @@ from shared.mechanisms.moments.noise import (
 from shared.mechanisms.moments.outcomes import LinearOutcome, Survival
 from shared.plans.dictionary import NUMERIC
 
-__all__ = ["CopulaModel", "CopulaParameters", "Score", "complete", "pilot"]
+__all__ = ["CopulaModel", "CopulaParameters", "Score", "complete", "observations", "pilot", "precisions"]
 
 Array = NDArray[np.float64]
 
@@ -276,7 +276,7 @@ class _Fitted:
     score: Score | None
 
 
-def _observed(release: MomentsRelease, lens: Lens, scored: Score | None) -> tuple[Array, Array]:
+def observations(release: MomentsRelease, lens: Lens, scored: Score | None) -> tuple[Array, Array]:
     """The moments in the units of `CopulaModel.predict`, and the variances of their noise."""
     spec, n, p = lens.design.spec, release.n, lens.design.p
     grids = grids_of(spec)
@@ -299,7 +299,7 @@ def _observed(release: MomentsRelease, lens: Lens, scored: Score | None) -> tupl
     return np.concatenate(values), np.concatenate(noise) ** 2
 
 
-def _prior(model: CopulaModel) -> Array:
+def precisions(model: CopulaModel) -> Array:
     """Precisions of the weak prior, flat; its means are 0."""
     p = model.p
     # A binary column is in units of half its difference, not of its standard deviation.
@@ -319,8 +319,8 @@ def _prior(model: CopulaModel) -> Array:
 def _solve(release: MomentsRelease, design: Design) -> _Fitted:
     """Blocks 1 to 3: margins and correlations one by one, effects by Gauss-Newton, then one joint step."""
     model = CopulaModel(design, design.lens(release))
-    observed, noise = _observed(release, model.lens, None)
-    precision, p = _prior(model), design.p
+    observed, noise = observations(release, model.lens, None)
+    precision, p = precisions(model), design.p
     pairs = p * (p - 1) // 2
     shift, stretch = np.zeros(p), np.zeros(p)
     for j in range(p):
@@ -358,7 +358,7 @@ def _solve(release: MomentsRelease, design: Design) -> _Fitted:
 def _joint(
     model: CopulaModel, theta: CopulaParameters, observed: Array, noise: Array, score: Score | None, steps: int
 ) -> _Fitted:
-    precision = _prior(model)
+    precision = precisions(model)
     gain: Array = np.empty(0)
     for _ in range(steps):
         value, slope = model.slope(theta, score)
@@ -425,5 +425,5 @@ def complete(release: MomentsRelease, design: Design) -> _Fitted:
     fitted, score = _solved(_first_blocks(release), design)
     if score is None:
         return fitted
-    observed, noise = _observed(release, fitted.model.lens, score)
+    observed, noise = observations(release, fitted.model.lens, score)
     return _joint(fitted.model, fitted.theta, observed, noise, score, 2)

@@ -45,7 +45,9 @@ largest that keeps it at 1.
 and Q, the same without its last term, is no less. Along s w, Q is convex in s²: largest at w = 0, where it is p²/2 at
 most, or where some |w_i| = 1. Then it is convex in every other w_j alone (a ≥ 1 + w_j² there), so these are ±1 too; the
 same of w'. There Q = p² − r² with r ≡ p (mod 2): T ≤ 4⌊p²/4⌋. Each ⌊5U²/8⌋ is off by less than 1 in 1024², which adds
-less than 2⁻¹⁹ a column: Δ² ≤ 4⌊p²/4⌋ + 2⁻¹⁹ p. (Plans of sensitivity ``blocks`` are charged q p more.)
+less than 2⁻¹⁹ a column: Δ² ≤ 4⌊p²/4⌋ + 2⁻¹⁹ p. (Plans of sensitivity ``blocks`` are charged q p more.) That is for
+p ≥ 2, where 4⌊p²/4⌋ is no less than the p²/2 of w = 0. One column has its square alone, a whole number from 0 to
+5/8 · 1024²: Δ² ≤ q.
 
 **Together.** No two records are the furthest apart in every block: moments differ most where all signs do, products
 where half of them do. With the blocks' noise σ_b = D_b / (μ √share_b), D_b the lengths above, what is charged is the
@@ -180,7 +182,7 @@ class MomentsSpec:
     Args:
         outcome: ``survival`` (columns of kinds time and event), ``binary``, ``count`` (integer) or ``linear``.
         responses: the outcome's column; for survival the time and its event.
-        covariates: 2 to 15 columns: numeric, binary or ordered.
+        covariates: 1 to 15 columns: numeric, binary or ordered.
         exposures: covariates whose effect matters most: measured with more of the noise budget.
         declared: covariates whose coefficient gets a score of its own (block 4).
         epsilon, delta: of the whole release, per patient.
@@ -228,7 +230,7 @@ class MomentsSpec:
         must(self.outcome in get_args(Kind), f"outcome must be one of {', '.join(get_args(Kind))}", self.outcome)
         wanted = 2 if self.outcome == "survival" else 1
         must(len(self.responses) == wanted, f"the outcome {self.outcome} has {wanted} columns", len(self.responses))
-        must(2 <= len(self.covariates) <= MOST_COVARIATES, "it must have 2 to 15 covariates", len(self.covariates))
+        must(1 <= len(self.covariates) <= MOST_COVARIATES, "it must have 1 to 15 covariates", len(self.covariates))
         must(not set(self.covariates) & set(self.responses), "a covariate must not be the outcome", self.responses)
         for name in ("exposures", "declared"):
             must(set(getattr(self, name)) <= set(self.covariates), f"{name} must be covariates", getattr(self, name))
@@ -327,7 +329,8 @@ def _mu(epsilon: float, delta: float) -> float:
 def _lengths(spec: MomentsSpec) -> tuple[float, float, float, float]:
     """Sensitivity of each block by itself, in units of its noise."""
     p = len(spec.covariates)
-    squares = SQUARE**2 if spec.sensitivity == "blocks" else 2.0**-19
+    # Of one column there is no product, and its square alone moves, by SQUARE at most.
+    squares = SQUARE**2 if spec.sensitivity == "blocks" or p == 1 else 2.0**-19
     return _up(math.sqrt(2 * spec.tables)), 1.0, _up(math.sqrt(4 * (p * p // 4) + p * squares)), 1.0
 
 

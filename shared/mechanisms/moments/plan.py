@@ -35,6 +35,7 @@ from shared.mechanisms.base import Aggregates, Extent, Facts, must, widest
 from shared.mechanisms.moments.cohort import Cohort, fit
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.noise import Design, MomentsRelease, MomentsSpec, event, read, sigma_of
+from shared.mechanisms.moments.together import SiteEffects, coarse, effects_of, together
 from shared.plans.dictionary import NUMERIC, Column
 from shared.privacy.accountant import Event
 
@@ -56,6 +57,11 @@ _MODEL = (
     "The rows behind this answer have the planned outcome model and a Gaussian copula; what the patients' own law has "
     "beyond these is not in the interval."
 )
+_ALONE = "fit to the released moments, patients and noise to first order"
+_BOOTSTRAPPED = (
+    "fit to the released moments, bootstrap through the release (few events, or few records beside the noise)"
+)
+_TOGETHER = "one step from the effects that all sites have in common, patients and noise to first order"
 DOUBT = 2.0
 """An interval this many times as wide as the patients alone would make it is told of before it leaves."""
 _MODELS = {"survival": "cox", "binary": "logistic", "count": "poisson", "linear": "ols"}
@@ -206,7 +212,10 @@ class MomentsPlan(Aggregates):
         return _fitted(self.release(plan, table, n).to_bytes(), self.design(plan), bootstrap)
 
     def doubt(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> str:
-        """Warning that noise widens a coefficient's interval more than `DOUBT` times, in a sentence; empty else."""
+        """Warning that a histogram hides a covariate, or that noise widens an interval `DOUBT` times; else empty."""
+        unseen = coarse([(self.release(plan, table, n), self.design(plan))])
+        if unseen:
+            return f"The planned model will have no answer: its bounds are too wide for {unseen}."
         try:
             return _doubt(self.cohort(plan, table, n, bootstrap=False))
         except EstimateRefusal as refusal:
@@ -230,17 +239,19 @@ class MomentsPlan(Aggregates):
     ) -> list[Estimate]:
         """The planned model's coefficients from the fit, every other question from synthetic rows.
 
-        Releases of different persons: coefficients are combined by inverse variance, rows are put together.
+        Releases of different persons: coefficients are combined by inverse variance, rows are put together. Of several
+        sites the coefficients are better told by `together`.
 
         Raises: EstimateRefusal: an interaction, of which the figures tell nothing; no synthetic table supports it.
         """
         design = self.design(plan)
         releases = tuple(self.release(plan, table, n).to_bytes() for table, n in tables)
-        cohorts = [_fitted(data, design, True) for data in releases]
-        doubts = tuple(dict.fromkeys(filter(None, map(_doubt, cohorts))))
         planned = _planned(design, question)
         if planned is not None:
-            return _coefficients(cohorts, planned, question, doubts, origin)
+            _seen(releases, design)
+            alone = [_fitted(data, design, True) for data in releases]
+            how = _BOOTSTRAPPED if any(cohort.bootstrapped for cohort in alone) else _ALONE
+            return _coefficients([effects_of(cohort) for cohort in alone], planned, question, how, origin)
         mixed = [term for term in question.terms if ":" in term]
         if mixed:
             raise EstimateRefusal(
@@ -248,8 +259,43 @@ class MomentsPlan(Aggregates):
                 given=", ".join(mixed),
                 next_step="Ask without it, or plan a mechanism that keeps rows.",
             )
+        cohorts = [_fitted(data, design, True) for data in releases]
+        doubts = tuple(dict.fromkeys(filter(None, map(_doubt, cohorts))))
         persons = sum(cohort.n for cohort in cohorts)
         return _from_rows(_pairs(releases, design), persons, question, levels, doubts, origin)
+
+    def together(
+        self,
+        plan: StudyPlan,
+        sites: Mapping[str, Sequence[tuple[pd.DataFrame, int]]],
+        question: Estimand,
+        *,
+        origins: Mapping[str, Mapping[str, Any]],
+    ) -> dict[str, list[Estimate]]:
+        """The planned model's coefficients of all sites, looked at from the effects they have in common."""
+        design = self.design(plan)
+        planned = _planned(design, question)
+        if planned is None or len(sites) < 2:
+            return {}
+        owners = [site for site, tables in sites.items() for _ in tables]
+        releases = tuple(self.release(plan, table, n).to_bytes() for tables in sites.values() for table, n in tables)
+        given = _seen(releases, design)
+        try:
+            found = together(given)
+        except np.linalg.LinAlgError:
+            return {}
+        if not all(np.isfinite([one.effects, one.sampling, one.privacy, one.misfit]).all() for one in found):
+            return {}
+        return {
+            site: _coefficients(
+                [one for owner, one in zip(owners, found, strict=True) if owner == site],
+                planned,
+                question,
+                _TOGETHER,
+                origins[site],
+            )
+            for site in sites
+        }
 
 
 # -- names ---------------------------------------------------------------------------------------------------------
@@ -344,34 +390,42 @@ def _planned(design: Design, question: Estimand) -> list[tuple[int, str, float]]
     return out
 
 
+def _seen(releases: Sequence[bytes], design: Design) -> list[tuple[MomentsRelease, Design]]:
+    """The releases; refused where they do not show how a covariate of the planned model is spread."""
+    given = [(read(data, design), design) for data in releases]
+    if unseen := coarse(given):
+        raise EstimateRefusal(
+            "the histograms must show how the covariates of the planned model are spread",
+            given=unseen,
+            next_step="Plan narrower bounds for it, or more bins: its coefficient and the others would be off "
+            "by more than any interval.",
+        )
+    return given
+
+
 def _coefficients(
-    cohorts: Sequence[Cohort],
+    found: Sequence[SiteEffects],
     planned: Sequence[tuple[int, str, float]],
     question: Estimand,
-    doubts: tuple[str, ...],
+    how: str,
     origin: Mapping[str, Any],
 ) -> list[Estimate]:
-    boots = sum(cohort.bootstrapped > 0 for cohort in cohorts)
-    how = "fit to the released moments, patients and noise to first order"
-    if boots:
-        how = "fit to the released moments, bootstrap through the release (few events, or few records beside the noise)"
+    """The terms of one site's releases, which are of different persons: by inverse variance."""
     out = []
     for j, label, units in planned:
-        effects = np.array([cohort.effects[j] for cohort in cohorts])
-        sampling = np.array([cohort.sampling[j, j] for cohort in cohorts])
-        privacy = np.array([cohort.privacy[j, j] for cohort in cohorts])
+        sampling, privacy = np.array([(one.sampling[j], one.privacy[j]) for one in found]).T
         weights = 1 / (sampling + privacy)
         weights /= weights.sum()
         out.append(
             Estimate(
                 term=label,
-                yi=float(weights @ effects) * units,
+                yi=float(weights @ [one.effects[j] for one in found]) * units,
                 vi_sampling=float(weights**2 @ sampling) * units**2,
                 vi_privacy=float(weights**2 @ privacy) * units**2,
-                n=sum(cohort.n for cohort in cohorts),
+                vi_common=float(weights @ np.sqrt([one.misfit[j] for one in found])) ** 2 * units**2,
+                n=sum(one.n for one in found),
                 scale=question.scale,
-                how=how + (", releases by inverse variance" if len(cohorts) > 1 else ""),
-                warnings=doubts,
+                how=how + (", releases by inverse variance" if len(found) > 1 else ""),
                 **origin,
             )
         )

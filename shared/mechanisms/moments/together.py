@@ -1,0 +1,241 @@
+r"""The planned model's effects of every site from all sites' releases: no prior on them, and one place to look from.
+
+A site's own fit (`shared.mechanisms.moments.copula`) holds a noisy solution with a weak prior, which draws effects
+towards zero where noise is large: at every site alike, so that pooling makes it worse. And where its gain K is taken at
+the noisy solution, an effect that noise made large is given a large variance, and a small weight. Here no site decides
+where it is looked at. From common effects β, with site k's own margins and level and the correlations of all, one
+Newton step is taken without a prior on the effects,
+
+.. math:: \hat\theta_k = \theta_k(\beta) + K_k (M_k - M_k(\theta_k(\beta))), \qquad
+          Var \hat\theta_k = K_k (C_k / n_k + V_k) K_k',
+
+linear in the noise of M_k, so that its error has mean zero but for the second order; then β is the mean of the θ_k by
+the inverse of their variances, and the steps are taken again from there. Nonlinearity acts once, on what all noises
+together left over. A site alone keeps its own fit: a step without a prior from there is wild where noise is large.
+
+**Misfit.** The sums hold covariates cut at one scale, so their solution is the regression's only where the model is
+right. Let the linear predictor have γ_ij z_i z_j more, a bend or an interaction that was not planned, z in standard
+deviations. Both solutions move; to first order they move apart by
+
+.. math:: D_{ij} = K \, \partial M / \partial \gamma_{ij}
+          - E[w \, Z Z']^{-1} E[w \, Z \, z_i z_j], \qquad w = \text{information}, \; Z = (1, z).
+
+The γ are taken to be independent with standard deviation `BEND`, and the same at every site: their part of the variance
+is common to all sites, and no further site lowers it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.mechanisms.moments.cohort import Cohort, drawn
+from shared.mechanisms.moments.copula import CopulaModel, CopulaParameters, complete, observations, precisions
+from shared.mechanisms.moments.noise import Design, MomentsRelease, sigma_of
+from shared.mechanisms.moments.outcomes import LinearOutcome, Survival
+from shared.plans.dictionary import NUMERIC
+
+__all__ = ["BEND", "SiteEffects", "coarse", "effects_of", "together"]
+
+Array = NDArray[np.float64]
+
+BEND = 0.05
+"""Standard deviation of a bend or an interaction, in the linear predictor, per squared standard deviation."""
+COARSE = 0.7
+"""A cell of several values with more than this share of the persons hides how they are spread."""
+_ROUNDS = 3
+_ROWS = 3000
+_POINTS = 1024
+_MOST_Z = 1.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteEffects:
+    """A site's adjusted effects, per unit of each covariate.
+
+    Args:
+        n: public number of records.
+        effects: (p,) log hazard ratio, log odds ratio, log rate ratio, slope.
+        sampling, privacy: (p,) variances from sampling patients, from the noise.
+        misfit: (p,) variance from what the model may lack, common to all sites.
+    """
+
+    n: int
+    effects: Array
+    sampling: Array
+    privacy: Array
+    misfit: Array
+
+
+def effects_of(cohort: Cohort) -> SiteEffects:
+    """A site alone, by its own fit: the weak prior is in its effects, and what the model may lack in no variance."""
+    sampling, privacy = np.diag(cohort.sampling), np.diag(cohort.privacy)
+    return SiteEffects(
+        n=cohort.n, effects=cohort.effects, sampling=sampling, privacy=privacy, misfit=np.zeros_like(privacy)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """Solution of one step: slopes (predictors, p) per unit and their covariances, levels, correlations, misfit."""
+
+    slopes: Array
+    sampling: Array
+    privacy: Array
+    levels: Array
+    z: Array
+    misfit: Array
+
+
+class _Site:
+    """One release, as it can be solved from anywhere."""
+
+    def __init__(self, release: MomentsRelease, design: Design) -> None:
+        fitted = complete(release, design)
+        self.n, self.score = release.n, fitted.score
+        # Its own copy: the outcome follows the effects it is looked at with.
+        self.model = CopulaModel(design, fitted.model.lens)
+        self.model.outcome = fitted.model.outcome
+        self.theta = fitted.theta
+        self.observed, self.noise = observations(release, self.model.lens, self.score)
+        self.unit = self.model.outcome.unit / self.model.lens.scale
+
+    @property
+    def slopes(self) -> Array:
+        """(predictors, p) of its own fit, per unit."""
+        return np.asarray(self.theta.effects[:, 1:] * self.unit)
+
+    def step(self, uniforms: Array) -> _Step:
+        """One Newton step without a prior on the effects, from where `theta` is."""
+        model, at = self.model, self.theta
+        value, slope = model.slope(at, self.score)
+        effects, p = at.effects.size, model.p
+        precision = precisions(model)
+        precision[-effects:] = 1e-9
+        weighted = slope.T / self.noise
+        hessian = weighted @ slope + np.diag(precision)
+        gain = np.linalg.solve(hessian, weighted)
+        pulled = precision * np.r_[at.shift, at.stretch, np.zeros(len(at.z) + effects)]
+        found = at.flat + gain @ (self.observed - value) - np.linalg.solve(hessian, pulled)
+        x, y = drawn(model, at, uniforms)
+        sampling = gain @ np.cov(model.rows(x, y, self.score).T) @ gain.T / self.n
+        privacy = (gain * self.noise) @ gain.T
+        new = at.like(found)
+        first = len(found) - effects
+        index = np.delete(np.arange(first, len(found)), np.arange(0, effects, 1 + p))
+        unit = np.tile(self.unit, len(at.effects))
+        square = np.outer(unit, unit)
+        return _Step(
+            slopes=new.effects[:, 1:] * self.unit,
+            sampling=sampling[np.ix_(index, index)] * square,
+            privacy=privacy[np.ix_(index, index)] * square,
+            levels=new.effects[:, 0],
+            z=new.z,
+            misfit=BEND**2 * np.square(self._apart(gain[index[:p]])).sum(axis=1) * self.unit**2,
+        )
+
+    def _apart(self, gain: NDArray[Any]) -> Array:
+        """(p, bends) how far a unit of each bend moves the effects from the regression's: D, per scale."""
+        model, at = self.model, self.theta
+        margins = [model.margin(j, at.shift[j], at.stretch[j]) for j in range(model.p)]
+        x = model.points(margins, at.z, model.latents[:_POINTS])
+        u, eta = model.lens.u(x), model.predictor(at.effects, x)
+        spread = np.maximum(x.std(axis=0), 1e-9)
+        z = np.clip((x - x.mean(axis=0)) / spread, -6, 6)
+        i, j = np.triu_indices(model.p)
+        # A two-valued column has no bend of its own.
+        bends = np.array([(a != b) or not model.binary[a] for a, b in zip(i, j, strict=True)])
+        bent = (z[:, i] * z[:, j])[:, bends]
+        if not bent.size:
+            return np.zeros((model.p, 0))
+        weight = np.maximum(model.outcome.information(eta), 1e-12)
+        one = np.column_stack([np.ones(len(x)), z])
+        gram = (one * weight[:, None]).T @ one
+        regressed = np.linalg.solve(gram + 1e-9 * np.trace(gram) * np.eye(len(gram)), (one * weight[:, None]).T @ bent)
+        moved = np.column_stack([self._moments(model, eta, x, u, bent[:, k]) for k in range(bent.shape[1])])
+        covariates = gain.shape[1] - len(moved)
+        regressed_per_scale = regressed[1:] * (model.lens.scale / spread)[:, None]
+        return np.asarray(gain[:, covariates:] @ moved - regressed_per_scale)
+
+    def _moments(self, model: CopulaModel, eta: Array, x: Array, u: Array, bend: Array) -> Array:
+        """How fast the moments of the outcome, and the score, move with a bend of the first predictor."""
+        values = []
+        for size in (-1e-3, 1e-3):
+            moved = eta.copy()
+            moved[:, 0] += size * bend
+            features = model.outcome.conditional(moved) * model.lens.weights[:-1]
+            scored = [] if self.score is None else [self.score.expected(moved, x)]
+            values.append(np.concatenate([(features.T @ u / len(x)).ravel(), *scored]))
+        return np.asarray((values[1] - values[0]) / 2e-3)
+
+    def place(self, slopes: Array, levels: Array, z: Array) -> None:
+        """Look from these effects: slopes (predictors, p) per unit."""
+        effects = np.column_stack([levels, slopes / self.unit])
+        self.theta = CopulaParameters(self.theta.shift, self.theta.stretch, z, effects)
+        model, everybody = self.model, self.model.lens.outcome
+        margins = [model.margin(j, self.theta.shift[j], self.theta.stretch[j]) for j in range(model.p)]
+        eta = model.predictor(effects, model.points(margins, z))
+        if isinstance(everybody, Survival):
+            model.outcome = everybody.among(eta, everybody)
+        elif isinstance(model.outcome, LinearOutcome):
+            left = 1 - float(np.var(eta[:, 0]))
+            model.outcome = replace(model.outcome, spread=float(np.sqrt(np.clip(left, 0.05, 1.0))))
+
+
+def coarse(releases: Sequence[tuple[MomentsRelease, Design]]) -> str:
+    """A covariate of whose persons more than `COARSE` lie in one cell of several values, in words; "" for none.
+
+    Such a margin is guesswork, and every coefficient of a model with it is off by more than its interval. Twice the
+    noise on the count is allowed for.
+    """
+    design = releases[0][1]
+    n = sum(release.n for release, _ in releases)
+    noise = math.sqrt(sum(sigma_of(each.spec, 0) ** 2 for _, each in releases))
+    for j, (column, edges) in enumerate(zip(design.covariates, design.edges[: design.p], strict=True)):
+        most = float(np.sum([release.histograms[j] for release, _ in releases], axis=0).max())
+        single = column.kind == "integer" and edges[1] - edges[0] <= 1
+        if column.kind in NUMERIC and not single and most - 2 * noise > COARSE * n:
+            return f"{column.name}: {100 * most / n:.0f} % of the persons in one cell of {edges[1] - edges[0]:.3g}"
+    return ""
+
+
+def together(releases: Sequence[tuple[MomentsRelease, Design]]) -> tuple[SiteEffects, ...]:
+    """Effects of every site, looked at from effects that they have in common.
+
+    Args:
+        releases: of different persons, each with the plan it was drawn under: the same outcome and covariates.
+    Raises: numpy.linalg.LinAlgError, where the figures determine no effects.
+    """
+    sites = [_Site(release, design) for release, design in releases]
+    p = sites[0].model.p
+    # Public seed: these rows only stand for the model in an expectation.
+    uniforms = np.random.default_rng(20260101).random((_ROWS, p + 3))
+    share = np.array([site.n for site in sites], dtype=float)
+    share /= share.sum()
+    slopes = np.tensordot(share, [site.slopes for site in sites], 1)
+    z = np.tensordot(share, [site.theta.z for site in sites], 1)
+    levels = [site.theta.effects[:, 0] for site in sites]
+    for _ in range(_ROUNDS):
+        for site, level in zip(sites, levels, strict=True):
+            site.place(slopes, level, z)
+        steps = [site.step(uniforms) for site in sites]
+        inverse = [np.linalg.inv(step.sampling + step.privacy) for step in steps]
+        total = np.sum([one @ step.slopes.ravel() for one, step in zip(inverse, steps, strict=True)], axis=0)
+        slopes = np.linalg.solve(np.sum(inverse, axis=0), total).reshape(slopes.shape)
+        z = np.clip(np.tensordot(share, [step.z for step in steps], 1), -_MOST_Z, _MOST_Z)
+        levels = [level + np.clip(step.levels - level, -0.5, 0.5) for level, step in zip(levels, steps, strict=True)]
+    return tuple(
+        SiteEffects(
+            n=site.n,
+            effects=step.slopes[0],
+            sampling=np.diag(step.sampling)[:p],
+            privacy=np.diag(step.privacy)[:p],
+            misfit=step.misfit,
+        )
+        for site, step in zip(sites, steps, strict=True)
+    )

@@ -1,0 +1,219 @@
+"""Hard worlds through noisy moments: how far the pooled released coefficients are from those of the records.
+
+The same cells as `tests.benchmarks.zoo`, the product's way: a plan whose planned model is the question, each site's
+figures drawn under its ε, the coordinator's answer of all sites together, its pooling. Worlds whose covariates the
+mechanism does not take are listed with the refusal. What is held against the records, by term and ε:
+
+* bias_own, bias_real: released less real pooled estimate, averaged over the draws, in the released pooled standard
+  error and in the real one;
+* held: how often the released 95 % interval holds the records' pooled estimate; width: over that of the records';
+* I2, I2_real; cautioned: how often a sentence of caution stood by, where the interval held and where it did not.
+
+python -m tests.benchmarks.zoo_moments [--half tuning|reporting] [--worlds a,b] [--kinds binary,…] [--n 2000]
+    [--sites 12] [--epsilon 1,3] [--declared] [--alone] [--draws 4] [--name zoo_moments]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from coordinator.pooling.pool import PooledResult, pool_estimates
+from shared.base.randomness import seeded_rng
+from shared.errors import Refusal
+from shared.estimands.answer import Estimate, parse_estimand
+from shared.mechanisms.moments.plan import MomentsPlan
+from shared.plans.plan import Budget, StudyPlan, Wave
+from tests.benchmarks import record, worlds
+from tests.benchmarks.zoo import SEED, asked_of, cells_of, listed, seed_of
+
+KINDS = ("binary", "count", "linear", "survival")
+
+
+def plan_of(world: worlds.HardWorld, kind: str, epsilon: float, declared: bool) -> StudyPlan:
+    """The plan of a study of one outcome. Raises: PlanRefusal, where the mechanism does not take a column."""
+    day = dt.date(2026, 1, 1)
+    question = parse_estimand(world.question(kind))
+    covariates = question.terms
+    responses = (question.duration, question.event) if kind == "survival" else (question.outcome,)
+    dictionary = world.dictionary(kind)
+    used = tuple(column for column in dictionary.columns if column.name in (*covariates, *responses))
+    return StudyPlan(
+        study="zoo",
+        version=1,
+        title="A hard world",
+        purpose="To see what is true on it.",
+        coordinator="hub",
+        expires=day,
+        release=MomentsPlan(
+            epsilon=epsilon,
+            outcome=kind,
+            responses=responses,
+            covariates=covariates,
+            declared=covariates if declared else (),
+        ),
+        posture="private",
+        budget=Budget(epsilon=1e3, delta=1e-6),
+        waves=(Wave(number=1, opens=day, closes=day),),
+        dictionary=type(dictionary)(name=dictionary.name, version=1, columns=used),
+        estimands={"planned": world.question(kind)},
+    )
+
+
+def cell(
+    name: str,
+    kind: str,
+    n: int,
+    sites: int,
+    epsilons: Sequence[float],
+    declared: bool,
+    draws: int,
+    alone: bool = False,
+) -> dict[str, Any]:
+    """One world, outcome, n and number of sites: what was pooled at every ε, and what the records say."""
+    world = worlds.world(name)
+    sites = world.sites or sites
+    told: dict[str, Any] = {"world": name, "kind": kind, "n": n, "sites": sites}
+    question = parse_estimand(world.question(kind))
+    try:
+        plans = {epsilon: plan_of(world, kind, epsilon, declared) for epsilon in epsilons}
+        dictionary = plans[epsilons[0]].dictionary
+        tables = [world(n, np.random.default_rng(seed_of(name, n, site)), site) for site in range(sites)]
+        checked = [dictionary.check(table[list(dictionary.names)]) for table in tables]
+        real = [asked_of(world, kind, table, f"s{site}") for site, table in enumerate(tables)]
+        origins = {f"s{site}": {"study": "zoo", "site": f"s{site}", "wave": 1} for site in range(sites)}
+        found: dict[float, list[list[Estimate]]] = {epsilon: [] for epsilon in epsilons}
+        for epsilon, plan in plans.items():
+            for draw in range(draws):
+                rngs = [seeded_rng(seed_of(name, kind, epsilon, site, draw)) for site in range(sites)]
+                figures = {
+                    f"s{site}": [(plan.release.draw(plan, table, rng), len(table))]
+                    for site, (table, rng) in enumerate(zip(checked, rngs, strict=True))
+                }
+                if alone:
+                    levels = {column.name: column.levels for column in dictionary.columns if column.levels}
+                    answer = {
+                        site: plan.release.answer(plan, one, question, levels=levels, **origins[site])
+                        for site, one in figures.items()
+                    }
+                else:
+                    answer = plan.release.together(plan, figures, question, origins=origins)
+                found[epsilon].append([row for rows in answer.values() for row in rows])
+    except Refusal as refusal:
+        return told | {"refused": str(refusal)[:200]}
+    terms = []
+    for term in question.labels:
+        truly = _pooled([row for rows in real for row in rows], term)
+        for epsilon in epsilons if truly is not None else ():
+            got = [one for rows in found[epsilon] if (one := _pooled(rows, term)) is not None]
+            if got and truly is not None:
+                terms.append({"term": term, "epsilon": epsilon, **_held_against(got, truly)})
+    return told | {"terms": terms}
+
+
+def _pooled(rows: Sequence[Estimate], term: str) -> PooledResult | None:
+    try:
+        return pool_estimates([row for row in rows if row.term == term])
+    except (Refusal, IndexError):
+        return None
+
+
+def _held_against(got: Sequence[PooledResult], truly: PooledResult) -> dict[str, float]:
+    held = np.array([one.ci_lb <= truly.beta <= one.ci_ub for one in got])
+    cautioned = np.array([bool(one.notes) for one in got])
+    bias = float(np.mean([one.beta for one in got])) - truly.beta
+    return {
+        "real": truly.beta,
+        "bias_own": bias / float(np.mean([one.se for one in got])),
+        "bias_real": bias / truly.se,
+        "held": float(held.mean()),
+        "width": float(np.mean([(one.ci_ub - one.ci_lb) / (truly.ci_ub - truly.ci_lb) for one in got])),
+        "I2": float(np.mean([one.I2 for one in got])),
+        "I2_real": float(truly.I2),
+        "right": float(held.sum()),
+        "wrong": float((~held).sum()),
+        "right_cautioned": float((held & cautioned).sum()),
+        "wrong_cautioned": float((~held & cautioned).sum()),
+    }
+
+
+def summary(cells: Sequence[dict[str, Any]], epsilon: float) -> dict[str, Any]:
+    """What the bars are about: all terms of all cells at one ε, or of some."""
+    rows = [term for one in cells for term in one.get("terms", ()) if term["epsilon"] == epsilon]
+    if not rows:
+        return {"terms": 0}
+
+    def total(name: str) -> float:
+        return float(sum(row[name] for row in rows))
+
+    out: dict[str, float] = {"terms": len(rows), "held": 100 * float(np.mean([row["held"] for row in rows]))}
+    for name in ("bias_own", "bias_real"):
+        size = np.abs([row[name] for row in rows])
+        out |= {f"{name}_median": float(np.median(size)), f"{name}_p95": float(np.quantile(size, 0.95))}
+    out["width"] = float(np.median([row["width"] for row in rows]))
+    out["I2_excess"] = float(np.mean([row["I2"] - row["I2_real"] for row in rows]))
+    for name in ("right", "wrong"):
+        if total(name):
+            out[f"{name}_cautioned"] = 100 * total(f"{name}_cautioned") / total(name)
+    return {key: round(value, 3) for key, value in out.items()}
+
+
+def summaries(cells: Sequence[dict[str, Any]], epsilons: Sequence[float]) -> dict[str, Any]:
+    """Of all cells, and by outcome, world and n."""
+    out: dict[str, Any] = {}
+    for epsilon in epsilons:
+        told = {"all": summary(cells, epsilon)}
+        for key in ("kind", "world", "n"):
+            for value in dict.fromkeys(one[key] for one in cells):
+                told[f"{key}={value}"] = summary([one for one in cells if one[key] == value], epsilon)
+        out[f"epsilon={epsilon:g}"] = told
+    return out
+
+
+KEPT = ("real", "bias_own", "bias_real", "held", "width", "I2", "I2_real", "right_cautioned", "wrong_cautioned")
+
+
+def brief(one: dict[str, Any]) -> dict[str, Any]:
+    """A cell as it is kept: per term its figures, to three digits."""
+    terms = {
+        f"{row['term']}, epsilon={row['epsilon']:g}": " ".join(f"{name}={row[name]:.3g}" for name in KEPT)
+        for row in one.get("terms", ())
+    }
+    return {key: value for key, value in one.items() if key != "terms"} | {"terms": terms}
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(prog="python -m tests.benchmarks.zoo_moments")
+    asked.add_argument("--half", choices=("tuning", "reporting"), default="tuning")
+    asked.add_argument("--worlds", type=listed(str), default=())
+    asked.add_argument("--kinds", type=listed(str), default=KINDS)
+    asked.add_argument("--n", type=listed(int), default=(2000,))
+    asked.add_argument("--sites", type=int, default=12)
+    asked.add_argument("--epsilon", type=listed(float), default=(1.0,))
+    asked.add_argument("--declared", action="store_true", help="every coefficient has a score")
+    asked.add_argument("--alone", action="store_true", help="each site by its own fit, as a site alone is answered")
+    asked.add_argument("--draws", type=int, default=4)
+    asked.add_argument("--name", default="", help="writes tests/benchmarks/results/<name>.json")
+    given = asked.parse_args()
+    found = []
+    for name, kind, n in cells_of(given):
+        found.append(cell(name, kind, n, given.sites, given.epsilon, given.declared, given.draws, given.alone))
+        seen = {f"{epsilon:g}": summary(found[-1:], epsilon) for epsilon in given.epsilon}
+        print(name, kind, n, found[-1].get("refused", ""), json.dumps(seen), flush=True)
+    told = summaries(found, given.epsilon)
+    for epsilon, parts in told.items():
+        print(epsilon, json.dumps({k: v for k, v in parts.items() if not k.startswith("world=")}, indent=1))
+    if given.name:
+        results = {key: getattr(given, key) for key in ("half", "sites", "draws", "declared", "alone")}
+        print(
+            record.write(given.name, results | {"summaries": told, "cells": [brief(one) for one in found]}, seed=SEED)
+        )
+
+
+if __name__ == "__main__":
+    main()
