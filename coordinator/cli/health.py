@@ -119,7 +119,7 @@ def clock_repair(context: typer.Context, dry_run: DryRun = False, json: Json = F
             out.print("Every certificate in use has the dates it should have.", style="green")
         for one in done:
             verb = "would be made anew" if dry_run else "made anew"
-            after = verb if one["can_be"] else "in use: coordinator revoke and invite it anew, where that is too long"
+            after = verb if one["can_be"] else "its site has it in use: leave it, or revoke the site and invite it anew"
             out.print(f"certificate of {one['whose']}: {one['wrong']}; {after}")
 
     emit({"certificates": done, "dry_run": dry_run}, as_json=json, show=show)

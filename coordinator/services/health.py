@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["alarms", "diagnose", "misdated", "repair", "require_home", "require_whole"]
 
-WARNING_DAYS = 30
 TOO_LITTLE_SPACE = 1 << 30
 FULL = 0.8
 Finding = tuple[Literal["ok", "warn", "fail"], str, str]

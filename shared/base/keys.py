@@ -11,7 +11,6 @@ that costs less to guess at than `COST`, is written anew the next time its passp
 from __future__ import annotations
 
 import base64
-import fcntl
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -143,6 +142,8 @@ class SigningKey:
 
     def _rewrite(self, path: Path, old: bytes, passphrase: str) -> None:
         """Encrypt the file at today's price, unless somebody else is about to, or has."""
+        import fcntl
+
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if path.read_bytes() == old:
