@@ -52,8 +52,8 @@ __all__ = [
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 WIDTH = 100
 """Columns when nobody says otherwise (a pipe, a log file)."""
-WHOLE = 16
-"""Letters up to which a cell without spaces is not broken."""
+LEAST = 8
+"""Letters that every column of a table is left, before ids and numbers of others are kept whole."""
 
 
 def inert(value: Any) -> Any:
@@ -331,11 +331,35 @@ def table(
         title: one line above, left.
     """
     from rich import box
+    from rich.console import ConsoleOptions
     from rich.table import Table
     from rich.text import Text
 
     numeric = set(right)
-    made = Table(
+    lines = [
+        [cell if isinstance(cell, Text) else Text("–" if cell is None else str(cell)) for cell in row] for row in rows
+    ]
+    widths = [max([len(name), *(len(line[k]) for line in lines if k < len(line))]) for k, name in enumerate(columns)]
+    words = [
+        max(
+            len(word)
+            for text in (name, *(line[k].plain for line in lines if k < len(line)))
+            for word in text.split() or [""]
+        )
+        for k, name in enumerate(columns)
+    ]
+
+    class Whole(Table):
+        """A table that breaks no id and no number as long as there is room for them: texts give way first."""
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> Any:
+            room = options.max_width - 3 * (len(widths) - 1) - sum(min(word, LEAST) for word in words)
+            for k in sorted(range(len(widths)), key=lambda k: words[k]):
+                if widths[k] == words[k] and (more := words[k] - min(words[k], LEAST)) <= room:
+                    self.columns[k].no_wrap, room = True, room - more
+            return super().__rich_console__(console, options)
+
+    made = Whole(
         box=box.SIMPLE_HEAD,
         title=Text(title, style="bold") if title else None,
         title_justify="left",
@@ -343,14 +367,8 @@ def table(
         pad_edge=False,
         show_edge=False,
     )
-    lines = [
-        [cell if isinstance(cell, Text) else Text("–" if cell is None else str(cell)) for cell in row] for row in rows
-    ]
-    for place, name in enumerate(columns):
-        # An id or a number is read and copied as one: other columns give way first.
-        whole = all(" " not in line[place].plain and len(line[place]) <= WHOLE for line in lines if place < len(line))
-        least = max((len(line[place]) for line in lines if place < len(line)), default=0) if whole else None
-        made.add_column(Text(name), justify="right" if name in numeric else "left", overflow="fold", min_width=least)
+    for name in columns:
+        made.add_column(Text(name), justify="right" if name in numeric else "left", overflow="fold")
     for line in lines:
         made.add_row(*line)
     return made

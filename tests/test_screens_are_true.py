@@ -226,6 +226,10 @@ def test_ids_are_whole_in_a_narrow_table():
     Console(width=60, file=out).print(table(["result", "label", "question"], rows))
     assert "3f2a91bc77de" in out.getvalue()
     assert "exploratory" in out.getvalue()
+    narrow = io.StringIO()
+    Console(width=30, file=narrow).print(table(["result", "label", "question"], rows[:1]))
+    columns = zip(*(line.split() for line in narrow.getvalue().splitlines()[2:4]), strict=False)
+    assert "3f2a91bc77de" in "".join("".join(part) for part in columns), "folded where it must be, and never cut off"
 
 
 def test_an_analyst_without_a_network_is_not_told_of_sealed_releases_or_hospital_it():

@@ -193,7 +193,7 @@ class SideBySide(Play):
                     postures = {source.site: source.posture for source in answers_of[other].sources}
                     key = f"{name}_{re.sub(r'[^a-z0-9]+', '', term)}" if len(self.focus) > 1 else name
                     answers[key] = DemoAnswer(
-                        title=f"{plans[shown].title}: {name}" + (f", {term}" if "_" in key else ""),
+                        title=answers_of[shown].title,
                         question=formula,
                         term=term,
                         arms={
