@@ -179,7 +179,23 @@ def review(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan
     try:
         plan = StudyPlan.from_toml(text)
     except Refusal as refusal:
-        return None, (ChecklistLine.of("plan", refusal),)
+        from coordinator.drafts import faults
+
+        mended, found = faults(text, today=today, recipient=recipient)
+        found = found or (ChecklistLine.of("plan", refusal),)
+        if mended is None:
+            return None, found
+        # What the mended draft would be told next, as far as it rests on what the lead wrote.
+        further = [
+            *(
+                [_recipient(mended, recipient)]
+                if f"coordinator = {mended.coordinator!r}".replace("'", '"') in text
+                else []
+            ),
+            *(_estimand(mended, name, formula) for name, formula in mended.estimands.items()),
+            *_calendar(mended, today),
+        ]
+        return None, (*found, *(line for line in further if line.state == "fail"))
     lines = [
         ChecklistLine(name="plan", detail=f"{plan.study}, version {plan.version}, hash {plan.hash[:12]}"),
         _recipient(plan, recipient),

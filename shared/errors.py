@@ -12,7 +12,7 @@ wire and stands in the operator's manual), the person who can fix it, and the ex
     ├── NetworkRefusal       20   E_NETWORK  E_RATE
     ├── CertificateRefusal   21   E_CERT  E_TOKEN  E_ACCESS
     ├── IntegrityRefusal     30   E_INTEGRITY  E_SIGNATURE  E_REPLAY  E_LEDGER  E_LOCKED  E_STORAGE  E_TOO_LARGE
-    │                             E_RECEIPT  E_SCHEMA
+    │                             E_RECEIPT  E_SCHEMA  E_PASSPHRASE
     └── DataRefusal          40   E_DICTIONARY  E_DATA_FILE  E_DUPLICATE_PERSON  E_MISSING  E_ESTIMATE  E_TRAINING
 
 Messages about records name the column, the rule and the count, never a value.
@@ -232,6 +232,13 @@ class SignatureRefusal(IntegrityRefusal):
     """A signature does not verify, or the key is not the pinned one."""
 
     code, meaning = "E_SIGNATURE", "A signature does not verify, or the key is not the pinned one."
+
+
+class PassphraseRefusal(SignatureRefusal):
+    """No passphrase was given, or one that does not open the key."""
+
+    code, fixer = "E_PASSPHRASE", "the person whose key it is"
+    meaning = "No passphrase was given, or one that does not open the key."
 
 
 class ReplayRefusal(IntegrityRefusal):

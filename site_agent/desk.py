@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
 
-from shared.errors import ApprovalRefusal, PausedRefusal, Refusal, StateRefusal, UsageRefusal
+from shared.errors import PausedRefusal, Refusal, StateRefusal, UsageRefusal
 
 if TYPE_CHECKING:
     from shared.base.keys import SigningKey
@@ -41,15 +41,11 @@ __all__ = [
     "door",
     "kept_replies",
     "open_desk",
-    "passphrase",
     "today",
     "working_site",
 ]
 
 TODAY_VARIABLE = "TRIBUTARY_TODAY"
-
-
-PASSPHRASE_VARIABLE = "TRIBUTARY_PASSPHRASE"
 
 
 def agent_version() -> str:
@@ -214,10 +210,9 @@ class Desk:
         Args:
             beside: people who must be somebody else: one shared variable must not open a second person's key.
         """
-        from shared.base.keys import SigningKey
+        from shared.passphrases import opened
 
-        path = self.config.approver_key(name)
-        return SigningKey.load(path, passphrase(name, beside=beside))
+        return opened(self.config.approver_key(name), name, beside=beside)
 
     def release_id(self, prefix: str, *, sealed: bool = True) -> str:
         """The one release whose id starts with `prefix`; a mere reservation only where `sealed` is false.
@@ -328,39 +323,6 @@ def attempted(verb: str) -> Callable[[Callable[_Given, _Made]], Callable[_Given,
         return run_command
 
     return noting
-
-
-def passphrase(name: str, *, new: bool = False, beside: Iterable[str] = ()) -> str:
-    """An approver's passphrase: from the environment, or asked for on the terminal without an echo.
-
-    ``TRIBUTARY_PASSPHRASE_DR_LIND`` is dr-lind's own variable. ``TRIBUTARY_PASSPHRASE`` opens anybody's key, and
-    therefore not a second person's where two different people must act: whoever knows it would be both.
-
-    Args:
-        beside: the other people who have acted on the same release.
-    Raises: UsageRefusal; ApprovalRefusal.
-    """
-    own = f"{PASSPHRASE_VARIABLE}_{name.upper().replace('-', '_')}"
-    given = os.environ.get(own)
-    if given is not None:
-        return given
-    given = os.environ.get(PASSPHRASE_VARIABLE)
-    others = sorted({other for other in beside if other != name})
-    if given is not None and others:
-        raise ApprovalRefusal(
-            "two different people must act, each with a passphrase of their own",
-            given=f"one shared {PASSPHRASE_VARIABLE} for {name} and {', '.join(others)}",
-            next_step=f"Unset it and let {name} type the passphrase, or set {own} for this one command.",
-        )
-    if given is not None:
-        return given
-    if not sys.stdin.isatty():
-        raise UsageRefusal(
-            f"the passphrase of {name} must be given",
-            given="no terminal to ask on",
-            next_step=f"Run it on a terminal, or set {own} for this one command.",
-        )
-    return str(typer.prompt(f"Passphrase of {name}", hide_input=True, confirmation_prompt=new, err=True))
 
 
 def confirmed(question: str) -> bool:

@@ -10,6 +10,7 @@ names.
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import os
 import time
@@ -38,6 +39,7 @@ from shared.errors import (
     UnknownMethod,
 )
 from shared.plans.invitation import Invitation
+from shared.wire.clocks import ClockOffset, ClockReading, open_reading, utc_now
 from shared.wire.messages import (
     CHUNK_BYTES,
     COLLECTION,
@@ -267,6 +269,10 @@ class AcknowledgedReplies:
         """Verify a round's order, signed by the pinned coordinator. Raises: SignatureRefusal, IntegrityRefusal, …"""
         return open_order(reply.envelope, reply.content, self._key)
 
+    def reading(self, envelope: Envelope, question: ClockReading) -> ClockReading:
+        """What the pinned coordinator's clock said to `question`. Raises: SignatureRefusal, IntegrityRefusal, …"""
+        return open_reading(envelope, self._key, question=question)
+
     def checkpoint(self) -> tuple[int, str] | None:
         """The longest log that the coordinator has shown: (entries, root)."""
         return max(self.heads(), default=None)
@@ -460,6 +466,22 @@ class Egress:
         """All that the coordinator says of this site in `study`, with the site's own signed documents as proof."""
         answer: Holdings = self._ask("Status", StudyRequest(study=study))
         return answer
+
+    def clock(self, site: str, key: SigningKey, now: Callable[[], dt.datetime] = utc_now) -> ClockOffset:
+        """How far this machine's clock is from the coordinator's, which signs what it says; it is told ours.
+
+        Args:
+            key: this site's release key.
+        Raises: StateRefusal (no coordinator's key is pinned), SignatureRefusal, NetworkRefusal.
+        """
+        if self._witness is None:
+            raise StateRefusal("a clock must be compared under the coordinator's pinned key", given="no pinned key")
+        asked = now()
+        question = ClockReading.asked(site, asked)
+        reply: SignedDocument = self._ask("Clock", SignedDocument(envelope=question.signed(key).to_bytes()))
+        answered = now()
+        reading = self._witness.reading(Envelope.from_bytes(reply.envelope), question)
+        return ClockOffset.between(asked, reading.when, answered)
 
     def withdraw(self, envelope: Envelope) -> Withdrawn:
         """Take a delivered release back; safe to repeat.

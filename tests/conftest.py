@@ -11,12 +11,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from shared.base import keys
+from shared.base.locked import KeyCost
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, Floors, StudyPlan, Training, Wave
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests fork processes that never use gRPC beside servers that do: its own handlers around a fork can crash those.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 os.environ["COLUMNS"] = "100"  # a screen is as wide wherever the tests run: parallel workers believe in 80 columns
+
+# A guess at a passphrase is meant to be dear; tests open thousands of keys. No setting of the product reaches this.
+keys.COST = KeyCost(n=2, r=1)
 
 _soaked: dict[str, dict[str, object]] = {}
 

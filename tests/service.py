@@ -105,6 +105,7 @@ class Hub:
         """Take a site in without a server: what `Enrol` and `accept` do, in one go."""
         keys = self.sites.setdefault(site, SiteKeys(site))
         invitation = self.invite(site)
+        self.token = invitation.token
         request = EnrolmentRequest(
             site=site,
             csr_pem=keys.identity[1],

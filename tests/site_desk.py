@@ -23,11 +23,12 @@ from shared.base.canonical import parse_json, sha256_hex
 from shared.base.chain import GENESIS, head_fingerprint, heads
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import LedgerRefusal, NetworkRefusal
-from shared.flows.bijections import AffineAutoregressiveFlow
+from shared.flows.affine import AffineAutoregressiveFlow
 from shared.mechanisms.latent_noise.plan import mechanism
 from shared.plans.invitation import Invitation, certificate_fingerprint
 from shared.plans.plan import StudyPlan, sign_plan
 from shared.terminal import run
+from shared.wire.clocks import ClockOffset
 from shared.wire.messages import Acceptance, AnchorHead, AnchorReceipt, Enrolment, Holding, Holdings, Reminder
 from site_agent import cli
 from site_agent.release import drawing, pipeline
@@ -56,6 +57,7 @@ class Hub:
     accepted: bool = True
     down: bool = False
     allowed: str = ""
+    ahead: float = 0.0
     renewed: int = 0
     reminders: tuple[Reminder, ...] = ()
     signed: bytes = b""
@@ -161,6 +163,10 @@ class Hub:
             log_root="ab" * 32,
             accepted_day="2026-01-05",
         )
+
+    def clock(self, site, key, now=None):
+        self._up()
+        return ClockOffset(seconds=self.ahead, within=0.1)
 
     def next_round(self, study):
         self._up()

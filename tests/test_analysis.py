@@ -188,7 +188,7 @@ def test_an_answer_names_its_bundles_plan_and_code(desk, study):
     told = answer.document["provenance"]
     assert told["bundles"] == {r.bundle_sha256: r.site for r in desk.store.releases("cvd")}
     assert told["plan"] == {"version": 1, "hash": desk.plans["cvd"].hash}
-    assert {"tributary", "numpy", "statsmodels", "python"} <= set(told["code"])
+    assert {"tributary", "numpy", "scipy", "pandas", "python"} == set(told["code"])  # whatever computes, and no more
     explained = answer.explain()
     assert explained.stale == ()
     assert {row["bundle_sha256"] for row in explained.document["releases"]} == set(told["bundles"])
@@ -623,6 +623,17 @@ def test_the_record_has_every_question_with_its_label_day_and_analyst(desk):
     assert {line["subject"] for line in lines} == {answer.id}
     assert {line["day"] for line in lines} == {dt.datetime.now(dt.UTC).date().isoformat()}
     assert lines[0]["question"]["estimand"] == "cox(time, cvd) ~ chol/40"
+
+
+def test_the_record_says_of_a_planned_question_what_its_heading_says_however_it_was_asked(desk):
+    formula = cohort_plan().estimands["unadjusted"].partition("~")[2]
+    with connect(desk.admit("eve")) as connection:
+        mine = connection["cvd"]
+        asked = [mine.cox(f"Surv(time, cvd) ~ {formula}"), mine.query("", "unadjusted"), mine.mean("sbp")]
+        asked.append(mine.query("", "unadjusted", label="exploratory"))
+        lines = [line for line in mine.log().document["lines"] if line["analyst"] == "eve"]
+    assert ["planned analysis" in answer.document["told"] for answer in asked] == [True, True, False, True]
+    assert [line["label"] for line in lines] == ["confirmatory", "confirmatory", "exploratory", "exploratory"]
 
 
 def test_the_record_counts_answered_and_refused_questions_of_this_study_alone(desk):

@@ -11,33 +11,19 @@ from scipy import stats
 
 from shared.base.randomness import seeded_rng
 from shared.errors import AuditRefusal, ParameterError
-from shared.flows.bijections import Identity
+from shared.flows.base import Identity
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
 from shared.simulated import gaussian_table
 from site_agent.models.flow import FlowSettings, fit_flow, refit_flow
-from site_agent.release.audit import (
-    FALSE_ALARMS,
-    AuditLimits,
-    AuditReport,
-    Excess,
-    LikelihoodAttack,
-    Rate,
-    attack,
-    gate,
-    likelihood_attack,
-    likelihood_ratios,
-    linkage,
-    membership_auc,
-    recoded,
-    run_audit,
-    seen,
-    signals,
-    table_attacks,
-    trade_off,
-    weighed,
-)
+from site_agent.release.audit.attacks import attack, run_audit
+from site_agent.release.audit.controlled import table_attacks
+from site_agent.release.audit.distances import linkage, membership_auc
+from site_agent.release.audit.likelihood import likelihood_attack, likelihood_ratios, signals, trade_off, weighed
+from site_agent.release.audit.rates import Rate
+from site_agent.release.audit.report import FALSE_ALARMS, AuditLimits, AuditReport, Excess, LikelihoodAttack, gate
+from site_agent.release.audit.view import recoded, seen
 
 SETTINGS = FlowSettings(flows=2, hidden=16, epochs=3, patience=2, margins="none")
 LIMITS = AuditLimits(membership_auc=0.58, own_row_linkage=0.05, extreme_linkage=0.20)
@@ -605,7 +591,7 @@ def test_a_column_that_is_missing_everywhere_does_no_harm(dictionary):
 
 def test_the_interval_of_an_excess_is_newcombes():
     """Newcombe (1998), table II: 56/70 less 48/80, method 10: 0.0524 to 0.3339."""
-    from site_agent.release.audit import _excess
+    from site_agent.release.audit.controlled import _excess
 
     flags = [np.arange(n) < k for k, n in ((56, 70), (48, 80))]
     found = _excess("example", *flags).excess

@@ -11,7 +11,7 @@ from test_postures import TODAY, cohort, encoded, fitted, released, site, study
 
 from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError, PlanChanged, PlanRefusal, SmallN
-from shared.flows.bijections import from_arrays, to_arrays
+from shared.flows.chain import from_arrays, to_arrays
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan, mechanism
 from shared.plans.plan import StudyPlan, Training, Wave
@@ -19,7 +19,7 @@ from shared.privacy import accountant as privacy
 from shared.releases.receipt import coverage, in_words, planned_event, read_bundle
 from site_agent.config import Limits, SiteFloors, TableSource
 from site_agent.models.flow import FlowSettings, fit_flow
-from site_agent.release.audit import weighed
+from site_agent.release.audit.likelihood import weighed
 from site_agent.release.checks import check_rows
 from site_agent.release.pipeline import make_release
 from site_agent.release.sealed_state import SealedFlow, fitted_by
@@ -215,7 +215,7 @@ def test_an_event_too_rare_for_a_law_of_its_own_is_carried_all_the_same(events):
 
 @pytest.mark.parametrize("carried", [(3,), (-1,), (0, 1, 2)])
 def test_columns_that_are_not_there_or_leave_none_are_refused(carried):
-    from shared.flows.bijections import Identity
+    from shared.flows.base import Identity
 
     with pytest.raises(ParameterError, match="carried columns"):
         LatentNoise(flow=Identity(d=3), w=0.5, radius=1.0, carried=carried)

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from sources import parsed
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("shared", "site_agent", "coordinator")
@@ -60,17 +61,17 @@ def _targets(statement: ast.Import | ast.ImportFrom, module: str, is_package: bo
     return {name for name in named if name in known and name != module}
 
 
-def arrows(sources: Mapping[str, tuple[str, bool]]) -> tuple[Graph, Graph]:
+def arrows(sources: Mapping[str, tuple[str | ast.Module, bool]]) -> tuple[Graph, Graph]:
     """Who imports whom at run time, and who names whom for types alone.
 
     Args:
-        sources: text by dotted name, and whether it is the `__init__` of a folder.
+        sources: text or syntax tree by dotted name, and whether it is the `__init__` of a folder.
     """
     known = frozenset(sources)
     at_run_time: dict[str, set[str]] = {name: set() for name in sources}
     for_types: dict[str, set[str]] = {name: set() for name in sources}
     for name, (text, is_package) in sources.items():
-        tree = ast.parse(text)
+        tree = ast.parse(text) if isinstance(text, str) else text
         at_run_time[name] |= _named(tree) & known - {name}
         for statement, types in _imports(tree):
             (for_types if types else at_run_time)[name] |= _targets(statement, name, is_package, known)
@@ -115,7 +116,7 @@ def product() -> tuple[Graph, Graph]:
         for path in (ROOT / package).rglob("*.py"):
             parts = path.relative_to(ROOT).with_suffix("").parts
             is_package = parts[-1] == "__init__"
-            sources[".".join(parts[:-1] if is_package else parts)] = (path.read_text(encoding="utf-8"), is_package)
+            sources[".".join(parts[:-1] if is_package else parts)] = (parsed(path), is_package)
     return arrows(sources)
 
 
@@ -211,13 +212,13 @@ def test_what_is_imported_by_a_name_in_a_table_is_seen_too():
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
         for path in (ROOT / package).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call)
         and (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", ""))
         in ("import_module", "__import__")
     }
-    # A nursery loads what its callers name: theirs are the names, and the imports.
-    named = {"coordinator/services/nursery.py"}
+    # A fork server loads what its callers name: theirs are the names, and the imports.
+    named = {"coordinator/services/fork_server.py"}
     assert callers == {"shared/mechanisms/kinds.py", "coordinator/demo/catalogue.py"} | named
     at_run_time = product()[0]
     assert "shared.mechanisms.moments.plan" in at_run_time["shared.mechanisms.kinds"]

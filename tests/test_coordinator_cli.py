@@ -145,9 +145,9 @@ def test_plan_new_never_overwrites(hub, written):
         ("mean(sbp)", "mean(person)", "estimand pressure", "never leaves"),
         ("mean(sbp)", "sum(sbp)", "estimand pressure", "logistic"),
         ("epsilon = 8.0", "epsilon = 1.0", "budget", "Lower release.w"),
-        ("upper = 300", "upper = 10", "plan", "dictionary"),
-        ("persons = 50", "persons = 5", "plan", "tightened"),
-        ("w = 0.005", "w = 0.005\nradios = 1", "plan", "Did you mean"),
+        ("upper = 300", "upper = 10", "column sbp", "dictionary"),
+        ("persons = 50", "persons = 5", "[floors]", "tightened"),
+        ("w = 0.005", "w = 0.005\nradios = 1", "[release]", "Did you mean"),
         ('coordinator = "tributary-hub"', 'coordinator = "elsewhere"', "recipient", "tributary-hub"),
     ],
 )
@@ -451,7 +451,7 @@ def test_a_wrong_passphrase_signs_nothing(ready, tmp_path, monkeypatch):
     path = tmp_path / "stroke.toml"
     path.write_text(planning.template("stroke", coordinator="tributary-hub", today=dt.date.today()))
     code, answer = ready("plan", "sign", path)
-    assert (code, answer["refused"]["code"]) == (30, "E_SIGNATURE")
+    assert (code, answer["refused"]["code"]) == (30, "E_PASSPHRASE")
     assert ready("plan", "show", "stroke")[0] == 10
 
 
@@ -515,7 +515,49 @@ def test_releases_shows_what_was_quarantined_and_why(collected):
     assert (apart["site"], apart["code"]) == ("gamma", "E_DICTIONARY")
     assert "sbp" in apart["reason"]
     assert collected("releases", "--wave", 2)[1] == {"accepted": [], "quarantined": []}
-    assert collected("releases", "--study", "other")[1] == {"accepted": [], "quarantined": []}
+
+
+def test_an_unknown_study_is_refused_everywhere_with_the_studies_there_are(collected):
+    for verb in (
+        ("releases", "--study", "cdv"),
+        ("results", "--study", "cdv"),
+        ("pool", "cdv", "--estimand", "adjusted"),
+        ("wave", "status", "cdv"),
+        ("plan", "show", "cdv"),
+        ("invite", "delta", "--study", "cdv", "--out", collected.home / "x"),
+        ("figure", "cdv", "--kind", "budget", "--out", collected.home / "x.svg"),
+    ):
+        code, answer = collected(*verb)
+        assert (code, answer["refused"]["code"]) == (10, "E_PLAN"), verb
+        assert answer["refused"]["next_step"] == "Did you mean 'cvd'? Studies here: cvd (coordinator studies).", verb
+    assert collected("plan", "show", "cvd", "--version", 7)[1]["refused"]["next_step"] == "Versions of cvd: 1."
+
+
+def test_studies_lists_what_is_signed_and_what_has_arrived(collected, hub, capsys):
+    code, [row] = collected("studies")
+    assert (code, row["study"], row["version"], row["releases"], row["newest_wave"]) == (0, "cvd", 1, 2, 1)
+    main(["--home", str(collected.home), "studies"])
+    assert "newest wave" in capsys.readouterr().out
+
+
+def test_a_name_that_is_no_plain_word_is_refused_to_the_lead_with_one_that_is(collected):
+    code, answer = collected("invite", "St. Mary's Hospital", "--study", "cvd", "--out", collected.home / "x")
+    assert (code, answer["refused"]["code"]) == (2, "E_PARAMETER")
+    assert "'st-marys-hospital'" in answer["refused"]["next_step"]
+    assert "Ask the study lead" not in answer["refused"]["next_step"]
+
+
+def test_a_waiting_site_can_be_turned_away(collected):
+    assert collected("refuse", "waiting", "--dry-run")[1]["refused"] is False
+    assert collected("refuse", "waiting", "--reason", "not in the consortium")[1]["reason"] == "not in the consortium"
+    assert {site["site"]: site["state"] for site in collected("sites")[1]}["waiting"] == "refused"
+    code, answer = collected("refuse", "alpha")
+    assert (code, answer["refused"]["code"]) == (2, "E_STATE")
+    assert "coordinator revoke alpha" in answer["refused"]["next_step"]
+
+
+def test_pool_takes_the_newest_wave_where_none_is_named(collected):
+    assert collected("pool", "cvd", "--estimand", "adjusted")[1]["wave"] == 1
 
 
 def test_a_release_is_shown_by_the_first_digits_of_its_id(collected):
@@ -673,7 +715,18 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
     for name, command in group.commands.items():
         for sub, leaf in getattr(command, "commands", {"": command}).items():
             verbs[f"{name} {sub}".strip()] = {option for item in leaf.params for option in item.opts}
-    changing = {"init", "plan new", "plan amend", "plan sign", "invite", "accept", "revoke", "reanchor", "figure"}
+    changing = {
+        "init",
+        "plan new",
+        "plan amend",
+        "plan sign",
+        "invite",
+        "accept",
+        "refuse",
+        "revoke",
+        "reanchor",
+        "figure",
+    }
     changing |= {"synthetic", "backup", "restore", "log restored"}
     changing |= {
         "log list",
@@ -684,6 +737,9 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
         "analyst add",
         "analyst revoke",
         "federate run",
+        "passphrase",
+        "clock confirm",
+        "clock repair",
     }
     for verb, options in verbs.items():
         assert verb == "serve" or "--json" in options, verb

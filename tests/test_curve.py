@@ -20,7 +20,8 @@ from shared.plans.encoding import Encoder
 from shared.plans.plan import Floors, StudyPlan, Training
 from shared.privacy import accountant as privacy
 from site_agent.models import flow as flows
-from site_agent.release.audit import LikelihoodAttack, Rate
+from site_agent.release.audit.rates import Rate
+from site_agent.release.audit.report import LikelihoodAttack
 from site_agent.show import curve as curves
 from site_agent.show.curve import PriceCurve, price_curve, require_allowed
 from site_agent.show.figures import attack_figure, curve_figure, figure_bytes, margins_figure

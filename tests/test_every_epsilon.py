@@ -25,12 +25,13 @@ import pytest
 from delivered import cohort, cohort_plan, deliver, join
 from scipy import stats
 from site_desk import Hub
+from sources import production
 from test_noise_levels import Scaled
 
 from shared.base.canonical import parse_json
 from shared.base.keys import SigningKey
 from shared.errors import BudgetRefusal
-from shared.flows.bijections import AffineAutoregressiveFlow
+from shared.flows.affine import AffineAutoregressiveFlow
 from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan, mechanism
 from shared.plans.dictionary import Column, Dictionary
@@ -329,14 +330,6 @@ def test_the_receipt_says_who_is_protected_against_what(released):
 
 
 # -- nowhere else in the source -----------------------------------------------------------------------------------
-def production() -> list[tuple[str, ast.Module]]:
-    return [
-        (path.relative_to(ROOT).as_posix(), ast.parse(path.read_text()))
-        for package in ("shared", "site_agent", "coordinator")
-        for path in sorted((ROOT / package).rglob("*.py"))
-    ]
-
-
 COMPUTE = {
     "shared/mechanisms/moments/noise.py",  # the noise that a plan's ε asks for: test_moments.py computes the ε of it
     "shared/mechanisms/slicing/noise.py",  # likewise, with U's rounding in it: test_slicing.py

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from shared.flows.bijections import AffineAutoregressiveFlow
+from shared.flows.affine import AffineAutoregressiveFlow
 from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.simulated import gaussian_table, linear_studies
-from site_agent.release.audit import membership_auc
+from site_agent.release.audit.distances import membership_auc
 from tests.benchmarks import lni_311, lni_312
 from tests.benchmarks.lni_repeat import FALSE_ALARMS, Common, attacked, distance, matched, repeated
 

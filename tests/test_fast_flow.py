@@ -13,7 +13,8 @@ import torch
 
 from shared.base.randomness import seeded_rng
 from shared.errors import SchemaRefusal
-from shared.flows.bijections import AffineAutoregressiveFlow, MaskedLayer, from_arrays, to_arrays
+from shared.flows.affine import AffineAutoregressiveFlow, MaskedLayer
+from shared.flows.chain import from_arrays, to_arrays
 from shared.plans.plan import Training
 from site_agent.models.fast_flow import Adam, FusedFlow, first_layers, masks
 from site_agent.models.flow import SPLINE_BINS, FlowSettings, fit_flow

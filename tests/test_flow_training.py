@@ -111,7 +111,7 @@ def test_plain_arrays_agree_with_nflows(activation, layers):
         from nflows.transforms.permutations import Permutation
     import torch
 
-    from shared.flows.bijections import AffineAutoregressiveFlow
+    from shared.flows.affine import AffineAutoregressiveFlow
     from site_agent.models.reference_flow import torch_session
 
     d = 5
@@ -142,7 +142,7 @@ def test_plain_arrays_agree_with_nflows(activation, layers):
 
 @pytest.mark.parametrize("engine", ["auto", "nflows"])
 def test_the_trainers_own_likelihood_is_the_flows(engine):
-    from shared.flows.bijections import AffineAutoregressiveFlow
+    from shared.flows.affine import AffineAutoregressiveFlow
 
     settings = FlowSettings(flows=3, hidden=16, epochs=4, engine=engine)
     y = np.random.default_rng(1).gamma(2.0, size=(300, 3)) - 2

@@ -16,7 +16,7 @@ from test_postures import study as posture_study
 from test_waves import ALWAYS
 
 from coordinator import planning
-from coordinator.answers.spending import least_total, spending
+from coordinator.answers.spending import _planned, least_total, spending
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import ReceiptRefusal, StateRefusal
@@ -261,8 +261,9 @@ def test_the_coordinator_takes_the_price_of_rows_only_beside_the_release_that_wa
             sealed = offered(hub, private, wave, flow_of, reused=reused)
             egress.send(sealed.envelope, sealed.path)
 
-        missing = refused(ReceiptRefusal, lambda: send(2, 1, reused=True))
-        assert "has not arrived here" in str(missing)
+        missing = refused(StateRefusal, lambda: send(2, 1, reused=True))
+        assert "must arrive before it" in str(missing)
+        assert not hub.store.quarantined()  # its bytes are whole: they may be sent again
         send(3, 3, reused=False)
         send(4, 3, reused=True)
         uncharged = refused(ReceiptRefusal, lambda: send(5, 4, reused=True))
@@ -278,3 +279,14 @@ def test_what_arrived_is_counted_at_the_price_on_its_receipt():
     plan = study(count=3)
     events = planned_events(plan)
     assert least_total([(plan, event) for event in events], 1e-6) == pytest.approx(composed(plan, 1, 3), rel=1e-9)
+
+
+def test_a_further_wave_is_forecast_with_the_training_where_no_arrived_release_was_charged_it():
+    plan = study(count=3)
+    trains, reuses = planned_event(plan), planned_event(plan, reused=True)
+    (_, second), *_ = _planned(plan, [(plan, trains)], after=1)
+    assert second == pytest.approx(least_total([(plan, trains), (plan, reuses)], 1e-6))
+    # Its first wave was of a public version: the flow is fitted with noise in the second.
+    (_, second), (_, third) = _planned(plan, [(plan, reuses)], after=1)
+    assert second == pytest.approx(least_total([(plan, reuses), (plan, trains)], 1e-6))
+    assert third == pytest.approx(least_total([(plan, reuses), (plan, trains), (plan, reuses)], 1e-6))

@@ -8,22 +8,12 @@ import pytest
 from scipy import special, stats
 
 from shared.errors import ParameterError, SchemaRefusal
-from shared.flows.bijections import (
-    SCALE_FLOOR,
-    AffineAutoregressiveFlow,
-    Beside,
-    Bijection,
-    Composed,
-    Identity,
-    LevelModel,
-    Levels,
-    Margins,
-    MaskedLayer,
-    Strata,
-    StratumModel,
-    from_arrays,
-    to_arrays,
-)
+from shared.flows.affine import SCALE_FLOOR, AffineAutoregressiveFlow, MaskedLayer
+from shared.flows.base import Bijection, Identity
+from shared.flows.chain import Beside, Composed, from_arrays, to_arrays
+from shared.flows.levels import LevelModel, Levels
+from shared.flows.margins import Margins
+from shared.flows.strata import Strata, StratumModel
 
 D = 4
 

@@ -22,7 +22,7 @@ from service import SMALL, Hub, SiteKeys
 from test_transport import client_of, site_credentials
 
 from coordinator.services.analysts import Analysts
-from coordinator.services.analysts_port import Apart
+from coordinator.services.analysts_port import AnalystsProcess
 from coordinator.services.authority import Authority
 from shared.base.keys import SigningKey
 from shared.errors import AccessRefusal, CertificateRefusal, NetworkRefusal, RateRefusal, TokenRefusal
@@ -31,7 +31,7 @@ from shared.plans.plan import Budget, StudyPlan, Wave
 from shared.wire import messages as wire
 from shared.wire import transport
 from shared.wire.messages import Chunk, Document, OfferRequest, SignedDocument, StudiesRequest, StudyRequest
-from shared.wire.transport import CallLimits, Client, Credentials, Later, Peer, Server
+from shared.wire.transport import CallLimits, Client, Credentials, Peer, RetryLater, Server
 from site_agent.egress import Egress, new_tls_identity
 
 ROOT = Path(__file__).parents[1]
@@ -363,7 +363,9 @@ def test_a_handler_that_has_to_wait_gives_its_thread_back(authority, monkeypatch
     def offer(call, request):
         tried.append(call.peer.site)
         if taken.is_set():
-            raise Later(NetworkRefusal("one upload of a bundle must end before the next", given="one that has not"))
+            raise RetryLater(
+                NetworkRefusal("one upload of a bundle must end before the next", given="one that has not")
+            )
         return wire.Offered(offset=7)
 
     answers = []
@@ -582,7 +584,7 @@ def test_analysts_are_answered_by_a_process_of_their_own_that_is_started_again(t
         until(answered)
         assert running._analysis.pid != first
         with pytest.raises(NetworkRefusal, match="port"):
-            Apart(hub.home, f"127.0.0.1:{running.analysts_port}", url="", workers=1, analysis={}, limits={})
+            AnalystsProcess(hub.home, f"127.0.0.1:{running.analysts_port}", url="", workers=1, analysis={}, limits={})
         last = running._analysis.pid
     with pytest.raises(ProcessLookupError):
         os.kill(last, 0)

@@ -13,7 +13,8 @@ from coordinator.pooling.pool import pool_estimates
 from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError
 from shared.estimands.answer import Estimate, estimate, parse_estimand
-from shared.flows.bijections import AffineAutoregressiveFlow, Beside
+from shared.flows.affine import AffineAutoregressiveFlow
+from shared.flows.chain import Beside
 from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder

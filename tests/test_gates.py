@@ -42,7 +42,8 @@ from shared.simulated import contact_networks
 from site_agent import cli
 from site_agent.decide import airlock
 from site_agent.records import table as records
-from site_agent.release import audit, checks, drawing, fitting, networks, pipeline
+from site_agent.release import checks, drawing, fitting, networks, pipeline
+from site_agent.release.audit import attacks, report
 
 FAR = "2998-12-31"
 POSTURES = {
@@ -70,11 +71,11 @@ def copied(monkeypatch) -> None:
             name="equal-rows", rule=rule, outcome="failed", measured=300.0, threshold=0.0, policy=checks.CHANCE
         )
 
-    def beyond(report, limits):
+    def beyond(found, limits):
         raise AssertionError("a gate was asked")
 
     monkeypatch.setattr(checks, "_equal_rows", everything)
-    monkeypatch.setattr(audit, "gate", beyond)
+    monkeypatch.setattr(report, "gate", beyond)
 
 
 def shown(found: Shown) -> dict[str, object]:
@@ -220,7 +221,7 @@ def test_an_attack_that_breaks_down_on_these_records_holds_nothing_up(tmp_path, 
     def broken(**_):
         raise ZeroDivisionError("a record quoted here would be a leak")
 
-    monkeypatch.setattr(audit, "attack", broken)
+    monkeypatch.setattr(attacks, "attack", broken)
     made = release(replace(plan, **POSTURES["public"]), site, source(tmp_path, table))
     assert made.hold.state == "held"
     assert made.audit["sentences"][1] == "The attacks could not be carried out on these records."
@@ -245,7 +246,7 @@ def endless(*_, **__):
         (checks, "_equal_rows", raising),
         (checks, "_equal_rows", endless),
         (LatentNoise, "clipped_count", raising),
-        (audit, "attack", raising),
+        (attacks, "attack", raising),
     ],
 )
 def test_whatever_breaks_down_on_the_records_of_rows_changes_nothing_outside(
@@ -323,7 +324,7 @@ def test_a_pause_during_the_attacks_is_still_a_pause(tmp_path, plan, site, table
     def paused(**_):
         raise PausedRefusal("this site must not be paused")
 
-    monkeypatch.setattr(audit, "attack", paused)
+    monkeypatch.setattr(attacks, "attack", paused)
     with pytest.raises(PausedRefusal):
         release(replace(plan, **POSTURES["public"]), site, source(tmp_path, table))
     assert [hold.state for hold in site.ledger.holds()] == ["sealed"]

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from sources import production
 
 ROOT = Path(__file__).resolve().parent.parent
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
@@ -16,21 +17,10 @@ TERMS = re.findall(r"^- `(\w+)`: ", GLOSSARY, flags=re.MULTILINE)
 
 
 @cache
-def trees() -> dict[str, ast.Module]:
-    """Path to syntax tree of every file of the product; code that is generated is no word of ours."""
-    files = [path for name in ("shared", "site_agent", "coordinator") for path in (ROOT / name).rglob("*.py")]
-    return {
-        path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted(files)
-        if "_pb2" not in path.name
-    }
-
-
-@cache
 def names() -> frozenset[str]:
     """Every identifier of the product."""
     found: set[str] = set()
-    for tree in trees().values():
+    for tree in (tree for _, tree in production()):
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef | ast.FunctionDef):
                 found.add(node.name)
@@ -67,7 +57,7 @@ def test_the_glossary_is_short_and_has_each_term_once():
 
 def test_no_two_classes_of_the_product_have_the_same_name():
     places = defaultdict(list)
-    for path, tree in trees().items():
+    for path, tree in production():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(path)

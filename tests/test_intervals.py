@@ -32,7 +32,7 @@ from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError
 from shared.estimands.answer import Estimate, estimate, influence, parse_estimand
-from shared.flows.bijections import AffineAutoregressiveFlow
+from shared.flows.affine import AffineAutoregressiveFlow
 from shared.plans.plan import StudyPlan, sign_plan
 from shared.terminal import plain
 
@@ -328,6 +328,18 @@ def test_where_a_known_bias_is_large_beside_the_interval_the_pooled_result_says_
         assert not any("towards zero" in note for note in calm.notes)
     assert too_much(0.08, 0.157, 0.02)
     assert pool([0.1, 0.2], [0.01, 0.01]).naive is None
+
+
+def test_the_bias_measured_of_flows_is_not_said_of_outcomes_drawn_given_the_covariates():
+    table, question = cohort(400, 2), parse_estimand(HAZARD)
+
+    def attenuation(**drawn: bool) -> float:
+        draws = [Draw(rows=400, w=0.5, fitted_on=400, **drawn)]
+        (row,) = with_release_variance(estimate(table, question), table, question, draws)
+        return row.attenuation
+
+    assert attenuation() > 0
+    assert attenuation(outcomes_last=True) == 0
 
 
 def test_an_interaction_carries_the_warning_that_its_flow_may_not_draw_it():

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-import pytest
+import base64
+import subprocess
+import sys
 
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from shared.base import keys
 from shared.base.keys import Envelope, PublicKey, SigningKey
-from shared.errors import Refusal, SchemaRefusal, SignatureRefusal, StateRefusal, StorageRefusal
+from shared.base.locked import KeyCost, unlock
+from shared.errors import (
+    ParameterError,
+    PassphraseRefusal,
+    Refusal,
+    SchemaRefusal,
+    SignatureRefusal,
+    StateRefusal,
+    StorageRefusal,
+)
 
 
 def test_a_key_survives_the_disk_and_only_its_passphrase_opens_it(tmp_path):
@@ -77,3 +93,67 @@ def test_malformed_envelopes_and_keys_are_refused():
             Envelope.from_bytes(data)
     with pytest.raises(SchemaRefusal):
         PublicKey("00")
+
+
+def test_a_guess_at_a_passphrase_costs_128_megabytes_and_the_price_stands_in_the_file(tmp_path, monkeypatch):
+    script = "from shared.base.keys import COST; print(COST.memory >> 20, COST.work >> 20)"
+    made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert made.stdout.split() == ["128", "2"]  # what the product has where no test has put another in its place
+    path = tmp_path / "ada.pem"
+    SigningKey.generate().save(path, "correct horse", cost=KeyCost(n=64, r=2, p=3))
+    assert unlock(path.read_bytes(), "correct horse")[1] == KeyCost(n=64, r=2, p=3)
+    assert b"PRIVATE" not in path.read_bytes()
+
+
+def test_a_key_of_an_earlier_version_is_encrypted_anew_at_its_next_use(tmp_path):
+    key, path = Ed25519PrivateKey.generate(), tmp_path / "ada.pem"
+    lock = serialization.BestAvailableEncryption(b"eight888")  # what was long enough then still opens
+    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, lock))
+    path.chmod(0o600)
+    with pytest.raises(PassphraseRefusal):
+        SigningKey.load(path, "another8")
+    assert b"ENCRYPTED PRIVATE KEY" in path.read_bytes()
+    loaded = SigningKey.load(path, "eight888")
+    assert b"TRIBUTARY ENCRYPTED KEY" in path.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert SigningKey.load(path, "eight888").public == loaded.public
+
+
+def test_a_key_that_is_cheaper_to_guess_at_than_today_is_encrypted_anew(tmp_path, monkeypatch):
+    path = tmp_path / "ada.pem"
+    SigningKey.generate().save(path, "correct horse")
+    first = path.read_bytes()
+    SigningKey.load(path, "correct horse")
+    assert path.read_bytes() == first
+    monkeypatch.setattr(keys, "COST", KeyCost(n=16, r=2))
+    SigningKey.load(path, "correct horse")
+    assert unlock(path.read_bytes(), "correct horse")[1] == KeyCost(n=16, r=2)
+    monkeypatch.setattr(keys, "COST", KeyCost(n=2, r=1))
+    SigningKey.load(path, "correct horse")
+    assert unlock(path.read_bytes(), "correct horse")[1] == KeyCost(n=16, r=2), "a dearer one stays"
+
+
+def test_a_locked_file_whose_price_or_bytes_were_edited_does_not_open(tmp_path):
+    path = tmp_path / "ada.pem"
+    SigningKey.generate().save(path, "correct horse", cost=KeyCost(n=4, r=1))
+    head, *body, foot = path.read_text().strip().splitlines()
+    text = base64.b64decode("".join(body))
+    for wrong in (text.replace(b'"p":1', b'"p":2'), text.replace(b'"n":4', b'"n":8')):
+        path.write_text("\n".join([head, base64.b64encode(wrong).decode(), foot]))
+        with pytest.raises(PassphraseRefusal):
+            SigningKey.load(path, "correct horse")
+    for wrong in (
+        text.replace(b'"n":4', b'"n":1e9'),
+        text.replace(b'"n":4', b'"n":1125899906842624'),
+        text[:-1],
+        b"[]",
+    ):
+        path.write_text("\n".join([head, base64.b64encode(wrong).decode(), foot]))
+        with pytest.raises(SchemaRefusal):
+            SigningKey.load(path, "correct horse")
+
+
+def test_a_new_passphrase_has_twelve_characters(tmp_path):
+    with pytest.raises(ParameterError, match="12 characters, got 11"):
+        SigningKey.generate().save(tmp_path / "ada.pem", "eleven-char")
+    assert not (tmp_path / "ada.pem").exists()

@@ -12,7 +12,7 @@ from scipy import stats
 
 from shared.base.randomness import Noise, grid_for, seeded_rng
 from shared.errors import ParameterError
-from shared.flows.bijections import Identity
+from shared.flows.base import Identity
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius, kept_weight, shrunk
 from shared.privacy.accountant import Gaussian, epsilon, w_for_epsilon
 

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from hurry import soak
 
 from shared.base.chain import GENESIS, extend_head
 from shared.base.keys import PublicKey, SigningKey
@@ -48,12 +49,6 @@ LAPLACE = privacy.Laplace(scale=2.0, sensitivity=1.0)
 KEY = SigningKey.generate()
 PERSON = SigningKey.generate()
 DIGEST = "b" * 64
-
-
-def soak(quick: int, full: int) -> int:
-    """How often: `quick`, or `full` under TRIBUTARY_SOAK=1, or whatever number above 1 it holds."""
-    asked = int(os.environ.get("TRIBUTARY_SOAK") or 0)
-    return quick if asked == 0 else full if asked == 1 else asked
 
 
 @dataclass(frozen=True)
@@ -654,7 +649,7 @@ def cache_of(price):
 def rounds_of(rounds: int) -> int:
     if rounds == 1000 and not os.environ.get("TRIBUTARY_SOAK"):
         pytest.skip("set TRIBUTARY_SOAK")
-    return soak(50, rounds) if rounds == 1000 else rounds
+    return soak(8, rounds) if rounds == 1000 else rounds
 
 
 def assert_one_more_charge(path: Path, cap: float) -> None:
@@ -669,7 +664,7 @@ def assert_one_more_charge(path: Path, cap: float) -> None:
 LANES = 4  # rounds at the same time, each on its own ledger: whoever waits for a lock mostly sleeps
 
 
-@pytest.mark.parametrize("rounds", [50, pytest.param(1000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [8, pytest.param(1000, marks=pytest.mark.soak)])
 def test_of_64_threads_that_want_the_last_unit_exactly_one_gets_it(last_unit, rounds, record_property):
     cap, made = last_unit
 
@@ -691,7 +686,7 @@ def test_of_64_threads_that_want_the_last_unit_exactly_one_gets_it(last_unit, ro
     record_property("rounds", total)
 
 
-@pytest.mark.parametrize("rounds", [50, pytest.param(1000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [8, pytest.param(1000, marks=pytest.mark.soak)])
 def test_of_8_processes_with_8_threads_each_exactly_one_gets_the_last_unit(last_unit, rounds, record_property):
     cap, made = last_unit
     reserve(Ledger(made(0), KEY, site="north"), 2, cap=cap)  # priced once, for all that are forked

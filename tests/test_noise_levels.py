@@ -20,9 +20,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from sources import parsed
 
 from shared.base.randomness import Noise, grid_for, seeded_rng
-from shared.flows.bijections import Identity
+from shared.flows.base import Identity
 from shared.mechanisms.densities.local import LocalCounts
 from shared.mechanisms.densities.noise import Densities, Grid
 from shared.mechanisms.densities.scaling import Basis, Coefficients
@@ -413,7 +414,7 @@ def calls(*wanted: str) -> dict[str, set[str]]:
     for package in ("shared", "site_agent", "coordinator"):
         for path in sorted((ROOT / package).rglob("*.py")):
             place = path.relative_to(ROOT).as_posix()
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(parsed(path)):
                 if isinstance(node, ast.Call):
                     name = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
                     if name in wanted:

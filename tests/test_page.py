@@ -23,7 +23,7 @@ from shared.errors import UsageRefusal
 from shared.plans.plan import Budget
 from shared.privacy.stated import shown_price
 from site_agent import cli
-from site_agent.show import page
+from site_agent.show import access, page
 
 TOKEN = re.compile(r'name="csrf" value="([^"]+)"')
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -162,7 +162,7 @@ def test_a_password_works_once_and_the_terminal_shows_the_next(browser):
 
 def test_wrong_passwords_use_the_shown_one_up(browser):
     shown = browser.passwords[-1]
-    for _ in range(page.TRIES):
+    for _ in range(access.TRIES):
         assert browser.ask("POST", "/login", {"password": "aaaa-aaaa-aaaa"}).status == 401
     assert browser.passwords[-1] != shown
     assert browser.ask("POST", "/login", {"password": shown}).status == 401
@@ -173,9 +173,9 @@ def test_an_idle_session_ends():
     now = [0.0]
     gate = page.Gate(announce=lambda password: None, clock=lambda: now[0])
     cookie = gate.enter(gate.password)
-    now[0] = page.IDLE_SECONDS
+    now[0] = access.IDLE_SECONDS
     assert gate.session(cookie) is not None
-    now[0] = 2 * page.IDLE_SECONDS + 1
+    now[0] = 2 * access.IDLE_SECONDS + 1
     assert gate.session(cookie) is None
 
 
@@ -332,8 +332,8 @@ def test_the_page_asks_for_the_passphrase_the_bytes_shown_and_every_tick(ready, 
     assert right["tick"] == ["rare-levels"]
     assert "I have looked at the warning" in browser.get(f"/release/{release_id}").words
     for change, code in (
-        ({"passphrase": ""}, "E_SIGNATURE"),  # the environment has one, and the page never asks it
-        ({"passphrase": "not the passphrase"}, "E_SIGNATURE"),
+        ({"passphrase": ""}, "E_PASSPHRASE"),  # the environment has one, and the page never asks it
+        ({"passphrase": "not the passphrase"}, "E_PASSPHRASE"),
         ({"name": "mallory"}, "E_CONFIG"),
         ({"bundle_sha256": "0" * 64}, "E_NOT_APPROVED"),
         ({"tick": []}, "E_NOT_APPROVED"),
@@ -367,7 +367,7 @@ def test_reject_send_back_withdraw_and_pause(ready, browser):
     assert ready.json("outbox", "list")["releases"][0]["state"] == "sent_back"
     browser.post("/pause", {})
     assert "E_CONFIG" in browser.post("/resume", {}).text
-    assert "E_SIGNATURE" in browser.post("/resume", {**who, "passphrase": "a guess"}).text
+    assert "E_PASSPHRASE" in browser.post("/resume", {**who, "passphrase": "a guess"}).text
     answer = browser.post(f"/release/{first}/approve", decision(ready, first))
     assert "E_PAUSED" in answer.text
     assert "This site is paused" in browser.get("/").words

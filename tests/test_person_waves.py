@@ -138,36 +138,41 @@ def held(life: Life, price: np.ndarray) -> None:
             assert times <= 1 + life.renamed[place]
 
 
+@pytest.mark.parametrize("lives", [2, pytest.param(40, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("posture", ["public", "holdout"])
 @pytest.mark.parametrize("returning", ["append", "refresh", "frozen"])
-@settings(
-    max_examples=6,
-    deadline=None,
-    derandomize=True,
-    phases=[Phase.generate],  # a life is read sooner than it is made smaller
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(waves=st.lists(wave(), min_size=2, max_size=4), seed=st.integers(0, 99))
 def test_whatever_a_hospital_does_to_its_identifiers_the_promises_hold_or_a_steward_has_signed(
-    quick, plan, returning, posture, waves, seed
+    quick, plan, returning, posture, lives
 ):
     many = several(plan, 5, returning=returning, posture=posture, release=LatentNoisePlan(epsilon=0.5))
     many = replace(many, budget=Budget(epsilon=2.0))
-    rng = np.random.default_rng(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        life = Life(Path(folder), many)
-        assert life.make(1, sign=False)
-        price = np.asarray(life.site.ledger.holds()[0].rdp)
-        for number, what in enumerate(waves, start=2):
-            before = {pseudonym(normalised(name), key=KEY) for name in life.names.values()} - {
-                pseudonym(normalised(life.names[place]), key=KEY) for place in life.gone
-            }
-            life.turn(number, what, rng)
-            signed = life.signed
-            there = len(before & set(life.pseudonyms())) / len(before)
-            made = life.make(number, sign=what["signed"])
-            held(life, price)
-            if made and there < 0.45 and (posture == "holdout" or not many.redraws):
-                assert life.signed > signed, "nobody goes on without the earlier persons unless somebody has signed"
-            known = {place for place in life.trained if not life.renamed[place]}
-            assert not known & set(life.released), "whoever trained is never released under the same identifier"
+
+    @settings(
+        max_examples=lives,
+        deadline=None,
+        derandomize=True,
+        phases=[Phase.generate],  # a life is read sooner than it is made smaller
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(waves=st.lists(wave(), min_size=2, max_size=4), seed=st.integers(0, 99))
+    def promises_hold(waves: list[dict[str, object]], seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        with tempfile.TemporaryDirectory() as folder:
+            life = Life(Path(folder), many)
+            assert life.make(1, sign=False)
+            price = np.asarray(life.site.ledger.holds()[0].rdp)
+            for number, what in enumerate(waves, start=2):
+                before = {pseudonym(normalised(name), key=KEY) for name in life.names.values()} - {
+                    pseudonym(normalised(life.names[place]), key=KEY) for place in life.gone
+                }
+                life.turn(number, what, rng)
+                signed = life.signed
+                there = len(before & set(life.pseudonyms())) / len(before)
+                made = life.make(number, sign=what["signed"])
+                held(life, price)
+                if made and there < 0.45 and (posture == "holdout" or not many.redraws):
+                    assert life.signed > signed, "nobody goes on without the earlier persons unless somebody has signed"
+                known = {place for place in life.trained if not life.renamed[place]}
+                assert not known & set(life.released), "whoever trained is never released under the same identifier"
+
+    promises_hold()

@@ -12,7 +12,7 @@ from test_plan import TOML
 
 from shared.base.randomness import seeded_rng
 from shared.errors import PlanRefusal
-from shared.flows.bijections import OutcomesLast
+from shared.flows.outcomes_last import OutcomesLast
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder

@@ -16,7 +16,7 @@ from test_pipeline import deliver
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import PlanRefusal, PolicyRefusal, ReceiptRefusal, SmallN, TrainingRefusal
-from shared.flows.bijections import to_arrays
+from shared.flows.chain import to_arrays
 from shared.mechanisms.latent_noise import plan as latent_noise
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan, mechanism
 from shared.plans.dictionary import Column, Dictionary

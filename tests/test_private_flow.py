@@ -12,7 +12,7 @@ from scipy import stats
 
 from shared.base.randomness import seeded_rng
 from shared.errors import TrainingRefusal
-from shared.flows.bijections import AffineAutoregressiveFlow, MaskedLayer
+from shared.flows.affine import AffineAutoregressiveFlow, MaskedLayer
 from shared.plans.plan import PrivateTraining, Training
 from site_agent.models import private_flow
 from site_agent.models.fast_flow import Adam, FusedFlow, first_layers, masks

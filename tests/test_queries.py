@@ -275,7 +275,9 @@ def test_an_answer_says_which_conditions_of_the_paper_s_theorem_it_does_not_meet
     persons = np.mean([row.n for row in answer.estimates])
     assert persons / 50 > 4
     far, many, *rest = answer.cautions
-    assert far.startswith("The estimate from the records themselves is predicted to lie by a factor of 1.0")
+    assert far.startswith(
+        "The estimate from the records themselves is predicted to be this one times or divided by 1.0"
+    )
     assert "many sites" in many
     assert "there are 4" in many
     assert len(rest) == (answer.result.tau2 == 0)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
+from sources import parsed
 
 from shared.base.randomness import Noise, grid_for, rounding_reach, secure_rng, seeded_rng
 from shared.errors import ParameterError
@@ -440,7 +441,7 @@ def test_only_tests_and_examples_use_a_seeded_source():
     found = []
     for package in ("shared", "site_agent", "coordinator"):
         for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):  # docstrings are no code: examples may be seeded
+            for node in ast.walk(parsed(path)):  # docstrings are no code: examples may be seeded
                 used = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "name", None)
                 hidden = isinstance(node, ast.Constant) and node.value == "seeded_rng"
                 if used == "seeded_rng" or hidden:
@@ -464,7 +465,7 @@ def test_no_command_setting_or_argument_offers_a_seed(package):
         place = path.relative_to(ROOT).as_posix()
         if place in allowed or place.startswith("site_agent/models/"):  # torch wants a number: one drawn from a source
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             assert not (isinstance(node, ast.arg) and node.arg == "seed"), place
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 assert "--seed" not in node.value, place

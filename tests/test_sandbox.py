@@ -307,11 +307,11 @@ def test_a_process_killed_while_it_reads_is_a_refusal_and_the_same_bundle_goes_t
     assert hub.contents() == {f"bundles/{sealed.statement.bundle_sha256}.zip"}
 
 
-def test_a_nursery_that_is_killed_is_started_again(hub):
+def test_a_fork_server_that_is_killed_is_started_again(hub):
     first, second = (hub.seal("north", wave=k, release_id=f"{k:02d}" * 16, table=small_table(seed=k)) for k in (1, 2))
     with hub.egress("north", timeout=60.0) as egress:
         egress.send(first.envelope, first.path)
-        workers._nurseries[hub.running.service._opening._imports].process.kill()
+        workers._fork_servers[hub.running.service._opening._imports].process.kill()
         assert egress.send(second.envelope, second.path).log_index == 1
 
 
@@ -466,8 +466,8 @@ def test_a_task_whose_caller_leaves_is_ended_and_frees_its_place(pool, tmp_path)
 def test_workers_are_forked_from_one_thread_with_what_they_need(imports):
     pool = Workers(imports=imports, places=1, limits=TaskLimits(memory=256 * MB, cpu=5, wall=20.0))
     assert pool.run("workshop:echo", {"a": 1}, owner="a") == {"a": 1}
-    nursery = workers._nurseries[imports].process.pid
-    assert len(os.listdir(f"/proc/{nursery}/task")) == 1
+    fork_server = workers._fork_servers[imports].process.pid
+    assert len(os.listdir(f"/proc/{fork_server}/task")) == 1
     pool.close()
 
 

@@ -70,6 +70,19 @@ def test_a_revoked_site_is_not_told_that_it_has_joined(hospital, plan, monkeypat
     assert "has joined" not in at("join", expect=21)
 
 
+def test_approving_what_was_withdrawn_says_that_it_is_over_and_not_to_withdraw_it(hospital, plan):
+    at = hospital.joined().approved(plan).with_table(make_table(300))
+    short = at.json("release", "mini", "--wave", "1")["release_id"][:8]
+    at("approve", short, "--as", "dr-lind")
+    at("withdraw", short, "--as", "dr-lind", "--reason", "policy")
+    at.publish(replace(plan, version=2))
+    at("plan", "fetch", "mini")
+    at("plan", "approve", "mini", "--as", "dr-lind", "--understood", "local")
+    said = at.refused("approve", short, "--as", "dr-lind", expect=2)
+    assert said["given"] == "one that was withdrawn, which is for good"
+    assert "site-agent withdraw" not in said["next_step"]
+
+
 @pytest.mark.parametrize(
     ("name", "main"),
     [("site-agent", cli.main), ("coordinator", coordinator), ("analyst", analyst.main), ("tributary", tributary)],

@@ -24,7 +24,7 @@ from scipy import stats
 from shipped import Asked, Bench, Given, far, silent, study
 
 from shared.base.randomness import grid_for
-from shared.flows.bijections import AffineAutoregressiveFlow
+from shared.flows.affine import AffineAutoregressiveFlow
 from shared.mechanisms.densities.plan import DensitiesPlan
 from shared.mechanisms.grand import noise as grand
 from shared.mechanisms.grand.plan import GrandPlan

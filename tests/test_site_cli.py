@@ -73,7 +73,18 @@ def test_every_command_answers_in_json_and_every_changing_one_can_be_tried():
     reading |= {"outbox show", "audit export", "log"}
     found = commands()
     assert set(found) == reading | {
-        *("init", "join", "data add", "data map", "data frame", "plan fetch", "plan approve", "try", "release"),
+        *(
+            "init",
+            "join",
+            "passphrase",
+            "data add",
+            "data map",
+            "data frame",
+            "plan fetch",
+            "plan approve",
+            "try",
+            "release",
+        ),
         *("approve", "reject", "send-back", "withdraw", "pause", "resume", "ledger recover", "leave", "plan revoke"),
         *("curve", "outbox figures", "synthetic"),
         *("run", "withdraw-person", "data confirm-persons", "federate"),

@@ -326,10 +326,10 @@ def test_the_page_shows_it_and_an_approver_ends_it_there(ready):
         words = browser.get("/plans").words
         assert f"{digest[:8]} dr-lind in force at most 1234 {FAR} within 20 % of 300 0" in words
         end, who = f"/standing/{digest}/revoke", {"name": "dr-berg", "reason": "enough"}
-        assert "E_SIGNATURE" in browser.post(end, {**who, "passphrase": "a guess"}).text
+        assert "E_PASSPHRASE" in browser.post(end, {**who, "passphrase": "a guess"}).text
         assert "revoked" in browser.post(end, {**who, "passphrase": PASSPHRASE}).words
         assert "refused not named" not in browser.get("/audit").words
-        assert "standing revoke: A signature does not verify" in browser.get("/audit").words
+        assert "standing revoke: No passphrase was given" in browser.get("/audit").words
     assert len(ready.hub.revoked) == 1
     (line,) = [row for row in ready.json("history")["entries"] if row["kind"] == "refused"]
     assert (line["verb"], line["who"]) == ("standing revoke", "dr-berg")

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from hurry import part_of_today
 from theatre import ROOT, Theatre, plan_toml
 
 from shared.privacy import accountant as privacy
@@ -338,7 +339,7 @@ def test_wherever_release_or_approve_is_killed_one_charge_is_drawn_once_and_deli
 ):
     """Killed in every wave, also where a later one draws new persons through the flow of the first.
 
-    A round kills at each failpoint once; with `every`, at each of its passages in a wave.
+    A round kills at each failpoint once, a fifth of them in a hurry; with `every`, at each of its passages in a wave.
     """
     asked = int(os.environ.get("TRIBUTARY_SOAK") or 0)
     if (rounds > 1 or every) and not asked:
@@ -357,7 +358,10 @@ def test_wherever_release_or_approve_is_killed_one_charge_is_drawn_once_and_deli
     longest = max(len(drawn), len(sending))
     drawn += [()] * (longest - len(drawn))
     sending += [""] * (longest - len(sending))
-    cases = list(zip(drawn, sending, strict=True)) * rounds
+    whole = list(zip(drawn, sending, strict=True))
+    reached = Counter(point.partition(":")[0] for before, then in whole for point in (*before, then) if point)
+    assert {*reached, *CREATION} == written_failpoints()
+    cases = part_of_today(whole, 5) if rounds == 1 and not every else whole * rounds
     # Few waves at many sites in the soak, because each transaction reads its whole ledger. Wave 1 is left alone.
     many = max(len(lives), -(-len(cases) // (WAVES - 1)))
     hands = {f"{lives[k % len(lives)]}-{k + 1}": cases[k::many] for k in range(many)}
@@ -382,8 +386,7 @@ def test_wherever_release_or_approve_is_killed_one_charge_is_drawn_once_and_deli
         killed = sum(pool.map(play, hands)) + rounds * len(CREATION)
     hit = Counter(point.partition(":")[0] for before, then in cases for point in (*before, then) if point)
     hit.update(CREATION * rounds)
-    assert set(hit) == written_failpoints()
-    assert min(hit.values()) >= rounds
+    assert not asked or min(hit[point] for point in written_failpoints()) >= rounds
     counts = assert_settled(theatre, waves)
     for name, count in {"rounds": rounds, "killed": killed, "failpoints": len(hit), **counts}.items():
         record_property(name, count)

@@ -27,6 +27,7 @@ from shared.errors import EstimateRefusal, ParameterError, StateRefusal
 from shared.estimands.answer import Estimate, estimate
 from shared.estimands.survival import GridCurve, kaplan_meier, public_times
 from shared.plans.plan import Wave, sign_plan
+from shared.releases.receipt import planned_events
 
 TIMES = public_times(25.0)
 WAVES, DAY = (1, 2, 3, 4), dt.date(2026, 1, 1)
@@ -412,7 +413,10 @@ def test_under_refresh_a_further_wave_costs_what_plan_cost_says_for_one_wave_mor
     price = cost(plan, waves=8)
     totals, further = [wave.total for wave in price.waves], [k for k in WAVES if k > charged]
     shown = [k for k in further if k == further[0] or totals[k - 2] <= price.cap]  # up to the first that does not fit
-    assert _planned(price, totals[charged - 1], further, plan.redraws) == tuple((k, totals[k - 1]) for k in shown)
+    arrived = [(plan, event) for event in planned_events(plan, charged)]
+    planned = _planned(plan, arrived, after=charged)
+    assert [wave for wave, _ in planned] == shown
+    assert [total for _, total in planned] == pytest.approx([totals[k - 1] for k in shown], rel=1e-9)
 
 
 def test_a_question_that_is_no_curve_and_an_unknown_name_are_refused_with_what_to_do(filled):

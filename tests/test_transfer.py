@@ -11,7 +11,9 @@ from test_postures import cohort, encoded, study
 
 from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError, PlanRefusal
-from shared.flows.bijections import AffineAutoregressiveFlow, Composed, Identity
+from shared.flows.affine import AffineAutoregressiveFlow
+from shared.flows.base import Identity
+from shared.flows.chain import Composed
 from shared.mechanisms.latent_noise.plan import CONDITIONAL_ON
 from shared.plans.plan import Federated, StudyPlan, Training
 from shared.plans.public_start import public_start

@@ -27,7 +27,7 @@ from scipy import stats
 from test_noise_levels import Scaled
 
 from shared.base.randomness import grid_for, seeded_rng
-from shared.flows.bijections import Identity
+from shared.flows.base import Identity
 from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column, Dictionary

@@ -31,7 +31,7 @@ from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import BudgetRefusal, ParameterError, PlanRefusal, PolicyRefusal, StateRefusal
 from shared.estimands.answer import parse_estimand
-from shared.flows.bijections import Identity
+from shared.flows.base import Identity
 from shared.mechanisms.latent_noise.noise import (
     VARIED,
     LatentNoise,
@@ -52,7 +52,8 @@ from site_agent.config import SiteBudget, TableSource
 from site_agent.decide.airlock import totals
 from site_agent.decide.plan_facts import _price as _price_of
 from site_agent.ledger.holds import price_of
-from site_agent.release.audit import linkage, weighed
+from site_agent.release.audit.distances import linkage
+from site_agent.release.audit.likelihood import weighed
 from site_agent.release.pipeline import make_release
 from site_agent.release.sealed_state import fitted_by
 from site_agent.show import page, screens

@@ -144,6 +144,9 @@ def test_the_grid_says_of_each_site_what_the_coordinator_holds(study):
     take_back(study.store, "alpha", study.keys["alpha"])
     assert states(study, 1, TODAY)["alpha"] == "withdrawn"
     assert grid(study.store, "cvd", TODAY).waiting_days is None
+    take_back(study.store, "gamma", study.keys["gamma"])
+    again = grid(study.store, "cvd", TODAY).waves[0]
+    assert (again.missing, again.awaited) == (("alpha", "beta", "gamma"), ("beta",)), "what is taken back is for good"
     assert set(STATES) >= {cell.state for line in grid(study.store, "cvd", TODAY).waves for cell in line.cells}
 
 

@@ -144,6 +144,8 @@ def test_no_method_lets_the_coordinator_start_work_or_send_code():
         # what comes is numbers for the flow that the plan describes.
         "NextRound",
         "UploadRound",
+        # What a clock says, signed, for what the site's says.
+        "Clock",
     }
 
 

@@ -386,14 +386,14 @@ PRELOADED = [
     "dp_accounting",
     "shared.wire.messages",
     "shared.releases.receipt",
-    "shared.flows.bijections",
+    "shared.flows.chain",
     "shared.mechanisms.latent_noise.noise",
     "site_agent.cli",
     "site_agent.egress",
     "site_agent.release.drawing",
     "site_agent.release.pipeline",
     "site_agent.models.flow",
-    "site_agent.release.audit",
+    "site_agent.release.audit.attacks",
     "site_agent.release.checks",
     "site_agent.records.table",
     "site_agent.ledger.book",
@@ -541,10 +541,14 @@ def _perform(order: dict[str, Any], handles: list[int]) -> None:
 def _zygote(path: str) -> None:
     import importlib
 
+    from shared.base import keys
+    from shared.base.locked import KeyCost
+
     _die_with_parent()
     for name in PRELOADED:
         importlib.import_module(name)
     assert "grpc" not in sys.modules, "gRPC does not survive a fork"
+    keys.COST = KeyCost(n=2, r=1)  # as in conftest.py, of which this process knows nothing
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)
     server.listen(64)

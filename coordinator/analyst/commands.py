@@ -73,7 +73,7 @@ Question = Annotated[str, typer.Argument(help='As in R: "Surv(time, event) ~ sbp
 Term = Annotated[str, typer.Option("--term", help="Which term to pool; the first if left out.")]
 Wave = Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")]
 AsOf = Annotated[int | None, typer.Option("--as-of", help="Revision of a closed wave; all there is now if left out.")]
-Label = Annotated[str, typer.Option("--label", help="confirmatory or exploratory; it stands in the record.")]
+Label = Annotated[str, typer.Option("--label", help="confirmatory or exploratory; by the plan if left out.")]
 Figure = Annotated[Path | None, typer.Option("--forest", help="Also draw the forest plot: .svg, .pdf or .png.")]
 Subset = Annotated[str, typer.Option("--subset", help='Only rows for which this holds, as in "age >= 60".')]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Ask for no rows, write nothing.")]
@@ -103,7 +103,7 @@ def _how(
     wave: Wave = 0,
     as_of: AsOf = None,
     subset: Subset = "",
-    label: Label = "exploratory",
+    label: Label = "",
     forest: Figure = None,
     subgroup: Annotated[str, typer.Option("--subgroup", help="posture: pool its levels apart, and compare them.")] = "",
     bayes: Bayes = False,
@@ -456,9 +456,10 @@ def _answered(result: Result, forest: Path | None, json: bool, more: Mapping[str
     further = result.further(**more) if any(more.values()) else None
 
     def show(out: Console) -> None:
-        result.show(out)
-        if not isinstance(result, HarmonisedResult):  # it shows its three answers itself
-            result.meta().show(out)
+        if isinstance(result, HarmonisedResult):  # it shows its three answers itself
+            result.show(out)
+        else:
+            result.show_whole(out)
         if further is not None:
             further.show(out)
 

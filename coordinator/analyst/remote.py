@@ -541,8 +541,8 @@ class Study(_Shown):
             kind: as in ``cox``; blank when `formula` is the whole question or the name of a planned analysis.
             formula: as in ``Surv(time, event) ~ sbp + age``.
             term: which term to pool; the first when blank.
-            how: method, test, level, wave, as_of, combine, label (confirmatory or exploratory); anything else is an
-                option of the question itself.
+            how: method, test, level, wave, as_of, combine, label (confirmatory or exploratory; by the plan
+                where it is left out); anything else is an option of the question itself.
         Raises: the coordinator's refusals.
         """
         from shared.wire.messages import QueryRequest
@@ -769,7 +769,7 @@ class Result(_Shown):
         title = title or document["title"]
         how = {
             "title": title,
-            "note": document["told"],
+            "note": _caption(document),
             "columns": document["columns"],
             "favours": favours,
             "sort": sort,
@@ -901,6 +901,28 @@ class Result(_Shown):
         table.insert(7, "vi", table["vi_sampling"] + table["vi_privacy"])
         return table
 
+    def terms(self) -> ResultTable:
+        """Every term of the question, each pooled by itself: what a paper's table of coefficients needs."""
+        document = self.document
+        return ResultTable(f"{document['study']}: {document['estimand']}", list(document.get("table", ())), document)
+
+    def show_whole(self, out: Console) -> None:
+        """Draw it with the pooled result and all terms of the question."""
+        from coordinator.analyst.show import show_pooled, show_terms
+
+        document, pooled = self.document, self.pooled
+        _headed(out, document)
+        show_pooled(out, pooled, extra=self._sizes())
+        for sentence in document.get("cautions", ()):
+            out.print(f"note  {sentence}", style="dim")
+        if len(document.get("table", ())) > 1:
+            out.print()
+            show_terms(out, document["table"], document["level"])
+        out.print(f"result {self.id}", style="dim")
+
+    def _sizes(self) -> dict[str, dict[str, str]]:
+        return {"n": {row["site"]: f"{row['n']:,}" for row in self.document["estimates"] if row["yi"] is not None}}
+
     def show(self, out: Console) -> None:
         """Draw it."""
         from math import isfinite
@@ -910,8 +932,7 @@ class Result(_Shown):
 
         document = self.document
         scale = document["scale"]
-        out.print(f"{document['term']} in {document['estimand']}", style="bold")
-        out.print(f"{document['study']}, wave {document['wave']}. {document['told']}", style="dim")
+        _headed(out, document)
         rows = []
         for row in document["estimates"]:
             if row["yi"] is None:
@@ -928,10 +949,18 @@ class Result(_Shown):
         out.print(f"result {self.id}", style="dim")
 
     def _repr_html_(self) -> str:
+        from html import escape
+
+        from coordinator.analyst.show import html_table, paragraphs, pooled_html, terms_table
+
         document = self.document
-        frame = self.to_frame()
-        notes = [_line(document), document["told"], *(f"note: {sentence}" for sentence in document.get("cautions", ()))]
-        return _html(f"{document['term']} in {document['estimand']}", _read(frame, document), *notes)
+        parts = [f"<p><b>{escape(_title(document))}</b></p>", paragraphs([_caption(document), _line(document)])]
+        parts += [pooled_html(self.pooled, extra=self._sizes())]
+        parts += [paragraphs([f"note: {sentence}" for sentence in document.get("cautions", ())])]
+        if len(document.get("table", ())) > 1:
+            heads, cells = terms_table(document["table"], document["level"])
+            parts += ["<p><b>all terms, each pooled by itself</b></p>", html_table(heads, cells, worded=heads[:1])]
+        return "".join([*parts, paragraphs([f"result {self.id}"])])
 
 
 class HarmonisedResult(Result):
@@ -989,7 +1018,7 @@ class HarmonisedResult(Result):
 
         mapping, document = self.mapping, self.document
         out.print(mapping["lines"][0], style="bold")
-        out.print(f"{document['study']}, wave {document['wave']}. {document['told']}", style="dim")
+        out.print(_caption(document), style="dim")
         mapped = {row["site"]: row for row in mapping["estimates"]}
         rows = []
         for row in document["estimates"]:
@@ -1100,7 +1129,10 @@ class Meta(_Shown):
         )
 
     def _repr_html_(self) -> str:
-        return _html(_line(self.document), self.to_frame())
+        from coordinator.analyst.show import paragraphs, pooled_html
+
+        cautions = [f"note: {sentence}" for sentence in self.document.get("cautions", ())]
+        return pooled_html(self.result.pooled) + paragraphs(cautions)
 
     def show(self, out: Console) -> None:
         """Draw it."""
@@ -1149,19 +1181,19 @@ class Explanation(_Shown):
         plan, code = document["provenance"]["plan"], document["provenance"]["code"]
         notes = [f"stale: {why}" for why in self.stale] + [
             _line(document),
+            *(f"note: {sentence}" for sentence in document.get("cautions", ())),
             f"plan version {plan['version']}, {plan['hash']}",
         ]
         notes.append(", ".join(f"{name} {version}" for name, version in code.items()))
-        return _html(
-            f"result {self.document['result']}: {document['term']} in {document['estimand']}", self.to_frame(), *notes
-        )
+        return _html(f"result {self.document['result']}: {_title(document)}", self.to_frame(), *notes)
 
     def show(self, out: Console) -> None:
         """Draw it."""
         from shared.terminal import number, table
 
         document = self.document["answer"]
-        out.print(f"result {self.document['result']}: {document['term']} in {document['estimand']}", style="bold")
+        out.print(f"result {self.document['result']}: {_title(document)}", style="bold")
+        out.print(_caption(document), style="dim")
         for why in self.stale:
             out.print(f"stale: {why}", style="bold red")
         out.print(_line(document))
@@ -1194,6 +1226,20 @@ def _effect(document: Mapping[str, Any]) -> str:
     return str(document.get("effect", "")).lower() or ("ratio" if document["scale"] == "log" else "estimate")
 
 
+def _title(document: Mapping[str, Any]) -> str:
+    return str(document["title"])
+
+
+def _caption(document: Mapping[str, Any]) -> str:
+    """What stands under a title; an answer that was kept by an earlier version has less of it."""
+    return str(document.get("caption") or f"{document['study']}, wave {document['wave']}. {document['told']}")
+
+
+def _headed(out: Console, document: Mapping[str, Any]) -> None:
+    out.print(_title(document), style="bold")
+    out.print(_caption(document), style="dim")
+
+
 def _line(document: Mapping[str, Any]) -> str:
     """The pooled result in one line, off the analysis scale."""
     from shared.estimands.effects import shown
@@ -1203,21 +1249,6 @@ def _line(document: Mapping[str, Any]) -> str:
     value, low, high = (number(shown(pooled[name], document["scale"])) for name in ("beta", "ci_lb", "ci_ub"))
     how = f"{pooled['method']}, {pooled['test']}, {document['k']} sites"
     return f"pooled {_effect(document)} {value} ({100 * document['level']:g} % CI {low} to {high}; {how})"
-
-
-def _read(frame: pd.DataFrame, document: Mapping[str, Any]) -> pd.DataFrame:
-    """A table of sites as a notebook shows it: the estimate off the analysis scale, with its interval."""
-    from statistics import NormalDist
-
-    from shared.estimands.effects import shown
-
-    half = NormalDist().inv_cdf((1 + document["level"]) / 2)
-    error = frame["vi"] ** 0.5
-    ends = {_effect(document): frame["yi"], "lower": frame["yi"] - half * error, "upper": frame["yi"] + half * error}
-    out = frame[["site", "wave", "n"]].copy()
-    for name, column in ends.items():
-        out[name] = [None if y != y else round(shown(y, document["scale"]), 4) for y in column.astype(float)]
-    return out.assign(**{"left out because": frame["reason"]})
 
 
 def _html(title: str, frame: pd.DataFrame | None, *notes: str) -> str:

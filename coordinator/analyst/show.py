@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,26 @@ from shared.privacy.stated import raised
 from shared.terminal import number, table, write_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from rich.console import Console
 
     from coordinator.pooling.pool import PooledResult
 
-__all__ = ["check_figure", "draw", "p_shown", "show_pooled", "sides"]
+__all__ = [
+    "PooledText",
+    "check_figure",
+    "draw",
+    "html_table",
+    "p_shown",
+    "paragraphs",
+    "pooled_html",
+    "pooled_text",
+    "show_pooled",
+    "show_terms",
+    "sides",
+    "terms_table",
+]
 
 
 def check_figure(path: Path, kind: str) -> None:
@@ -100,25 +114,40 @@ def draw(
     companion_figures.draw(kind, result, title=title, note=note, ratio=ratio, filled=filled, path=path)
 
 
-def show_pooled(out: Console, result: PooledResult, *, extra: dict[str, dict[str, str]] | None = None) -> None:
-    """Draw a pooled result: a line per row, then both models, heterogeneity, and what was left out.
+@dataclass(frozen=True, kw_only=True)
+class PooledText:
+    """A pooled result in words and figures, for a terminal and for a page alike.
 
     Args:
-        out: the console.
-        result: what to draw; its numbers are shown off the analysis scale, under the name of its effect.
+        heads, rows: a line per row that was pooled; `worded` are the heads of words, the others hold numbers.
+        models: name, estimate, interval and p of each model, and the prediction interval.
+        sentences: heterogeneity, privacy noise, and what a naive reader would claim.
+        left_out: what could not be pooled, with the reason.
+        notes: what a reader must see.
+    """
+
+    heads: tuple[str, ...]
+    worded: frozenset[str]
+    rows: tuple[tuple[str, ...], ...]
+    models: tuple[tuple[str, str, str, str], ...]
+    sentences: tuple[str, ...]
+    left_out: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] | None = None) -> PooledText:
+    """A pooled result as text, off the analysis scale, under the name of its effect.
+
+    Args:
         extra: header to (label to cell): further columns, such as n and ε.
     """
     from math import floor, log10
 
-    from rich.table import Table
-    from rich.text import Text
-
     from shared.estimands.effects import SCALES, shown
 
-    further = dict(raised(head, cells) for head, cells in (extra or {}).items())
+    further = dict(raised(head, dict(cells)) for head, cells in (extra or {}).items())
     percent = f"{100 * result.level:g} % CI"
     half = NormalDist().inv_cdf((1 + result.level) / 2)
-
     narrowest = min(result.vi) ** 0.5
     decimals = 3 if SCALES[result.scale] else min(max(1 - floor(log10(narrowest)), 2), 8)
 
@@ -128,33 +157,21 @@ def show_pooled(out: Console, result: PooledResult, *, extra: dict[str, dict[str
     def interval(low: float | None, high: float | None) -> str:
         return "–" if low is None or high is None else f"{read(low)} to {read(high)}"
 
-    rows: list[list[Any]] = []
+    rows = []
     for i, label in enumerate(result.labels):
         y, se = result.yi[i], result.vi[i] ** 0.5
-        cells = [label, read(y), interval(y - half * se, y + half * se), f"{result.weights[i]:.1f}"]
-        rows.append([*cells, *(column.get(label, "–") for column in further.values())])
-    heads = ["site" if result.estimates else "study", result.effect.lower() or "estimate", percent]
-    heads += ["weight %", *further]
-    words = {head for head in further if head == "posture"}
-    out.print(table(heads, rows, right=set(heads[1:]) - words))
-
-    random = f"random effects ({result.method}, {result.test})"
+        cells = (label, read(y), interval(y - half * se, y + half * se), f"{result.weights[i]:.1f}")
+        rows.append((*cells, *(column.get(label, "–") for column in further.values())))
+    heads = ("site" if result.estimates else "study", result.effect.lower() or "estimate", percent, "weight %")
     models = [("fixed effect", result.fixed)]
     if result.method != "FE":
-        models.append((random, result))
-    grid = Table.grid(padding=(0, 2))
-    for justify in ("left", "right", "right", "left"):
-        grid.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for name, fit in models:
-        last = fit is models[-1][1]
-        line = (name, read(fit.beta), interval(fit.ci_lb, fit.ci_ub), f"p {p_shown(fit.pval)}")
-        grid.add_row(*(Text(cell, style="bold" if last else "") for cell in line))
+        models.append((f"random effects ({result.method}, {result.test})", result))
+    lines = [(name, read(fit.beta), interval(fit.ci_lb, fit.ci_ub), f"p {p_shown(fit.pval)}") for name, fit in models]
     predicted = result.prediction_interval
-    where = interval(predicted.lb, predicted.ub) if not predicted.empty else predicted.reason
     if result.method != "FE":
-        grid.add_row(Text("prediction interval"), Text(""), Text(where), Text("a new site's effect", style="dim"))
-    out.print()
-    out.print(grid)
+        where = predicted.reason if predicted.empty else interval(predicted.lb, predicted.ub)
+        lines.append(("prediction interval", "", where, "a new site's effect"))
+    sentences = []
     if result.df:
         parts = [f"Q {result.QE:.2f} on {result.df} df, p {p_shown(result.QEp)}", f"I² {result.I2:.0f} %"]
         if result.method != "FE":
@@ -162,20 +179,105 @@ def show_pooled(out: Console, result: PooledResult, *, extra: dict[str, dict[str
             bounds = "" if between.empty else f" ({number(between.lb or 0.0)} to {number(between.ub or 0.0)})"
             parts.insert(0, f"τ² {number(result.tau2)}{bounds}")
         on = f" (on the {SCALES[result.scale]} scale)" if SCALES[result.scale] else ""
-        out.print(f"between sites{on}: " + "   ".join(parts))
+        sentences.append(f"between sites{on}: " + "   ".join(parts))
     if result.pooled_noise_share > 0:
-        out.print(f"privacy noise: {result.pooled_noise_share:.0f} % of the variance of the pooled estimate")
+        sentences.append(f"privacy noise: {result.pooled_noise_share:.0f} % of the variance of the pooled estimate")
     if result.naive is not None:
         claimed = interval(result.naive.ci_lb, result.naive.ci_ub)
-        out.print(f"naive interval, released rows taken for patients: {claimed}", style="dim")
-    if result.excluded:
-        out.print()
-        for row in result.excluded:
-            out.print(f"left out  {row.label}: {row.reason}", style="yellow")
-    if result.notes:
-        out.print()
-        for note in result.notes:
-            out.print(f"note  {note}", style="dim")
+        sentences.append(f"naive interval, released rows taken for patients: {claimed}")
+        if result.naive.ci_ub - result.naive.ci_lb > result.ci_ub - result.ci_lb:
+            sentences[-1] += " (wider here: noise that it does not know makes sites look more different than they are)"
+    return PooledText(
+        heads=(*heads, *further),
+        worded=frozenset({heads[0], *(head for head in further if head == "posture")}),
+        rows=tuple(rows),
+        models=tuple(lines),
+        sentences=tuple(sentences),
+        left_out=tuple(f"{row.label}: {row.reason}" for row in result.excluded),
+        notes=result.notes,
+    )
+
+
+def show_pooled(out: Console, result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] | None = None) -> None:
+    """Draw a pooled result: a line per row, then both models, heterogeneity, and what was left out.
+
+    Args:
+        extra: as of `pooled_text`.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    text = pooled_text(result, extra=extra)
+    out.print(table(text.heads, text.rows, right=set(text.heads) - text.worded))
+    grid = Table.grid(padding=(0, 2))
+    for justify in ("left", "right", "right", "left"):
+        grid.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for line in text.models:
+        style = "bold" if line[0].startswith("random") or result.method == "FE" else ""
+        aside = "dim" if line[0].startswith("prediction") else style
+        grid.add_row(*(Text(cell, style=style) for cell in line[:3]), Text(line[3], style=aside))
+    out.print()
+    out.print(grid)
+    for sentence in text.sentences:
+        out.print(sentence, style="dim" if sentence.startswith("naive") else None)
+    for kind, lines, style in (("left out", text.left_out, "yellow"), ("note", text.notes, "dim")):
+        if lines:
+            out.print()
+        for line in lines:  # type: ignore[assignment]
+            out.print(f"{kind}  {line}", style=style)
+
+
+def pooled_html(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] | None = None) -> str:
+    """The same for a notebook: two tables, and every sentence of the printed text."""
+    text = pooled_text(result, extra=extra)
+    models = html_table(("model", *text.heads[1:3], ""), text.models)
+    notes = [*text.sentences, *(f"left out: {line}" for line in text.left_out), *(f"note: {n}" for n in text.notes)]
+    return html_table(text.heads, text.rows, worded=text.worded) + models + paragraphs(notes)
+
+
+def html_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], *, worded: Collection[str] = ()) -> str:
+    """A table whose cells are only text; columns of numbers are aligned to the right."""
+    from html import escape
+
+    right = [' style="text-align: right"' if head not in worded else ' style="text-align: left"' for head in heads]
+    top = "".join(f"<th{how}>{escape(head)}</th>" for head, how in zip(heads, right, strict=True))
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{how}>{escape('–' if x is None else str(x))}</td>" for x, how in zip(row, right, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def paragraphs(sentences: Sequence[str]) -> str:
+    """Sentences as paragraphs; what others wrote is only text."""
+    from html import escape
+
+    return "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+
+
+def terms_table(rows: Sequence[Mapping[str, Any]], level: float) -> tuple[tuple[str, ...], list[list[str | None]]]:
+    """Heads and cells of the table of all terms of a question (`coordinator.answers.queries.PooledAnswer.table`)."""
+    effects = {row["effect"] for row in rows if row["effect"]}
+    head = next(iter(effects)).lower() if len(effects) == 1 else "estimate"
+    cells: list[list[str | None]] = []
+    for row in rows:
+        if row["reason"]:
+            cells.append([row["term"], None, None, None, None, None, row["reason"]])
+            continue
+        named = f"{number(row['estimate'])}" + ("" if len(effects) == 1 else f" ({row['effect'].lower()})")
+        ends = f"{number(row['ci_lb'])} to {number(row['ci_ub'])}"
+        more = [p_shown(row["pval"]), f"{row['k']}", number(row["tau2"]), f"{row['I2']:.0f} %"]
+        cells.append([row["term"], named, ends, *more])
+    return ("term", head, f"{100 * level:g} % CI", "p", "sites", "τ²", "I²"), cells
+
+
+def show_terms(out: Console, rows: Sequence[Mapping[str, Any]], level: float) -> None:
+    """Draw the table of all terms of a question."""
+    heads, cells = terms_table(rows, level)
+    out.print("all terms, each pooled by itself", style="bold")
+    out.print(table(heads, cells, right=heads[1:]))
 
 
 def p_shown(value: float) -> str:

@@ -49,13 +49,14 @@ class Curves:
     @property
     def title(self) -> str:
         """Title of its figure."""
-        return f"{self.study}, wave {self.wave}: {self.estimand}"
+        return f"Time without {self.event}"
 
     @property
     def provenance(self) -> str:
         """Provenance, in a sentence."""
         count = len(set(self.used.values()))
-        return f"Privatised releases of {count} site{'s' * (count != 1)}; rows, not patients, are counted."
+        exact = f"{self.study}, wave {self.wave}: {self.estimand}."
+        return f"{exact} Privatised releases of {count} site{'s' * (count != 1)}; rows, not patients, are counted."
 
     def figure(self, path: Any = None, *, title: str = "", bands: bool | None = None) -> Any:
         """Draw them (`coordinator.figures.over_time.km_figure`)."""

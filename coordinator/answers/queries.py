@@ -30,9 +30,10 @@ from coordinator.pooling.intervals import Draw, SurrogateSampler, inflation, wit
 from coordinator.pooling.pool import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal, StateRefusal
 from shared.estimands.answer import Estimand, Estimate, estimate, parse_estimand, parse_formula
-from shared.estimands.effects import effect_name
+from shared.estimands.effects import effect_name, shown
 from shared.estimands.formulas import QuestionRows
 from shared.estimands.questions import SURVIVAL
+from shared.estimands.words import asked, asked_of, in_words, time_unit
 from shared.mechanisms.base import Answering
 from shared.mechanisms.latent_noise.plan import TRAINED_BEFORE
 from shared.privacy.stated import shown_price
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from coordinator.store.store import AcceptedRelease, Store, Tombstone
+    from shared.plans.dictionary import Dictionary
     from shared.plans.federated import FederatedFlow
     from shared.plans.plan import StudyPlan
     from shared.releases.receipt import Receipt
@@ -120,6 +122,8 @@ class PooledAnswer:
         estimates: one per site of `term`, excluded ones with their reason.
         result: both models, and what was left out.
         sources: one per release that the table as of the wave holds.
+        words: what it is of, as the dictionary calls it; detail: what else stands in the model, and of whom it is.
+        others: the other terms of the question, each pooled in the same way, or why it was not.
     """
 
     study: str
@@ -137,6 +141,9 @@ class PooledAnswer:
     withdrawn: tuple[Tombstone, ...] = ()
     gap: Gap | None = None
     flows_known: tuple[str, ...] = ()
+    words: str = ""
+    detail: str = ""
+    others: Mapping[str, PooledResult | str] = field(default_factory=dict)
 
     @property
     def used(self) -> dict[str, str]:
@@ -165,7 +172,21 @@ class PooledAnswer:
     @property
     def title(self) -> str:
         """Title of its figure."""
-        return f"{self.study}, wave {self.wave}: {self.term} in {self.estimand}"
+        return self.words or asked(self.term, self.estimand)
+
+    @property
+    def caption(self) -> str:
+        """What stands under the title: the exact question and where its numbers come from."""
+        exact = f"{self.study}, wave {self.wave}: {asked(self.term, self.estimand)}."
+        return " ".join(filter(None, (f"{self.detail}." if self.detail else "", exact, self.provenance)))
+
+    @property
+    def table(self) -> list[dict[str, Any]]:
+        """Every term of the question, pooled: a line each, as a paper's table of coefficients has it."""
+        return [
+            term_line(term, self.result if term == self.term else self.others.get(term, "not asked"))
+            for term in self.terms
+        ]
 
     @property
     def columns(self) -> dict[str, dict[str, str]]:
@@ -197,7 +218,7 @@ class PooledAnswer:
         if self.gap is not None:
             unseen = {source.site for source in self.sources if source.posture in ("public", "private")}
             open_ = bool(unseen & drawn - set(self.flows_known))
-            said.insert(0, self.gap.sentence(ratio=self.result.scale == "log", open_=open_))
+            said.insert(0, self.gap.sentence(scale=self.result.scale, open_=open_))
         return tuple(said)
 
     @property
@@ -224,6 +245,7 @@ class PooledAnswer:
         document = {name: getattr(self, name) for name in names}
         document |= {"planned": self.planned or None, "estimates": self.estimates, "sources": self.sources}
         document |= {"title": self.title, "columns": self.columns, "told": self.provenance, "cautions": self.cautions}
+        document |= {"caption": self.caption, "table": self.table}
         far = None if self.gap is None else {"rms": self.gap.rms, "interval": self.gap.interval, "how": self.gap.how}
         document |= {"gap": far}
         return {**document, **pooled_data(self.result)}
@@ -503,12 +525,15 @@ def ask(
         release was taken back while it was read).
     """
     held = held or holding(store, study, wave, as_of=as_of, combine=combine)
+    plan = store.plan(study).plan
     rows, question, planned, sources = _estimates(store, study, held, estimand, cache)
     terms = tuple(dict.fromkeys(row.term for row in rows))
     chosen = _term(terms, term)
     estimates = tuple(row for row in rows if row.term == chosen)
-    pooled = pool_estimates(estimates, method=method, test=test, level=level)
-    result = replace(pooled, effect=effect_name(question, chosen))
+    found = {term: _pooled(rows, question, term, method, test, level, plan.dictionary) for term in terms}
+    result = found.pop(chosen)
+    if isinstance(result, Refusal):
+        raise result
     known = _released_again(store, study, held, question, chosen, perturbations, trained) if perturbations else {}
     return PooledAnswer(
         study=study,
@@ -526,7 +551,37 @@ def ask(
         revisions=held.revisions,
         combined=held.combined,
         withdrawn=held.withdrawn,
+        words=in_words(question, chosen, plan.dictionary),
+        detail=asked_of(question, chosen, plan.dictionary),
+        others={term: str(one) if isinstance(one, Refusal) else one for term, one in found.items()},
     )
+
+
+def _pooled(
+    rows: Sequence[Estimate],
+    question: Estimand,
+    term: str,
+    method: Method,
+    test: Test,
+    level: float,
+    dictionary: Dictionary,
+) -> PooledResult | Refusal:
+    """One term of a question over the sites, or why none can be pooled."""
+    try:
+        result = pool_estimates([row for row in rows if row.term == term], method=method, test=test, level=level)
+    except EstimateRefusal as refusal:
+        return refusal
+    return replace(result, effect=effect_name(question, term, time_unit(question, dictionary)))
+
+
+def term_line(term: str, found: PooledResult | str) -> dict[str, Any]:
+    """One line of `PooledAnswer.table`: both scales, or the reason."""
+    blank = dict.fromkeys(("effect", "k", "estimate", "ci_lb", "ci_ub", "pval", "tau2", "I2", "beta", "se"))
+    if isinstance(found, str):
+        return {"term": term, **blank, "reason": found}
+    ends = {name: shown(getattr(found, name), found.scale) for name in ("ci_lb", "ci_ub")}
+    own = {name: getattr(found, name) for name in ("effect", "k", "pval", "tau2", "I2", "beta", "se")}
+    return {"term": term, **blank, **own, "estimate": shown(found.beta, found.scale), **ends, "reason": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -787,6 +842,7 @@ def _draw(receipt: Receipt, rows: int, known: Mapping[str, Receipt]) -> Draw:
         flow=receipt.flow_of,
         fitted_on=persons,
         among=receipt.posture != "holdout",
+        outcomes_last=receipt.parameters.get("outcomes_last") == 1.0,
     )
 
 

@@ -2,8 +2,9 @@
 
 The coordinator holds no ledger, and no receipt tells what one holds: how often a draw was burnt or rejected is the
 site's own. What is known here is the price of each release that arrived, withdrawn since or not, and it is a lower
-bound of what its persons were charged; the plan's cap is the upper one. Further waves are priced as `coordinator plan
-cost` prices them. A site with a release without a formal guarantee has no ε to draw: it is named beside the figure.
+bound of what its persons were charged; the plan's cap is the upper one. A further wave adds what it would be charged:
+through the flow that the site has, unless it refits. A site with a release without a formal guarantee has no ε to
+draw: it is named beside the figure.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.planning import PlanCost, cost
 from shared.errors import StateRefusal
 from shared.privacy.stated import all_given, shown_epsilon, shown_price
 
@@ -105,7 +105,6 @@ def spending(store: Store, study: str) -> BudgetReport:
     from shared.privacy import accountant as privacy
 
     plan = store.plan(study).plan
-    price = cost(plan, waves=2 * len(plan.waves))  # a crash burns a charge: more of them than waves
     numbers = tuple(sorted(wave.number for wave in plan.waves))
     courses: dict[tuple[tuple[tuple[int, str], ...], str], dict[str, Points]] = {}
     by_site: dict[str, list[tuple[int, float]]] = {}
@@ -139,31 +138,41 @@ def spending(store: Store, study: str) -> BudgetReport:
         cap=plan.budget.epsilon,
         delta=plan.budget.delta,
         waves=numbers,
-        courses=tuple(_course(sites, given, price, numbers, plan.redraws) for (_, given), sites in courses.items()),
+        courses=tuple(_course(sites, given, plan, charges[next(iter(sites))]) for (_, given), sites in courses.items()),
         open=dict(sorted(open_.items())),
     )
 
 
 def _course(
-    sites: Mapping[str, Points], given: str, price: PlanCost, numbers: Sequence[int], redraws: bool
+    sites: Mapping[str, Points], condition: str, plan: StudyPlan, arrived: Sequence[tuple[StudyPlan, Event]]
 ) -> Spending:
     """The course of sites that print alike: what the dearest of them spent."""
+    from shared.releases.receipt import given
+
     spent = tuple(max(points) for points in zip(*sites.values(), strict=True))
-    further = [number for number in numbers if number > spent[-1][0]]
-    planned = _planned(price, spent[-1][1], further, redraws)
-    ahead = [(epsilon, price.epsilon_given) for _, epsilon in planned]
-    return Spending(sites=tuple(sites), spent=spent, planned=planned, given=all_given([(spent[-1][1], given), *ahead]))
+    planned = _planned(plan, arrived, after=spent[-1][0])
+    conditions = [(spent[-1][1], condition), *((epsilon, given(plan)) for _, epsilon in planned)]
+    return Spending(sites=tuple(sites), spent=spent, planned=planned, given=all_given(conditions))
 
 
-def _planned(price: PlanCost, spent: float, further: list[int], redraws: bool) -> Points:
-    """Totals after each further wave for somebody who is in all; an odd total is rounded up to whole charges."""
-    totals = [wave.total for wave in price.waves]
-    charged = next((i + 1 for i, total in enumerate(totals) if total >= spent * (1 - 1e-6)), len(totals))
-    points: list[tuple[int, float]] = []
-    for j, number in enumerate(further[: len(totals) - charged], start=1):
-        # Under append and frozen nobody is drawn twice, so a further wave is paid by others.
-        total = totals[charged + j - 1] if redraws else max(spent, totals[0])
-        points.append((number, total))
-        if total > price.cap:
+def _planned(plan: StudyPlan, arrived: Sequence[tuple[StudyPlan, Event]], *, after: int) -> Points:
+    """Totals after each further wave, to the first beyond the cap, for somebody drawn as often as the plan may.
+
+    Args:
+        arrived: plan and event of the site's releases, in the order of their arrival.
+        after: number of the newest wave of these.
+    """
+    from shared.releases.receipt import charged_training, planned_event, refits
+
+    charges = [*arrived, *([] if plan.federated is None else [(plan, plan.federated.event)])]
+    training, points = charged_training(plan), list[tuple[int, float]]()
+    fitted = training is None or any(training in event.to_canonical().get("events", ()) for _, event in arrived)
+    for wave in sorted(plan.waves, key=lambda wave: wave.number):
+        if wave.number <= after:
+            continue
+        charges.append((plan, planned_event(plan, reused=fitted and not refits(plan, wave))))
+        fitted = True
+        points.append((wave.number, least_total(charges, plan.budget.delta)))
+        if points[-1][1] > plan.budget.epsilon:
             break
     return tuple(points)

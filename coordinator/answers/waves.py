@@ -182,6 +182,12 @@ class WaveLine:
     missing: tuple[str, ...]
     cells: tuple[Cell, ...]
 
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """The missing sites that can still be asked: not those that took their release back, which is for good."""
+        gone = {cell.site for cell in self.cells if cell.state == "withdrawn"}
+        return tuple(site for site in self.missing if site not in gone)
+
 
 @dataclass(frozen=True, kw_only=True)
 class WaveGrid:
@@ -208,7 +214,7 @@ def grid(store: Store, study: str, today: dt.date) -> WaveGrid:
     releases = store.releases(study, withdrawn=True)
     sites = tuple(sorted({*store.members(study), *(release.site for release in releases)}))
     lines = tuple(_line(store, study, wave, sites, releases, today) for wave in plan.waves)
-    waited = [line for line in lines if line.state in ("open", "overdue") and line.missing]
+    waited = [line for line in lines if line.state in ("open", "overdue") and line.awaited]
     return WaveGrid(
         study=study,
         version=plan.version,
@@ -274,7 +280,6 @@ def reminder(plan: StudyPlan, line: WaveLine, site: str, today: dt.date) -> str:
     when = f"It closes on {line.closes}, in {left} days." if left >= 0 else f"Its deadline was {line.closes}."
     what = {
         "quarantined": f"A release arrived and was set aside ({cell.code}) (see site-agent status). It was not used.",
-        "withdrawn": "The release that you delivered was withdrawn.",
         "held?": "A release may be waiting for an approver: site-agent outbox.",
     }.get(cell.state, "Nothing has arrived yet.")
     closing = (

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from coordinator.answers.queries import PooledAnswer
     from coordinator.store.store import SavedResult, Store
     from shared.plans.federated import FederatedFlow
-from coordinator.cli.options import DryRun, Json, Study, app, open_store, today
+from coordinator.cli.options import DryRun, Json, Study, app, open_store, require_study, today
 
 __all__ = ["figure", "harmonise", "pool", "results", "synthetic"]
 
-Wave = Annotated[int, typer.Option("--wave", help="Which wave: the table as of it, earlier waves included.")]
+Wave = Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")]
 AsOf = Annotated[int | None, typer.Option("--as-of", help="Revision of a closed wave; all there is now if left out.")]
 Combine = Annotated[
     bool, typer.Option("--combine", help="Put all refreshes of a site together: the same persons again, se too small.")
@@ -60,7 +60,7 @@ FigureKind = Annotated[
 def pool(
     context: typer.Context,
     study: Study,
-    wave: Wave,
+    wave: Wave = 0,
     as_of: AsOf = None,
     combine: Combine = False,
     estimand: Planned = "",
@@ -131,7 +131,7 @@ def figure(
     out: Annotated[
         Path, typer.Option("--out", help="Figure to write: .svg, .pdf or .png; a forest plot's numbers: .csv.")
     ],
-    wave: Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")] = 0,
+    wave: Wave = 0,
     as_of: AsOf = None,
     combine: Combine = False,
     estimand: Planned = "",
@@ -170,15 +170,11 @@ def figure(
         from coordinator.answers.spending import spending
 
         with open_store(CoordinatorConfig.load(context.obj)) as store:
+            require_study(store, study)
             budget = spending(store, study)
         budget.figure(path, title=title)
         emit({**plain(budget), **made}, as_json=json, show=lambda shown: shown.print(words))
         return
-    if not wave:
-        from coordinator.answers.queries import newest
-
-        with open_store(CoordinatorConfig.load(context.obj)) as store:
-            wave = newest(store, study)
     if kind == "km":
         from coordinator.answers.curves import curves
 
@@ -203,7 +199,7 @@ def figure(
     answer = _ask(context, study, wave, as_of, combine, estimand, formula, term, method, test, level)
     before = None
     if kind == "waves":
-        made["waves"] = _by_wave(context, answer, title or f"{study}: {answer.term} in {answer.estimand}", path)
+        made["waves"] = _by_wave(context, answer, title or answer.title, path)
         before = None if dry_run else _save(context, answer, "figure", figure=str(out))
     elif not dry_run:
         from coordinator.analyst.show import draw, sides
@@ -212,7 +208,7 @@ def figure(
             answer.result,
             kind,
             title=title or answer.title,
-            note=answer.provenance,
+            note=answer.caption,
             columns=answer.columns,
             group=(subgroup, _known(answer, [subgroup], facts)[subgroup]) if subgroup else None,
             favours=sides(favours),
@@ -230,7 +226,7 @@ def harmonise(
     study: Study,
     column: Annotated[str, typer.Argument(help="What hospitals measure differently; chol,hdl: together.")],
     to: Annotated[str, typer.Option("--to", help="The site whose scale counts.")],
-    wave: Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")] = 0,
+    wave: Wave = 0,
     estimand: Planned = "",
     formula: Formula = "",
     term: Term = "",
@@ -308,6 +304,7 @@ def results(
 ) -> None:
     """List the pooled answers and figures that were handed out, and which of them are stale."""
     with open_store(CoordinatorConfig.load(context.obj)) as store:
+        require_study(store, study)
         found = [saved for saved in store.results(study or None) if saved.withdrawn or not stale]
     answer = [{**plain(saved), "stale": bool(saved.withdrawn)} for saved in found]
 
@@ -348,12 +345,13 @@ def _ask(
     level: float,
     **more: Any,
 ) -> PooledAnswer:
-    from coordinator.answers.queries import ask
+    from coordinator.answers.queries import ask, newest
 
     with open_store(CoordinatorConfig.load(context.obj)) as store:
+        require_study(store, study)
         query = _one_question(store, study, estimand, formula)
         how = {"term": term, "method": method, "test": test, "level": level}
-        return ask(store, study, wave, query, as_of=as_of, combine=combine, **how, **more)
+        return ask(store, study, wave or newest(store, study), query, as_of=as_of, combine=combine, **how, **more)
 
 
 def _trained(path: Path | None) -> FederatedFlow | None:
@@ -400,7 +398,7 @@ def _by_wave(context: typer.Context, answer: PooledAnswer, title: str, path: Pat
         {wave: one.result for wave, one in found.items()},
         missing=missing,
         title=title,
-        note=answer.provenance,
+        note=answer.caption,
         path=path,
     )
     return {str(wave): {"sites": one.result.k, **one.numbers} for wave, one in sorted(found.items())}
@@ -486,12 +484,11 @@ def _estimates(answer: PooledAnswer) -> pd.DataFrame:
 
 
 def _show_answer(out: Console, answer: PooledAnswer, changed: Sequence[str] = ()) -> None:
-    from coordinator.analyst.show import show_pooled
+    from coordinator.analyst.show import show_pooled, show_terms
 
     result = answer.result
-    title = answer.term if answer.term == answer.estimand else f"{answer.term} in {answer.estimand}"
-    out.print(title, style="bold")
-    out.print(f"{answer.study}, wave {answer.wave}. {answer.provenance}", style="dim")
+    out.print(answer.title, style="bold")
+    out.print(answer.caption, style="dim")
     out.print()
     for line in changed:
         out.print(line, style="yellow")
@@ -519,7 +516,6 @@ def _show_answer(out: Console, answer: PooledAnswer, changed: Sequence[str] = ()
         )
     for sentence in answer.cautions:
         out.print(f"note  {sentence}", style="dim")
-    others = [term for term in answer.terms if term != answer.term]
-    if others:
+    if len(answer.terms) > 1:
         out.print()
-        out.print(f"other terms: {', '.join(others)} (--term)", style="cyan")
+        show_terms(out, answer.table, result.level)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.config import CoordinatorConfig
-from shared.errors import IntegrityRefusal, ParameterError, StateRefusal
+from shared.errors import IntegrityRefusal, ParameterError, SchemaRefusal, StateRefusal
 from shared.terminal import emit
 
 if TYPE_CHECKING:
@@ -37,10 +37,19 @@ def log_verify(context: typer.Context, json: Json = False) -> None:
 
 
 def _verify(context: typer.Context, json: bool) -> None:
+    from coordinator.services.health import require_whole
+
     with open_store(CoordinatorConfig.load(context.obj)) as store:
-        store.require_sound()
-        size = store.verify_log()
-        signed = store.verify_signatures()
+        require_whole(store, thorough=True)
+        try:
+            size = store.verify_log()
+            signed = store.verify_signatures()
+        except SchemaRefusal as refusal:
+            raise IntegrityRefusal(
+                "every document in the database must be as it was written",
+                given=f"one that is not ({refusal.must})",
+                next_step="Restore the database from a backup.",
+            ) from None
         entries = store.log()
     head = entries[-1].root if entries else None
     answer = {"size": size, "signed": signed, "root": head, "verified": True}

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
-import sys
-from contextlib import closing
+import difflib
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coordinator.config import HOME_VARIABLE, CoordinatorConfig, default_home
-from shared.errors import ParameterError, StateRefusal
+from shared.errors import PlanRefusal, StateRefusal
 from shared.terminal import application
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from shared.base.keys import PublicKey
 
 __all__ = [
-    "PASSPHRASE_VARIABLE",
     "DryRun",
     "Json",
     "PlanFile",
@@ -32,20 +30,20 @@ __all__ = [
     "Study",
     "analyst_app",
     "app",
-    "ask_passphrase",
+    "clock_app",
     "federate_app",
     "lead_keys",
     "log_app",
     "open_store",
     "plan_app",
     "release_app",
+    "require_study",
     "show_facts",
     "show_sentences",
     "today",
     "wave_app",
 ]
 
-PASSPHRASE_VARIABLE = "TRIBUTARY_PASSPHRASE"
 app = application("Collect privatised releases from hospitals, and pool them.")
 plan_app = application("Write, check, price and sign study plans.")
 release_app = application("Look at one release.")
@@ -53,6 +51,7 @@ wave_app = application("The calendar of a study, and who has delivered. Nothing 
 federate_app = application("A flow that all sites of a study train together. The sites dial in; no record moves.")
 analyst_app = application("Analysts' tokens: who may ask, in which studies, until when.")
 log_app = application("The append-only log of accepted releases.", bare=True)
+clock_app = application("Whose clock says what, and what a wrong one has dated.", bare=True)
 
 app.add_typer(plan_app, name="plan", rich_help_panel="Set up")
 app.add_typer(release_app, name="release", rich_help_panel="Releases")
@@ -60,6 +59,7 @@ app.add_typer(wave_app, name="wave", rich_help_panel="Releases")
 app.add_typer(federate_app, name="federate", rich_help_panel="Releases")
 app.add_typer(analyst_app, name="analyst", rich_help_panel="Answers")
 app.add_typer(log_app, name="log", rich_help_panel="Releases")
+app.add_typer(clock_app, name="clock", rich_help_panel="Set up")
 
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen; change nothing.")]
@@ -76,31 +76,45 @@ def _home(
     context.obj = home or default_home()
 
 
-def open_store(config: CoordinatorConfig) -> closing[Store]:
-    """This coordinator's store, closed when the block ends."""
-    from coordinator.store.store import Store
+@contextmanager
+def open_store(config: CoordinatorConfig) -> Iterator[Store]:
+    """This coordinator's store, closed when the block ends. An unknown study is refused with those there are.
 
-    return closing(Store.open(config.home, config.store))
+    (Only here: what a site or an analyst asks for is refused without a list.)
+    """
+    from coordinator.store.store import UNKNOWN_PLAN, Store
+
+    with closing(Store.open(config.home, config.store)) as store:
+        try:
+            yield store
+        except PlanRefusal as refusal:
+            if refusal.must != UNKNOWN_PLAN:
+                raise
+            raise PlanRefusal(refusal.must, given=refusal.given, next_step=_nearest(store, refusal.given)) from None
+
+
+def require_study(store: Store, study: str) -> None:
+    """Refuse a study that this coordinator does not know; a blank is no study in particular. Raises: PlanRefusal."""
+    if study:
+        store.plan(study)
+
+
+def _nearest(store: Store, given: str) -> str:
+    """The studies and versions there are, or the one that was meant."""
+    versions: dict[str, list[int]] = {}
+    for stored in store.plans():
+        versions.setdefault(stored.plan.study, []).append(stored.plan.version)
+    study = given.partition(" version ")[0]
+    if study in versions:
+        return f"Versions of {study}: {', '.join(map(str, versions[study]))}."
+    near = difflib.get_close_matches(study, list(versions), n=1)
+    listed = f"Studies here: {', '.join(versions) or 'none signed yet'} (coordinator studies)."
+    return f"Did you mean {near[0]!r}? {listed}" if near else listed
 
 
 def today() -> dt.date:
     """Today, by UTC: the day that plans, waves and tombstones are told in."""
     return dt.datetime.now(dt.UTC).date()
-
-
-def ask_passphrase(who: str, *, confirm: bool = False) -> str | None:
-    """From the environment, else asked for where there is a person, else none."""
-    given = os.environ.get(PASSPHRASE_VARIABLE)
-    if given is not None:
-        return given or None
-    if not sys.stdin.isatty():
-        return None
-    import getpass
-
-    passphrase = getpass.getpass(f"passphrase of the key of {who} (empty for none): ", stream=sys.stderr)
-    if confirm and passphrase and getpass.getpass("once more: ", stream=sys.stderr) != passphrase:
-        raise ParameterError("the passphrase must be typed the same twice", given="two that differ")
-    return passphrase or None
 
 
 def lead_keys(config: CoordinatorConfig) -> dict[str, PublicKey]:

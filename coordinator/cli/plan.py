@@ -1,4 +1,4 @@
-"""The study plan: ``plan new``, ``check``, ``prices``, ``cost``, ``sign``, ``amend``, ``show``."""
+"""The study plan: ``studies``, ``plan new``, ``check``, ``prices``, ``cost``, ``sign``, ``amend``, ``show``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from coordinator.cli.options import (
     DryRun,
     Json,
     PlanFile,
-    ask_passphrase,
+    app,
     lead_keys,
     open_store,
     plan_app,
@@ -34,7 +34,32 @@ from coordinator.cli.options import (
     today,
 )
 
-__all__ = ["plan_amend", "plan_check", "plan_cost", "plan_new", "plan_prices", "plan_show", "plan_sign", "write_draft"]
+__all__ = ["plan_amend", "plan_check", "plan_cost", "plan_new", "plan_prices", "plan_show", "plan_sign", "studies"]
+__all__ += ["write_draft"]
+
+
+@app.command(rich_help_panel="Set up")
+def studies(context: typer.Context, json: Json = False) -> None:
+    """List the studies: their version in force, waves, sites, and what has arrived."""
+    rows = []
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
+        for plan in {stored.plan.study: stored.plan for stored in store.plans()}.values():  # by version: the last stays
+            arrived = store.releases(plan.study)
+            facts = {"study": plan.study, "title": plan.title, "version": plan.version, "waves": len(plan.waves)}
+            facts |= {"sites": len(store.members(plan.study)), "releases": len(arrived), "expires": plan.expires}
+            rows.append({**facts, "newest_wave": max((release.wave for release in arrived), default=None)})
+
+    def show(out: Console) -> None:
+        if not rows:
+            out.print("No study has been signed yet.")
+            out.print("next: coordinator plan new STUDY", style="cyan")
+            return
+        heads = list(rows[0])
+        shown = [heads[-1].replace("_", " ") if head == heads[-1] else head for head in heads]
+        numbers = [head for head in shown if head not in ("study", "title", "expires")]
+        out.print(table(shown, [list(row.values()) for row in rows], right=numbers))
+
+    emit(rows, as_json=json, show=show)
 
 
 @plan_app.command("new")
@@ -216,10 +241,11 @@ def plan_sign(
     failed = [check for check in checks if check.state == "fail"]
     warnings = [check for check in checks if check.state == "warn"]
     if plan is None or failed:
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         raise PlanRefusal(
             "a plan must pass plan check before it is signed",
-            given=f"{failed[0].name}: {failed[0].detail}",
-            next_step=failed[0].fix,
+            given=f"{failed[0].name}: {failed[0].detail}{more}",
+            next_step=failed[0].fix + (f" All of them: coordinator plan check {file}." if more else ""),
         )
     with open_store(config) as store:
         last = _last_plan(store, plan.study)
@@ -372,10 +398,11 @@ def _name(context: typer.Context) -> str:
 
 def _lead_key(config: CoordinatorConfig, name: str) -> SigningKey:
     from shared.base.keys import SigningKey
+    from shared.passphrases import opened
 
     path = config.home / "keys" / f"{name}.pem"
     encrypted = path.is_file() and b"ENCRYPTED" in path.read_bytes()
-    return SigningKey.load(path, ask_passphrase(name) if encrypted else None)
+    return opened(path, name) if encrypted else SigningKey.load(path)
 
 
 def _last_plan(store: Store, study: str) -> StudyPlan | None:

@@ -24,6 +24,7 @@ from coordinator.cli.options import (
     app,
     open_store,
     release_app,
+    require_study,
     show_facts,
     show_sentences,
     today,
@@ -52,6 +53,7 @@ def releases(
 ) -> None:
     """List what was accepted, and what was quarantined and why."""
     with open_store(CoordinatorConfig.load(context.obj)) as store:
+        require_study(store, study)
         accepted = store.releases(study=study or None, wave=wave)
         kept_apart = [row for row in store.quarantined(study=study or None) if wave in (None, row.wave)]
     answer = {"accepted": [_release_data(row) for row in accepted], "quarantined": kept_apart}
@@ -229,7 +231,7 @@ def wave_status(context: typer.Context, study: Study, json: Json = False) -> Non
                 out.print(f"  {state}: {words}", style="dim")
         if found.waiting_days is not None:
             waited = next(line for line in found.waves if line.number == found.waiting_wave)
-            names = ", ".join(waited.missing)
+            names = ", ".join(waited.awaited)
             out.print(f"The oldest wait: wave {waited.number}, {found.waiting_days} days, for {names}.", style="bold")
             out.print(f"next: coordinator wave remind {study} {waited.number}", style="cyan")
 
@@ -254,7 +256,7 @@ def wave_remind(
         line = next(line for line in grid(store, study, today()).waves if line.number == wave)
         if line.state == "planned":
             raise StateRefusal("a wave must be open to remind of it", given=f"wave {wave}, which opens {line.opens}")
-        texts = {site: reminder(plan, line, site, today()) for site in line.missing}
+        texts = {site: reminder(plan, line, site, today()) for site in line.awaited}
         if not dry_run:
             store.remind(study, wave, list(texts), today())
             if out is not None:
@@ -265,7 +267,7 @@ def wave_remind(
 
     def show(shown: Console) -> None:
         if not texts:
-            shown.print(f"Nobody is missing in wave {wave}.")
+            shown.print(f"Nobody is awaited in wave {wave}.")
         for text in texts.values():
             shown.print(text)
         if texts:

@@ -1,4 +1,4 @@
-"""Setting up and serving: ``init``, ``serve``."""
+"""Setting up and serving: ``init``, ``passphrase``, ``serve``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shared.terminal import console, emit
 if TYPE_CHECKING:
     from rich.console import Console
 
-from coordinator.cli.options import DryRun, Json, app, ask_passphrase, open_store, show_facts
+from coordinator.cli.options import DryRun, Json, app, lead_keys, open_store, show_facts
 
-__all__ = ["init", "serve"]
+__all__ = ["init", "passphrase", "serve"]
 
 
 @app.command(rich_help_panel="Set up")
@@ -64,13 +64,14 @@ def init(
         return
     from coordinator.services.authority import Authority
     from shared.base.keys import SigningKey, write_private
+    from shared.passphrases import chosen
 
+    secrets = {who: chosen(who, optional=True) for who in leads}  # first: one that is too short leaves no folder
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
     fingerprints: dict[str, str] = {}
     unlocked = []
-    for who in leads:
-        passphrase = ask_passphrase(who, confirm=True)
+    for who, passphrase in secrets.items():
         key = SigningKey.generate()
         key.save(home / "keys" / f"{who}.pem", passphrase)
         write_private(home / "keys" / f"{who}.pub", f"{key.public.hex}\n".encode())
@@ -108,6 +109,30 @@ def init(
         out.print("next: coordinator plan new STUDY", style="cyan")
 
     emit(made, as_json=json, show=show)
+
+
+@app.command(rich_help_panel="Set up")
+def passphrase(
+    context: typer.Context,
+    lead: Annotated[str, typer.Argument(help="Name of the lead whose key it is.")],
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Give a lead's key another passphrase, or its first one. The key, and all that it signed, stays the same."""
+    from shared.passphrases import changed
+
+    config = CoordinatorConfig.load(context.obj)
+    known = lead_keys(config)
+    if lead not in known:
+        raise ParameterError("the lead must have a key here", given=repr(lead), next_step=f"Leads: {', '.join(known)}.")
+    key = changed(config.home / "keys" / f"{lead}.pem", lead, dry_run=dry_run)
+    answer = {"lead": lead, "fingerprint": key.public.fingerprint, "changed": not dry_run}
+
+    def show(out: Console) -> None:
+        out.print(f"{'would change' if dry_run else 'changed'} the passphrase of the key of {lead}", style="bold")
+        out.print("Copies of the old file, in backups for one, still open as they did.")
+
+    emit(answer, as_json=json, show=show)
 
 
 @app.command(rich_help_panel="Set up")

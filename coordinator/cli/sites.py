@@ -1,4 +1,4 @@
-"""Who takes part: ``invite``, ``sites``, ``accept``, ``revoke``, ``reanchor``."""
+"""Who takes part: ``invite``, ``sites``, ``accept``, ``refuse``, ``revoke``, ``reanchor``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from coordinator.store.store import Store
 from coordinator.cli.options import DryRun, Json, Site, app, lead_keys, open_store, show_facts, today
 
-__all__ = ["accept", "invite", "reanchor", "revoke", "sites"]
+__all__ = ["accept", "invite", "reanchor", "refuse", "revoke", "sites"]
 
 
 @app.command(rich_help_panel="Sites")
@@ -34,15 +34,27 @@ def invite(
 ) -> None:
     """Write one site's invitation: the coordinator's fingerprint, a single-use token, the lead's public keys."""
     from coordinator.services.authority import Authority
+    from coordinator.services.clocks import SeenClocks
     from shared.base.keys import write_private
+    from shared.plans.invitation import is_plain_word
 
     config = CoordinatorConfig.load(context.obj)
+    if not is_plain_word(site):
+        word = "".join(letter if letter.isalnum() else "-" for letter in site.lower().replace("'", ""))
+        word = "-".join(filter(None, word.encode("ascii", "ignore").decode().split("-")))
+        raise ParameterError(
+            "a site's name must be a plain word: ASCII letters, digits, - and _, at most 64",
+            given=repr(site),
+            next_step=f"For example {word[:64] or 'north'!r}. It stands in every release, and never changes.",
+        )
     if out.exists():
         raise StateRefusal("the invitation's file must be new", given=f"{out}", next_step="Choose another --out.")
     with open_store(config) as store:
         for name in study:
             store.plan(name)  # refused here, not at the site, when there is no such plan
-        invitation = Authority.load(config.home).invite(
+        authority = Authority.load(config.home)
+        SeenClocks(store, authority.certificate).verdict(authority.now()).require()
+        invitation = authority.invite(
             site,
             study,
             config.invitation_days if days is None else days,
@@ -186,6 +198,30 @@ def accept(
             out.print(f"would refuse {site}: the fingerprints differ", style="red")
 
     emit(answer, as_json=json, show=show)
+
+
+@app.command(rich_help_panel="Sites")
+def refuse(
+    context: typer.Context,
+    site: Site,
+    reason: Annotated[str, typer.Option("--reason", help="Why, in a few words; the site is told.")] = "",
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Turn away a site that waits to be let in; its invitation has served. Another one lets it ask again."""
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
+        found = _enrolment(store, site)
+        if found.state != "pending":
+            raise StateRefusal(
+                "a site must be waiting to be turned away",
+                given=f"one that is {found.state}",
+                next_step=f"Shut an accepted site out with coordinator revoke {site}.",
+            )
+        if not dry_run:
+            found = store.refuse_site(site, reason)
+    answer = {"site": site, "refused": not dry_run, "reason": found.reason if not dry_run else reason}
+    words = f"{'would turn' if dry_run else 'turned'} {site} away; coordinator invite lets it ask again"
+    emit(answer, as_json=json, show=lambda out: out.print(words))
 
 
 @app.command(rich_help_panel="Sites")

@@ -25,14 +25,15 @@ import numpy as np
 
 from coordinator.pooling.intervals import kept_shares
 from shared.errors import ParameterError, PlanChanged, Refusal
-from shared.estimands.answer import Estimand, Estimate, estimate
+from shared.estimands.answer import Estimand, Estimate, Scale, estimate
+from shared.estimands.effects import SCALES
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from coordinator.pooling.pool import PooledResult
     from shared.base.randomness import Noise
-    from shared.flows.bijections import Composed
+    from shared.flows.chain import Composed
     from shared.mechanisms.latent_noise.noise import LatentNoise
     from shared.plans.encoding import Encoder
     from shared.plans.federated import FederatedFlow
@@ -69,24 +70,27 @@ class Gap:
         """90 % interval of the distance, if it is normal about 0 with this mean square."""
         return _FIVE * self.rms, _NINETY_FIVE * self.rms
 
-    def sentence(self, *, ratio: bool, open_: bool = False) -> str:
-        """For a reader of an answer.
+    def sentence(self, *, scale: Scale = "identity", open_: bool = False) -> str:
+        """For a reader of an answer. Which way it lies nobody knows, and the sentence says so.
 
         Args:
-            ratio: whether the scale is that of a logarithm, and the distance is told as a factor.
+            scale: of the analysis; a distance of logarithms is told as a factor.
             open_: whether a flow that is not of the records has a bias that is not in it.
 
-        >>> Gap(bias=0.0, sd=0.05, how="the noise alone").sentence(ratio=False)[61:]
-        '0.0031 to 0.098 from this one, in nine cases of ten; by the noise alone.'
+        >>> Gap(bias=0.0, sd=0.05, how="the noise alone").sentence()[61:]
+        '0.0031 to 0.098 above or below this one, in nine cases of ten; by the noise alone.'
+        >>> Gap(bias=0.0, sd=0.05, how="the noise alone").sentence(scale="log")[37:117]
+        'is predicted to be this one times or divided by 1.003 to 1.103, in nine cases of'
         """
         low, high = self.interval
-        if ratio:
-            far = f"by a factor of {math.exp(low):.3f} to {math.exp(high):.3f}"
+        where = "to lie {} above or below this one"
+        if scale == "log":
+            where, far = "to be this one times or divided by {}", f"{math.exp(low):.3f} to {math.exp(high):.3f}"
         else:
-            far = f"{low:.2g} to {high:.2g}"
+            far = f"{low:.2g} to {high:.2g}" + (f" (on the {SCALES[scale]} scale)" if SCALES[scale] else "")
         more = " The flow's bias comes on top of it." if open_ else ""
         return (
-            f"The estimate from the records themselves is predicted to lie {far} from this one, in nine cases of ten; "
+            f"The estimate from the records themselves is predicted {where.format(far)}, in nine cases of ten; "
             f"by {self.how}.{more}"
         )
 
@@ -126,7 +130,8 @@ def released_flow(
 
     Raises: PlanChanged, if `trained` is not the flow that the plan names.
     """
-    from shared.flows.bijections import AffineAutoregressiveFlow, Composed
+    from shared.flows.affine import AffineAutoregressiveFlow
+    from shared.flows.chain import Composed
     from shared.plans.public_start import public_start
 
     if plan.release.mechanism != "latent_noise":

@@ -88,6 +88,7 @@ class Draw:
         flow: name of the flow; draws through one flow share its error.
         fitted_on: persons the flow was fitted on; None if it was fitted on no record.
         among: whether those persons are among the table's.
+        outcomes_last: whether the outcomes were drawn from a law given the covariates, not by the flow.
     """
 
     rows: int
@@ -95,6 +96,7 @@ class Draw:
     flow: str = ""
     fitted_on: int | None
     among: bool = True
+    outcomes_last: bool = False
 
     def __post_init__(self) -> None:
         if self.rows < 1 or not 0 <= self.w < 1 or (self.fitted_on is not None and self.fitted_on < 1):
@@ -442,7 +444,7 @@ def with_release_variance(
         else:
             how = "latent noise and flow fit by linearisation, its order by parametric bootstrap"
         lost = 0.0
-        if question.kind in SURVIVAL and row.scale == "log":
+        if question.kind in SURVIVAL and row.scale == "log" and not all(draw.outcomes_last for draw in draws):
             # What the flow misses is of high order, so the rows keep little of it: the noise's share, as measured.
             lost = COX_ATTENUATION * privacy / row.vi_sampling
         warnings = [_OPEN[posture] for posture in sorted(set(postures)) if posture in _OPEN]

@@ -761,6 +761,13 @@ def _notes(result: PooledResult) -> list[str]:
     least = float(special.chdtri(result.df, (1 + result.level) / 2))
     if least > result.QE:
         notes.append("Sites agree more closely than their variances allow: the interval of τ² is empty.")
+    # The interval holds each τ² whose weighted sum of squares chance explains; s2w is that sum, at the estimate.
+    spread, most = result.s2w * result.df, float(special.chdtri(result.df, (1 - result.level) / 2))
+    if least <= result.QE and (spread > most or (spread < least and result.tau2 > 0)):
+        notes.append(
+            f"The interval of τ² does not hold its estimate: it is found from Q, the estimate by {result.method}, and "
+            "on these rows the two disagree. Read neither alone."
+        )
     return notes
 
 

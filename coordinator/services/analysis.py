@@ -286,7 +286,7 @@ class AnalysisService:
                 kind="refused",
                 subject=refusal.code,
                 question=_tried(request, refusal),
-                label=request.label,
+                label=request.label or "exploratory",
                 today=self._today(),
             )
             raise
@@ -324,7 +324,7 @@ class AnalysisService:
                 "kind": "query",
                 "subject": result_id,
                 "question": {**document["asked"], "beta": document["pooled"]["beta"], "rests_on": _set_hash(rests)},
-                "label": request.label,
+                "label": request.label or ("confirmatory" if document["planned"] else "exploratory"),
                 "planned": document["planned"] or "",
                 "today": self._today(),
             }

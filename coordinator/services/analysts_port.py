@@ -28,7 +28,7 @@ from shared.errors import NetworkRefusal, Refusal, refusal_from_code
 from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE
 from shared.wire.transport import CallLimits, Credentials, Server
 
-__all__ = ["Apart", "Running", "analysts_server"]
+__all__ = ["AnalystsProcess", "AnalystsServer", "analysts_server"]
 
 # An analyst's message is small: whoever takes longer for it than this is not sending one.
 FIRST = 10.0
@@ -37,7 +37,7 @@ _log = logging.getLogger("tributary.analysts")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Running:
+class AnalystsServer:
     """A server that answers analysts, with the processes in which it computes."""
 
     server: Server
@@ -63,7 +63,7 @@ def analysts_server(
     today: Callable[[], dt.date],
     analysis: Mapping[str, Any],
     limits: Mapping[str, Any],
-) -> Running:
+) -> AnalystsServer:
     """A server that answers analysts.
 
     Args:
@@ -95,10 +95,10 @@ def analysts_server(
     except BaseException:
         asked.close()
         raise
-    return Running(server=server, service=asked)
+    return AnalystsServer(server=server, service=asked)
 
 
-class Apart:
+class AnalystsProcess:
     """The process that answers analysts, as the coordinator sees it; started again when it ends by itself.
 
     Args:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from shared.base.keys import PublicKey, SigningKey, write_private
 from shared.errors import CertificateRefusal, ParameterError, StateRefusal
 from shared.plans.invitation import Invitation, certificate_fingerprint
+from shared.wire.clocks import utc_now
 from shared.wire.transport import SERVER_NAME, Credentials
 
 __all__ = ["Authority", "server_credentials"]
@@ -60,6 +61,7 @@ class Authority:
         certificate: the authority's own certificate.
         key: its private key.
         witness: signs acceptances, anchor receipts and withdrawals.
+        now: gives the time in UTC.
     """
 
     folder: Path
@@ -67,15 +69,19 @@ class Authority:
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey = field(repr=False)
     witness: SigningKey = field(repr=False)
+    now: Callable[[], dt.datetime] = utc_now
 
     @classmethod
-    def create(cls, home: Path, *, coordinator: str, names: Sequence[str] = ()) -> Authority:
+    def create(
+        cls, home: Path, *, coordinator: str, names: Sequence[str] = (), now: Callable[[], dt.datetime] = utc_now
+    ) -> Authority:
         """Make the authority and the server's certificate in `home`/ca.
 
         Args:
             home: the coordinator's home folder.
             coordinator: its id, a plain word.
             names: DNS names and IP addresses of the server.
+            now: gives the time in UTC.
         Raises: StateRefusal, when there is an authority already: a second one would lock out every site.
         """
         folder = home / "ca"
@@ -87,7 +93,7 @@ class Authority:
         name = _name(coordinator)
         usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
         certificate = (
-            _builder(name, name, key.public_key(), CA_DAYS)
+            _builder(name, name, key.public_key(), now() - SKEW, now() + dt.timedelta(days=CA_DAYS))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(usage, critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -95,13 +101,13 @@ class Authority:
         )
         write_private(folder / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
         witness = _witness(folder)
-        made = cls(folder=folder, coordinator=coordinator, certificate=certificate, key=key, witness=witness)
+        made = cls(folder=folder, coordinator=coordinator, certificate=certificate, key=key, witness=witness, now=now)
         made.renew_server(names)
         write_private(folder / "ca.key", _pem(key))  # last: an interrupted set-up can be started again
         return made
 
     @classmethod
-    def load(cls, home: Path) -> Authority:
+    def load(cls, home: Path, *, now: Callable[[], dt.datetime] = utc_now) -> Authority:
         """The authority in `home`/ca. Raises: StateRefusal (none there), CertificateRefusal (not readable)."""
         folder = home / "ca"
         try:
@@ -119,7 +125,7 @@ class Authority:
             raise CertificateRefusal("the authority's key must be its certificate's", given="another key")
         coordinator = str(certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
         witness = _witness(folder)
-        return cls(folder=folder, coordinator=coordinator, certificate=certificate, key=key, witness=witness)
+        return cls(folder=folder, coordinator=coordinator, certificate=certificate, key=key, witness=witness, now=now)
 
     @property
     def ca_pem(self) -> str:
@@ -150,16 +156,37 @@ class Authority:
         # One file, so that a key is never read beside the certificate of another.
         write_private(self.folder / "server.pem", _pem(key) + certificate.encode())
 
-    def server(self) -> Credentials:
-        """The server's credentials, renewed under the same names when they are about to expire."""
-        data = (self.folder / "server.pem").read_bytes()
-        certificate = x509.load_pem_x509_certificate(data)
-        if certificate.not_valid_after_utc - dt.datetime.now(dt.UTC) < dt.timedelta(days=RENEW_DAYS):
-            found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-            self.renew_server(
-                [str(name.value) for name in found if isinstance(name, (x509.DNSName, x509.IPAddress))][1:]
-            )
+    def server(self, believed: Callable[[], bool] = lambda: True) -> Credentials:
+        """The server's credentials, renewed under the same names when they are about to expire.
+
+        Args:
+            believed: whether this machine's clock may date a certificate (`coordinator.services.clocks`); asked only
+                when it would.
+        """
+        if self.server_certificate.not_valid_after_utc - self.now() < dt.timedelta(days=RENEW_DAYS) and believed():
+            self.renew_server(self.server_names)
         return server_credentials(self.folder.parent)
+
+    @property
+    def server_certificate(self) -> x509.Certificate:
+        """The server's certificate as it is now."""
+        return x509.load_pem_x509_certificate((self.folder / "server.pem").read_bytes())
+
+    @property
+    def server_names(self) -> list[str]:
+        """The DNS names and IP addresses in it, without the one that all servers have."""
+        found = self.server_certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return [str(name.value) for name in found if isinstance(name, (x509.DNSName, x509.IPAddress))][1:]
+
+    def misdated(self, certificate: x509.Certificate, days: int, now: dt.datetime) -> str:
+        """What is wrong with the dates of a certificate that was made here to last `days`; blank if nothing is."""
+        if now < certificate.not_valid_before_utc:
+            return f"valid from {certificate.not_valid_before_utc:%Y-%m-%d} only: made by a clock that was ahead"
+        if now > certificate.not_valid_after_utc:
+            return f"expired on {certificate.not_valid_after_utc:%Y-%m-%d}"
+        if certificate.not_valid_after_utc > now + dt.timedelta(days=days) + SKEW:
+            return f"valid until {certificate.not_valid_after_utc:%Y-%m-%d}: made by a clock that was ahead"
+        return ""
 
     def invite(
         self,
@@ -200,7 +227,7 @@ class Authority:
             site=site,
             studies=tuple(studies),
             token=secrets.token_urlsafe(32),
-            expires=dt.datetime.now(dt.UTC).date() + dt.timedelta(days=days),
+            expires=self.now().date() + dt.timedelta(days=days),
             leads=tuple(leads),
             threshold=threshold,
             witness=self.witness.public,
@@ -230,8 +257,11 @@ class Authority:
         usage: x509.ObjectIdentifier,
         days: int,
     ) -> str:
+        # Valid from when the authority was made, whatever the clock says now: if it is ahead, what it dates is valid
+        # all the same once it has been set right.
+        since, until = self.certificate.not_valid_before_utc, self.now() + dt.timedelta(days=days)
         certificate = (
-            _builder(_name(common[:64]), self.certificate.subject, public, days)
+            _builder(_name(common[:64]), self.certificate.subject, public, since, until)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.KeyUsage(True, False, False, False, False, False, False, False, False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
@@ -275,15 +305,18 @@ def requested_key(csr_pem: str) -> ec.EllipticCurvePublicKey:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name,
+    issuer: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    since: dt.datetime,
+    until: dt.datetime,
 ) -> x509.CertificateBuilder:
-    now = dt.datetime.now(dt.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - SKEW)
-        .not_valid_after(now + dt.timedelta(days=days))
+        .not_valid_before(since)
+        .not_valid_after(until)
     )

@@ -28,6 +28,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from coordinator.services.authority import Authority
+from coordinator.services.health import require_whole
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import Store
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
@@ -158,7 +159,7 @@ def _listed(
     home: Path, copy: Path, taken: Store, authority: Authority, today: dt.date
 ) -> tuple[BackupManifest, dict[str, Path]]:
     """What goes into the archive, its database verified; digests are of the files when they are written."""
-    taken.require_sound()
+    require_whole(taken, thorough=True)
     size = taken.verify_log()
     taken.verify_signatures()
     watch = LogWatch(taken, coordinator=authority.coordinator, key=authority.witness)
@@ -366,7 +367,7 @@ def _taken_up(
 ) -> int | None:
     """Verify the database, and write into its log that it goes on from here; the entry's place."""
     with closing(Store.open(made)) as store:
-        store.require_sound()
+        require_whole(store, thorough=True)
         size = store.verify_log()
         store.verify_signatures()
         whole = (size, store.root(size)) == (manifest.size, manifest.root)

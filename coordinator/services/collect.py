@@ -20,6 +20,7 @@ from __future__ import annotations
 import datetime as dt
 import errno
 import fcntl
+import functools
 import hashlib
 import logging
 import math
@@ -35,8 +36,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
-from coordinator.services.analysts_port import Apart, Running, analysts_server
+from coordinator.services.analysts_port import AnalystsProcess, AnalystsServer, analysts_server
 from coordinator.services.authority import Authority, requested_key
+from coordinator.services.clocks import SeenClocks
+from coordinator.services.health import require_whole
 from coordinator.services.tasks import READING, require_stated
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
 from coordinator.store.log_watch import LogWatch
@@ -66,6 +69,7 @@ from shared.plans.plan import StudyPlan
 from shared.plans.standing import STANDING_TYPE, broken_limit, open_revocation, open_standing
 from shared.privacy.stated import all_given, shown_epsilon, shown_price
 from shared.releases.receipt import AGENT, STATEMENT_TYPE, Receipt, Statement, charged_training
+from shared.wire.clocks import open_reading, unverified_reading, utc_now
 from shared.wire.messages import (
     ANCHOR_TYPE,
     COLLECTION,
@@ -101,7 +105,7 @@ from shared.wire.messages import (
     countersigned,
     require_countersigned,
 )
-from shared.wire.transport import Call, CallLimits, Handler, Later, Peer, Server
+from shared.wire.transport import Call, CallLimits, Handler, Peer, RetryLater, Server
 
 __all__ = ["CollectionService", "CoordinatorServer", "serve"]
 
@@ -117,6 +121,7 @@ LITTLE, LITTLE_FACTOR = 256 << 20, 8
 STAGED_PER_SITE = 8
 DESCRIPTORS = 65_536
 BLOCK = 1 << 20
+_log = logging.getLogger("tributary.collect")
 
 
 def utc_today() -> dt.date:
@@ -133,6 +138,7 @@ class CollectionService:
         authority: its certificate authority.
         max_bundle: most bytes of one release.
         today: gives the UTC date.
+        now: gives the time in UTC.
     """
 
     def __init__(
@@ -143,8 +149,11 @@ class CollectionService:
         authority: Authority,
         max_bundle: int = MAX_BUNDLE,
         today: Callable[[], dt.date] = utc_today,
+        now: Callable[[], dt.datetime] = utc_now,
     ) -> None:
-        self._store, self._authority, self._today = store, authority, today
+        self._store, self._authority, self._today, self._now = store, authority, today, now
+        self.clocks = SeenClocks(store, authority.certificate)
+        self._disbelieved: dt.date | None = None
         self._max_bundle = max_bundle
         self._home = home
         self._boxes = RoundQueue(store)
@@ -186,6 +195,7 @@ class CollectionService:
             "ReportGap": self.report_gap,
             "NextRound": self.next_round,
             "UploadRound": self.upload_round,
+            "Clock": self.clock,
         }
 
     def admit(self, peer: Peer) -> None:
@@ -217,6 +227,7 @@ class CollectionService:
             return Enrolment(state="pending", fingerprint=site.fingerprint)
         if site.state == "accepted":
             if not site.certificate_pem:
+                self.clocks.verdict(self._now()).require()
                 issued = self._authority.issue(site.csr_pem, site.site)
                 site = self._store.set_certificate(site.site, site.csr_pem, issued)
             return Enrolment(state="accepted", certificate_pem=site.certificate_pem)
@@ -277,6 +288,34 @@ class CollectionService:
         """Proof that the log only grew between two sizes that sites have seen. Raises: ParameterError."""
         self._site(call)
         return Growth(proof=self._store.prove_growth(request.old_size, request.size))
+
+    def clock(self, call: Call, request: SignedDocument) -> SignedDocument:
+        """What this clock says, signed, for what the site's says; that is kept. Raises: SignatureRefusal, ….
+
+        An invitation's certificate is answered too. Its key is not pinned yet, so that what it says is not kept.
+        """
+        envelope = _envelope(request.envelope)
+        if call.peer.role == "site":
+            site = self._site(call)
+            question = open_reading(envelope, site.release_key)
+        else:
+            question = unverified_reading(envelope)
+        if question.site != call.peer.site:
+            raise ReplayRefusal("a clock's reading must be the calling site's", given="another site's")
+        now = self._now()
+        if call.peer.role == "site":
+            seen = self.clocks.note(site.site, question.when, now)
+            if seen.state == "wrong":
+                _log.warning("the clock of %s is %s", seen.site, seen.words)
+        return SignedDocument(envelope=question.answered(now).signed(self._authority.witness).to_bytes())
+
+    def may_issue(self) -> bool:
+        """True if a certificate may be dated by this clock now; says so in the log, once a day, where it may not."""
+        verdict, today = self.clocks.verdict(self._now()), self._today()
+        if not verdict.believed and self._disbelieved != today:
+            self._disbelieved = today
+            _log.error("no certificate is issued or renewed: this clock says %s", verdict.why)
+        return verdict.believed
 
     def watch(self, call: Call, request: WatchRequest) -> LogView:
         """The log's signed head, that it grew from sizes seen before, and entries of the calling site, proven.
@@ -585,7 +624,7 @@ class CollectionService:
             plan = self._planned(site, statement, envelope, standing)
             yield from self._receive(part, statement, first)
 
-            def still(receipt: Receipt) -> None:
+            def recheck(receipt: Receipt) -> None:
                 now = self._site(call)
                 self._planned(now, statement, envelope, standing)
                 if self._acknowledged(statement):
@@ -594,7 +633,7 @@ class CollectionService:
                 if standing is not None:
                     self._require_size(now, receipt, standing, plan)
 
-            return self._signed_for(site, self._ingest(part, statement, envelope, standing, plan, still))
+            return self._signed_for(site, self._ingest(part, statement, envelope, standing, plan, recheck))
 
     def _settled(self, site: RegisteredSite, digest: str) -> Acceptance:
         """The answer for bytes that are no longer staged, because another call has brought them to an end."""
@@ -654,17 +693,17 @@ class CollectionService:
         envelope: Envelope,
         standing: Envelope | None,
         plan: StudyPlan,
-        still: Callable[[Receipt], None],
+        recheck: Callable[[Receipt], None],
     ) -> Acceptance:
         """Open, check, move, flush, log, commit: in this order, so that no step shows what a later one might undo.
 
         Args:
-            still: asks again within the commit: during an upload of an hour a site may have been revoked, its plan
+            recheck: asks again within the commit: during an upload of an hour a site may have been revoked, its plan
                 replaced, its standing approval ended, its budget spent by another release.
         """
         try:
             receipt = self._checked(part, statement, plan)
-        except (NetworkRefusal, StorageRefusal):  # of the reading, not of what was read
+        except (NetworkRefusal, StateRefusal, StorageRefusal):  # of this coordinator, not of what was read
             raise
         except Refusal as refusal:
             self._set_apart(part, statement, envelope, refusal)
@@ -683,7 +722,7 @@ class CollectionService:
                 receipt=receipt,
                 today=self._today(),
                 standing=standing,
-                still=lambda: still(receipt),
+                recheck=lambda: recheck(receipt),
                 sign=self._watch.signer(self._today()),
             )
             reach("ingest.after_commit")
@@ -712,7 +751,7 @@ class CollectionService:
         except Exception as error:
             # Content that breaks a reader in a way we did not foresee is content, not a fault of ours to repeat.
             what = str(error) if isinstance(error, Failed) else type(error).__name__
-            logging.getLogger("tributary.collect").error("unexpected %s in a bundle", what)
+            _log.error("unexpected %s in a bundle", what)
             raise SchemaRefusal("a bundle's content must be readable", given="another form") from None
 
     def _opened(self, part: Path, statement: Statement, plan: StudyPlan) -> Receipt:
@@ -843,17 +882,22 @@ class CollectionService:
     def _require_training_charged(self, receipt: Receipt, plan: StudyPlan, earlier: Sequence[AcceptedRelease]) -> None:
         """Hold a release that was charged without a training against the one that fitted its flow.
 
-        Raises: ReceiptRefusal.
+        Raises: StateRefusal (that release has not arrived here: nothing is wrong with these bytes), ReceiptRefusal.
         """
         training = charged_training(plan)
         if training is None or training in receipt.event.get("events", ()):
             return
         fitted = [release.receipt for release in earlier if release.release_id == receipt.flow_of]
+        if not fitted:
+            raise StateRefusal(
+                "the release that was charged for the training of this one's flow must arrive before it",
+                given="one that has not",
+                next_step="Ask the site to deliver that release first.",
+            )
         if not any(training in found.event.get("events", ()) for found in fitted):
             raise ReceiptRefusal(
                 "a release that is not charged for the training of its flow must name the release that was",
-                given="one that has not arrived here" if not fitted else "one that was not charged for this training",
-                next_step="Ask the site to deliver that release first.",
+                given="one that was not charged for this training",
             )
 
     def _set_apart(self, part: Path, statement: Statement, envelope: Envelope, refusal: Refusal) -> None:
@@ -922,7 +966,9 @@ class _UploadLock:
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
-            raise Later(NetworkRefusal("one upload of a bundle must end before the next", given="one that has not"))
+            raise RetryLater(
+                NetworkRefusal("one upload of a bundle must end before the next", given="one that has not")
+            )
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
@@ -979,6 +1025,7 @@ class CoordinatorServer:
         max_bundle: most bytes of one release.
         workers: threads that answer.
         today: gives the UTC date.
+        now: gives the time in UTC.
         analysts: ``host:port`` to bind for analysts; blank answers none. See `analysts_port`.
         analysis: settings of `coordinator.services.analysis.AnalysisService`.
         limits: settings of `shared.wire.transport.CallLimits`, of either port.
@@ -995,12 +1042,13 @@ class CoordinatorServer:
         max_bundle: int = MAX_BUNDLE,
         workers: int = 16,
         today: Callable[[], dt.date] = utc_today,
+        now: Callable[[], dt.datetime] = utc_now,
         analysts: str = "",
         analysis: Mapping[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None,
         apart: bool = False,
     ) -> None:
-        authority = Authority.load(home)
+        authority = Authority.load(home, now=now)
         self._lock = (home / "server.lock").open("a")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -1009,9 +1057,11 @@ class CoordinatorServer:
             raise LockedRefusal("one coordinator must serve a home folder", given="a second one") from None
         self.store = Store.open(home, url)
         self.service = CollectionService(
-            home=home, store=self.store, authority=authority, max_bundle=max_bundle, today=today
+            home=home, store=self.store, authority=authority, max_bundle=max_bundle, today=today, now=now
         )
+        credentials = functools.partial(authority.server, self.service.may_issue)
         try:
+            require_whole(self.store)
             self.service.start()
             self.service.recover()
             self._server = Server(
@@ -1019,13 +1069,13 @@ class CoordinatorServer:
                 methods=COLLECTION,
                 handlers=self.service.handlers,
                 listen=listen,
-                credentials=authority.server,
+                credentials=credentials,
                 workers=workers,
                 admit=self.service.admit,
                 limits=CallLimits(**(limits or {})),
             )
             self.port = self._server.port
-            self._analysis: Running | Apart | None = None
+            self._analysis: AnalystsServer | AnalystsProcess | None = None
             settings: dict[str, Any] = {
                 "workers": workers,
                 "analysis": dict(analysis or {}),
@@ -1033,15 +1083,16 @@ class CoordinatorServer:
             }
             try:
                 if analysts and apart:
-                    self._analysis = Apart(home, analysts, url=url, **settings)
+                    self._analysis = AnalystsProcess(home, analysts, url=url, **settings)
                 elif analysts:
                     self._analysis = analysts_server(
-                        self.store, analysts, credentials=authority.server, today=today, **settings
+                        self.store, analysts, credentials=credentials, today=today, **settings
                     )
             except BaseException:
                 self._server.stop(0)
                 raise
         except BaseException:
+            self.service.close()
             self.store.close()
             self._lock.close()
             raise

@@ -31,7 +31,6 @@ READING = ("pandas", "pyarrow.parquet", "pyarrow.compute", "shared.releases.rece
 """What is imported to read a bundle."""
 ANSWERING = (
     *READING,
-    "statsmodels.api",
     "sqlalchemy.dialects.sqlite",
     "coordinator.store.store",
     "coordinator.answers.curves",

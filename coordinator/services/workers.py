@@ -26,14 +26,14 @@ from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import send_handle
 from typing import Any
 
-from coordinator.services.nursery import memory
+from coordinator.services.fork_server import memory
 from shared.base.canonical import canonical_json, parse_json
 from shared.errors import CATALOGUE, NetworkRefusal, Refusal
 
 __all__ = ["Busy", "Ended", "Failed", "TaskLimits", "Workers"]
 
 REPLY_CAP = 16 << 20
-START = 120.0  # seconds that a nursery may take to import and fork
+START = 120.0  # seconds that a fork server may take to import and fork
 LOOK = 0.2  # seconds between two looks at whether the caller is still there
 SPARE_AFTER = 0.5
 KEPT = 0.5  # a worker that has kept more than this share of a task's memory is not used again
@@ -111,7 +111,7 @@ class Workers:
 
     def start(self) -> None:
         """Begin to import, so that the first task need not wait for it."""
-        _nursery(self._imports)
+        _fork_server(self._imports)
 
     def run(
         self,
@@ -137,7 +137,7 @@ class Workers:
         worker = self._take(owner, patience, left)
         kept = False
         try:
-            worker = worker or _Worker(_nursery(self._imports))
+            worker = worker or _Worker(_fork_server(self._imports))
             begun()
             reply = worker.do(task, given, limits or self.limits, left)
             kept = not self._fresh and "gave" in reply and worker.grown() < KEPT * self.limits.memory
@@ -222,11 +222,11 @@ class _Ticket:
 class _Worker:
     """One process, and the line to it."""
 
-    def __init__(self, nursery: _Nursery) -> None:
-        self._nursery = nursery
+    def __init__(self, fork_server: _ForkServer) -> None:
+        self._fork_server = fork_server
         self._line, theirs = Pipe()
         with theirs:
-            self._pid = nursery.fork(theirs)
+            self._pid = fork_server.fork(theirs)
         self._began = memory(self._pid)
 
     @property
@@ -263,11 +263,11 @@ class _Worker:
     def end(self, *, gone: bool = False) -> int | None:
         """End the process; how it ended (negative: by which signal), if it had before, as one that is `gone` has."""
         self._line.close()
-        return self._nursery.end(self._pid, gone)
+        return self._fork_server.end(self._pid, gone)
 
 
-class _Nursery:
-    """The process that workers are forked from (`coordinator.services.nursery`)."""
+class _ForkServer:
+    """The process that workers are forked from (`coordinator.services.fork_server`)."""
 
     def __init__(self, imports: Sequence[str]) -> None:
         self.owner = os.getpid()
@@ -279,7 +279,7 @@ class _Nursery:
         env["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
         env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         with theirs:
-            argv = [sys.executable, "-m", "coordinator.services.nursery", str(theirs.fileno()), json.dumps(imports)]
+            argv = [sys.executable, "-m", "coordinator.services.fork_server", str(theirs.fileno()), json.dumps(imports)]
             self.process = subprocess.Popen(
                 argv, pass_fds=(theirs.fileno(),), env=env, stdin=subprocess.DEVNULL, start_new_session=True
             )
@@ -322,22 +322,22 @@ class _Nursery:
             self.process.wait()
 
 
-_nurseries: dict[tuple[str, ...], _Nursery] = {}
+_fork_servers: dict[tuple[str, ...], _ForkServer] = {}
 _guard = threading.Lock()
 
 
-def _nursery(imports: tuple[str, ...]) -> _Nursery:
-    """The nursery of this process with these modules; started where there is none, or none any more."""
+def _fork_server(imports: tuple[str, ...]) -> _ForkServer:
+    """The fork server of this process with these modules; started where there is none, or none any more."""
     with _guard:
-        known = _nurseries.get(imports)
+        known = _fork_servers.get(imports)
         if known is None or not known.lives:
-            if not _nurseries:
+            if not _fork_servers:
                 atexit.register(_stop)
-            known = _nurseries[imports] = _Nursery(imports)
+            known = _fork_servers[imports] = _ForkServer(imports)
         return known
 
 
 def _stop() -> None:
-    for nursery in _nurseries.values():
-        if nursery.owner == os.getpid():
-            nursery.stop()
+    for fork_server in _fork_servers.values():
+        if fork_server.owner == os.getpid():
+            fork_server.stop()

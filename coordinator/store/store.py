@@ -102,6 +102,8 @@ TABLE_CAP = 2 << 30
 TABLES_KEPT = 256 << 20
 REVOCATIONS_CAP = 10_000
 """Most standing approvals that one site may end: what a site sends must not decide how much is kept."""
+UNKNOWN_PLAN = "the plan must be known to the coordinator"
+"""What must hold of a study or version that nobody has signed here."""
 T = TypeVar("T")
 
 
@@ -112,12 +114,6 @@ class Reader(Protocol):
 
 
 Writer = Reader
-
-# What the lead has allowed and the site has not used yet: bound to the head that is left behind.
-# A table of its own, so that rows of `releases` stay as they were: which releases a standing approval approved.
-# What sites have told of standing approvals that are over, used here or not.
-# Keys of an earlier enrolment: good for what was signed while the log was shorter than `until`.
-# A table of its own: rows of `releases` are never changed. It may also name a quarantined bundle.
 
 
 class Store:
@@ -162,6 +158,21 @@ class Store:
     def close(self) -> None:
         """Give the connections back."""
         self._engine.dispose()
+
+    def damage(self, *, thorough: bool = False) -> str:
+        """What SQLite finds wrong with its file; blank if nothing, or if the database is another.
+
+        Args:
+            thorough: hold indexes against their tables too.
+        """
+        if self._engine.dialect.name != "sqlite":
+            return ""
+        pragma = f"PRAGMA {'integrity_check' if thorough else 'quick_check'}(1)"
+        try:
+            said = self._read(lambda c: str(c.exec_driver_sql(pragma).scalar()))
+        except StorageRefusal as refusal:
+            return refusal.given
+        return "" if said == "ok" else said.splitlines()[0][:200]
 
     # -- transactions -------------------------------------------------------------------------------------------
     def extended(self, tables: sa.MetaData) -> tuple[Reader, Writer]:
@@ -242,9 +253,7 @@ class Store:
         row = self._read(lambda c: c.execute(query).first())
         if row is None:
             what = study if version is None else f"{study} version {version}"
-            raise PlanRefusal(
-                "the plan must be known to the coordinator", given=what, next_step="See coordinator plan."
-            )
+            raise PlanRefusal(UNKNOWN_PLAN, given=what, next_step="Ask the study lead which studies there are.")
         return _stored(row.envelope)
 
     def plans(self) -> tuple[StoredPlan, ...]:
@@ -370,6 +379,17 @@ class Store:
         where &= db.sites.c.csr_pem == csr_pem
         self._write(lambda c: c.execute(db.sites.update().where(where).values(certificate_pem=certificate_pem)))
         return self.enrolment(site)
+
+    def forget_certificate(self, site: str, *, dry_run: bool = False) -> bool:
+        """Have the certificate of an accepted site issued anew when it asks; False if it has shown the one it has."""
+        found = self.enrolment(site)
+        shown = sa.select(db.arrived).where(db.arrived.c.serial == _serial(found.certificate_pem))
+        if found.state != "accepted" or self._read(lambda c: c.execute(shown).first()) is not None:
+            return False
+        where = (db.sites.c.site == site) & (db.sites.c.certificate_pem == found.certificate_pem)
+        if not dry_run:
+            self._write(lambda c: c.execute(db.sites.update().where(where).values(certificate_pem="")))
+        return True
 
     def refuse_site(self, site: str, reason: str) -> RegisteredSite:
         """Turn a pending site away. Raises: StateRefusal."""
@@ -531,7 +551,7 @@ class Store:
         receipt: Receipt,
         today: dt.date,
         standing: Envelope | None = None,
-        still: Callable[[], None] = lambda: None,
+        recheck: Callable[[], None] = lambda: None,
         sign: Callable[[int, str], bytes] | None = None,
     ) -> Acceptance:
         """Log a verified release and make it visible, in one transaction. Its bundle is on disk already.
@@ -539,17 +559,17 @@ class Store:
         Idempotent: the same statement again gives the acceptance it got.
 
         Args:
-            still: asks once more, while nobody else can write, whatever was decided before the bundle had arrived.
+            recheck: asks once more, while nobody else can write, whatever was decided before the bundle had arrived.
             sign: signs the log's head, given its size and root: no reader sees a release before a signed head holds it.
         Raises: ReplayRefusal, when the release id, the bundle, or the site's place in the wave is taken by other bytes;
-            any refusal of `still`.
+            any refusal of `recheck`.
         """
 
         def work(c: sa.Connection) -> Acceptance:
             known = self._known(c, statement)
             if known is not None:
                 return known.acceptance
-            still()
+            recheck()
             index, log_root = _append(c, release_leaf(envelope, statement.bundle_sha256, statement.site, standing))
             c.execute(
                 db.releases.insert().values(
@@ -1072,18 +1092,6 @@ class Store:
 
         return self._write(work)
 
-    def require_sound(self) -> None:
-        """Have SQLite check its own file, page by page. Raises: IntegrityRefusal, StorageRefusal."""
-        if self._engine.dialect.name != "sqlite":
-            return
-        said = self._read(lambda c: c.exec_driver_sql("PRAGMA integrity_check").scalars().all())
-        if said != ["ok"]:
-            raise IntegrityRefusal(
-                "the database's file must be sound",
-                given=f"{len(said)} faults in it",
-                next_step="Restore it from a backup (coordinator restore).",
-            )
-
     def copy_to(self, path: Path) -> None:
         """Write the database to a new file, whole and as of one moment, while others write on.
 
@@ -1535,6 +1543,12 @@ def _release(row: Any) -> AcceptedRelease:
 
 
 def _storage(error: DBAPIError) -> StorageRefusal:
+    if "malformed" in str(error.orig) or "not a database" in str(error.orig):
+        return StorageRefusal(
+            "the coordinator's database must be whole",
+            given="a damaged file",
+            next_step="Stop the server and restore the database from a backup (see coordinator doctor).",
+        )
     return StorageRefusal(
         "the coordinator's database must be readable and writable",
         given=type(error.orig).__name__,

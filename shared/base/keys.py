@@ -3,14 +3,19 @@
 An envelope follows DSSE: what is signed is the pre-authentication encoding of (type, payload), so a signature on
 one kind of document can never be shown as a signature on another. Keys are pinned by whoever verifies; a key that
 arrives inside an artefact is never trusted.
+
+A key that a person's passphrase protects lies in a file of `shared.base.locked`. One that an earlier version wrote, or
+that costs less to guess at than `COST`, is written anew the next time its passphrase opens it.
 """
 
 from __future__ import annotations
 
 import base64
+import fcntl
 import os
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +25,23 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
-from shared.errors import ParameterError, SchemaRefusal, SignatureRefusal, StateRefusal, StorageRefusal
+from shared.base.locked import KeyCost, is_locked, lock, unlock
+from shared.errors import (
+    ParameterError,
+    PassphraseRefusal,
+    SchemaRefusal,
+    SignatureRefusal,
+    StateRefusal,
+    StorageRefusal,
+)
 
-__all__ = ["Envelope", "PublicKey", "Signature", "SigningKey", "write_private"]
+__all__ = ["PASSPHRASE_LETTERS", "Envelope", "PublicKey", "Signature", "SigningKey", "require_length", "write_private"]
 
 ENVELOPE_CAP = 4 << 20
+PASSPHRASE_LETTERS = 12
+"""Fewest characters of a new passphrase."""
+COST = KeyCost(n=1 << 17, r=8, p=2)
+"""What one guess at a passphrase costs: 128 MB and about 0.6 s of a core. Only tests put another in its place."""
 
 
 @dataclass(frozen=True)
@@ -82,26 +99,33 @@ class SigningKey:
         """The 64-byte signature."""
         return self._key.sign(message)
 
-    def save(self, path: Path, passphrase: str | None = None) -> None:
-        """Write as PKCS#8 PEM, readable by the owner only; encrypted when a passphrase is given."""
-        lock: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    def save(self, path: Path, passphrase: str | None = None, *, cost: KeyCost | None = None) -> None:
+        """Write it to a file that its owner alone can read; encrypted when a passphrase is given.
+
+        Args:
+            cost: price of a guess at the passphrase; `COST` if left out.
+        Raises: ParameterError, when the passphrase is too short.
+        """
         if passphrase is not None:
-            if len(passphrase) < 8:
-                raise ParameterError("a passphrase must have at least 8 characters", given=f"{len(passphrase)}")
-            lock = serialization.BestAvailableEncryption(passphrase.encode())
-        pem = self._key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, lock)
-        write_private(path, pem)
+            require_length(passphrase)
+        write_private(path, self._file(passphrase, cost or COST))
+
+    def _file(self, passphrase: str | None, cost: KeyCost) -> bytes:
+        if passphrase is None:
+            form, none = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            return self._key.private_bytes(serialization.Encoding.PEM, form, none)
+        return lock(self._key.private_bytes_raw(), passphrase, cost)
 
     @classmethod
     def load(cls, path: Path, passphrase: str | None = None) -> SigningKey:
-        """Read a key that `save` wrote.
+        """Read a key that `save` wrote; one that is too cheap to guess at is written anew in passing.
 
-        Raises: StateRefusal (no such key), StorageRefusal (file readable by others), SignatureRefusal (wrong
-        passphrase, or not an Ed25519 key).
+        Raises: StateRefusal (no such key), StorageRefusal (file readable by others), PassphraseRefusal (wrong or
+        missing passphrase), SignatureRefusal (not an Ed25519 key).
         """
         try:
             mode = path.stat().st_mode
-            pem = path.read_bytes()
+            data = path.read_bytes()
         except FileNotFoundError:
             raise StateRefusal("the key file must exist", given=path.name, next_step="Create it with init.") from None
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -110,15 +134,54 @@ class SigningKey:
                 given=oct(mode & 0o777),
                 next_step=f"chmod 600 {path.name}",
             )
-        try:
-            key = serialization.load_pem_private_key(pem, passphrase.encode() if passphrase is not None else None)
-        except (ValueError, TypeError, UnsupportedAlgorithm):
-            raise SignatureRefusal(
-                f"the passphrase must open the key file {path.name}", given="one that does not"
-            ) from None
-        if not isinstance(key, Ed25519PrivateKey):
-            raise SignatureRefusal(f"the key file {path.name} must hold an Ed25519 key")
-        return cls(key)
+        key, cost = _opened(path, data, passphrase)
+        made = cls(key)
+        if passphrase is not None and not (cost is not None and cost.covers(COST)):
+            with suppress(OSError, StorageRefusal):  # on a read-only disk it stays as it is
+                made._rewrite(path, data, passphrase)
+        return made
+
+    def _rewrite(self, path: Path, old: bytes, passphrase: str) -> None:
+        """Encrypt the file at today's price, unless somebody else is about to, or has."""
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.read_bytes() == old:
+                write_private(path, self._file(passphrase, COST))
+
+
+def _opened(path: Path, data: bytes, passphrase: str | None) -> tuple[Ed25519PrivateKey, KeyCost | None]:
+    """The key in a file's bytes, and what a guess at it costs where it is in our own form."""
+    if is_locked(data):
+        found = None if passphrase is None else unlock(data, passphrase)
+        if found is None:
+            raise _not_open(path, passphrase)
+        return Ed25519PrivateKey.from_private_bytes(found[0]), found[1]
+    try:
+        key = serialization.load_pem_private_key(data, passphrase.encode() if passphrase is not None else None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise _not_open(path, passphrase) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise SignatureRefusal(f"the key file {path.name} must hold an Ed25519 key")
+    return key, None
+
+
+def require_length(passphrase: str) -> None:
+    """Raises: ParameterError, when a new passphrase is too short."""
+    if len(passphrase) < PASSPHRASE_LETTERS:
+        raise ParameterError(
+            f"a passphrase must have at least {PASSPHRASE_LETTERS} characters",
+            given=f"{len(passphrase)}",
+            next_step="Four or five words that nobody would guess are easier to keep than signs.",
+        )
+
+
+def _not_open(path: Path, passphrase: str | None) -> PassphraseRefusal:
+    return PassphraseRefusal(
+        f"the passphrase must open the key file {path.name}",
+        given="none" if passphrase is None else "one that does not",
+        next_step="Type it once more: capitals, spaces and the keyboard's language count. One that is lost cannot be "
+        "recovered; the operators' manual says under Passphrases how another key takes its place.",
+    )
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -53,15 +53,18 @@ def shown(value: float, scale: Scale) -> float:
     return _BACK[scale](value)
 
 
-def effect_name(question: Estimand, term: str = "") -> str:
+def effect_name(question: Estimand, term: str = "", unit: str = "") -> str:
     """The effect measure of a question's answers, as a reader of its table is told.
 
     Args:
         term: of a model with several: its intercept is no ratio.
+        unit: of the follow-up, where the question names a time.
 
     >>> from shared.estimands.answer import parse_estimand
-    >>> effect_name(parse_estimand("km(age, num > 0, at = 60)")), effect_name(parse_estimand("logistic(died) ~ age"))
-    ('Survival at 60', 'Odds ratio')
+    >>> effect_name(parse_estimand("km(age, num > 0, at = 60)"), unit="years")
+    'Survival at 60 years'
+    >>> effect_name(parse_estimand("logistic(died) ~ age"))
+    'Odds ratio'
     """
     if question.kind == "network":
         return question.outcome.replace("_", " ").capitalize()
@@ -69,7 +72,7 @@ def effect_name(question: Estimand, term: str = "") -> str:
         return _TABLES[question.measure]
     if term == INTERCEPT and question.kind in _BASELINES:
         return _BASELINES[question.kind]
-    name = _NAMES[question.kind]
-    if question.kind == "km" and question.at is not None:
-        return f"{name} at {question.at:g}"
-    return f"{name} to {question.tau:g}" if question.kind == "rmst" and question.tau is not None else name
+    name, time = _NAMES[question.kind], question.at if question.kind == "km" else question.tau
+    if question.kind not in ("km", "rmst") or time is None:
+        return name
+    return " ".join(filter(None, (name, "at" if question.kind == "km" else "to", f"{time:g}", unit)))

@@ -10,7 +10,7 @@ it reads, so that its score equations
 hold on the records, and a regression on rows drawn from it finds the records' coefficients but for noise.
 
 `OutcomesLast` holds one law per outcome, in the order in which they are drawn; each reads the covariates and the
-outcomes before it. All are bijections in the dequantised sense, like `shared.flows.bijections.Levels`: with y in a cell
+outcomes before it. All are bijections in the dequantised sense, like `shared.flows.levels.Levels`: with y in a cell
 whose probability given x is p, and below which there is F, and a share t of the cell below y,
 
 .. math:: b = \Phi^{-1}( F(x) + p(x) \, t ),

@@ -39,7 +39,6 @@ __all__ = [
     "MechanismPlan",
     "must",
     "other_record",
-    "plain",
     "unit",
     "widest",
 ]
@@ -295,8 +294,3 @@ def must(holds: bool, rule: str, given: object, step: str = "Correct the plan.")
     """Refuse a plan unless `holds`. Raises: PlanRefusal."""
     if not holds:
         raise PlanRefusal(rule, given=f"{given}", next_step=step)
-
-
-def plain(settings: MechanismPlan) -> dict[str, Any]:
-    """Plain values for canonical JSON."""
-    return {item.name: getattr(settings, item.name) for item in fields(settings)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import re
 from collections.abc import Mapping
 
 from shared.errors import PlanRefusal
@@ -24,10 +26,11 @@ def kind(name: object) -> type[MechanismPlan]:
     """The class of a mechanism's settings. Raises: PlanRefusal."""
     where = KINDS.get(name) if isinstance(name, str) else None
     if where is None:
+        near = difflib.get_close_matches(re.sub(r"\W+", "_", str(name).lower()), list(KINDS), n=1)
         raise PlanRefusal(
             f"release.mechanism must be one of {', '.join(KINDS)}",
             given=repr(name)[:60],
-            next_step="Correct the plan.",
+            next_step=f"Did you mean {near[0]!r}?" if near else "Set one of them.",
         )
     module, name = where.split(":")
     found: type[MechanismPlan] = getattr(importlib.import_module(module), name)

@@ -13,6 +13,7 @@ Missing values are declared per column:
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -26,7 +27,7 @@ from shared.errors import DictionaryRefusal, DuplicatePerson, MissingRefusal
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Column", "Dictionary"]
+__all__ = ["Column", "Dictionary", "nearest_kind"]
 
 Kind = Literal["continuous", "integer", "binary", "ordered", "nominal", "time", "event", "person"]
 Missing = Literal["refuse", "level", "complete_case"]
@@ -36,6 +37,29 @@ KINDS: tuple[str, ...] = ("continuous", "integer", "binary", "ordered", "nominal
 MISSING: tuple[str, ...] = ("refuse", "level", "complete_case")
 NUMERIC = frozenset({"continuous", "integer", "time"})
 LEVELLED = frozenset({"binary", "ordered", "nominal", "event"})
+
+
+_LIKE: Mapping[str, str] = {
+    **dict.fromkeys(("categorical", "category", "factor", "string", "text", "character", "enum"), "nominal"),
+    **dict.fromkeys(("numeric", "number", "float", "double", "real", "decimal", "metric"), "continuous"),
+    **dict.fromkeys(("int", "count", "whole", "year"), "integer"),
+    **dict.fromkeys(("bool", "boolean", "dichotomous", "logical", "flag", "yesno"), "binary"),
+    **dict.fromkeys(("ordinal", "rank", "scale", "likert"), "ordered"),
+    **dict.fromkeys(("id", "identifier", "patient", "subject", "key"), "person"),
+    **dict.fromkeys(("duration", "survival", "followup", "days"), "time"),
+    **dict.fromkeys(("status", "death", "outcome"), "event"),
+}
+"""Words of other tools for a column's kind."""
+
+
+def nearest_kind(given: object) -> str:
+    """The kind that somebody may have meant; blank where none is near.
+
+    >>> nearest_kind("categorical"), nearest_kind("continous"), nearest_kind("date")
+    ('nominal', 'continuous', '')
+    """
+    word = str(given).lower().replace("-", "").replace("_", "").replace(" ", "")
+    return _LIKE.get(word) or next(iter(difflib.get_close_matches(word, KINDS, n=1)), "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,15 +98,15 @@ class Column:
     event: str = ""
 
     def __post_init__(self) -> None:
-        def must(holds: bool, rule: str, given: str) -> None:
+        def must(holds: bool, rule: str, given: str, step: str = "Correct the dictionary of the plan.") -> None:
             if not holds:
-                raise DictionaryRefusal(
-                    f"column {self.name!r}: {rule}", given=given, next_step="Correct the dictionary of the plan."
-                )
+                raise DictionaryRefusal(f"column {self.name!r}: {rule}", given=given, next_step=step)
 
         must(self.decimals is None or 0 <= self.decimals <= 12, "decimals must be in 0..12", f"{self.decimals}")
         must(bool(self.name) and self.name.isidentifier(), "its name must be a plain word", repr(self.name))
-        must(self.kind in KINDS, f"kind must be one of {', '.join(KINDS)}", repr(self.kind))
+        near = nearest_kind(self.kind)
+        step = f"Did you mean {near!r}?" if near else "Set one of them."
+        must(self.kind in KINDS, f"kind must be one of {', '.join(KINDS)}", repr(self.kind), step)
         must(self.missing in MISSING, f"missing must be one of {', '.join(MISSING)}", repr(self.missing))
         # One number has one form, so that 70 and 70.0 give the same hash.
         for bound in ("lower", "upper"):
@@ -96,23 +120,29 @@ class Column:
             object.__setattr__(self, "lower", 0.0)
         if self.kind in NUMERIC:
             finite = all(bound is not None and math.isfinite(bound) for bound in (self.lower, self.upper))
-            must(finite, "a numeric column must have finite public bounds lower and upper", "none")
+            step = "Write lower = … and upper = …: what is possible by the protocol, never a look at the records."
+            must(finite, "a numeric column must have finite public bounds lower and upper", "none", step)
             lower, upper = self.span
-            must(lower < upper, "lower must be below upper", f"{lower} and {upper}")
-            must(not self.levels, "a numeric column has bounds, not levels", f"{len(self.levels)} levels")
+            step = "Set lower to the least value that is possible by the dictionary's unit, upper to the greatest."
+            must(lower < upper, "lower must be below upper", f"{lower:g} and {upper:g}", step)
+            step = "Leave levels out, or set kind = 'nominal' or 'ordered'."
+            must(not self.levels, "a numeric column has bounds, not levels", f"{len(self.levels)} levels", step)
         if self.kind == "time":
             must(self.lower == 0, "follow-up must start at 0", f"{self.lower}")
         if self.kind == "integer":
             whole = float(self.lower or 0).is_integer() and float(self.upper or 0).is_integer()
             must(whole, "the bounds of an integer column must be whole numbers", f"{self.lower} and {self.upper}")
         if self.kind in LEVELLED:
-            must(len(self.levels) >= 2, "it must list at least two levels", f"{len(self.levels)}")
+            step = 'Write levels = ["low", "high"], as the released table spells them.'
+            must(len(self.levels) >= 2, "it must list at least two levels", f"{len(self.levels)}", step)
             must(len(set(self.levels)) == len(self.levels), "its levels must differ", f"{len(self.levels)} levels")
             must(len({type(level) for level in self.levels}) == 1, "levels must be all text or all integers", "a mix")
         if self.kind in ("binary", "event"):
-            must(len(self.levels) == 2, "it must have exactly two levels", f"{len(self.levels)}")
+            step = "Set kind = 'nominal' or 'ordered'."
+            must(len(self.levels) == 2, "it must have exactly two levels", f"{len(self.levels)}", step)
         if self.kind == "event":
-            must(self.levels == (0, 1), "an event must be coded 0 and 1", f"{self.levels}")
+            step = "Leave levels out, or set kind = 'binary'."
+            must(self.levels == (0, 1), "an event must be coded 0 and 1", f"{self.levels}", step)
         if self.kind == "person":
             must(self.missing == "refuse", "a person must have an identifier", self.missing)
 
@@ -291,10 +321,12 @@ class Dictionary:
         for column in self.columns:
             if column.name == name:
                 return column
+        near = difflib.get_close_matches(name, [column.name for column in self.columns], n=1)
+        meant = f"Did you mean {near[0]!r}? " if near else ""
         raise DictionaryRefusal(
             "the column must be in the dictionary",
             given=repr(name),
-            next_step=f"Columns: {', '.join(c.name for c in self.columns)}.",
+            next_step=f"{meant}Columns: {', '.join(c.name for c in self.columns)}.",
         )
 
     @property

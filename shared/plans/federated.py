@@ -43,7 +43,7 @@ from shared.plans.training import PrivateTraining, Reference, Training
 
 if TYPE_CHECKING:
     from shared.base.keys import Envelope, PublicKey, SigningKey
-    from shared.flows.bijections import MaskedLayer
+    from shared.flows.affine import MaskedLayer
     from shared.plans.plan import StudyPlan
     from shared.privacy.accountant import Event
 
@@ -223,15 +223,15 @@ class Shape:
 
     @cached_property
     def masks(self) -> tuple[NDArray[np.bool_], ...]:
-        """See `shared.flows.bijections.masks`."""
-        from shared.flows.bijections import masks
+        """See `shared.flows.affine.masks`."""
+        from shared.flows.affine import masks
 
         return masks(self.d, self.hidden, self.layers)
 
     @cached_property
     def weights(self) -> int:
         """Number of weights that are not masked: the length of the vector that travels."""
-        from shared.flows.bijections import masks
+        from shared.flows.affine import masks
 
         # All masks of the largest shape that a plan can ask for would not fit into memory; two small ones say enough.
         if self.hidden * max(self.hidden, self.d) > 1 << 24:
@@ -242,7 +242,7 @@ class Shape:
 
 def first_weights(shape: Shape, number: int) -> Array:
     """The identity, its hidden units drawn from a public number: what every federated training starts from."""
-    from shared.flows.bijections import first_layers
+    from shared.flows.affine import first_layers
 
     generator = np.random.default_rng(number)
     return pack(
@@ -269,7 +269,7 @@ def unpack(weights: Array, shape: Shape) -> tuple[MaskedLayer, ...]:
     >>> bool((pack(unpack(start, shape), shape) == start).all())
     True
     """
-    from shared.flows.bijections import MaskedLayer
+    from shared.flows.affine import MaskedLayer
 
     values = usable(weights, shape)
     at, out = 0, []
@@ -417,7 +417,7 @@ class FederatedFlow:
         return flow
 
     def layers(self) -> tuple[MaskedLayer, ...]:
-        """From data to noise, as `shared.flows.bijections.AffineAutoregressiveFlow` takes them."""
+        """From data to noise, as `shared.flows.affine.AffineAutoregressiveFlow` takes them."""
         return unpack(self.weights, self.shape)
 
     def references(self, site: str) -> dict[str, Reference]:

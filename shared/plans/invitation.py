@@ -20,7 +20,7 @@ from shared.base.canonical import canonical_json, closed, parse_json
 from shared.base.keys import PublicKey
 from shared.errors import CertificateRefusal, SchemaRefusal, TokenRefusal
 
-__all__ = ["Invitation", "certificate_fingerprint"]
+__all__ = ["Invitation", "certificate_fingerprint", "is_plain_word"]
 
 FORMAT = "tributary-invitation/1"
 
@@ -35,6 +35,15 @@ def certificate_fingerprint(pem: str) -> str:
     except ValueError:
         raise CertificateRefusal("the certificate must be readable", given="another text") from None
     return " ".join(digest[i : i + 4] for i in range(0, 64, 4))
+
+
+def is_plain_word(name: str) -> bool:
+    """True for a name that needs no quoting anywhere: ASCII letters, digits, - and _, at most 64 of them.
+
+    >>> is_plain_word("st-marys"), is_plain_word("St. Mary's")
+    (True, False)
+    """
+    return name.isascii() and name.replace("-", "").replace("_", "").isalnum() and len(name) <= 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +89,7 @@ class Invitation:
                 raise SchemaRefusal(rule, given="another", next_step="Ask the study lead for a new invitation.")
 
         for name in (self.coordinator, self.site, *self.studies):
-            plain = name.isascii() and name.replace("-", "").replace("_", "").isalnum() and len(name) <= 64
-            must(plain, "coordinator, site and studies must be plain words (letters, digits, - and _)")
+            must(is_plain_word(name), "coordinator, site and studies must be plain words (letters, digits, - and _)")
         must(bool(self.studies), "an invitation must name at least one study")
         must(len(self.token) >= 32, "an invitation's token must have at least 32 characters")
         must(1 <= self.threshold <= len(self.leads), "an invitation must name at least `threshold` leads")

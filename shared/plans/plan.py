@@ -25,6 +25,7 @@ from shared.plans.federated import PREFIX, Federated, Shape, read_reference
 from shared.plans.training import PrivateTraining, Reference, Training
 
 __all__ = [
+    "NEEDED",
     "PLAN_TYPE",
     "Budget",
     "Expected",
@@ -36,6 +37,7 @@ __all__ = [
     "Training",
     "Wave",
     "open_plan",
+    "read_section",
     "sign_plan",
 ]
 
@@ -44,6 +46,19 @@ PLAN_CAP = 1 << 20
 Posture = Literal["local", "holdout", "private", "public"]
 POSTURES: tuple[Posture, ...] = ("local", "holdout", "private", "public")
 Returning = Literal["append", "refresh", "frozen"]
+NEEDED: Mapping[str, str] = {
+    "study": 'study = "stroke" (a plain word)',
+    "version": "version = 1",
+    "title": 'title = "…" (one line)',
+    "purpose": 'purpose = "…" (what the releases are for)',
+    "coordinator": 'coordinator = "tributary-hub" (the name in coordinator.toml)',
+    "expires": "expires = 2028-12-31",
+    "release": '[release] with mechanism = "latent_noise" and w = 0.005',
+    "budget": "[budget] with epsilon = 8.0 and delta = 1e-6",
+    "waves": "[[waves]] with number = 1, opens = 2026-01-01 and closes = 2026-12-31",
+    "dictionary": "[dictionary] with name, version and a table [dictionary.columns.NAME] for each column",
+}
+"""What every plan must say, with an example."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,23 +409,22 @@ class StudyPlan:
                 ("expected", Expected),
             ):
                 if parts.get(name) is not None:
-                    parts[name] = _read(kind, parts[name], name)
+                    parts[name] = read_section(kind, parts[name], name)
             if parts.get("federated") is not None:
-                parts["federated"] = _read(Federated, parts["federated"], "federated")
+                parts["federated"] = read_section(Federated, parts["federated"], "federated")
             references = dict(parts.get("reference", {}))
-            parts["reference"] = {str(k): _read(Reference, v, f"reference.{k}") for k, v in references.items()}
+            parts["reference"] = {str(k): read_section(Reference, v, f"reference.{k}") for k, v in references.items()}
             parts["dictionary"] = Dictionary.from_canonical(parts["dictionary"])
-            parts["waves"] = tuple(_read(Wave, wave, "waves") for wave in parts["waves"])
+            parts["waves"] = tuple(read_section(Wave, wave, "waves") for wave in parts["waves"])
             parts["expires"] = _date(parts["expires"])
             parts["estimands"] = {str(k): str(v) for k, v in dict(parts.get("estimands", {})).items()}
             return cls(**parts)
-        except KeyError as error:
-            raise PlanRefusal(f"a study plan must have {error.args[0]!r}", given="none") from None
-        except (TypeError, ValueError, AttributeError) as error:
-            absent = [item.name for item in fields(cls) if item.name not in given and _required(item)]
-            given_text = f"no {', '.join(absent)}" if absent else type(error).__name__
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            absent = [name for name in NEEDED if name not in given]
             raise PlanRefusal(
-                "a study plan must have every required field, each of its type", given=given_text
+                "a study plan must have every required field, each of its type",
+                given=f"no {', '.join(absent)}" if absent else type(error).__name__,
+                next_step=f"Add {'; '.join(NEEDED[name] for name in absent)}." if absent else "See plan check.",
             ) from None
 
     @classmethod
@@ -468,10 +482,6 @@ def _mechanism(release: Any) -> type[MechanismPlan]:
     return kind(release.get("mechanism", "latent_noise") if isinstance(release, Mapping) else "latent_noise")
 
 
-def _required(item: Field[Any]) -> bool:
-    return item.default is MISSING and item.default_factory is MISSING
-
-
 def _default(item: Field[Any]) -> Any:
     return item.default if item.default_factory is MISSING else item.default_factory()
 
@@ -496,7 +506,8 @@ def _date(value: Any) -> dt.date:
     return value if type(value) is dt.date else dt.date.fromisoformat(str(value))
 
 
-def _read(kind: Any, given: Any, where: str) -> Any:
+def read_section(kind: Any, given: Any, where: str) -> Any:
+    """A table of settings as its dataclass. Raises: PlanRefusal; TypeError (a setting is missing)."""
     if not isinstance(given, Mapping):
         raise PlanRefusal(f"[{where}] must be a table of settings", given=type(given).__name__)
     types = {item.name: str(item.type) for item in fields(kind)}
@@ -506,7 +517,7 @@ def _read(kind: Any, given: Any, where: str) -> Any:
         if types[key] == "dt.date":
             value = _date(value)
         elif kind is Federated and key == "reference":
-            value = read_reference(value, lambda known, place: _read(Reference, known, place))
+            value = read_reference(value, lambda known, place: read_section(Reference, known, place))
         elif types[key].startswith("float") and value is not None:
             must(
                 isinstance(value, (int, float)) and not isinstance(value, bool),

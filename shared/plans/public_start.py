@@ -13,7 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from shared.flows.bijections import AffineAutoregressiveFlow, Composed, LevelModel, Levels, Margins
+from shared.flows.affine import AffineAutoregressiveFlow
+from shared.flows.chain import Composed
+from shared.flows.levels import LevelModel, Levels
+from shared.flows.margins import Margins
 from shared.plans.dictionary import NUMERIC, Column
 from shared.plans.encoding import Encoder, scaled
 from shared.plans.plan import Reference

@@ -281,7 +281,7 @@ def _versions() -> tuple[tuple[str, str], ...]:
     from importlib.metadata import PackageNotFoundError, version
 
     out = [("python", platform.python_version())]
-    for name in ("tributary", "numpy", "scipy", "pandas", "statsmodels"):
+    for name in ("tributary", "numpy", "scipy", "pandas"):
         try:
             out.append((name, version(name)))
         except PackageNotFoundError:

@@ -585,7 +585,7 @@ class QueryRequest:
         wave: the table as of this wave; 0 for the newest that has a release.
         as_of: a revision of the wave.
         combine: put all refreshes of a site together.
-        label: one of `LABELS`.
+        label: one of `LABELS`; empty for what the plan says of the question: confirmatory if it stands there.
         harmonise: a column, or several parted by commas, to be mapped onto the scale of the site `to`, beside the
             answer as it stands; or empty.
         densities: the study that the maps are made of; the one beside the study when empty.
@@ -602,7 +602,7 @@ class QueryRequest:
     wave: int = 0
     as_of: int | None = None
     combine: bool = False
-    label: str = "exploratory"
+    label: str = ""
     harmonise: str = ""
     to: str = ""
     densities: str = ""
@@ -623,7 +623,7 @@ class QueryRequest:
             _must(len(getattr(self, name)) <= 256, f"a {name} must be short")
         _must(0 < self.level < 1, "a level must lie in (0, 1)")
         _must(0 <= self.wave < 1 << 31 and (self.as_of is None or 0 <= self.as_of < 1 << 31), "a wave is a number")
-        _must(self.label in LABELS, f"a label must be one of {', '.join(LABELS)}")
+        _must(self.label in ("", *LABELS), f"a label must be one of {', '.join(LABELS)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1218,6 +1218,7 @@ COLLECTION: Mapping[str, Method] = {
     "ReportGap": Method(request=GapReport, reply=GapNoted),
     "NextRound": Method(request=RoundRequest, reply=RoundReply),
     "UploadRound": Method(request=RoundAnswer, reply=RoundReceipt),
+    "Clock": Method(request=SignedDocument, reply=SignedDocument),
 }
 
 ANALYSIS: Mapping[str, Method] = {

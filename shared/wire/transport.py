@@ -39,7 +39,7 @@ from shared.errors import (
 from shared.wire import messages as wire
 from shared.wire.door import CallLimits, Door, GuardedConnection
 
-__all__ = ["SERVER_NAME", "Call", "CallLimits", "Client", "Credentials", "Later", "Peer", "Server"]
+__all__ = ["SERVER_NAME", "Call", "CallLimits", "Client", "Credentials", "Peer", "RetryLater", "Server"]
 
 SERVER_NAME = "tributary-coordinator"
 MESSAGE_CAP = 5 << 20
@@ -47,7 +47,7 @@ TOKEN_KEY, TOKEN_FORM = "authorization", "Bearer "
 TEXT_CAP = 2000
 # A call without a deadline, or with a longer one, would let a stalled peer hold its place for ever.
 LONGEST_CALL = 3600.0
-PATIENCE = 120.0  # seconds for which a handler that says `Later` is run again
+PATIENCE = 120.0  # seconds for which a handler that says `RetryLater` is run again
 RECHECK = 1.0  # seconds after which a stream's peer is looked up again
 LEAST_COUNTED = 64 << 10  # a message counts as this many bytes at least: many small ones are work too
 LIMITS = CallLimits()
@@ -155,7 +155,7 @@ class Call:
     left: Callable[[], bool] = lambda: False
 
 
-class Later(Exception):
+class RetryLater(Exception):
     """Raised by a handler that has done nothing yet: what it needs is taken, and it is to be run again in a moment.
 
     It gives its thread back meanwhile. After `PATIENCE` the caller is answered with `refusal`.
@@ -184,8 +184,8 @@ class Server:
         handlers: one function per method: ``(call, request) -> reply``. A streamed reply is an iterator. For a
             streamed request it is a generator: it is given the first message, sent each further one and None at the
             end, and returns the reply. A stream that breaks off raises a refusal in it, or looks like one that ends:
-            whether it was whole is for the handler to say. All may raise refusals, and `Later`; anything else becomes
-            E_REFUSED.
+            whether it was whole is for the handler to say. All may raise refusals, and `RetryLater`;
+            anything else becomes E_REFUSED.
         listen: ``host:port``; port 0 takes a free one, see `port`.
         credentials: gives the server's credentials; asked again at every connection, so that a renewed certificate
             is used without a restart.
@@ -457,7 +457,7 @@ class Server:
                     steps.send(given)
             except StopIteration as end:
                 return wire.encode(end.value)
-            except Later:
+            except RetryLater:
                 steps = None
                 raise
             return None
@@ -475,7 +475,7 @@ class Server:
             self._ended(turn, steps)
 
     async def _worked(self, turn: _Turn, work: Callable[[], T]) -> T:
-        """What `work` returns, run in a thread when this peer and the pool have one free; again while it is `Later`."""
+        """What `work` returns, run in a thread when this peer and the pool have one free; retried on `RetryLater`."""
         guest, wait, until = turn.guest, 0.05, self._loop.time() + PATIENCE
         turn.worked = True
         while True:
@@ -489,7 +489,7 @@ class Server:
             turn.step.add_done_callback(lambda _: self._loop.call_soon_threadsafe(guest.freed))
             try:
                 return await asyncio.wrap_future(turn.step)
-            except Later as busy:
+            except RetryLater as busy:
                 if self._loop.time() > until:
                     raise busy.refusal from None
             await asyncio.sleep(wait)

@@ -1,4 +1,4 @@
-"""Becoming a site and seeing how it stands: ``init``, ``join``, ``doctor``, ``status``."""
+"""Becoming a site and seeing how it stands: ``init``, ``join``, ``passphrase``, ``doctor``, ``status``."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import typer
 
 from shared.errors import ApprovalRefusal, CertificateRefusal, IntegrityRefusal, Refusal, StateRefusal, UsageRefusal
 from shared.terminal import emit
-from site_agent.cli.frame import Dry, Home, Json, app
+from site_agent.cli.frame import As, Dry, Home, Json, app
 from site_agent.decide import reconciliation
 from site_agent.decide.plan_facts import due_numbers
-from site_agent.desk import Desk, agent_version, open_desk, passphrase, today
+from site_agent.desk import Desk, agent_version, attempted, open_desk, today
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from site_agent.config import SiteConfig
 
-__all__ = ["doctor", "init", "join", "status"]
+__all__ = ["doctor", "init", "join", "passphrase", "status"]
 
 ASKING_SECONDS = 5.0
 """Longest that `status` waits for the coordinator: whoever asks where the site stands must not wait for a network."""
@@ -71,19 +71,21 @@ def init(
     config = settings(dict.fromkeys(names, "00" * 32))
     fingerprint = ""
     if not dry_run:
+        from shared.passphrases import chosen, opened
         from site_agent.egress import new_tls_identity
 
+        # Asked for first: one that is too short leaves no half-made folder.
+        there = {name: opened(path, name) for name in names if (path := config.approver_key(name)).exists()}
+        new = {name: chosen(name) for name in names if name not in there}
         # site.toml is written last: an interrupted init is simply run again, and finds the keys it made.
         key = SigningKey.load(config.release_key) if config.release_key.exists() else SigningKey.generate()
         if not config.release_key.exists():
             key.save(config.release_key)
         approvers = {}
         for name in names:
-            path = config.approver_key(name)
-            secret = passphrase(name, new=not path.exists())
-            signer = SigningKey.load(path, secret) if path.exists() else SigningKey.generate()
-            if not path.exists():
-                signer.save(path, secret)
+            signer = there.get(name) or SigningKey.generate()
+            if name in new:
+                signer.save(config.approver_key(name), new[name])
             approvers[name] = signer.public.hex
         if not config.tls_key.exists():
             key_pem, csr_pem = new_tls_identity(config.site)
@@ -224,6 +226,27 @@ def _require_own_certificate(config: SiteConfig, pem: str) -> None:
         raise CertificateRefusal(
             "the certificate must be of this site's key", given="another key", next_step="Call the study lead."
         )
+
+
+@app.command()
+@attempted("passphrase")
+def passphrase(name: As, home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
+    """Give an approver's key another passphrase. The key, and all that it signed, stays the same."""
+    from shared.passphrases import changed
+
+    desk = open_desk(home)
+    path = desk.config.approver_key(name)
+    key = changed(path, name, dry_run=dry_run)
+    answer = {"approver": name, "file": path.name, "fingerprint": key.public.fingerprint, "changed": not dry_run}
+
+    def show(out: Console) -> None:
+        from site_agent.show import screens
+
+        screens.heading(out, f"Key of {name}", "dry run, nothing changed" if dry_run else "has a new passphrase")
+        out.print("Copies of the old file, in backups for one, still open with the old one.")
+        screens.next_step(out, "site-agent status")
+
+    emit(answer, as_json=json, show=show)
 
 
 @app.command()

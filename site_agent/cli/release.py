@@ -517,7 +517,7 @@ def outbox_figures(
     from site_agent.decide import airlock
     from site_agent.records import table as records
     from site_agent.release import sealed_state
-    from site_agent.release.audit import AuditReport
+    from site_agent.release.audit.report import AuditReport
     from site_agent.show import screens
 
     desk = open_desk(home)

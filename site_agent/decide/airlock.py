@@ -214,6 +214,10 @@ def shown(desk: Desk, release_id: str) -> SealedRelease:
     return made
 
 
+_ENDED = {"withdrawn": "was withdrawn", "rejected": "was rejected", "burnt": "was never sealed"}
+"""States that nothing follows, in words."""
+
+
 def require_ticks(made: SealedRelease, ticked: Sequence[str]) -> tuple[Check, ...]:
     """The warnings that are not ticked yet. Raises: UsageRefusal, for a tick on no warning of this release."""
     names = [check.name for check in made.warnings]
@@ -246,6 +250,13 @@ def approve(
 
     desk.require_running()
     desk.config.approver_key(name)
+    known = desk.outbox.get(release_id)
+    if known.state in _ENDED:
+        raise StateRefusal(
+            "a release must wait for a decision to be approved",
+            given=f"one that {_ENDED[known.state]}, which is for good",
+            next_step="Nothing is left to do with it; site-agent status says what is next. Its charge stays.",
+        )
     made = pipeline.open_release(desk.outbox, release_id)
     hold, ahead = made.hold, False
     if hold.state != "delivered":

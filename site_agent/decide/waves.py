@@ -26,7 +26,15 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import ApprovalRefusal, IntegrityRefusal, LockedRefusal, NetworkRefusal, Refusal, SmallN
+from shared.errors import (
+    ApprovalRefusal,
+    ConfigRefusal,
+    IntegrityRefusal,
+    LockedRefusal,
+    NetworkRefusal,
+    Refusal,
+    SmallN,
+)
 from shared.plans.federated import PREFIX
 from shared.plans.plan import StudyPlan, Wave
 from site_agent.decide import reconciliation
@@ -229,6 +237,18 @@ def _within(totals: Sequence[float], cap: float) -> int:
     return sum(math.isfinite(total) and total <= cap for total in totals)
 
 
+def _compare_clocks(desk: Desk, egress: Egress, say: Callable[[AttendEvent], None]) -> None:
+    """Say by how much this clock differs from the coordinator's: windows open and certificates expire by it."""
+    try:
+        offset = egress.clock(desk.config.site, desk.release_key)
+    except Refusal:  # an earlier version, or no pinned key: `doctor` says so
+        return
+    if offset.state != "agree":
+        detail = f"{offset.words} of what the coordinator signs. Set the clock (NTP), or tell the study lead."
+        code = ConfigRefusal.code if offset.state == "wrong" else ""
+        say(AttendEvent(study="", what="clock differs", detail=detail, code=code))
+
+
 def attend(
     desk: Desk,
     *,
@@ -278,6 +298,7 @@ def attend(
                 if plan.version > known:
                     step = f"Read site-agent plan show {study}."
                     say(AttendEvent(study=study, what=f"plan version {plan.version} has come", detail=step))
+            _compare_clocks(desk, egress, say)
     except NetworkRefusal as refusal:
         refused("", "offline", refusal)
         return

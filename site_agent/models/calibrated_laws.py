@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.flows.bijections import OutcomesLast
 from shared.flows.outcomes import HazardLaw, LevelLaw, OutcomeInputs, TiltLaw
+from shared.flows.outcomes_last import OutcomesLast
 from shared.plans.outcomes import PlannedOutcomes
 from site_agent.models.outcome_laws import asked_products
 

@@ -13,7 +13,7 @@ the tape of autograd, on one optimiser call per tensor. Here there is none of th
 * **Several flows of one shape stand in a stack**: sites, folds, candidates. Each operation then serves all of them.
 
 Parameters are nflows' own (`MaskedAffineAutoregressiveTransform`, blocks without residuals): `layers` and `load`
-convert both ways through `shared.flows.bijections.MaskedLayer`. nflows stays the reference that this is tested
+convert both ways through `shared.flows.affine.MaskedLayer`. nflows stays the reference that this is tested
 against, and `site_agent.models.flow` falls back on it for what is not written here.
 
 The inputs and output gradients of every linear map of the last `forward` and `backward` are at hand (`linears`): the
@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.flows.bijections import SCALE_FLOOR, MaskedLayer, first_layers, masks
+from shared.flows.affine import SCALE_FLOOR, MaskedLayer, first_layers, masks
 
 __all__ = ["Adam", "DenseLayer", "FusedFlow", "first_layers", "masks"]
 

@@ -9,7 +9,7 @@ Five decisions, each measured before it was taken.
 * **Refit on everything.** Held-back records choose the number of steps; the released flow takes that many on all of
   them, and then a few at a small rate.
 * **Levels are not left to the flow.** A dequantised column (code + U(0, 1)) is a staircase that an affine flow draws
-  badly: a rare event becomes too frequent. `shared.flows.bijections.Levels` models it by its law given the other
+  badly: a rare event becomes too frequent. `shared.flows.levels.Levels` models it by its law given the other
   columns; a column with many levels gets a margin with knots at every integer, so that its frequencies are exact. A
   time is another quantity for those with the event and those without, so it gets a margin and a regression for each
   (`Strata`).
@@ -18,7 +18,7 @@ Five decisions, each measured before it was taken.
   of the covariates, and `site_agent.models.outcome_laws` draws each outcome given them.
 * **Plain arrays leave.** The masked layers have nflows' parameters and are trained by `site_agent.models.fast_flow`,
   in numpy; nflows itself (`site_agent.models.reference_flow`, torch) is what that is tested against, and trains what
-  it does not know. What is returned is a `shared.flows.bijections` chain that agrees with nflows to 1e-6.
+  it does not know. What is returned is a `shared.flows.chain` that agrees with nflows to 1e-6.
 
 Margins, levels, whitening, stopping point and weights are all fitted on the records given, and no guarantee covers
 those: whether they are the released ones (posture `local`) or others (`holdout`) is `site_agent.release.fitting`'s
@@ -40,18 +40,12 @@ from scipy import optimize, special
 
 from shared.base.randomness import Noise
 from shared.errors import ParameterError, TrainingRefusal
-from shared.flows.bijections import (
-    AffineAutoregressiveFlow,
-    Beside,
-    Bijection,
-    Composed,
-    LevelModel,
-    Levels,
-    Margins,
-    MaskedLayer,
-    Strata,
-    StratumModel,
-)
+from shared.flows.affine import AffineAutoregressiveFlow, MaskedLayer
+from shared.flows.base import Bijection
+from shared.flows.chain import Beside, Composed
+from shared.flows.levels import LevelModel, Levels
+from shared.flows.margins import Margins
+from shared.flows.strata import Strata, StratumModel
 from shared.plans.outcomes import PlannedOutcomes
 from shared.plans.plan import Training
 from site_agent.models.fast_flow import Adam, FusedFlow, first_layers
@@ -109,7 +103,7 @@ class FlowSettings:
         final_rate: their step size.
         margins: ``normal_scores`` maps every margin to N(0, 1) first; ``none`` leaves it to the flow.
         modelled_levels: a dequantised column with at most so many levels is modelled given the others
-            (`shared.flows.bijections.Levels`); 0 models none. Only with ``normal_scores``.
+            (`shared.flows.levels.Levels`); 0 models none. Only with ``normal_scores``.
         activation: ``tanh`` or ``relu``.
         spectral: every weight matrix is held to a largest singular value of at most 1, after each step (Theorem 2). The
             networks are then 1-Lipschitz; f⁻¹ is not, as whitening alone expands. No guarantee here rests on it.

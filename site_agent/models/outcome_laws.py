@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from scipy import special
 
 from shared.errors import TrainingRefusal
-from shared.flows.bijections import OutcomesLast
 from shared.flows.outcomes import HazardLaw, LevelLaw, OutcomeInputs, TiltLaw, mean_exponential
+from shared.flows.outcomes_last import OutcomesLast
 from shared.plans.outcomes import PlannedOutcomes
 
 __all__ = ["asked_products", "fit_laws", "laws_cost"]

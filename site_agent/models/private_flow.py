@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from shared.base.randomness import Noise, grid_for
 from shared.errors import TrainingRefusal
-from shared.flows.bijections import MaskedLayer
+from shared.flows.affine import MaskedLayer
 from shared.plans.plan import PrivateTraining, Training
 from site_agent.models.fast_flow import Adam, FusedFlow, first_layers
 
@@ -79,7 +79,7 @@ def private_layers(
         rng: draws samples and noise from its keystream, and the first weights from its generator.
         progress: called with the share done.
     Raises: TrainingRefusal, where a step would take more records than the room for rounding was calculated for.
-    Returns: layers from data to noise, as `shared.flows.bijections.AffineAutoregressiveFlow` takes them.
+    Returns: layers from data to noise, as `shared.flows.affine.AffineAutoregressiveFlow` takes them.
 
     The price is `shared.privacy.accountant.SubsampledGaussian(rate, noise_multiplier, steps)`, replace-one; clip and n
     do not enter it.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.flows.bijections import SPLINE_BOUND, MaskedLayer
+from shared.flows.affine import SPLINE_BOUND, MaskedLayer
 
 __all__ = ["NflowsFlow", "torch_session"]
 

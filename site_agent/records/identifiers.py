@@ -18,7 +18,9 @@ __all__ = ["NORMALISED", "compared", "normalised"]
 LONGEST = 100
 """Digits of a decimal beyond which it is no identifier to be written out."""
 NORMALISED = "normalised-"
-"""How `site_agent.records.table.person_space` begins where identifiers were normalised before they were compared."""
+"""How `site_agent.records.table.person_space` begins where identifiers were normalised before they were compared.
+
+Another normaliser would take another prefix, so that nobody looks new to it unseen."""
 
 
 # Default_Ignorable_Code_Point of Unicode's DerivedCoreProperties beyond category Cf, and U+2800.
@@ -40,8 +42,9 @@ _UNSEEN = (
 def normalised(identifier: str) -> str:
     """Unicode form NFKC, nothing that nobody sees, one space for any white space within and none around, case folded.
 
-    Nobody sees format and control characters (categories Cf and Cc), what Unicode calls default ignorable (a joiner, a
-    variation selector, a filler), and the blank Braille pattern.
+    Dropped are format and control characters (categories Cf and Cc: nearly all are invisible, and the few number signs
+    among them tell nobody apart), what Unicode calls default ignorable (a joiner, a variation selector, a filler), and
+    the blank Braille pattern.
     An identifier that is all decimal digits, of whatever script, is written in ASCII digits without leading zeros.
 
     >>> [normalised(text) for text in ("P1", " p1 ", "00017", "A  7", "000", "P\u200b1\ufe0f", "\u0660\u0661\u0667")]

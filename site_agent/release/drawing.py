@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shared.base.randomness import Noise
-    from shared.flows.bijections import Bijection
+    from shared.flows.base import Bijection
     from shared.plans.encoding import Encoder
     from shared.plans.plan import StudyPlan
     from site_agent.config import Limits
@@ -294,7 +294,8 @@ def _attack(
     to be wrong about. It is drawn through the flow that could have learned from those alone (`FittedMechanism.shadow`),
     attacked and thrown away: it never reaches the disk.
     """
-    from site_agent.release.audit import AuditLimits, attack, gate
+    from site_agent.release.audit.attacks import attack
+    from site_agent.release.audit.report import AuditLimits, gate
 
     in_force = AuditLimits(
         membership_auc=limits.membership_auc,

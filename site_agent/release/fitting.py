@@ -30,7 +30,9 @@ from numpy.typing import NDArray
 
 from shared.base.randomness import Noise
 from shared.errors import PlanRefusal, PolicyRefusal, TrainingRefusal
-from shared.flows.bijections import AffineAutoregressiveFlow, Bijection, Composed
+from shared.flows.affine import AffineAutoregressiveFlow
+from shared.flows.base import Bijection
+from shared.flows.chain import Composed
 from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.mechanisms.latent_noise.plan import carried_column, mechanism
 from shared.plans.encoding import Encoder

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shared.base.randomness import Noise
-    from shared.flows.bijections import Bijection
+    from shared.flows.base import Bijection
     from shared.releases.receipt import Receipt
     from site_agent.ledger.book import Hold, Ledger, Touches
     from site_agent.records.table import Records

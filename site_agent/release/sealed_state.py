@@ -38,7 +38,7 @@ class SealedFlow:
     """A sealed flow, and what was drawn through it.
 
     Args:
-        flow: a bijection of `shared.flows.bijections`.
+        flow: a bijection (`shared.flows.chain`).
         epochs: passes over the records it was fitted with.
         w: weight of the data.
         radius: R.
@@ -65,7 +65,7 @@ class SealedFlow:
         """An npz file without pickle."""
         import numpy as np
 
-        from shared.flows.bijections import to_arrays
+        from shared.flows.chain import to_arrays
 
         meta = {
             "format": FORMAT,
@@ -93,7 +93,7 @@ class SealedFlow:
         """The reverse of `to_bytes`. Raises: SchemaRefusal."""
         import numpy as np
 
-        from shared.flows.bijections import from_arrays
+        from shared.flows.chain import from_arrays
 
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as found:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shared.errors import PlanChanged, StateRefusal
 
 if TYPE_CHECKING:
-    from shared.flows.bijections import Composed
+    from shared.flows.chain import Composed
     from shared.plans.encoding import Encoder
     from shared.plans.federated import FederatedFlow
     from site_agent.ledger.book import Ledger
@@ -82,7 +82,8 @@ def federated_flow(trained: FederatedFlow, encoder: Encoder, site: str) -> Compo
     """
     import numpy as np
 
-    from shared.flows.bijections import AffineAutoregressiveFlow, Composed
+    from shared.flows.affine import AffineAutoregressiveFlow
+    from shared.flows.chain import Composed
     from shared.plans.public_start import public_start
 
     if trained.dictionary_hash != encoder.dictionary.hash or trained.shape.d != encoder.d:

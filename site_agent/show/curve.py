@@ -32,18 +32,11 @@ from shared.plans.outcomes import planned_outcomes
 from shared.plans.plan import StudyPlan
 from shared.privacy import accountant as privacy
 from shared.privacy.stated import FLOW
-from site_agent.release.audit import (
-    FALSE_ALARMS,
-    Rate,
-    linkage,
-    membership_auc,
-    rate,
-    recoded,
-    seen,
-    trade_off,
-    weighed,
-    whitening,
-)
+from site_agent.release.audit.distances import linkage, membership_auc, whitening
+from site_agent.release.audit.likelihood import trade_off, weighed
+from site_agent.release.audit.rates import Rate, rate
+from site_agent.release.audit.report import FALSE_ALARMS
+from site_agent.release.audit.view import recoded, seen
 
 __all__ = ["GRID", "Point", "PriceCurve", "Step", "price_curve", "require_allowed"]
 
@@ -70,7 +63,7 @@ class Point:
         w: weight of the data.
         epsilon: exact ε at the plan's δ, given the flow; None at w = 0, where nothing but the flow tells of a record.
         bound: most hits that any attacker can have at 1 % false alarms, given the flow.
-        hits, false_alarms: of the likelihood-ratio attack (`site_agent.release.audit.LikelihoodAttack`).
+        hits, false_alarms: of the likelihood-ratio attack (`site_agent.release.audit.report.LikelihoodAttack`).
         flow_auc: its AUC.
         distance_auc: AUC of the nearest released row, whitened.
         own_row: share of records linked to their own row.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from site_agent.release.audit import LikelihoodAttack
+    from site_agent.release.audit.report import LikelihoodAttack
     from site_agent.show.curve import PriceCurve
 
 __all__ = ["attack_figure", "curve_figure", "figure_bytes", "margins_figure"]

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import os
 import shutil
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from shared.errors import CertificateRefusal, NetworkRefusal, Refusal, StorageRefusal
+from shared.errors import CertificateRefusal, ConfigRefusal, NetworkRefusal, Refusal, StorageRefusal
 from shared.terminal import ChecklistLine
 
 if TYPE_CHECKING:
+    from shared.wire.clocks import ClockOffset
     from site_agent.desk import Desk
 
 __all__ = ["diagnose"]
@@ -47,7 +50,8 @@ def diagnose(desk: Desk, today: dt.date) -> tuple[list[ChecklistLine], int]:
             found.append(ChecklistLine.of(name, failed))
             code = code or failed.exit_code
 
-    look("clock", _clock)
+    contact = _contacted(desk)
+    look("clock", lambda desk, today: _clock(desk, today, contact))
     look("disk", _disk)
     look("permissions", _permissions)
     look("pinned authority", _authority)
@@ -55,7 +59,7 @@ def diagnose(desk: Desk, today: dt.date) -> tuple[list[ChecklistLine], int]:
     look("certificate", _certificate)
     look("ledger", _ledger)
     look("tables", _tables)
-    look("coordinator", _reach)
+    look("coordinator", lambda desk, today: _reach(desk, contact))
     look("deliveries", _deliveries)
     look("coordinator's log", _log)
     found.append(
@@ -67,14 +71,75 @@ def diagnose(desk: Desk, today: dt.date) -> tuple[list[ChecklistLine], int]:
     return found, code
 
 
-def _clock(desk: Desk, today: dt.date) -> Finding:
+@dataclass(frozen=True, kw_only=True)
+class Contact:
+    """What came of asking the coordinator: its answer about the clock, and what was refused."""
+
+    offset: ClockOffset | None = None
+    clock: Refusal | None = None
+    reach: Refusal | None = None
+
+
+def _contacted(desk: Desk) -> Contact:
+    """Ask the coordinator, by whatever this site may ask with: its certificate, or its invitation before that."""
+    from shared.plans.invitation import Invitation
+    from site_agent.egress import AcknowledgedReplies, Egress
+
+    try:
+        config, key = desk.config, desk.release_key
+        if config.certificate.exists():
+            opened = desk.egress()
+        else:
+            invited = Invitation.from_bytes(config.invitation.read_bytes())
+            pinned = AcknowledgedReplies(invited.witness, config.site, config.home / "acknowledged.jsonl")
+            opened = Egress.from_invitation(invited, witness=pinned)
+        with opened as egress:
+            try:
+                egress.status(next(iter(config.data), "doctor"))
+            except (NetworkRefusal, CertificateRefusal):
+                raise
+            except Refusal:  # an invitation may ask to join and nothing else: being told so is an answer, too
+                pass
+            try:
+                return Contact(offset=egress.clock(config.site, key))
+            except Refusal as refusal:
+                return Contact(clock=refusal)
+    except OSError as error:
+        failed = StorageRefusal("what the coordinator is asked with must be readable", given=error.strerror or "no")
+        return Contact(clock=failed, reach=failed)
+    except Refusal as refusal:
+        return Contact(clock=refusal, reach=refusal)
+
+
+def _clock(desk: Desk, today: dt.date, contact: Contact) -> Finding:
+    """This machine's clock beside the coordinator's, which signs what it says: no clock can vouch for itself."""
     now = dt.datetime.now(dt.UTC)
-    last = desk.ledger.entries()[-1].time
-    if now.strftime("%Y-%m-%dT%H:%M:%SZ") < last:
-        return "warn", f"{now:%Y-%m-%d %H:%M} UTC is before the ledger's last entry", "Set the clock (NTP)."
+    shown = f"{now:%Y-%m-%d %H:%M} UTC"
+    offset = contact.offset
+    if offset is not None and offset.state == "wrong":
+        raise ConfigRefusal(
+            "this clock and the coordinator's must agree",
+            given=f"{shown}, {offset.words} of the time that the coordinator signs",
+            next_step="Set the clock (NTP). If it is right, tell the study lead: coordinator clock.",
+        )
     if os.environ.get("TRIBUTARY_TODAY"):
         return "warn", f"the day is set to {today} by TRIBUTARY_TODAY", "Unset it, outside tests."
-    return "ok", f"{now:%Y-%m-%d %H:%M} UTC", ""
+    if offset is None:
+        refusal = contact.clock
+        why = "it does not answer" if refusal is None or refusal is contact.reach else refusal.must
+        fix = "Compare it with another clock, and mend the line about the coordinator."
+        return "warn", f"{shown}, compared with nobody's: {why}", fix
+    if offset.state == "differ":
+        return "warn", f"{shown}, {offset.words} of the coordinator's", "Set the clock (NTP)."
+    last = desk.ledger.entries()[-1].time
+    if now.strftime("%Y-%m-%dT%H:%M:%SZ") < last:
+        # Both sides agree on the time now: the entry was made by a clock that was ahead.
+        return (
+            "ok",
+            f"{shown}, as the coordinator's; the ledger's last entry says {last}, its order is its number's",
+            "",
+        )
+    return "ok", f"{shown}, within {max(1, math.ceil(abs(offset.seconds)))} s of the coordinator's", ""
 
 
 def _disk(desk: Desk, today: dt.date) -> Finding:
@@ -187,22 +252,10 @@ def _tables(desk: Desk, today: dt.date) -> Finding:
     return "ok", ", ".join(sorted(desk.config.data)), ""
 
 
-def _reach(desk: Desk, today: dt.date) -> Finding:
-    from shared.plans.invitation import Invitation
-    from site_agent.egress import Egress
-
-    config = desk.config
-    # The bootstrap certificate may ask to join and nothing else: being told so is an answer, too.
-    joined = config.certificate.exists()
-    opened = desk.egress() if joined else Egress.from_invitation(Invitation.from_bytes(config.invitation.read_bytes()))
-    with opened as egress:
-        try:
-            egress.status(next(iter(config.data), "doctor"))
-        except (NetworkRefusal, CertificateRefusal):
-            raise
-        except Refusal:
-            pass
-    return "ok", f"{config.address} answers", ""
+def _reach(desk: Desk, contact: Contact) -> Finding:
+    if contact.reach is not None:
+        raise contact.reach
+    return "ok", f"{desk.config.address} answers", ""
 
 
 def _deliveries(desk: Desk, today: dt.date) -> Finding:

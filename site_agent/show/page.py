@@ -16,14 +16,12 @@ from __future__ import annotations
 import datetime as dt
 import math
 import secrets
-import threading
-import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import ApprovalRefusal, Refusal, UsageRefusal
+from site_agent.show.access import Gate, KeyOpener, Session
 
 if TYPE_CHECKING:
     import uvicorn
@@ -32,17 +30,14 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from shared.base.keys import SigningKey
     from site_agent.desk import Desk
 
 __all__ = ["Gate", "application", "prepare", "serve"]
 
 PAGES = Path(__file__).parent / "pages"
-IDLE_SECONDS = 1800.0
-TRIES = 5
-"""Wrong passwords after which another one is shown in the terminal."""
 ROWS = 50
 FORM_CAP = 16 << 10
-LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 LOOPBACK = ("127.0.0.1", "::1")
 HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -57,75 +52,6 @@ HEADERS = {
 }
 STATES = {"held": "reserved", "sealed": "sealed", "delivered": "delivered", "burnt": "burnt, stays charged"}
 MISSING = {"refuse": "none allowed", "level": "released as a level", "complete_case": "row left out"}
-
-
-@dataclass(kw_only=True)
-class Session:
-    """One browser that gave the password. `csrf` stands in each of its forms."""
-
-    csrf: str
-    used: float
-
-
-@dataclass(kw_only=True)
-class Gate:
-    """Access control: whoever can read the terminal.
-
-    Args:
-        announce: shows a password where the agent was started. Each works once; the next is shown when it is used, or
-            after `TRIES` wrong ones.
-        port: that the page is served on.
-        clock: monotonic seconds.
-    """
-
-    announce: Callable[[str], None]
-    port: int = 0
-    clock: Callable[[], float] = time.monotonic
-    cookie: str = field(default="", init=False, repr=False)
-    password: str = field(default="", init=False, repr=False)
-    sessions: dict[str, Session] = field(default_factory=dict, init=False, repr=False)
-    wrong: int = field(default=0, init=False)
-    lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        # A browser keeps one jar for all ports of an address: the name tells this page's cookie, and this start's,
-        # from those of others, so that none can be put in its place.
-        self.cookie = f"tributary-airlock-{self.port}-{secrets.token_hex(8)}"
-        self._renew()
-
-    def enter(self, password: str) -> str | None:
-        """The cookie of a new session, or None for a wrong password."""
-        with self.lock:
-            if not secrets.compare_digest(password.strip().lower().encode(), self.password.encode()):
-                self.wrong += 1
-                if self.wrong >= TRIES:
-                    self._renew()
-                return None
-            self._renew()
-            cookie = secrets.token_urlsafe(32)
-            self.sessions[cookie] = Session(csrf=secrets.token_urlsafe(32), used=self.clock())
-            return cookie
-
-    def session(self, cookie: str) -> Session | None:
-        """The session of a cookie, unless it has not been used for `IDLE_SECONDS`."""
-        with self.lock:
-            found = self.sessions.get(cookie)
-            if found is None or self.clock() - found.used > IDLE_SECONDS:
-                self.sessions.pop(cookie, None)
-                return None
-            found.used = self.clock()
-            return found
-
-    def leave(self, cookie: str) -> None:
-        """End a session."""
-        with self.lock:
-            self.sessions.pop(cookie, None)
-
-    def _renew(self) -> None:
-        # 12 letters of 31: 59 bits, and `TRIES` guesses at each.
-        drawn = "".join(secrets.choice(LETTERS) for _ in range(12))
-        self.password, self.wrong = "-".join(drawn[i : i + 4] for i in range(0, 12, 4)), 0
-        self.announce(self.password)
 
 
 def application(
@@ -155,6 +81,11 @@ def application(
 
     from shared.privacy import stated
     from site_agent.decide import reconciliation
+
+    opener = KeyOpener()
+
+    def typed(desk: Desk, form: QueryParams) -> Callable[[], SigningKey]:
+        return lambda: opener.opened(desk, form.get("name", ""), form.get("passphrase", ""))
 
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
@@ -343,7 +274,7 @@ def application(
             release_id,
             name=name,
             ticked=form.getlist("tick"),
-            open_key=_opener(desk, name, form.get("passphrase", "")),
+            open_key=typed(desk, form),
             agent_version=agent_version,
             today=today(),
         )
@@ -360,7 +291,7 @@ def application(
             release_id,
             name=name,
             reason=form.get("reason", ""),
-            open_key=_opener(desk, name, form.get("passphrase", "")),
+            open_key=typed(desk, form),
             for_good=verb == "reject",
         )
         return f"/release/{release_id}?done=declined"
@@ -375,7 +306,7 @@ def application(
             name=name,
             reason_code=form.get("reason", ""),
             note=form.get("note", ""),
-            open_key=_opener(desk, name, form.get("passphrase", "")),
+            open_key=typed(desk, form),
         )
         return f"/release/{release_id}?done=withdrawn"
 
@@ -390,17 +321,15 @@ def application(
         from site_agent.decide import airlock
 
         name = form.get("name", "")
-        opened = _opener(desk, name, form.get("passphrase", ""))
-        airlock.resume(desk, name=name, reason="on the page", open_key=opened)
+        airlock.resume(desk, name=name, reason="on the page", open_key=typed(desk, form))
         return "/"
 
     def revoke(desk: Desk, request: Request, form: QueryParams) -> str:
         from site_agent.decide import airlock
 
         name = form.get("name", "")
-        opened = _opener(desk, name, form.get("passphrase", ""))
         digest = request.path_params["digest"]
-        airlock.revoke_standing(desk, digest, name=name, reason=form.get("reason", ""), open_key=opened)
+        airlock.revoke_standing(desk, digest, name=name, reason=form.get("reason", ""), open_key=typed(desk, form))
         airlock.deliver_revocations(desk)
         return "/plans"
 
@@ -518,13 +447,6 @@ class _Guard:
             await PlainTextResponse("This page has another name.", status_code=421)(scope, receive, guarded)
             return
         await self.app(scope, receive, guarded)
-
-
-def _opener(desk: Desk, name: str, passphrase: str) -> Callable[[], Any]:
-    """Opens an approver's key with what was typed; the environment is never asked here."""
-    from shared.base.keys import SigningKey
-
-    return lambda: SigningKey.load(desk.config.approver_key(name), passphrase)
 
 
 def _release_values(desk: Desk, release_id: str, page: int) -> Mapping[str, Any]:

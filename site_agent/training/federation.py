@@ -35,7 +35,7 @@ from shared.errors import (
     SchemaRefusal,
     TrainingRefusal,
 )
-from shared.flows.bijections import Composed
+from shared.flows.chain import Composed
 from shared.plans.encoding import Encoder
 from shared.plans.federated import Shape, pack, unpack, usable
 from shared.plans.plan import StudyPlan

@@ -17,7 +17,8 @@ from shared.mechanisms.latent_noise.noise import INSIDE_SHRUNK, LatentNoise, def
 from shared.privacy.accountant import epsilon, guaranteed
 from shared.simulated import gaussian_table
 from site_agent.models.flow import FlowSettings, fit_flow
-from site_agent.release.audit import run_audit, weighed
+from site_agent.release.audit.attacks import run_audit
+from site_agent.release.audit.likelihood import weighed
 from tests.benchmarks import record
 
 SEED, N, D, RHO, W, DELTA = 2711, 2500, 5, 0.9, 0.8, 1e-5

@@ -20,7 +20,9 @@ import numpy as np
 
 from coordinator.training import federation as hub
 from shared.base.randomness import seeded_rng
-from shared.flows.bijections import AffineAutoregressiveFlow, Composed, Identity
+from shared.flows.affine import AffineAutoregressiveFlow
+from shared.flows.base import Identity
+from shared.flows.chain import Composed
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.encoding import Encoder

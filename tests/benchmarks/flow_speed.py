@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from shared.base.randomness import seeded_rng
-from shared.flows.bijections import AffineAutoregressiveFlow, Composed
+from shared.flows.affine import AffineAutoregressiveFlow
+from shared.flows.chain import Composed
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.simulated import cvd_cohorts
 from site_agent.models.fast_flow import Adam, FusedFlow, first_layers

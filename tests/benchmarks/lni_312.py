@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 from shared.base.randomness import seeded_rng
-from shared.flows.bijections import AffineAutoregressiveFlow
+from shared.flows.affine import AffineAutoregressiveFlow
 from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.simulated import known_studies, linear_studies
 from site_agent.models.flow import FlowSettings, fit_flow

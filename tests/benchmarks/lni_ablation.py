@@ -14,7 +14,7 @@ from unittest.mock import patch
 import numpy as np
 
 from shared.base.randomness import seeded_rng
-from shared.flows.bijections import AffineAutoregressiveFlow
+from shared.flows.affine import AffineAutoregressiveFlow
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.plans.encoding import Encoder
 from shared.simulated import cvd_cohorts, gaussian_table, linear_studies

@@ -11,7 +11,7 @@ from shared.base.randomness import seeded_rng
 from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.simulated import gaussian_table
 from site_agent.models.flow import FlowSettings, fit_flow
-from site_agent.release.audit import run_audit
+from site_agent.release.audit.attacks import run_audit
 from tests.benchmarks import record
 
 SEED, N, D, RHO = 311, 2500, 5, 0.9

@@ -24,7 +24,8 @@ from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.plans.encoding import Encoder
 from shared.simulated import cvd_cohorts
 from site_agent.models.flow import PAPERS_GRID, FlowSettings, fit_flow
-from site_agent.release.audit import linkage, seen, whitening
+from site_agent.release.audit.distances import linkage, whitening
+from site_agent.release.audit.view import seen
 from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import dictionary
 from tests.benchmarks.lni_repeat import (

@@ -16,7 +16,8 @@ from functools import cache
 import numpy as np
 
 from shared.base.randomness import seeded_rng
-from shared.flows.bijections import AffineAutoregressiveFlow, Composed
+from shared.flows.affine import AffineAutoregressiveFlow
+from shared.flows.chain import Composed
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.plans.encoding import Encoder
 from shared.plans.plan import PrivateTraining, Reference, Training

@@ -27,7 +27,8 @@ from pathlib import Path
 import numpy as np
 
 from shared.base.randomness import seeded_rng
-from shared.flows.bijections import AffineAutoregressiveFlow, Composed
+from shared.flows.affine import AffineAutoregressiveFlow
+from shared.flows.chain import Composed
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.mechanisms.slicing.network import GeneratorNetwork, Trained, VectorAdam
 from shared.mechanisms.slicing.noise import ROW_STEP

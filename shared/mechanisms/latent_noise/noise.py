@@ -32,7 +32,7 @@ from scipy import special, stats
 
 from shared.base.randomness import Noise, grid_for
 from shared.errors import ParameterError
-from shared.flows.bijections import Bijection
+from shared.flows.base import Bijection
 from shared.privacy.accountant import Gaussian, NoGuarantee
 
 __all__ = [
@@ -186,7 +186,7 @@ class LatentNoise:
     rows one by one; the noise depends on the shape of x and on rng alone. The finest detail of a latent,
     below 1/1024 of the noise, is dropped.
 
-    >>> from shared.flows.bijections import Identity
+    >>> from shared.flows.base import Identity
     >>> from shared.base.randomness import seeded_rng
     >>> mechanism = LatentNoise(flow=Identity(d=2), w=0.5, radius=2.0)
     >>> mechanism.release(np.zeros((3, 2)), seeded_rng(7)).shape

@@ -21,7 +21,7 @@ from shared.privacy.stated import shown_epsilon, shown_price
 if TYPE_CHECKING:
     import pandas as pd
 
-    from shared.flows.bijections import Bijection
+    from shared.flows.base import Bijection
     from shared.mechanisms.latent_noise.noise import LatentNoise
     from shared.plans.plan import StudyPlan
     from shared.privacy import accountant as privacy
@@ -223,6 +223,8 @@ class LatentNoisePlan(MechanismPlan):
             parameters["shrink"] = noise.shrink
         if noise.vary:
             parameters[f"vary_{noise.vary}"] = 1.0
+        if plan.training.outcomes == "last":
+            parameters["outcomes_last"] = 1.0
         if plan.posture == "holdout":
             parameters["holdout"] = plan.holdout
         if plan.private is not None:
@@ -421,7 +423,7 @@ def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
             figures: they depend on neither a flow nor a record.
     Raises: PlanRefusal, if the plan's training leaves nothing of its release.epsilon.
     """
-    from shared.flows.bijections import Identity
+    from shared.flows.base import Identity
     from shared.mechanisms.latent_noise.noise import INSIDE, INSIDE_SHRUNK, LatentNoise, default_radius
     from shared.plans.encoding import Encoder
 

@@ -105,7 +105,7 @@ def _work(line: Connection) -> None:
 
 
 def _alone() -> None:
-    """Die with the nursery, before the server when memory is short, and without a word about what was read."""
+    """Die with the fork server, before the server when memory is short, and without a word about what was read."""
     with contextlib.suppress(OSError, AttributeError, ImportError):
         import ctypes
 

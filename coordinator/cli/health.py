@@ -1,0 +1,125 @@
+"""How the coordinator is: ``doctor``; and whose clock says what: ``clock``, ``clock confirm``, ``clock repair``."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coordinator.cli.options import DryRun, Json, app, clock_app, open_store
+from coordinator.config import CoordinatorConfig
+from shared.errors import ParameterError
+from shared.terminal import checklist, emit, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["clock", "clock_confirm", "clock_repair", "doctor"]
+
+
+@app.command(rich_help_panel="Set up")
+def doctor(context: typer.Context, json: Json = False) -> None:
+    """Look at everything that could stop the service: each line is green, or says how to mend it."""
+    from coordinator.services.authority import Authority
+    from coordinator.services.health import diagnose
+
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
+        found, code = diagnose(config, Authority.load(config.home), store)
+    emit({"checks": found, "exit_code": code}, as_json=json, show=lambda out: checklist(out, found))
+    if code:
+        raise typer.Exit(code)
+
+
+@clock_app.callback(invoke_without_command=True)
+def clock(context: typer.Context, json: Json = False) -> None:
+    """Show what every site's signed reading says of this clock, whether it is believed, and what is dated wrongly."""
+    if context.invoked_subcommand:
+        return
+    from coordinator.services.authority import Authority
+    from coordinator.services.clocks import SeenClocks
+    from coordinator.services.health import misdated
+
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
+        authority = Authority.load(config.home)
+        clocks, now = SeenClocks(store, authority.certificate), authority.now()
+        verdict, readings, wrong = clocks.verdict(now), clocks.readings(), misdated(authority, store)
+    answer = {
+        "now": now,
+        "believed": verdict.believed,
+        "why": verdict.why,
+        "sites": [{"site": one.site, "offset": one.offset, "state": one.state, "day": one.day} for one in readings],
+        "misdated": [{"whose": whose, "wrong": what} for whose, what in wrong],
+    }
+
+    def show(out: Console) -> None:
+        state = "believed" if verdict.believed else "not believed: no certificate and no invitation is issued"
+        out.print(f"{now:%Y-%m-%d %H:%M:%S} UTC, {state}", style="green" if verdict.believed else "bold red")
+        out.print(f"  {verdict.why}")
+        if readings:
+            out.print(table(["site", "its clock", "read on"], [[one.site, one.words, one.day] for one in readings]))
+        for whose, what in wrong:
+            out.print(f"certificate of {whose}: {what}", style="yellow")
+        if not verdict.believed:
+            out.print(
+                'next: set the clock (NTP), then coordinator clock confirm --utc "YYYY-MM-DD HH:MM"', style="cyan"
+            )
+        elif wrong:
+            out.print("next: coordinator clock repair", style="cyan")
+
+    emit(answer, as_json=json, show=show)
+
+
+@clock_app.command("confirm")
+def clock_confirm(
+    context: typer.Context,
+    utc: Annotated[str, typer.Option("--utc", help="Date and time off another clock, in UTC: 2026-12-31 23:59.")],
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Say that another clock, which is not this machine's, has this time: for a week this one is then believed."""
+    from coordinator.services.authority import Authority
+    from coordinator.services.clocks import SeenClocks
+
+    try:
+        said = dt.datetime.fromisoformat(utc)
+    except ValueError:
+        raise ParameterError("--utc must be a date and a time, as 2026-12-31 23:59", given=repr(utc)) from None
+    said = said.replace(tzinfo=dt.UTC) if said.tzinfo is None else said.astimezone(dt.UTC)
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
+        authority = Authority.load(config.home)
+        SeenClocks(store, authority.certificate).confirm(said, authority.now(), dry_run=dry_run)
+    words = f"{'would confirm' if dry_run else 'confirmed'} this machine's clock, {authority.now():%Y-%m-%d %H:%M} UTC"
+    emit({"confirmed": not dry_run, "now": authority.now()}, as_json=json, show=lambda out: out.print(words))
+
+
+@clock_app.command("repair")
+def clock_repair(context: typer.Context, dry_run: DryRun = False, json: Json = False) -> None:
+    """Make anew what a wrong clock has dated: the server's certificate, and sites' that they could not use yet."""
+    from coordinator.services.authority import Authority
+    from coordinator.services.clocks import SeenClocks
+    from coordinator.services.health import misdated, repair
+
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
+        authority = Authority.load(config.home)
+        wrong = misdated(authority, store)
+        if wrong:
+            SeenClocks(store, authority.certificate).verdict(authority.now()).require()
+        done = []
+        for whose, what in wrong:
+            mended = repair(whose, authority, store, dry_run=dry_run)
+            done.append({"whose": whose, "wrong": what, "made_anew": mended and not dry_run, "can_be": mended})
+
+    def show(out: Console) -> None:
+        if not done:
+            out.print("Every certificate in use has the dates it should have.", style="green")
+        for one in done:
+            verb = "would be made anew" if dry_run else "made anew"
+            after = verb if one["can_be"] else "in use: coordinator revoke and invite it anew, where that is too long"
+            out.print(f"certificate of {one['whose']}: {one['wrong']}; {after}")
+
+    emit({"certificates": done, "dry_run": dry_run}, as_json=json, show=show)

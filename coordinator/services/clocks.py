@@ -1,0 +1,190 @@
+"""Whose clock is believed: the sites' signed readings beside our own, and what is not issued on ours alone.
+
+A certificate, an invitation, the server's own renewal: each is dated by this machine's clock, and one that is a year
+ahead for an hour would date them a year wrong. So nothing is issued unless somebody else has seen about the same time
+within `REMEMBERED` days: at least as many sites whose signed readings agree with this clock as sites whose readings do
+not; or a person who compared it with another clock and said so. A clock that is not believed stops nothing else:
+releases are accepted, the certificates that there are serve on.
+
+What this bounds: a broken or hostile site that is alone here stops issuing, and a person's word ends that; it never
+causes any. Most of the sites, all wrong by the same, would be believed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from cryptography import x509
+
+from coordinator.store.store import Store
+from shared.errors import CertificateRefusal, ParameterError
+from shared.wire.clocks import TOLERATED, WRONG, span
+
+__all__ = ["ClockVerdict", "SeenClocks", "SiteClock", "judge"]
+
+REMEMBERED = 45
+"""Days for which a reading, a person's word or the set-up itself vouches for this clock."""
+WORD = 7
+"""Days for which a person's word counts for more than the sites' readings."""
+
+_meta = sa.MetaData()
+_readings = sa.Table(
+    "site_clocks",
+    _meta,
+    sa.Column("site", sa.String(64), primary_key=True),
+    sa.Column("offset", sa.Float, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+_words = sa.Table(
+    "clock_words",
+    _meta,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteClock:
+    """The last signed reading of one site's clock.
+
+    Args:
+        offset: its clock minus ours, in seconds; what the way takes makes it a little smaller.
+        day: of ours when it came.
+    """
+
+    site: str
+    offset: float
+    day: dt.date
+
+    @property
+    def state(self) -> str:
+        """``agrees``, ``differs``, or ``wrong`` where one of the two clocks must be mended."""
+        apart = abs(self.offset)
+        return (
+            "agrees" if apart <= TOLERATED.total_seconds() else "differs" if apart <= WRONG.total_seconds() else "wrong"
+        )
+
+    @property
+    def words(self) -> str:
+        """As people say it."""
+        return f"{span(self.offset)} {'ahead of' if self.offset > 0 else 'behind'} this clock"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockVerdict:
+    """Whether this clock is believed, and why."""
+
+    believed: bool
+    why: str
+
+    def require(self) -> None:
+        """Raises: CertificateRefusal, when this clock is not believed."""
+        if not self.believed:
+            raise CertificateRefusal(
+                "a clock must be one that others see before anything is dated by it",
+                given=self.why,
+                next_step="Set the clock (NTP), then coordinator clock confirm; coordinator clock shows who says what.",
+            )
+
+
+def judge(
+    now: dt.datetime,
+    readings: Sequence[SiteClock],
+    *,
+    vouched: dt.date,
+    word: dt.date | None,
+    valid: tuple[dt.datetime, dt.datetime],
+) -> ClockVerdict:
+    """Decide whether `now` is to be believed.
+
+    Args:
+        now: what this machine's clock says.
+        readings: the last one of each site.
+        vouched: day on which the authority was made, by whoever set the coordinator up.
+        word: day of the last person's word, by the clock of then.
+        valid: first and last moment of the authority's own certificate.
+    """
+    today = now.date()
+    if not valid[0] - WRONG <= now <= valid[1]:
+        when = "before" if now < valid[0] else "after"
+        return ClockVerdict(believed=False, why=f"{today}, which is {when} the authority's own certificate")
+
+    def lately(day: dt.date, days: int = REMEMBERED) -> bool:
+        return -1 <= (today - day).days <= days
+
+    if word is not None and lately(word, WORD):
+        return ClockVerdict(believed=True, why=f"a person confirmed it on {word}")
+    fresh = [one for one in readings if lately(one.day)]
+    against = [one for one in fresh if one.state == "wrong"]
+    agree = len(fresh) - len(against)
+    if len(against) > agree:
+        named = ", ".join(f"{one.site} is {one.words}" for one in against[:3])
+        return ClockVerdict(believed=False, why=f"{today}, and {named}")
+    if agree:
+        return ClockVerdict(believed=True, why=f"{agree} of {len(fresh)} sites agreed with it lately")
+    last = max([vouched, *([word] if word else []), *(one.day for one in readings)])
+    if lately(last):
+        return ClockVerdict(believed=True, why=f"no site has been heard yet; set up or confirmed on {last}")
+    return ClockVerdict(
+        believed=False, why=f"{today}, which nobody else has seen: the last day that others saw was {last}"
+    )
+
+
+class SeenClocks:
+    """The sites' readings and people's words, in the coordinator's database.
+
+    Args:
+        store: the coordinator's store.
+        certificate: the authority's own.
+    """
+
+    def __init__(self, store: Store, certificate: x509.Certificate) -> None:
+        self._read, self._write = store.extended(_meta)
+        self._valid = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+
+    def note(self, site: str, said: dt.datetime, now: dt.datetime) -> SiteClock:
+        """Keep what a site's clock said when ours said `now`; the last reading of each site is kept."""
+        made = SiteClock(site=site, offset=round((said - now).total_seconds(), 3), day=now.date())
+        values = {"offset": made.offset, "day": made.day.isoformat()}
+
+        def work(c: sa.Connection) -> None:
+            if not c.execute(_readings.update().where(_readings.c.site == site).values(**values)).rowcount:
+                c.execute(_readings.insert().values(site=site, **values))
+
+        self._write(work)
+        return made
+
+    def readings(self) -> tuple[SiteClock, ...]:
+        """The last reading of each site, by name."""
+        rows = self._read(lambda c: c.execute(sa.select(_readings).order_by(_readings.c.site)).all())
+        return tuple(SiteClock(site=row.site, offset=row.offset, day=dt.date.fromisoformat(row.day)) for row in rows)
+
+    def verdict(self, now: dt.datetime) -> ClockVerdict:
+        """Whether `now` is believed (`judge`)."""
+        newest = sa.select(_words.c.day).order_by(_words.c.number.desc()).limit(1)
+        word = self._read(lambda c: c.execute(newest).scalar())
+        return judge(
+            now,
+            self.readings(),
+            vouched=self._valid[0].date(),
+            word=dt.date.fromisoformat(word) if word else None,
+            valid=self._valid,
+        )
+
+    def confirm(self, said: dt.datetime, now: dt.datetime, *, dry_run: bool = False) -> None:
+        """A person says that it is `said` by another clock.
+
+        Raises: ParameterError (ours says something else), CertificateRefusal (no time of this authority).
+        """
+        if abs(said - now) > WRONG:
+            raise ParameterError(
+                "the time read off another clock must be this machine's",
+                given=f"{said:%Y-%m-%d %H:%M} where this machine has {now:%Y-%m-%d %H:%M} UTC",
+                next_step="Set the clock (NTP) first.",
+            )
+        judge(now, (), vouched=now.date(), word=None, valid=self._valid).require()
+        if not dry_run:
+            self._write(lambda c: c.execute(_words.insert().values(day=now.date().isoformat())))

@@ -1,0 +1,132 @@
+"""`coordinator doctor`: what could stop the service, looked at before it does; each finding is green or has its fix."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Literal
+
+from shared.errors import CertificateRefusal, IntegrityRefusal, Refusal, StorageRefusal
+from shared.terminal import ChecklistLine
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+    from coordinator.config import CoordinatorConfig
+    from coordinator.services.authority import Authority
+    from coordinator.store.store import Store
+
+__all__ = ["diagnose", "misdated", "repair", "require_whole"]
+
+WARNING_DAYS = 30
+TOO_LITTLE_SPACE = 1 << 30
+FULL = 0.8
+Finding = tuple[Literal["ok", "warn", "fail"], str, str]
+
+
+def diagnose(config: CoordinatorConfig, authority: Authority, store: Store) -> tuple[list[ChecklistLine], int]:
+    """Every check of a coordinator's home folder; the server need not run.
+
+    Returns: the checks, and 0 or the exit code of the first that failed.
+    """
+    code = 0
+    found: list[ChecklistLine] = []
+
+    def look(name: str, work: Callable[[], Iterable[Finding]]) -> None:
+        nonlocal code
+        try:
+            found.extend(ChecklistLine(name=name, state=s, detail=detail, fix=fix) for s, detail, fix in work())
+        except Refusal as refusal:
+            found.append(ChecklistLine.of(name, refusal))
+            code = code or refusal.exit_code
+
+    look("clock", lambda: _clock(authority, store))
+    look("certificates", lambda: _certificates(authority, store))
+    look("database", lambda: _database(store))
+    look("disk", lambda: _disk(config))
+    return found, code
+
+
+def _clock(authority: Authority, store: Store) -> Iterable[Finding]:
+    from coordinator.services.clocks import SeenClocks
+
+    clocks, now = SeenClocks(store, authority.certificate), authority.now()
+    verdict = clocks.verdict(now)
+    verdict.require()
+    yield "ok", f"{now:%Y-%m-%d %H:%M} UTC: {verdict.why}", ""
+    for one in clocks.readings():
+        if one.state != "agrees":
+            yield (
+                "warn",
+                f"{one.site} is {one.words}, by its reading of {one.day}",
+                f"Tell {one.site} to set its clock.",
+            )
+
+
+def misdated(authority: Authority, store: Store) -> list[tuple[str, str]]:
+    """Certificates in use whose dates are wrong: (whose, what is wrong)."""
+    from cryptography import x509
+
+    from coordinator.services.authority import SERVER_DAYS, SITE_DAYS
+
+    made: list[tuple[str, x509.Certificate, int]] = [("the server", authority.server_certificate, SERVER_DAYS)]
+    for site in store.sites():
+        if site.state == "accepted" and site.certificate_pem:
+            made.append((site.site, x509.load_pem_x509_certificate(site.certificate_pem.encode()), SITE_DAYS))
+    named = [(whose, authority.misdated(certificate, days, authority.now())) for whose, certificate, days in made]
+    return [(whose, wrong) for whose, wrong in named if wrong]
+
+
+def repair(whose: str, authority: Authority, store: Store, *, dry_run: bool = False) -> bool:
+    """Make a misdated certificate anew; False if that is not for this side to do (its site has it in use).
+
+    A site's is issued anew when it next asks (``site-agent join``).
+    """
+    if whose == "the server":
+        if not dry_run:
+            authority.renew_server(authority.server_names)
+        return True
+    return store.forget_certificate(whose, dry_run=dry_run)
+
+
+def require_whole(store: Store, *, thorough: bool = False) -> None:
+    """Raises: IntegrityRefusal, when the database's file is damaged."""
+    damage = store.damage(thorough=thorough)
+    if damage:
+        raise IntegrityRefusal(
+            "the coordinator's database must be whole",
+            given=damage,
+            next_step="Stop the server, keep a copy of the file, and restore the database from a backup.",
+        )
+
+
+def _certificates(authority: Authority, store: Store) -> Iterable[Finding]:
+    wrong = dict(misdated(authority, store))
+    if "the server" in wrong:
+        raise CertificateRefusal(
+            "the server's certificate must be of today",
+            given=wrong.pop("the server"),
+            next_step="Set the clock (NTP), then coordinator clock repair.",
+        )
+    now = authority.now()
+    left = (authority.server_certificate.not_valid_after_utc - now).days
+    yield "ok", f"the server's has {left} days left, and is renewed by itself", ""
+    rest = (authority.certificate.not_valid_after_utc - now).days
+    state: Literal["ok", "warn"] = "warn" if rest < 365 else "ok"
+    yield state, f"the authority's has {rest} days left", "Sites must be invited anew under a new one before it ends."
+    for whose, what in wrong.items():
+        yield "warn", f"that of {whose} is {what}", "coordinator clock repair, or revoke the site and invite it anew."
+
+
+def _database(store: Store) -> Iterable[Finding]:
+    require_whole(store, thorough=True)
+    yield "ok", f"whole; {store.entries()} entries in its log (coordinator log verify checks them)", ""
+
+
+def _disk(config: CoordinatorConfig) -> Iterable[Finding]:
+    usage = shutil.disk_usage(config.home)
+    share = 1 - usage.free / usage.total
+    if usage.free < TOO_LITTLE_SPACE:
+        raise StorageRefusal("1 GB must be free", given=f"{usage.free >> 20} MB", next_step="Free space.")
+    state: Literal["ok", "warn"] = "warn" if share >= FULL else "ok"
+    yield state, f"{usage.free / (1 << 30):.1f} GB free, {share:.0%} used", "Free space before the next wave."

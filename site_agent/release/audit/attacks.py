@@ -1,0 +1,154 @@
+"""Attacks we tried on a release, at the site, before anyone is asked to approve it.
+
+An audit is evidence, never a guarantee: it says how well these attacks did, with intervals, and nothing about better
+ones. Its values are computed from records, stay at the site, and are never on a receipt; that a release passed is
+visible by its delivery and is listed there as not covered.
+
+The paper's rule alone is not enough. At w = 0.8, five columns and 2,500 records its membership attack scores an AUC of
+0.52 and would pass, while the nearest released row is the record's own for one record in seven. So both are gates.
+
+======================  ========================================================================================
+membership AUC          score min_j |x - x̃_j|; records the flow was fitted on against records held back
+                        (eq. 24-25; ties count one half), in whitened and in standardised distance
+own-row linkage         share of records whose nearest released row is their own; also among the 5 % most extreme
+twin probability        chance that another record is nearer than one's own released row (eq. 22)
+median rank             other records nearer than one's own released row, the median (eq. 26)
+likelihood ratio        score log mean_j N(y_j; √w clip(z), (1−w)I) / N(y_j; 0, I) of the release's latents y: the
+                        attacker holds the site's own flow, w and R; AUC, and hits at 1 % false alarms
+singling out            predicates on one or several columns, built from the release, that fit exactly one record
+linkability             two halves of a person's columns lead to the same released rows
+inference               a secret column is guessed from the released row nearest in all the others
+======================  ========================================================================================
+
+The last three come from Giomi et al. (2023), who attack a table and its control: a guess that succeeds as often on
+persons who are not in the release says what patients are like, and nothing about who was there. What counts is the
+excess over the control.
+
+An attacker sees decoded values. The fractions and fills that encoding drew are nobody's knowledge, so every attack
+here works on values, or on codes that are a function of values (`seen`, `recoded`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from shared.base.randomness import Noise
+from shared.errors import ParameterError
+from shared.mechanisms.latent_noise.noise import LatentNoise
+from shared.plans.encoding import Encoder
+from site_agent.release.audit.controlled import MOST_TARGETS, sampled_rows, table_attacks
+from site_agent.release.audit.distances import linkage, membership_auc, standardising, twins, whitening
+from site_agent.release.audit.likelihood import weighed
+from site_agent.release.audit.rates import Array, rate
+from site_agent.release.audit.report import EXTREME_SHARE, AuditLimits, AuditReport
+from site_agent.release.audit.view import recoded, seen
+
+__all__ = ["attack", "run_audit"]
+
+
+_MOST_RATIOS = 40_000_000
+
+
+def attack(
+    *,
+    x: Array,
+    released: Array,
+    latents: Array,
+    fitted_on: Array,
+    held_back: Array,
+    probe: Array,
+    mechanism: LatentNoise,
+    encoder: Encoder,
+    limits: AuditLimits | None,
+    rng: Noise,
+) -> AuditReport:
+    """Every attack on one release; it refuses nothing (`gate` does).
+
+    Args:
+        x, released, latents, fitted_on, held_back, probe: as in `run_audit`.
+        mechanism: the one that drew `probe`, whose flow was fitted on `fitted_on`.
+        encoder: of the study; attacks see what it decodes.
+        limits: those in force, for the report; None where none refuses anything.
+        rng: draws samples, halves of columns and predicates from its generator; the same state and arrays give the
+            same report.
+    """
+    from dataclasses import replace
+
+    draws = rng.generator
+    report = run_audit(
+        x=x,
+        released=released,
+        latents=latents,
+        fitted_on=fitted_on,
+        held_back=held_back,
+        probe=probe,
+        view=seen(encoder),
+    )
+    codes = recoded(encoder)
+    members, others = (sampled_rows(rows, _MOST_RATIOS // (2 * len(probe)), draws) for rows in (fitted_on, held_back))
+    return replace(
+        report,
+        likelihood=weighed(
+            mechanism, members=codes(members), held_back=codes(others), released=codes(probe), bounded=True
+        ),
+        tables=table_attacks(
+            members=encoder.decode(fitted_on),
+            held_back=encoder.decode(held_back),
+            released=encoder.decode(probe),
+            dictionary=encoder.dictionary,
+            draws=draws,
+        ),
+        limits=limits,
+    )
+
+
+def run_audit(
+    *,
+    x: Array,
+    released: Array,
+    latents: Array,
+    fitted_on: Array,
+    held_back: Array,
+    probe: Array,
+    view: Callable[[Array], Array] | None = None,
+) -> AuditReport:
+    """Attack a release.
+
+    Args:
+        x: (n, d) encoded records of the release.
+        released: (n, d) its rows before shuffling: row i belongs to record i.
+        latents: (n, …) f⁻¹(x) of the noised columns, for finding the most extreme records.
+        fitted_on: (n1, d) records that a second flow was fitted on, for the membership attack.
+        held_back: (n0, d) records that it never saw.
+        probe: (n1, d) a release of `fitted_on` by that flow.
+        view: what an attacker sees of encoded rows, (n, d) to (n, k); `seen(encoder)`. None compares encoded rows,
+            and then the fractions and fills that an encoder draws at random link rows that nobody could link.
+    Raises: ParameterError, if shapes disagree.
+    """
+    d = x.shape[1]
+    shapes_fit = released.shape == x.shape and len(latents) == len(x) and probe.shape == fitted_on.shape
+    if not shapes_fit or held_back.shape[1] != d or len(held_back) < 2 or len(x) < 2:
+        raise ParameterError("records, their release and the held-back records must fit together", given=f"d = {d}")
+    if view is not None:
+        x, released, fitted_on, held_back, probe = (view(rows) for rows in (x, released, fitted_on, held_back, probe))
+    whiten, standardise = whitening(x), standardising(x)
+    flags = linkage(whiten(x), whiten(released))
+    norms = np.linalg.norm(latents, axis=1)
+    extreme = norms >= np.quantile(norms, 1 - EXTREME_SHARE)
+    ranked = np.linspace(0, len(x) - 1, min(len(x), MOST_TARGETS)).astype(int)
+    twin, rank = twins(whiten(x), whiten(released), ranked)
+    return AuditReport(
+        membership=membership_auc(whiten(fitted_on), whiten(held_back), whiten(probe)),
+        membership_plain=membership_auc(standardise(fitted_on), standardise(held_back), standardise(probe)),
+        own_row=rate(flags, chance=1 / len(x)),
+        extreme=rate(flags[extreme], chance=1 / len(x)),
+        twin_probability=twin,
+        median_rank=rank,
+        n=len(x),
+        n_fitted=len(fitted_on),
+        n_held_back=len(held_back),
+        n_extreme=int(extreme.sum()),
+        n_ranked=len(ranked),
+    )

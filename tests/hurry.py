@@ -1,0 +1,34 @@
+"""What `make test` repeats less often than `make soak`, so that nothing goes untried for long.
+
+Kills, races and sweeps have many alike cases. The quick suite runs every k-th of them and another part each day; the
+part of today is printed with a failure, and ``TRIBUTARY_PART`` repeats it anywhere.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def soak(quick: int, full: int) -> int:
+    """How often: `quick`, or `full` under TRIBUTARY_SOAK=1, or whatever number above 1 it holds."""
+    asked = int(os.environ.get("TRIBUTARY_SOAK") or 0)
+    return quick if asked == 0 else full if asked == 1 else asked
+
+
+def part_of_today(items: Sequence[T], every: int) -> list[T]:
+    """Every `every`-th item, from a start that moves by one each day; all of them in the soak.
+
+    >>> os.environ["TRIBUTARY_PART"] = "1"
+    >>> part_of_today("abcdefg", 3)
+    ['b', 'e']
+    """
+    if os.environ.get("TRIBUTARY_SOAK"):
+        return list(items)
+    number = int(os.environ.get("TRIBUTARY_PART") or dt.date.today().toordinal()) % every
+    print(f"part {number} of {every}: TRIBUTARY_PART={number} repeats it")
+    return list(items)[number::every]
