@@ -945,7 +945,7 @@ class Result(_Shown):
         import pandas as pd
 
         names = ["site", "study", "wave", "term", "n", "scale", "yi"]
-        names += ["vi_sampling", "vi_privacy", "vi_naive", "reason"]
+        names += ["vi_sampling", "vi_privacy", "vi_naive", "vi_common", "reason"]
         table = pd.DataFrame(
             [{name: row[name] for name in names} for row in self.document["estimates"]], columns=list(names)
         )

@@ -493,7 +493,7 @@ def _estimates(answer: PooledAnswer) -> pd.DataFrame:
     import pandas as pd
 
     names = ["site", "study", "wave", "term", "n", "scale", "yi"]
-    names += ["vi", "vi_sampling", "vi_privacy", "vi_naive", "reason"]
+    names += ["vi", "vi_sampling", "vi_privacy", "vi_naive", "vi_common", "reason"]
     table = pd.DataFrame(
         [{name: getattr(row, name) for name in names} for row in answer.estimates], columns=list(names)
     )
