@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import math
 import platform
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -63,7 +63,7 @@ FORMAT = "tributary-checks/1"
 CHANCE = 1e-2
 """How often a harmless release may fail the equal-rows check: each of its two halves at 1 / 251 at most."""
 REHEARSALS = 5
-"""Draws that are tried and thrown away before one is charged for."""
+"""Tables of persons drawn from the flow whose noise is tried before a record's is drawn."""
 CLIPPED_WARNING = 0.05
 MODEL_WARNING = 1.5
 """Factor between a motif's density among those held out and in their model that an approver is told of."""
@@ -273,15 +273,19 @@ def _level_counts(values: Any, levels: Collection[Any], column: Column) -> tuple
     return (*known, int(values.isna().sum())) if column.missing == "level" else known
 
 
-def require_rehearsed(tried: Iterable[Hits]) -> None:
-    """Refuse a draw of which most tries would fail the equal-rows check once sealed. Raises: ChecksRefusal."""
-    hits = list(tried)
-    beyond = [one for one in hits if one.beyond_chance]
-    if 2 * len(beyond) > len(hits):
+def require_rehearsed(own: Sequence[int], chance: ChanceHits) -> None:
+    """Refuse a draw that the equal-rows check would most likely refuse once it is sealed. Raises: ChecksRefusal.
+
+    Args:
+        own: rows that still are their own person's and nobody else's, in tables of persons drawn from the flow.
+        chance: what tables drawn from no record hit, which comes on top.
+    """
+    most = max(chance.counts)
+    usual = float(np.median(own)) + float(np.mean(chance.counts))
+    if usual > most:
         raise ChecksRefusal(
             _EQUAL.rule,
-            given=f"equal-rows: {len(beyond)} of {len(hits)} tries beyond it, with {max(one.found for one in beyond)} "
-            f"such rows where {max(one.allowed for one in beyond):g} may be chance",
+            given=f"equal-rows: about {usual:.0f} such rows to be expected at this w, where {most} may be chance",
             next_step="Ask the lead for more noise (a lower w) or coarser columns; nothing was drawn, and the "
             "reservation is kept.",
         )

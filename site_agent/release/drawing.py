@@ -190,35 +190,45 @@ class RowRelease(Drawing):
         )
 
     def rehearse(self) -> None:
-        if not self.plan.records_decide or self._fitted.mechanism.w == 0:
-            return
-        from shared.base.randomness import secure_rng
         from site_agent.release.checks import REHEARSALS, require_rehearsed
+        from site_agent.release.equal_rows import own_rows
 
-        chance, mechanism, rng = self._chance(), self._fitted.mechanism, secure_rng()
-        require_rehearsed(
-            chance.of(self._encoder.decode(mechanism.release(self._x, rng)), self.plan.dictionary)
-            for _ in range(REHEARSALS)
-        )
+        mechanism = self._fitted.mechanism
+        if not self.plan.records_decide or mechanism.w == 0:
+            return
+        own = []
+        for _ in range(REHEARSALS):
+            z, carried = self._latents_of_nobody(1), list(mechanism.carried)
+            norms = np.linalg.norm(np.delete(z, carried, axis=1), axis=1, keepdims=True)
+            near = np.sqrt(mechanism.w) * z * np.minimum(1.0, mechanism.radius / np.maximum(norms, 1e-300))
+            noised = near + np.sqrt(1 - mechanism.w) * self._latents_of_nobody(1)
+            noised[:, carried] = z[:, carried]
+            rows, theirs = (self._encoder.decode(mechanism.flow.forward(one)) for one in (z, noised))
+            own.append(own_rows(rows, theirs, self.plan.dictionary))
+        require_rehearsed(own, self._chance())
+
+    def _latents_of_nobody(self, tables: int) -> Any:
+        """Latents of that many tables, below each other, that are of no record but for carried columns."""
+        from shared.base.randomness import secure_rng
+
+        z = secure_rng().generator.standard_normal((tables * len(self._x), self._encoder.d))
+        carried = list(self._fitted.mechanism.carried)
+        z[:, carried] = np.tile(self._x[:, carried], (tables, 1))  # the flow leaves them alone
+        return z
 
     def _chance(self) -> ChanceHits:
-        """What tables of this flow hit that come from no record, but for carried columns.
+        """What tables of this flow hit that come from no record.
 
         Drawn here and not by the mechanism: one that handed records through would have it pass for chance.
         """
-        from shared.base.randomness import secure_rng
         from site_agent.release.equal_rows import ChanceHits
 
-        mechanism, rng = self._fitted.mechanism, secure_rng().generator
-        carried = list(mechanism.carried)
+        flow = self._fitted.mechanism.flow
 
         def draw(many: int) -> pd.DataFrame:
-            z = rng.standard_normal((many * len(self._x), self._encoder.d))
-            z[:, carried] = np.tile(self._x[:, carried], (many, 1))  # the flow leaves them alone
-            return self._encoder.decode(mechanism.flow.forward(z))
+            return self._encoder.decode(flow.forward(self._latents_of_nobody(many)))
 
-        likely = mechanism.flow.log_prob(self._x)
-        return ChanceHits.simulated(self._real, likely, self.plan.dictionary, draw)
+        return ChanceHits.simulated(self._real, flow.log_prob(self._x), self.plan.dictionary, draw)
 
     def attack(self, limits: Limits, rng: Noise, progress: Progress) -> dict[str, Any]:
         return _attack(

@@ -26,7 +26,7 @@ from shared.base.randomness import secure_rng
 from shared.plans.dictionary import NUMERIC, Dictionary
 from shared.plans.encoding import Encoder
 
-__all__ = ["ChanceHits", "Hits", "hits_by_independence", "hits_on", "in_released_form", "keys_of"]
+__all__ = ["ChanceHits", "Hits", "hits_by_independence", "hits_on", "in_released_form", "keys_of", "own_rows"]
 
 Codes = NDArray[np.int64]
 Keys = NDArray[np.void]
@@ -161,6 +161,13 @@ def hits_by_independence(ours: Codes, once: Codes) -> float:
         levels, counts = np.unique(ours[:, j], return_counts=True)
         chance *= (counts[np.searchsorted(levels, once[:, j])] - 1) / (n - 1)
     return float(n * chance.sum())
+
+
+def own_rows(rows: pd.DataFrame, theirs: pd.DataFrame, dictionary: Dictionary) -> int:
+    """How many rows of a table stand unchanged in the same place of another, and only once in their own."""
+    keys = keys_of(rows, dictionary)
+    unique, times = np.unique(keys, return_counts=True)
+    return int(((keys == keys_of(theirs, dictionary)) & np.isin(keys, unique[times == 1])).sum())
 
 
 def in_released_form(real: pd.DataFrame, dictionary: Dictionary) -> pd.DataFrame:

@@ -120,9 +120,9 @@ class Drawing(ABC):
 
     @abstractmethod
     def rehearse(self) -> None:
-        """Try what is about to be drawn, where records may decide (`StudyPlan.records_decide`), and throw it away.
+        """Foresee what checks of the sealed table would say, where records may decide (`StudyPlan.records_decide`).
 
-        Raises: ChecksRefusal, if most tries would be refused once they are sealed: nothing is drawn or spent then.
+        No noise is drawn for a record here. Raises: ChecksRefusal, if the draw would most likely be refused.
         """
 
     @abstractmethod
