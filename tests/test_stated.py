@@ -227,8 +227,7 @@ def test_the_demo_shows_them_without_a_number_and_the_others_with_their_conditio
     ]
     found = json.loads((tmp_path / "results.json").read_text())["unadjusted"]
     assert found["epsilon_given"] == dict.fromkeys(prices, FLOW)
-    # A figure's words stand in its file as comments beside the drawn letters.
-    drawn = " ".join(re.findall(r"<!-- (.*?) -->", (tmp_path / "forest_unadjusted.svg").read_text()))
+    drawn = " ".join(re.findall(r">([^<>]+)<", (tmp_path / "forest_unadjusted.svg").read_text()))
     assert "ε given the flow" in drawn
     assert f"ε at the plan's δ (released, w = 0.8), given the flow. released, w = 0: {OPEN}." in drawn
     answers.show({"unadjusted": answer}, shown_play, tmp_path, 1.0)
