@@ -124,7 +124,7 @@ def test_a_sealed_table_with_an_exact_count_below_the_floor_fails(fit):
             limits=limits,
             clipped=lambda: 0,
             chance=lambda rows=rows: ChanceHits.simulated(
-                table, np.zeros(len(table)), plan.dictionary, lambda many: rows, tables=1
+                table, np.zeros(len(table)), plan.dictionary, lambda places: rows, tables=1
             ),
             carried="died",
         )

@@ -130,11 +130,11 @@ def problems(
     """
     require_edges(source, rules)
     columns, table = _column_faults(source, dictionary), None
+    found = list(columns)
     try:
-        table = _identified(_mapped(source, dictionary, complete=False), dictionary, as_written)
+        table = _identified(_mapped(source, dictionary, found=found), dictionary, as_written)
     except DataRefusal as refusal:
         return columns or (refusal,)
-    found = list(columns)
     for column in dictionary.columns:
         if column.name not in table.columns:
             continue
@@ -330,15 +330,15 @@ def _digested(digest: hmac.HMAC, source: TableSource | Edges, table: pd.DataFram
     return size
 
 
-def _mapped(source: TableSource, dictionary: Dictionary, *, complete: bool = True) -> pd.DataFrame:
+def _mapped(source: TableSource, dictionary: Dictionary, *, found: list[DataRefusal] | None = None) -> pd.DataFrame:
     """The source table under the dictionary's names, recoded; columns as planned, rows as found.
 
     Args:
-        complete: refuse a table whose columns are not the dictionary's; else give those that are.
+        found: takes the faults of recoded values, and gives those columns that are the dictionary's; None refuses any.
     """
     names = header(source)
     renamed = [source.columns.get(name, name) for name in names]
-    if complete and (faults := _column_faults(source, dictionary)):
+    if found is None and (faults := _column_faults(source, dictionary)):
         raise faults[0]
     expected = {column.name for column in dictionary.columns}
     wanted = [i for i, name in enumerate(names) if name not in source.ignore and renamed[i] in expected]
@@ -353,12 +353,12 @@ def _mapped(source: TableSource, dictionary: Dictionary, *, complete: bool = Tru
     else:
         table = (_csv_table(source) if source.format == "csv" else _graphml_table(source)).iloc[:, wanted]
     table.columns = pd.Index([renamed[i] for i in wanted])
-    table = recoded_table(table, source.values, dictionary)
+    table = recoded_table(table, source.values, dictionary, found=found)
     if len(table) == 0:
         raise DataFileRefusal("the table must hold records", given="0 rows", next_step="Check the export.")
     there = [column for column in dictionary.columns if column.name in table.columns]
     empty = [column.name for column in there if column.missing != "level" and _blank(table[column.name]).all()]
-    if empty and complete:  # else each column says it itself
+    if empty and found is None:  # else each column says it itself
         raise MissingRefusal(
             f"column {', '.join(map(repr, empty))} must hold at least one value",
             given=f"{len(table)} rows, all missing",

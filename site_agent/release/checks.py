@@ -61,7 +61,7 @@ __all__ = [
 
 FORMAT = "tributary-checks/1"
 CHANCE = 1e-2
-"""How often a harmless release may fail the equal-rows check: each of its two halves at 1 / 251 at most."""
+"""How often a harmless release may fail the equal-rows check: each of its two halves at 1 / 251 at most, at every n."""
 REHEARSALS = 5
 """Tables of persons drawn from the flow whose noise is tried before a record's is drawn."""
 CLIPPED_WARNING = 0.05
@@ -281,7 +281,7 @@ def require_rehearsed(own: Sequence[int], chance: ChanceHits) -> None:
         chance: what tables drawn from no record hit, which comes on top.
     """
     most = max(chance.counts)
-    usual = float(np.median(own)) + float(np.mean(chance.counts))
+    usual = float(np.median(own)) * chance.share + float(np.mean(chance.counts))
     if usual > most:
         raise ChecksRefusal(
             _EQUAL.rule,
@@ -530,6 +530,7 @@ def _persons(n: int, n_real: int, limits: Limits) -> Check:
 
 
 def _equal_rows(hits: Hits) -> Check:
+    part = f"; {hits.looked_at} rows of the release, chosen by chance, were looked at"
     far = f", {hits.far} of them less likely than any hit that chance brought" if hits.far else ""
     return replace(
         _EQUAL,
@@ -537,7 +538,7 @@ def _equal_rows(hits: Hits) -> Check:
         measured=float(hits.found),
         threshold=hits.allowed,
         detail=f"{hits.persons} of {hits.others} real rows are unlike all others; by chance about {hits.mean:.3g} "
-        f"would be hit, and {hits.found} are{far}",
+        f"would be hit, and {hits.found} are{far}{part if hits.looked_at < hits.others else ''}",
     )
 
 

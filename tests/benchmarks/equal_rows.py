@@ -47,7 +47,7 @@ def table(name: str, kind: str, n: int, site: int, draws: int) -> Counter[str] |
         real,
         flow.log_prob(x),
         dictionary,
-        lambda many: encoder.decode(flow.forward(rng.generator.standard_normal((many * len(x), encoder.d)))),
+        lambda places: encoder.decode(flow.forward(rng.generator.standard_normal((len(places), encoder.d)))),
     )
     copies = in_released_form(real, dictionary)
     keys = keys_of(copies, dictionary)
