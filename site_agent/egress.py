@@ -296,6 +296,10 @@ class AcknowledgedReplies:
         found = [said for said in self.replies() if said["kind"] == "Restored" and said["rewound"]]
         return tuple(RestoredLog.from_entry(str(said["entry"]).encode()) for said in found)
 
+    def restored(self) -> int:
+        """Number of all restorations that the coordinator's log told this site of, whether it had seen more or not."""
+        return sum(said["kind"] == "Restored" for said in self.replies())
+
     def acceptances(self) -> tuple[Acceptance, ...]:
         """The acceptances kept, oldest first, each verified by the pinned key; what does not verify is left out."""
         out = []
