@@ -208,16 +208,25 @@ class AcknowledgedReplies:
         return checked
 
     def one_log_with(self, head: bytes, look: Callable[[Sequence[int]], LogView | None]) -> int:
-        """As of `Egress.one_log_with`; a head of another history is kept beside this site's own, as evidence."""
+        """As of `Egress.one_log_with`; a head of another history is kept beside this site's own, as evidence.
+
+        So is one that may be of the log before it was put back: whether it was is for somebody to tell who has both.
+        """
         other = open_head(head, self._key)
         view = look([other.size])
         checked = None if view is None else check_view(view, self._key, [(other.size, other.root)])
         if checked is None or not checked.grew[0]:
+            kind, before = "Fork", None
             if checked is not None:
-                require_not_before(other, checked)
-            fork = canonical_json({"kind": "Fork", "size": other.size, "root": other.root, "head": head.decode()})
-            if fork not in self.lines():
-                self._append(fork)
+                try:
+                    require_not_before(other, checked)
+                except IntegrityRefusal as refusal:
+                    kind, before = "Before", refusal
+            line = canonical_json({"kind": kind, "size": other.size, "root": other.root, "head": head.decode()})
+            if line not in self.lines():
+                self._append(line)
+            if before is not None:
+                raise before
             raise self._another_history(other.size)
         return other.size
 
@@ -287,7 +296,7 @@ class AcknowledgedReplies:
                 seen.append((int(said["head_size"]), str(said["head_root"])))
             elif said["kind"] == "TreeHead":
                 seen.append((int(said["size"]), str(said["root"])))
-            elif said["kind"] != "Fork":
+            elif said["kind"] not in ("Fork", "Before"):
                 seen.append((int(said["index" if "index" in said else "log_index"]) + 1, str(said["log_root"])))
         return seen
 
@@ -295,6 +304,10 @@ class AcknowledgedReplies:
         """Every time that the coordinator said its log was taken up again from a backup and this site had seen more."""
         found = [said for said in self.replies() if said["kind"] == "Restored" and said["rewound"]]
         return tuple(RestoredLog.from_entry(str(said["entry"]).encode()) for said in found)
+
+    def restored(self) -> int:
+        """Number of all restorations that the coordinator's log told this site of, whether it had seen more or not."""
+        return sum(said["kind"] == "Restored" for said in self.replies())
 
     def acceptances(self) -> tuple[Acceptance, ...]:
         """The acceptances kept, oldest first, each verified by the pinned key; what does not verify is left out."""

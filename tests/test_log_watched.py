@@ -24,7 +24,8 @@ from coordinator.store.store import Store
 from shared.base.keys import SigningKey
 from shared.errors import IntegrityRefusal, RoleRefusal, SignatureRefusal, StateRefusal
 from shared.wire.messages import EntriesRequest, WatchRequest
-from shared.wire.tree_heads import TreeHead, open_head
+from shared.wire.tree_heads import TreeHead, check_view, open_head
+from site_agent.egress import AcknowledgedReplies
 
 TODAY = dt.date(2026, 5, 1)
 
@@ -174,6 +175,49 @@ def test_what_one_session_saw_of_the_log_the_next_one_holds_the_coordinator_to(t
     third = coordinator("third", 1, 2, 6, 7)
     third._store.note_restoration(json.loads(kept["restored"][0]))
     refused(IntegrityRefusal, session(third).follow)
+
+
+def test_a_restoration_that_is_dated_ahead_or_on_no_day_excuses_no_head(tmp_path):
+    """Every head to come would be of before it, and a fork never told from it."""
+    key, hub = SigningKey.generate(), Hub(tmp_path / "hub", PLAN, "north")
+    hub.store.add_anchor(anchor_head("north", 1), hub.anchor("north", 1))
+    watch = LogWatch(hub.store, coordinator="hub", key=key)
+    size = watch.restore({"archive": "", "reason": "the disk failed"}, TODAY)
+    request = WatchRequest(sizes=())
+    assert check_view(watch.view(request, TODAY), key.public, []).head.size == size + 1
+    said = refused(
+        IntegrityRefusal, lambda: check_view(watch.view(request, TODAY - dt.timedelta(days=1)), key.public, [])
+    )
+    assert TODAY.isoformat() in str(said)
+    word = json.loads(hub.store.log()[size].entry)
+    for day in ("9999-12-31", "zzz", "20260101"):
+        other = Hub(tmp_path / day, PLAN, "north")
+        other.store.add_anchor(anchor_head("north", 1), other.anchor("north", 1))
+        other.store.note_restoration({**word, "root": other.store.root(1), "day": day})
+        dated = LogWatch(other.store, coordinator="hub", key=key)
+        refused(IntegrityRefusal, lambda dated=dated: check_view(dated.view(request, TODAY), key.public, []))
+        other.store.close()
+    hub.store.close()
+
+
+def test_a_site_keeps_a_head_that_may_be_of_before_a_restoration(tmp_path):
+    key, hub = SigningKey.generate(), Hub(tmp_path / "hub", PLAN, "north")
+    hub.store.add_anchor(anchor_head("north", 1), hub.anchor("north", 1))
+    watch = LogWatch(hub.store, coordinator="hub", key=key)
+    watch.restore({"archive": "", "reason": "the disk failed"}, TODAY)
+    shown = TreeHead(coordinator="hub", size=9, root="ab" * 32, day=TODAY.isoformat()).sign(key).to_bytes()
+    site = AcknowledgedReplies(key.public, "north", tmp_path / "acknowledged.jsonl")
+
+    def look(sizes):
+        return watch.view(WatchRequest(sizes=tuple(sizes)), TODAY)
+
+    site.watch(look)
+    seen = site.heads()
+    for _ in range(2):
+        refused(IntegrityRefusal, lambda: site.one_log_with(shown, look))
+    assert [one["head"] for one in site.replies() if one["kind"] == "Before"] == [shown.decode()], "once"
+    assert (site.heads(), [one for one in site.replies() if one["kind"] == "Fork"]) == (seen, [])
+    hub.store.close()
 
 
 def test_a_word_excuses_nothing_that_was_seen_before_the_size_it_names(tmp_path):

@@ -32,6 +32,7 @@ from coordinator.services import backup
 from coordinator.services.collect import CollectionService
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import Store
+from shared.base.keys import Envelope
 from shared.errors import (
     CertificateRefusal,
     IntegrityRefusal,
@@ -250,6 +251,64 @@ def test_what_was_decided_after_the_backup_is_told_again(study, monkeypatch):
     assert reconciliation.unacknowledged(site) == ()
     assert len(study.hub.store.releases("mini", withdrawn=True)) == 3
     study.hub.store.verify_log()
+
+
+def test_a_standing_approval_that_is_over_is_told_again_where_the_backup_lacks_nothing_else(study, monkeypatch):
+    """Its revocation makes no entry of the log: the restored log is all that the site has seen, and goes on."""
+    site = study.site
+    site.deliver(1)
+    site.watch()
+    study.back_up()
+    over = Envelope.sign("application/x", b"{}", [site.keys.steward])
+    study.hub.store.revoke_standing("north", "ab" * 32, over, TODAY)
+    study.lose()
+    study.restore()
+    assert not study.hub.store.standing_revoked("north", "ab" * 32)
+    noted, told = SimpleNamespace(revocation=over, acknowledged=True, digest="ab" * 32), []
+    monkeypatch.setattr(type(site.ledger), "standing", lambda self, study=None: (noted,))
+    monkeypatch.setattr(type(site.door), "revoke_standing", lambda self, envelope: told.append(envelope))
+    assert site.settle().mended == ()
+    site.watch()
+    assert told == [over]
+    assert site.replies.restorations() == (), "it had seen no more than was put back"
+    site.watch()
+    assert (told, reconciliation.looked(site, TODAY)) == ([over], True), "once"
+
+
+def test_a_site_that_left_a_study_buries_its_releases_again_the_last_first(study):
+    site = study.site
+    ids = [site.deliver(1), site.deliver(2)]
+    study.back_up()
+    for release_id in reversed(ids):
+        site.withdraw(release_id)
+    gone = [{"release_id": one, "name": "bundle.zip", "sha256": "ab" * 32, "bytes": 3} for one in ids]
+    site.ledger.leave(study="mini", name="steward", key=site.keys.steward, deleted=gone)
+    shutil.rmtree(site.home / "sealed")
+    study.lose()
+    study.restore()
+    assert [one.wave for one in study.hub.store.releases("mini")] == [1, 2]
+    settled = site.settle()
+    assert ([one.wave for one in settled.mended], settled.left) == ([2, 1], ())
+    assert study.hub.store.releases("mini") == ()
+    assert site.compare() == []
+
+
+def test_what_a_coordinator_has_forgotten_is_not_sent_again_while_the_plans_approval_is_taken_back(study):
+    site = study.site
+    study.back_up()
+    site.deliver(1)
+    plan = {"study": "mini", "version": 1, "plan_hash": PLAN.hash, "approver": "steward"}
+    site.ledger.approve_plan(**plan)
+    site.ledger.revoke_plan(**plan, reason="no more", key=site.keys.steward)
+    study.lose()
+    study.restore()
+    settled = site.settle()
+    assert settled.mended == ()
+    [left] = settled.left
+    assert "its approval taken back" in left.why
+    assert study.waves() == []
+    site.ledger.approve_plan(**plan)
+    assert [one.wave for one in site.settle().mended] == [1]
 
 
 def test_what_cannot_be_sent_again_is_named_on_both_sides_until_it_can(study):

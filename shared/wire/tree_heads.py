@@ -10,6 +10,7 @@ beyond that size, and nothing before it, and only once: whoever has met it alrea
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -140,8 +141,8 @@ def check_view(view: LogView, key: PublicKey, seen: Sequence[tuple[int, str]]) -
         view: asked for with the sizes of `seen`, in that order.
         key: the coordinator's pinned key.
         seen: (size, root) of logs that the coordinator has shown before.
-    Raises: SignatureRefusal (the head), IntegrityRefusal (a restoration that the log does not hold, or that does not
-        continue from what it names).
+    Raises: SignatureRefusal (the head), IntegrityRefusal (a restoration that the log does not hold, that does not
+        continue from what it names, or that is of a later day than the head).
     """
     head = open_head(view.head, key)
     found = [(one.entry.entry, RestoredLog.from_entry(one.entry.entry), one) for one in view.restored]
@@ -159,6 +160,13 @@ def check_view(view: LogView, key: PublicKey, seen: Sequence[tuple[int, str]]) -
                 "a restored log must hold the word that it was restored, and continue from what that names",
                 given="one that does not",
                 next_step="Nothing is sent. Call the study lead.",
+            )
+        # Heads from before it are excused by its day: one dated ahead would excuse those that are still to come.
+        if not (_is_day(said.day) and _is_day(head.day) and said.day <= head.day):
+            raise IntegrityRefusal(
+                "a log must have been put back on a day, and no later than its head is of",
+                given=f"a restoration dated {said.day!r} in a head of {head.day!r}",
+                next_step="Nothing is sent. Call the study lead: the coordinator's clock may have been wrong then.",
             )
     return checked
 
@@ -231,6 +239,14 @@ def proven_release(log: Mapping[str, Any], bundle: str, head: TreeHead) -> dict[
 def _grew(seen: tuple[int, str], head: TreeHead, proof: Sequence[bytes]) -> bool:
     size, root = seen
     return verify_consistency(size, head.size, tuple(proof), bytes.fromhex(root), bytes.fromhex(head.root))
+
+
+def _is_day(text: str) -> bool:
+    """True of an ISO date in its one spelling: such days compare as their texts do."""
+    try:
+        return dt.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 def _is_root(text: object) -> bool:

@@ -137,8 +137,11 @@ def _settled(desk: Witnesses, study: str | None = None) -> list[Hold]:
         hold
         for hold in desk.ledger.holds(study)
         if hold.bundle_sha256
-        and hold.release_id not in gone
-        and (hold.state == "delivered" or (hold.state == "withdrawn" and hold.withdrawal and hold.withdrawal.settled))
+        and (
+            # What was deleted on leaving cannot be sent again; its withdrawal can: the ledger alone signs it anew.
+            (hold.state == "delivered" and hold.release_id not in gone)
+            or (hold.state == "withdrawn" and hold.withdrawal and hold.withdrawal.settled)
+        )
     ]
 
 
@@ -163,7 +166,8 @@ def settle(desk: Witnesses, egress: Egress, study: str, answer: Holdings) -> Set
         with suppress(UnknownMethod):  # an older coordinator: it takes what it does not have as new
             egress.report_gap(study, known)
     mended, left = list[Discrepancy](), list[Discrepancy]()
-    for one in found:
+    # Withdrawals first, the last release's first: under ``frozen`` a later one holds the rows of an earlier one.
+    for one in [one for one in reversed(found) if one.what == SHOWN] + [one for one in found if one.what != SHOWN]:
         if one.what not in MENDED:
             left.append(one)
             continue
@@ -185,6 +189,10 @@ def _mend(desk: Witnesses, egress: Egress, one: Discrepancy) -> None:
     if one.what == SHOWN:
         egress.withdraw(outbox.tombstone(one.release_id))
         return
+    approved = desk.ledger.approved_plan(one.study)
+    if one.what == MISSING and approved is not None and desk.ledger.plan_revoked(one.study, approved[0]):
+        # A newer plan forbids nothing here: the release was delivered under its own.
+        desk.ledger.require_plan(desk.ledger.hold(one.release_id))
     egress.send(
         outbox.envelope(one.release_id), outbox.bundle(one.release_id), standing=outbox.standing(one.release_id)
     )
@@ -245,7 +253,8 @@ def watch(desk: Witnesses, egress: Egress, answers: Mapping[str, Holdings], toda
     found = tuple(one for study, answer in answers.items() for one in _unproven(desk, egress, study, answer))
     for study in answers:  # the coordinator hears that this site has looked, and what it misses is known there already
         egress.report_gap(study, ())
-    restored = len(replies.restorations())
+    # Every one, also where this site had seen no more of the log: what is revoked makes no entry of it.
+    restored = replies.restored()
     if restored > last_look(desk).get("restored", 0):
         _tell_again(desk, egress)
     seen = {"size": checked.head.size, "root": checked.head.root, "restored": restored}
@@ -310,7 +319,7 @@ def noted(desk: Witnesses) -> tuple[Discrepancy, ...]:
 def looked(desk: Witnesses, today: dt.date) -> bool:
     """True if the log was looked at today, and the coordinator has not said since that it was put back."""
     last, replies = last_look(desk), desk.replies
-    restored = 0 if replies is None else len(replies.restorations())
+    restored = 0 if replies is None else replies.restored()
     return last.get("day") == today.isoformat() and last.get("restored") == restored
 
 
