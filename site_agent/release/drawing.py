@@ -191,7 +191,7 @@ class RowRelease(Drawing):
 
     def rehearse(self) -> None:
         from site_agent.release.checks import REHEARSALS, require_rehearsed
-        from site_agent.release.equal_rows import own_rows
+        from site_agent.release.equal_rows import TABLES, own_rows
 
         mechanism = self._fitted.mechanism
         if not self.plan.records_decide or mechanism.w == 0:
@@ -205,7 +205,7 @@ class RowRelease(Drawing):
             noised[:, carried] = z[:, carried]
             rows, theirs = (self._encoder.decode(mechanism.flow.forward(one)) for one in (z, noised))
             own.append(own_rows(rows, theirs, self.plan.dictionary))
-        require_rehearsed(own, self._chance())
+        require_rehearsed(own, self._chance(TABLES))
 
     def _latents_of_nobody(self, places: Any) -> Any:
         """Latents in the places of these records that are of no record but for carried columns."""
@@ -216,8 +216,8 @@ class RowRelease(Drawing):
         z[:, carried] = self._x[places][:, carried]  # the flow leaves them alone
         return z
 
-    def _chance(self) -> ChanceHits:
-        """What tables of this flow hit that come from no record.
+    def _chance(self, tables: int) -> ChanceHits:
+        """What that many tables of this flow hit that come from no record.
 
         Drawn here and not by the mechanism: one that handed records through would have it pass for chance.
         """
@@ -228,7 +228,7 @@ class RowRelease(Drawing):
         def draw(places: Any) -> pd.DataFrame:
             return self._encoder.decode(flow.forward(self._latents_of_nobody(places)))
 
-        return ChanceHits.simulated(self._real, flow.log_prob(self._x), self.plan.dictionary, draw)
+        return ChanceHits.simulated(self._real, flow.log_prob(self._x), self.plan.dictionary, draw, tables=tables)
 
     def attack(self, limits: Limits, rng: Noise, progress: Progress) -> dict[str, Any]:
         return _attack(

@@ -10,7 +10,8 @@ tables are drawn through the release's own flow from no record. A release is bey
   whom chance does not meet; in a table of a few coarse columns a copy is what a stranger's row may be as well).
 
 A harmless table is as the others are, so that each of the two happens with probability 1 / (M + 1) at most, whatever
-the columns: 0.4 % at M = 250. Above `ROWS` records each table has `ROWS` rows, for as many records chosen by chance,
+the columns: 0.4 % at M = 250, and because a release beyond those is held against 2,000 others (`held_against`),
+0.05 % in the end. Above `ROWS` records each table has `ROWS` rows, for as many records chosen by chance,
 and the release is held against them by as many of its rows, chosen by chance before it is looked at: such parts are as
 alike as the wholes are, so that both bounds hold at every n. What it costs: a single copied row is among those that
 are looked at with probability `ROWS` / n. Source: Barnard's test, G. A. Barnard (1963), J. R. Stat. Soc. B 25, 294.
@@ -19,7 +20,7 @@ are looked at with probability `ROWS` / n. Source: Barnard's test, G. A. Barnard
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -29,7 +30,16 @@ from shared.base.randomness import secure_rng
 from shared.plans.dictionary import NUMERIC, Dictionary
 from shared.plans.encoding import Encoder
 
-__all__ = ["ChanceHits", "Hits", "hits_by_independence", "hits_on", "in_released_form", "keys_of", "own_rows"]
+__all__ = [
+    "ChanceHits",
+    "Hits",
+    "held_against",
+    "hits_by_independence",
+    "hits_on",
+    "in_released_form",
+    "keys_of",
+    "own_rows",
+]
 
 Codes = NDArray[np.int64]
 Places = NDArray[np.intp]
@@ -37,6 +47,8 @@ Keys = NDArray[np.void]
 Floats = NDArray[np.float64]
 TABLES, ROWS = 250, 8_000
 """Tables that are simulated, at every n; most rows of each, and of a release that is held against them."""
+CONFIRMED = 2_000
+"""Tables by which a release is refused: it must be beyond these as well."""
 TOGETHER = 50_000
 """Rows that are drawn at once, about: decoding a table has a price of its own."""
 
@@ -146,6 +158,19 @@ class ChanceHits:
             others=self.persons,
             looked_at=len(drawn),
         )
+
+
+def held_against(released: pd.DataFrame, dictionary: Dictionary, chance: Callable[[int], ChanceHits]) -> Hits:
+    """Hits of a release beside those of `TABLES` tables; where they are beyond those, beside `CONFIRMED` others.
+
+    Args:
+        chance: what that many tables drawn from no record hit.
+    """
+    first = chance(TABLES)
+    found = first.of(released, dictionary)
+    if not found.beyond_chance:
+        return found
+    return replace(chance(CONFIRMED), places=first.places).of(released, dictionary)
 
 
 def hits_on(real: pd.DataFrame, released: pd.DataFrame, dictionary: Dictionary, chance: float) -> Hits:
