@@ -126,6 +126,10 @@ def test_data_map_says_how_values_are_read_and_a_newer_extract_keeps_it(hospital
     assert "m is male, w is female" in shown
     assert "decimal comma, times 10" in shown
     assert at.json("data", "check", "mini")["rows"] == 300
+    assert at.json("data", "check", "mini")["recoded_never_seen"] == {}
+    at("data", "map", "mini", "--level", "sex:f=female")
+    assert at.json("data", "check", "mini")["recoded_never_seen"] == {"sex": 1}
+    assert "sex: 1 of 3 recoded values never occur" in " ".join(at("data", "check", "mini").split())
     assert at.json("data", "add", str(path), "--as", "mini")["values"]["sbp"] == {"decimal": ",", "factor": 10.0}
     assert "Did you mean 'male'?" in at.refused("data", "map", "mini", "--level", "sex:m=mal", expect=2)["next_step"]
     at.refused("data", "map", "mini", "--factor", "sex=2", expect=2)

@@ -37,11 +37,13 @@ def recoded_table(
     dictionary: Dictionary,
     *,
     found: list[DataRefusal] | None = None,
+    unseen: dict[str, int] | None = None,
 ) -> pd.DataFrame:
     """The table with each column as `values` says.
 
     Args:
         found: takes every fault of the values, where None raises the first.
+        unseen: takes how many of a column's named values never occur, where there are some.
     Raises: DictionaryRefusal (a column that is not there, a person; a fault).
     """
     columns = {column.name: column for column in dictionary.columns}
@@ -60,6 +62,9 @@ def recoded_table(
     if found is not None:
         found += wrong
     there = {name: one for name, one in values.items() if name in table}
+    if unseen is not None:
+        counts = {name: _unseen(table[name], one, columns[name]) for name, one in there.items()}
+        unseen.update({name: count for name, count in counts.items() if count})
     return table.assign(**{name: recoded(table[name], one, columns[name]) for name, one in there.items()})
 
 
@@ -157,6 +162,15 @@ def _named(values: pd.Series, how: Recoding, column: Column) -> pd.Series:
         return known.get(_canonical(value, column)) if exact is None else exact
 
     return values.astype(object).map(one, na_action="ignore")
+
+
+def _unseen(values: pd.Series, how: Recoding, column: Column) -> int:
+    """How many of the named values never occur: a word that is misspelt, or one that is rare."""
+    if not how.levels:
+        return 0
+    seen = {_canonical(value, column) for value in values.dropna().astype(object)}
+    seen |= set(values.dropna().astype("string").str.strip())
+    return sum(name not in seen and _canonical(name, column) not in seen for name in how.levels)
 
 
 def _read(values: pd.Series, how: Recoding, column: Column) -> tuple[pd.Series, pd.Series]:
