@@ -93,7 +93,7 @@ def test_a_record_that_the_flow_cannot_place_is_out_of_reach():
 
 
 def test_a_large_release_is_held_by_a_part_of_it_against_as_many_tables_as_a_small_one(monkeypatch):
-    assert 2 / (equal_rows.TABLES + 1) <= CHANCE
+    assert 2 / (equal_rows.CONFIRMED + 1) <= CHANCE
     monkeypatch.setattr(equal_rows, "ROWS", 100)
     real, drawn = together(300, 1), []
 

@@ -61,7 +61,7 @@ __all__ = [
 
 FORMAT = "tributary-checks/1"
 CHANCE = 1e-3
-"""How often a harmless release may fail the equal-rows check: each of its two halves at 1 / 2001 at most, at every n."""
+"""How often a harmless release may fail the equal-rows check: each of its two halves at 1 / 2001 at most."""
 REHEARSALS = 5
 """Tables of persons drawn from the flow whose noise is tried before a record's is drawn."""
 CLIPPED_WARNING = 0.05
