@@ -16,6 +16,7 @@ from test_analysis import ADJUSTED, Desk
 from test_collect import refused
 from test_recovery import PLAN
 
+from coordinator import cli
 from coordinator.analyst import commands
 from coordinator.analyst.commands import connect
 from coordinator.analyst.log_check import FollowedLog
@@ -175,6 +176,38 @@ def test_what_one_session_saw_of_the_log_the_next_one_holds_the_coordinator_to(t
     third = coordinator("third", 1, 2, 6, 7)
     third._store.note_restoration(json.loads(kept["restored"][0]))
     refused(IntegrityRefusal, session(third).follow)
+
+
+def test_an_answer_names_the_sites_that_a_restored_coordinator_has_not_heard_of(desk, capsys):
+    """What such a site withdrew after the backup is in it until the site says so again, also in an answer kept."""
+    watch = LogWatch(desk.store, coordinator="tributary-hub", key=desk.authority.witness)
+
+    def told(connection):
+        return [one for one in connection["cvd"].cox(ADJUSTED, term="sbp").document["cautions"] if "put back" in one]
+
+    with connect(token(desk)) as connection:
+        assert told(connection) == []
+        watch.note_gap("alpha", "cvd", (), TODAY)
+        watch.restore({"archive": "", "reason": "the disk failed"}, TODAY)
+        watch.note_gap("beta", "cvd", (), TODAY)
+        [said] = told(connection)
+        assert "alpha, gamma have not compared" in said, "whoever compared before it has not since"
+        argv = [
+            "--home",
+            str(desk.home),
+            "pool",
+            "cvd",
+            "--formula",
+            "cox(time, cvd) ~ sbp/10 + age/10",
+            "--term",
+            "sbp",
+            "--json",
+        ]
+        assert cli.main(argv) == 0
+        assert said in json.loads(capsys.readouterr().out)["cautions"]
+        for site in ("alpha", "gamma"):
+            watch.note_gap(site, "cvd", (), TODAY)
+        assert told(connection) == [], "nothing of it is kept"
 
 
 def test_a_restoration_that_is_dated_ahead_or_on_no_day_excuses_no_head(tmp_path):

@@ -61,6 +61,8 @@ __all__ = [
     "pooled",
     "question",
     "resolve",
+    "uncompared",
+    "uncompared_caution",
 ]
 __all__ += ["absent", "draws_of", "no_column", "released_inflation", "rows_of", "site_answer", "site_estimates"]
 
@@ -124,6 +126,8 @@ class PooledAnswer:
         sources: one per release that the table as of the wave holds.
         words: what it is of, as the dictionary calls it; detail: what else stands in the model, and of whom it is.
         others: the other terms of the question, each pooled in the same way, or why it was not.
+        uncompared: sites that have not compared since the coordinator was put back from a backup. Whoever tells the
+            answer sets it: it is not kept with the answer.
     """
 
     study: str
@@ -144,6 +148,7 @@ class PooledAnswer:
     words: str = ""
     detail: str = ""
     others: Mapping[str, PooledResult | str] = field(default_factory=dict)
+    uncompared: tuple[str, ...] = ()
 
     @property
     def used(self) -> dict[str, str]:
@@ -205,13 +210,14 @@ class PooledAnswer:
     def cautions(self) -> tuple[str, ...]:
         """Warnings for the reader of the pooled answer, in sentences.
 
-        How far the records' own may lie, and the conditions of Theorem 3 that do not hold. Of released rows alone: the
-        theorem speaks of no other release.
+        Of whom a restored coordinator has not heard yet; how far the records' own may lie, and the conditions of
+        Theorem 3 that do not hold. Of released rows alone: the theorem speaks of no other release.
         """
         drawn = {source.site for source in self.sources if source.mechanism == "latent_noise"}
         used = [row for row in self.result.estimates if row.site in drawn]
+        restored = (uncompared_caution(self.uncompared),) if self.uncompared else ()
         if not used:
-            return ()
+            return restored
         persons = sum(row.n for row in used) / len(used)
         found = theorem3(len(used), persons, tau2=self.result.tau2, common=self.result.method == "FE")
         said = [condition.sentence for condition in found]
@@ -219,7 +225,7 @@ class PooledAnswer:
             unseen = {source.site for source in self.sources if source.posture in ("public", "private")}
             open_ = bool(unseen & drawn - set(self.flows_known))
             said.insert(0, self.gap.sentence(scale=self.result.scale, open_=open_))
-        return tuple(said)
+        return (*restored, *said)
 
     @property
     def provenance(self) -> str:
@@ -354,6 +360,20 @@ class EstimateCache:
             for cache in (self._surrogates, self._rows):
                 for bundles in [key for key in cache if not set(taken).isdisjoint(key)]:
                     del cache[bundles]
+
+
+def uncompared(store: Store, used: Collection[str]) -> tuple[str, ...]:
+    """Sites of these bundles that have not compared since the coordinator was put back (`Store.uncompared`)."""
+    return tuple(sorted({site for bundle, site in store.uncompared().items() if bundle in used}))
+
+
+def uncompared_caution(sites: Sequence[str]) -> str:
+    """What a reader must know of an answer from before these sites have compared."""
+    have = "have" if len(sites) > 1 else "has"
+    return (
+        f"The coordinator was put back from a backup, and {', '.join(sites)} {have} not compared since: "
+        "a release that was withdrawn after the backup may be in this answer."
+    )
 
 
 def newest(store: Store, study: str) -> int:

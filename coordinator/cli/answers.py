@@ -358,13 +358,16 @@ def _ask(
     level: float,
     **more: Any,
 ) -> PooledAnswer:
-    from coordinator.answers.queries import ask, newest
+    from dataclasses import replace
+
+    from coordinator.answers.queries import ask, newest, uncompared
 
     with open_store(CoordinatorConfig.load(context.obj)) as store:
         require_study(store, study)
         query = _one_question(store, study, estimand, formula)
         how = {"term": term, "method": method, "test": test, "level": level}
-        return ask(store, study, wave or newest(store, study), query, as_of=as_of, combine=combine, **how, **more)
+        answer = ask(store, study, wave or newest(store, study), query, as_of=as_of, combine=combine, **how, **more)
+        return replace(answer, uncompared=uncompared(store, answer.used))
 
 
 def _trained(path: Path | None) -> FederatedFlow | None:

@@ -364,12 +364,21 @@ class AnalysisService:
                 self._given += 1
                 if self._given % PRUNE_EVERY == 0:
                     self._analysts.prune()
-                return Document(json=data)
+                return self._cautioned(Document(json=data), rests)
         document = parse_json(data, cap=MESSAGE_CAP)
         self._analysts.note(who, **line(document))
         if "log" in document["provenance"]:
-            return Document(json=data)
-        return _document(self._proven(document))  # kept by a version that proved nothing
+            return self._cautioned(Document(json=data), rests)
+        return self._cautioned(_document(self._proven(document)), rests)  # kept by a version that proved nothing
+
+    def _cautioned(self, answer: Document, rests: Mapping[str, str]) -> Document:
+        """The answer, which says of whom a restored coordinator has not heard; kept answers are told so too."""
+        sites = queries.uncompared(self._store, rests)
+        if not sites:
+            return answer
+        document = parse_json(answer.json, cap=MESSAGE_CAP)
+        said = [queries.uncompared_caution(sites), *document.get("cautions", ())]
+        return _document({**document, "cautions": said})
 
     def _proven(self, document: dict[str, Any]) -> dict[str, Any]:
         """The document with the log's signed head, and for every release that it rests on the proof that it is there.

@@ -742,6 +742,22 @@ class Store:
         ]
         return (*held, *apart)[-HOLDINGS_CAP:]
 
+    def uncompared(self) -> dict[str, str]:
+        """Bundle to site of each release from before the newest restoration that its site has not compared since.
+
+        What was withdrawn after the backup is accepted again until its site says so once more.
+        """
+        last = self._read(lambda c: c.execute(sa.select(sa.func.max(db.restorations.c.log_index))).scalar())
+        if last is None:
+            return {}
+        since = sa.select(db.comparisons.c.site, db.comparisons.c.study).where(db.comparisons.c.size > last)
+        heard = {(row.site, row.study) for row in self._read(lambda c: c.execute(since).all())}
+        return {
+            release.bundle_sha256: release.site
+            for release in self.releases()
+            if release.log_index < last and (release.site, release.study) not in heard
+        }
+
     def charged(self, study: str, site: str) -> dict[str, tuple[int, AcceptedRelease | None]]:
         """Every release that a site's ledger must have been charged for: id to (plan version, release if accepted).
 
