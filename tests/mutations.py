@@ -326,8 +326,37 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "what every site may be off by alike, divided by the number of sites",
-        ("coordinator/pooling/pool.py", "shared=common**2", "shared=common**2 / result.k"),
+        (
+            "coordinator/pooling/pool.py",
+            "result = replace(result, shared=common,",
+            "result = replace(result, shared=common / result.k,",
+        ),
         tests=["test_pooling.py::test_what_every_site_may_be_off_by_alike_is_not_divided_by_the_number_of_sites"],
+    ),
+    mutation(
+        "every site looked at from the mean of all",
+        (
+            "shared/mechanisms/moments/together.py",
+            "return np.asarray(mean + between / (between + variances) * (effects - mean))",
+            "return np.asarray(mean + 0 * effects)",
+        ),
+        tests=[
+            "test_moments_study.py::test_hospitals_that_differ_are_each_told_their_own_effect_and_move_no_covariate_beside_it"
+        ],
+    ),
+    mutation(
+        "what all rows may be off by alike, left out of subgroups",
+        ("coordinator/pooling/subgroups.py", "estimates=estimates, shared=alike)", "estimates=estimates, shared=0.0)"),
+        tests=["test_pooling.py::test_what_all_rows_may_be_off_by_alike_is_in_each_subgroup_and_in_no_difference"],
+    ),
+    mutation(
+        "equal rows: the least likely hit is never looked at",
+        (
+            "site_agent/release/equal_rows.py",
+            "return self.found > self.allowed or self.far > 0",
+            "return self.found > self.allowed",
+        ),
+        tests=["test_equal_rows.py::test_one_copy_of_somebody_out_of_reach_is_found_where_many_rows_are_hit_by_chance"],
     ),
     mutation(
         "moments of one covariate charged as if its square did not move",
