@@ -814,7 +814,7 @@ def test_what_may_be_asked_of_a_pooled_result_may_be_asked_of_an_answer(desk, st
     assert "without each site" in capsys.readouterr().out
     out = ["--out", drawn, "--subgroup", "posture", "--favours", "less|more", "--token", file]
     assert client.main(["export", "cvd", answer.id, *out]) == 0
-    with pytest.raises(ParameterError, match="site -> level"):
+    with pytest.raises(ParameterError, match="Facts: posture"):
         answer.further(subgroups="size")
 
 

@@ -123,8 +123,8 @@ def test_a_sealed_table_with_an_exact_count_below_the_floor_fails(fit):
             dictionary=plan.dictionary,
             limits=limits,
             clipped=lambda: 0,
-            chance=lambda rows=rows: ChanceHits.simulated(
-                table, np.zeros(len(table)), plan.dictionary, lambda many: rows, tables=1
+            chance=lambda _, rows=rows: ChanceHits.simulated(
+                table, np.zeros(len(table)), plan.dictionary, lambda places: rows, tables=1
             ),
             carried="died",
         )

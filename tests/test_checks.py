@@ -32,8 +32,8 @@ def report(dictionary, released, source, clipped=0, like=make_table) -> CheckRep
     """What is found in a table; chance draws others `like` the source."""
     real = dictionary.check(source)
 
-    def draw(many: int) -> pd.DataFrame:
-        return in_released_form(dictionary, like(n=many * len(real), seed=1000))
+    def draw(places: np.ndarray) -> pd.DataFrame:
+        return in_released_form(dictionary, like(n=len(places), seed=1000))
 
     found = check_rows(
         released=released,
@@ -41,7 +41,7 @@ def report(dictionary, released, source, clipped=0, like=make_table) -> CheckRep
         dictionary=dictionary,
         limits=LIMITS,
         clipped=lambda: clipped,
-        chance=lambda: ChanceHits.simulated(real, np.zeros(len(real)), dictionary, draw),
+        chance=lambda tables: ChanceHits.simulated(real, np.zeros(len(real)), dictionary, draw, tables=tables),
     )
     return CheckReport.of("ab" * 16, "cd" * 32, found, limits=LIMITS, agent_version="0.1.0")
 
@@ -65,7 +65,7 @@ def test_every_planted_row_is_found(dictionary):
         dictionary.check(real),
         np.zeros(len(real)),
         dictionary,
-        lambda many: in_released_form(dictionary, make_table(200 * many, seed=3)),
+        lambda places: in_released_form(dictionary, make_table(len(places), seed=3)),
     )
     found = 0
     for i in range(100):

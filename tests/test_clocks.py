@@ -76,6 +76,8 @@ def judged(*readings: SiteClock, now=NOW, vouched=NOW - 400 * DAY, word=None):
         (judged(seen("a", 0.0), now=NOW + YEAR), False, "nobody else has seen"),
         (judged(seen("a", 0.0, days=-390)), False, "nobody else has seen"),  # it went back, or was ahead before
         (judged(seen("a", 0.0, days=-390), seen("b", 1.0)), True, "1 of 1"),
+        (judged(seen("a", 0.0, days=-390), vouched=NOW - 9 * DAY), True, "set up"),  # ours was ahead, and is mended
+        (judged(vouched=NOW - 9 * DAY, word=NOW + 390 * DAY), True, "set up"),
         (judged(vouched=NOW - REMEMBERED * DAY), True, "set up"),
         (judged(vouched=NOW - (REMEMBERED + 1) * DAY), False, "nobody else has seen"),
         (judged(now=NOW + 4000 * DAY, word=NOW + 4000 * DAY), False, "after the authority's own"),
@@ -253,6 +255,16 @@ def test_nothing_is_issued_until_a_person_confirms_a_clock_that_others_contradic
     assert coordinator(capsys, hub, *words)[0] == 0
     (line,) = [one for one in coordinator(capsys, hub, "doctor")[1]["checks"] if one["state"] == "warn"]
     assert "north is 390 days behind this clock" in line["detail"]
+
+
+def test_a_site_that_was_revoked_has_no_voice_about_the_clock(hub):
+    clocks, now = SeenClocks(hub.store, hub.authority.certificate), utc_now()
+    clocks.note("north", now - YEAR, now)
+    assert not clocks.verdict(now).believed
+    hub.store.revoke_site("north")
+    clocks.note("south", now, now)
+    assert [one.site for one in clocks.readings()] == ["south"]
+    assert clocks.verdict(now).why == "1 of 1 sites agreed with it lately"
 
 
 def test_a_person_cannot_confirm_a_time_that_the_authority_never_has(hub):

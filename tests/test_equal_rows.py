@@ -16,7 +16,8 @@ from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget
 from site_agent.config import TableSource
-from site_agent.release.checks import CHANCE
+from site_agent.release import equal_rows
+from site_agent.release.checks import CHANCE, require_rehearsed
 from site_agent.release.equal_rows import ChanceHits, hits_on
 from site_agent.release.pipeline import make_release
 
@@ -48,7 +49,7 @@ def test_hits_that_columns_have_because_they_hang_together_are_chance():
     for seed in range(40):
         real, released = together(300, seed), together(300, 1000 + seed)
         chance = ChanceHits.simulated(
-            real, likely(real), LIKE, lambda many, seed=seed: together(300 * many, 2000 + seed)
+            real, likely(real), LIKE, lambda places, seed=seed: together(len(places), 2000 + seed)
         )
         refused["independent"] += hits_on(real, released, LIKE, CHANCE).beyond_chance
         refused["simulated"] += chance.of(released, LIKE).beyond_chance
@@ -59,7 +60,7 @@ def test_hits_that_columns_have_because_they_hang_together_are_chance():
 @pytest.mark.parametrize("copies", [60, 90])
 def test_copies_among_hits_that_are_chance_are_found_by_their_number(copies):
     real, released = together(300, 1), together(300, 2)
-    chance = ChanceHits.simulated(real, likely(real), LIKE, lambda many: together(300 * many, 3))
+    chance = ChanceHits.simulated(real, likely(real), LIKE, lambda places: together(len(places), 3))
     alone = real[~real.duplicated(keep=False)]
     leaked = pd.concat([alone.iloc[:copies], released.iloc[copies:]], ignore_index=True)
     hits = chance.of(leaked, LIKE)
@@ -71,7 +72,7 @@ def test_copies_among_hits_that_are_chance_are_found_by_their_number(copies):
 def test_one_copy_of_somebody_out_of_reach_is_found_where_many_rows_are_hit_by_chance():
     real, released = together(300, 4), together(300, 5)
     real.loc[7, ["c0", "c1", "c2"]] = (18, 20, 23)
-    chance = ChanceHits.simulated(real, likely(real), LIKE, lambda many: together(300 * many, 6))
+    chance = ChanceHits.simulated(real, likely(real), LIKE, lambda places: together(len(places), 6))
     assert min(chance.counts) >= 20
     assert not chance.of(released, LIKE).beyond_chance
     released.iloc[0] = real.iloc[7]
@@ -86,9 +87,36 @@ def test_a_record_that_the_flow_cannot_place_is_out_of_reach():
     alone = int(np.flatnonzero(~real.duplicated(keep=False))[0])
     far[alone] = np.nan
     chance = ChanceHits.simulated(
-        real, far, LIKE, lambda many: together(many * 300, 6).replace(real.iloc[alone].to_dict(), 0)
+        real, far, LIKE, lambda places: together(len(places), 6).replace(real.iloc[alone].to_dict(), 0)
     )
     assert chance.of(real.iloc[[alone]], LIKE).far == 1
+
+
+def test_a_large_release_is_held_by_a_part_of_it_against_as_many_tables_as_a_small_one(monkeypatch):
+    assert 2 / (equal_rows.CONFIRMED + 1) <= CHANCE
+    monkeypatch.setattr(equal_rows, "ROWS", 100)
+    real, drawn = together(300, 1), []
+
+    def draw(places: np.ndarray) -> pd.DataFrame:
+        drawn.extend(np.split(places, len(places) // 100))
+        return together(len(places), len(drawn))
+
+    chance = ChanceHits.simulated(real, likely(real), LIKE, draw)
+    assert len(chance.counts) == len(drawn) == 250, "however many records there are"
+    assert all(len(np.unique(one)) == 100 for one in [*drawn, chance.places])
+    assert len(np.unique([*drawn])) == 300, "each table is of other records, so that what they carry is as in a release"
+    assert chance.share == pytest.approx(1 / 3)
+    alone = real[~real.duplicated(keep=False)]
+    copied = chance.of(pd.concat([alone, together(300 - len(alone), 2)], ignore_index=True), LIKE)
+    assert copied.looked_at == 100
+    assert copied.beyond_chance
+    refused = sum(chance.of(together(300, 5000 + seed), LIKE).beyond_chance for seed in range(100))
+    assert refused <= 5
+    # What is foreseen for a whole release is held against a part of it by its share.
+    enough = 3 * (max(chance.counts) - np.mean(chance.counts))
+    require_rehearsed([int(enough) - 3], chance)
+    with pytest.raises(ChecksRefusal, match="exactly one person"):
+        require_rehearsed([int(enough) + 3], chance)
 
 
 def release(tmp_path, plan, table):

@@ -464,7 +464,7 @@ def test_no_count_of_records_is_in_it_but_the_n_of_a_receipt(ready, exported):
         for check, known in zip(content["checks"], [*whole["checks"], None], strict=True):
             assert set(check) == {"name", "rule", "threshold", "outcome"}
             assert known is None or check["outcome"] == known["outcome"]
-        assert {check["threshold"] for check in content["checks"]} == {None, 50.0, 1e-2, 1000.0, 0.05, 0.75}
+        assert {check["threshold"] for check in content["checks"]} == {None, 50.0, 1e-3, 1000.0, 0.05, 0.75}
         assert not {"left_out", "snapshot"} & set(content)
         assert content["limits"]["persons"] == 50
         assert content["versions"]

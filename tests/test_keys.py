@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import subprocess
 import sys
+import threading
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from shared.base import keys
-from shared.base.keys import Envelope, PublicKey, SigningKey
+from shared.base.keys import Envelope, PublicKey, SigningKey, write_private
 from shared.base.locked import KeyCost, unlock
 from shared.errors import (
     ParameterError,
@@ -131,6 +132,38 @@ def test_a_key_that_is_cheaper_to_guess_at_than_today_is_encrypted_anew(tmp_path
     monkeypatch.setattr(keys, "COST", KeyCost(n=2, r=1))
     SigningKey.load(path, "correct horse")
     assert unlock(path.read_bytes(), "correct horse")[1] == KeyCost(n=16, r=2), "a dearer one stays"
+
+
+def test_a_passphrase_that_is_changed_while_its_key_is_encrypted_anew_stays_changed(tmp_path, monkeypatch):
+    path, key = tmp_path / "ada.pem", SigningKey.generate()
+    key.save(path, "correct horse", cost=KeyCost(n=2, r=1))
+    monkeypatch.setattr(keys, "COST", KeyCost(n=16, r=2))
+    real, slow = SigningKey._file, [True]
+
+    def changing(self, passphrase, cost):
+        made = real(self, passphrase, cost)
+        if slow.pop() if slow else False:  # while the price is paid, somebody else changes the passphrase
+            key.save(path, "another horse")
+        return made
+
+    monkeypatch.setattr(SigningKey, "_file", changing)
+    SigningKey.load(path, "correct horse")
+    assert SigningKey.load(path, "another horse").public == key.public
+    with pytest.raises(PassphraseRefusal):
+        SigningKey.load(path, "correct horse")
+
+
+def test_a_passphrase_is_changed_when_whoever_holds_the_file_has_written_it(tmp_path):
+    path, key = tmp_path / "ada.pem", SigningKey.generate()
+    key.save(path, "correct horse")
+    changing = threading.Thread(target=key.save, args=(path, "another horse"))
+    with keys._held(path, required=True):
+        changing.start()
+        changing.join(0.3)
+        assert changing.is_alive(), "it waits"
+        write_private(path, path.read_bytes())  # a new file takes the name: the lock on the old one is worth nothing
+    changing.join()
+    assert SigningKey.load(path, "another horse").public == key.public
 
 
 def test_a_locked_file_whose_price_or_bytes_were_edited_does_not_open(tmp_path):

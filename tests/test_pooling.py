@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.pooling.few_studies import bayes, henmi_copas
 from coordinator.pooling.pool import cumulative, leave_one_out, pool, pool_estimates, pool_many, pooled_data, tau2_dl
+from coordinator.pooling.subgroups import subgroups
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import Estimate
 from shared.terminal import plain
@@ -485,3 +487,17 @@ def test_what_every_site_may_be_off_by_alike_is_not_divided_by_the_number_of_sit
     assert "a factor of up to 1.53" in caution
     few = pool_estimates([replace(row, vi_common=1e-5) for row in rows])
     assert not any("doubt" in note for note in few.notes)
+
+
+def test_what_all_rows_may_be_off_by_alike_is_in_each_subgroup_and_in_no_difference():
+    how = {"study": "s", "wave": 1, "term": "x", "n": 900, "scale": "log", "vi_sampling": 1e-4}
+    effects = {"a": 0.1, "b": 0.12, "c": 0.3, "d": 0.32}
+    rows = [Estimate(site=site, yi=effect, vi_common=0.01, **how) for site, effect in effects.items()]
+    whole = pool_estimates(rows, method="FE", test="z")
+    found = subgroups(whole, ["u", "u", "v", "v"])
+    assert [group.shared for group in found.groups.values()] == pytest.approx([0.01, 0.01])
+    assert min(group.se for group in found.groups.values()) > 0.1
+    assert found.Q_between == pytest.approx((0.31 - 0.11) ** 2 / 1e-4)
+    for interval in (henmi_copas, bayes):
+        with pytest.raises(EstimateRefusal, match="no variance in common"):
+            interval(whole)

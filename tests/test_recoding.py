@@ -15,7 +15,7 @@ from shared.errors import ConfigRefusal, DictionaryRefusal
 from shared.plans.dictionary import Column, Dictionary
 from site_agent.config import Recoding, SiteConfig, TableSource
 from site_agent.records import table as records
-from site_agent.records.recoding import recoded, with_point
+from site_agent.records.recoding import faults, recoded, with_point
 
 NUMBER = Column(name="chol", kind="continuous", unit="mg/dL", lower=40, upper=800, missing_codes=(-9,), missing="level")
 SEX = Column(name="sex", kind="binary", levels=(0, 1))
@@ -126,6 +126,10 @@ def test_data_map_says_how_values_are_read_and_a_newer_extract_keeps_it(hospital
     assert "m is male, w is female" in shown
     assert "decimal comma, times 10" in shown
     assert at.json("data", "check", "mini")["rows"] == 300
+    assert at.json("data", "check", "mini")["recoded_never_seen"] == {}
+    at("data", "map", "mini", "--level", "sex:f=female")
+    assert at.json("data", "check", "mini")["recoded_never_seen"] == {"sex": 1}
+    assert "sex: 1 of 3 recoded values never occur" in " ".join(at("data", "check", "mini").split())
     assert at.json("data", "add", str(path), "--as", "mini")["values"]["sbp"] == {"decimal": ",", "factor": 10.0}
     assert "Did you mean 'male'?" in at.refused("data", "map", "mini", "--level", "sex:m=mal", expect=2)["next_step"]
     at.refused("data", "map", "mini", "--factor", "sex=2", expect=2)
@@ -155,3 +159,60 @@ def test_a_file_of_another_kind_is_answered_to_the_steward_with_what_to_do(hospi
 def test_numbers_of_a_database_are_recoded_too():
     out = recoded(pd.Series(np.array([5.0, 6.0])), Recoding(factor=2), replace(NUMBER, missing_codes=()))
     assert out.tolist() == [10.0, 12.0]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pd.Series([0.0, 1.0, np.nan, 1.0]),
+        pd.Series([False, True, None, True]),
+        pd.Series([False, True, None, True], dtype="boolean"),
+        pd.Series([0, 1, None, 1], dtype="Int64"),
+        pd.Series(["0.0", "1.00", None, "01"]),
+    ],
+)
+def test_a_reversed_code_is_turned_however_its_file_writes_it(values):
+    how = Recoding(levels={"0": "1", "1": "0"})
+    assert faults(values, how, SEX) == ()
+    assert SEX.compare(recoded(values, how, SEX))[0].tolist() == pytest.approx([1, 0, np.nan, 0], nan_ok=True)
+    named = Column(name="sex", kind="nominal", levels=("m", "w"))
+    if values.dtype != "str" and values.iloc[1] != "1.00":
+        assert recoded(values, Recoding(levels={"0": "w", "1.0": "m"}), named).tolist()[:2] == ["w", "m"]
+
+
+def test_a_column_of_floats_is_turned_from_parquet_to_what_is_checked(tmp_path):
+    table = pd.DataFrame({"person": ["a", "b", "c"], "chol": [200.0, 210.0, 220.0], "sex": [0.0, 1.0, np.nan]})
+    table.to_parquet(tmp_path / "t.parquet")
+    source = TableSource(path=tmp_path / "t.parquet", values={"sex": Recoding(levels={"0": "1", "1": "0"})})
+    open_ended = replace(DICTIONARY, columns=(*DICTIONARY.columns[:2], replace(SEX, missing="level")))
+    assert records.problems(source, open_ended) == ()
+    assert records.read(source, open_ended, key=b"k" * 32).table["sex"].tolist()[:2] == [1, 0]
+
+
+def test_a_value_that_is_not_named_and_is_a_level_of_others_is_refused_and_counted(german):
+    german.path.write_text(GERMAN.replace("p4;5,4;w", "p4;5,4;1").replace("p6;5,6;w", "p6;5,6;1e0"))
+    values = {"chol": Recoding(decimal=",", factor=38.67), "sex": Recoding(levels={"m": "1", "w": "0"})}
+    source = replace(german, values=values)
+    [problem] = records.problems(source, DICTIONARY)
+    assert "'sex'" in problem.must
+    assert problem.given == "2 rows with one that is not"
+    with pytest.raises(DictionaryRefusal, match="every value named"):
+        records.read(source, DICTIONARY, key=b"k" * 32)
+    named = Recoding(levels={"m": "1", "w": "0", "1": "1"})
+    assert records.problems(replace(source, values=values | {"sex": named}), DICTIONARY) == ()
+
+
+def test_one_value_under_two_names_is_one_level():
+    values = pd.Series(["1", "0"])
+    assert faults(values, Recoding(levels={"1": "0", "1.0": "0", "0": "1"}), SEX) == ()
+    [fault] = faults(values, Recoding(levels={"1": "0", "1.0": "1", "0": "1"}), SEX)
+    assert "one value is one level" in fault.must
+
+
+def test_a_number_that_is_a_code_of_missing_ones_once_converted_is_refused():
+    degrees = Column(name="t", kind="continuous", lower=-50, upper=60, missing="level", missing_codes=(-9,))
+    celsius = Recoding(factor=1 / 1.8, offset=-32 / 1.8)
+    [fault] = faults(pd.Series(["15.8", "-9", "50", ""]), celsius, degrees)
+    assert (fault.must.split(" ")[1], fault.given) == ("'t'", "1 rows that do")
+    assert faults(pd.Series(["15.9", "-9", "50", ""]), celsius, degrees) == ()
+    assert len(faults(pd.Series([99.9]), Recoding(factor=10), replace(NUMBER, missing_codes=(999.0,)))) == 1

@@ -7,7 +7,9 @@ import datetime as dt
 import io
 import json
 import logging
+import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -20,6 +22,7 @@ import pandas as pd
 import pytest
 from service import LEAD, Hub, small_table
 from test_collect import refused
+from test_ledger import forked
 from test_recovery import EVENT, PLAN, Agent
 from theatre import Theatre, plan_toml
 
@@ -703,3 +706,26 @@ def test_the_lead_backs_up_restores_and_publishes_a_head_by_commands(home, tmp_p
     assert answer("log", "restored", "--reason", "a snapshot", "--size", "9", where=place, code=2)
     assert answer("log", "restored", "--reason", "a snapshot", where=place)["log_index"] == 3
     assert answer("log", "verify", where=place)["size"] == 4
+
+
+@pytest.mark.parametrize("point", ["backup.copied", "backup.written", "restore.before_place"])
+def test_killed_on_its_way_a_backup_or_restore_leaves_nothing_that_passes_for_one_and_can_be_run_again(
+    home, tmp_path, point
+):
+    archive, place = tmp_path / "b.tar", tmp_path / "new"
+
+    def work() -> None:
+        backup.back_up(home.config, archive, today=TODAY)
+        backup.restore(archive, place, keys=tmp_path / "apart", today=TODAY)
+
+    def dying() -> None:
+        os.environ["TRIBUTARY_FAILPOINT"] = point
+        work()
+
+    home.store.close()
+    assert forked(dying) == -signal.SIGKILL
+    assert not place.exists()
+    assert archive.exists() == point.startswith("restore")
+    archive.unlink(missing_ok=True)
+    assert forked(work) == 0
+    assert (place / "store.db").exists()

@@ -525,6 +525,7 @@ def test_every_failpoint_of_the_coordinator_is_one_at_which_it_is_killed():
         "rounds.before_answer",
         "rounds.after_answer",
     }  # test_federating.py
+    own |= {"backup.copied", "backup.written", "restore.before_place"}  # test_restore.py
     assert names == {*failpoints("ingest"), *failpoints("withdraw"), *own}
 
 

@@ -1042,7 +1042,8 @@ class HarmonisedResult(Result):
         """Pooled again as `Result.pooled`, from the mapped rows' estimates; its interval holds the maps' variance."""
         from dataclasses import replace
 
-        return replace(self._pooled(self.mapping), shared=float(self.mapping["map_variance"]))
+        pooled = self._pooled(self.mapping)
+        return replace(pooled, shared=pooled.shared + float(self.mapping["map_variance"]))
 
     def forest(self, path: Any = None, kind: str = "forest", title: str = "", **how: Any) -> Any:
         """Draw the three answers in one forest plot; of another kind, the figure of the answer as it stands.

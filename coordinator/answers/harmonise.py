@@ -425,6 +425,7 @@ def harmonised(
         spreads[site] = 0.0 if site == to else float(np.var(values, ddof=1))
     pools = [pool_estimates(row, **pooling).beta for row in moved if row]
     variance = float(np.var(pools, ddof=1)) if pools else 0.0
+    pooled = pool_estimates(found, **pooling)
     if not {stone.bundle_sha256 for stone in store.withdrawals(source)}.isdisjoint(drawn.used):
         raise queries.moved()
     return Harmonised(
@@ -434,7 +435,7 @@ def harmonised(
         answer=answer,
         raw=_stacked(held, tables, question, answer.term, study, levels),
         estimates=tuple(found),
-        harmonised=replace(pool_estimates(found, **pooling), shared=variance, effect=answer.result.effect),
+        harmonised=replace(pooled, shared=pooled.shared + variance, effect=answer.result.effect),
         map_variance=variance,
         site_map_variance=spreads,
         maps=maps,

@@ -768,7 +768,8 @@ def _together(
     every = [release for releases in held.parts.values() for release in releases]
     plans = [store.plan(study, version).plan for version in sorted({one.plan_version for one in every})]
     plan = plans[-1]
-    same = all((one.release, one.dictionary) == (plan.release, plan.dictionary) for one in plans)
+    mine = (plan.release, plan.dictionary, plan.budget.delta)  # the noise follows from δ
+    same = all((one.release, one.dictionary, one.budget.delta) == mine for one in plans)
     if not isinstance(plan.release, Answering) or not same or held.combined:
         return {}
     release = plan.release

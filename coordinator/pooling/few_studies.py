@@ -21,7 +21,7 @@ from scipy import integrate, optimize, special
 from coordinator.pooling.heterogeneity import fit, q_profile, tau2_dl
 from coordinator.pooling.pool import PooledResult
 from coordinator.pooling.rows import Interval
-from shared.errors import ParameterError
+from shared.errors import EstimateRefusal, ParameterError
 
 __all__ = ["ExactInterval", "HenmiCopas", "Posterior", "Summary", "bayes", "exact_interval", "henmi_copas"]
 
@@ -74,6 +74,7 @@ def exact_interval(result: PooledResult, rng: np.random.Generator, *, draws: int
         raise ParameterError("draws must be at least 1000", given=f"{draws}")
     if 1 - result.level <= 2 * apart:
         raise ParameterError("an exact interval must have a level below 0.998", given=f"{result.level}")
+    _require_apart(result)
     y, v = np.array(result.yi), np.array(result.vi)
     k = len(y)
     if k == 1:
@@ -107,6 +108,15 @@ def exact_interval(result: PooledResult, rng: np.random.Generator, *, draws: int
     )
 
 
+def _require_apart(result: PooledResult) -> None:
+    if result.shared:
+        raise EstimateRefusal(
+            "rows for this interval must have no variance in common",
+            given="rows whose planned model may be off at every site alike",
+            next_step="Use the pooled interval: it holds that variance.",
+        )
+
+
 def _adhoc(y: Array, v: Array) -> tuple[Array, Array]:
     v = np.broadcast_to(v, y.shape)
     model = fit(y, v, tau2_dl(y, v))
@@ -130,6 +140,7 @@ def henmi_copas(result: PooledResult) -> HenmiCopas:
 
     Needs two rows; with fewer, or where the equation has no root, the interval is empty with the reason.
     """
+    _require_apart(result)
     y, v = np.array(result.yi), np.array(result.vi)
     k = len(y)
     unit = float(v.min())
@@ -247,6 +258,7 @@ def bayes(
             raise ParameterError(f"{name} must be positive and finite", given=f"{value}")
     if not math.isfinite(prior_mean):
         raise ParameterError("prior_mean must be finite", given=f"{prior_mean}")
+    _require_apart(result)
     y, v = np.array(result.yi), np.array(result.vi)
     origin = float(y[v.argmin()])
     y, centre = y - origin, prior_mean - origin

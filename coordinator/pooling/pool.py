@@ -470,8 +470,8 @@ def pool_estimates(
     if waves and len({row.site for row in chosen}) < len(chosen):
         notes.append("A site contributes more than one wave: the rows are not independent if they share persons.")
     # What all sites may be off by alike is the weighted mean of what each may be.
-    common = float(np.array(result.weights) / 100 @ [used[label].vi_common ** 0.5 for label in result.labels])
-    result = replace(result, shared=common**2, term=estimates[0].term, scale=estimates[0].scale)
+    common = in_common([used[label] for label in result.labels], result.weights)
+    result = replace(result, shared=common, term=estimates[0].term, scale=estimates[0].scale)
     notes += _unheld(result, chosen)
     return _announce(
         replace(
@@ -481,6 +481,11 @@ def pool_estimates(
             estimates=tuple(used[label] for label in result.labels),
         )
     )
+
+
+def in_common(estimates: Sequence[Estimate], weights: Sequence[float]) -> float:
+    """Variance of a weighted mean from what all estimates may be off by alike: (Σ w √vi_common)², w in percent."""
+    return float(np.array(weights) / 100 @ [row.vi_common**0.5 for row in estimates]) ** 2
 
 
 def _unheld(result: PooledResult, estimates: Sequence[Estimate]) -> list[str]:
@@ -542,7 +547,9 @@ def pooled_data(result: PooledResult) -> dict[str, Any]:
         row["weight"] = result.weights[i]
         if source is not None:
             row |= {"n": source.n, "noise_share": shares[i], "receipts": list(source.receipts)}
-            row |= {name: getattr(source, name) for name in ("vi_sampling", "vi_privacy", "vi_naive", "how")}
+            row |= {
+                name: getattr(source, name) for name in ("vi_sampling", "vi_privacy", "vi_naive", "vi_common", "how")
+            }
         rows.append(row)
     return {
         "term": result.term,

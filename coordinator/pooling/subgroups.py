@@ -11,7 +11,7 @@ from scipy import special
 
 from coordinator.pooling.heterogeneity import fit
 from coordinator.pooling.moderators import RegressionResult, absent, regress
-from coordinator.pooling.pool import PooledResult, pool
+from coordinator.pooling.pool import PooledResult, in_common, pool
 from shared.errors import ParameterError
 
 __all__ = ["Subgroups", "subgroups"]
@@ -65,26 +65,25 @@ def subgroups(result: PooledResult, group: Sequence[Any]) -> Subgroups:
     groups = {}
     for level in levels:
         rows = [i for i, own in enumerate(level_of) if own == level]
-        groups[level] = replace(
-            pool(
-                [result.yi[i] for i in rows],
-                [result.vi[i] for i in rows],
-                method=result.method,
-                test=result.test,
-                level=result.level,
-                labels=[result.labels[i] for i in rows],
-            ),
-            term=result.term,
-            scale=result.scale,
-            estimates=tuple(result.estimates[i] for i in rows) if result.estimates else (),
+        estimates = tuple(result.estimates[i] for i in rows) if result.estimates else ()
+        pooled = pool(
+            [result.yi[i] for i in rows],
+            [result.vi[i] for i in rows],
+            method=result.method,
+            test=result.test,
+            level=result.level,
+            labels=[result.labels[i] for i in rows],
         )
+        alike = in_common(estimates, pooled.weights) if estimates else result.shared
+        groups[level] = replace(pooled, term=result.term, scale=result.scale, estimates=estimates, shared=alike)
     single = [level for level, row in groups.items() if row.k == 1]
     if single:
         notes.append(f"One row only, nothing pooled: {', '.join(single)}.")
     q, df = 0.0, len(levels) - 1
     if df:
         effects = np.array([row.beta for row in groups.values()])
-        q = float(fit(effects, np.array([row.se**2 for row in groups.values()])).Q)
+        # What all rows may be off by alike moves no difference between them.
+        q = float(fit(effects, np.array([row.se**2 - row.shared for row in groups.values()])).Q)
     else:
         notes.append("There is one group only: nothing to compare.")
     common = None

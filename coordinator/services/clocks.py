@@ -102,7 +102,8 @@ def judge(
 
     Args:
         now: what this machine's clock says.
-        readings: the last one of each site.
+        readings: the last one of each accepted site. One that is dated after tomorrow says nothing: our clock was
+            ahead when it came.
         vouched: day on which the authority was made, by whoever set the coordinator up.
         word: day of the last person's word, by the clock of then.
         valid: first and last moment of the authority's own certificate.
@@ -125,7 +126,8 @@ def judge(
         return ClockVerdict(believed=False, why=f"{today}, and {named}")
     if agree:
         return ClockVerdict(believed=True, why=f"{agree} of {len(fresh)} sites agreed with it lately")
-    last = max([vouched, *([word] if word else []), *(one.day for one in readings)])
+    days = [*([word] if word else []), *(one.day for one in readings)]
+    last = max([vouched, *(day for day in days if day <= today + dt.timedelta(days=1))])
     if lately(last):
         return ClockVerdict(believed=True, why=f"no site has been heard yet; set up or confirmed on {last}")
     return ClockVerdict(
@@ -143,6 +145,7 @@ class SeenClocks:
 
     def __init__(self, store: Store, certificate: x509.Certificate) -> None:
         self._read, self._write = store.extended(_meta)
+        self._store = store
         self._valid = certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
     def note(self, site: str, said: dt.datetime, now: dt.datetime) -> SiteClock:
@@ -158,9 +161,14 @@ class SeenClocks:
         return made
 
     def readings(self) -> tuple[SiteClock, ...]:
-        """The last reading of each site, by name."""
+        """The last reading of each site that is accepted now, by name: one that was revoked has no voice."""
+        accepted = {site.site for site in self._store.sites() if site.state == "accepted"}
         rows = self._read(lambda c: c.execute(sa.select(_readings).order_by(_readings.c.site)).all())
-        return tuple(SiteClock(site=row.site, offset=row.offset, day=dt.date.fromisoformat(row.day)) for row in rows)
+        return tuple(
+            SiteClock(site=row.site, offset=row.offset, day=dt.date.fromisoformat(row.day))
+            for row in rows
+            if row.site in accepted
+        )
 
     def verdict(self, now: dt.datetime) -> ClockVerdict:
         """Whether `now` is believed (`judge`)."""

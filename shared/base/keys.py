@@ -13,8 +13,8 @@ from __future__ import annotations
 import base64
 import os
 import stat
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,9 @@ class SigningKey:
         """
         if passphrase is not None:
             require_length(passphrase)
-        write_private(path, self._file(passphrase, cost or COST))
+        data = self._file(passphrase, cost or COST)
+        with _held(path, required=False):
+            write_private(path, data)
 
     def _file(self, passphrase: str | None, cost: KeyCost) -> bytes:
         if passphrase is None:
@@ -141,13 +143,41 @@ class SigningKey:
         return made
 
     def _rewrite(self, path: Path, old: bytes, passphrase: str) -> None:
-        """Encrypt the file at today's price, unless somebody else is about to, or has."""
-        import fcntl
-
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        """Encrypt the file at today's price, unless somebody else has changed it meanwhile."""
+        data = self._file(passphrase, COST)  # takes its time: what the file holds is compared after it
+        with _held(path, required=True):
             if path.read_bytes() == old:
-                write_private(path, self._file(passphrase, COST))
+                write_private(path, data)
+
+
+@contextmanager
+def _held(path: Path, *, required: bool) -> Iterator[None]:
+    """Nobody else that asks for it writes the key file meanwhile; the lock is on the file that now has this name.
+
+    Args:
+        required: raise OSError where it cannot be locked. Else one goes on: where there are no locks, or no file yet,
+            nobody encrypts it anew in passing either.
+    """
+    import fcntl
+
+    file = None
+    try:
+        while file is None:
+            file = path.open("rb")
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not os.path.samestat(os.fstat(file.fileno()), path.stat()):  # replaced while one waited
+                file.close()
+                file = None
+    except OSError:
+        if required:
+            if file is not None:
+                file.close()
+            raise
+    try:
+        yield
+    finally:
+        if file is not None:
+            file.close()
 
 
 def _opened(path: Path, data: bytes, passphrase: str | None) -> tuple[Ed25519PrivateKey, KeyCost | None]:

@@ -306,16 +306,18 @@ def data_check(study: Study, home: Home = None, json: Json = False) -> None:
     ]
     rows = left_out = 0
     network: dict[str, int] | None = None
+    unseen: dict[str, int] = {}
     if not found:
         key = desk.config.snapshot_key.read_bytes()
         table = records.read(source, plan.dictionary, key=key, rules=rules, as_written=as_written)
-        rows, left_out = table.rows, table.rows - table.n
+        rows, left_out, unseen = table.rows, table.rows - table.n, dict(table.unseen)
         network = None if table.contacts is None else table.contacts.counts
     answer = {
         "study": study,
         "rows": rows,
         "left_out": left_out,
         "network": network,
+        "recoded_never_seen": unseen,
         "problems": [
             {"code": p.code, "must": p.must, "given": p.given, "next_step": p.next_step, "fixer": p.fixer}
             for p in found
@@ -337,6 +339,10 @@ def data_check(study: Study, home: Home = None, json: Json = False) -> None:
         if network is not None:
             said = ", ".join(f"{count} {what}" for what, count in network.items())
             lines.append(ChecklistLine(name="a network by the plan's rules", detail=said))
+        for name, count in unseen.items():
+            said = f"{name}: {count} of {len(source.values[name].levels)} recoded values never occur"
+            fix = f"If they are misspelt: site-agent data map {study} --as-is {name}, then --level again."
+            lines.append(ChecklistLine(name="recoded values", state="warn", detail=said, fix=fix))
         checklist(out, lines)
         screens.next_step(out, f"site-agent plan show {study}", f"site-agent try {study}")
 

@@ -16,8 +16,8 @@ import csv
 import hashlib
 import hmac
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -71,12 +71,14 @@ class Records:
         snapshot: keyed hash of the bytes of the source file, and of the edge list where there is one; says at this
             site, and only here, which files were read. Of a database, of the rows that were read.
         contacts: of a study of a network, who is connected with whom.
+        unseen: column to how many of its values that are recoded never occur.
     """
 
     table: pd.DataFrame
     rows: int
     snapshot: str
     contacts: Contacts | None = None
+    unseen: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def n(self) -> int:
@@ -102,7 +104,8 @@ def read(
         outside the dictionary), MissingRefusal, DuplicatePerson, StateRefusal (no edge list, or one too many).
     """
     require_edges(source, rules)
-    table = _mapped(source, dictionary)
+    unseen: dict[str, int] = {}
+    table = _mapped(source, dictionary, unseen=unseen)
     digest = hmac.new(key, digestmod=hashlib.sha256)
     size = _digested(digest, source, table)
     if source.values:  # the same file, read otherwise, is another table
@@ -117,7 +120,7 @@ def read(
         contacts = _contacts(source, table, checked, dictionary, rules, as_written, seen=digest.update)
         if source.edges.format not in DATABASES:
             _digested(digest, source.edges, None)
-    return Records(table=checked, rows=len(table), snapshot=digest.hexdigest(), contacts=contacts)
+    return Records(table=checked, rows=len(table), snapshot=digest.hexdigest(), contacts=contacts, unseen=unseen)
 
 
 def problems(
@@ -130,11 +133,11 @@ def problems(
     """
     require_edges(source, rules)
     columns, table = _column_faults(source, dictionary), None
+    found = list(columns)
     try:
-        table = _identified(_mapped(source, dictionary, complete=False), dictionary, as_written)
+        table = _identified(_mapped(source, dictionary, found=found), dictionary, as_written)
     except DataRefusal as refusal:
         return columns or (refusal,)
-    found = list(columns)
     for column in dictionary.columns:
         if column.name not in table.columns:
             continue
@@ -330,15 +333,22 @@ def _digested(digest: hmac.HMAC, source: TableSource | Edges, table: pd.DataFram
     return size
 
 
-def _mapped(source: TableSource, dictionary: Dictionary, *, complete: bool = True) -> pd.DataFrame:
+def _mapped(
+    source: TableSource,
+    dictionary: Dictionary,
+    *,
+    found: list[DataRefusal] | None = None,
+    unseen: dict[str, int] | None = None,
+) -> pd.DataFrame:
     """The source table under the dictionary's names, recoded; columns as planned, rows as found.
 
     Args:
-        complete: refuse a table whose columns are not the dictionary's; else give those that are.
+        found: takes the faults of recoded values, and gives those columns that are the dictionary's; None refuses any.
+        unseen: as of `recoded_table`.
     """
     names = header(source)
     renamed = [source.columns.get(name, name) for name in names]
-    if complete and (faults := _column_faults(source, dictionary)):
+    if found is None and (faults := _column_faults(source, dictionary)):
         raise faults[0]
     expected = {column.name for column in dictionary.columns}
     wanted = [i for i, name in enumerate(names) if name not in source.ignore and renamed[i] in expected]
@@ -353,12 +363,12 @@ def _mapped(source: TableSource, dictionary: Dictionary, *, complete: bool = Tru
     else:
         table = (_csv_table(source) if source.format == "csv" else _graphml_table(source)).iloc[:, wanted]
     table.columns = pd.Index([renamed[i] for i in wanted])
-    table = recoded_table(table, source.values, dictionary)
+    table = recoded_table(table, source.values, dictionary, found=found, unseen=unseen)
     if len(table) == 0:
         raise DataFileRefusal("the table must hold records", given="0 rows", next_step="Check the export.")
     there = [column for column in dictionary.columns if column.name in table.columns]
     empty = [column.name for column in there if column.missing != "level" and _blank(table[column.name]).all()]
-    if empty and complete:  # else each column says it itself
+    if empty and found is None:  # else each column says it itself
         raise MissingRefusal(
             f"column {', '.join(map(repr, empty))} must hold at least one value",
             given=f"{len(table)} rows, all missing",

@@ -42,7 +42,7 @@ from shared.mechanisms.base import Aggregates
 from shared.plans.dictionary import LEVELLED, Column, Dictionary
 from shared.privacy.stated import FLOW, shown_delta, shown_price
 from site_agent.config import Limits
-from site_agent.release.equal_rows import ChanceHits, Hits, hits_on
+from site_agent.release.equal_rows import ChanceHits, Hits, held_against, hits_on
 
 if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
@@ -60,8 +60,8 @@ __all__ = [
 ]
 
 FORMAT = "tributary-checks/1"
-CHANCE = 1e-2
-"""How often a harmless release may fail the equal-rows check: each of its two halves at 1 / 251 at most."""
+CHANCE = 1e-3
+"""How often a harmless release may fail the equal-rows check: each of its two halves at 1 / 2001 at most."""
 REHEARSALS = 5
 """Tables of persons drawn from the flow whose noise is tried before a record's is drawn."""
 CLIPPED_WARNING = 0.05
@@ -281,7 +281,7 @@ def require_rehearsed(own: Sequence[int], chance: ChanceHits) -> None:
         chance: what tables drawn from no record hit, which comes on top.
     """
     most = max(chance.counts)
-    usual = float(np.median(own)) + float(np.mean(chance.counts))
+    usual = float(np.median(own)) * chance.share + float(np.mean(chance.counts))
     if usual > most:
         raise ChecksRefusal(
             _EQUAL.rule,
@@ -298,7 +298,7 @@ def check_rows(
     dictionary: Dictionary,
     limits: Limits,
     clipped: Callable[[], int],
-    chance: Callable[[], ChanceHits],
+    chance: Callable[[int], ChanceHits],
     beyond: float = 0.0,
     carried: str = "",
     vary: str = "",
@@ -314,7 +314,7 @@ def check_rows(
         dictionary: of the plan.
         limits: floors in force.
         clipped: counts the records whose latent lies outside the clipping ball.
-        chance: what tables drawn from no record hit.
+        chance: what that many tables drawn from no record hit.
         carried: column whose true values are released; blank for none.
         vary: how the noise depends on records (`release.vary`); blank where it does not.
         flow_alone: whether the rows are drawn from a flow alone that was fitted on their records (w = 0).
@@ -325,7 +325,7 @@ def check_rows(
     drawn = released if fresh is None else released[np.asarray(fresh)].reset_index(drop=True)
     outliers = _outliers(beyond)
     of_records: tuple[tuple[Check, Callable[[], Check]], ...] = (
-        (_EQUAL, lambda: _equal_rows(chance().of(drawn, dictionary))),
+        (_EQUAL, lambda: _equal_rows(held_against(drawn, dictionary, chance))),
         (outliers, lambda: _clip(outliers, clipped(), len(real))),
     )
     return (
@@ -530,6 +530,7 @@ def _persons(n: int, n_real: int, limits: Limits) -> Check:
 
 
 def _equal_rows(hits: Hits) -> Check:
+    part = f"; {hits.looked_at} rows of the release, chosen by chance, were looked at"
     far = f", {hits.far} of them less likely than any hit that chance brought" if hits.far else ""
     return replace(
         _EQUAL,
@@ -537,7 +538,7 @@ def _equal_rows(hits: Hits) -> Check:
         measured=float(hits.found),
         threshold=hits.allowed,
         detail=f"{hits.persons} of {hits.others} real rows are unlike all others; by chance about {hits.mean:.3g} "
-        f"would be hit, and {hits.found} are{far}",
+        f"would be hit, and {hits.found} are{far}{part if hits.looked_at < hits.others else ''}",
     )
 
 

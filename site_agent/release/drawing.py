@@ -191,33 +191,33 @@ class RowRelease(Drawing):
 
     def rehearse(self) -> None:
         from site_agent.release.checks import REHEARSALS, require_rehearsed
-        from site_agent.release.equal_rows import own_rows
+        from site_agent.release.equal_rows import TABLES, own_rows
 
         mechanism = self._fitted.mechanism
         if not self.plan.records_decide or mechanism.w == 0:
             return
-        own = []
+        own, every = [], np.arange(len(self._x))
         for _ in range(REHEARSALS):
-            z, carried = self._latents_of_nobody(1), list(mechanism.carried)
+            z, carried = self._latents_of_nobody(every), list(mechanism.carried)
             norms = np.linalg.norm(np.delete(z, carried, axis=1), axis=1, keepdims=True)
             near = np.sqrt(mechanism.w) * z * np.minimum(1.0, mechanism.radius / np.maximum(norms, 1e-300))
-            noised = near + np.sqrt(1 - mechanism.w) * self._latents_of_nobody(1)
+            noised = near + np.sqrt(1 - mechanism.w) * self._latents_of_nobody(every)
             noised[:, carried] = z[:, carried]
             rows, theirs = (self._encoder.decode(mechanism.flow.forward(one)) for one in (z, noised))
             own.append(own_rows(rows, theirs, self.plan.dictionary))
-        require_rehearsed(own, self._chance())
+        require_rehearsed(own, self._chance(TABLES))
 
-    def _latents_of_nobody(self, tables: int) -> Any:
-        """Latents of that many tables, below each other, that are of no record but for carried columns."""
+    def _latents_of_nobody(self, places: Any) -> Any:
+        """Latents in the places of these records that are of no record but for carried columns."""
         from shared.base.randomness import secure_rng
 
-        z = secure_rng().generator.standard_normal((tables * len(self._x), self._encoder.d))
+        z = secure_rng().generator.standard_normal((len(places), self._encoder.d))
         carried = list(self._fitted.mechanism.carried)
-        z[:, carried] = np.tile(self._x[:, carried], (tables, 1))  # the flow leaves them alone
+        z[:, carried] = self._x[places][:, carried]  # the flow leaves them alone
         return z
 
-    def _chance(self) -> ChanceHits:
-        """What tables of this flow hit that come from no record.
+    def _chance(self, tables: int) -> ChanceHits:
+        """What that many tables of this flow hit that come from no record.
 
         Drawn here and not by the mechanism: one that handed records through would have it pass for chance.
         """
@@ -225,10 +225,10 @@ class RowRelease(Drawing):
 
         flow = self._fitted.mechanism.flow
 
-        def draw(many: int) -> pd.DataFrame:
-            return self._encoder.decode(flow.forward(self._latents_of_nobody(many)))
+        def draw(places: Any) -> pd.DataFrame:
+            return self._encoder.decode(flow.forward(self._latents_of_nobody(places)))
 
-        return ChanceHits.simulated(self._real, flow.log_prob(self._x), self.plan.dictionary, draw)
+        return ChanceHits.simulated(self._real, flow.log_prob(self._x), self.plan.dictionary, draw, tables=tables)
 
     def attack(self, limits: Limits, rng: Noise, progress: Progress) -> dict[str, Any]:
         return _attack(

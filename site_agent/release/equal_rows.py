@@ -10,13 +10,17 @@ tables are drawn through the release's own flow from no record. A release is bey
   whom chance does not meet; in a table of a few coarse columns a copy is what a stranger's row may be as well).
 
 A harmless table is as the others are, so that each of the two happens with probability 1 / (M + 1) at most, whatever
-the columns: 0.4 % at M = 250. Source: Barnard's test, G. A. Barnard (1963), J. R. Stat. Soc. B 25, 294.
+the columns: 0.4 % at M = 250, and because a release beyond those is held against 2,000 others (`held_against`),
+0.05 % in the end. Above `ROWS` records each table has `ROWS` rows, for as many records chosen by chance,
+and the release is held against them by as many of its rows, chosen by chance before it is looked at: such parts are as
+alike as the wholes are, so that both bounds hold at every n. What it costs: a single copied row is among those that
+are looked at with probability `ROWS` / n. Source: Barnard's test, G. A. Barnard (1963), J. R. Stat. Soc. B 25, 294.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -26,13 +30,25 @@ from shared.base.randomness import secure_rng
 from shared.plans.dictionary import NUMERIC, Dictionary
 from shared.plans.encoding import Encoder
 
-__all__ = ["ChanceHits", "Hits", "hits_by_independence", "hits_on", "in_released_form", "keys_of", "own_rows"]
+__all__ = [
+    "ChanceHits",
+    "Hits",
+    "held_against",
+    "hits_by_independence",
+    "hits_on",
+    "in_released_form",
+    "keys_of",
+    "own_rows",
+]
 
 Codes = NDArray[np.int64]
+Places = NDArray[np.intp]
 Keys = NDArray[np.void]
 Floats = NDArray[np.float64]
-TABLES, ROWS, FEWEST = 250, 2_000_000, 25
-"""Tables that are simulated; the rows beyond which there are fewer of them, and the fewest."""
+TABLES, ROWS = 250, 8_000
+"""Tables that are simulated, at every n; most rows of each, and of a release that is held against them."""
+CONFIRMED = 2_000
+"""Tables by which a release is refused: it must be beyond these as well."""
 TOGETHER = 50_000
 """Rows that are drawn at once, about: decoding a table has a price of its own."""
 
@@ -42,12 +58,13 @@ class Hits:
     """Hits of a release.
 
     Args:
-        found: released rows that equal the row of exactly one person.
+        found: released rows that equal the row of exactly one person, among those that were looked at.
         allowed: the most of them that chance explains.
         far: of these, rows less likely than any that chance brought.
         mean: hits that chance alone brings.
         persons: how many have a row that nobody else has.
         others: how many persons there are.
+        looked_at: released rows that were; all of them up to `ROWS`.
     """
 
     found: int
@@ -56,6 +73,7 @@ class Hits:
     mean: float
     persons: int
     others: int
+    looked_at: int
 
     @property
     def beyond_chance(self) -> bool:
@@ -73,6 +91,7 @@ class ChanceHits:
         persons: how many persons there are, those with a row like another's included.
         counts: hits of each simulated table.
         least: the least likely of all rows that they hit; infinite where they hit none.
+        places: of the rows of a release that are held against them: as many as each table has.
     """
 
     rows: Keys
@@ -80,6 +99,12 @@ class ChanceHits:
     persons: int
     counts: tuple[int, ...]
     least: float
+    places: Places
+
+    @property
+    def share(self) -> float:
+        """Of a release's rows, those that are looked at."""
+        return len(self.places) / max(1, self.persons)
 
     @classmethod
     def simulated(
@@ -87,38 +112,42 @@ class ChanceHits:
         real: pd.DataFrame,
         likely: Floats,
         dictionary: Dictionary,
-        draw: Callable[[int], pd.DataFrame],
+        draw: Callable[[Places], pd.DataFrame],
         *,
-        tables: int = 0,
+        tables: int = TABLES,
     ) -> ChanceHits:
         """Hits of tables like a release of no record.
 
         Args:
             real: (n, columns) records as the dictionary checked them.
             likely: (n,) how likely each of them is under what `draw` draws from, on any scale.
-            draw: that many tables of n rows each, one below the other.
-            tables: how many; 0 takes `TABLES`, or fewer where they would have more than `ROWS` rows.
+            draw: a row of nobody in the place of each of these records; what is carried is of that record.
+            tables: how many.
         """
         n = len(real)
+        size, rng = min(n, ROWS), secure_rng().generator
+
+        def part() -> Places:
+            return np.arange(n) if size == n else rng.choice(n, size, replace=False)
+
         keys, places, times = np.unique(
             keys_of(in_released_form(real, dictionary), dictionary), return_index=True, return_counts=True
         )
         # A record that the flow cannot place is as unlikely as any.
         rows, likely = keys[times == 1], np.nan_to_num(likely[places[times == 1]], nan=-np.inf, neginf=-np.inf)
-        count = tables or int(np.clip(ROWS // max(1, n), FEWEST, TABLES))
         counts: list[int] = []
         least = np.inf
-        while len(counts) < count:
-            many = min(count - len(counts), max(1, TOGETHER // max(1, n)))
-            drawn = keys_of(draw(many), dictionary)
+        while len(counts) < tables:
+            many = min(tables - len(counts), max(1, TOGETHER // max(1, size)))
+            drawn = keys_of(draw(np.concatenate([part() for _ in range(many)])), dictionary)
             hits = np.isin(drawn, rows)
-            counts += [int(part.sum()) for part in np.split(hits, many)]
+            counts += [int(one.sum()) for one in np.split(hits, many)]
             least = min(least, likely[np.searchsorted(rows, drawn[hits])].min(initial=np.inf))
-        return cls(rows=rows, likely=likely, persons=n, counts=tuple(counts), least=float(least))
+        return cls(rows=rows, likely=likely, persons=n, counts=tuple(counts), least=float(least), places=part())
 
     def of(self, released: pd.DataFrame, dictionary: Dictionary) -> Hits:
-        """Hits of a released table, and what chance explains of them."""
-        drawn = keys_of(released, dictionary)
+        """Hits of a released table, one row per person, and what chance explains of them."""
+        drawn = keys_of(released.iloc[self.places[self.places < len(released)]], dictionary)
         hits = drawn[np.isin(drawn, self.rows)]
         return Hits(
             found=len(hits),
@@ -127,7 +156,21 @@ class ChanceHits:
             mean=float(np.mean(self.counts)),
             persons=len(self.rows),
             others=self.persons,
+            looked_at=len(drawn),
         )
+
+
+def held_against(released: pd.DataFrame, dictionary: Dictionary, chance: Callable[[int], ChanceHits]) -> Hits:
+    """Hits of a release beside those of `TABLES` tables; where they are beyond those, beside `CONFIRMED` others.
+
+    Args:
+        chance: what that many tables drawn from no record hit.
+    """
+    first = chance(TABLES)
+    found = first.of(released, dictionary)
+    if not found.beyond_chance:
+        return found
+    return replace(chance(CONFIRMED), places=first.places).of(released, dictionary)
 
 
 def hits_on(real: pd.DataFrame, released: pd.DataFrame, dictionary: Dictionary, chance: float) -> Hits:
@@ -148,6 +191,7 @@ def hits_on(real: pd.DataFrame, released: pd.DataFrame, dictionary: Dictionary, 
         mean=mean,
         persons=len(once),
         others=len(ours),
+        looked_at=len(released),
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from shared.errors import Refusal
 from shared.plans.encoding import Encoder
 from shared.plans.plan import Training
 from site_agent.release.checks import CHANCE
-from site_agent.release.equal_rows import ChanceHits, hits_on, in_released_form, keys_of
+from site_agent.release.equal_rows import TABLES, ChanceHits, held_against, hits_on, in_released_form, keys_of
 from site_agent.release.fitting import fit
 from tests.benchmarks import record, worlds
 from tests.benchmarks.zoo import plan_of, seed_of
@@ -43,28 +44,30 @@ def table(name: str, kind: str, n: int, site: int, draws: int) -> Counter[str] |
     except Refusal:
         return None
     flow = fitted.mechanism.flow
-    chance = ChanceHits.simulated(
-        real,
-        flow.log_prob(x),
-        dictionary,
-        lambda many: encoder.decode(flow.forward(rng.generator.standard_normal((many * len(x), encoder.d)))),
-    )
+
+    @cache
+    def chance(tables: int) -> ChanceHits:
+        def draw(places: Any) -> Any:
+            return encoder.decode(flow.forward(rng.generator.standard_normal((len(places), encoder.d))))
+
+        return ChanceHits.simulated(real, flow.log_prob(x), dictionary, draw, tables=tables)
+
     copies = in_released_form(real, dictionary)
     keys = keys_of(copies, dictionary)
-    unlike = np.flatnonzero(np.isin(keys, chance.rows))
+    unlike = np.flatnonzero(np.isin(keys, chance(TABLES).rows))
     counts: Counter[str] = Counter()
     for w in WEIGHTS:
         mechanism = replace(fitted.mechanism, w=w)
         for _ in range(draws):
             released = encoder.decode(mechanism.release(x, rng))
             counts["releases"] += 1
-            counts["refused"] += chance.of(released, dictionary).beyond_chance
+            counts["refused"] += held_against(released, dictionary, chance).beyond_chance
             counts["refused by independence"] += hits_on(real, released, dictionary, CHANCE).beyond_chance
             if len(unlike):
                 whose = int(rng.generator.choice(unlike))
                 released.iloc[0] = copies.iloc[whose]
                 leaked = released.astype(copies.dtypes)
-                found = chance.of(leaked, dictionary).beyond_chance
+                found = held_against(leaked, dictionary, chance).beyond_chance
                 counts["copies found by independence"] += hits_on(real, leaked, dictionary, CHANCE).beyond_chance
                 counts["copies"] += 1
                 counts["copies found"] += found
@@ -104,7 +107,8 @@ def main() -> None:
         "equal_rows" if given.half == "reporting" else "equal_rows_tuning",
         results,
         seed=0,
-        command=f"python -m tests.benchmarks.equal_rows --half {given.half} --n {given.n} --draws {given.draws}",
+        command=f"python -m tests.benchmarks.equal_rows --half {given.half} --n {given.n} --draws {given.draws} "
+        f"--sites {given.sites}",
     )
 
 

@@ -3,15 +3,17 @@ r"""The planned model's effects of every site from all sites' releases: no prior
 A site's own fit (`shared.mechanisms.moments.copula`) holds a noisy solution with a weak prior, which draws effects
 towards zero where noise is large: at every site alike, so that pooling makes it worse. And where its gain K is taken at
 the noisy solution, an effect that noise made large is given a large variance, and a small weight. Here no site decides
-where it is looked at. From common effects β, with site k's own margins and level and the correlations of all, one
+alone where it is looked at. From a place β_k, with site k's own margins and level and the correlations of all, one
 Newton step is taken without a prior on the effects,
 
-.. math:: \hat\theta_k = \theta_k(\beta) + K_k (M_k - M_k(\theta_k(\beta))), \qquad
+.. math:: \hat\theta_k = \theta_k(\beta_k) + K_k (M_k - M_k(\theta_k(\beta_k))), \qquad
           Var \hat\theta_k = K_k (C_k / n_k + V_k) K_k',
 
-linear in the noise of M_k, so that its error has mean zero but for the second order; then β is the mean of the θ_k by
-the inverse of their variances, and the steps are taken again from there. Nonlinearity acts once, on what all noises
-together left over. A site alone keeps its own fit: a step without a prior from there is wild where noise is large.
+linear in the noise of M_k, so that its error has mean zero but for the second order; then the β_k are the θ_k drawn
+towards their mean as far as their own errors reach (`shrunk`), and the steps are taken again from there. Where sites
+are alike they are looked at from one place, and nonlinearity acts once, on what all noises together left over; where
+they differ each is looked at from near its own effects, or it would be told too near to the others. A site alone keeps
+its own fit: a step without a prior from there is wild where noise is large.
 
 **Misfit.** The sums hold covariates cut at one scale, so their solution is the regression's only where the model is
 right. Let the linear predictor have γ_ij z_i z_j more, a bend or an interaction that was not planned, z in standard
@@ -40,7 +42,7 @@ from shared.mechanisms.moments.noise import Design, MomentsRelease, sigma_of
 from shared.mechanisms.moments.outcomes import LinearOutcome, Survival
 from shared.plans.dictionary import NUMERIC
 
-__all__ = ["BEND", "SiteEffects", "coarse", "effects_of", "together"]
+__all__ = ["BEND", "SiteEffects", "coarse", "effects_of", "shrunk", "together"]
 
 Array = NDArray[np.float64]
 
@@ -48,7 +50,7 @@ BEND = 0.05
 """Standard deviation of a bend or an interaction, in the linear predictor, per squared standard deviation."""
 COARSE = 0.7
 """A cell of several values with more than this share of the persons hides how they are spread."""
-_ROUNDS = 3
+_ROUNDS = 6
 _ROWS = 3000
 _POINTS = 1024
 _MOST_Z = 1.8
@@ -204,8 +206,32 @@ def coarse(releases: Sequence[tuple[MomentsRelease, Design]]) -> str:
     return ""
 
 
+def shrunk(effects: Array, variances: Array) -> Array:
+    r"""Effects of sites, each drawn towards what they have in common as far as its own error reaches.
+
+    Per coefficient :math:`m + \tau^2 / (\tau^2 + v_k) (\theta_k - m)`, with DerSimonian and Laird's :math:`\tau^2`
+    and the random-effects mean m. Source: R. DerSimonian, N. Laird (1986), Control. Clin. Trials 7, 177.
+
+    Args:
+        effects, variances: (sites, coefficients).
+
+    >>> shrunk(np.array([[0.0], [0.2]]), np.array([[1.0], [1.0]])).ravel()
+    array([0.1, 0.1])
+    >>> shrunk(np.array([[0.0], [4.0]]), np.array([[1.0], [1.0]])).ravel().round(2)
+    array([0.25, 3.75])
+    """
+    weights = 1 / variances
+    mean = (weights * effects).sum(axis=0) / weights.sum(axis=0)
+    excess = (weights * (effects - mean) ** 2).sum(axis=0) - (len(effects) - 1)
+    scale = weights.sum(axis=0) - (weights**2).sum(axis=0) / weights.sum(axis=0)
+    between = np.maximum(0.0, excess / np.maximum(scale, np.finfo(float).tiny))
+    weights = 1 / (variances + between)
+    mean = (weights * effects).sum(axis=0) / weights.sum(axis=0)
+    return np.asarray(mean + between / (between + variances) * (effects - mean))
+
+
 def together(releases: Sequence[tuple[MomentsRelease, Design]]) -> tuple[SiteEffects, ...]:
-    """Effects of every site, looked at from effects that they have in common.
+    """Effects of every site, each looked at from its own as far as they stand out of its error, else from the mean.
 
     Args:
         releases: of different persons, each with the plan it was drawn under: the same outcome and covariates.
@@ -220,13 +246,14 @@ def together(releases: Sequence[tuple[MomentsRelease, Design]]) -> tuple[SiteEff
     slopes = np.tensordot(share, [site.slopes for site in sites], 1)
     z = np.tensordot(share, [site.theta.z for site in sites], 1)
     levels = [site.theta.effects[:, 0] for site in sites]
+    places = np.broadcast_to(slopes, (len(sites), *slopes.shape))
     for _ in range(_ROUNDS):
-        for site, level in zip(sites, levels, strict=True):
-            site.place(slopes, level, z)
+        for site, place, level in zip(sites, places, levels, strict=True):
+            site.place(place, level, z)
         steps = [site.step(uniforms) for site in sites]
-        inverse = [np.linalg.inv(step.sampling + step.privacy) for step in steps]
-        total = np.sum([one @ step.slopes.ravel() for one, step in zip(inverse, steps, strict=True)], axis=0)
-        slopes = np.linalg.solve(np.sum(inverse, axis=0), total).reshape(slopes.shape)
+        found = np.array([step.slopes.ravel() for step in steps])
+        variances = np.array([np.diag(step.sampling + step.privacy) for step in steps])
+        places = shrunk(found, variances).reshape(len(sites), *slopes.shape)
         z = np.clip(np.tensordot(share, [step.z for step in steps], 1), -_MOST_Z, _MOST_Z)
         levels = [level + np.clip(step.levels - level, -0.5, 0.5) for level, step in zip(levels, steps, strict=True)]
     return tuple(
