@@ -23,10 +23,11 @@ import pytest
 from service import LEAD, Hub, small_table
 from test_collect import refused
 from test_ledger import forked
-from test_recovery import PLAN, Agent
+from test_recovery import EVENT, PLAN, Agent
 from theatre import Theatre, plan_toml
 
 from coordinator import cli
+from coordinator.answers.spending import least_total
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from coordinator.services import backup
 from coordinator.services.collect import CollectionService
@@ -34,6 +35,7 @@ from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import Store
 from shared.base.keys import Envelope
 from shared.errors import (
+    BudgetRefusal,
     CertificateRefusal,
     IntegrityRefusal,
     LedgerRefusal,
@@ -309,6 +311,28 @@ def test_what_a_coordinator_has_forgotten_is_not_sent_again_while_the_plans_appr
     assert study.waves() == []
     site.ledger.approve_plan(**plan)
     assert [one.wave for one in site.settle().mended] == [1]
+
+
+def test_what_was_acknowledged_before_counts_with_what_its_site_has_delivered_since(request, monkeypatch):
+    """An old copy of a ledger first, then what the coordinator had acknowledged: past the cap by its own word."""
+    two = least_total([(PLAN, EVENT)] * 2, PLAN.budget.delta)
+    plan = dataclasses.replace(PLAN, budget=dataclasses.replace(PLAN.budget, epsilon=two * 1.001))
+    monkeypatch.setattr("test_restore.PLAN", plan)
+    monkeypatch.setattr("test_recovery.PLAN", plan)
+    study = request.getfixturevalue("study")
+    site = study.site
+    study.back_up()
+    first, second = site.deliver(1), site.deliver(2)
+    acknowledged = site.replies.acceptances()
+    study.lose()
+    study.restore()
+    site.door.report_gap("mini", acknowledged)
+    site.door.send(site.outbox.envelope(first), site.outbox.bundle(first))
+    made = study.hub.seal("north", wave=5, release_id="5" * 32, table=small_table(seed=5))
+    site.door.send(made.envelope, made.path)
+    said = refused(BudgetRefusal, lambda: site.door.send(site.outbox.envelope(second), site.outbox.bundle(second)))
+    assert "3 releases" in str(said)
+    assert [wave for wave, _ in study.waves()] == [1, 5]
 
 
 def test_what_cannot_be_sent_again_is_named_on_both_sides_until_it_can(study):

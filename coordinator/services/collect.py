@@ -695,6 +695,7 @@ class CollectionService:
                 now = self._site(call)
                 self._planned(now, statement, envelope, standing)
                 if self._acknowledged(statement):
+                    self._require_once(receipt, plan)
                     return
                 self._require_history(receipt, plan)
                 if standing is not None:
@@ -809,7 +810,9 @@ class CollectionService:
         try:
             receipt = self._opened(part, statement, plan)
             require_stated(receipt, statement)
-            if not self._acknowledged(statement):
+            if self._acknowledged(statement):
+                self._require_once(receipt, plan)
+            else:
                 self._require_history(receipt, plan)
                 self._require_trained(receipt, plan)
             return receipt
@@ -896,8 +899,21 @@ class CollectionService:
             if not same:
                 raise ReceiptRefusal(f"a receipt's {name} of the training must be the training's", given="another")
 
-    def _require_history(self, receipt: Receipt, plan: StudyPlan) -> None:
+    def _require_once(self, receipt: Receipt, plan: StudyPlan) -> None:
+        """Hold a release that was acknowledged before a restore against what its site has delivered since, if it has.
+
+        It was held against all others then, but not against these. The cap is the widest that any version gave: an
+        honest ledger was within the one of its day. Raises: as `_require_history`.
+        """
+        if self._watch.went_on(receipt.site, receipt.study):
+            versions = [stored.plan for stored in self._store.plans() if stored.plan.study == receipt.study]
+            self._require_history(receipt, plan, cap=max(one.budget.epsilon for one in versions))
+
+    def _require_history(self, receipt: Receipt, plan: StudyPlan, *, cap: float | None = None) -> None:
         """Hold a release against those that arrived here before. Raises: BudgetRefusal, ReceiptRefusal.
+
+        Args:
+            cap: ε; the plan's where none is given.
 
         Their total is a lower bound of what the site has charged (`least_total`): what it never sent is not known here.
         """
@@ -922,11 +938,11 @@ class CollectionService:
             ),
         ]
         self._require_training_charged(receipt, plan, [release for _, release in earlier.values() if release])
-        least = least_total(charges, plan.budget.delta)
-        if least > plan.budget.epsilon * (1 + 1e-9):
+        least, cap = least_total(charges, plan.budget.delta), plan.budget.epsilon if cap is None else cap
+        if least > cap * (1 + 1e-9):
             condition = all_given((least, given(charged)) for charged, event in charges if privacy.guaranteed(event))
             raise BudgetRefusal(
-                f"all that a site delivered must be within the plan's cap of ε = {shown_epsilon(plan.budget.epsilon)}",
+                f"all that a site delivered must be within the plan's cap of ε = {shown_epsilon(cap)}",
                 given=f"{shown_price(least, condition)} for {len(charges)} releases",
                 next_step="The site's ledger may be an old copy: site-agent ledger recover.",
             )

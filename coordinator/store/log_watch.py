@@ -213,6 +213,14 @@ class LogWatch:
         query = query.where(db.gaps.c.bundle_sha256.in_(sa.select(db.releases.c.bundle_sha256)))
         return {row[0]: int(row[1]) for row in self._read(lambda c: c.execute(query).all())}
 
+    def went_on(self, site: str, study: str) -> bool:
+        """True if a site has delivered something since the newest restoration that was not lost with it."""
+        last = sa.select(sa.func.max(db.restorations.c.log_index)).scalar_subquery()
+        query = sa.select(db.releases.c.log_index).where((db.releases.c.site == site) & (db.releases.c.study == study))
+        query = query.where(db.releases.c.log_index > last)
+        query = query.where(db.releases.c.bundle_sha256.not_in(sa.select(db.gaps.c.bundle_sha256)))
+        return self._read(lambda c: c.execute(query).first()) is not None
+
     def acknowledged(self, site: str, bundle_sha256: str) -> bool:
         """True if a site has shown that these bytes were acknowledged here before they were lost."""
         query = sa.select(db.gaps.c.day).where((db.gaps.c.site == site) & (db.gaps.c.bundle_sha256 == bundle_sha256))
