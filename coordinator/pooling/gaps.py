@@ -79,8 +79,8 @@ class Gap:
 
         >>> Gap(bias=0.0, sd=0.05, how="the noise alone").sentence()[61:]
         '0.0031 to 0.098 above or below this one, in nine cases of ten; by the noise alone.'
-        >>> Gap(bias=0.0, sd=0.05, how="the noise alone").sentence(scale="log")[37:117]
-        'is predicted to be this one times or divided by 1.003 to 1.103, in nine cases of'
+        >>> Gap(bias=0.0, sd=0.05, how="the noise alone").sentence(scale="log").partition(" predicted to be ")[2]
+        'this one times or divided by 1.003 to 1.103, in nine cases of ten; by the noise alone.'
         """
         low, high = self.interval
         where = "to lie {} above or below this one"
