@@ -70,6 +70,7 @@ class RowRelease(Drawing):
         super().__init__(plan)
         self._trained = trained
         self._encoder = Encoder(dictionary=plan.dictionary)
+        self._by_chance: dict[int, ChanceHits] = {}
 
     def take(
         self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: sealed_state.SealedFlow | None
@@ -228,7 +229,12 @@ class RowRelease(Drawing):
         def draw(places: Any) -> pd.DataFrame:
             return self._encoder.decode(flow.forward(self._latents_of_nobody(places)))
 
-        return ChanceHits.simulated(self._real, flow.log_prob(self._x), self.plan.dictionary, draw, tables=tables)
+        if tables not in self._by_chance:  # one that was foreseen with is good for what is then drawn
+            likely = flow.log_prob(self._x)
+            self._by_chance[tables] = ChanceHits.simulated(
+                self._real, likely, self.plan.dictionary, draw, tables=tables
+            )
+        return self._by_chance[tables]
 
     def attack(self, limits: Limits, rng: Noise, progress: Progress) -> dict[str, Any]:
         return _attack(
