@@ -27,6 +27,7 @@ from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, PlanRefusal, SchemaRefusal
 from shared.estimands.answer import estimate, parse_estimand
 from shared.mechanisms.moments.plan import BLOCKS, COLUMNS, MomentsPlan
+from shared.mechanisms.moments.together import shrunk
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, StudyPlan, Wave, sign_plan
 from shared.privacy import accountant as privacy
@@ -430,3 +431,12 @@ def test_hospitals_that_differ_are_each_told_their_own_effect_and_move_no_covari
     assert np.mean([row.yi for rows in found.values() for row in rows if row.term == "x2"]) == pytest.approx(
         0.5, abs=0.03
     )
+
+
+def test_few_small_hospitals_beside_each_other_do_not_run_away():
+    """Where a place says little a step from it is wild: without a bound on its move the next one was at 40,000."""
+    rng, wild = np.random.default_rng(3), np.array([[0.2, 0.4], [25.0, -30.0]])
+    towards = shrunk(wild, np.full((2, 2), 0.5))
+    assert np.abs(towards - wild).max() < 1, "two that differ so much are each left where they are"
+    assert np.isfinite(shrunk(rng.normal(size=(3, 2)), np.array([[0.0, 1], [1e-2, 1e16], [1, 1e-2]]))).all()
+    assert shrunk(np.array([[0.3], [1e10]]), np.array([[0.01], [1e16]]))[0, 0] == pytest.approx(0.3)

@@ -51,6 +51,8 @@ BEND = 0.05
 COARSE = 0.7
 """A cell of several values with more than this share of the persons hides how they are spread."""
 _ROUNDS = 6
+_REACH = 0.5
+"""Most that a place moves in a round, in the linear predictor, per scale of a covariate."""
 _ROWS = 3000
 _POINTS = 1024
 _MOST_Z = 1.8
@@ -220,11 +222,13 @@ def shrunk(effects: Array, variances: Array) -> Array:
     >>> shrunk(np.array([[0.0], [4.0]]), np.array([[1.0], [1.0]])).ravel().round(2)
     array([0.25, 3.75])
     """
+    variances = np.maximum(variances, np.finfo(float).tiny ** 0.5)
     weights = 1 / variances
     mean = (weights * effects).sum(axis=0) / weights.sum(axis=0)
     excess = (weights * (effects - mean) ** 2).sum(axis=0) - (len(effects) - 1)
     scale = weights.sum(axis=0) - (weights**2).sum(axis=0) / weights.sum(axis=0)
-    between = np.maximum(0.0, excess / np.maximum(scale, np.finfo(float).tiny))
+    told = scale > 1e-9 * weights.sum(axis=0)  # else one site weighs as much as all, and nothing tells how they vary
+    between = np.where(told, np.maximum(0.0, excess / np.where(told, scale, 1.0)), 0.0)
     weights = 1 / (variances + between)
     mean = (weights * effects).sum(axis=0) / weights.sum(axis=0)
     return np.asarray(mean + between / (between + variances) * (effects - mean))
@@ -247,15 +251,20 @@ def together(releases: Sequence[tuple[MomentsRelease, Design]]) -> tuple[SiteEff
     z = np.tensordot(share, [site.theta.z for site in sites], 1)
     levels = [site.theta.effects[:, 0] for site in sites]
     places = np.broadcast_to(slopes, (len(sites), *slopes.shape))
+    reach = _REACH * np.mean([site.unit for site in sites], axis=0)
     for _ in range(_ROUNDS):
         for site, place, level in zip(sites, places, levels, strict=True):
             site.place(place, level, z)
         steps = [site.step(uniforms) for site in sites]
         found = np.array([step.slopes.ravel() for step in steps])
         variances = np.array([np.diag(step.sampling + step.privacy) for step in steps])
-        places = shrunk(found, variances).reshape(len(sites), *slopes.shape)
+        # Where a place says little, a step from it is wild, and the next place would be wilder.
+        moved = shrunk(found, variances).reshape(len(sites), *slopes.shape) - places
+        places = places + np.clip(moved, -reach, reach)
         z = np.clip(np.tensordot(share, [step.z for step in steps], 1), -_MOST_Z, _MOST_Z)
-        levels = [level + np.clip(step.levels - level, -0.5, 0.5) for level, step in zip(levels, steps, strict=True)]
+        levels = [
+            level + np.clip(step.levels - level, -_REACH, _REACH) for level, step in zip(levels, steps, strict=True)
+        ]
     return tuple(
         SiteEffects(
             n=site.n,
