@@ -114,9 +114,9 @@ def test_a_large_release_is_held_by_a_part_of_it_against_as_many_tables_as_a_sma
     assert refused <= 5
     # What is foreseen for a whole release is held against a part of it by its share.
     enough = 3 * (max(chance.counts) - np.mean(chance.counts))
-    require_rehearsed([int(enough) - 3], chance)
+    require_rehearsed([int(enough) - 3], lambda tables: chance)
     with pytest.raises(ChecksRefusal, match="exactly one person"):
-        require_rehearsed([int(enough) + 3], chance)
+        require_rehearsed([int(enough) + 3], lambda tables: chance)
 
 
 def release(tmp_path, plan, table):

@@ -91,10 +91,16 @@ def analyse(result: PooledResult, request: AnalysisRequest) -> dict[str, Any]:
     if request.exact:
         import numpy as np
 
-        answers["exact"] = exact_interval(result, np.random.default_rng(SEED))
-        answers["henmi_copas"] = henmi_copas(result)
+        try:
+            answers["exact"] = exact_interval(result, np.random.default_rng(SEED))
+            answers["henmi_copas"] = henmi_copas(result)
+        except EstimateRefusal as refusal:
+            answers["refused"] = {"intervals for few studies": str(refusal)}
     if request.bayes:
-        answers["bayes"] = bayes(result, scale=request.scale)
+        try:
+            answers["bayes"] = bayes(result, scale=request.scale)
+        except EstimateRefusal as refusal:
+            answers["refused"] = {**answers.get("refused", {}), "Bayesian pooling": str(refusal)}
     if request.diagnostics:
         filled = trim_and_fill(result)
         refit = None if filled.result is None else pooled_data(filled.result)
@@ -171,6 +177,8 @@ def show(out: Console, result: PooledResult, answers: Mapping[str, Any]) -> None
                 line += f"   with one common τ²: p {common['QMp']:.3f}"
             out.print(line)
             _notes(out, found["notes"])
+    for name, reason in answers.get("refused", {}).items():
+        out.print(f"{name}: {reason}", style="yellow")
     if "exact" in answers:
         head("for few studies")
         exact, copas = answers["exact"], answers["henmi_copas"]

@@ -332,7 +332,7 @@ def trim_and_fill(
         p_k0=0.5 ** (k0 + 1) if estimator == "R0" else None,
         filled_yi=_tuple(filled_y),
         filled_vi=_tuple(filled_v),
-        result=replace(refit, term=result.term, scale=result.scale),
+        result=replace(refit, term=result.term, scale=result.scale, shared=result.shared),
     )
 
 

@@ -112,7 +112,7 @@ def _require_apart(result: PooledResult) -> None:
     if result.shared:
         raise EstimateRefusal(
             "rows for this interval must have no variance in common",
-            given="rows whose planned model may be off at every site alike",
+            given="rows that may be off at every site alike (the planned model, or a map onto one scale)",
             next_step="Use the pooled interval: it holds that variance.",
         )
 

@@ -62,6 +62,8 @@ def subgroups(result: PooledResult, group: Sequence[Any]) -> Subgroups:
     unknown = [label for label, level in zip(result.labels, level_of, strict=True) if not level]
     if unknown:
         notes.append(f"Without a group, and left out: {', '.join(unknown)}.")
+    # What is in common beyond the estimates' own part, as a map's error, is in every group.
+    beside = max(0.0, result.shared - in_common(result.estimates, result.weights)) if result.estimates else 0.0
     groups = {}
     for level in levels:
         rows = [i for i, own in enumerate(level_of) if own == level]
@@ -74,7 +76,7 @@ def subgroups(result: PooledResult, group: Sequence[Any]) -> Subgroups:
             level=result.level,
             labels=[result.labels[i] for i in rows],
         )
-        alike = in_common(estimates, pooled.weights) if estimates else result.shared
+        alike = in_common(estimates, pooled.weights) + beside if estimates else result.shared
         groups[level] = replace(pooled, term=result.term, scale=result.scale, estimates=estimates, shared=alike)
     single = [level for level, row in groups.items() if row.k == 1]
     if single:

@@ -214,8 +214,8 @@ class LogWatch:
         return {row[0]: int(row[1]) for row in self._read(lambda c: c.execute(query).all())}
 
     def went_on(self, site: str, study: str) -> bool:
-        """True if a site has delivered something since the newest restoration that was not lost with it."""
-        last = sa.select(sa.func.max(db.restorations.c.log_index)).scalar_subquery()
+        """True if a site has delivered something since the first restoration that was not lost with it."""
+        last = sa.select(sa.func.min(db.restorations.c.log_index)).scalar_subquery()
         query = sa.select(db.releases.c.log_index).where((db.releases.c.site == site) & (db.releases.c.study == study))
         query = query.where(db.releases.c.log_index > last)
         query = query.where(db.releases.c.bundle_sha256.not_in(sa.select(db.gaps.c.bundle_sha256)))

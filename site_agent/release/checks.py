@@ -42,7 +42,7 @@ from shared.mechanisms.base import Aggregates
 from shared.plans.dictionary import LEVELLED, Column, Dictionary
 from shared.privacy.stated import FLOW, shown_delta, shown_price
 from site_agent.config import Limits
-from site_agent.release.equal_rows import ChanceHits, Hits, held_against, hits_on
+from site_agent.release.equal_rows import CONFIRMED, TABLES, ChanceHits, Hits, held_against, hits_on
 
 if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
@@ -273,22 +273,25 @@ def _level_counts(values: Any, levels: Collection[Any], column: Column) -> tuple
     return (*known, int(values.isna().sum())) if column.missing == "level" else known
 
 
-def require_rehearsed(own: Sequence[int], chance: ChanceHits) -> None:
+def require_rehearsed(own: Sequence[int], simulated: Callable[[int], ChanceHits]) -> None:
     """Refuse a draw that the equal-rows check would most likely refuse once it is sealed. Raises: ChecksRefusal.
 
     Args:
         own: rows that still are their own person's and nobody else's, in tables of persons drawn from the flow.
-        chance: what tables drawn from no record hit, which comes on top.
+        simulated: what that many tables drawn from no record hit, which comes on top.
     """
-    most = max(chance.counts)
-    usual = float(np.median(own)) * chance.share + float(np.mean(chance.counts))
-    if usual > most:
-        raise ChecksRefusal(
-            _EQUAL.rule,
-            given=f"equal-rows: about {usual:.0f} such rows to be expected at this w, where {most} may be chance",
-            next_step="Ask the lead for more noise (a lower w) or coarser columns; nothing was drawn, and the "
-            "reservation is kept.",
-        )
+    for tables in (TABLES, CONFIRMED):  # as `held_against` asks
+        chance = simulated(tables)
+        most = max(chance.counts)
+        usual = float(np.median(own)) * chance.share + float(np.mean(chance.counts))
+        if usual <= most:
+            return
+    raise ChecksRefusal(
+        _EQUAL.rule,
+        given=f"equal-rows: about {usual:.0f} such rows to be expected at this w, where {most} may be chance",
+        next_step="Ask the lead for more noise (a lower w) or coarser columns; nothing was drawn, and the "
+        "reservation is kept.",
+    )
 
 
 def check_rows(
@@ -325,7 +328,12 @@ def check_rows(
     drawn = released if fresh is None else released[np.asarray(fresh)].reset_index(drop=True)
     outliers = _outliers(beyond)
     of_records: tuple[tuple[Check, Callable[[], Check]], ...] = (
-        (_EQUAL, lambda: _equal_rows(held_against(drawn, dictionary, chance))),
+        (
+            _EQUAL,
+            lambda: _equal_rows(
+                held_against(drawn, dictionary, chance) if decide else chance(TABLES).of(drawn, dictionary)
+            ),
+        ),
         (outliers, lambda: _clip(outliers, clipped(), len(real))),
     )
     return (

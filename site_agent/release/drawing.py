@@ -192,10 +192,11 @@ class RowRelease(Drawing):
 
     def rehearse(self) -> None:
         from site_agent.release.checks import REHEARSALS, require_rehearsed
-        from site_agent.release.equal_rows import TABLES, own_rows
+        from site_agent.release.equal_rows import own_rows
 
         mechanism = self._fitted.mechanism
-        if not self.plan.records_decide or mechanism.w == 0:
+        # What shrinks or varies by records cannot be tried on others.
+        if not self.plan.records_decide or mechanism.w == 0 or mechanism.shrink != 1 or mechanism.vary:
             return
         own, every = [], np.arange(len(self._x))
         for _ in range(REHEARSALS):
@@ -206,7 +207,7 @@ class RowRelease(Drawing):
             noised[:, carried] = z[:, carried]
             rows, theirs = (self._encoder.decode(mechanism.flow.forward(one)) for one in (z, noised))
             own.append(own_rows(rows, theirs, self.plan.dictionary))
-        require_rehearsed(own, self._chance(TABLES))
+        require_rehearsed(own, self._chance)
 
     def _latents_of_nobody(self, places: Any) -> Any:
         """Latents in the places of these records that are of no record but for carried columns."""
