@@ -227,8 +227,10 @@ def shrunk(effects: Array, variances: Array) -> Array:
     mean = (weights * effects).sum(axis=0) / weights.sum(axis=0)
     excess = (weights * (effects - mean) ** 2).sum(axis=0) - (len(effects) - 1)
     scale = weights.sum(axis=0) - (weights**2).sum(axis=0) / weights.sum(axis=0)
-    told = scale > 1e-9 * weights.sum(axis=0)  # else one site weighs as much as all, and nothing tells how they vary
-    between = np.where(told, np.maximum(0.0, excess / np.where(told, scale, 1.0)), 0.0)
+    differing = scale > 1e-9 * weights.sum(
+        axis=0
+    )  # else one site weighs as much as all, and nothing tells how they vary
+    between = np.where(differing, np.maximum(0.0, excess / np.where(differing, scale, 1.0)), 0.0)
     weights = 1 / (variances + between)
     mean = (weights * effects).sum(axis=0) / weights.sum(axis=0)
     return np.asarray(mean + between / (between + variances) * (effects - mean))
