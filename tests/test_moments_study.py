@@ -224,7 +224,7 @@ def test_a_site_releases_figures_and_no_row(tmp_path, study, site, tables):  # n
 
 
 def test_a_site_too_small_for_the_price_is_told_of_before_it_leaves(tmp_path, study, site):  # noqa: F811
-    made = release(study, site, source(tmp_path, with_persons(cohort(300, 4))))
+    made = release(study, site, source(tmp_path, with_persons(cohort(300, 4))), rng=seeded_rng(4))
     (warning,) = made.warnings
     assert warning.name == "too_few_for_the_price"
     assert "interval of sbp" in warning.detail
