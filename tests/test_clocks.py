@@ -74,9 +74,10 @@ def judged(*readings: SiteClock, now=NOW, vouched=NOW - 400 * DAY, word=None):
         (judged(seen("a", 2 * 86400.0), word=NOW - 3 * DAY), True, "a person"),
         (judged(seen("a", 2 * 86400.0), word=NOW - 9 * DAY), False, "a is 2 days ahead"),
         (judged(seen("a", 0.0), now=NOW + YEAR), False, "nobody else has seen"),
-        (judged(seen("a", 0.0, days=-390)), False, "nobody else has seen"),  # it went back, or was ahead before
+        (judged(seen("a", 0.0, days=-390)), False, "a was heard on 2027-12-18"),  # it went back, or was ahead before
         (judged(seen("a", 0.0, days=-390), seen("b", 1.0)), True, "1 of 1"),
-        (judged(seen("a", 0.0, days=-390), vouched=NOW - 9 * DAY), True, "set up"),  # ours was ahead, and is mended
+        (judged(seen("a", 0.0, days=-390), vouched=NOW - 9 * DAY), False, "a was heard on"),  # nor lately set up
+        (judged(seen("a", 0.0, days=-390), word=NOW - DAY), True, "a person"),
         (judged(vouched=NOW - 9 * DAY, word=NOW + 390 * DAY), True, "set up"),
         (judged(vouched=NOW - REMEMBERED * DAY), True, "set up"),
         (judged(vouched=NOW - (REMEMBERED + 1) * DAY), False, "nobody else has seen"),

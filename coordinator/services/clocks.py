@@ -102,8 +102,8 @@ def judge(
 
     Args:
         now: what this machine's clock says.
-        readings: the last one of each accepted site. One that is dated after tomorrow says nothing: our clock was
-            ahead when it came.
+        readings: the last one of each accepted site. One that is dated after tomorrow agrees with nothing: our clock
+            has gone back since, or was ahead when it came.
         vouched: day on which the authority was made, by whoever set the coordinator up.
         word: day of the last person's word, by the clock of then.
         valid: first and last moment of the authority's own certificate.
@@ -126,6 +126,11 @@ def judge(
         return ClockVerdict(believed=False, why=f"{today}, and {named}")
     if agree:
         return ClockVerdict(believed=True, why=f"{agree} of {len(fresh)} sites agreed with it lately")
+    # Ours has gone back, or was ahead when they called. Which of the two a site's next call tells, or a person.
+    after = [one for one in readings if one.day > today + dt.timedelta(days=1)]
+    if after:
+        latest = max(after, key=lambda one: one.day)
+        return ClockVerdict(believed=False, why=f"{today}, and {latest.site} was heard on {latest.day}")
     days = [*([word] if word else []), *(one.day for one in readings)]
     last = max([vouched, *(day for day in days if day <= today + dt.timedelta(days=1))])
     if lately(last):

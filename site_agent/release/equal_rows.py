@@ -14,7 +14,12 @@ the columns: 0.4 % at M = 250, and because a release beyond those is held agains
 0.05 % in the end. Above `ROWS` records each table has `ROWS` rows, for as many records chosen by chance,
 and the release is held against them by as many of its rows, chosen by chance before it is looked at: such parts are as
 alike as the wholes are, so that both bounds hold at every n. What it costs: a single copied row is among those that
-are looked at with probability `ROWS` / n. Source: Barnard's test, G. A. Barnard (1963), J. R. Stat. Soc. B 25, 294.
+are looked at with probability `ROWS` / n.
+
+A flow that had learned rows by heart would bring as many hits by chance as its release has, and this check would not
+see it: the attacks look for that (`site_agent.release.audit.distances`).
+
+Source: Barnard's test, G. A. Barnard (1963), J. R. Stat. Soc. B 25, 294.
 """
 
 from __future__ import annotations

@@ -227,9 +227,8 @@ def shrunk(effects: Array, variances: Array) -> Array:
     mean = (weights * effects).sum(axis=0) / weights.sum(axis=0)
     excess = (weights * (effects - mean) ** 2).sum(axis=0) - (len(effects) - 1)
     scale = weights.sum(axis=0) - (weights**2).sum(axis=0) / weights.sum(axis=0)
-    differing = scale > 1e-9 * weights.sum(
-        axis=0
-    )  # else one site weighs as much as all, and nothing tells how they vary
+    # Where one site weighs as much as all, nothing tells how they vary.
+    differing = scale > 1e-9 * weights.sum(axis=0)
     between = np.where(differing, np.maximum(0.0, excess / np.where(differing, scale, 1.0)), 0.0)
     weights = 1 / (variances + between)
     mean = (weights * effects).sum(axis=0) / weights.sum(axis=0)
