@@ -27,7 +27,7 @@ T = TypeVar("T")
 class Reader(Protocol):
     """Runs a function on a connection, and gives what it gives; of a `Writer`, in one transaction."""
 
-    def __call__(self, work: Callable[[sa.Connection], T], /) -> T: ...
+    def __call__(self, work: Callable[[sa.Connection], T], /) -> T: ...  # noqa: D102
 
 
 Writer = Reader
@@ -191,11 +191,13 @@ def append_entry(c: sa.Connection, entry: Mapping[str, Any]) -> tuple[int, str]:
 
 
 def log_size(c: sa.Connection) -> int:
+    """Number of entries in the log, within a transaction."""
     newest = c.execute(sa.select(sa.func.max(db.log.c.index))).scalar()
     return 0 if newest is None else int(newest) + 1
 
 
 def storage_refusal(error: DBAPIError) -> StorageRefusal:
+    """The refusal for what the database could not do."""
     if "malformed" in str(error.orig) or "not a database" in str(error.orig):
         return StorageRefusal(
             "the coordinator's database must be whole",

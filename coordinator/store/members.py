@@ -331,6 +331,7 @@ def _serial(certificate_pem: str) -> str:
 # Read once: nobody changes a signed plan or a receipt, and every question reads them for every release.
 @functools.lru_cache(maxsize=64)
 def stored_plan(data: bytes) -> StoredPlan:
+    """A signed plan, read from its envelope once."""
     envelope = Envelope.from_bytes(data)
     return StoredPlan(envelope=envelope, plan=StudyPlan.from_bytes(envelope.payload))
 
@@ -348,6 +349,7 @@ def _retire_keys(c: sa.Connection, site: str) -> None:
 
 
 def key_history(c: sa.Connection) -> KeyHistory:
+    """Every site's keys, and until which place in the log they were in force."""
     now = [(r.site, None, r.role, PublicKey(r.public_key)) for r in c.execute(sa.select(db.site_keys))]
     then = [(r.site, r.until, r.role, PublicKey(r.public_key)) for r in c.execute(sa.select(db.retired))]
     return KeyHistory((*now, *then))

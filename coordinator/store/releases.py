@@ -377,6 +377,7 @@ def _envelope(data: bytes) -> Envelope:
 
 
 def select_releases() -> sa.Select[Any]:
+    """The query for releases, each with its withdrawal and its standing approval."""
     joined = db.releases.outerjoin(db.withdrawals, db.releases.c.bundle_sha256 == db.withdrawals.c.bundle_sha256)
     joined = joined.outerjoin(db.standing, db.releases.c.release_id == db.standing.c.release_id)
     withdrawn = db.withdrawals.c.reason_code.label("withdrawn")
@@ -384,6 +385,7 @@ def select_releases() -> sa.Select[Any]:
 
 
 def select_tombstones() -> sa.Select[Any]:
+    """The query for withdrawals."""
     return sa.select(*(db.withdrawals.c[name] for name in Tombstone.__dataclass_fields__))
 
 
@@ -415,6 +417,7 @@ def _require_no_copies(c: sa.Connection, withdrawal: Withdrawal) -> None:
 
 
 def release_row(row: Any) -> AcceptedRelease:
+    """A row of `select_releases`, read."""
     values = dict(row._mapping)
     values["receipt"] = _receipt(values["receipt"])
     values["envelope"] = _envelope(values["envelope"])
