@@ -22,7 +22,7 @@ from coordinator.analyst.remote import HarmonisedResult, Result, Study, connect,
 from coordinator.analyst.show import check_figure, draw, p_shown, show_pooled, sides
 from coordinator.figures.options import produces
 from shared.errors import ParameterError
-from shared.releases.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps, run_synthesis
+from shared.releases.synthetic import DrawNumber, Draws, Out, Rows, run_synthesis
 from shared.terminal import application, emit, number, run
 
 if TYPE_CHECKING:
@@ -422,13 +422,9 @@ def synthetic(
     study: StudyName,
     site: Annotated[str, typer.Option("--site", help="Whose figures.")],
     out: Out,
-    fit: FitName = "",
     rows: Rows = 0,
     m: Draws = 1,
     draw: DrawNumber = 0,
-    steps: Steps = 3000,
-    checkpoint: Checkpoint = None,
-    restart: Restart = False,
     token: Token = Path(TOKEN_FILE),
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Fetch the figures, which is recorded; fit and write nothing.")
@@ -437,12 +433,11 @@ def synthetic(
 ) -> None:
     """Draw synthetic rows on this machine from a site's noisy figures, where the plan lets analysts have them.
 
-    The figures are fetched once, and the download is recorded. Fitting costs no ε and asks nobody; a fit that takes
-    minutes is stopped by Ctrl-C, and goes on from its --checkpoint.
+    The figures are fetched once, and the download is recorded. Fitting costs no ε and asks nobody.
     """
     with connect(token) as connection:
-        planned = connection[study].synthetic(site, fit=fit, number=draw, rows=rows, draws=m, steps=steps)
-        run_synthesis(planned, out, checkpoint=checkpoint, restart=restart, dry_run=dry_run, json=json)
+        planned = connection[study].synthetic(site, number=draw, rows=rows, draws=m)
+        run_synthesis(planned, out, dry_run=dry_run, json=json)
 
 
 def _rows(study: Study, release: str, out: Path, dry_run: bool, json: bool) -> None:

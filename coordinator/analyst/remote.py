@@ -435,7 +435,7 @@ class Study(_Shown):
     def synthetic(self, site: str, **how: Any) -> Synthesis:
         """Synthesis from a site's noisy figures, fitted on this machine: its releases' rows are fetched once.
 
-        ``study.synthetic("north", fit="moments", draws=5).draw().tables`` are five tables of one fit. Nothing is
+        ``study.synthetic("north", draws=5).draw().tables`` are five tables of one fit. Nothing is
         fitted at the coordinator, and no site is asked; the downloads stand in the study's record.
 
         Args:

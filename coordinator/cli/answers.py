@@ -12,7 +12,7 @@ from coordinator.figures.options import produces
 from coordinator.figures.style import check_file
 from shared.errors import ParameterError, StateRefusal
 from shared.privacy.stated import shown_price
-from shared.releases.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps, run_synthesis
+from shared.releases.synthetic import DrawNumber, Draws, Out, Rows, run_synthesis
 from shared.terminal import emit, plain, table
 
 if TYPE_CHECKING:
@@ -290,13 +290,9 @@ def synthetic(
     site: Annotated[str, typer.Option("--site", help="Whose figures.")],
     out: Out,
     wave: Annotated[int, typer.Option("--wave", help="As of this wave; the newest if left out.")] = 0,
-    fit: FitName = "",
     rows: Rows = 0,
     m: Draws = 1,
     draw: DrawNumber = 0,
-    steps: Steps = 3000,
-    checkpoint: Checkpoint = None,
-    restart: Restart = False,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
@@ -304,8 +300,8 @@ def synthetic(
     from coordinator.answers.synthesis import synthesis
 
     with open_store(CoordinatorConfig.load(context.obj)) as store:
-        planned = synthesis(store, study, site, wave=wave, fit=fit, number=draw, rows=rows, draws=m, steps=steps)
-        run_synthesis(planned, out, checkpoint=checkpoint, restart=restart, dry_run=dry_run, json=json)
+        planned = synthesis(store, study, site, wave=wave, number=draw, rows=rows, draws=m)
+        run_synthesis(planned, out, dry_run=dry_run, json=json)
 
 
 @app.command(rich_help_panel="Answers")
