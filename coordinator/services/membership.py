@@ -1,20 +1,22 @@
 """Who takes part, as the leads say it and as sites say it of themselves: grants, leads, keys, approvers.
 
-Everything is a signed statement that follows the one before it (`shared.plans.statements`), is logged in the transaction
-that makes it true, and is taken once however often it is shown. What a coordinator that was put back has forgotten, the
-sites show it again: what leads have signed, leads need not sign anew.
+Everything is a signed statement that follows the one before it (`shared.plans.statements`), is logged in the
+transaction that makes it true, and is taken once however often it is shown. What a coordinator that was put back has
+forgotten, the sites show it again: what leads have signed, leads need not sign anew.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import sqlalchemy as sa
 
-from coordinator.store import members
+from coordinator.config import FILE_NAME, CoordinatorConfig
+from coordinator.store import membership as tables
 from coordinator.store import schema as db
 from coordinator.store.rows import RegisteredSite
 from coordinator.store.store import Store, _append, _retire_keys
@@ -61,8 +63,8 @@ class Members:
         def work(c: sa.Connection) -> int:
             known = _grants(c, said.site)
             if said.digest in [one.digest for one, _ in known]:
-                where = (members.grants.c.site == said.site) & (members.grants.c.number == said.number)
-                return int(c.execute(sa.select(members.grants.c.log_index).where(where)).scalar_one())
+                where = (tables.grants.c.site == said.site) & (tables.grants.c.number == said.number)
+                return int(c.execute(sa.select(tables.grants.c.log_index).where(where)).scalar_one())
             require_next(said, known[-1][0] if known else None)
             row = c.execute(sa.select(db.sites).where(db.sites.c.site == said.site)).first()
             if row is None or row.state != "accepted":
@@ -72,9 +74,9 @@ class Members:
                     next_step="coordinator invite names the studies of a site that joins anew.",
                 )
             reach("grant.before_log")
-            index, _ = _append(c, members.grant_leaf(said))
+            index, _ = _append(c, tables.grant_leaf(said))
             values = {"site": said.site, "number": said.number, "study": said.study, "granted": said.granted}
-            c.execute(members.grants.insert().values(**values, envelope=envelope.to_bytes(), log_index=index))
+            c.execute(tables.grants.insert().values(**values, envelope=envelope.to_bytes(), log_index=index))
             others = [study for study in json.loads(row.studies) if study != said.study]
             studies = json.dumps([*others, said.study] if said.granted else others)
             c.execute(db.sites.update().where(db.sites.c.site == said.site).values(studies=studies))
@@ -87,13 +89,22 @@ class Members:
 
     def require_known(self, site: RegisteredSite, study: str) -> None:
         """Refuse a study that a site takes no part in and never did. Raises: RoleRefusal."""
-        if study not in site.studies and study not in self._read(lambda c: members.ever_granted(c, site.site)):
+        if study not in site.studies and study not in self._read(lambda c: tables.ever_granted(c, site.site)):
             raise RoleRefusal("the site must be invited to the study", given=study, next_step="Ask the study lead.")
 
     # -- leads ------------------------------------------------------------------------------------------------------
     def lead_changes(self) -> tuple[tuple[LeadChange, Envelope], ...]:
         """Every change of leads, oldest first."""
         return self._read(_lead_changes)
+
+    def leads(self, home: Path) -> Leads:
+        """Who leads now: by the last change, or, before the first, by the keys in the home folder and its settings."""
+        changes = self.lead_changes()
+        if changes:
+            return Leads(keys=changes[-1][0].after, threshold=changes[-1][0].threshold)
+        keys = sorted({path.read_text().strip() for path in (home / "keys").glob("*.pub")})
+        threshold = CoordinatorConfig.load(home).threshold if (home / FILE_NAME).exists() else 1
+        return Leads(keys=tuple(keys), threshold=threshold)
 
     def change_leads(self, envelope: Envelope, leads: Leads) -> int:
         """Take a change of leads that begins at `leads`; its place in the log. Raises: as `open_lead_change`."""
@@ -102,9 +113,9 @@ class Members:
         def work(c: sa.Connection) -> int:
             known = _lead_changes(c)
             require_next(said, known[-1][0] if known else None)
-            index, _ = _append(c, members.lead_leaf(said))
+            index, _ = _append(c, tables.lead_leaf(said))
             values = {"number": said.number, "envelope": envelope.to_bytes(), "log_index": index}
-            c.execute(members.lead_changes.insert().values(**values))
+            c.execute(tables.lead_changes.insert().values(**values))
             return index
 
         index = self._write(work)
@@ -118,21 +129,21 @@ class Members:
 
     def waiting(self, site: str | None = None) -> tuple[tuple[KeyChange, Envelope], ...]:
         """Replacements of lost keys that wait for the study lead."""
-        query = sa.select(members.key_changes).where(members.key_changes.c.log_index.is_(None))
+        query = sa.select(tables.key_changes).where(tables.key_changes.c.log_index.is_(None))
         if site is not None:
-            query = query.where(members.key_changes.c.site == site)
-        rows = self._read(lambda c: c.execute(query.order_by(members.key_changes.c.site)).all())
+            query = query.where(tables.key_changes.c.site == site)
+        rows = self._read(lambda c: c.execute(query.order_by(tables.key_changes.c.site)).all())
         envelopes = [Envelope.from_bytes(row.envelope) for row in rows]
         return tuple((KeyChange.said(one), one) for one in envelopes)
 
     def in_force(self, site: RegisteredSite, today: dt.date) -> RegisteredSite:
         """The site with those approvers who may approve today."""
-        ring = self._read(lambda c: members.keyring(c, site.site))
+        ring = self._read(lambda c: tables.keyring(c, site.site))
         return site if ring is None or not ring.deputies else replace(site, approvers=ring.on(today))
 
     def stands_in(self, site: str) -> dict[str, str]:
         """Deputies of a site, each with the approver for whom they stand in."""
-        ring = self._read(lambda c: members.keyring(c, site))
+        ring = self._read(lambda c: tables.keyring(c, site))
         return {} if ring is None else {name: given[0] for name, given in ring.deputies.items()}
 
     def change_key(self, site: str, envelope: Envelope, today: dt.date) -> KeyChange:
@@ -151,8 +162,8 @@ class Members:
             require_next(said, known[-1][0] if known else None)
             ring = _ring(c, site)
             open_key_change(envelope, ring, needed=self._needed(c, site, ring))
-            place = (members.key_changes.c.site == site) & members.key_changes.c.log_index.is_(None)
-            c.execute(members.key_changes.delete().where(place))
+            place = (tables.key_changes.c.site == site) & tables.key_changes.c.log_index.is_(None)
+            c.execute(tables.key_changes.delete().where(place))
             index = None if said.lost else _apply(c, said, ring)
             _keep(c, said, envelope, index, today)
 
@@ -168,8 +179,8 @@ class Members:
         wanted = "".join(fingerprint.lower().split())
 
         def work(c: sa.Connection) -> KeyChange:
-            place = (members.key_changes.c.site == site) & members.key_changes.c.log_index.is_(None)
-            row = c.execute(sa.select(members.key_changes).where(place)).first()
+            place = (tables.key_changes.c.site == site) & tables.key_changes.c.log_index.is_(None)
+            row = c.execute(sa.select(tables.key_changes).where(place)).first()
             if row is None:
                 raise StateRefusal(
                     "a site must have asked to replace a lost key",
@@ -188,7 +199,7 @@ class Members:
             require_next(said, known[-1][0] if known else None)
             ring = _ring(c, site)
             open_key_change(envelope, ring, needed=self._needed(c, site, ring))
-            c.execute(members.key_changes.update().where(place).values(log_index=_apply(c, said, ring)))
+            c.execute(tables.key_changes.update().where(place).values(log_index=_apply(c, said, ring)))
             return said
 
         done = self._write(work)
@@ -196,7 +207,7 @@ class Members:
         return done
 
     def _needed(self, c: sa.Connection, site: str, ring: SiteKeyring) -> int:
-        """Approvers who must sign a change: as many as the dearest of the site's plans asks for, if there are so many."""
+        """Approvers who must sign a change: as many as the strictest of the site's plans asks for, if there are."""
         row = c.execute(sa.select(db.sites.c.studies).where(db.sites.c.site == site)).scalar_one()
         studies = set(json.loads(row))
         most = max(
@@ -206,7 +217,7 @@ class Members:
 
     # -- one call of a site -----------------------------------------------------------------------------------------
     def exchange(
-        self, site: RegisteredSite, statements: Sequence[Envelope], leads: Leads, today: dt.date
+        self, site: RegisteredSite, statements: Iterable[Envelope], leads: Leads, today: dt.date
     ) -> MembershipReply:
         """Take what a site shows, in order, and say all that is known of it.
 
@@ -237,26 +248,26 @@ class Members:
 
 
 def _grants(c: sa.Connection, site: str) -> tuple[tuple[Grant, Envelope], ...]:
-    query = sa.select(members.grants.c.envelope).where(members.grants.c.site == site).order_by(members.grants.c.number)
+    query = sa.select(tables.grants.c.envelope).where(tables.grants.c.site == site).order_by(tables.grants.c.number)
     envelopes = [Envelope.from_bytes(data) for data in c.execute(query).scalars()]
     return tuple((Grant.said(one), one) for one in envelopes)
 
 
 def _lead_changes(c: sa.Connection) -> tuple[tuple[LeadChange, Envelope], ...]:
-    query = sa.select(members.lead_changes.c.envelope).order_by(members.lead_changes.c.number)
+    query = sa.select(tables.lead_changes.c.envelope).order_by(tables.lead_changes.c.number)
     envelopes = [Envelope.from_bytes(data) for data in c.execute(query).scalars()]
     return tuple((LeadChange.said(one), one) for one in envelopes)
 
 
 def _key_changes(c: sa.Connection, site: str) -> tuple[tuple[KeyChange, Envelope], ...]:
-    place = (members.key_changes.c.site == site) & members.key_changes.c.log_index.is_not(None)
-    query = sa.select(members.key_changes.c.envelope).where(place).order_by(members.key_changes.c.number)
+    place = (tables.key_changes.c.site == site) & tables.key_changes.c.log_index.is_not(None)
+    query = sa.select(tables.key_changes.c.envelope).where(place).order_by(tables.key_changes.c.number)
     envelopes = [Envelope.from_bytes(data) for data in c.execute(query).scalars()]
     return tuple((KeyChange.said(one), one) for one in envelopes)
 
 
 def _ring(c: sa.Connection, site: str) -> SiteKeyring:
-    ring = members.keyring(c, site)
+    ring = tables.keyring(c, site)
     if ring is None:
         raise StateRefusal("a site must have joined to change its keys", given="an unknown site")
     return ring
@@ -264,13 +275,13 @@ def _ring(c: sa.Connection, site: str) -> SiteKeyring:
 
 def _keep(c: sa.Connection, said: KeyChange, envelope: Envelope, index: int | None, today: dt.date) -> None:
     values = {"site": said.site, "digest": said.digest, "number": said.number, "log_index": index}
-    c.execute(members.key_changes.insert().values(**values, envelope=envelope.to_bytes(), day=today.isoformat()))
+    c.execute(tables.key_changes.insert().values(**values, envelope=envelope.to_bytes(), day=today.isoformat()))
 
 
 def _apply(c: sa.Connection, said: KeyChange, ring: SiteKeyring) -> int:
     """Log a change and pin what it makes of the site's keys; its place in the log."""
     reach("keys.before_log")
-    index, _ = _append(c, members.key_leaf(said))
+    index, _ = _append(c, tables.key_leaf(said))
     if said.role in ("release", "approver"):
         ring = after(said, ring)
         _retire_keys(c, said.site)
@@ -278,9 +289,9 @@ def _apply(c: sa.Connection, said: KeyChange, ring: SiteKeyring) -> int:
         for name, key in ring.approvers.items():
             keys.append({"site": said.site, "role": "approver", "name": name, "public_key": key.hex})
         c.execute(db.site_keys.insert(), keys)
-        c.execute(members.deputies.delete().where(members.deputies.c.site == said.site))
+        c.execute(tables.deputies.delete().where(tables.deputies.c.site == said.site))
         for name, (deputy_of, until) in ring.deputies.items():
             values = {"site": said.site, "name": name, "deputy_of": deputy_of, "until": until}
-            c.execute(members.deputies.insert().values(**values))
+            c.execute(tables.deputies.insert().values(**values))
     reach("keys.before_commit")
     return index

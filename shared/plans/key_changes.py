@@ -20,7 +20,16 @@ from shared.base.keys import Envelope, PublicKey
 from shared.errors import ApprovalRefusal, SignatureRefusal
 from shared.plans.statements import Chained, is_digest, is_word, must_be
 
-__all__ = ["ACTIONS", "KEY_CHANGE_TYPE", "ROLES", "KeyChange", "SiteKeyring", "after", "open_key_change", "snapshot_mark"]
+__all__ = [
+    "ACTIONS",
+    "KEY_CHANGE_TYPE",
+    "ROLES",
+    "KeyChange",
+    "SiteKeyring",
+    "after",
+    "open_key_change",
+    "snapshot_mark",
+]
 
 KEY_CHANGE_TYPE = "application/vnd.tributary.key-change+json"
 ROLES = ("release", "tls", "snapshot", "approver")
@@ -91,7 +100,9 @@ class KeyChange(Chained):
         must_be(is_word(self.name) if person else self.name == "", "a change of keys must name an approver, if one's")
         must_be(person or self.action in ("rotate", "replace"), "only approvers are added and retired")
         must_be((self.old == "") == (self.action == "add"), "a change of keys must name the old key, if there was one")
-        must_be((self.new == "") == (self.action == "retire"), "a change of keys must name the new key, if there is one")
+        must_be(
+            (self.new == "") == (self.action == "retire"), "a change of keys must name the new key, if there is one"
+        )
         keys = [key for key in (self.old, self.new) if key]
         must_be(all(map(is_digest, keys)) and len(set(keys)) == len(keys), "keys must be 64 digits each, and differ")
         must_be(type(self.seq) is int and self.seq >= 1 and is_digest(self.head), "a change must name a ledger entry")

@@ -119,5 +119,3 @@ def _begins(envelope: Envelope, leads: Leads) -> bool:
     except Refusal:
         return False
     return (said.before, said.threshold_before) == (tuple(sorted(leads.keys)), leads.threshold)
-
-

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.chain import GENESIS
@@ -89,7 +89,8 @@ class Chained:
             isinstance(body, dict) and body.keys() == {*known, "format"} and body["format"] == cls.FORMAT,
             f"{cls.WHAT} must be of format {cls.FORMAT}",
         )
-        read = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in body.items() if k != "format"})
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in body.items() if k != "format"}
+        read = cls(**values)
         must_be(read.to_bytes() == data, f"{cls.WHAT} must be in canonical form")
         return read
 

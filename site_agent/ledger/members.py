@@ -36,7 +36,9 @@ def note_leads(book: Book, envelope: Envelope) -> None:
     book.append("leads_changed", {"number": said.number, "envelope": envelope.to_bytes().decode()})
 
 
-def change_keys(book: Book, envelope: Envelope, *, new_tags: bool = False, rekeyed: Mapping[str, object] = {}) -> None:  # noqa: B006
+def change_keys(
+    book: Book, envelope: Envelope, *, new_tags: bool = False, rekeyed: Mapping[str, object] | None = None
+) -> None:
     """Note a change of keys or approvers, for the entry that follows now.
 
     Args:
@@ -50,11 +52,6 @@ def change_keys(book: Book, envelope: Envelope, *, new_tags: bool = False, rekey
     book.append("keys_changed", body)
     if rekeyed:
         book.append("lists_rekeyed", rekeyed)
-    if said.role == "approver" and not said.action == "add":
-        for noted in book.standing.values():
-            if noted.name == said.name and not noted.revoked:
-                book.end_standing_of(said.name)
-                break
 
 
 def forgotten_keys(book: Book, envelopes: Sequence[Envelope]) -> None:
@@ -70,7 +67,7 @@ def forgotten_keys(book: Book, envelopes: Sequence[Envelope]) -> None:
 
 def keys_told(book: Book, number: int) -> None:
     """Note that the coordinator has acknowledged the changes of keys up to this number; again changes nothing."""
-    if book.membership.told < number <= len(book.membership.keys):
+    if book.membership.acknowledged < number <= len(book.membership.keys):
         book.append("keys_told", {"number": number})
 
 

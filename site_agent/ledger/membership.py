@@ -34,7 +34,7 @@ class Membership:
         grants: of further studies, and their ends, oldest first.
         leads: changes of leads that this site has followed.
         keys: changes of this site's keys and approvers.
-        told: how many of those the coordinator has acknowledged.
+        acknowledged: how many of those the coordinator has in force.
         release: (first entry that it signs, key) of each release key, oldest first.
         tags: (first entry, key) of each key that makes the tags of studies.
         apart: pairs of (study, tag of another) whose persons an approver has told apart.
@@ -45,7 +45,7 @@ class Membership:
     grants: tuple[tuple[Grant, Envelope], ...] = ()
     leads: tuple[tuple[LeadChange, Envelope], ...] = ()
     keys: tuple[tuple[KeyChange, Envelope], ...] = ()
-    told: int = 0
+    acknowledged: int = 0
     release: tuple[tuple[int, PublicKey], ...] = ()
     tags: tuple[tuple[int, PublicKey], ...] = ()
     apart: frozenset[tuple[str, str]] = frozenset()
@@ -65,7 +65,7 @@ class Membership:
     @property
     def untold(self) -> tuple[Envelope, ...]:
         """Changes of keys that the coordinator has not acknowledged."""
-        return tuple(envelope for _, envelope in self.keys[self.told :])
+        return tuple(envelope for _, envelope in self.keys[self.acknowledged :])
 
     @property
     def deputies(self) -> dict[str, tuple[str, str]]:
@@ -117,7 +117,7 @@ def folded(known: Membership, entry: Entry) -> Membership:
     if entry.kind == "keys_changed":
         return _keys(known, entry)
     if entry.kind == "keys_told":
-        return replace(known, told=max(known.told, int(body["number"])))
+        return replace(known, acknowledged=max(known.acknowledged, int(body["number"])))
     if entry.kind == "persons_apart":
         return replace(known, apart=known.apart | {(str(body["study"]), str(body["apart"]))})
     rekeyed, spaces = dict(body["lists"]), dict(body["spaces"])
@@ -151,4 +151,4 @@ def _keys(known: Membership, entry: Entry) -> Membership:
             release = (*[one for one in known.release if one[0] != entry.seq], now)
             known = replace(known, release=release, tags=(*known.tags, now) if body.get("tags") else known.tags)
         known = replace(known, keys=(*known.keys, (said, envelope)))
-    return replace(known, told=len(known.keys)) if body.get("again") else known
+    return replace(known, acknowledged=len(known.keys)) if body.get("again") else known
