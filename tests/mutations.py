@@ -1299,7 +1299,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "log verify: a release's row is not held against what was signed",
-        ("coordinator/store/store.py", "            _require_as_signed(release)\n", ""),
+        ("coordinator/store/verify.py", "        require_as_signed(release)\n", ""),
         tests=["test_restore.py::test_a_hidden_release_is_found_by_its_site_and_by_the_log"],
     ),
     mutation(

@@ -86,7 +86,8 @@ def open_store(config: CoordinatorConfig) -> Iterator[Store]:
 
     (Only here: what a site or an analyst asks for is refused without a list.)
     """
-    from coordinator.store.store import UNKNOWN_PLAN, Store
+    from coordinator.store.members import UNKNOWN_PLAN
+    from coordinator.store.store import Store
 
     with closing(Store.open(config.home, config.store)) as store:
         try:

@@ -31,8 +31,9 @@ import sqlalchemy as sa
 
 from coordinator.config import Quotas
 from coordinator.services.quotas import SHARE
+from coordinator.store.engine import Writer
 from coordinator.store.schema import results
-from coordinator.store.store import Store, Writer
+from coordinator.store.store import Store
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.errors import AccessRefusal, ParameterError, StateRefusal
 from shared.wire.transport import Peer
