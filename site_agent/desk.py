@@ -107,8 +107,14 @@ class Desk:
             threshold=self.config.threshold,
             approvers={name: PublicKey(key) for name, key in self.config.approvers.items()},
             signers=self.config.signers,
+            every_lead=self.config.every_lead if self.config.retired_leads else {},
             memory=self.ledger,
         )
+
+    def forget(self) -> None:
+        """Read site.toml anew when it is next asked for: something has changed it."""
+        for name in ("config", "plans", "outbox"):
+            self.__dict__.pop(name, None)
 
     @cached_property
     def refusals(self) -> Refusals:

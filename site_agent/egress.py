@@ -61,6 +61,8 @@ from shared.wire.messages import (
     Holdings,
     LoggedEntry,
     LogView,
+    MembershipReply,
+    MembershipRequest,
     Offered,
     OfferRequest,
     Reply,
@@ -495,6 +497,16 @@ class Egress:
         answered = now()
         reading = self._witness.reading(Envelope.from_bytes(reply.envelope), question)
         return ClockOffset.between(asked, reading.when, answered)
+
+    def membership(self, statements: Sequence[Envelope] = ()) -> MembershipReply:
+        """Show what this site has signed of its keys and approvers; what the leads have signed of the site.
+
+        Nothing of the answer is believed here: each statement is for the caller to verify. Safe to repeat.
+        Raises: the coordinator's refusal; UnknownMethod (an earlier version); NetworkRefusal.
+        """
+        given = MembershipRequest(statements=tuple(one.to_bytes() for one in statements))
+        reply: MembershipReply = self._retried(lambda: self._ask("Membership", given))
+        return reply
 
     def withdraw(self, envelope: Envelope) -> Withdrawn:
         """Take a delivered release back; safe to repeat.

@@ -1,0 +1,53 @@
+"""Who takes part here: ``grants``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shared.terminal import emit
+from site_agent.cli.frame import Dry, Home, Json, app
+from site_agent.desk import attempted, open_desk
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["grants"]
+
+
+@app.command()
+@attempted("grants")
+def grants(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
+    """Ask which studies the leads have let this site into since it joined, and note them. Nothing acts by it."""
+    from site_agent.decide import membership
+
+    desk = open_desk(home)
+    with desk.egress() as egress:
+        news = membership.look(desk, egress, dry_run=dry_run)
+    known = desk.ledger.membership()
+    rows = [
+        {"number": said.number, "study": said.study, "granted": said.granted, "day": said.day}
+        for said, _ in known.grants
+    ]
+    answer = {
+        "studies": list(desk.config.studies),
+        "grants": rows,
+        "new": {"granted": news.granted, "ungranted": news.ungranted, "leads": news.leads},
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from shared.terminal import table
+        from site_agent.show import screens
+
+        screens.heading(out, "Studies", ", ".join(desk.config.studies) or "none")
+        if rows:
+            cells = [(row["number"], row["study"], "in" if row["granted"] else "out", row["day"]) for row in rows]
+            out.print(table(("number", "study", "let", "day"), cells, right=("number",)))
+        for study in news.granted:
+            screens.note(out, f"New: the study lead has let this site into {study}. Nothing of it happens before you "
+                         "approve its plan.")  # fmt: skip
+        for study in news.ungranted:
+            screens.note(out, f"The study lead has taken this site out of {study}: nothing more is made or sent of it.")
+        screens.next_step(out, *(f"site-agent plan fetch {study}" for study in news.granted), "site-agent status")
+
+    emit(answer, as_json=json, show=show)
