@@ -49,11 +49,13 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let a test's report say which faults it makes (`faults`)."""
+    """Let a test's report say which faults it makes, and what its mark counts where the test itself counts nothing."""
     for item in items:
         named = [name for mark in item.iter_markers("fault") for name in mark.args]
         if named:
             item.user_properties.append(("faults", named))
+            for mark in item.iter_markers("fault"):
+                item.user_properties.append(("tally", dict(mark.kwargs)))
 
 
 @pytest.fixture

@@ -91,6 +91,7 @@ def test_the_chain_says_who_approved_which_bytes(outbox, template):
     assert by_kind["seal"].seq < by_kind["hold"].seq < by_kind["approve"].seq < by_kind["commit"].seq
 
 
+@pytest.mark.fault("I7")
 def test_nothing_leaves_before_it_is_approved(outbox, template):
     sealed(outbox, template, held=False)
     with pytest.raises(StateRefusal, match="held"):
@@ -103,6 +104,7 @@ def test_nothing_leaves_before_it_is_approved(outbox, template):
         outbox.hold("r", checks={}, audit={})
 
 
+@pytest.mark.fault("I7", offered=1)
 def test_only_a_registered_approver_with_the_registered_key_approves(outbox, template):
     sealed(outbox, template)
     outbox.approvers["agent"] = AGENT.public
@@ -134,6 +136,7 @@ def test_approving_twice_as_the_same_person_changes_nothing(outbox, template):
     assert outbox.ledger.entries() == entries
 
 
+@pytest.mark.fault("F9", offered=1)
 @pytest.mark.parametrize("when", ["before approval", "after approval"])
 @pytest.mark.parametrize("data", [BYTES[:-1] + b"x", BYTES + b"x", BYTES[:-1], None])
 def test_a_changed_bundle_is_neither_approved_nor_sent(outbox, template, when, data):
@@ -286,6 +289,7 @@ def test_a_whole_file_without_its_seal_is_burnt_and_deleted(outbox, template):
     assert ledger.study_total(template.study, template.delta).releases == 1
 
 
+@pytest.mark.fault("F4")
 def test_recovery_keeps_what_is_sealed(outbox, template):
     sealed(outbox, template)
     files = {path.name: path.read_bytes() for path in outbox.folder("r").iterdir()}
@@ -294,6 +298,7 @@ def test_recovery_keeps_what_is_sealed(outbox, template):
     assert {path.name: path.read_bytes() for path in outbox.folder("r").iterdir()} == files
 
 
+@pytest.mark.fault("F5")
 @pytest.mark.parametrize("step", ["write", "fsync", "replace"])
 def test_a_full_disk_while_sealing_leaves_no_half_file_and_sealing_may_be_tried_again(
     outbox, template, monkeypatch, step
@@ -380,9 +385,10 @@ def quick_disk(tmp_path):
         yield Path(name)
 
 
+@pytest.mark.fault("F1", "F4")
 @pytest.mark.parametrize("repeats", [1, pytest.param(25, marks=pytest.mark.soak)])
 def test_wherever_the_agent_is_killed_the_same_bytes_leave_once_or_the_charge_is_burnt(
-    quick_disk, template, repeats, record_property
+    quick_disk, template, repeats, record_property, tally
 ):
     if repeats > 1 and not os.environ.get("TRIBUTARY_SOAK"):
         pytest.skip("set TRIBUTARY_SOAK")
@@ -432,6 +438,8 @@ def test_wherever_the_agent_is_killed_the_same_bytes_leave_once_or_the_charge_is
         settle()
     record_property("failpoints", len(hit))
     record_property("kills", hit.total())
+    names = {point: "outbox" for point in written_failpoints()}
+    tally(cases=hit.total(), sites=1, bundles=hit.total(), failpoints=hit, failpoints_written=names)
     reached = {point.partition(":")[0] for point in points}
     assert set(hit) <= written_failpoints()
     assert {*reached, *(name for name in written_failpoints() if ".recover." in name)} == written_failpoints()

@@ -174,6 +174,7 @@ def test_a_small_table_is_refused_and_the_same_reservation_is_resumed_when_it_ha
     assert made.hold.state == "held"
 
 
+@pytest.mark.fault("F22", cases=5)
 def test_five_failed_trainings_are_one_charge(tmp_path, plan, site, table, monkeypatch):
     def fail(*_):
         raise MemoryError
@@ -259,6 +260,7 @@ def test_a_release_that_fails_its_audit_is_burnt_with_the_reason(quick, tmp_path
     assert "E_AUDIT" in burnt(site)
 
 
+@pytest.mark.fault("F22")
 def test_a_failure_between_drawing_and_sealing_is_burnt_and_its_words_are_not_kept(
     quick, tmp_path, plan, site, table, monkeypatch
 ):

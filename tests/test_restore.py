@@ -200,6 +200,7 @@ def lost_and_restored(study, first: int, later: int) -> None:
     assert study.hub.store.verify_log()
 
 
+@pytest.mark.fault("F17")
 def test_what_was_delivered_after_a_backup_is_there_again_after_a_restore_and_nothing_is_charged_twice(study):
     lost_and_restored(study, 1, 3)
 
@@ -378,6 +379,7 @@ def test_only_what_the_coordinator_signed_for_this_site_is_taken_again_unasked(s
     assert (gap.wave, gap.bundle_sha256) == (1, "ab" * 32)
 
 
+@pytest.mark.fault("F19", log_lies=1)
 def test_a_log_put_back_without_a_word_is_a_fork_until_it_says_so_and_an_old_word_excuses_nothing(study, caplog):
     site = study.site
     site.deliver(1)
@@ -419,6 +421,7 @@ def test_a_log_put_back_without_a_word_is_a_fork_until_it_says_so_and_an_old_wor
     assert len(site.replies.restorations()) == 1
 
 
+@pytest.mark.fault("F19", log_lies=1)
 def test_a_hidden_release_is_found_by_its_site_and_by_the_log(study):
     site = study.site
     site.deliver(1)
@@ -450,6 +453,7 @@ def test_a_hidden_release_is_found_by_its_site_and_by_the_log(study):
     refused(IntegrityRefusal, study.hub.store.verify_log)
 
 
+@pytest.mark.fault("F23")
 def test_a_coordinator_of_an_older_version_is_followed_as_before(study, monkeypatch):
     honest = CollectionService.handlers.fget
     older = {name: method for name, method in COLLECTION.items() if name not in ("Watch", "ReportGap")}
@@ -708,6 +712,7 @@ def test_the_lead_backs_up_restores_and_publishes_a_head_by_commands(home, tmp_p
     assert answer("log", "verify", where=place)["size"] == 4
 
 
+@pytest.mark.fault("F4")
 @pytest.mark.parametrize("point", ["backup.copied", "backup.written", "restore.before_place"])
 def test_killed_on_its_way_a_backup_or_restore_leaves_nothing_that_passes_for_one_and_can_be_run_again(
     home, tmp_path, point

@@ -27,23 +27,20 @@ class Collected:
 
     def __init__(self, wanted: set[str], *, full: bool) -> None:
         self.wanted, self.full = wanted, full
-        self.faults: dict[str, Counter[str]] = {name: Counter() for name in FAULTS}
+        self.faults: dict[str, Counter[str]] = {name: Counter() for name in (*FAULTS, *INVARIANTS)}
         self.total: Counter[str] = Counter()
         self.passed: set[str] = set()
         self.written: set[str] = set()
         self.failed: list[str] = []
+        self.whole: set[str] = set()
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Keep the wanted faults, and of a test with a short and a long form the one that was asked for."""
         kept = [item for item in items if self.wanted & faults_of(item)]
-        long = {_bare(item) for item in kept if item.get_closest_marker("soak")}
-        if self.full:
-            kept = [item for item in kept if item.get_closest_marker("soak") or _bare(item) not in long]
-        else:
-            short = {_bare(item) for item in kept if not item.get_closest_marker("soak")}
-            kept = [item for item in kept if not item.get_closest_marker("soak") or _bare(item) not in short]
-            kept = [item for item in kept if not item.get_closest_marker("soak") or item.get_closest_marker("fault")]
-        items[:] = kept
+        other = {_bare(item) for item in kept if bool(item.get_closest_marker("soak")) is self.full}
+        items[:] = [
+            item for item in kept if bool(item.get_closest_marker("soak")) is self.full or _bare(item) not in other
+        ]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add a test's counts to its faults and to the total."""
@@ -51,21 +48,22 @@ class Collected:
             self.failed.append(report.nodeid)
         if report.when != "teardown":
             if report.when == "call":
-                names = dict(report.user_properties).get("faults", ())
-                for name in names:
+                if report.passed:
+                    self.whole.add(report.nodeid)
+                for name in dict(report.user_properties).get("faults", ()):
                     self.faults[name].update(tests=1, seconds_tenths=round(10 * report.duration))
                     self.faults[name]["failed"] += report.failed
                     self.faults[name]["skipped"] += report.skipped
             return
-        # Counts are complete once the test is torn down; each is said by its test alone.
-        said = dict(report.user_properties)
-        counts: dict[str, Any] = said.get("tally", {})
-        if said.get("faults") and not report.failed:
+        said = [value for name, value in report.user_properties if name == "tally"]
+        named = dict(report.user_properties).get("faults", ())
+        counts: dict[str, Any] = {name: value for one in said for name, value in one.items()}
+        if named and report.nodeid in self.whole:  # what a test that failed has counted is not to be relied on
             plain = {name: counts[name] for name in COUNTS if name in counts}
             self.total.update(plain)
             self.passed.update(counts.get("failpoints", ()))
             self.written.update(counts.get("failpoints_written", ()))
-            for name in said["faults"]:
+            for name in named:
                 self.faults[name].update({"cases": 1, **plain})
 
 
@@ -105,13 +103,13 @@ def main() -> int:
     parser.add_argument("faults", nargs="*", metavar="F", help="only these faults")
     parser.add_argument("--full", action="store_true", help="as often as is asked")
     given = parser.parse_args()
-    unknown = set(given.faults) - set(FAULTS)
+    unknown = set(given.faults) - set(FAULTS) - set(INVARIANTS)
     if unknown:
         parser.error(f"no such fault: {', '.join(sorted(unknown))}")
     os.environ["TRIBUTARY_FAULTS"] = "1"
     if given.full:
         os.environ["TRIBUTARY_SOAK"] = "1"
-    collected = Collected(set(given.faults) or set(FAULTS), full=given.full)
+    collected = Collected(set(given.faults) or {*FAULTS, *INVARIANTS}, full=given.full)
     started = time.monotonic()
     options = ["-m", "fault", "-p", "no:cacheprovider", "-p", "no:xdist", str(TESTS)]
     code = int(pytest.main(options, plugins=[collected]))
