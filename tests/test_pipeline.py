@@ -29,6 +29,7 @@ from shared.errors import (
     Refusal,
     SmallN,
     StateRefusal,
+    StorageRefusal,
 )
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, Wave
@@ -181,7 +182,7 @@ def test_five_failed_trainings_are_one_charge(tmp_path, plan, site, table, monke
 
     monkeypatch.setattr(drawing, "_fit", fail)
     for _ in range(5):
-        with pytest.raises(MemoryError):
+        with pytest.raises(StorageRefusal, match="memory"):
             release(plan, site, source(tmp_path, table))
     assert kinds(site) == ["genesis", "reserve", "anchor"]
 
