@@ -325,7 +325,7 @@ def restore(
         reason: for the log.
         day: which day it is, given what the backup knows of clocks (`coordinator.services.clocks.restoration_day`).
     Raises: what `day` raises; StateRefusal (the home holds something; keys are missing), LockedRefusal (a coordinator
-        serves there), IntegrityRefusal (the archive, its database or its log are not whole; other keys), StorageRefusal.
+        serves there), IntegrityRefusal (archive, database or log are not whole; other keys), StorageRefusal.
     """
     occupied = home.exists() and any(home.iterdir())
     if occupied and not replace:

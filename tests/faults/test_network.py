@@ -30,7 +30,7 @@ def test_whatever_the_network_does_a_release_arrives_once_as_it_was_signed(hub, 
     """Through a liar it arrives, or is refused by type; through an honest line it then is there, once."""
     honest = hub.port
     times = soak(1, 20, usual=5 if lie in HOPELESS else 10)
-    arrived = 0
+    arrived, steps = 0, []
     for turn in range(times):
         # Larger than one chunk, so that there is a middle to cut.
         table = small_table(20_000, seed=turn)
@@ -43,14 +43,14 @@ def test_whatever_the_network_does_a_release_arrives_once_as_it_was_signed(hub, 
                     first = egress.send(sealed.envelope, sealed.path)
                     arrived += 1
                 except (NetworkRefusal, CertificateRefusal) as refusal:
-                    assert refusal.next_step
-                    first = None
+                    first, steps = None, [*steps, refusal.next_step]
         hub.port = honest
         with hub.egress("north") as egress:
             answer = egress.send(sealed.envelope, sealed.path)
         assert isinstance(answer, Acceptance)
         assert first in (None, answer)
     assert arrived == 0 if lie in HOPELESS else arrived or times == 1
+    assert all(steps), "what is refused says what to do"
     releases = hub.store.releases()
     assert [release.wave for release in releases] == list(range(1, times + 1))
     assert hub.store.verify_log() == times
