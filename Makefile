@@ -8,7 +8,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export OMP_NUM_THREADS := 1
 export PYTHONWARNINGS := ignore::DeprecationWarning:nflows
 
-.PHONY: demo test soak check format bench proto clean
+.PHONY: demo test soak faults check format bench proto clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -33,6 +33,10 @@ soak: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.honest 100 --epsilon 1 --world misfit
 	@$(BIN)/python -m tests.benchmarks.honest_outcomes
 	@$(BIN)/python -m tests.benchmarks.honest_comparison 20
+
+# Every fault of the list with its counts, in one line and in tests/benchmarks/results/faults.json; FULL=1: as often as is asked.
+faults: $(STAMP)
+	@$(BIN)/python -m tests.faults $(if $(FULL),--full)
 
 check: $(STAMP)
 	@$(BIN)/ruff format --check .

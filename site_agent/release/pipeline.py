@@ -38,6 +38,7 @@ from shared.errors import (
     PolicyRefusal,
     Refusal,
     StateRefusal,
+    machine_failures,
 )
 from shared.plans.plan import StudyPlan
 from site_agent.config import Edges, Limits, SiteFloors, TableSource
@@ -171,6 +172,7 @@ class Rehearsal:
     refused: Refusal | None
 
 
+@machine_failures()
 def make_release(
     *,
     plan: StudyPlan,
