@@ -20,9 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, cast
-
-import pandas as pd
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from shared.base.canonical import canonical_json, closed, parse_json, sha256_hex
 from shared.base.keys import Envelope, SigningKey
@@ -33,6 +31,9 @@ from shared.plans.plan import StudyPlan, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy.stated import CHARGED_BEFORE, FLOW
 from shared.releases.metadata import VERSION, require_no_room, require_plain
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "AGENT",
@@ -658,6 +659,7 @@ def _read_table(
     read as a dictionary of them with places in it, which no repetition can blow up, and written out when the longest
     is known.
     """
+    import pandas as pd
     import pyarrow as pa
     import pyarrow.parquet as pq
 
