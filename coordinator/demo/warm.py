@@ -365,8 +365,8 @@ def _become(order: Mapping[str, Any], handles: list[int]) -> NoReturn:
 
 def _run(order: Mapping[str, Any], handles: list[int]) -> int:
     """The command, with these as its standard streams."""
-    for number in (signal.SIGINT, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.update(order["env"])
     os.close(handles[0])
     for number, handle in zip((1, 2), handles[1:], strict=True):
@@ -402,4 +402,3 @@ def _die_with_parent() -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-

@@ -26,7 +26,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
-import pandas as pd
 
 from shared.base.canonical import canonical_json, parse_json
 from shared.errors import (
@@ -45,6 +44,8 @@ from site_agent.config import Limits
 from site_agent.release.equal_rows import CONFIRMED, TABLES, Chance, ChanceHits, Hits, held_against, hits_on
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from shared.plans.plan import StudyPlan
 
 __all__ = [

@@ -30,14 +30,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from shared.base.randomness import secure_rng
 from shared.plans.dictionary import NUMERIC, Dictionary
 from shared.plans.encoding import Encoder
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "ChanceHits",
@@ -263,7 +266,7 @@ def _codes(table: pd.DataFrame, dictionary: Dictionary) -> Codes:
                 step = 10.0**-column.decimals
             code = np.where(np.isnan(number), -1.0, np.round((np.nan_to_num(number) - lower) / step))
             out.append(np.asarray(code, dtype=np.int64))
-        elif isinstance(values.dtype, pd.CategoricalDtype):
+        elif values.dtype.name == "category":
             out.append(np.asarray(values.cat.codes, dtype=np.int64))
         else:
             out.append(np.asarray(values.astype("Int64").fillna(-1), dtype=np.int64))
