@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,11 +60,12 @@ def demo(
     started = time.monotonic()
     with _progress() as report:
         stage = DemoStage(out=out, play=shown, tables=tables, workers=workers, report=report)
-        stage.run()
-        report(stage.steps, stage.steps, "asking the coordinator, drawing the figures")
-        from coordinator.demo import answers
+        with closing(stage):
+            stage.run()
+            report(stage.steps, stage.steps, "asking the coordinator, drawing the figures")
+            from coordinator.demo import answers
 
-        found = shown.answers(stage)
+            found = shown.answers(stage)
         answers.write(found, shown, out)
     answers.show(found, shown, out, time.monotonic() - started)
 
