@@ -156,18 +156,21 @@ class Estimate:
 
     @property
     def sandwich_ratio(self) -> float:
-        """How many times the table's own variance its rows' influences have; 1 where it is no less.
+        """How many times the table's own variance its rows' influences have; 1 where that is no more than by chance.
 
         Above 1 the rows vary more than the question's model says: counts with a long tail, effects that bend.
         """
         own = self.naive
-        return max(1.0, self.vi_sandwich / own) if own and self.vi_sandwich else 1.0
+        found = self.vi_sandwich / own if own and self.vi_sandwich else 1.0
+        return found if found > _CHANCE else 1.0
 
 
 # -- the answer ----------------------------------------------------------------------------------------------
 _Answer = tuple[float, float] | str
 """Estimate and variance, or the reason for having none."""
 _FAR = "no finite estimate at this site"
+_CHANCE = 1.25
+"""Ratio of a sandwich variance to the model's that some hundred rows may have though they follow the model."""
 _HANGS = "its meaning hangs on excluded terms"
 
 
