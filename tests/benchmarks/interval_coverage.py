@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from coordinator.pooling.intervals import COX_ATTENUATION, TOO_MUCH, Draw, with_release_variance
+from coordinator.pooling.intervals import COX_ATTENUATION, Draw, with_release_variance
 from coordinator.pooling.pool import pool
 from shared.base.randomness import seeded_rng
 from shared.estimands.answer import estimate, parse_estimand
@@ -91,7 +91,7 @@ def covered(y, v, truth, method, test, lost=None):
         known = np.isfinite(some)
         result = pool(list(some[known]), list(spread[known]), method=method, test=test)
         if lost is not None:
-            warned += np.array(result.weights) / 100 @ lost[i][known] > TOO_MUCH * result.se
+            warned += np.array(result.weights) / 100 @ lost[i][known] > 0.5 * result.se
         held += result.ci_lb <= truth <= result.ci_ub
         there += 1
         widths.append(result.ci_ub - result.ci_lb)
