@@ -8,7 +8,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export OMP_NUM_THREADS := 1
 export PYTHONWARNINGS := ignore::DeprecationWarning:nflows
 
-.PHONY: demo test soak check format bench proto clean
+.PHONY: demo test soak check format bench docs proto clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -55,6 +55,12 @@ bench: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.cohorts_gap 1 100 --events
 	@$(BIN)/python -m tests.benchmarks.zoo --half reporting --n 1000 --sites 12 --draws 4 --w 0.8 --jobs 2 --name zoo
 	@$(BIN)/python -m tests.benchmarks.zoo_moments --half reporting --n 2000 --sites 12 --draws 3 --epsilon 1,3 --name zoo_moments
+
+# What documents take from the code and from the figures.
+docs: $(STAMP)
+	@$(BIN)/python -m tests.benchmarks.pages.write
+	@$(BIN)/python -m tests.test_architecture
+	@$(BIN)/python -m tests.test_privacy_page
 
 proto: $(STAMP)
 	@$(BIN)/python -m shared.proto.generate
