@@ -2,13 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+SITE_STAMP := .venv/.site-installed
 # One set of exact versions for every install, build requirements included.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 # One thread per process: the suite and the demo run several processes side by side.
 export OMP_NUM_THREADS := 1
 export PYTHONWARNINGS := ignore::DeprecationWarning:nflows
 
-.PHONY: demo test soak check format bench docs proto clean
+.PHONY: demo test soak check format bench docs site proto clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -62,8 +63,17 @@ docs: $(STAMP)
 	@$(BIN)/python -m tests.test_architecture
 	@$(BIN)/python -m tests.test_privacy_page
 
+$(SITE_STAMP): $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
+	@touch $@
+
+# The documents as pages with a search and the code's reference; a dead link is an error.
+site: $(SITE_STAMP)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "build/site/index.html; search wants a server: $(BIN)/python -m http.server --directory build/site"
+
 proto: $(STAMP)
 	@$(BIN)/python -m shared.proto.generate
 
 clean:
-	rm -rf .venv demo-output
+	rm -rf .venv demo-output build/site

@@ -154,7 +154,8 @@ def page(template: Path) -> str:
         section = Section(to_root)
         lines = section.lines(text.rstrip("\n"))
         written.append("\n".join([*lines, "", *section.sources()]))
-    return f"{NOTICE.format(where)}\n" + "\n".join(written).replace("\n\n\n", "\n\n").rstrip("\n") + "\n"
+    heading, _, rest = "\n".join(written).replace("\n\n\n", "\n\n").rstrip("\n").partition("\n")
+    return f"{heading}\n\n{NOTICE.format(where)}\n{rest}\n"
 
 
 def pages() -> dict[Path, str]:
