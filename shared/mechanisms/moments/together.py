@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,7 +40,7 @@ from numpy.typing import NDArray
 from shared.mechanisms.moments.cohort import Cohort, drawn
 from shared.mechanisms.moments.copula import CopulaModel, CopulaParameters, complete, observations, precisions
 from shared.mechanisms.moments.noise import Design, MomentsRelease, sigma_of
-from shared.mechanisms.moments.outcomes import LinearOutcome, Survival
+from shared.mechanisms.moments.outcomes import Count, LinearOutcome, Survival
 from shared.plans.dictionary import NUMERIC
 
 __all__ = ["BEND", "SiteEffects", "coarse", "effects_of", "shrunk", "together"]
@@ -105,6 +106,9 @@ class _Site:
         # Its own copy: the outcome follows the effects it is looked at with.
         self.model = CopulaModel(design, fitted.model.lens)
         self.model.outcome = fitted.model.outcome
+        if self.score is not None and isinstance(self.model.outcome, Count):
+            self.score = copy(self.score)  # where it looks stays; what is expected there follows the dispersion
+            self.score.model = self.model
         self.theta = fitted.theta
         self.observed, self.noise = observations(release, self.model.lens, self.score)
         self.unit = self.model.outcome.unit / self.model.lens.scale
@@ -186,6 +190,8 @@ class _Site:
         eta = model.predictor(effects, model.points(margins, z))
         if isinstance(everybody, Survival):
             model.outcome = everybody.among(eta, everybody)
+        elif isinstance(everybody, Count):
+            model.outcome = everybody.among(eta)
         elif isinstance(model.outcome, LinearOutcome):
             left = 1 - float(np.var(eta[:, 0]))
             model.outcome = replace(model.outcome, spread=float(np.sqrt(np.clip(left, 0.05, 1.0))))
