@@ -151,7 +151,7 @@ def enrol(
             "certificate_pem": "",
             "reason": "",
         }
-        _retire_keys(c, site)
+        retire_keys(c, site)
         if old is None:
             c.execute(db.sites.insert().values(**values))
         else:
@@ -336,7 +336,7 @@ def stored_plan(data: bytes) -> StoredPlan:
     return StoredPlan(envelope=envelope, plan=StudyPlan.from_bytes(envelope.payload))
 
 
-def _retire_keys(c: sa.Connection, site: str) -> None:
+def retire_keys(c: sa.Connection, site: str) -> None:
     """Move a site's keys aside: what they signed so far stays signed, and they sign nothing more."""
     until = log_size(c)
     for row in c.execute(sa.select(db.site_keys).where(db.site_keys.c.site == site)).mappings().all():

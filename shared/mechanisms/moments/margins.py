@@ -40,7 +40,7 @@ _REACH = 4.5
 _ORDER = 12
 """Terms of Mehler's series."""
 _STANDS = 3.5
-"""A cell this many standard deviations from the log-normal is believed: one in 70 histograms of 32 has such by chance."""
+"""A cell this many standard deviations from the log-normal is believed; by chance one is in 1 of 70 histograms."""
 
 
 def bin_edges(column: Column, bins: int) -> Array:
