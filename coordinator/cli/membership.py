@@ -1,4 +1,4 @@
-"""Who may do what, signed by leads: ``grant``, ``ungrant``, ``grants``; ``lead add``, ``lead retire``, ``lead list``."""
+"""Who may do what, by the leads' signatures: ``grant``, ``ungrant``, ``grants``; ``lead add``, ``retire``, ``list``."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _granted(
 def grant(
     context: typer.Context,
     site: Site,
-    study: StudyOption,
+    study: InStudy,
     key: Keys = None,
     dry_run: DryRun = False,
     json: Json = False,
@@ -130,7 +130,7 @@ def grant(
 def ungrant(
     context: typer.Context,
     site: Site,
-    study: StudyOption,
+    study: InStudy,
     key: Keys = None,
     dry_run: DryRun = False,
     json: Json = False,

@@ -18,8 +18,10 @@ import sqlalchemy as sa
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from coordinator.store import membership as tables
 from coordinator.store import schema as db
+from coordinator.store.engine import append_entry
+from coordinator.store.members import retire_keys
 from coordinator.store.rows import RegisteredSite
-from coordinator.store.store import Store, _append, _retire_keys
+from coordinator.store.store import Store
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey
 from shared.errors import ReplayRefusal, RoleRefusal, SchemaRefusal, SignatureRefusal, StateRefusal
@@ -42,7 +44,7 @@ class Members:
 
     def __init__(self, store: Store, coordinator: str) -> None:
         self._store, self.coordinator = store, coordinator
-        self._read, self._write = store.extended(db.meta)
+        self._read, self._write = store.read, store.write
 
     # -- grants -----------------------------------------------------------------------------------------------------
     def grants(self, site: str) -> tuple[tuple[Grant, Envelope], ...]:
@@ -74,7 +76,7 @@ class Members:
                     next_step="coordinator invite names the studies of a site that joins anew.",
                 )
             reach("grant.before_log")
-            index, _ = _append(c, tables.grant_leaf(said))
+            index, _ = append_entry(c, tables.grant_leaf(said))
             values = {"site": said.site, "number": said.number, "study": said.study, "granted": said.granted}
             c.execute(tables.grants.insert().values(**values, envelope=envelope.to_bytes(), log_index=index))
             others = [study for study in json.loads(row.studies) if study != said.study]
@@ -113,7 +115,7 @@ class Members:
         def work(c: sa.Connection) -> int:
             known = _lead_changes(c)
             require_next(said, known[-1][0] if known else None)
-            index, _ = _append(c, tables.lead_leaf(said))
+            index, _ = append_entry(c, tables.lead_leaf(said))
             values = {"number": said.number, "envelope": envelope.to_bytes(), "log_index": index}
             c.execute(tables.lead_changes.insert().values(**values))
             return index
@@ -281,10 +283,10 @@ def _keep(c: sa.Connection, said: KeyChange, envelope: Envelope, index: int | No
 def _apply(c: sa.Connection, said: KeyChange, ring: SiteKeyring) -> int:
     """Log a change and pin what it makes of the site's keys; its place in the log."""
     reach("keys.before_log")
-    index, _ = _append(c, tables.key_leaf(said))
+    index, _ = append_entry(c, tables.key_leaf(said))
     if said.role in ("release", "approver"):
         ring = after(said, ring)
-        _retire_keys(c, said.site)
+        retire_keys(c, said.site)
         keys = [{"site": said.site, "role": "release", "name": "", "public_key": ring.release.hex}]
         for name, key in ring.approvers.items():
             keys.append({"site": said.site, "role": "approver", "name": name, "public_key": key.hex})

@@ -111,6 +111,13 @@ STEPS = {
     "left": "study left",
     "lost": "lost charges counted",
     "recovered": "ledger recovered",
+    "study_granted": "study granted by the lead",
+    "study_ungranted": "study taken away by the lead",
+    "leads_changed": "leads changed",
+    "keys_changed": "keys changed",
+    "keys_told": "coordinator told of it",
+    "persons_apart": "persons told apart",
+    "lists_rekeyed": "pseudonyms made anew",
 }
 """The ledger's entries in a steward's words; the others are words already."""
 

@@ -183,6 +183,7 @@ class Ledger(Chain):
     note_leads = writing(members.note_leads)
     keys_told = writing(members.keys_told)
     tell_apart = writing(members.tell_apart)
+    told_apart = reading(members.told_apart)
 
     def folder(self, hold: Hold) -> Path:
         """Where the files of a release lie."""

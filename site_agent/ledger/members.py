@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, SigningKey
@@ -15,7 +15,16 @@ from site_agent.ledger.holds import require_word
 from site_agent.ledger.membership import Membership
 from site_agent.ledger.state import Book
 
-__all__ = ["change_keys", "forgotten_keys", "keys_told", "membership", "note_grant", "note_leads", "tell_apart"]
+__all__ = [
+    "change_keys",
+    "forgotten_keys",
+    "keys_told",
+    "membership",
+    "note_grant",
+    "note_leads",
+    "tell_apart",
+    "told_apart",
+]
 
 
 def membership(book: Book) -> Membership:
@@ -84,3 +93,11 @@ def tell_apart(book: Book, study: str, other: str, *, name: str, reason: str, ke
     for word, beside in ((study, other), (other, study)):
         body = {"study": word, "apart": tags[beside], "name": name, "reason": reason}
         book.append("persons_apart", body, person=key)
+
+
+def told_apart(book: Book, studies: Iterable[str]) -> set[tuple[str, str]]:
+    """Pairs of these studies whose persons an approver has told apart; all others are taken to be the same people."""
+    if not book.membership.apart:
+        return set()
+    tags = {sha256_hex(tag_proof(book.tagger, book.site, study)): study for study in studies}
+    return {(one, tags[tag]) for one, tag in book.membership.apart if tag in tags and one in tags.values()}

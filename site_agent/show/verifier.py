@@ -267,7 +267,7 @@ class VerifiedPlans:
                     self.agrees(said, body, what)
                     noted[sha(payload)] = said
                 self.at.append((entry["seq"], body["plan_hash"], said))
-            elif entry.get("kind") == "plan_revoked":
+            elif entry.get("kind") in ("plan_revoked", "study_ungranted"):
                 self.at.append((entry["seq"], "", None))
         before = {(body["version"], body["plan_hash"], body["name"]): place for place, body in self.of_old(entries)}
         for name, data in named(files, "plans/approval-"):
@@ -326,7 +326,7 @@ def standings(entries: list[Body], keys: Body) -> dict[str, Body]:
             )
             out[body["standing"]] = {**said, "from": entry["seq"], "to": len(entries) + 1}
         ended = [body["standing"]] if entry.get("kind") == "standing_revoked" else []
-        if entry.get("kind") in ("plan_revoked", "left"):
+        if entry.get("kind") in ("plan_revoked", "left", "study_ungranted"):
             ended = [digest for digest, one in out.items() if one["study"] == body["study"]]
         for digest in ended:
             out[digest]["to"] = min(out[digest]["to"], entry["seq"])
@@ -334,7 +334,15 @@ def standings(entries: list[Body], keys: Body) -> dict[str, Body]:
 
 
 # -- decisions about the site ---------------------------------------------------------------------------------------
-DECIDED = {"plan_revoked", "standing_revoked", "persons_withdrew", "persons_confirmed", "left", "resumed"}
+DECIDED = {
+    "plan_revoked",
+    "standing_revoked",
+    "persons_withdrew",
+    "persons_confirmed",
+    "persons_apart",
+    "left",
+    "resumed",
+}
 
 
 def decided(entries: list[Body], keys: Body) -> int:
