@@ -5,21 +5,27 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+import subprocess
+import sys
 import threading
 
 import pytest
 import site_desk
-from joined import Joined
+from joined import PASSPHRASE, Joined
 from test_recovery import PLAN
 
 from shared.base.chain import GENESIS
 from shared.base.keys import Envelope, SigningKey
-from shared.errors import BudgetRefusal, ReplayRefusal, SignatureRefusal, StateRefusal
+from shared.errors import ApprovalRefusal, BudgetRefusal, ReplayRefusal, SignatureRefusal, StateRefusal
 from shared.plans.grants import Grant, open_grant
+from shared.plans.key_changes import KeyChange, open_key_change
 from shared.privacy import accountant as privacy
 from shared.wire.messages import AnchorReceipt
-from site_agent.decide import membership
+from site_agent.config import SiteFloors
+from site_agent.decide import keys, membership
+from site_agent.desk import Desk
 from site_agent.ledger.book import Ledger
+from site_agent.records.table import person_space
 
 hospital = site_desk.hospital
 
@@ -288,3 +294,183 @@ def test_two_local_studies_of_all_but_one_and_the_same_people_are_not_both_relea
     site.refused("data", "apart", "mini", "second", "--as", "dr-lind", "--reason", "other clinics", expect=2)
     assert site.json("release", order[1], "--wave", "1")["release_id"]
     assert site.json("audit", "verify")["decisions"] == 2, "one signed entry in each of the two studies"
+
+
+# -- people and keys --------------------------------------------------------------------------------------------------
+def kinds(site) -> list[str]:
+    return [entry.kind for entry in site.desk.ledger.entries()]
+
+
+def verified(site, study: str = "mini") -> str:
+    """What the script in an export of a site says, run as a stranger would."""
+    out = site.home / f"export-{len(kinds(site))}"
+    site("audit", "export", study, "--out", out)
+    done = subprocess.run([sys.executable, "verify.py"], cwd=out, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_release_key_is_rotated_again_and_again_and_everything_reads_through_it(hub):
+    north = hub.site("north")
+    north.approve_plan("mini")
+    first = north("status")["fingerprint"]
+    seen = {first}
+    for _ in range(3):
+        done = north("rotate-key", "release", "--as", "dr-lind")
+        assert done["in_force"]
+        assert north("status")["fingerprint"] == done["fingerprint"] not in seen
+        seen.add(done["fingerprint"])
+        assert hub.store.enrolment("north").fingerprint == done["fingerprint"]
+        north("pause", "--as", "dr-lind", "--reason", "an inspection")
+        north("resume", "--as", "dr-lind", "--reason", "it is over")
+    assert north("audit", "verify")["ok"]
+    assert kinds(north).count("keys_changed") == kinds(north).count("keys_told") == 3
+    said = verified(north)
+    assert "3 changes of keys and approvers are signed by the key before" in said
+    assert "was lost" not in said
+    assert hub.store.verify_log() == hub.store.entries()
+    assert hub.store.verify_signatures() >= 3
+    north("ledger", "verify")
+
+
+def test_an_approver_is_added_and_retired_by_those_who_approve_and_nobody_twice(hub, monkeypatch):
+    north = hub.site("north", "dr-lind")
+    north.approve_plan("mini")
+    done = north("approver", "add", "dr-okoye", "--as", "dr-lind")
+    assert done["in_force"]
+    assert set(hub.store.enrolment("north").approvers) == {"dr-lind", "dr-okoye"}
+    assert north.refused("approver", "add", "dr-okoye", "--as", "dr-lind", expect=12)["code"] == "E_NOT_APPROVED"
+    north("approver", "retire", "dr-lind", "--as", "dr-okoye")
+    assert set(hub.store.enrolment("north").approvers) == {"dr-okoye"} == set(north.desk.config.approvers)
+    row = north("status")["studies"][0]
+    assert not row["approved"], "what the retired one approved stays in the record, and is confirmed anew"
+    north("plan", "approve", "mini", "--as", "dr-okoye", "--understood", "local")
+    assert north.refused("approver", "retire", "dr-okoye", "--as", "dr-okoye", expect=12)
+    assert north.refused("approver", "add", "dr-lind", "--as", "dr-lind", expect=2)
+    assert north("audit", "verify")["ok"]
+    assert "2 changes of keys" in verified(north)
+
+
+def test_where_two_must_sign_one_alone_adds_and_retires_nobody(hub, monkeypatch):
+    monkeypatch.delenv("TRIBUTARY_PASSPHRASE")
+    for name in ("LEAD", "A", "B", "C", "D"):
+        monkeypatch.setenv(f"TRIBUTARY_PASSPHRASE_{name}", f"{name} {PASSPHRASE}" if name != "LEAD" else PASSPHRASE)
+    north = hub.site("north", "a", "b")
+    config = dataclasses.replace(north.desk.config, floors=SiteFloors(approvals=2))
+    config.save()
+    refused = north.refused("approver", "add", "c", "--as", "a", expect=12)
+    assert "2 approver(s)" in refused["message"] if "message" in refused else True
+    assert north.refused("approver", "add", "c", "--as", "a", "--as", "a", expect=12)
+    assert north.refused("approver", "retire", "b", "--as", "a", expect=12)
+    assert north("approver", "add", "c", "--as", "a", "--as", "b")["in_force"]
+    assert north("approver", "retire", "a", "--as", "b", "--as", "c")["in_force"]
+    assert north.refused("approver", "retire", "b", "--as", "b", "--as", "c", expect=12), "two must be left"
+
+
+def test_a_new_key_counts_only_with_the_words_it_needs_and_no_word_is_good_twice(hub):
+    north = hub.site("north")
+    ring = keys.keyring(north.desk)
+    agent, person, new = north.desk.release_key, hub_key(north, "dr-lind"), SigningKey.generate()
+    last = north.desk.ledger.entries()[-1]
+
+    def change(**values) -> KeyChange:
+        given = {"role": "approver", "action": "add", "name": "dr-okoye", "old": "", "new": new.public.hex, **values}
+        place = {"coordinator": "hub", "site": "north", "seq": last.seq, "head": last.hash, "day": "2026-05-01"}
+        return KeyChange(number=1, previous=GENESIS, **place, **given)
+
+    said = change()
+    assert open_key_change(said.signed([agent, person, new]), ring, needed=1) == said
+    for signers in ([agent, person], [agent, new], [person, new], [agent, new, SigningKey.generate()]):
+        with pytest.raises((SignatureRefusal, ApprovalRefusal)):
+            open_key_change(said.signed(signers), ring, needed=1)
+    twice = change(new=person.public.hex, name="dr-lind-again")
+    with pytest.raises(ApprovalRefusal, match="nobody's yet"):
+        open_key_change(twice.signed([agent, person]), ring, needed=1)
+    rotation = change(role="release", action="rotate", name="", old=agent.public.hex)
+    for signers in ([agent, person], [new, person], [agent, new]):
+        with pytest.raises((SignatureRefusal, ApprovalRefusal)):
+            open_key_change(rotation.signed(signers), ring, needed=1)
+    with north.desk.egress() as egress:
+        egress.membership([said.signed([agent, person, new])])
+        with pytest.raises(ReplayRefusal):
+            egress.membership(
+                [dataclasses.replace(said, name="dr-x", new=agent.public.hex).signed([agent, person, new])]
+            )
+        assert egress.membership([said.signed([agent, person, new])]).keys, "the same again changes nothing"
+    south = hub.site("south")
+    with south.desk.egress() as egress, pytest.raises(ReplayRefusal):
+        egress.membership([said.signed([agent, person, new])])
+
+
+def hub_key(site, name: str) -> SigningKey:
+    return SigningKey.load(site.desk.config.approver_key(name), PASSPHRASE)
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["keys.made", "keys.noted", "keys.before_replace", "keys.replaced", "keys.told", "ledger.before_commit"],
+)
+def test_killed_on_its_way_a_rotation_is_brought_to_an_end_or_was_none(hub, monkeypatch, place):
+    north = hub.site("north")
+    before = north("status")["fingerprint"]
+
+    class Killed(BaseException):
+        pass
+
+    def kill(name: str) -> None:
+        if name == place:
+            raise Killed
+
+    for module in ("site_agent.decide.keys", "site_agent.decide.key_files", "site_agent.ledger.chain"):
+        monkeypatch.setattr(f"{module}.reach", kill)
+    with pytest.raises((Killed, AssertionError)):
+        north("rotate-key", "release", "--as", "dr-lind")
+    monkeypatch.undo()
+    monkeypatch.setenv("TRIBUTARY_PASSPHRASE", PASSPHRASE)
+    north("run", "--once")
+    noted = kinds(north).count("keys_changed")
+    assert (north("status")["fingerprint"] == before) == (noted == 0)
+    assert hub.store.enrolment("north").fingerprint == north("status")["fingerprint"]
+    assert north("rotate-key", "release", "--as", "dr-lind")["in_force"]
+    assert north("audit", "verify")["ok"]
+    assert hub.store.verify_signatures() >= 1
+
+
+def test_a_lost_release_key_is_replaced_on_the_leads_word_and_every_export_says_so(hub):
+    north = hub.site("north")
+    north.approve_plan("mini")
+    north("pause", "--as", "dr-lind", "--reason", "an inspection")
+    north("resume", "--as", "dr-lind", "--reason", "it is over")
+    assert north.refused("rotate-key", "release", "--lost", "--as", "dr-lind", expect=2)
+    north.desk.config.release_key.unlink()
+    done = north("rotate-key", "release", "--lost", "--as", "dr-lind")
+    assert (done["in_force"], done["waits_for_lead"]) == (False, True)
+    hub.lead("rekey", "north", "--fingerprint", "ab " * 16, expect=30)
+    assert hub.lead("rekey", "north", "--fingerprint", done["fingerprint"])["in_force"]
+    north("run", "--once")
+    assert north.desk.ledger.membership().acknowledged == 1
+    assert north("audit", "verify")["ok"]
+    assert "the key of the site was lost, and another took its place without its word" in verified(north)
+    assert hub.store.verify_log() == hub.store.entries()
+
+
+def test_studies_go_on_under_the_secret_that_they_began_with(hospital, plan, table):
+    second = dataclasses.replace(plan, study="second")
+    site = hospital.joined().approved(plan).with_table(table)
+    site.json("release", "mini", "--wave", "1")
+    space = desk_of(site).ledger.holds("mini")[0].space
+    site.json("rotate-key", "snapshot", "--as", "dr-lind")
+    site.json("rotate-key", "snapshot", "--as", "dr-lind")
+    hospital.hub.grants.append(grant(1, None, study="second").signed([hospital.lead]).to_bytes())
+    site("grants")
+    site.approved(second).with_table(table, "second")
+    desk = desk_of(site)
+    assert set(desk.begun_under) == {"mini"}
+    assert desk.snapshot_key("mini") != desk.snapshot_key("second") == desk.config.snapshot_key.read_bytes()
+    source = desk.config.source("mini")
+    assert person_space(source, plan.dictionary, key=desk.snapshot_key("mini")) == space
+    assert site.json("audit", "verify")["ok"]
+
+
+def desk_of(site):
+    return Desk(site.home)

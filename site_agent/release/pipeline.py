@@ -244,9 +244,9 @@ def make_release(
 
     clock.enter(ReleaseStage.READ)
     table = _read(plan, source, site)
-    everyone = records.row_pseudonyms(table, plan.dictionary, key=site.snapshot_key)
+    everyone = records.row_pseudonyms(table, plan.dictionary, key=site.secret(plan.study))
     as_written = ledger.as_written(plan.study)
-    space = records.person_space(source, plan.dictionary, key=site.snapshot_key, as_written=as_written)
+    space = records.person_space(source, plan.dictionary, key=site.secret(plan.study), as_written=as_written)
     roles = plan.posture == "holdout"
     ledger.require_same_persons(hold, space, roles=roles)
     if everyone is not None and (roles or hold.touches == "new"):
@@ -376,7 +376,9 @@ def _read(plan: StudyPlan, source: TableSource, site: WorkingSite) -> Records:
     from site_agent.records import table as records
 
     as_written = site.ledger.as_written(plan.study)
-    return records.read(source, plan.dictionary, key=site.snapshot_key, rules=plan.release.edges, as_written=as_written)
+    return records.read(
+        source, plan.dictionary, key=site.secret(plan.study), rules=plan.release.edges, as_written=as_written
+    )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
