@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
 
-from shared.errors import PausedRefusal, Refusal, StateRefusal, UsageRefusal
+from shared.errors import ApprovalRefusal, PausedRefusal, Refusal, StateRefusal, UsageRefusal
 
 if TYPE_CHECKING:
     from shared.base.keys import SigningKey
@@ -234,7 +234,18 @@ class Desk:
         """
         from shared.passphrases import opened
 
+        self.require_in_time(name)
         return opened(self.config.approver_key(name), name, beside=beside)
+
+    def require_in_time(self, name: str) -> None:
+        """Refuse a deputy whose days are over. Raises: ApprovalRefusal."""
+        deputy_of, until = self.ledger.membership().deputies.get(name, ("", ""))
+        if until and today().isoformat() > until:
+            raise ApprovalRefusal(
+                f"a deputy must act for {deputy_of} within the days that were signed",
+                given=f"{name}, until {until}",
+                next_step=f"Retire {name}, and add them again: site-agent approver add --deputy-of {deputy_of}.",
+            )
 
     def release_id(self, prefix: str, *, sealed: bool = True) -> str:
         """The one release whose id starts with `prefix`; a mere reservation only where `sealed` is false.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import itertools
 import random
 import subprocess
@@ -12,13 +13,16 @@ import threading
 import pytest
 import site_desk
 from joined import PASSPHRASE, Joined
+from service import Hub, small_table
 from test_recovery import PLAN
 
+from coordinator.services.membership import Members
 from shared.base.chain import GENESIS
-from shared.base.keys import Envelope, SigningKey
-from shared.errors import ApprovalRefusal, BudgetRefusal, ReplayRefusal, SignatureRefusal, StateRefusal
-from shared.plans.grants import Grant, open_grant
-from shared.plans.key_changes import KeyChange, open_key_change
+from shared.base.keys import Envelope, PublicKey, SigningKey
+from shared.errors import ApprovalRefusal, BudgetRefusal, ReplayRefusal, SchemaRefusal, SignatureRefusal, StateRefusal
+from shared.membership.declined import DECLINED_TYPE, DeclinedNotice, open_notice
+from shared.membership.grants import Grant, open_grant
+from shared.membership.key_changes import KeyChange, open_key_change
 from shared.privacy import accountant as privacy
 from shared.wire.messages import AnchorReceipt
 from site_agent.config import SiteFloors
@@ -454,6 +458,30 @@ def test_a_lost_release_key_is_replaced_on_the_leads_word_and_every_export_says_
     assert hub.store.verify_log() == hub.store.entries()
 
 
+def test_a_ledger_from_before_two_rotations_is_recovered_through_both(hub):
+    north = hub.site("north")
+    north.approve_plan("mini")
+    north("pause", "--as", "dr-lind", "--reason", "an inspection")
+    north("resume", "--as", "dr-lind", "--reason", "it is over")
+    kept = {name: (north.home / name).read_bytes() for name in ("ledger.db", "ledger.head")}
+    for _ in range(2):
+        north("rotate-key", "release", "--as", "dr-lind")
+        north("approver", "add", f"dr-{_}", "--as", "dr-lind")
+    for path in north.home.glob("ledger.db-*"):
+        path.unlink()
+    for name, data in kept.items():
+        (north.home / name).write_bytes(data)
+    assert north.refused("status", expect=30)["code"] == "E_LEDGER", "the key here is newer than the ledger"
+    found = north("ledger", "recover")
+    assert found["state"] == "counted"
+    hub.lead("reanchor", "north", "--fingerprint", found["fingerprint"])
+    assert north("ledger", "recover")["state"] == "done"
+    assert north("audit", "verify")["ok"]
+    assert "4 changes of keys and approvers" in verified(north)
+    assert north("rotate-key", "release", "--as", "dr-lind")["in_force"]
+    assert hub.store.verify_signatures() >= 3
+
+
 def test_studies_go_on_under_the_secret_that_they_began_with(hospital, plan, table):
     second = dataclasses.replace(plan, study="second")
     site = hospital.joined().approved(plan).with_table(table)
@@ -474,3 +502,88 @@ def test_studies_go_on_under_the_secret_that_they_began_with(hospital, plan, tab
 
 def desk_of(site):
     return Desk(site.home)
+
+
+# -- keys that were in other hands ------------------------------------------------------------------------------------
+def test_what_was_accepted_after_a_day_counts_for_nothing_and_results_on_it_are_stale(tmp_path):
+    hub = Hub(tmp_path / "hub", PLAN, "north", "south")
+    with hub.serve():
+        for site in ("north", "south"):
+            for wave in (1, 2):
+                one = hub.seal(
+                    site, wave=wave, release_id=f"{wave}{site[0] == 'n':d}" * 16, table=small_table(seed=wave)
+                )
+                with hub.egress(site) as egress:
+                    egress.send(one.envelope, one.path)
+    second = [release for release in hub.store.releases() if release.wave == 2]
+    used = {release.bundle_sha256: release.site for release in second}
+    hub.store.save_result(
+        study="mini", wave=2, kind="mean", question={"q": 1}, used=used, numbers={"x": 1.0}, today=dt.date(2026, 5, 2)
+    )
+    assert [bool(result.withdrawn) for result in hub.store.results()] == [False]
+    day = dt.date.fromisoformat(second[0].accepted_day)
+    members = Members(hub.store, "hub")
+    assert members.distrust("north", day + dt.timedelta(days=1), day) == ()
+    assert len(members.distrust("north", day, day)) == 2
+    assert members.distrust("north", day, day) == (), "again changes nothing"
+    assert {release.site for release in hub.store.releases()} == {"south"}
+    assert len(hub.store.releases(withdrawn=True)) == 4
+    assert [len(result.withdrawn) for result in hub.store.results()] == [1]
+    assert len(list((hub.home / "bundles").glob("*.zip"))) == 4, "evidence stays"
+    assert {one.state for one in hub.store.holdings("mini", "north")} == {"accepted"}, "the site has not withdrawn it"
+    assert hub.store.verify_log() == hub.store.entries()
+    assert hub.store.verify_signatures() == 4
+    with hub.serve():
+        assert len(list((hub.home / "bundles").glob("*.zip"))) == 4
+
+
+# -- reasons and deputies ---------------------------------------------------------------------------------------------
+def test_a_reason_travels_to_the_lead_only_where_it_is_ticked_and_once(hub):
+    north = hub.site("north")
+    person = hub_key(north, "dr-lind")
+    said = {"coordinator": "hub", "site": "north", "study": "mini", "wave": 1, "release_id": "ab" * 16}
+    notice = DeclinedNotice(**said, decision="send_back", reason="Units of chol?", approver="dr-lind")
+    with north.desk.egress() as egress:
+        for _ in range(2):
+            egress.membership([notice.signed(person)])
+        for signer, other in ((SigningKey.generate(), notice), (person, dataclasses.replace(notice, site="south"))):
+            with pytest.raises((SignatureRefusal, ReplayRefusal)):
+                egress.membership([other.signed(signer)])
+    told = hub.lead("declined")["declined"]
+    assert [(one["site"], one["wave"], one["reason"]) for one in told] == [("north", 1, "Units of chol?")]
+    with pytest.raises(SchemaRefusal):
+        dataclasses.replace(notice, reason="x" * 501)
+
+
+def test_what_is_sent_back_says_nothing_outside_unless_its_person_ticks_it(hospital, plan, table):
+    site = hospital.joined().approved(plan).with_table(table)
+    full = site.json("release", "mini", "--wave", "1")["release_id"]
+    site("send-back", full[:8], "--as", "dr-lind", "--reason", "who is this")
+    site("grants")
+    assert not [one for one in hospital.hub.shown if one.payload_type == DECLINED_TYPE]
+    site("send-back", full[:8], "--as", "dr-lind", "--reason", "units of chol", "--tell-lead")
+    (notice,) = [one for one in hospital.hub.shown if one.payload_type == DECLINED_TYPE]
+    approvers = {name: PublicKey(key) for name, key in desk_of(site).config.approvers.items()}
+    assert open_notice(notice, approvers, coordinator="hub", site="north").reason == "units of chol"
+    assert site.json("audit", "verify")["ok"]
+
+
+def test_a_deputy_approves_in_somebodys_absence_until_a_day_and_never_beside_them(hub, monkeypatch):
+    north = hub.site("north")
+    with_day = ("--deputy-of", "dr-lind", "--until", "2999-01-01")
+    assert north.refused("approver", "add", "dr-ames", "--as", "dr-lind", "--deputy-of", "dr-lind", expect=30)
+    assert north.refused(
+        "approver", "add", "dr-ames", "--as", "dr-lind", "--deputy-of", "nobody", "--until", "2999-01-01", expect=12
+    )
+    north("approver", "add", "dr-ames", "--as", "dr-lind", *with_day)
+    assert hub.members().stands_in("north") == {"dr-ames": "dr-lind"}
+    site = hub.store.enrolment("north")
+    assert set(hub.members().in_force(site, dt.date(2998, 1, 1)).approvers) == {"dr-lind", "dr-ames"}
+    assert set(hub.members().in_force(site, dt.date(2999, 1, 2)).approvers) == {"dr-lind"}
+    monkeypatch.setenv("TRIBUTARY_TODAY", "2999-01-02")
+    assert north.refused("pause", "--as", "dr-ames", "--reason", "late", expect=12)
+    monkeypatch.delenv("TRIBUTARY_TODAY")
+    refused = north.refused("approver", "add", "dr-more", "--as", "dr-ames", expect=12)
+    assert refused["code"] == "E_NOT_APPROVED", "a deputy approves releases and names nobody"
+    north("approver", "retire", "dr-ames", "--as", "dr-lind")
+    assert hub.members().stands_in("north") == {}

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from coordinator.store.store import Store
     from shared.base.keys import Envelope, SigningKey
-    from shared.plans.grants import Grant
-    from shared.plans.leads import Leads
+    from shared.membership.grants import Grant
+    from shared.membership.leads import Leads
 
-__all__ = ["grant", "grants", "lead_add", "lead_list", "lead_retire", "rekey", "ungrant"]
+__all__ = ["declined", "grant", "grants", "lead_add", "lead_list", "lead_retire", "rekey", "ungrant"]
 
 InStudy = Annotated[str, typer.Option("--study", help="The study.")]
 Keys = Annotated[list[str] | None, typer.Option("--key", help="Name of a lead's key; repeat for several.")]
@@ -49,7 +49,7 @@ def _signing(config: CoordinatorConfig, names: Sequence[str] | None, least: int 
 def _next_grant(store: Store, config: CoordinatorConfig, site: str, study: str, *, granted: bool) -> Grant:
     from coordinator.services.membership import Members
     from shared.base.chain import GENESIS
-    from shared.plans.grants import Grant
+    from shared.membership.grants import Grant
 
     store.plan(study)
     found = store.enrolment(site)
@@ -195,6 +195,30 @@ def rekey(
     emit(answer, as_json=json, show=show)
 
 
+@app.command(rich_help_panel="Releases")
+def declined(
+    context: typer.Context,
+    study: Annotated[str, typer.Option("--study", help="One study; all without it.")] = "",
+    json: Json = False,
+) -> None:
+    """List what stewards chose to tell of releases that they rejected or sent back."""
+    from coordinator.services.membership import Members
+
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
+        rows = Members(store, config.name).declined(study)
+
+    def show(out: Console) -> None:
+        if not rows:
+            out.print("Nothing was told. A steward tells it by --tell-lead, and need not.")
+            return
+        names = ("day", "site", "study", "wave", "decision", "reason")
+        cells = [tuple(row[name] for name in names) for row in rows]
+        out.print(table(names, cells, right=("wave",)))
+
+    emit({"declined": rows}, as_json=json, show=show)
+
+
 # -- leads ------------------------------------------------------------------------------------------------------------
 def _changed(
     config: CoordinatorConfig, store: Store, name: str, after: Leads, key: list[str] | None, joins: SigningKey | None
@@ -202,7 +226,7 @@ def _changed(
     """Sign and log a change from those who lead now to `after`."""
     from coordinator.services.membership import Members
     from shared.base.chain import GENESIS
-    from shared.plans.leads import LeadChange
+    from shared.membership.leads import LeadChange
 
     members = Members(store, config.name)
     now = members.leads(config.home)
@@ -249,9 +273,9 @@ def lead_add(
     from coordinator.services.membership import Members
     from shared.base.failpoints import reach
     from shared.base.keys import SigningKey, write_private
+    from shared.membership.leads import Leads
     from shared.passphrases import chosen
     from shared.plans.invitation import is_plain_word
-    from shared.plans.leads import Leads
 
     config = CoordinatorConfig.load(context.obj)
     public, private = (config.home / "keys" / f"{name}.{kind}" for kind in ("pub", "pem"))
@@ -298,7 +322,7 @@ def lead_retire(
     from coordinator.cli.options import lead_keys
     from coordinator.services.membership import Members
     from shared.base.failpoints import reach
-    from shared.plans.leads import Leads
+    from shared.membership.leads import Leads
 
     config = CoordinatorConfig.load(context.obj)
     known = lead_keys(config)

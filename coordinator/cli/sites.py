@@ -228,16 +228,53 @@ def refuse(
 
 
 @app.command(rich_help_panel="Sites")
-def revoke(context: typer.Context, site: Site, dry_run: DryRun = False, json: Json = False) -> None:
-    """Shut a site out: its certificate and keys count for nothing from now on; its accepted releases stay."""
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        remaining = len([release for release in store.releases() if release.site == site])
+def revoke(
+    context: typer.Context,
+    site: Site,
+    since: Annotated[
+        str, typer.Option("--since", metavar="DATE", help="Day from which its keys may have been in other hands.")
+    ] = "",
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Shut a site out: its certificate and keys count for nothing from now on. --since: nor does what came after it."""
+    import datetime as dt
+
+    from coordinator.services.membership import Members
+
+    try:
+        first = dt.date.fromisoformat(since) if since else None
+    except ValueError:
+        raise ParameterError("--since must be an ISO date", given=repr(since)) from None
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
         _enrolment(store, site)
+        own = [release for release in store.releases() if release.site == site]
+        after = [release.release_id for release in own if first is not None and release.accepted_day >= since]
+        stale = [
+            result.id
+            for result in store.results()
+            if not result.withdrawn and {r.bundle_sha256 for r in own if r.release_id in after} & set(result.used)
+        ]
         if not dry_run:
             store.revoke_site(site)
-    answer = {"site": site, "revoked": not dry_run, "releases_kept": remaining}
-    words = f"{'would revoke' if dry_run else 'revoked'} {site}; {remaining} accepted releases stay"
-    emit(answer, as_json=json, show=lambda out: out.print(words))
+            if first is not None:
+                Members(store, config.name).distrust(site, first, today())
+    answer = {
+        "site": site,
+        "revoked": not dry_run,
+        "releases_kept": len(own) - len(after),
+        "distrusted": after,
+        "results_stale": stale,
+    }
+    words = f"{'would revoke' if dry_run else 'revoked'} {site}; {len(own) - len(after)} accepted releases stay"
+
+    def show(out: Console) -> None:
+        out.print(words)
+        if first is not None:
+            out.print(f"{len(after)} of {since} or later count for nothing any more; {len(stale)} results are stale.")
+
+    emit(answer, as_json=json, show=show)
 
 
 @app.command(rich_help_panel="Sites")

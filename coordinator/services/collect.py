@@ -549,7 +549,10 @@ class CollectionService:
             )
         if standing is not None:
             signers |= {self._stands(site, statement, newest, standing)}
-        approved = len(signers)
+        # A deputy signs in the place of another approver: the two together are one.
+        stands_in = self._members.stands_in(site.site)
+        signed = {name for name, key in site.approvers.items() if key.key_id in signers}
+        approved = len({stands_in.get(name, name) for name in signed})
         if newest.floors.author_apart and statement.author != AGENT:
             author = site.approvers.get(statement.author)
             if author is None or author.key_id in signers:
@@ -1029,7 +1032,7 @@ class CollectionService:
         A bundle that no transaction names was never acknowledged: it goes back to staging when its offer is there,
         else it is deleted. What is staged for a release that is settled is deleted.
         """
-        withdrawn = {stone.bundle_sha256 for stone in self._store.withdrawals()}
+        withdrawn = {stone.bundle_sha256 for stone in self._store.withdrawals(distrusted=False)}
         for folder in (self._bundles, self._quarantine):
             for digest in sorted(withdrawn & {path.stem for path in folder.glob("*.zip")}):
                 self._delete(digest)

@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from coordinator.store import schema as db
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.keys import Envelope, PublicKey
-from shared.plans.grants import Grant
-from shared.plans.key_changes import KeyChange, SiteKeyring
-from shared.plans.leads import LeadChange
+from shared.membership.grants import Grant
+from shared.membership.key_changes import KeyChange, SiteKeyring
+from shared.membership.leads import LeadChange
 
 __all__ = [
     "declined",

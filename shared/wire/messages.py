@@ -506,7 +506,7 @@ class Holdings:
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipRequest:
-    """Signed statements (`shared.plans.statements`) that the coordinator may not have yet, oldest first."""
+    """Signed statements (`shared.membership.statements`) that the coordinator may not have yet, oldest first."""
 
     statements: tuple[bytes, ...] = ()
 
@@ -521,9 +521,9 @@ class MembershipReply:
     """What the coordinator has of the calling site, each an envelope's bytes, oldest first.
 
     Args:
-        grants: of further studies, and their ends (`shared.plans.grants`).
-        leads: changes of its leads (`shared.plans.leads`).
-        keys: changes of the site's keys that are in force there (`shared.plans.key_changes`).
+        grants: of further studies, and their ends (`shared.membership.grants`).
+        leads: changes of its leads (`shared.membership.leads`).
+        keys: changes of the site's keys that are in force there (`shared.membership.key_changes`).
         taken: SHA-256 of each statement of the request that waits for the study lead.
     """
 

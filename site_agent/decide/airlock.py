@@ -406,9 +406,13 @@ def _require_no_old_copy(desk: Desk, last: AnchoredHead | None) -> None:
         )
 
 
-def decline(desk: Desk, release_id: str, *, name: str, reason: str, open_key: OpenKey, for_good: bool) -> Hold:
+def decline(
+    desk: Desk, release_id: str, *, name: str, reason: str, open_key: OpenKey, for_good: bool, tell: bool = False
+) -> Hold:
     """Reject sealed bytes for good, or send them back with a question; the charge stays either way.
 
+    Args:
+        tell: whether the study lead is told the reason; else it stays here, and that it was declined as well.
     Raises: UsageRefusal (no reason); SignatureRefusal (only who can open the key may decide in its name);
     ApprovalRefusal (a key that is not the registered one); StateRefusal.
     """
@@ -418,7 +422,8 @@ def decline(desk: Desk, release_id: str, *, name: str, reason: str, open_key: Op
     desk.outbox.get(release_id)
     key = open_key()
     with desk.locked():
-        hold = desk.outbox.decline(release_id, key, name, reason=reason, for_good=for_good)
+        told = desk.config.coordinator if tell else ""
+        hold = desk.outbox.decline(release_id, key, name, reason=reason, for_good=for_good, tell=told)
     witnessed(desk)
     return hold
 
@@ -430,7 +435,16 @@ def _apart(desk: Desk, plan: StudyPlan) -> bool:
 
 
 def _require_another_person(desk: Desk, hold: Hold, plan: StudyPlan, name: str) -> None:
-    """The site may have become stricter since the seal; the stricter of then and now holds."""
+    """The site may have become stricter since the seal; the stricter of then and now holds. A deputy and the one for
+    whom they stand in are one."""
+    deputies = {who: given[0] for who, given in desk.ledger.membership().deputies.items()}
+    signed = {deputies.get(one.name, one.name) for one in hold.approvals if not one.standing}
+    if name not in {one.name for one in hold.approvals} and deputies.get(name, name) in signed:
+        raise ApprovalRefusal(
+            f"{hold.approvals_needed} different approvers must sign, and a deputy signs in another's place",
+            given=f"{name}, beside {deputies.get(name, name)} or a deputy of theirs",
+            next_step="Another approver decides.",
+        )
     if (hold.author_apart or _apart(desk, plan)) and name == hold.author:
         raise ApprovalRefusal(
             "whoever had the release made must not approve it",

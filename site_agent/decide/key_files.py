@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from shared.base.failpoints import reach
 from shared.base.keys import SigningKey, write_private
 from shared.errors import IntegrityRefusal, LedgerRefusal
-from shared.plans.key_changes import snapshot_mark
+from shared.membership.key_changes import snapshot_mark
 from site_agent.ledger.book import Ledger
 from site_agent.ledger.files import fsync_folder
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from shared.base.chain import GENESIS
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, SigningKey, write_private
-from shared.errors import ApprovalRefusal, NetworkRefusal, ParameterError, Refusal, StateRefusal
-from shared.plans.key_changes import KeyChange, SiteKeyring, open_key_change, snapshot_mark
+from shared.errors import ApprovalRefusal, LedgerRefusal, NetworkRefusal, ParameterError, Refusal, StateRefusal
+from shared.membership.key_changes import KeyChange, SiteKeyring, open_key_change, snapshot_mark
 from site_agent.decide import key_files, membership
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ChangedKey",
     "add_approver",
+    "adopt_forgotten",
     "keyring",
     "needed",
     "replace_approver",
@@ -210,6 +211,44 @@ def replace_approver(
         reach("approver.noted")
         membership.settle_approvers(desk)
     return _told(desk, said, new=key.public)
+
+
+# -- a ledger that was put back ---------------------------------------------------------------------------------------
+def adopt_forgotten(desk: Desk) -> int:
+    """Note changes of keys that a ledger put back from a backup has forgotten, as the coordinator has kept them.
+
+    Each was signed by the key before it, from one that this ledger knows on, and by the one that is here now.
+
+    Returns: how many were noted; 0 where none was forgotten.
+    Raises: LedgerRefusal (the keys here do not follow from those of the ledger), SignatureRefusal, NetworkRefusal.
+    """
+    from site_agent.desk import door
+    from site_agent.ledger.book import Ledger
+
+    config = desk.config
+    here = SigningKey.load(config.release_key)
+    tagger = SigningKey.load(config.tag_key) if config.tag_key.exists() else None
+    book = Ledger.without_key(config.ledger, here, site=config.site, tagger=tagger)
+    known = book.membership()
+    with door(config) as egress:
+        shown = [Envelope.from_bytes(data) for data in egress.membership().keys]
+    own = [envelope.payload for _, envelope in known.keys]
+    forgotten = shown[len(own) :]
+    if not forgotten or [one.payload for one in shown[: len(own)]] != own:
+        return 0
+    said = [KeyChange.said(envelope) for envelope in forgotten]
+    released = [one.new for one in said if one.role == "release"]
+    if (released[-1] if released else known.current.hex) != here.public.hex:
+        raise LedgerRefusal(
+            "the release key here must be the one to which the changes of this site lead",
+            given="another",
+            next_step="Restore keys/ as it was with the newest ledger. A key that is lost is replaced: site-agent "
+            "rotate-key release --lost.",
+        )
+    book.forgotten_keys(forgotten, signer=here)
+    reach("keys.adopted")
+    desk.forget()
+    return len(forgotten)
 
 
 # -- the agent's keys -------------------------------------------------------------------------------------------------

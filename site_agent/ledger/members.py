@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import ParameterError, StateRefusal
-from shared.plans.grants import Grant
-from shared.plans.key_changes import KeyChange
-from shared.plans.leads import LeadChange
+from shared.membership.grants import Grant
+from shared.membership.key_changes import KeyChange
+from shared.membership.leads import LeadChange
 from site_agent.ledger.entries import tag_proof
 from site_agent.ledger.holds import require_word
 from site_agent.ledger.membership import Membership

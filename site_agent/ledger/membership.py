@@ -11,10 +11,10 @@ from typing import Any
 
 from shared.base.keys import Envelope, PublicKey
 from shared.errors import StateRefusal
-from shared.plans.grants import Grant
-from shared.plans.key_changes import KEY_CHANGE_TYPE, KeyChange
-from shared.plans.leads import LeadChange
-from shared.plans.statements import Chained, require_next
+from shared.membership.grants import Grant
+from shared.membership.key_changes import KEY_CHANGE_TYPE, KeyChange
+from shared.membership.leads import LeadChange
+from shared.membership.statements import Chained, require_next
 from site_agent.ledger.holds import Entry
 
 __all__ = ["KINDS", "Membership", "folded"]
