@@ -166,7 +166,7 @@ def record(desk: Desk, study: str) -> dict[str, bytes]:
     return files
 
 
-def _line(entry: Entry, tag: str, study: str, studies: Mapping[str, str], since: int) -> dict[str, Any]:
+def _line(entry: Entry, tag: str, study: str, studies: Mapping[str, str], since: int = 1) -> dict[str, Any]:
     """An entry; of another study only what the chain needs, and its tags.
 
     Args:

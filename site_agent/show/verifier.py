@@ -138,7 +138,7 @@ def ledger(files: Files, keys: Body, study: str) -> list[Body]:
         )
         must(own or (not one["proof"] and one is not made[-1]), "the study's tag must be signed by the site's key")
     first = entries[0].get("body", {})
-    chain = KeyChain(first.get("release_key", ""), keys)
+    chain = KeyChain(first.get("release_key", keys["release_key"]), keys)
     head, tagged = NOTHING, False
     for number, entry in enumerate(entries, start=1):
         about, whole = entry.get("tags"), "body" in entry
@@ -170,7 +170,8 @@ def ledger(files: Files, keys: Body, study: str) -> list[Body]:
             of += [charge["study"] for charge in entry["body"].get("charges", ())] if entry["kind"] == "lost" else []
             must(study not in of or tag in (about or []) or not tag, f"entry {number} must carry the tag of its study")
             must(set(of) <= {study}, f"entry {number} must name the study whose tag it carries")
-    must(first.get("site") == keys["site"], "the first entry must name this site and its key")
+    named = (first.get("release_key"), first.get("site")) == (chain.keys[0], keys["site"])
+    must(named, "the first entry must name this site and its key")
     must(chain.key == keys["release_key"], "the last release key must be the one that signs this export")
     must([one["key"] for one in made] == chain.tags, "the keys of the tags must be those that the ledger names")
     keys["release_keys"], keys["key_chain"] = chain.keys, chain
@@ -196,14 +197,13 @@ class KeyChain:
     """
 
     def __init__(self, key: str, keys: Body) -> None:
-        self.key, self.keys, self.tags, self.site = key, [key], [key], keys["site"]
-        self.people, self.coordinator = people(keys), keys["coordinator"]
+        self.key, self.keys, self.tags, self.known = key, [key], [key], keys
         self.changes, self.last = 0, NOTHING
         self.lost: list[tuple[int, str]] = []
 
     def follow(self, entry: Body, before: str) -> None:
         """Take the changes of an entry. Raises: Wrong: one that those who must have not signed, or of another place."""
-        what = f"entry {entry['seq']}: a change of keys"
+        what, persons = f"entry {entry['seq']}: a change of keys", people(self.known)
         again = entry["body"].get("again")
         must(len(entry["body"]["envelopes"]) == 1 or again, f"{what} must be one")
         for text in entry["body"]["envelopes"]:
@@ -211,8 +211,8 @@ class KeyChain:
             claimed = json.loads(base64.b64decode(body["payload"]))
             shown = claimed["new"] if claimed["role"] in ("release", "approver") else ""
             known = {"before": [self.key], "new": [shown] if shown else []}
-            said, signers, payload = opened(what, text.encode(), "key-change", {**self.people, **known})
-            here = (said["site"], said["coordinator"]) == (self.site, self.coordinator)
+            said, signers, payload = opened(what, text.encode(), "key-change", {**persons, **known})
+            here = (said["site"], said["coordinator"]) == (self.known["site"], self.known["coordinator"])
             must(here, f"{what} must be of this site and its coordinator")
             must((said["number"], said["previous"]) == (self.changes + 1, self.last), f"{what} must follow the last")
             at = (said["seq"], said["head"]) == (entry["seq"] - 1, before)
@@ -220,7 +220,7 @@ class KeyChain:
             release, lost = said["role"] == "release", said["action"] == "replace"
             must("before" in signers or (release and lost), f"{what} must be signed by the release key before it")
             must("new" in signers or not shown, f"{what} must be signed by the new key")
-            named = signers & self.people.keys() - ({said["name"]} if said["new"] and not lost else set())
+            named = signers & persons.keys() - ({said["name"]} if said["new"] and not lost else set())
             must(named or (lost and not release), f"{what} must be signed by somebody who approves here")
             must(not release or said["old"] == self.key, f"{what} must begin at the key in force")
             if lost:
