@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import itertools
+import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -13,18 +15,27 @@ import threading
 import pytest
 import site_desk
 from joined import PASSPHRASE, Joined
-from service import Hub, small_table
+from service import Hub, anchor_head, small_table
 from test_recovery import PLAN
 
 from coordinator.services.membership import Members
 from shared.base.chain import GENESIS
 from shared.base.keys import Envelope, PublicKey, SigningKey
-from shared.errors import ApprovalRefusal, BudgetRefusal, ReplayRefusal, SchemaRefusal, SignatureRefusal, StateRefusal
+from shared.errors import (
+    ApprovalRefusal,
+    BudgetRefusal,
+    ReplayRefusal,
+    RoleRefusal,
+    SchemaRefusal,
+    SignatureRefusal,
+    StateRefusal,
+)
 from shared.membership.declined import DECLINED_TYPE, DeclinedNotice, open_notice
 from shared.membership.grants import Grant, open_grant
 from shared.membership.key_changes import KeyChange, open_key_change
+from shared.plans.plan import open_plan, sign_plan
 from shared.privacy import accountant as privacy
-from shared.wire.messages import AnchorReceipt
+from shared.wire.messages import AnchorReceipt, Chunk, OfferRequest
 from site_agent.config import SiteFloors
 from site_agent.decide import keys, membership
 from site_agent.desk import Desk
@@ -502,6 +513,128 @@ def test_studies_go_on_under_the_secret_that_they_began_with(hospital, plan, tab
 
 def desk_of(site):
     return Desk(site.home)
+
+
+def killed(module: str, place: str, *argv: object) -> int:
+    """Run a command in a process of its own that dies at `place`; its exit status."""
+    env = {**os.environ, "TRIBUTARY_FAILPOINT": place}
+    done = subprocess.run([sys.executable, "-m", module, *map(str, argv)], env=env, capture_output=True, check=False)
+    return done.returncode
+
+
+def test_killed_minus_nine_at_each_step_of_a_rotation_a_site_goes_on_with_one_key(hub):
+    north = hub.site("north")
+    for number, place in enumerate(("keys.noted", "keys.before_replace", "ledger.head.before_rename"), start=1):
+        before = north("status")["fingerprint"]
+        argv = ("rotate-key", "release", "--as", "dr-lind", "--home", north.home)
+        assert killed("site_agent.cli", place, *argv) == -signal.SIGKILL, place
+        north("run", "--once")
+        assert north("status")["fingerprint"] != before
+        assert kinds(north).count("keys_changed") == number
+        assert hub.store.enrolment("north").fingerprint == north("status")["fingerprint"]
+    argv = ("approver", "add", "dr-ames", "--as", "dr-lind", "--home", north.home)
+    assert killed("site_agent.cli", "approver.noted", *argv) == -signal.SIGKILL
+    north("run", "--once")
+    assert set(north.desk.config.approvers) == {"dr-lind", "dr-ames"} == set(hub.store.enrolment("north").approvers)
+    assert north("audit", "verify")["ok"]
+
+
+def test_killed_minus_nine_a_grant_is_in_the_log_once_or_not_at_all(hub):
+    hub.site("north")
+    hub.publish("stroke")
+    argv = ("--home", hub.home, "grant", "north", "--study", "stroke")
+    for place in ("grant.before_log", "grant.before_commit"):
+        assert killed("coordinator.cli", place, *argv) == -signal.SIGKILL
+        assert hub.members().grants("north") == ()
+    assert killed("coordinator.cli", "grant.committed", *argv) == -signal.SIGKILL
+    assert [said.study for said, _ in hub.members().grants("north")] == ["stroke"]
+    hub.lead("grant", "north", "--study", "stroke", expect=2)
+    assert hub.store.verify_log() == hub.store.entries() == 1
+
+
+def test_a_rotation_while_an_upload_is_half_done_lets_the_same_bytes_go_on_under_the_new_key(tmp_path):
+    hub = Hub(tmp_path / "hub", PLAN, "north")
+    north, members = hub.sites["north"], Members(hub.store, "hub")
+    sealed, last = hub.seal("north"), anchor_head("north", 3)
+    data, new = sealed.path.read_bytes(), SigningKey.generate()
+    place = {"coordinator": "hub", "site": "north", "seq": 3, "head": last.head, "day": "2026-05-01"}
+    said = KeyChange(
+        number=1,
+        previous=GENESIS,
+        role="release",
+        action="rotate",
+        name="",
+        old=north.release.public.hex,
+        new=new.public.hex,
+        **place,
+    )
+    with hub.serve(), hub.client("north") as client:
+        client.call("Offer", OfferRequest(envelope=sealed.envelope.to_bytes()), timeout=10)
+
+        def chunks():
+            digest = sealed.statement.bundle_sha256
+            yield Chunk(bundle_sha256=digest, offset=0, data=data[:100])
+            members.change_key("north", said.signed([north.release, new, north.steward]), dt.date(2026, 5, 1))
+            yield Chunk(bundle_sha256=digest, offset=100, data=data[100:])
+
+        with pytest.raises((SignatureRefusal, RoleRefusal)):
+            client.call("Upload", chunks(), timeout=20)
+        assert hub.store.releases() == ()
+        again = sealed.statement.sign([new, north.steward])
+        with hub.egress("north") as egress:
+            egress.send(again, sealed.path)
+    assert len(hub.store.releases()) == 1
+    assert hub.store.verify_signatures() == 1
+    assert hub.store.verify_log() == hub.store.entries() == 2
+
+
+# -- leads ------------------------------------------------------------------------------------------------------------
+def test_leads_come_and_go_by_the_signatures_of_those_who_lead_and_sites_follow(hub):
+    north = hub.site("north")
+    hub.publish("stroke")
+    assert not hub.lead("lead", "add", "b", "--dry-run")["added"]
+    assert hub.lead("lead", "add", "b", "--threshold", "2")["to_sign_anew"] == ["mini", "stroke"]
+    for study in ("mini", "stroke"):
+        hub.lead("plan", "cosign", study, "--key", "b")
+    hub.lead("lead", "add", "b", expect=2)
+    hub.lead("grant", "north", "--study", "stroke", "--key", "lead", expect=10)
+    hub.lead("grant", "north", "--study", "stroke", "--key", "lead", "--key", "b")
+    north("run", "--once")
+    assert (len(north.desk.config.leads), north.desk.config.threshold) == (2, 2)
+    assert north.desk.config.studies == ("mini", "stroke")
+    hub.lead("lead", "retire", "lead", "--key", "lead", "--key", "b", expect=2)
+    hub.lead("lead", "add", "c", "--key", "lead", "--key", "b")
+    gone = hub.lead("lead", "retire", "lead", "--key", "c", "--key", "b")
+    assert gone["to_sign_anew"] == ["mini", "stroke"], "signed by one who has left, alone"
+    hub.publish("mini", version=2)
+    north("run", "--once")
+    desk = north.desk
+    assert len(desk.config.leads) == 2
+    assert len(desk.config.retired_leads) == 1
+    assert [desk.plans.plan("mini", version).version for version in (1, 2)] == [1, 2], "what was taken stays theirs"
+    old = sign_plan(dataclasses.replace(PLAN, version=3), [hub_lead(hub, "retired/lead")])
+    with pytest.raises(SignatureRefusal):
+        desk.plans.receive("mini", old, today=dt.date(2026, 5, 1))
+    assert north("audit", "verify")["ok"]
+    assert hub.store.verify_log() == hub.store.entries()
+    assert [row["name"] for row in hub.lead("lead", "list")["changes"]] == ["b", "c", "lead"]
+
+
+def hub_lead(hub, name: str) -> SigningKey:
+    return SigningKey.load(hub.home / "keys" / f"{name}.pem", PASSPHRASE)
+
+
+def test_a_plan_that_asks_for_two_leads_is_not_opened_with_one_and_others_keep_their_hash():
+    a, b = SigningKey.generate(), SigningKey.generate()
+    leads = {key.public.key_id: key.public for key in (a, b)}
+    plan = dataclasses.replace(PLAN, floors=dataclasses.replace(PLAN.floors, leads=2))
+    assert "leads" not in PLAN.to_canonical()["floors"]
+    assert plan.to_canonical()["floors"]["leads"] == 2
+    assert open_plan(sign_plan(plan, [a, b]), leads) == plan
+    with pytest.raises(SignatureRefusal):
+        open_plan(sign_plan(plan, [a]), leads)
+    with pytest.raises(SignatureRefusal):
+        open_plan(sign_plan(plan, [a, a]), leads)
 
 
 # -- keys that were in other hands ------------------------------------------------------------------------------------

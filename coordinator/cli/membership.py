@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.options import DryRun, Json, Site, app, lead_app, lead_key, open_store, show_facts, today
+from coordinator.cli.options import (
+    DryRun,
+    Json,
+    Site,
+    app,
+    lead_app,
+    lead_key,
+    lead_keys,
+    open_store,
+    plan_app,
+    show_facts,
+    today,
+)
 from coordinator.config import CoordinatorConfig
 from shared.errors import ParameterError, PlanRefusal, StateRefusal
 from shared.terminal import emit, table
@@ -21,7 +33,7 @@ if TYPE_CHECKING:
     from shared.membership.grants import Grant
     from shared.membership.leads import Leads
 
-__all__ = ["declined", "grant", "grants", "lead_add", "lead_list", "lead_retire", "rekey", "ungrant"]
+__all__ = ["declined", "grant", "grants", "lead_add", "lead_list", "lead_retire", "plan_cosign", "rekey", "ungrant"]
 
 InStudy = Annotated[str, typer.Option("--study", help="The study.")]
 Keys = Annotated[list[str] | None, typer.Option("--key", help="Name of a lead's key; repeat for several.")]
@@ -30,8 +42,6 @@ Lead = Annotated[str, typer.Argument(help="Name of the lead.")]
 
 def _signing(config: CoordinatorConfig, names: Sequence[str] | None, least: int = 1) -> list[SigningKey]:
     """The opened keys of as many leads as must sign. Raises: PlanRefusal (too few), PassphraseRefusal."""
-    from coordinator.cli.options import lead_keys
-
     known = lead_keys(config)
     chosen = list(dict.fromkeys(names or [*known][: max(config.threshold, least)]))
     unknown = [name for name in chosen if name not in known]
@@ -303,13 +313,17 @@ def lead_add(
             if least != config.threshold:
                 write_private(config.home / FILE_NAME, replace(config, threshold=least).to_toml().encode())
             fingerprint = new.public.fingerprint
+        resting = _resting(store, Leads(keys=now.keys, threshold=least))
     answer = {"lead": name, "fingerprint": fingerprint, "threshold": least, "log_index": index, "added": not dry_run}
+    answer["to_sign_anew"] = resting
 
     def show(out: Console) -> None:
         out.print(f"{'would add' if dry_run else 'added'} {name} as a lead; {least} must sign", style="bold")
         if index is not None:
             show_facts(out, ("key", fingerprint), ("log entry", f"{index}"))
             out.print("Sites follow at their agents' next round: those who lead now have signed it.")
+        for study in resting:
+            out.print(f"The newest plan of {study} carries too few signatures: coordinator plan cosign {study}.")
 
     emit(answer, as_json=json, show=show)
 
@@ -319,7 +333,6 @@ def lead_retire(
     context: typer.Context, name: Lead, key: Keys = None, dry_run: DryRun = False, json: Json = False
 ) -> None:
     """Retire a lead, signed by the leads: their key signs nothing new. What they signed stays signed."""
-    from coordinator.cli.options import lead_keys
     from coordinator.services.membership import Members
     from shared.base.failpoints import reach
     from shared.membership.leads import Leads
@@ -362,10 +375,32 @@ def lead_retire(
     emit(answer, as_json=json, show=show)
 
 
+@plan_app.command("cosign")
+def plan_cosign(
+    context: typer.Context,
+    study: Annotated[str, typer.Argument(help="The study.")],
+    key: Keys = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Add leads' signatures to a study's newest plan: the same plan, which sites need not approve anew."""
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
+        stored = store.plan(study)
+        envelope = stored.envelope
+        names = list(dict.fromkeys(key or lead_keys(config)))
+        if not dry_run:
+            for name in names:
+                envelope = envelope.also_signed(lead_key(config, name))
+            store.add_plan(envelope, stored.plan)
+    answer = {"study": study, "version": stored.plan.version, "signed_by": names, "signed": not dry_run}
+    words = f"{'would add' if dry_run else 'added'} the signatures of {', '.join(names)} to {study}"
+    emit(answer, as_json=json, show=lambda out: out.print(f"{words}, version {stored.plan.version}"))
+
+
 @lead_app.command("list")
 def lead_list(context: typer.Context, json: Json = False) -> None:
     """List who leads, how many must sign, and every change."""
-    from coordinator.cli.options import lead_keys
     from coordinator.services.membership import Members
 
     config = CoordinatorConfig.load(context.obj)

@@ -711,6 +711,7 @@ class CollectionService:
 
             def recheck(receipt: Receipt) -> None:
                 now = self._site(call)
+                self._signed(now, envelope)  # by the key that is in force where it is logged: the site may have another
                 self._planned(now, statement, envelope, standing)
                 if self._acknowledged(statement):
                     self._require_once(receipt, plan)

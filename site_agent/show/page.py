@@ -248,6 +248,7 @@ def application(
             desk,
             session,
             here="/plans",
+            grants=sorted(desk.ledger.membership().studies.items()),
             plans=found,
             missing=MISSING,
             standing=standing,
