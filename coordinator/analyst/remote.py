@@ -35,6 +35,7 @@ from shared.errors import (
     Refusal,
     StateRefusal,
 )
+from shared.estimands.kinds import KINDS, OPTIONS
 from shared.privacy.stated import shown_column, shown_price
 from shared.terminal import write_table
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from coordinator.analyst.log_check import FollowedLog, LogAudit
     from coordinator.pooling.pool import PooledResult
     from shared.estimands.answer import Estimate, Scale
+    from shared.estimands.kinds import Kind
     from shared.releases.synthetic import Synthesis
     from shared.wire.transport import Client
 
@@ -332,6 +334,23 @@ class Connection(_Shown, Mapping[str, "Study"]):
         self.close()
 
 
+def _asking(kind: Kind) -> Callable[..., Result]:
+    """The method of `Study` that asks a question of this kind: its formula or columns, and `Study.query`'s settings."""
+    known = KINDS[kind]
+
+    def ask(study: Study, *said: str, **how: Any) -> Result:
+        named = (*said, *(how.pop(name) for name in (known.argument[0],) if name in how))
+        if not named or (len(named) > 1 and known.shape != "columns"):
+            raise ParameterError(f"{kind} must be given {known.needs}, in one text", given=f"{len(named)} texts")
+        for option in known.must:
+            if how.get(option) is None:
+                raise ParameterError(f"{kind} must be given {option}=", given="none", next_step=OPTIONS[option].help)
+        return study.query(kind, f"~ {' + '.join(named)}" if known.shape == "columns" else named[0], **how)
+
+    ask.__name__, ask.__doc__ = kind, known.asks
+    return ask
+
+
 class Study(_Shown):
     """One study: its dictionary, its releases, and whatever is asked of them.
 
@@ -604,10 +623,6 @@ class Study(_Shown):
         """Ask a planned analysis by its name; the record says ``confirmatory`` unless told otherwise."""
         return self.query("", name, term=term, **{"label": "confirmatory", **how})
 
-    def cox(self, formula: str, *, term: str = "", **how: Any) -> Result:
-        """Cox regression: ``Surv(time, event) ~ sbp + age``; the result is a hazard ratio."""
-        return self.query("cox", formula, term=term, **how)
-
     def glm(self, formula: str, *, family: str = "binomial", term: str = "", **how: Any) -> Result:
         """A generalised linear model of family gaussian, binomial or poisson."""
         kinds = {"gaussian": "ols", "binomial": "logistic", "poisson": "poisson"}
@@ -615,53 +630,19 @@ class Study(_Shown):
             raise ParameterError(f"family must be one of {', '.join(kinds)}", given=repr(family))
         return self.query(kinds[family], formula, term=term, **how)
 
-    def ols(self, formula: str, *, term: str = "", **how: Any) -> Result:
-        """Linear regression."""
-        return self.query("ols", formula, term=term, **how)
-
-    def logistic(self, formula: str, *, term: str = "", **how: Any) -> Result:
-        """Logistic regression; the result is an odds ratio."""
-        return self.query("logistic", formula, term=term, **how)
-
-    def poisson(self, formula: str, *, term: str = "", **how: Any) -> Result:
-        """Poisson regression; the result is a rate ratio."""
-        return self.query("poisson", formula, term=term, **how)
-
-    def km(self, formula: str, *, at: float, term: str = "", **how: Any) -> Result:
-        """Kaplan-Meier: the share without the event at time `at`: ``Surv(time, event) ~ arm``, or ``~ 1``."""
-        return self.query("km", formula, term=term, at=at, **how)
-
-    def rmst(self, formula: str, *, tau: float, term: str = "", **how: Any) -> Result:
-        """Restricted mean survival time until `tau`."""
-        return self.query("rmst", formula, term=term, tau=tau, **how)
-
-    def logrank(self, formula: str, *, term: str = "", **how: Any) -> Result:
-        """Log-rank comparison, as Peto's log hazard ratio: ``Surv(time, event) ~ arm``."""
-        return self.query("logrank", formula, term=term, **how)
-
-    def two_by_two(self, formula: str, *, measure: str = "OR", **how: Any) -> Result:
-        """Two groups and an outcome: ``died ~ arm``; OR, RR or RD."""
-        return self.query("two_by_two", formula, measure=measure, **how)
-
-    def mean(self, column: str, **how: Any) -> Result:
-        """Mean of a column."""
-        return self.query("mean", column, **how)
-
-    def proportion(self, outcome: str, **how: Any) -> Result:
-        """Proportion of rows for which something holds, as in ``sbp > 140``."""
-        return self.query("proportion", outcome, **how)
-
-    def difference(self, formula: str, *, term: str = "", **how: Any) -> Result:
-        """Difference of means to the first group: ``sbp ~ arm``."""
-        return self.query("difference", formula, term=term, **how)
-
-    def ratio(self, formula: str, *, term: str = "", **how: Any) -> Result:
-        """Ratio of means to the first group: ``sbp ~ arm``."""
-        return self.query("ratio", formula, term=term, **how)
-
-    def correlation(self, *columns: str, structure: str = "pearson", **how: Any) -> Result:
-        """Correlation of two columns; with structure ``cs`` the one correlation of all of them, of equal variance."""
-        return self.query("correlation", f"~ {' + '.join(columns)}", structure=structure, **how)
+    cox = _asking("cox")
+    ols = _asking("ols")
+    logistic = _asking("logistic")
+    poisson = _asking("poisson")
+    km = _asking("km")
+    rmst = _asking("rmst")
+    logrank = _asking("logrank")
+    two_by_two = _asking("two_by_two")
+    mean = _asking("mean")
+    proportion = _asking("proportion")
+    difference = _asking("difference")
+    ratio = _asking("ratio")
+    correlation = _asking("correlation")
 
 
 class Result(_Shown):
