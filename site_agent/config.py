@@ -425,6 +425,20 @@ class SiteConfig:
         return self.home / "keys" / "release.pem"
 
     @property
+    def next_release_key(self) -> Path:
+        """The agent's next signing key, from before the ledger names it until it takes the other's place."""
+        return self.home / "keys" / "release.next.pem"
+
+    @property
+    def tag_key(self) -> Path:
+        """The first release key, once there is another: it signs nothing more but the tags of studies."""
+        return self.home / "keys" / "tags.pem"
+
+    def former_snapshot_key(self, mark: str) -> Path:
+        """A secret of keyed hashes that studies go on with which began under it."""
+        return self.home / "keys" / "snapshot" / f"{mark[:32]}.key"
+
+    @property
     def tls_key(self) -> Path:
         """The private key of this site's TLS certificate."""
         return self.home / "keys" / "tls.pem"

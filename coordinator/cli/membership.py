@@ -1,4 +1,4 @@
-"""Who may do what, signed by leads: ``grant``, ``ungrant``, ``grants``, ``lead add``, ``retire`` and ``list``."""
+"""Who may do what, signed by leads: ``grant``, ``ungrant``, ``grants``, ``rekey``; ``lead add``, ``retire``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shared.plans.grants import Grant
     from shared.plans.leads import Leads
 
-__all__ = ["grant", "grants", "lead_add", "lead_list", "lead_retire", "ungrant"]
+__all__ = ["grant", "grants", "lead_add", "lead_list", "lead_retire", "rekey", "ungrant"]
 
 InStudy = Annotated[str, typer.Option("--study", help="The study.")]
 Keys = Annotated[list[str] | None, typer.Option("--key", help="Name of a lead's key; repeat for several.")]
@@ -164,6 +164,35 @@ def grants(context: typer.Context, json: Json = False) -> None:
             out.print(f"{site} takes part in {', '.join(studies) or 'no study'}")
 
     emit({"grants": rows, "studies": takes_part}, as_json=json, show=show)
+
+
+@app.command(rich_help_panel="Sites")
+def rekey(
+    context: typer.Context,
+    site: Site,
+    fingerprint: Annotated[str, typer.Option("--fingerprint", help="What the site's steward read to you.")],
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Put a new key of a site in force whose old one is lost, by the fingerprint that its steward read out."""
+    from coordinator.services.membership import Members
+
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
+        members = Members(store, config.name)
+        waiting = members.waiting(site)
+        if dry_run or not waiting:
+            said = waiting[0][0] if waiting else members.allow(site, fingerprint, today())
+        else:
+            said = members.allow(site, fingerprint, today())
+    answer = {"site": site, "role": said.role, "name": said.name, "new": said.new, "in_force": not dry_run}
+
+    def show(out: Console) -> None:
+        whose = f"of {said.name} at {site}" if said.name else f"of {site}"
+        out.print(f"{'would put' if dry_run else 'put'} another {said.role} key {whose} in force", style="bold")
+        out.print("The old key has not signed this: every later export of the site says so, and so does the log.")
+
+    emit(answer, as_json=json, show=show)
 
 
 # -- leads ------------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Members:
 
     def __init__(self, store: Store, coordinator: str) -> None:
         self._store, self.coordinator = store, coordinator
-        self._read, self._write = store.extended(db.meta)
+        self._read, self._write = store.read, store.write
 
     # -- grants -----------------------------------------------------------------------------------------------------
     def grants(self, site: str) -> tuple[tuple[Grant, Envelope], ...]:

@@ -7,7 +7,7 @@ Each row holds the signed statement itself and its place in the log. Rows are re
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -33,6 +33,7 @@ __all__ = [
     "lead_changes",
     "lead_leaf",
     "logged",
+    "takes_part",
 ]
 
 _word = sa.String(64)
@@ -124,6 +125,12 @@ def granted(c: sa.Connection, site: str) -> dict[str, bool]:
     """The last word of the leads on each study that a site was granted."""
     rows = c.execute(sa.select(grants).where(grants.c.site == site).order_by(grants.c.number))
     return {row.study: bool(row.granted) for row in rows}
+
+
+def takes_part(c: sa.Connection, site: str, invited: Sequence[str]) -> list[str]:
+    """Studies of a site that joins by an invitation, with what it was granted and not taken out of since."""
+    said = granted(c, site)
+    return [*invited, *(study for study, within in said.items() if within and study not in invited)]
 
 
 def ever_granted(c: sa.Connection, site: str) -> set[str]:

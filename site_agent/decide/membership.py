@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from site_agent.desk import Desk
     from site_agent.egress import Egress
 
-__all__ = ["MembershipNews", "look", "own_leads", "settle_studies"]
+__all__ = ["MembershipNews", "look", "own_leads", "settle_approvers", "settle_studies"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,7 @@ def look(desk: Desk, egress: Egress, *, dry_run: bool = False) -> MembershipNews
         leads = _follow_leads(desk, reply)
         granted, ungranted = _note_grants(desk, reply)
         settle_studies(desk)
+        settle_approvers(desk)
     _show_again(desk, egress, reply)
     return MembershipNews(granted=granted, ungranted=ungranted, leads=leads)
 
@@ -74,6 +75,42 @@ def settle_studies(desk: Desk) -> None:
     if tuple(studies) != config.studies:
         replace(config, studies=tuple(studies)).save()
         desk.forget()
+
+
+def settle_approvers(desk: Desk) -> None:
+    """Write into site.toml who approves here by the ledger; a crash may have come between the two.
+
+    Whom somebody has moved to the retired ones by hand stays there.
+    """
+    config = desk.config
+    approvers = dict(config.approvers)
+    retired = {name: [*keys] for name, keys in config.retired_approvers.items()}
+
+    def end(name: str) -> None:
+        key = approvers.pop(name, None)
+        if key is not None:
+            retired[name] = [*retired.get(name, []), key]
+
+    for said, _ in desk.ledger.membership().keys:
+        if said.role != "approver":
+            continue
+        if said.old and approvers.get(said.name) == said.old:
+            end(said.name)
+        if said.action == "retire":
+            for name, (deputy_of, _) in _deputies(desk, upto=said.number).items():
+                if deputy_of == said.name:
+                    end(name)
+        gone = {key for keys in retired.values() for key in keys}
+        if said.new and said.new not in gone:
+            approvers[said.name] = said.new
+    if (approvers, retired) != (dict(config.approvers), {n: [*keys] for n, keys in config.retired_approvers.items()}):
+        replace(config, approvers=approvers, retired_approvers=retired).save()
+        desk.forget()
+
+
+def _deputies(desk: Desk, upto: int) -> dict[str, tuple[str, str]]:
+    known = desk.ledger.membership()
+    return replace(known, keys=known.keys[: upto - 1]).deputies
 
 
 def _in_force(desk: Desk, reply: MembershipReply) -> int:
