@@ -419,7 +419,7 @@ class StudyPlan:
             parts["expires"] = _date(parts["expires"])
             parts["estimands"] = {str(k): str(v) for k, v in dict(parts.get("estimands", {})).items()}
             return cls(**parts)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             absent = [name for name in NEEDED if name not in given]
             raise PlanRefusal(
                 "a study plan must have every required field, each of its type",
