@@ -439,6 +439,8 @@ class StudyPlan:
             raise PlanRefusal("a study plan must be TOML", given=str(error)) from None
         dictionary = given.get("dictionary")
         if isinstance(dictionary, dict) and isinstance(dictionary.get("columns"), dict):
+            for name, column in dictionary["columns"].items():
+                must(isinstance(column, dict), "every column of a dictionary must be a table", f"{name!r}"[:40])
             columns = [{"name": name, **column} for name, column in dictionary["columns"].items()]
             given["dictionary"] = {**dictionary, "columns": columns}
         if isinstance(given.get("release"), dict):
