@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export OMP_NUM_THREADS := 1
 export PYTHONWARNINGS := ignore::DeprecationWarning:nflows
 
-.PHONY: demo test soak faults check format bench docs site proto clean
+.PHONY: demo test soak faults fuzz check format bench docs site proto clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -26,6 +26,7 @@ test: $(STAMP)
 
 soak: $(STAMP)
 	@TRIBUTARY_SOAK=1 $(BIN)/python -m pytest -m soak
+	@$(BIN)/python -m tests.faults.fuzz --cases 40000
 	@$(BIN)/python -m tests.benchmarks.front
 	@$(BIN)/python -m tests.benchmarks.coverage
 	@$(BIN)/python -m tests.benchmarks.interval_coverage
@@ -38,6 +39,10 @@ soak: $(STAMP)
 # Every fault of the list with its counts, in one line and in tests/benchmarks/results/faults.json; FULL=1: as often as is asked.
 faults: $(STAMP)
 	@$(BIN)/python -m tests.faults $(if $(FULL),--full)
+
+# A million other inputs to every parser of strangers' bytes.
+fuzz: $(STAMP)
+	@$(BIN)/python -m tests.faults.fuzz --cases 40000
 
 check: $(STAMP)
 	@$(BIN)/ruff format --check .

@@ -95,6 +95,11 @@ class BackupManifest:
         )
         if not good or not {FILE_NAME, "store.db", "ca/ca.pem"} <= files.keys():
             raise SchemaRefusal("a backup must hold a coordinator's files, and nothing else", given="others")
+        texts = ("coordinator", "day", "root", "head", "witness")
+        counts = all(type(body[name]) is int and body[name] >= 0 for name in ("size", "releases"))
+        keys = isinstance(body["left_out"], list) and all(isinstance(name, str) for name in body["left_out"])
+        if not (counts and keys and all(isinstance(body[name], str) for name in texts)):
+            raise SchemaRefusal("a backup's list of contents must have every field, each of its type")
         return cls(**{**{name: body[name] for name in names}, "left_out": tuple(body["left_out"])})
 
 

@@ -55,12 +55,16 @@ def recorded_agent(folder: Path, home: Path, template: Receipt) -> Record:
     before = Path(shutil.copytree(home, folder / "before", dirs_exist_ok=True))
     log = folder / "log"
     log.unlink(missing_ok=True)
-    subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "agent_life.py"), str(home), str(folder / "receipt.json")],
+    said = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "agent_life.py"), str(folder / "receipt.json")],
         env={**os.environ, **faulty(home, log=log), "PYTHONPATH": str(ROOT)},
+        input=f"{home}\n",
+        capture_output=True,
+        text=True,
         check=True,
         timeout=120,
     )
+    assert said.stdout == "done\n", said
     return Record(home, log, before, elsewhere="hub")
 
 
