@@ -207,6 +207,8 @@ class RowRelease(Drawing):
             noised[:, carried] = z[:, carried]
             rows, theirs = (self._encoder.decode(mechanism.flow.forward(one)) for one in (z, noised))
             own.append(own_rows(rows, theirs, self.plan.dictionary))
+            if own.count(0) > REHEARSALS // 2:  # the median of them all is known
+                break
         require_rehearsed(own, self._chance)
 
     def _latents_of_nobody(self, places: Any) -> Any:
@@ -218,8 +220,8 @@ class RowRelease(Drawing):
         z[:, carried] = self._x[places][:, carried]  # the flow leaves them alone
         return z
 
-    def _chance(self, tables: int) -> ChanceHits:
-        """What that many tables of this flow hit that come from no record.
+    def _chance(self, tables: int, enough: Callable[[ChanceHits], bool] | None = None) -> ChanceHits:
+        """What that many tables of this flow hit that come from no record, or as few of them as are enough.
 
         Drawn here and not by the mechanism: one that handed records through would have it pass for chance.
         """
@@ -230,12 +232,19 @@ class RowRelease(Drawing):
         def draw(places: Any) -> pd.DataFrame:
             return self._encoder.decode(flow.forward(self._latents_of_nobody(places)))
 
-        if tables not in self._by_chance:  # one that was foreseen with is good for what is then drawn
-            likely = flow.log_prob(self._x)
-            self._by_chance[tables] = ChanceHits.simulated(
-                self._real, likely, self.plan.dictionary, draw, tables=tables
-            )
-        return self._by_chance[tables]
+        if tables in self._by_chance:  # one that was foreseen with is good for what is then drawn
+            return self._by_chance[tables]
+        made = ChanceHits.simulated(
+            self._real,
+            flow.log_prob(self._x),
+            self.plan.dictionary,
+            draw,
+            tables=tables,
+            enough=enough or (lambda so_far: False),
+        )
+        if enough is None:
+            self._by_chance[tables] = made
+        return made
 
     def attack(self, limits: Limits, rng: Noise, progress: Progress) -> dict[str, Any]:
         return _attack(
