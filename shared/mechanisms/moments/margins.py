@@ -23,8 +23,7 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special
-from scipy.interpolate import PchipInterpolator
+from scipy import special
 
 from shared.plans.dictionary import NUMERIC, Column
 
@@ -155,6 +154,8 @@ def fitted_margin(counts: Array, n: int, sigma: float, edges: Array, column: Col
     share = _smooth_share(counts, n, sigma, edges)
     cumulative = np.maximum.accumulate(np.clip(np.r_[0.0, np.cumsum(share)], 0, 1))
     grid = np.linspace(edges[0], edges[-1], 769)
+    from scipy.interpolate import PchipInterpolator
+
     curve = np.maximum.accumulate(np.clip(PchipInterpolator(edges, cumulative / cumulative[-1])(grid), 0, 1))
     rising = curve + np.arange(len(grid)) * 1e-10
     values = np.interp(special.ndtr(_middles()), rising / rising[-1], grid)
@@ -189,6 +190,8 @@ def _smooth_share(counts: Array, n: int, sigma: float, edges: Array) -> Array:
     def misfit(q: Array) -> Array:
         model = n * _log_normal(unit, q[0], math.exp(q[1]), q[2])
         return np.r_[(model - counts) * scale, q[2] / 0.3]
+
+    from scipy import optimize
 
     bounds = ([-0.3, math.log(least), -0.7], [1.3, 0.0, 0.7])
     found = optimize.least_squares(misfit, [centre, math.log(spread), 0.05], bounds=bounds, max_nfev=25)
