@@ -293,7 +293,7 @@ def _dictionary(plan: StudyPlan) -> list[ChecklistLine]:
 
 
 def _estimand(plan: StudyPlan, name: str, formula: str) -> ChecklistLine:
-    from shared.estimands.answer import parse_estimand
+    from shared.estimands.questions import parse_estimand
 
     label = f"estimand {name}"
     try:
@@ -704,7 +704,7 @@ def _latent_width(w: float) -> float:
 
 def _moments(plan: StudyPlan, epsilon: float) -> Any:
     """The moments release of the first planned model that gives every column a role; None without one."""
-    from shared.estimands.answer import parse_estimand
+    from shared.estimands.questions import parse_estimand
     from shared.mechanisms.moments.plan import MomentsPlan
 
     for formula in plan.estimands.values():
