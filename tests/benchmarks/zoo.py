@@ -218,7 +218,19 @@ def _misfit(drawn: Sequence[list[Estimate]], real: Sequence[list[Estimate]], ter
     return float(weights @ np.array([y for y, _ in both]) / np.sqrt(weights.sum())) if both else 0.0
 
 
-KEPT = ("bias", "flow", "held", "width", "I2", "I2_real", "law_held", "right_cautioned", "wrong_cautioned", "told")
+KEPT = (
+    "bias",
+    "flow",
+    "held",
+    "width",
+    "I2",
+    "I2_real",
+    "law_held",
+    "law_held_real",
+    "right_cautioned",
+    "wrong_cautioned",
+    "told",
+)
 
 
 def brief(one: dict[str, Any]) -> dict[str, Any]:
@@ -252,7 +264,7 @@ def summary(cells: Sequence[dict[str, Any]], w: float) -> dict[str, Any]:
         "width": float(np.median([row["width"] for row in rows])),
         "I2_excess": float(excess.mean()),
     }
-    known = [row for row in rows if "law" in row]
+    known = [row for row in rows if "law_held" in row]
     if known:
         out["law_held"] = float(100 * np.mean([row["law_held"] for row in known]))
         out["law_held_real"] = float(100 * np.mean([row["law_held_real"] for row in known]))
