@@ -53,10 +53,7 @@ bench: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.lni_312 --oracles 500
 	@$(BIN)/python -m tests.benchmarks.cohorts_gap --carry
 	@$(BIN)/python -m tests.benchmarks.cohorts_gap 1 100 --events
-	@$(BIN)/python -m tests.benchmarks.zoo --half reporting --n 1000 --sites 12 --w 0.8,0 --draws 3 --jobs 2 --name zoo
-	@$(BIN)/python -m tests.benchmarks.zoo --half reporting --worlds $(SIMULATED) --some 1 --n 300 --sites 4,12,48 --w 0.8,0 --draws 1 --jobs 2 --name zoo_n300
-	@$(BIN)/python -m tests.benchmarks.zoo --half reporting --worlds $(SIMULATED) --some 1 --n 5000 --sites 4,12 --w 0.8,0 --draws 1 --jobs 2 --name zoo_n5000
-	@$(BIN)/python -m tests.benchmarks.zoo_moments --half reporting --n 2000 --sites 12 --draws 3 --epsilon 1,3 --name zoo_moments
+	@$(BIN)/python -m tests.benchmarks.zoo_page --measure
 
 proto: $(STAMP)
 	@$(BIN)/python -m shared.proto.generate

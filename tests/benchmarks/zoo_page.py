@@ -1,12 +1,14 @@
 """Write docs/zoo.md from what the zoo's benchmarks have recorded: no figure of the page is typed.
 
-python -m tests.benchmarks.zoo_page
+python -m tests.benchmarks.zoo_page [--measure]   (measures everything again first: an hour of a core)
 """
 
 from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,25 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "zoo.md"
 RESULTS = Path(__file__).parent / "results"
 
-SIZES = ("zoo_n300", "zoo_n1000", "zoo", "zoo_n5000", "zoo_n20000")
-"""Records of latent noise, by number of patients; `zoo` is of all types of outcome and holds the real tables."""
-FIGURES = ("zoo_moments", "zoo_tables", "zoo_slicing", "zoo_densities")
+SIMULATED = "unequal_variances,unequal_skew,heavy_tails,zeros_and_heaps,u_shape,fine_times,coarse_times,wild_counts"
+FOUR, THREE = "unequal_variances,heavy_tails,u_shape,wild_counts", "unequal_variances,heavy_tails,u_shape"
+LATENT_NOISE = {
+    "zoo_n300": f"--worlds {SIMULATED} --some 1 --n 300 --sites 4,12,48 --w 0.8,0 --draws 1",
+    "zoo_n1000": f"--worlds {FOUR} --some 2 --n 1000 --sites 4,12,48 --w 0.8,0 --draws 1",
+    "zoo": "--n 1000 --sites 12 --w 0.8,0 --draws 3",
+    "zoo_n5000": f"--worlds {SIMULATED} --some 1 --n 5000 --sites 4,12 --w 0.8,0 --draws 1",
+    "zoo_n20000": f"--worlds {THREE} --some 1 --n 20000 --sites 4 --w 0.8,0 --draws 1",
+    "zoo_joint": f"--worlds {SIMULATED} --some 0 --n 1000 --sites 12 --w 0.8 --draws 1 --outcomes joint",
+}
+"""Name of a record to the settings of `tests.benchmarks.zoo` that made it."""
+FIGURES = {
+    "zoo_moments": "--n 2000 --sites 12 --draws 3 --epsilon 1,3",
+    "zoo_moments_signals": f"--worlds {SIMULATED} --some 1 --draws 1 --epsilon 1,3",
+    "zoo_tables": f"--worlds {SIMULATED} --some 1 --mechanism tables --epsilon 1,3 --draws 1",
+    "zoo_slicing": f"--worlds {SIMULATED} --some 1 --sites 6 --mechanism slicing --epsilon 3 --draws 1",
+    "zoo_densities": f"--worlds {SIMULATED} --kinds linear --mechanism densities --epsilon 1,3 --draws 3",
+}
+"""The same of `tests.benchmarks.zoo_moments`."""
 NAMES = {
     "zoo_moments": "noisy moments",
     "zoo_tables": "noisy tables",
@@ -45,8 +63,8 @@ here on the other. What is held against the records:
 * **cautioned**: answers that a caution stands by, of those whose interval does not hold the records' coefficient, and
   of those whose does.
 
-After ± stands 1.96 binomial standard errors of a share: coefficients of one model are not independent, so it is a
-little more. A dash is a figure that was not measured, or of which there is no case.
+Behind a share stands its 95 % interval by chance, as if answers were independent; coefficients of one model are not
+quite. A dash is a figure that was not measured, or of which there is no case.
 """
 
 
@@ -68,11 +86,14 @@ def number(found: Mapping[str, Any], name: str, digits: int = 2) -> str:
 
 
 def share(found: Mapping[str, Any], name: str, of: int) -> str:
-    """A percentage with its binomial error, of so many."""
+    """A percentage of so many with its 95 % interval (Wilson 1927)."""
     if found.get(name) is None or not of:
         return "–"
-    p = found[name] / 100
-    return f"{100 * p:.1f} ± {196 * math.sqrt(p * (1 - p) / of):.1f}"
+    p, z = found[name] / 100, 1.96
+    middle, scale = (p + z * z / (2 * of)), 1 + z * z / of
+    half = z * math.sqrt(p * (1 - p) / of + (z / (2 * of)) ** 2)
+    low, high = max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+    return f"{100 * p:.1f} ({100 * low:.0f} to {100 * high:.0f})"
 
 
 def answers(found: Mapping[str, Any]) -> int:
@@ -88,6 +109,7 @@ def cautioned(found: Mapping[str, Any]) -> str:
 
 
 LATENT = (
+    "draws",
     "answers",
     "bias, median",
     "95th percentile",
@@ -100,10 +122,11 @@ LATENT = (
 )
 
 
-def latent(found: Mapping[str, Any]) -> list[str]:
+def latent(found: Mapping[str, Any], draws: int) -> list[str]:
     """A summary of latent noise as cells of a line."""
     law = f"{number(found, 'law_held', 1)} ({number(found, 'law_held_real', 1)})" if "law_held" in found else "–"
     return [
+        f"{draws}",
         f"{answers(found)}",
         number(found, "bias_median"),
         number(found, "bias_p95"),
@@ -119,16 +142,17 @@ def latent(found: Mapping[str, Any]) -> list[str]:
 def by_size() -> str:
     """Latent noise by n, K and w."""
     rows = []
-    for name in SIZES:
+    for name in set(LATENT_NOISE) - {"zoo_joint"}:
         record = results(name)
         for w, parts in (record or {"summaries": {}})["summaries"].items():
             # Real tables have numbers of sites of their own.
             for key in [f"sites={k}" for k in ((12,) if name == "zoo" else KEPT) if f"sites={k}" in parts]:
                 n = sorted({one["n"] for one in record["cells"] if one["n"] < 10**9})  # type: ignore[index]
-                rows.append((n[0], int(key.removeprefix("sites=")), w, name, parts[key]))
+                line = latent(parts[key], record["draws"])  # type: ignore[index]
+                rows.append((n[0], int(key.removeprefix("sites=")), w, name, line))
     lines = [
-        [f"{n:,}", f"{k}", w.removeprefix("w="), "all" if name == "zoo" else "two of each world", *latent(found)]
-        for n, k, w, name, found in sorted(rows, key=lambda row: (row[2] != "w=0.8", row[0], row[1], row[3]))
+        [f"{n:,}", f"{k}", w.removeprefix("w="), "all" if name == "zoo" else "two of each world", *line]
+        for n, k, w, name, line in sorted(rows, key=lambda row: (row[2] != "w=0.8", row[0], row[1], row[3]))
     ]
     return table(("n", "K", "w", "outcomes", *LATENT), lines)
 
@@ -139,9 +163,11 @@ KEPT = (4, 12, 48)
 def by_part(name: str, part: str, w: str = "w=0.8") -> str:
     """Latent noise at one size, by `kind` or `world`."""
     record = results(name)
-    parts = (record or {"summaries": {w: {}}})["summaries"][w]
+    if record is None:
+        return "Not measured.\n"
+    parts = record["summaries"][w]
     chosen = [(key.removeprefix(f"{part}="), found) for key, found in parts.items() if key.startswith(f"{part}=")]
-    rows = [[_titled(key), *latent(found)] for key, found in chosen if found.get("terms")]
+    rows = [[_titled(key), *latent(found, record["draws"])] for key, found in chosen if found.get("terms")]
     return table((part.replace("kind", "outcome"), *LATENT), rows)
 
 
@@ -155,7 +181,7 @@ def by_mechanism() -> str:
     heads = ("mechanism", "ε", "K", "n", "answers", "bias in own standard errors, median", "95th percentile")
     heads += ("in the records', median", "holds the records, %", "width", "I²", "refused", "cautioned: wrong; right")
     rows = []
-    for name in FIGURES:
+    for name in NAMES:
         record = results(name)
         for epsilon, parts in (record or {"summaries": {}})["summaries"].items():
             assert record is not None
@@ -219,6 +245,16 @@ Decision [35](decisions/0035-cautions-that-mean-something.md) says how cautions 
 """
 
 
+def measure() -> None:
+    """Every record again, one after the other."""
+    for module, commands in (("zoo", LATENT_NOISE), ("zoo_moments", FIGURES)):
+        for name, settings in commands.items():
+            words = ["--half", "reporting", *settings.split(), "--name", name]
+            subprocess.run([sys.executable, "-m", f"tests.benchmarks.{module}", *words], cwd=ROOT, check=True)
+
+
 if __name__ == "__main__":
+    if "--measure" in sys.argv[1:]:
+        measure()
     PAGE.write_text(page(), encoding="utf-8")
     print(PAGE)
