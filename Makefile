@@ -63,8 +63,7 @@ bench: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.lni_312 --oracles 500
 	@$(BIN)/python -m tests.benchmarks.cohorts_gap --carry
 	@$(BIN)/python -m tests.benchmarks.cohorts_gap 1 100 --events
-	@$(BIN)/python -m tests.benchmarks.zoo --half reporting --n 1000 --sites 12 --draws 4 --w 0.8 --jobs 2 --name zoo
-	@$(BIN)/python -m tests.benchmarks.zoo_moments --half reporting --n 2000 --sites 12 --draws 3 --epsilon 1,3 --name zoo_moments
+	@$(BIN)/python -m tests.benchmarks.zoo_page --measure
 
 # What documents take from the code and from the figures.
 docs: $(STAMP)

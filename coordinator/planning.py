@@ -612,6 +612,7 @@ class Price:
         covered: what the ε is about.
         width: an interval of a regression coefficient, in widths of the same interval on the records, where that can be
             known before anything runs; else None.
+        unseen: what makes its answers wrong and leaves no trace in what is released, so that no caution can tell.
     """
 
     name: str
@@ -619,8 +620,16 @@ class Price:
     covered: str
     width: float | None
     epsilon_given: str = ""
+    unseen: str = ""
 
 
+_UNSEEN = {
+    "noisy moments": "A bend or an interaction that the planned model lacks leaves no trace in the sums: no caution "
+    "can tell such an answer from a right one, and no larger ε does. Intervals allow for a small one (docs/zoo.md).",
+    "noisy tables": "A coefficient hangs on where persons lie within their bins, which no count shows: with more than "
+    "70 % of them in one bin it is not answered, below that it may be drawn towards zero (docs/zoo.md).",
+}
+"""Mechanism to what its release cannot show of a wrong answer."""
 PAPER_W = 0.8
 _STEPS = (0.1, 2.2, 150)
 """Rate, noise multiplier and steps of the training in the price list, where the plan has none: those of
@@ -689,7 +698,10 @@ def _priced(name: str, plan: StudyPlan, changes: Mapping[str, Any], covered: str
         changed = replace(plan, training=joint, **changes)
         event = planned_event(changed)
         price = privacy.epsilon(event, plan.budget.delta) if privacy.guaranteed(event) else None
-        return Price(name=name, epsilon=price, covered=covered, width=width, epsilon_given=given(changed))
+        unseen = _UNSEEN.get(changed.release.title, "")
+        return Price(
+            name=name, epsilon=price, covered=covered, width=width, epsilon_given=given(changed), unseen=unseen
+        )
     except Refusal as refusal:
         return Price(name=name, epsilon=None, covered=f"not for this study: {refusal.must}", width=None)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from coordinator.planning import Price
     from coordinator.store.store import Store
     from shared.plans.plan import StudyPlan
 from coordinator.cli.options import (
@@ -140,9 +141,20 @@ def plan_prices(file: PlanFile, json: Json = False) -> None:
             "same interval on the records themselves.",
             style="dim",
         )
+        for unseen, names in _by_unseen(listed).items():
+            out.print(f"{names}: {unseen}", style="dim")
 
     found = {"study": plan.study, "delta": plan.budget.delta, "prices": [plain(asdict(one)) for one in listed]}
     emit(found, as_json=json, show=show)
+
+
+def _by_unseen(listed: Sequence[Price]) -> dict[str, str]:
+    """What leaves no trace, each once, to the first mechanism of which that is true."""
+    found: dict[str, str] = {}
+    for price in listed:
+        if price.unseen:
+            found.setdefault(price.unseen, price.name)
+    return found
 
 
 @plan_app.command("cost")

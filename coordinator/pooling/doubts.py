@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from coordinator.pooling.pool import PooledResult
     from shared.estimands.answer import Estimate
 
-__all__ = ["DENIED", "doubts", "drawn_in", "in_common", "lacking"]
+__all__ = ["DENIED", "denial", "doubts", "drawn_in", "in_common", "lacking"]
 
 DENIED = 1.25
 """Mean over the pool of sandwich over model variance from which rows are said to deny the model."""
@@ -49,13 +49,17 @@ def doubts(result: PooledResult, estimates: Sequence[Estimate]) -> list[str]:
         for sentence in row.warnings:
             said.setdefault(sentence, []).append(row.site)
     found = [s if len(who) == len(estimates) else f"{', '.join(who)}: {s}" for s, who in said.items()]
-    weights, used = np.array(result.weights) / 100, result.estimates
-    ratio = float(weights @ [(row.vi_sandwich or row.vi_naive) / row.vi_naive if row.vi_naive else 1.0 for row in used])
-    if ratio >= DENIED:
+    if (ratio := denial(result)) >= DENIED:
         found.append(_denied(result, ratio))
     if lost := drawn_in(result):
         found.append(_drawn_in(result, lost))
     return found
+
+
+def denial(result: PooledResult) -> float:
+    """How many times as much a pooled coefficient varies over the released rows as its model says; 1 where unknown."""
+    rows = [(row.vi_sandwich or row.vi_naive) / row.vi_naive if row.vi_naive else 1.0 for row in result.estimates]
+    return float(np.array(result.weights) / 100 @ rows)
 
 
 def drawn_in(result: PooledResult) -> float:

@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 
+from coordinator.pooling.doubts import denial
 from coordinator.pooling.gaps import pooled_gap
 from coordinator.pooling.intervals import Draw, with_release_variance
 from coordinator.pooling.pool import PooledResult, pool_estimates
@@ -183,6 +184,8 @@ def _held_against(got: Sequence[PooledResult], truly: PooledResult | None) -> di
         "wrong_cautioned": int((~held & cautioned).sum()),
         "told": float(np.mean(within)),
         "alike": float(np.mean([one.tau2 <= 0 for one in got])),
+        "denial": [denial(one) for one in got],
+        "missed": [not one for one in held],
     }
 
 
@@ -215,7 +218,19 @@ def _misfit(drawn: Sequence[list[Estimate]], real: Sequence[list[Estimate]], ter
     return float(weights @ np.array([y for y, _ in both]) / np.sqrt(weights.sum())) if both else 0.0
 
 
-KEPT = ("bias", "flow", "held", "width", "I2", "I2_real", "law_held", "right_cautioned", "wrong_cautioned", "told")
+KEPT = (
+    "bias",
+    "flow",
+    "held",
+    "width",
+    "I2",
+    "I2_real",
+    "law_held",
+    "law_held_real",
+    "right_cautioned",
+    "wrong_cautioned",
+    "told",
+)
 
 
 def brief(one: dict[str, Any]) -> dict[str, Any]:
@@ -249,7 +264,7 @@ def summary(cells: Sequence[dict[str, Any]], w: float) -> dict[str, Any]:
         "width": float(np.median([row["width"] for row in rows])),
         "I2_excess": float(excess.mean()),
     }
-    known = [row for row in rows if "law" in row]
+    known = [row for row in rows if "law_held" in row]
     if known:
         out["law_held"] = float(100 * np.mean([row["law_held"] for row in known]))
         out["law_held_real"] = float(100 * np.mean([row["law_held_real"] for row in known]))
@@ -258,7 +273,22 @@ def summary(cells: Sequence[dict[str, Any]], w: float) -> dict[str, Any]:
         if out[name]:
             out[f"{name}_cautioned"] = 100 * sum(row[f"{name}_cautioned"] for row in rows) / out[name]
     out |= {name: float(100 * np.mean([row[name] for row in rows])) for name in ("told", "alike")}
+    out |= told_apart([v for row in rows for v in row["denial"]], [v for row in rows for v in row["missed"]])
     return {key: round(value, 3) if isinstance(value, float) else value for key, value in out.items()}
+
+
+def told_apart(signal: Sequence[float], wrong: Sequence[bool]) -> dict[str, float]:
+    """How well a signal tells wrong answers from right ones: area under the ROC curve; share of the wrong ones above
+    nine tenths and four fifths of the right ones; empty where there are not both.
+    """
+    of_wrong, of_right = (
+        np.array([v for v, w in zip(signal, wrong, strict=True) if w is one]) for one in (True, False)
+    )
+    if not len(of_wrong) or not len(of_right):
+        return {}
+    above = (of_wrong[:, None] > of_right).mean() + (of_wrong[:, None] == of_right).mean() / 2
+    beyond = {share: float(100 * (of_wrong > np.quantile(of_right, share)).mean()) for share in (0.9, 0.8)}
+    return {"roc_area": float(above), "caught_at_10": beyond[0.9], "caught_at_20": beyond[0.8]}
 
 
 def summaries(cells: Sequence[dict[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
