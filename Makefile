@@ -69,7 +69,7 @@ $(SITE_STAMP): $(STAMP)
 
 # The documents as pages with a search and the code's reference; a dead link is an error.
 site: $(SITE_STAMP)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/site/index.html; search wants a server: $(BIN)/python -m http.server --directory build/site"
 
 proto: $(STAMP)
