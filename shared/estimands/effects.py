@@ -26,9 +26,12 @@ _BACK: Mapping[str, Callable[[float], float]] = {
     "logit": lambda y: 1 / (1 + math.exp(-max(min(y, 700.0), -700.0))),
     "fisher_z": math.tanh,
 }
-_NAMES: Mapping[str, str] = {  # of kinds whose own name is not yet what a reader calls their answer
+_NAMES: Mapping[str, str] = {
+    "mean": "Mean",
     "difference": "Mean difference",
     "ratio": "Ratio of means",
+    "proportion": "Proportion",
+    "correlation": "Correlation",
     "ols": "Coefficient",
     "logistic": "Odds ratio",
     "poisson": "Rate ratio",
@@ -69,10 +72,7 @@ def effect_name(question: Estimand, term: str = "", unit: str = "") -> str:
         return _TABLES[question.measure]
     if term == INTERCEPT and question.kind in _BASELINES:
         return _BASELINES[question.kind]
-    name, time = (
-        _NAMES.get(question.kind, question.kind.capitalize()),
-        question.at if question.kind == "km" else question.tau,
-    )
+    name, time = _NAMES[question.kind], question.at if question.kind == "km" else question.tau
     if question.kind not in ("km", "rmst") or time is None:
         return name
     return " ".join(filter(None, (name, "at" if question.kind == "km" else "to", f"{time:g}", unit)))
