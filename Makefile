@@ -58,8 +58,9 @@ format: $(STAMP)
 bench: $(STAMP)
 	@for name in lni_311 lni_312 lni_cohorts lni_ablation lni_auc cohorts_gap noise_speed flow_speed ghost_clipping postures federated idle_agent startup \
 	  upload_memory log_proofs pooling_speed analysis_load sandbox tables_quality tables_coverage tables_adaptation slicing_quality slicing_coverage \
-	  slicing_table1 transport transport_one transport_grid discrepancy extremes equal_rows unlike_person lni_transfer lni_search; do \
+	  slicing_table1 transport transport_one transport_grid discrepancy extremes equal_rows lni_transfer lni_search; do \
 	  echo "$$name"; $(BIN)/python -m tests.benchmarks.$$name || exit 1; done
+	@$(BIN)/python -m tests.benchmarks.unlike_person
 	@$(BIN)/python -m tests.benchmarks.lni_312 --oracles 500
 	@$(BIN)/python -m tests.benchmarks.cohorts_gap --carry
 	@$(BIN)/python -m tests.benchmarks.cohorts_gap 1 100 --events
@@ -77,7 +78,7 @@ $(SITE_STAMP): $(STAMP)
 
 # The documents as pages with a search and the code's reference; a dead link is an error.
 site: $(SITE_STAMP)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/site/index.html; search wants a server: $(BIN)/python -m http.server --directory build/site"
 
 proto: $(STAMP)
