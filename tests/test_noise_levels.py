@@ -434,7 +434,6 @@ MADE_IN: dict[type[Event], set[str]] = {
         "shared/mechanisms/network_counts/plan.py",
         "shared/mechanisms/latent_noise/plan.py",
         "shared/privacy/composition.py",
-        "site_agent/ledger/book.py",
         "site_agent/decide/waves.py",
     },
 }
