@@ -124,7 +124,7 @@ def test_the_methods_are_those_of_the_proto_file():
         described = service.methods_by_name[name]
         assert (described.client_streaming, described.server_streaming) == (method.stream, False)
         for kind, message in ((method.request, described.input_type), (method.reply, described.output_type)):
-            assert wire._CODECS[kind][0].DESCRIPTOR is message
+            assert wire._MESSAGES[kind].DESCRIPTOR is message
 
 
 def test_no_method_lets_the_coordinator_start_work_or_send_code():

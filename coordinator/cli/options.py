@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shared.base.keys import PublicKey, SigningKey
 
 __all__ = [
+    "DateRead",
     "DryRun",
     "Json",
     "PlanFile",
@@ -67,6 +68,12 @@ app.add_typer(clock_app, name="clock", rich_help_panel="Set up")
 
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen; change nothing.")]
+DateRead = Annotated[
+    dt.datetime | None,
+    typer.Option(
+        "--date", formats=["%Y-%m-%d"], help="Today's date, read off another clock; where nobody vouches for this one."
+    ),
+]
 PlanFile = Annotated[Path, typer.Argument(help="The study plan, a TOML file.")]
 Site = Annotated[str, typer.Argument(help="The site's name.")]
 Study = Annotated[str, typer.Argument(help="The study.")]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from coordinator.planning import Price
     from coordinator.store.store import Store
     from shared.plans.plan import StudyPlan
 from coordinator.cli.options import (
@@ -135,14 +136,28 @@ def plan_prices(file: PlanFile, json: Json = False) -> None:
             for price in listed
         ]
         out.print(table(["mechanism", "ε of one wave", "what it covers", "width"], rows, right=["ε of one wave"]))
+        for price in listed:
+            if price.buys:
+                out.print(f"A larger ε of {price.name} buys: {price.buys}.")
         out.print(
             f"ε is exact, at δ {shown_delta(plan.budget.delta)}. width: of a coefficient's interval, in widths of the "
             "same interval on the records themselves.",
             style="dim",
         )
+        for unseen, names in _by_unseen(listed).items():
+            out.print(f"{names}: {unseen}", style="dim")
 
     found = {"study": plan.study, "delta": plan.budget.delta, "prices": [plain(asdict(one)) for one in listed]}
     emit(found, as_json=json, show=show)
+
+
+def _by_unseen(listed: Sequence[Price]) -> dict[str, str]:
+    """What leaves no trace, each once, to the first mechanism of which that is true."""
+    found: dict[str, str] = {}
+    for price in listed:
+        if price.unseen:
+            found.setdefault(price.unseen, price.name)
+    return found
 
 
 @plan_app.command("cost")

@@ -181,6 +181,7 @@ class CollectionService:
         self._bundles, self._staging, self._quarantine = store.bundles, home / "staging", home / "quarantine"
         for folder in (self._bundles, self._staging, self._quarantine):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _flush_folder(folder.parent)  # else a power cut may take the folder, with all that was flushed into it
         self._locks: WeakValueDictionary[str, _UploadLock] = WeakValueDictionary()
         self._locks_guard = threading.Lock()
         self._seen: set[str] = set()  # certificates whose arrival is on disk

@@ -83,17 +83,6 @@ class Database:
             return refusal.given
         return "" if said == "ok" else said.splitlines()[0][:200]
 
-    def extended(self, tables: sa.MetaData) -> tuple[Reader, Writer]:
-        """Make further tables in this database; how to read, and how to write in one transaction.
-
-        Raises: StorageRefusal.
-        """
-        try:
-            tables.create_all(self._engine)
-        except DBAPIError as error:
-            raise storage_refusal(error) from None
-        return self.read, self.write
-
     def read(self, work: Callable[[sa.Connection], T]) -> T:
         """What `work` gives on a connection. Raises: StorageRefusal."""
         try:

@@ -23,9 +23,9 @@ import datetime as dt
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ from shared.errors import (
     PolicyRefusal,
     Refusal,
     StateRefusal,
+    machine_failures,
 )
 from shared.plans.plan import StudyPlan
 from site_agent.config import Edges, Limits, SiteFloors, TableSource
@@ -126,20 +127,25 @@ class SealedRelease:
     Args:
         hold: its charge and state.
         receipt: inside the bundle.
-        table: inside the bundle: the exact rows that would leave.
         checks: disclosure checks; stay here.
         audit: outcome of the attacks; stays here.
         left_out: source rows without a complete record; None where nobody could count them.
         snapshot: keyed hash of the file that was read.
+        read: gives the table inside the bundle; who only signs it needs none.
     """
 
     hold: Hold
     receipt: Receipt
-    table: pd.DataFrame
     checks: tuple[Check, ...]
     audit: Mapping[str, Any]
     left_out: int | None
     snapshot: str = ""
+    read: Callable[[], pd.DataFrame] = field(repr=False, compare=False)
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """Inside the bundle: the exact rows that would leave. Raises: IntegrityRefusal."""
+        return self.read()
 
     @property
     def warnings(self) -> tuple[Check, ...]:
@@ -171,6 +177,7 @@ class Rehearsal:
     refused: Refusal | None
 
 
+@machine_failures()
 def make_release(
     *,
     plan: StudyPlan,
@@ -267,7 +274,7 @@ def make_release(
         withdrawn=chosen.withdrawn,
         leaving=chosen.leaving,
         sizes=(*chosen.sizes, *unlike),
-        held=len(chosen.train) if plan.release.edges is not None else None,
+        held=len(chosen.train) if plan.release.edges is not None and plan.posture == "holdout" else None,
         exact=checks.exact_counts(plan, table.table.iloc[list(chosen.rows)]),
     )
     drawing = drawing_of(plan, trained.flow if trained else None, embedding)
@@ -496,10 +503,10 @@ def open_release(outbox: Outbox, release_id: str) -> SealedRelease:
 
     Raises: StateRefusal (no such release), IntegrityRefusal (the bytes are not those that were sealed).
     """
-    from shared.releases.receipt import read_bundle
+    from shared.releases.receipt import read_bundle, read_receipt
 
     hold = outbox.get(release_id)
-    bundle = read_bundle(outbox.bundle(release_id), cap=TABLE_CAP)
+    receipt = read_receipt(outbox.bundle(release_id))
     documents: dict[str, Any] = {}
     for name in ("checks", "audit"):
         path = outbox.folder(release_id) / f"{name}.json"
@@ -508,8 +515,8 @@ def open_release(outbox: Outbox, release_id: str) -> SealedRelease:
     checks = documents.get("checks", {})
     return SealedRelease(
         hold=hold,
-        receipt=bundle.receipt,
-        table=bundle.table,
+        receipt=receipt,
+        read=lambda: read_bundle(outbox.bundle(release_id), cap=TABLE_CAP).table,
         checks=tuple(_check(given) for given in checks.get("checks", ())),
         audit=documents.get("audit", {}),
         left_out=checks.get("left_out", 0),
@@ -832,7 +839,7 @@ def _base(ledger: Ledger, plan: StudyPlan, wave: int) -> Hold | None:
 
 def _earlier_receipts(outbox: Outbox, study: str, *, except_for: str) -> list[Receipt]:
     """Receipts of the earlier releases of a study that left, or still may."""
-    from shared.releases.receipt import read_bundle
+    from shared.releases.receipt import read_receipt
 
     ids = [
         hold.release_id
@@ -840,7 +847,7 @@ def _earlier_receipts(outbox: Outbox, study: str, *, except_for: str) -> list[Re
         if hold.study == study and hold.release_id != except_for and (hold.phase != "burnt" or hold.left)
     ]
     filed = [release_id for release_id in ids if (outbox.folder(release_id) / "bundle.zip").exists()]
-    return [read_bundle(outbox.bundle(release_id), cap=TABLE_CAP).receipt for release_id in filed]
+    return [read_receipt(outbox.bundle(release_id)) for release_id in filed]
 
 
 def _check(given: Mapping[str, Any]) -> Check:
