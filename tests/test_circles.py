@@ -159,6 +159,12 @@ TIES: Mapping[tuple[str, str], str] = {
     ("shared.mechanisms.grand.plan", "shared.plans.plan"): SETTINGS,
     ("shared.mechanisms.latent_noise.plan", "shared.plans.plan"): SETTINGS,
     ("shared.mechanisms.moments.plan", "shared.plans.plan"): SETTINGS,
+    (
+        "shared.mechanisms.network_counts.answer",
+        "shared.mechanisms.network_counts.plan",
+    ): "answers are typed by the settings they are of",
+    ("shared.mechanisms.network_counts.answer", "shared.plans.plan"): SETTINGS,
+    ("shared.mechanisms.network_counts.plan", "shared.plans.plan"): SETTINGS,
     ("shared.mechanisms.slicing.plan", "shared.plans.plan"): SETTINGS,
     ("shared.mechanisms.tables.plan", "shared.plans.plan"): SETTINGS,
     (
@@ -180,6 +186,7 @@ CIRCLING_ROOMS: Mapping[frozenset[str], str] = {
             "shared.mechanisms.grand",
             "shared.mechanisms.latent_noise",
             "shared.mechanisms.moments",
+            "shared.mechanisms.network_counts",
             "shared.mechanisms.slicing",
             "shared.mechanisms.tables",
         }

@@ -136,6 +136,9 @@ def plan_prices(file: PlanFile, json: Json = False) -> None:
             for price in listed
         ]
         out.print(table(["mechanism", "ε of one wave", "what it covers", "width"], rows, right=["ε of one wave"]))
+        for price in listed:
+            if price.buys:
+                out.print(f"A larger ε of {price.name} buys: {price.buys}.")
         out.print(
             f"ε is exact, at δ {shown_delta(plan.budget.delta)}. width: of a coefficient's interval, in widths of the "
             "same interval on the records themselves.",

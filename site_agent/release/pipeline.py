@@ -274,7 +274,7 @@ def make_release(
         withdrawn=chosen.withdrawn,
         leaving=chosen.leaving,
         sizes=(*chosen.sizes, *unlike),
-        held=len(chosen.train) if plan.release.edges is not None else None,
+        held=len(chosen.train) if plan.release.edges is not None and plan.posture == "holdout" else None,
         exact=checks.exact_counts(plan, table.table.iloc[list(chosen.rows)]),
     )
     drawing = drawing_of(plan, trained.flow if trained else None, embedding)
