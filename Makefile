@@ -69,6 +69,7 @@ bench: $(STAMP)
 # What documents take from the code and from the figures.
 docs: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.pages.write
+	@$(BIN)/python -m tests.benchmarks.zoo_page
 	@$(BIN)/python -m tests.test_architecture
 	@$(BIN)/python -m tests.test_privacy_page
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def receipt() -> Receipt:
         wave=1,
         site="north",
         release_id="3f9c" * 8,
-        agent_version="0.1.0",
+        agent_version=tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"],
         n=400,
         previous="0" * 64,
     )
