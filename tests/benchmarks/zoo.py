@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.pooling.doubts import denial
+from coordinator.pooling.cautions import denial
 from coordinator.pooling.gaps import pooled_gap
 from coordinator.pooling.intervals import Draw, with_release_variance
 from coordinator.pooling.pool import PooledResult, pool_estimates
