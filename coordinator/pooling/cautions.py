@@ -140,9 +140,9 @@ def drawn_in(result: Doubted) -> float:
 def _denied(result: Doubted, ratio: float) -> str:
     return (
         f"The rows of these releases, or drawn from them, deny the model behind {result.term}: it varies over them "
-        f"{ratio:.1f} times as much as the model says, as it does where a few rows decide it. How far such rows are from "
-        "the records is not known, in either direction. Ask again with a bounded or logarithmic covariate, or another "
-        "model of the outcome, and see whether the answer stays."
+        f"{ratio:.1f} times as much as the model says, as it does where a few rows decide it. How far such rows are "
+        "from the records is not known, in either direction. Ask again with a bounded or logarithmic covariate, or "
+        "another model of the outcome, and see whether the answer stays."
     )
 
 
