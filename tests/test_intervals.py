@@ -19,7 +19,6 @@ from coordinator.answers.queries import EstimateCache, ask, holding
 from coordinator.pooling.intervals import (
     Draw,
     SurrogateSampler,
-    combine_draws,
     effective_order,
     parts,
     with_release_variance,
@@ -93,8 +92,6 @@ def test_rows_without_end_do_not_make_the_variance_small():
     each = [sum(parts(2.0 / rows, [Draw(rows=rows, w=0.0, fitted_on=persons)], 2)) for rows in (400, 4000, 10**9)]
     assert each == sorted(each, reverse=True)
     assert each[-1] == pytest.approx(2.0 / persons, rel=1e-4)
-    drawn = [combine_draws([1.0] * m, [2.0 / 4000] * m, rows=4000, persons=persons) for m in (1, 10, 1000)]
-    assert all(sampling == pytest.approx(2.0 / persons) for _, sampling, _ in drawn)
     copies = [Draw(rows=persons, w=0.5, flow=f"wave {k}", fitted_on=persons) for k in range(200)]
     sampling, privacy = parts(2.0 / (200 * persons), copies, 2, copies=True)
     assert sampling == pytest.approx(2.0 / persons)
@@ -137,8 +134,6 @@ def test_a_draw_without_rows_or_persons_is_refused():
     for wrong in ({"rows": 0}, {"w": 1.0}, {"fitted_on": 0}):
         with pytest.raises(ParameterError, match="a draw must have rows"):
             Draw(**({"rows": 9, "w": 0.5, "fitted_on": 9} | wrong))
-    with pytest.raises(ParameterError, match="an estimate and a variance each"):
-        combine_draws([], [], rows=1, persons=1)
 
 
 # -- the order of a question -----------------------------------------------------------------------------------

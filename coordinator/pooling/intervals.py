@@ -57,7 +57,6 @@ from shared.estimands.questions import INTERCEPT, MODELS, SURVIVAL, Kind
 __all__ = [
     "Draw",
     "SurrogateSampler",
-    "combine_draws",
     "effective_order",
     "inflation",
     "kept_shares",
@@ -163,33 +162,6 @@ def inflation(draws: Sequence[Draw], *, copies: bool = False) -> float:
 def _weight(w: float, order: float) -> float:
     """a = w^{k/2}: share of itself that the patients' part keeps."""
     return 0.0 if w == 0 or math.isinf(order) else float(w ** (order / 2))
-
-
-def combine_draws(
-    estimates: Sequence[float], variances: Sequence[float], *, rows: int, persons: int
-) -> tuple[float, float, float]:
-    """Combining rule for m synthetic tables drawn from one fitted generator: (estimate, sampling, privacy variance).
-
-    .. math:: T = \\bar v \\, rows / persons + b / m
-
-    with b the variance between the draws (for m = 1 the v of the draw itself). The first part is the patients', and
-    no number of draws or rows takes it away: with v about V/rows it is V/persons.
-    Source: Raab, Nowok and Dibben (2016), with the variance between draws in place of its expectation where m > 1.
-
-    Args:
-        estimates, variances: (m,) of the draws, each with its rows' own variance.
-        rows: rows of each draw. persons: records the generator was fitted on.
-
-    >>> estimate, sampling, privacy = combine_draws([1.0, 1.2], [0.01, 0.01], rows=1000, persons=500)
-    >>> round(estimate, 3), round(sampling, 3), round(privacy, 3)
-    (1.1, 0.02, 0.01)
-    """
-    m = len(estimates)
-    if m < 1 or len(variances) != m or min(rows, persons) < 1 or min(variances) < 0:
-        raise ParameterError("draws must have an estimate and a variance each, rows and persons", given=f"{m} draws")
-    mean = float(np.mean(variances))
-    between = float(np.var(estimates, ddof=1)) if m > 1 else mean
-    return float(np.mean(estimates)), mean * rows / persons, between / m
 
 
 # -- the order of a question -----------------------------------------------------------------------------------

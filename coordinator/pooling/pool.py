@@ -383,7 +383,7 @@ def pool(
     Args:
         yi: (K,) estimates on the analysis scale (log for ratios). None, NaN and infinities are rows to exclude.
         vi: (K,) variances of the estimates, in squared units of yi.
-        method: ``FE``, or the estimator of tau2: DL, HE, HS, HSk, SJ, ML, REML, EB, PM, PMM.
+        method: ``FE``, or the estimator of tau2 (`coordinator.pooling.METHODS`).
         test: ``z``, ``t`` (K - 1 df), ``knha`` (Knapp-Hartung), ``adhoc`` (Knapp-Hartung, never below the model).
         level: coverage of every interval.
         labels: (K,) names of the rows, used in messages and figures.

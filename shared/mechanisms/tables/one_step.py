@@ -50,7 +50,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import sparse, stats
+from scipy import sparse, special
 from scipy.sparse.linalg import lsmr
 
 from shared.errors import ParameterError, Refusal
@@ -402,7 +402,7 @@ class _Refits:
         apart = self.apart.get(term, [])
         if len(apart) < 0.75 * REFITS:
             return f"with fresh noise the answer does not exist in {REFITS - len(apart)} of {REFITS} refits"
-        widened = float(stats.t.ppf(0.975, len(apart)) / stats.norm.ppf(0.975)) ** 2
+        widened = float(special.stdtrit(len(apart), 0.975) / special.ndtri(0.975)) ** 2
         return widened * float(np.mean(np.square(apart)))
 
 
