@@ -244,16 +244,15 @@ def page() -> str:
 
 WORDS = """## What to make of it
 
-Latent noise: hardly an answer is outside its interval, whatever the number of patients and sites, so that there is next
-to nothing for a caution to stand by; those that there are, are counts in covariates with long tails. A caution stands by
-half of the answers about counts, and by few others.
+Latent noise: hardly an answer is outside its interval, whatever the number of patients and sites, so that there is
+next to nothing for a caution to stand by. One stands by half of the answers about counts, and by few others.
 
 Noisy moments: what makes an answer wrong leaves no trace in the sums, and no caution can tell it
 ([decision 35](decisions/0035-cautions-that-mean-something.md)).
 
-Noisy tables: coefficients are drawn towards zero, at every hospital alike, so that a pool of twelve is surer than it is
-right. Columns of which one bin holds most persons are left out here, as in the product; they were wrong throughout. Take
-tables for shares and cross tables, or for one hospital's coefficient, and narrow bounds.
+Noisy tables: coefficients are drawn towards zero, at every hospital alike, so that a pool of twelve is surer than it
+is right. Columns of which one bin holds most persons are left out here, as in the product; they were wrong throughout.
+Take tables for shares and cross tables, or for one hospital's coefficient, and narrow bounds.
 """
 
 
