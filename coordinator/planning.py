@@ -629,7 +629,8 @@ _UNSEEN = {
     "noisy moments": "A bend or an interaction that the planned model lacks leaves no trace in the sums: no caution "
     "can tell such an answer from a right one, and no larger ε does. Intervals allow for a small one (docs/zoo.md).",
     "noisy tables": "A coefficient hangs on where persons lie within their bins, which no count shows: with more than "
-    "70 % of them in one bin it is not answered, below that it may be drawn towards zero (docs/zoo.md).",
+    "70 % of them in one bin it is not answered, below that it is drawn towards zero at every hospital alike, and the "
+    "interval of many hospitals is too sure (docs/zoo.md).",
 }
 """Mechanism to what its release cannot show of a wrong answer."""
 PAPER_W = 0.8

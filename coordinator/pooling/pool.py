@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from coordinator.pooling.doubts import doubts, drawn_in, in_common, lacking
+from coordinator.pooling.cautions import doubts, drawn_in, in_common, lacking
 from coordinator.pooling.heterogeneity import (
     Method,
     Test,
@@ -105,7 +105,7 @@ class PooledResult:
         weights: percent, summing to 100, of the chosen model.
         excluded: rows that were not used, each with its reason.
         notes: sentences a reader of the result must see.
-        doubts: those of the notes that are cautions: what the interval may not hold (`coordinator.pooling.doubts`).
+        doubts: those of the notes that are cautions: what the interval may not hold (`coordinator.pooling.cautions`).
         term, scale, estimates: set when the rows came from `shared.estimands.answer`.
         effect: what people call its estimates (`shared.estimands.effects`); blank where nobody has said.
         shared: variance of the pooled estimate that all rows have in common, as by a map onto one site's scale; it
