@@ -76,7 +76,7 @@ def test_a_power_cut_at_any_moment_of_a_release_costs_no_second_draw_and_no_char
     home.mkdir()
     record = recorded_agent(fast, home, template)
     assert_settled(home, template)
-    cuts, again = soak(8, 350, usual=150), soak(1, 25, usual=12)
+    cuts, again = soak(8, 350, usual=150), soak(1, 25, usual=10)
     for number, (step, variant) in enumerate(record.moments(cuts, rng)):
         image = images / f"{number}"
         record.image(step, variant, image, rng)
