@@ -151,8 +151,10 @@ def results_of(counted: Counted, wanted: set[str]) -> dict[str, Any]:
     for name, fault in FAULTS.items():
         if name in wanted:
             counts = counted.faults[name]
-            told = {key: counts[key] for key in ("tests", "planned", "skipped", *COUNTS) if counts[key]}
-            held = 0 < counts["planned"] == counts["passed"] + counts["skipped"] and bool(counts["passed"])
+            told = {key: counts[key] for key in ("tests", "skipped", *COUNTS) if counts[key]}
+            told |= {"not_run": counts["planned"] - counts["tests"]} if counts["planned"] > counts["tests"] else {}
+            held = bool(counts["passed"]) and counts["tests"] == counts["passed"] + counts["skipped"]
+            held = held and "not_run" not in told
             faults[name] = {"what": fault.what, "asked": fault.asked, "held": held, "seconds": counts["tenths"] / 10}
             faults[name] |= told
     invariants = {
@@ -187,7 +189,7 @@ def main() -> int:
     counted = run(wanted, full=given.full, jobs=given.jobs)
     results = results_of(counted, wanted)
     for name, fault in results["faults"].items():
-        state = "held" if fault["held"] else "NOT HELD"
+        state = "held" if fault["held"] else "NOT RUN" if "not_run" in fault else "NOT HELD"
         print(f"{name:>4}  {state:8}  {fault.get('cases', 0):>7,} of {fault['asked']:>9,} asked  {fault['what']}")
     for name, one in results["invariants"].items():
         print(f"{name:>4}  {'held' if one['held'] else 'NOT HELD':8}  {one['what']}")
