@@ -19,7 +19,7 @@ QUESTION = ("", "mean(sbp)")
 
 @pytest.mark.fault("F24")
 def test_no_answer_that_begins_after_a_withdrawal_rests_on_what_was_withdrawn(own, tally):
-    turns = soak(1, 100, usual=25)
+    turns = soak(1, 100, usual=10)
     for seed, site in enumerate(("alpha", "beta")):
         own.add("cvd", site, cohort(120, seed))
     own.start()
