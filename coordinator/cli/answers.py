@@ -525,6 +525,9 @@ def _show_answer(out: Console, answer: PooledAnswer, changed: Sequence[str] = ()
     for words in sorted({shown_price(*source.price) for source in answer.sources if source.epsilon is None}):
         open_ = sorted({source.site for source in answer.sources if shown_price(*source.price) == words})
         out.print(f"note  The rows of {', '.join(open_)}: {words}.", style="dim")
+    several = sorted({f"{source.site}: {source.hospitals}" for source in answer.sources if source.hospitals})
+    if several:
+        out.print(f"note  Hospitals behind one site, under one steward: {', '.join(several)}.", style="dim")
     if highest > 10:
         out.print(
             f"note  ε {shown_price(highest, given)} is not a meaningful formal guarantee for the persons behind these "

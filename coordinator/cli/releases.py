@@ -116,6 +116,7 @@ def release_show(
             ("accepted", f"{found.accepted_day}, log entry {found.log_index}"),
             ("plan", f"version {receipt.plan_version}, {receipt.plan_hash}"),
             ("rows", f"{receipt.n:,} persons, {receipt.d} encoded columns"),
+            *([("hospitals", f"{receipt.hospitals} under one steward's agreement")] if receipt.hospitals else []),
             ("mechanism", f"{receipt.mechanism.replace('_', ' ')}, {_parameters(receipt.parameters)}"),
             ("posture", receipt.posture),
             *(

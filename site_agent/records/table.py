@@ -71,6 +71,7 @@ class Records:
             site, and only here, which files were read. Of a database, of the rows that were read.
         contacts: of a study of a network, who is connected with whom.
         unseen: column to how many of its values that are recoded never occur.
+        hospitals: of a site that speaks for several, the rows of each; shown at the site and nowhere else.
     """
 
     table: pd.DataFrame
@@ -78,6 +79,7 @@ class Records:
     snapshot: str
     contacts: Contacts | None = None
     unseen: Mapping[str, int] = field(default_factory=dict)
+    hospitals: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def n(self) -> int:
@@ -104,7 +106,8 @@ def read(
     """
     require_edges(source, rules)
     unseen: dict[str, int] = {}
-    table = _mapped(source, dictionary, unseen=unseen)
+    hospitals: dict[str, int] = {}
+    table = _mapped(source, dictionary, unseen=unseen, hospitals=hospitals)
     digest = hmac.new(key, digestmod=hashlib.sha256)
     size = _digested(digest, source, table)
     if source.values:  # the same file, read otherwise, is another table
@@ -119,7 +122,14 @@ def read(
         contacts = _contacts(source, table, checked, dictionary, rules, as_written, seen=digest.update)
         if source.edges.format not in DATABASES:
             _digested(digest, source.edges, None)
-    return Records(table=checked, rows=len(table), snapshot=digest.hexdigest(), contacts=contacts, unseen=unseen)
+    return Records(
+        table=checked,
+        rows=len(table),
+        snapshot=digest.hexdigest(),
+        contacts=contacts,
+        unseen=unseen,
+        hospitals=hospitals,
+    )
 
 
 def problems(
@@ -310,12 +320,14 @@ def _mapped(
     *,
     found: list[DataRefusal] | None = None,
     unseen: dict[str, int] | None = None,
+    hospitals: dict[str, int] | None = None,
 ) -> pd.DataFrame:
     """The source table under the dictionary's names, recoded; columns as planned, rows as found.
 
     Args:
         found: takes the faults of recoded values, and gives those columns that are the dictionary's; None refuses any.
         unseen: as of `recoded_table`.
+        hospitals: takes how many rows each hospital has.
     """
     names = header(source)
     renamed = [source.columns.get(name, name) for name in names]
@@ -325,7 +337,20 @@ def _mapped(
     wanted = [i for i, name in enumerate(names) if name not in source.ignore and renamed[i] in expected]
     if not wanted or len({renamed[i] for i in wanted}) < len(wanted):
         raise _column_faults(source, dictionary)[0]
+    if source.hospital in names:
+        wanted.append(names.index(source.hospital))
+    elif source.hospital:
+        raise _column_faults(source, dictionary)[0]
     table = reader(source).table(source, wanted)
+    if source.hospital:
+        faults_of, rows_of = _of_hospitals(source, table.pop(source.hospital))
+        wanted.remove(names.index(source.hospital))
+        if found is None and faults_of:
+            raise faults_of[0]
+        if found is not None:
+            found += faults_of
+        if hospitals is not None:
+            hospitals.update(rows_of)
     table.columns = pd.Index([renamed[i] for i in wanted])
     table = recoded_table(table, source.values, dictionary, found=found, unseen=unseen)
     if len(table) == 0:
@@ -339,6 +364,28 @@ def _mapped(
             next_step="Check the export and the mapping (site-agent data map).",
         )
     return table
+
+
+def _of_hospitals(source: TableSource, whose: pd.Series) -> tuple[list[DataRefusal], dict[str, int]]:
+    """What is wrong with whose rows these are, by the agreement; and the rows of each hospital."""
+    names = whose.astype("string").str.strip().fillna("")
+    rows = {name: int((names == name).sum()) for name in source.hospitals}
+    blank, other = int((names == "").sum()), int((~names.isin(["", *source.hospitals])).sum())
+    none = sum(count == 0 for count in rows.values())
+    agreed = "Correct the extract, or the agreement: site-agent data add FILE --as STUDY --hospitals COLUMN --of NAME …"
+    found: list[DataRefusal] = []
+    if blank:
+        rule = f"column {source.hospital!r} must name the hospital of every row"
+        found.append(MissingRefusal(rule, given=f"{blank} blank", next_step=agreed))
+    if other:
+        rule = f"column {source.hospital!r} must name one of the {len(rows)} hospitals of the agreement"
+        found.append(DictionaryRefusal(rule, given=f"{other} rows that do not", next_step=agreed))
+    if none:
+        rule = (
+            f"each of the {len(rows)} hospitals of the agreement must have rows: the receipt says that it stands behind"
+        )
+        found.append(DictionaryRefusal(rule, given=f"{none} without", next_step=agreed))
+    return found, rows
 
 
 def _column_faults(source: TableSource, dictionary: Dictionary) -> tuple[DataRefusal, ...]:

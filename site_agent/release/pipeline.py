@@ -323,6 +323,7 @@ def make_release(
             reused=reused,
             previous=ledger.last_receipt(plan.study),
             trained=trained.charge if trained else None,
+            hospitals=len(source.hospitals),
         )
         receipt.require_true(plan)
         plan.release.validate(plan, released, receipt.n)

@@ -240,6 +240,7 @@ def release_page(
         (
             ("what", "synthetic / privatised, not patient records"),
             ("by", receipt.mechanism.replace("_", " ") + f", of {receipt.n} persons"),
+            *([("for", f"{receipt.hospitals} hospitals under one steward's agreement")] if receipt.hospitals else []),
             ("size", f"{len(release.table)} rows, {release.table.shape[1]} columns, {hold.bundle_bytes:,} bytes"),
             ("to", receipt.recipient),
             (
