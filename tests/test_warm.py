@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.demo.warm import Cold, Warm
+from coordinator.demo.catalogue import play_of
+from coordinator.demo.play import DemoOptions
+from coordinator.demo.stage import DemoStage
+from coordinator.demo.warm import Cold, EndedCommand, Warm
 from shared.base.keys import SigningKey
-from shared.errors import StateRefusal
+from shared.errors import ChecksRefusal, StateRefusal
 
 TESTS = Path(__file__).parent
 ENV = {**os.environ, "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"}
@@ -101,3 +104,30 @@ def test_what_goes_on_is_told_to_stop_and_what_is_left_ends_with_the_line(tmp_pa
     assert gone(second)
     with pytest.raises((StateRefusal, KeyError)):
         made.run("small_command", ["tell", "a"], {})
+
+
+class Refusing:
+    """A launcher whose hospital's first draw is refused by the checks, as one harmless draw in 2,000 is."""
+
+    def __init__(self) -> None:
+        self.ran = []
+
+    def run(self, module, argv, env, *, at=""):
+        self.ran.append(argv[0])
+        refused = {"code": "E_CHECKS", "must": "no released row may equal a real one", "given": "1", "next_step": ""}
+        if self.ran.count("release") == 1 and argv[0] == "release":
+            return EndedCommand(14, json.dumps({"refused": refused}), "")
+        return EndedCommand(0, json.dumps({"release_id": "ab" * 16, "warnings": []}), "")
+
+
+def test_a_draw_that_the_checks_refuse_is_made_once_more(tmp_path):
+    shown = play_of(DemoOptions(study="first"))
+    stage = DemoStage(out=tmp_path, launcher=Refusing(), play=shown, tables={"north": tmp_path / "north.csv"})
+    stage.release("north")
+    assert stage.launcher.ran == ["release", "release", "approve"]
+    stage.launcher.ran = []
+    stage.launcher.run = lambda *given, **named: EndedCommand(
+        14, '{"refused": {"code": "E_CHECKS", "must": "no", "next_step": ""}}', ""
+    )
+    with pytest.raises(ChecksRefusal):
+        stage.release("north")
