@@ -232,7 +232,7 @@ class Desk:
         Args:
             beside: people who must be somebody else: one shared variable must not open a second person's key.
         """
-        from shared.passphrases import opened
+        from shared.base.passphrases import opened
 
         self.require_in_time(name)
         return opened(self.config.approver_key(name), name, beside=beside)

@@ -283,8 +283,8 @@ def lead_add(
     from coordinator.services.membership import Members
     from shared.base.failpoints import reach
     from shared.base.keys import SigningKey, write_private
+    from shared.base.passphrases import chosen
     from shared.membership.leads import Leads
-    from shared.passphrases import chosen
     from shared.plans.invitation import is_plain_word
 
     config = CoordinatorConfig.load(context.obj)

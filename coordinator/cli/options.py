@@ -142,7 +142,7 @@ def lead_keys(config: CoordinatorConfig) -> dict[str, PublicKey]:
 def lead_key(config: CoordinatorConfig, name: str) -> SigningKey:
     """A lead's key, opened with the passphrase where it has one. Raises: PassphraseRefusal, StateRefusal."""
     from shared.base.keys import SigningKey
-    from shared.passphrases import opened
+    from shared.base.passphrases import opened
 
     path = config.home / "keys" / f"{name}.pem"
     encrypted = path.is_file() and b"ENCRYPTED" in path.read_bytes()

@@ -39,7 +39,7 @@ DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 PRELOADED = (
     "grpc",
     "sqlalchemy.dialects.sqlite",
-    "shared.passphrases",
+    "shared.base.passphrases",
     "pyarrow.parquet",
     "rich.progress",
     "google.protobuf.message",

@@ -91,7 +91,7 @@ def init(
     config = settings(dict.fromkeys(names, "00" * 32))
     fingerprint = ""
     if not dry_run:
-        from shared.passphrases import chosen, opened
+        from shared.base.passphrases import chosen, opened
         from site_agent.egress import new_tls_identity
 
         # Asked for first: one that is too short leaves no half-made folder.
@@ -252,7 +252,7 @@ def _require_own_certificate(config: SiteConfig, pem: str) -> None:
 @attempted("passphrase")
 def passphrase(name: As, home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """Give an approver's key another passphrase. The key, and all that it signed, stays the same."""
-    from shared.passphrases import changed
+    from shared.base.passphrases import changed
 
     desk = open_desk(home)
     path = desk.config.approver_key(name)

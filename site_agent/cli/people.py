@@ -114,7 +114,7 @@ def _new_key(desk: Desk, name: str) -> Callable[[], SigningKey]:
 
     def made() -> SigningKey:
         from shared.base.keys import SigningKey
-        from shared.passphrases import chosen, opened
+        from shared.base.passphrases import chosen, opened
 
         path = desk.config.home / "keys" / "approvers" / f"{name}.pem"
         if path.exists():

@@ -422,8 +422,8 @@ def decline(
     desk.outbox.get(release_id)
     key = open_key()
     with desk.locked():
-        told = desk.config.coordinator if tell else ""
-        hold = desk.outbox.decline(release_id, key, name, reason=reason, for_good=for_good, tell=told)
+        recipient = desk.config.coordinator if tell else ""
+        hold = desk.outbox.decline(release_id, key, name, reason=reason, for_good=for_good, tell=recipient)
     witnessed(desk)
     return hold
 

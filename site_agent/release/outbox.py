@@ -254,7 +254,7 @@ class Outbox:
         }
         signature = approver.sign(Envelope.encoding(DECLINE_TYPE, canonical_json(said)))
         move = self.ledger.reject if for_good else self.ledger.send_back
-        told = {}
+        passed_on = {}
         if tell:
             notice = DeclinedNotice(
                 coordinator=tell,
@@ -266,8 +266,8 @@ class Outbox:
                 reason=reason,
                 approver=name,
             )
-            told["notice"] = notice.signed(approver).to_bytes().decode()
-        return move(current, reason, by=name, key=approver.public.hex, signature=signature.hex(), **told)
+            passed_on["notice"] = notice.signed(approver).to_bytes().decode()
+        return move(current, reason, by=name, key=approver.public.hex, signature=signature.hex(), **passed_on)
 
     def withdraw(self, release_id: str, approver: SigningKey, name: str, *, reason_code: str, reason: str) -> Hold:
         """Take a release back as the registered approver `name`. Nothing of it is sent from now on; the charge stays.
