@@ -125,6 +125,9 @@ class Hub:
 
     held = holdings
 
+    def authorities(self):
+        return ()
+
     def watch(self):
         return None
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.config import CoordinatorConfig
+from shared.base.clock import utc_now
 from shared.errors import ParameterError, StateRefusal
-from shared.terminal import emit, table
+from shared.terminal import emit, plain, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,6 +96,7 @@ def sites(context: typer.Context, json: Json = False) -> None:
     from rich.text import Text
 
     from coordinator.services.health import alarms
+    from coordinator.services.outlook import outlook
     from coordinator.store.log_watch import LogWatch
 
     config = CoordinatorConfig.load(context.obj)
@@ -103,6 +105,7 @@ def sites(context: typer.Context, json: Json = False) -> None:
         gaps, returned, restored = watch.gaps(), watch.returned(), watch.restorations()
         compared = {one.site: one for one in watch.comparisons()}
         known = store.sites()
+        lives = {one.site: one for one in outlook(known, utc_now())}
         near = alarms(config, store)
         counts = {site.site: [0, 0] for site in known}
         for release in store.releases():
@@ -116,6 +119,8 @@ def sites(context: typer.Context, json: Json = False) -> None:
             "studies": site.studies,
             "fingerprint": site.fingerprint,
             "certificate_days": _days_left(site.certificate_pem),
+            "certificate": plain(lives[site.site].life) if site.site in lives else None,
+            "certificate_warning": lives[site.site].warning if site.site in lives else "",
             "releases": counts[site.site][0],
             "quarantined": counts[site.site][1],
             "lacking": [one.release_id for one in gaps if one.site == site.site],
@@ -144,7 +149,10 @@ def sites(context: typer.Context, json: Json = False) -> None:
                 row["site"],
                 Text(str(row["state"]), style=styles.get(str(row["state"]), "")),
                 row["fingerprint"] or None,
-                row["certificate_days"],
+                Text(
+                    "" if row["certificate_days"] is None else str(row["certificate_days"]),
+                    style="bold red" if row["certificate_warning"] else "",
+                ),
                 row["releases"],
                 row["quarantined"] or None,
             ]
@@ -168,6 +176,9 @@ def sites(context: typer.Context, json: Json = False) -> None:
                 # Not filled in on purpose: pasted from here, the comparison would compare nothing.
                 out.print(f"{row['site']} waits. Telephone its steward, and type the fingerprint you hear:")
                 out.print(f'  coordinator accept {row["site"]} --fingerprint "…"', style="cyan")
+        for one in lives.values():
+            if one.warning:
+                out.print(f"{one.warning}. {one.mend}", style="bold red")
         for use in near:
             out.print(f"near its quota: {use.words}", style="yellow")
 

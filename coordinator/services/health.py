@@ -148,12 +148,16 @@ def _certificates(authority: Authority, store: Store) -> Iterable[Finding]:
             given=wrong.pop("the server"),
             next_step="Set the clock (NTP), then coordinator clock repair.",
         )
+    from coordinator.services.outlook import authority_line, outlook
+
     now = authority.now()
     left = (authority.server_certificate.not_valid_after_utc - now).days
     yield "ok", f"the server's has {left} days left, and is renewed by itself", ""
-    rest = (authority.certificate.not_valid_after_utc - now).days
-    state: Literal["ok", "warn"] = "warn" if rest < 365 else "ok"
-    yield state, f"the authority's has {rest} days left", "Sites must be invited anew under a new one before it ends."
+    line = authority_line(authority, now)
+    yield line.state, line.detail, line.fix
+    for one in outlook(store.sites(), now):
+        if one.warning:
+            yield "warn", one.warning, one.mend
     for whose, what in wrong.items():
         yield "warn", f"that of {whose} is {what}", "coordinator clock repair, or revoke the site and invite it anew."
 

@@ -39,6 +39,8 @@ __all__ = [
     "Acceptance",
     "AnchorHead",
     "AnchorReceipt",
+    "Authorities",
+    "AuthoritiesRequest",
     "Chunk",
     "DescribeRequest",
     "Document",
@@ -62,6 +64,7 @@ __all__ = [
     "QueryRequest",
     "ReleasesRequest",
     "Reminder",
+    "Renewed",
     "Reply",
     "Restoration",
     "Revoked",
@@ -197,6 +200,31 @@ class SignedDocument:
 
     def __post_init__(self) -> None:
         _must(0 < len(self.envelope) <= SIGNED_CAP, f"a signed document must have at most {SIGNED_CAP} bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Renewed:
+    """A site's next certificate."""
+
+    certificate_pem: str
+
+    def __post_init__(self) -> None:
+        _must(0 < len(self.certificate_pem) <= 1 << 14, "a renewal's answer must hold a certificate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuthoritiesRequest:
+    """Request for every change of the certificate authority."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Authorities:
+    """Every change of the certificate authority, oldest first; each a signed `shared.wire.certificates` statement."""
+
+    statements: tuple[bytes, ...] = ()
+
+    def __post_init__(self) -> None:
+        _must(len(self.statements) <= 64, "an authority must have changed at most 64 times")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1144,6 +1172,13 @@ _CODECS: dict[type, tuple[type[Message], Callable[[Any], Message], Callable[[Any
     LogView: (pb.LogView, _view_to, _view_from),
     GapReport: (pb.GapReport, _gap_to, _gap_from),
     GapNoted: _same(GapNoted, pb.GapNoted),
+    Renewed: _same(Renewed, pb.RenewalReply),
+    AuthoritiesRequest: _same(AuthoritiesRequest, pb.AuthoritiesRequest),
+    Authorities: (
+        pb.AuthoritiesReply,
+        lambda value: pb.AuthoritiesReply(statements=value.statements),
+        lambda message: Authorities(statements=tuple(message.statements)),
+    ),
     RoundReply: _same(RoundReply, pb.RoundReply),
     RoundAnswer: _same(RoundAnswer, pb.RoundAnswer),
     RoundReceipt: _same(RoundReceipt, pb.RoundReceipt),
@@ -1219,6 +1254,8 @@ COLLECTION: Mapping[str, Method] = {
     "NextRound": Method(request=RoundRequest, reply=RoundReply),
     "UploadRound": Method(request=RoundAnswer, reply=RoundReceipt),
     "Clock": Method(request=SignedDocument, reply=SignedDocument),
+    "Renew": Method(request=SignedDocument, reply=Renewed),
+    "Authorities": Method(request=AuthoritiesRequest, reply=Authorities),
 }
 
 ANALYSIS: Mapping[str, Method] = {

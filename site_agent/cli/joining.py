@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shared.base.clock import utc_now
 from shared.errors import (
     ApprovalRefusal,
     CertificateRefusal,
@@ -294,6 +295,8 @@ def status(home: Home = None, json: Json = False) -> None:
     """Where this site stands, and what to do next."""
     from dataclasses import asdict
 
+    from site_agent.identity import certificate_life
+
     desk = open_desk(home)
     config = desk.config
     joined = config.certificate.exists()
@@ -339,8 +342,14 @@ def status(home: Home = None, json: Json = False) -> None:
         steps.insert(0, "site-agent resend")
     if desk.paused:
         steps = ["site-agent resume --as NAME"]
+    life = certificate_life(config, utc_now())
+    if life is not None and life.state == "over":
+        steps.insert(0, "site-agent renew --late --out FILE")
     answer = {
         "site": config.site,
+        "certificate": None
+        if life is None
+        else {"ends": life.ends, "days": life.days, "state": life.state, "warned": life.warned},
         "coordinator": config.coordinator,
         "agent_version": agent_version(),
         "fingerprint": desk.release_key.public.fingerprint,
@@ -360,7 +369,10 @@ def status(home: Home = None, json: Json = False) -> None:
 
         state = "PAUSED" if desk.paused else "joined" if joined else "not joined"
         screens.heading(out, f"Site {config.site}", f"{state} · coordinator {config.coordinator}")
-        screens.settings(out, [("fingerprint", answer["fingerprint"])])
+        shown = [("fingerprint", str(answer["fingerprint"]))]
+        screens.settings(out, [*shown, *([("certificate", life.words)] if life is not None else [])])
+        if life is not None and life.state in ("near", "over"):
+            screens.note(out, f"The certificate {'is over' if life.state == 'over' else 'ends soon'}: {life.words}.")
         rows = []
         for row in studies:
             plan = "none" if row["plan"] is None else f"version {row['plan']}"

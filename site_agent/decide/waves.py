@@ -73,6 +73,8 @@ _VERBS = {
     "no part in the training": "federate",
     "not compared": "resend",
     "log not followed": "run",
+    "certificate not renewed": "renew",
+    "authority not followed": "run",
 }
 """Verb of each attempt for the log of refusals, by the event that `attend` reports."""
 _RESUMED = ("due", "reserved", "sealed, not yet checked")
@@ -263,7 +265,7 @@ def attend(
     Nothing is reserved while the coordinator does not answer: the draw could not be witnessed. A pause ends the
     round at its next step, which is within a second or two also while a flow is fitted.
     """
-    from site_agent.decide import airlock
+    from site_agent.decide import airlock, renewal
     from site_agent.release import pipeline
 
     def refused(study: str, what: str, refusal: Refusal, wave: int | None = None, release_id: str = "") -> None:
@@ -283,6 +285,11 @@ def attend(
         say(AttendEvent(study="", what="paused", detail="Nothing is drawn or sent until site-agent resume --as NAME."))
         return
     studies = sorted({*desk.config.studies, *desk.config.data, *desk.plans.studies()})
+
+    def happened(what: str, detail: str) -> None:
+        say(AttendEvent(study="", what=what, detail=detail))
+
+    renewal.in_round(desk, say=happened, refused=refused, dry_run=dry_run)
     try:
         with desk.egress() as egress:
             _reconcile(desk, egress, studies, today=today, say=say, refused=refused, dry_run=dry_run)
@@ -299,6 +306,7 @@ def attend(
                     step = f"Read site-agent plan show {study}."
                     say(AttendEvent(study=study, what=f"plan version {plan.version} has come", detail=step))
             _compare_clocks(desk, egress, say)
+            renewal.follow_in_round(desk, egress, say=happened, refused=refused, dry_run=dry_run)
     except NetworkRefusal as refusal:
         refused("", "offline", refusal)
         return

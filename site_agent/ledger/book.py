@@ -37,7 +37,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import datetime as dt
 import hashlib
 import math
 import os
@@ -52,6 +51,7 @@ from typing import Any, NoReturn, Protocol
 
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.chain import GENESIS, extend_head, head_fingerprint
+from shared.base.clock import utc_now
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, Signature, SigningKey
 from shared.errors import (
@@ -1608,7 +1608,7 @@ class _Book:
             record: what is told to nobody outside: counts of records.
         """
         seq = len(self.entries) + 1
-        time = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        time = utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
         body = {**body, "salt": secrets.token_hex(16), "tags": self._tags(body)}
         if record:
             body["kept"] = {**record, "salt": secrets.token_hex(16)}
