@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from shared.errors import ParameterError, Refusal, StorageRefusal
+from shared.errors import ParameterError, Refusal, StorageRefusal, UsageRefusal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,6 +106,34 @@ def run(app: typer.Typer, *, name: str, argv: Sequence[str] | None = None) -> in
 
         sys.stdout.write(f"{name} {version('tributary')}\n")
         return 0
+    if "--json" in arguments:
+        return _run_for_a_program(app, name, arguments)
+    return _run(app, name, arguments)
+
+
+def _run_for_a_program(app: typer.Typer, name: str, arguments: list[str]) -> int:
+    """Run a command line whose answer a program reads: one that cannot be read is answered as a refusal is."""
+    import click
+
+    def bare(*, args: list[str], prog_name: str) -> None:
+        code = app(args=args, prog_name=prog_name, standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+
+    try:
+        return _run(bare, name, arguments)
+    except click.exceptions.Abort:
+        return 130
+    except click.ClickException as error:
+        usage = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else name
+        unread = UsageRefusal(
+            "the command line must be one that this command reads",
+            given=error.format_message(),
+            next_step=f"See {usage} --help.",
+        )
+        return show_refusal(unread, as_json=True)
+
+
+def _run(app: Callable[..., Any], name: str, arguments: list[str]) -> int:
     try:
         app(args=arguments, prog_name=name)
     except SystemExit as leave:
@@ -123,6 +151,8 @@ def run(app: typer.Typer, *, name: str, argv: Sequence[str] | None = None) -> in
         )
         return show_refusal(failed, as_json="--json" in arguments)
     except Exception as error:
+        if type(error).__module__.startswith("click."):
+            raise  # a command line that cannot be read, asked for as JSON
         return _show_fault(error, as_json="--json" in arguments)
     return 0
 

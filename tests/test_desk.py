@@ -103,7 +103,7 @@ def test_a_signature_is_good_once(ready):
     at = cli.open_desk(ready.home)
     old = next(entry for entry in at.ledger.entries() if entry.kind == "resumed")
     ready("pause")
-    with at.ledger._transaction(write=True) as book:
+    with at.ledger.transaction(write=True) as book:
         book.append("resumed", {name: old.body[name] for name in ("name", "reason", "key", "signature")})
     ready.refused("audit", "verify", expect=30)
 

@@ -339,7 +339,7 @@ COMPUTE = {
     "shared/mechanisms/densities/plan.py",  # the noise that an ε asks for
     "shared/mechanisms/densities/local.py",  # the noise that a report's ε asks for
     "shared/mechanisms/tables/plan.py",  # the noise that an ε asks for
-    "site_agent/ledger/book.py",  # what is shown of a single charge
+    "site_agent/ledger/charge.py",  # what is shown of a single charge
     "site_agent/ledger/holds.py",  # the price of a charge
     "shared/privacy/composition.py",  # totals
     "site_agent/decide/waves.py",  # the total with the waves to come

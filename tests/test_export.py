@@ -29,9 +29,8 @@ from shared.wire.messages import Acceptance, AnchorReceipt, countersigned
 from site_agent import cli
 from site_agent.config import SiteConfig
 from site_agent.egress import AcknowledgedReplies
-from site_agent.ledger import book as ledger_module
-from site_agent.ledger import holds
-from site_agent.ledger.book import HEAD_TYPE
+from site_agent.ledger import chain, holds, state
+from site_agent.ledger.book import HEAD_TYPE, Ledger
 from site_agent.ledger.holds import Entry, link_of
 from site_agent.show import verifier
 from site_agent.show.export import EXPORT_TYPE, _line
@@ -512,14 +511,14 @@ def append_as_before(book, kind: str, body: dict, kept=None) -> None:
 def test_a_ledger_from_before_tags_is_read_and_goes_on_with_them(tmp_path, monkeypatch):
     key = SigningKey.generate()
     with monkeypatch.context() as before:
-        before.setattr(ledger_module._Book, "append", append_as_before)
-        before.setattr(ledger_module, "FORMAT", "tributary-ledger/2")
-        made = ledger_module.Ledger.create(tmp_path / "ledger.db", key, site="north")
+        before.setattr(state.Book, "append", append_as_before)
+        before.setattr(chain, "FORMAT", "tributary-ledger/2")
+        made = Ledger.create(tmp_path / "ledger.db", key, site="north")
         for study in ("mini", "other"):
             made.approve_plan(study=study, version=1, plan_hash="ab" * 32, approver="dr-lind")
     for study in ("mini", "other"):
         made.approve_plan(study=study, version=2, plan_hash="cd" * 32, approver="dr-lind")
-    assert ledger_module.Ledger(made.path, key, site="north").verify() == 5
+    assert Ledger(made.path, key, site="north").verify() == 5
     keys = {"site": "north", "release_key": key.public.hex, "study_tag": made.tag_proof("mini").hex()}
     lines = [_line(entry, made.tag("mini"), "mini", {}) for entry in made.entries()]
     assert [("body" in line, "link" in line, "told" in line) for line in lines] == [

@@ -204,7 +204,7 @@ class Dies(Exception):
 def dying(monkeypatch, hospital: Hospital, place: str, time: int = 1) -> None:
     """Stop one hospital's thread at a failpoint, like a kill: no handler of ours knows the exception."""
     import site_agent.egress
-    import site_agent.ledger.book
+    from site_agent.ledger import chain, drawing, files, state
 
     seen: list[str] = []
 
@@ -214,7 +214,7 @@ def dying(monkeypatch, hospital: Hospital, place: str, time: int = 1) -> None:
             if name == place and seen.count(name) == time:
                 raise Dies(name)
 
-    for module in (rounds, site_agent.egress, site_agent.ledger.book):
+    for module in (rounds, site_agent.egress, chain, drawing, files, state):
         monkeypatch.setattr(module, "reach", reach)
 
 

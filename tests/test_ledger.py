@@ -40,7 +40,8 @@ from shared.errors import (
 )
 from shared.privacy import accountant as privacy
 from shared.wire.messages import ANCHOR_TYPE, AnchorHead
-from site_agent.ledger import book as ledger_module
+from site_agent.ledger import charge, state
+from site_agent.ledger import entries as entries_module
 from site_agent.ledger.book import Ledger
 from site_agent.ledger.lock import StateLock
 
@@ -371,12 +372,12 @@ def test_the_receipt_chain_begins_with_zeros_and_follows_the_seals_of_a_study(le
 def test_order_does_not_depend_on_the_clock(ledger, monkeypatch):
     reserve(ledger, 1)
 
-    class Early(ledger_module.dt.datetime):
+    class Early(state.dt.datetime):
         @classmethod
         def now(cls, tz=None):
             return cls(1999, 1, 1, tzinfo=tz)
 
-    monkeypatch.setattr(ledger_module.dt, "datetime", Early)
+    monkeypatch.setattr(state.dt, "datetime", Early)
     reserve(ledger, 2)
     entries = reopened(ledger).entries()
     assert entries[-1].time < entries[-2].time
@@ -620,7 +621,7 @@ def race_of_threads(path: Path, first_wave: int, count: int, cap: float, start=l
 def last_unit(tmp_path, monkeypatch):
     """A cap for two charges, and makes ledgers on which one of them stands already."""
     # What is raced for is the charge; its price is the same number each time.
-    monkeypatch.setattr(ledger_module, "price_of", cache_of(ledger_module.price_of))
+    monkeypatch.setattr(charge, "price_of", cache_of(charge.price_of))
     cap = privacy.epsilon_from_rdp(2 * privacy.rdp(GAUSSIAN), DELTA)
     first = Ledger.create(tmp_path / "first" / "ledger.db", KEY, site="north")
     reserve(first, 1, cap=cap)
@@ -903,13 +904,13 @@ def test_ten_thousand_entries_are_checked_once_and_read_from_memory_then():
     connection.execute("CREATE TABLE entries (seq, time, kind, body, previous, hash, signature)")
     for k in range(1, 10_001):
         body = {"study": "mini", "wave": k}
-        head = extend_head(previous, [ledger_module.link_of(k, "2026-01-01T00:00:00Z", "charged", body)])
+        head = extend_head(previous, [entries_module.link_of(k, "2026-01-01T00:00:00Z", "charged", body)])
         row = (k, "2026-01-01T00:00:00Z", "charged", canonical_json(body), previous, head, b"0")
         connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         previous = head
-    ledger_module._entry.cache_clear()
-    assert ledger_module._read(connection)[-1].hash == previous
-    assert ledger_module._read(connection)[-1].hash == previous
-    assert (ledger_module._entry.cache_info().misses, ledger_module._entry.cache_info().hits) == (10_000, 10_000)
+    entries_module._entry.cache_clear()
+    assert entries_module.read_entries(connection)[-1].hash == previous
+    assert entries_module.read_entries(connection)[-1].hash == previous
+    assert (entries_module._entry.cache_info().misses, entries_module._entry.cache_info().hits) == (10_000, 10_000)
     connection.close()
-    ledger_module._entry.cache_clear()
+    entries_module._entry.cache_clear()

@@ -401,7 +401,6 @@ MADE_IN: dict[type[Event], set[str]] = {
         "shared/mechanisms/grand/plan.py",
         "shared/mechanisms/latent_noise/plan.py",
         "shared/privacy/composition.py",
-        "site_agent/ledger/book.py",
         "site_agent/decide/waves.py",
     },
 }

@@ -31,7 +31,7 @@ from shared.errors import (
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import STATEMENT_TYPE, Receipt, Statement, write_receipt
 from shared.wire.messages import ANCHOR_TYPE
-from site_agent.ledger import book as ledger_module
+from site_agent.ledger import chain, drawing, files, persons, state
 from site_agent.ledger.book import Ledger
 from site_agent.ledger.lock import StateLock
 from site_agent.release import outbox as outbox_module
@@ -342,13 +342,13 @@ def test_a_full_disk_while_sealing_leaves_no_half_file_and_sealing_may_be_tried_
 
                 return Full()
 
-            broken.setattr(ledger_module.os, "fdopen", full_file)
+            broken.setattr(files.os, "fdopen", full_file)
         else:
 
             def fail(*_):
                 raise full
 
-            broken.setattr(ledger_module.os, step, fail)
+            broken.setattr(files.os, step, fail)
         with pytest.raises(StorageRefusal, match="No space left"):
             outbox.seal(hold, BYTES, template)
     assert not list(outbox.root.glob("*/*.part"))
@@ -433,7 +433,7 @@ def passed_failpoints(work, notes: Path) -> Counter:
 
     def traced() -> None:
         seen: Counter = Counter()
-        for module in (ledger_module, outbox_module):
+        for module in (chain, drawing, files, persons, state, outbox_module):
             module.reach = lambda name: seen.update([name])
         work()
         notes.write_text(json.dumps(seen))
@@ -444,7 +444,9 @@ def passed_failpoints(work, notes: Path) -> Counter:
 
 def written_failpoints() -> set[str]:
     """Every failpoint in the sources, places of `write_whole` filled in."""
-    text = "".join(Path(module.__file__).read_text() for module in (ledger_module, outbox_module))
+    text = "".join(
+        Path(module.__file__).read_text() for module in (chain, drawing, files, persons, state, outbox_module)
+    )
     names = set(re.findall(r'reach\(f?"([^"]+)"\)', text))
     places = {"ledger.head", "ledger.population", "outbox.statement", "outbox.checks", "outbox.audit"}
     places |= {"seal.bundle", "seal.fit", "seal.rows"}

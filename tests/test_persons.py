@@ -31,7 +31,7 @@ from shared.plans.plan import Budget
 from shared.privacy import accountant as privacy
 from site_agent import cli
 from site_agent.config import SiteFloors
-from site_agent.ledger import book as ledger_module
+from site_agent.ledger import persons as ledger_persons
 from site_agent.ledger.book import Ledger
 from site_agent.ledger.holds import decided_by
 from site_agent.records import table as records
@@ -97,11 +97,11 @@ def of_before(monkeypatch):
 
     def update() -> None:
         monkeypatch.setattr(Ledger, "as_written", now)
-        monkeypatch.setattr(ledger_module._Book, "as_written", inside)
+        monkeypatch.setattr(ledger_persons, "as_written", inside)
 
-    now, inside = Ledger.as_written, ledger_module._Book.as_written
+    now, inside = Ledger.as_written, ledger_persons.as_written
     monkeypatch.setattr(Ledger, "as_written", lambda *_: True)
-    monkeypatch.setattr(ledger_module._Book, "as_written", lambda *_: True)
+    monkeypatch.setattr(ledger_persons, "as_written", lambda *_: True)
     return update
 
 
@@ -429,5 +429,5 @@ def test_agent_and_stranger_both_refuse_a_confirmation_where_none_may_stand(wait
     assert verifier.lives(told) == []
     with pytest.raises(verifier.Wrong):
         verifier.lives([*told, {"seq": len(told) + 1, "kind": "persons_confirmed", "body": body}])
-    with pytest.raises(StateRefusal), ledger._transaction(write=True) as book:
+    with pytest.raises(StateRefusal), ledger.transaction(write=True) as book:
         book.append("persons_confirmed", body)

@@ -348,7 +348,7 @@ def test_the_whole_training_is_charged_before_its_first_round(ledger):
 
 
 def test_a_round_is_written_without_folding_all_rounds_before_it_and_verify_folds_all(ledger, monkeypatch):
-    from site_agent.ledger import book as module
+    from site_agent.ledger import state as module
 
     hold = begun(ledger)
     seen: list[int] = []

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import typer
 
 from shared import terminal
 from shared.errors import CATALOGUE, BudgetRefusal
@@ -59,6 +60,27 @@ def test_an_unreadable_file_is_a_storage_refusal_and_not_a_traceback(capsys, tmp
 def test_a_command_line_that_cannot_be_read_leaves_with_2(capsys):
     assert terminal.run(commands(), name="t", argv=["spend", "--nonsense"]) == 2
     assert "--nonsense" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [["say", "--loud"], ["shout"], ["say", "--times", "x"]])
+def test_a_command_line_that_cannot_be_read_is_json_where_json_was_asked_for(given, capsys):
+    app = terminal.application("Say hello.")
+
+    @app.callback()
+    def _group() -> None: ...
+
+    @app.command()
+    def say(times: int = 1, json: bool = False) -> None:
+        raise typer.Exit(times)
+
+    assert terminal.run(app, name="demo", argv=[*given, "--json"]) == 2
+    shown = capsys.readouterr()
+    refused = json.loads(shown.out)["refused"]
+    assert refused["code"] == "E_USAGE"
+    assert given[-1] in refused["given"]
+    assert "demo" in refused["next_step"]
+    assert shown.err == ""
+    assert terminal.run(app, name="demo", argv=["say", "--times", "3", "--json"]) == 3, "a command's own exit code"
 
 
 def test_plain_values_hold_nothing_json_has_no_form_for():

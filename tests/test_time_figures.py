@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from delivered import cohort, cohort_plan, deliver, join
 
-from coordinator.answers.curves import curves
+from coordinator.answers.curves import curves, pooled_curve
 from coordinator.answers.queries import ask
 from coordinator.answers.spending import BudgetReport, Spending, _planned, spending
 from coordinator.figures.canvas import COLOURS, DASHES, SERIES
@@ -365,6 +365,37 @@ def test_the_limits_of_a_curve_hold_what_those_of_the_question_about_one_time_ho
         assert (one.lower[k], one.upper[k]) == pytest.approx(ends)
         assert row.vi == pytest.approx(2 * row.vi_naive)
     assert "2 times the variance that the rows claim" in " ".join(texts(found.figure()))
+
+
+def test_the_pooled_curve_passes_through_the_answers_about_single_times(filled):
+    store, _, _ = filled
+    found = curves(store, "cvd", 1, "km(time, cvd) ~ 1")
+    (pooled,) = found.pooled
+    assert pooled.at_risk[0] == sum(one.n for one in found.curves)
+    for time in (6.0, 9.0, 15.0):
+        k = pooled.time.index(time)
+        asked = ask(store, "cvd", 1, f"km(time, cvd, at = {time:g})").result
+        held = (pooled.survival[k], pooled.lower[k], pooled.upper[k])
+        assert held == pytest.approx([1 / (1 + math.exp(-x)) for x in (asked.beta, asked.ci_lb, asked.ci_ub)], rel=1e-9)
+    drawn = found.figure()
+    assert {"curve-2", "band-2"} <= set(marks(drawn))
+    assert "band-0" not in marks(drawn), "beside the pooled interval those of the sites are asked for"
+    assert_tidy(drawn)
+
+
+def test_a_pooled_curve_counts_sites_without_events_never_rises_and_ends_with_the_first_follow_up():
+    early = few([1.0, 2.0, 9.0, 9.0], [1, 1, 0, 0], "early")
+    late = few([3.0, 4.0, 6.0, 6.0], [0, 0, 1, 0], "late")
+    pooled = pooled_curve([early, late], label="pooled")
+    at = dict(zip(pooled.time, pooled.survival, strict=True))
+    apart = dict(zip(early.time, early.survival, strict=True))
+    assert apart[2.5] < at[2.5] < 1, "late has no event until then, and counts"
+    assert at[6.0] is not None
+    assert at[6.25] is None, "nobody is followed at late"
+    known = [share for share in pooled.survival if share is not None]
+    assert known == sorted(known, reverse=True)
+    with pytest.raises(EstimateRefusal, match="two curves"):
+        pooled_curve([early], label="pooled")
 
 
 def test_a_curve_of_each_group_is_named_after_site_and_group(filled):

@@ -875,7 +875,7 @@ class Result(_Shown):
         document = self._curves()
         rows = [
             {"curve": curve["label"], **dict(zip(_ON_CURVES, values, strict=True))}
-            for curve in document["curves"]
+            for curve in (*document["curves"], *document.get("pooled", ()))
             for values in zip(*(curve[name] for name in _ON_CURVES), strict=True)
         ]
         return ResultTable(f"{document['title']}: {document['axis']}", rows, document)
@@ -891,8 +891,8 @@ class Result(_Shown):
 
         Args:
             path: the file; without one it is a picture that a notebook shows.
-            sites: only these; all when empty.
-            bands: draw the pointwise intervals; by default with up to three curves.
+            sites: only these, without the pooled curve; all when empty.
+            bands: draw the pointwise intervals of the sites; by default with up to three curves.
         Raises: ParameterError: another kind of question, or more curves than can be told apart.
         """
         from coordinator.figures.over_time import km_figure
@@ -904,6 +904,7 @@ class Result(_Shown):
         ]
         how = {"title": document["title"], "note": document["note"], "left_out": document["left_out"], "bands": bands}
         words = {"xlabel": document["axis"], "ylabel": f"Share without {document['event']}"}
+        how["pooled"] = [GridCurve(**curve) for curve in document.get("pooled", ()) if not sites]
         return _drawn(lambda file: km_figure(shown, path=file, **how, **words), document["title"], path)
 
     def _curves(self) -> dict[str, Any]:

@@ -7,11 +7,13 @@ releases count is decided by `coordinator.answers.queries`, as for every other q
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from coordinator.answers import queries
+from coordinator.pooling.pool import pool
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands.answer import Estimand, parse_estimand, survival_curves
 from shared.estimands.survival import GridCurve, public_times
@@ -20,7 +22,7 @@ from shared.mechanisms.base import Answering
 if TYPE_CHECKING:
     from coordinator.store.store import AcceptedRelease, Store
 
-__all__ = ["Curves", "curves"]
+__all__ = ["Curves", "curves", "pooled_curve"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,7 @@ class Curves:
         study, wave: the table as of wave k.
         estimand: the question in one spelling, without a time.
         curves: one per site and group; their labels name both where both differ.
+        pooled: one per group that two sites or more have (`pooled_curve`).
         left_out: site -> why it has no curve.
         used: SHA-256 of every bundle, with its site.
         axis: the follow-up column with its unit, for the axis.
@@ -41,6 +44,7 @@ class Curves:
     wave: int
     estimand: str
     curves: tuple[GridCurve, ...]
+    pooled: tuple[GridCurve, ...]
     left_out: Mapping[str, str]
     used: Mapping[str, str]
     axis: str
@@ -64,6 +68,7 @@ class Curves:
 
         return km_figure(
             self.curves,
+            pooled=self.pooled,
             title=title or self.title,
             note=self.provenance,
             xlabel=self.axis,
@@ -121,6 +126,7 @@ def curves(
             next_step=f"Sites: {', '.join(sorted(releases))}.",
         )
     found: list[GridCurve] = []
+    groups: dict[str, list[GridCurve]] = {}
     left_out: dict[str, str] = {}
     for site in sorted(sites or releases):
         try:
@@ -136,6 +142,7 @@ def curves(
             for group, curve in survival_curves(table, question, levels).items():
                 name = f"{site}, {group}" if group else site
                 found.append(curve.read_off(times, label=name, level=level, inflation=more))
+                groups.setdefault(group, []).append(found[-1])
         except Refusal as refusal:
             left_out[site] = str(refusal).rstrip(".")
     if not found:
@@ -147,11 +154,106 @@ def curves(
         wave=held.wave,
         estimand=str(question),
         curves=tuple(found),
+        pooled=_pooled(groups),
         left_out=left_out,
         used=held.used,
         axis=_upper(f"{follow_up.label or follow_up.name}{unit}"),
         event=(event.label or event.name) if event else question.event,
     )
+
+
+def pooled_curve(curves: Sequence[GridCurve], *, label: str) -> GridCurve:
+    """The random-effects mean of the sites' survival at each public time, with its pointwise interval.
+
+    At each time the logits of the sites' survival are pooled as the question ``km(…, at = time)`` is (REML, ad hoc
+    Knapp-Hartung, `coordinator.pooling.pool.pool`), so that the curve passes through its answers. A site without an
+    event so far counts with half an event, r + ½ of r + 1, instead of not at all, which would let only sites with early
+    events speak for the early times. The curve ends where the first site's follow-up does: a mean over other sites
+    would step without an event. It never rises: a rise of the means is levelled to the last lower value.
+
+    Args:
+        curves: one per site, at the same times and of one level; two at least.
+        label: of the pooled curve.
+    Returns: a curve whose rows at risk and events are the sums of the sites'; its inflation is the largest of theirs.
+    Raises: EstimateRefusal: fewer than two curves, or no time at which each of them is known.
+
+    >>> from shared.estimands.survival import kaplan_meier
+    >>> import numpy as np
+    >>> times, events = np.arange(1.0, 11.0), np.ones(10)
+    >>> site = kaplan_meier(times, events).read_off((0.0, 2.0, 4.0), label="a")
+    >>> [round(share, 3) for share in pooled_curve([site, site], label="pooled").survival]
+    [1.0, 0.8, 0.6]
+    """
+    if len(curves) < 2:
+        raise EstimateRefusal("a pooled curve must have at least two curves", given=f"{len(curves)}")
+    first, level = curves[0], curves[0].level
+    ends = next(
+        (k for k in range(len(first.time)) if any(curve.survival[k] is None for curve in curves)), len(first.time)
+    )
+    survival: list[float | None] = [1.0]
+    lower: list[float | None] = [None]
+    upper: list[float | None] = [None]
+    blank: tuple[float | None, float | None] = (None, None)
+    for k in range(1, ends):
+        found = [_logit(curve, k) for curve in curves]
+        if all(curve.events[k] == 0 for curve in curves):
+            estimate, limits = 1.0, blank
+        else:
+            known = [pair for pair in found if pair is not None]
+            if len(known) < len(found):  # nobody is left at a site: its curve has reached 0
+                break
+            result = pool([y for y, _ in known], [v for _, v in known], level=level)
+            estimate, limits = _share(result.beta), (_share(result.ci_lb), _share(result.ci_ub))
+        last = survival[-1]
+        if last is not None and estimate > last:
+            survival, lower, upper = [*survival, last], [*lower, lower[-1]], [*upper, upper[-1]]
+            continue
+        survival, lower, upper = [*survival, estimate], [*lower, limits[0]], [*upper, limits[1]]
+    if len(survival) < 2:
+        raise EstimateRefusal("every site must be followed beyond the first time", given="none is")
+    rest = [None] * (len(first.time) - len(survival))
+    return replace(
+        first,
+        label=label,
+        survival=(*survival, *rest),
+        lower=(*lower, *rest),
+        upper=(*upper, *rest),
+        at_risk=tuple(sum(counts) for counts in zip(*(curve.at_risk for curve in curves), strict=True)),
+        events=tuple(sum(counts) for counts in zip(*(curve.events for curve in curves), strict=True)),
+        inflation=max(curve.inflation for curve in curves),
+    )
+
+
+def _logit(curve: GridCurve, k: int) -> tuple[float, float] | None:
+    """Logit of a curve at a time and its variance, read from its limits; None where it has reached 0."""
+    value, low, high = curve.survival[k], curve.lower[k], curve.upper[k]
+    if value is None or value <= 0:
+        return None
+    if low is None or high is None:  # no event so far
+        rows = curve.at_risk[k]
+        return math.log((rows + 0.5) / 0.5), curve.inflation * (1 / 0.5 + 1 / (rows + 0.5))
+    half = (math.log(high / (1 - high)) - math.log(low / (1 - low))) / 2
+    return math.log(value / (1 - value)), (half / _critical(curve.level)) ** 2
+
+
+def _critical(level: float) -> float:
+    from statistics import NormalDist
+
+    return NormalDist().inv_cdf((1 + level) / 2)
+
+
+def _share(logit: float) -> float:
+    return 1 / (1 + math.exp(-logit))
+
+
+def _pooled(groups: Mapping[str, Sequence[GridCurve]]) -> tuple[GridCurve, ...]:
+    pooled = []
+    for group, sites in groups.items():
+        try:
+            pooled.append(pooled_curve(sites, label=f"pooled, {group}" if group else "pooled"))
+        except EstimateRefusal:  # one site, or nobody is followed beyond the first time at one
+            continue
+    return tuple(pooled)
 
 
 def _noisy(store: Store, release: AcceptedRelease) -> bool:

@@ -59,6 +59,7 @@ _WIDE, _TALL, _LINE, _NAME = 5.2, 3.4, 0.175, 1.9  # inches; names of the risk t
 def km_figure(
     curves: Sequence[GridCurve],
     *,
+    pooled: Sequence[GridCurve] = (),
     title: str = "",
     note: str = "",
     xlabel: str = "Time",
@@ -72,13 +73,15 @@ def km_figure(
     Args:
         curves: one per site or arm, all at the same times (`coordinator.answers.curves.curves` reads them from the
             releases).
+        pooled: what they are pooled to, at the same times: wide lines in ink, always with their intervals.
         title, note: headings.
         xlabel: what the times are, with their unit.
         ylabel: what the share is of.
         left_out: site -> why it has no curve; listed below.
-        bands: draw the pointwise intervals; by default with up to three curves.
+        bands: draw the pointwise intervals of `curves`; by default with up to three of them and none pooled.
         path: written when given; the suffix chooses SVG, PDF or PNG.
-    Returns: the figure and its words. Gids: ``curve-0``, ``band-0``; texts ``risk-0-0`` (curve, tick).
+    Returns: the figure and its words. Gids: ``curve-0``, ``band-0``; texts ``risk-0-0`` (curve, tick); the pooled ones
+        count on from the last curve.
     Raises: EstimateRefusal: no curve; ParameterError: too many, or at different times.
     """
     if not curves:
@@ -87,10 +90,13 @@ def km_figure(
         raise ParameterError(
             f"a figure must have at most {MOST_CURVES} curves", given=f"{len(curves)}", next_step="Choose some sites."
         )
+    sites = len(curves)
+    curves = (*curves, *pooled)
     if len({(curve.time, curve.level) for curve in curves}) > 1:
         raise ParameterError("the curves of a figure must be at the same times and of one level", given="others")
     times, level = curves[0].time, curves[0].level
-    shaded = len(curves) <= 3 if bands is None else bands
+    shaded = (sites <= 3 and not pooled) if bands is None else bands
+    shading = [i for i in range(len(curves)) if shaded or i >= sites]
     last = max(
         1, *(max((k for k, value in enumerate(curve.survival) if value is not None), default=0) for curve in curves)
     )
@@ -104,13 +110,20 @@ def km_figure(
     ticks = [k for k in ticks if k >= begins]
     labels = [wrap(curve.label, SMALL, _NAME) for curve in curves]
     rows = [[f"{curve.at_risk[k]:,}" for k in ticks] for curve in curves]
-    colours = [COLOURS[i % len(COLOURS)] for i in range(len(curves))]
+    colours = [COLOURS[i % len(COLOURS)] if i < sites else INK for i in range(len(curves))]
+    dashes = [DASHES[(i if i < sites else i - sites) % len(DASHES)] for i in range(len(curves))]
+    widths = [1.5 if i < sites else 2.4 for i in range(len(curves))]
     foot = [
         f"Steps stand at the ends of intervals of {times[1]:g}; the curve is read off at those times and holds no row.",
     ]
     if begins:
         foot.append(f"The axis begins at {times[begins]:g}: no event was before.")
-    if shaded:
+    if pooled:
+        foot.append(
+            "Pooled: random effects (REML, Knapp-Hartung not below the model) of the logits at each time, to the end "
+            "of the shortest follow-up; a site without an event so far counts with half an event."
+        )
+    if shading:
         most = max(curve.inflation for curve in curves)
         held = "which take the rows as real: the noise of the release is not in them."
         if most > 1:
@@ -138,17 +151,20 @@ def km_figure(
         span = (times[begins], times[last])
         axes = page.axes(left, _WIDE, span, (0.0, 1.0))
         for i, curve in enumerate(curves):
-            style: dict[str, Any] = {"color": colours[i], "linestyle": DASHES[i % len(DASHES)]}
+            style: dict[str, Any] = {"color": colours[i], "linestyle": dashes[i]}
             xs, ys = _steps(times, curve.survival)
             xs = [max(x, span[0]) for x in xs]  # before, the share is 1
             axes.plot(
-                xs, ys, linewidth=1.5, solid_joinstyle="miter", zorder=4, gid=f"curve-{i}", clip_on=False, **style
+                xs, ys, linewidth=widths[i], solid_joinstyle="miter", zorder=4, gid=f"curve-{i}", clip_on=False, **style
             )
             if len(xs) == 1:
                 axes.plot(xs, ys, "o", color=colours[i], markersize=5, clip_on=False, zorder=4)
-            if shaded:
+            if i in shading:
                 _band(axes, times, curve, colours[i], f"band-{i}")
-        looks = [{"color": colour, "linestyle": DASHES[i % len(DASHES)]} for i, colour in enumerate(colours)]
+        looks = [
+            {"color": colour, "linestyle": dash, "linewidth": wide}
+            for colour, dash, wide in zip(colours, dashes, widths, strict=True)
+        ]
         below.draw(
             page,
             [left + _WIDE * (times[k] - span[0]) / (span[1] - span[0]) for k in ticks],

@@ -188,7 +188,7 @@ def _curves(store: Store, result: queries.PooledAnswer) -> dict[str, Any] | None
         return None
     if made.used != result.used:
         raise queries.moved()
-    names = ("title", "axis", "event", "left_out", "curves")
+    names = ("title", "axis", "event", "left_out", "curves", "pooled")
     return {**{name: getattr(made, name) for name in names}, "note": made.provenance}
 
 

@@ -45,7 +45,7 @@ from shared.errors import (
 )
 from shared.wire.rounds import Answered, RoundOrder, node_id, pack, unpack
 from site_agent.config import Limits, TableSource
-from site_agent.ledger.book import private_folder, write_whole
+from site_agent.ledger.files import private_folder, write_whole
 from site_agent.release.trained_flow import flow_path, kept_flow
 
 if TYPE_CHECKING:

@@ -1,0 +1,108 @@
+"""What the coordinator has witnessed of a ledger: the proof that its head grew, and the charges of one put back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shared.base.chain import head_fingerprint
+from shared.base.keys import Envelope
+from shared.errors import StateRefusal
+from shared.wire.messages import ANCHOR_TYPE, AnchorHead
+from site_agent.ledger.entries import AnchoredHead, agrees, last_witnessed, settled_by
+from site_agent.ledger.holds import Lost, lost_bodies
+from site_agent.ledger.state import Book
+
+__all__ = [
+    "anchor_envelope",
+    "anchor_payload",
+    "anchored",
+    "count_lost",
+    "holds_head",
+    "links",
+    "recovered",
+    "recoveries",
+]
+
+
+def anchor_payload(book: Book) -> bytes:
+    """The current head for the coordinator, with the links since the last anchor that the site knows of."""
+    return anchor_envelope(book).payload
+
+
+def anchor_envelope(book: Book, after: int | None = None) -> Envelope:
+    """The current head and its proof, signed: what `Egress.anchor` sends.
+
+    Args:
+        after: prove it from this entry on; by default from the last anchored one.
+    Raises: TooLarge, when more entries than `shared.base.chain.LINKS_CAP` lie between.
+    """
+    last = book.entries[-1]
+    known = last_witnessed(book.entries) if after is None else after
+    links = tuple(entry.link for entry in book.entries[known:])
+    head = AnchorHead(site=book.site, seq=last.seq, head=last.hash, after=known, links=links)
+    return Envelope.sign(ANCHOR_TYPE, head.to_bytes(), [book.signer])
+
+
+def anchored(book: Book) -> int:
+    """Number of the last entry that the coordinator has acknowledged, as far as this ledger knows; 0 for none."""
+    return last_witnessed(book.entries)
+
+
+def links(book: Book, after: int) -> list[str]:
+    """Links of the entries after number `after`: with `extend_head`, proof that a head grew from an old one."""
+    return [entry.link for entry in book.entries[after:]]
+
+
+def holds_head(book: Book, receipt: AnchoredHead) -> bool:
+    """Whether a witnessed head is one of this ledger's: nothing that was witnessed is missing here."""
+    return agrees(book.entries, receipt)
+
+
+def recoveries(book: Book) -> int:
+    """How often this ledger has counted lost charges."""
+    return sum(entry.kind == "recovered" for entry in book.entries)
+
+
+def recovered(book: Book, receipt: AnchoredHead) -> str:
+    """Fingerprint of the head after `count_lost` settled this witnessed head; blank if it never did."""
+    return settled_by(book.entries, receipt)
+
+
+def count_lost(book: Book, receipt: AnchoredHead, lost: Sequence[Lost], *, accepted: Mapping[str, int]) -> str:
+    """Charge what the coordinator has witnessed and this ledger has forgotten, at once; and once per `receipt`.
+
+    No cap is asked: what may have been spent is spent, and a study beyond its cap releases nothing more. Every
+    open hold is closed with its charge, because nobody can tell whether its draw was already made.
+
+    Args:
+        receipt: the head that the coordinator has witnessed.
+        lost: the charges.
+        accepted: place in the coordinator's log of each release, by id, that is known here as well and that the
+            coordinator has accepted.
+    Returns: fingerprint of the head after it, for the study lead to allow.
+    Raises: StateRefusal, when nothing is missing; UnknownEvent; ParameterError; LedgerRefusal; StorageRefusal.
+    """
+    if agrees(book.entries, receipt):
+        raise StateRefusal("a ledger to recover must lack what was witnessed", given="all of it")
+    done = settled_by(book.entries, receipt)
+    if done:
+        return done
+    known = {name: at for name, at in accepted.items() if name in book.holds}
+    # What would outgrow an entry stands in several, and each is of one study; the last one, which every study
+    # may see, says that this head is settled.
+    named = dict.fromkeys(one.study for one in lost)
+    bodies = [body for study in named for body in lost_bodies([one for one in lost if one.study == study])]
+    open_holds = [h.release_id for h in book.holds.values() if h.phase in ("held", "sealed")]
+    body = {
+        "seq": receipt.seq,
+        "head": receipt.head,
+        "after": last_witnessed(book.entries),
+        "prices": [],
+        "charges": [],
+        "accepted": {name: at for name, at in known.items() if book.holds[name].state != "delivered"},
+        "burnt": [name for name in open_holds if name not in known],
+    }
+    for more in bodies:
+        book.append("lost", more)
+    book.append("recovered", body)
+    return head_fingerprint(book.entries[-1].hash)

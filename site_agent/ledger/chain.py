@@ -1,0 +1,252 @@
+"""The ledger as two files: an append-only SQLite table, and the signed head beside it; one transaction at a time.
+
+`Chain` makes the ledger, opens it, and finds out one that was edited or put back; `reading` and `writing` turn what is
+asked of a `site_agent.ledger.state.Book` into what is asked of the ledger, in one transaction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Concatenate, ParamSpec, Self, TypeVar
+
+from shared.base.canonical import parse_json
+from shared.base.chain import GENESIS
+from shared.base.failpoints import reach
+from shared.base.keys import Envelope, Signature, SigningKey
+from shared.errors import Refusal
+from site_agent.ledger.entries import HEAD_TYPE, WITNESSED, AnchoredHead, head_payload, read_entries, require_receipt
+from site_agent.ledger.files import broken, fsync_folder, private_folder, storage_errors, storage_refusal, write_whole
+from site_agent.ledger.holds import Entry
+from site_agent.ledger.state import Book
+
+__all__ = ["Chain", "reading", "writing"]
+
+FORMAT = "tributary-ledger/3"
+"""Since 3 every entry has tags. A ledger of 2 is read, and goes on with tags from its next entry."""
+BUSY_SECONDS = 60.0
+_TABLE = (
+    "CREATE TABLE entries (seq INTEGER PRIMARY KEY, time TEXT NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL, "
+    "previous TEXT NOT NULL, hash TEXT NOT NULL, signature BLOB NOT NULL)"
+)
+_TRIGGERS = {
+    "entries_append": (
+        "CREATE TRIGGER entries_append BEFORE INSERT ON entries WHEN "
+        "NEW.seq IS NOT (SELECT coalesce(max(seq), 0) + 1 FROM entries) OR NEW.previous IS NOT "
+        f"coalesce((SELECT hash FROM entries ORDER BY seq DESC LIMIT 1), '{GENESIS}') "
+        "BEGIN SELECT RAISE(ABORT, 'the ledger only grows at its end'); END"
+    ),
+    "entries_no_update": (
+        "CREATE TRIGGER entries_no_update BEFORE UPDATE ON entries "
+        "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
+    ),
+    "entries_no_delete": (
+        "CREATE TRIGGER entries_no_delete BEFORE DELETE ON entries "
+        "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
+    ),
+}
+SCHEMA = {"entries": _TABLE, **_TRIGGERS}
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Chain:
+    """The ledger's two files, signed by the site's release key; what is asked of them: `site_agent.ledger.book.Ledger`.
+
+    Args: as of `site_agent.ledger.book.Ledger`.
+    Raises: LedgerRefusal, if the ledger is missing, edited, truncated, restored, or another site's; StorageRefusal.
+    """
+
+    def __init__(self, path: Path, signer: SigningKey, *, site: str) -> None:
+        self.path, self.signer, self.site = path, signer, site
+        self.head_path = path.with_name("ledger.head")
+        if not path.exists():
+            if self.head_path.exists():
+                raise broken("ledger.db must stand beside ledger.head", "ledger.head alone")
+            raise broken("the state folder must hold a ledger (site-agent init makes it)", "none")
+        self.verify()
+        if self._read_head() is None or self._lags():
+            with self.transaction(write=True) as book:
+                self._publish(book.connection)
+
+    @classmethod
+    def create(cls, path: Path, signer: SigningKey, *, site: str) -> Self:
+        """Make the ledger of a new site, or open the one that is there.
+
+        Raises: LedgerRefusal, if sealed releases or a head show that there was one; StorageRefusal.
+        """
+        if path.exists() or path.with_name("ledger.head").exists():
+            return cls(path, signer, site=site)
+        sealed = path.parent / "sealed"
+        if sealed.is_dir() and any(sealed.iterdir()):
+            raise broken("sealed releases must have their ledger beside them", "no ledger")
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            private_folder(path.parent)
+            part.unlink(missing_ok=True)
+            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            with storage_errors(), contextlib.closing(sqlite3.connect(part, isolation_level=None)) as connection:
+                connection.execute("PRAGMA synchronous = FULL")
+                reach("ledger.create.before_schema")
+                connection.execute("BEGIN IMMEDIATE")
+                for statement in SCHEMA.values():
+                    connection.execute(statement)
+                book = Book(connection, signer, site, [], path)
+                book.append("genesis", {"site": site, "release_key": signer.public.hex, "format": FORMAT})
+                connection.execute("COMMIT")
+                # Last, or the genesis might still be in the part's own log when the file gets its name.
+                connection.execute("PRAGMA journal_mode = WAL")
+            reach("ledger.create.before_link")
+            # A link fails where a rename would silently replace the ledger of whoever was faster.
+            with contextlib.suppress(FileExistsError):
+                os.link(part, path)
+            reach("ledger.create.after_link")
+            part.unlink()
+            fsync_folder(path.parent)
+        except OSError as error:
+            raise storage_refusal(path.name, error) from error
+        finally:
+            for remains in part.parent.glob(f"{part.name}*"):
+                with contextlib.suppress(OSError):
+                    remains.unlink()
+        return cls(path, signer, site=site)
+
+    def verify(self, receipt: AnchoredHead | None = None) -> int:
+        """Check everything: database, schema, chain, every signature, states, second file, last anchor.
+
+        Args:
+            receipt: an acknowledgement kept elsewhere (by the coordinator); the last one in the ledger is always
+                checked.
+        Returns: number of entries.
+        Raises: LedgerRefusal.
+        """
+        with self.transaction(cached=False) as book:
+            report = [str(row[0]) for row in book.connection.execute("PRAGMA integrity_check(1)")]
+            if report != ["ok"]:
+                raise broken("ledger.db must be an intact database", "a damaged page")
+            found = dict(book.connection.execute("SELECT name, sql FROM sqlite_master"))
+            if found != SCHEMA:
+                raise broken("ledger.db must have the ledger's table and triggers", "another schema")
+            for entry in book.entries:
+                self._require_signed(entry)
+                if entry.kind not in WITNESSED:
+                    continue
+                seq = entry.body["seq"]
+                if not 1 <= seq < entry.seq or book.entries[seq - 1].hash != entry.body["head"]:
+                    raise broken(f"entry {entry.seq} must name an anchored head of this ledger", "another head")
+            if receipt is not None:
+                require_receipt(book.entries, receipt)
+            return len(book.entries)
+
+    @contextlib.contextmanager
+    def transaction(self, *, write: bool = False, cached: bool = True) -> Iterator[Book]:
+        """One transaction, given up whole where anything in it is refused. Raises: LedgerRefusal, StorageRefusal."""
+        # The head is read before the database, so that it never leads, whoever writes meanwhile.
+        head = self._read_head()
+        # mode=rw: a missing file is refused, where the default would quietly make an empty one.
+        uri = f"{self.path.absolute().as_uri()}?mode=rw"
+        with (
+            storage_errors(),
+            contextlib.closing(
+                sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_SECONDS)
+            ) as connection,
+        ):
+            connection.execute("PRAGMA synchronous = FULL")
+            # Without it INSERT OR REPLACE deletes a row and passes by the trigger that forbids it.
+            connection.execute("PRAGMA recursive_triggers = ON")
+            connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            book = Book(connection, self.signer, self.site, read_entries(connection, cached), self.path, cached)
+            self._require_head(book.entries, head)
+            known = len(book.entries)
+            yield book
+            if len(book.entries) > known:
+                reach("ledger.before_commit")
+                connection.execute("COMMIT")
+                reach("ledger.after_commit")
+                # Locked again, so that a slower writer cannot put an older head over a newer one.
+                connection.execute("BEGIN IMMEDIATE")
+                self._publish(connection)
+            connection.execute("ROLLBACK")
+
+    def _publish(self, connection: sqlite3.Connection) -> None:
+        last = connection.execute("SELECT seq, hash, signature FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
+        write_whole(self.head_path, self._envelope(*last).to_bytes(), "ledger.head")
+
+    def _read_head(self) -> tuple[int, str] | None:
+        try:
+            data = self.head_path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise storage_refusal(self.head_path.name, error) from error
+        try:
+            payload = Envelope.from_bytes(data).require(HEAD_TYPE, {self.signer.public.key_id: self.signer.public})
+            body = parse_json(payload)
+            site, seq, head = body["site"], body["seq"], body["head"]
+        except (Refusal, KeyError, TypeError):
+            raise broken("ledger.head must be a head signed by the site's release key", "something else") from None
+        if site != self.site or not isinstance(seq, int) or not isinstance(head, str):
+            raise broken("ledger.head must be this site's", "another form")
+        return seq, head
+
+    def _lags(self) -> bool:
+        with self.transaction() as book:
+            head = self._read_head()
+            return head is None or head[0] < len(book.entries)
+
+    def _require_head(self, entries: Sequence[Entry], head: tuple[int, str] | None) -> None:
+        if not entries:
+            raise broken("a ledger must begin with its genesis", "no entry")
+        if entries[0].kind != "genesis" or entries[0].body.get("site") != self.site:
+            raise broken("the ledger must be this site's", "another site's")
+        if entries[0].body.get("release_key") != self.signer.public.hex:
+            raise broken("the ledger must be signed by this release key", "another key")
+        self._require_signed(entries[-1])
+        if head is None:
+            # Only a crash between the first commit and the first head file leaves this.
+            if len(entries) > 1:
+                raise broken("ledger.head must stand beside ledger.db", "ledger.db alone")
+            return
+        seq, digest = head
+        if not 1 <= seq <= len(entries):
+            raise broken(f"ledger.db must reach the {seq} entries of ledger.head", f"{len(entries)}: an old copy")
+        if entries[seq - 1].hash != digest:
+            raise broken(f"ledger.db and ledger.head must agree on entry {seq}", "two histories")
+
+    def _envelope(self, seq: int, head: str, signature: bytes) -> Envelope:
+        payload = head_payload(self.site, seq, head)
+        signed = (Signature(self.signer.public.key_id, signature),)
+        return Envelope(payload_type=HEAD_TYPE, payload=payload, signatures=signed)
+
+    def _require_signed(self, entry: Entry) -> None:
+        # Another type than an anchor's: a head without its proof must never pass for one.
+        message = Envelope.encoding(HEAD_TYPE, head_payload(self.site, entry.seq, entry.hash))
+        if not self.signer.public.verifies(entry.signature, message):
+            raise broken(f"entry {entry.seq} must be signed by the site's release key", "a signature that is not")
+
+
+def reading(verb: Callable[Concatenate[Book, P], R]) -> Callable[Concatenate[Chain, P], R]:
+    """What a verb of a `Book` returns, asked of the ledger: one transaction that writes nothing."""
+
+    @functools.wraps(verb)
+    def asked(ledger: Chain, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with ledger.transaction() as book:
+            return verb(book, *args, **kwargs)
+
+    return asked
+
+
+def writing(verb: Callable[Concatenate[Book, P], R]) -> Callable[Concatenate[Chain, P], R]:
+    """The same of a verb that may append entries: they are committed together, or none is."""
+
+    @functools.wraps(verb)
+    def done(ledger: Chain, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with ledger.transaction(write=True) as book:
+            return verb(book, *args, **kwargs)
+
+    return done
