@@ -14,9 +14,9 @@ from membership import Clock, Membership
 
 from coordinator import cli
 from coordinator.config import CoordinatorConfig
-from coordinator.services import authority_change
 from coordinator.services.authority import Authority, server_credentials
-from coordinator.services.authority_change import rotate
+from coordinator.services.membership import authority_change
+from coordinator.services.membership.authority_change import rotate
 from shared.base.clock import utc_now
 from shared.base.keys import SigningKey
 from shared.errors import CertificateRefusal, IntegrityRefusal, SchemaRefusal, SignatureRefusal, StateRefusal
@@ -212,7 +212,7 @@ def test_a_change_that_was_interrupted_has_happened_or_not(member, monkeypatch, 
             raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("coordinator.services.authority_change.reach", reach)
+        patched.setattr("coordinator.services.membership.authority_change.reach", reach)
         patched.setattr("coordinator.services.authority.reach", reach)
         with pytest.raises(Killed):
             rotate(authority_of(member))[0].server()

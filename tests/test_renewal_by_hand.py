@@ -11,8 +11,8 @@ from membership import Clock, Membership, study_plan
 from coordinator import cli as coordinator_cli
 from coordinator.config import CoordinatorConfig
 from coordinator.services.authority import Authority
-from coordinator.services.authority_change import rotate
-from coordinator.services.outlook import authority_line, outlook, plan_lines
+from coordinator.services.membership.authority_change import rotate
+from coordinator.services.membership.outlook import authority_line, outlook, plan_lines
 from shared.base.clock import utc_now
 from shared.errors import CertificateRefusal, IntegrityRefusal, SignatureRefusal, StateRefusal
 from shared.plans.plan import Wave

@@ -63,8 +63,8 @@ def ca_rotate(context: typer.Context, dry_run: DryRun = False, json: Json = Fals
     A server that runs takes it up at the next connection. Both authorities are believed until the older one's end.
     """
     from coordinator.services.authority import Authority
-    from coordinator.services.authority_change import rotate
     from coordinator.services.clocks import SeenClocks
+    from coordinator.services.membership.authority_change import rotate
 
     config = CoordinatorConfig.load(context.obj)
     with open_store(config) as store:
@@ -107,7 +107,7 @@ def renew_late(
     """
     from coordinator.services.authority import Authority
     from coordinator.services.clocks import SeenClocks
-    from coordinator.services.renewal import SiteCertificates
+    from coordinator.services.membership.renewal import SiteCertificates
     from shared.base.keys import write_private
     from shared.wire.certificates import CertificateLife, LateAnswer
 

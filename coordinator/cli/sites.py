@@ -96,7 +96,7 @@ def sites(context: typer.Context, json: Json = False) -> None:
     from rich.text import Text
 
     from coordinator.services.health import alarms
-    from coordinator.services.outlook import outlook
+    from coordinator.services.membership.outlook import outlook
     from coordinator.store.log_watch import LogWatch
 
     config = CoordinatorConfig.load(context.obj)

@@ -8,7 +8,7 @@ Beside it lies the *witness key* (Ed25519): it signs what the coordinator acknow
 invitation, and a site keeps each signed answer, so that no acceptance can be denied later.
 
 An authority ends too: `coordinator ca rotate` makes the next one, signed by the one before
-(`coordinator.services.authority_change`), and both are believed until the older one's own end.
+(`coordinator.services.membership.authority_change`), and both are believed until the older one's own end.
 
 The authority vouches for connections only. A site's release key and its approvers' keys are pinned apart from it, so
 whoever held this key could knock at the door, but not sign a release.
@@ -285,7 +285,7 @@ class Authority:
         """A site's certificate for the key of its request; every name in the request is ignored.
 
         Args:
-            serial: its number (`coordinator.services.renewal.new_serial`); drawn where none is given.
+            serial: its number (`coordinator.services.membership.renewal.new_serial`); drawn where none is given.
         Raises: CertificateRefusal: not a request, not signed by its own key, not an ECDSA P-256 key, or it would
             outlive this authority.
         """

@@ -42,8 +42,8 @@ from coordinator.services.analysts_port import AnalystsProcess, AnalystsServer, 
 from coordinator.services.authority import Authority, requested_key
 from coordinator.services.clocks import SeenClocks
 from coordinator.services.health import require_home, require_whole
+from coordinator.services.membership.renewal import SiteCertificates
 from coordinator.services.quotas import CallRate, expire_refused, quota_uses, staged_files
-from coordinator.services.renewal import SiteCertificates
 from coordinator.services.tasks import READING, require_stated
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
 from coordinator.store.log_watch import LogWatch

@@ -148,7 +148,7 @@ def _certificates(authority: Authority, store: Store) -> Iterable[Finding]:
             given=wrong.pop("the server"),
             next_step="Set the clock (NTP), then coordinator clock repair.",
         )
-    from coordinator.services.outlook import authority_line, outlook
+    from coordinator.services.membership.outlook import authority_line, outlook
 
     now = authority.now()
     left = (authority.server_certificate.not_valid_after_utc - now).days

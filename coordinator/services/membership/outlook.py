@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from coordinator.services.authority_change import WARNED_BEFORE_END
+from coordinator.services.membership.authority_change import WARNED_BEFORE_END
 from shared.terminal import ChecklistLine
 from shared.wire.certificates import SITE_DAYS, CertificateLife
 
