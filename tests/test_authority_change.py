@@ -14,9 +14,7 @@ from membership import Clock, Membership
 
 from coordinator import cli
 from coordinator.config import CoordinatorConfig
-from coordinator.services.authority import Authority, server_credentials
-from coordinator.services.membership import authority_change
-from coordinator.services.membership.authority_change import rotate
+from coordinator.services.authority import WARNED_BEFORE_END, Authority, rotate, server_credentials
 from shared.base.clock import utc_now
 from shared.base.keys import SigningKey
 from shared.errors import CertificateRefusal, IntegrityRefusal, SchemaRefusal, SignatureRefusal, StateRefusal
@@ -86,15 +84,16 @@ def test_a_change_of_authority_passes_while_both_sides_run_and_nobody_does_anyth
 
 
 def test_authorities_follow_one_another_past_the_end_of_the_first(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr("coordinator.services.authority.CA_DAYS", 900)  # the first one's
-    member = Membership(tmp_path, clock, "north")
+    with monkeypatch.context() as patched:
+        patched.setattr("coordinator.services.authority.CA_DAYS", 900)  # the first one's
+        member = Membership(tmp_path, clock, "north")
     first = member.hub.authority
     while utc_now() < first.ends + dt.timedelta(days=60):
         clock.turn(230)
         said = member.round()
         assert "not connected" not in said, said
         here = authority_of(member)
-        if (here.ends - utc_now()).days < authority_change.WARNED_BEFORE_END:
+        if (here.ends - utc_now()).days < WARNED_BEFORE_END:
             rotate(here)
             member.round()  # pins it
             member.round()  # is renewed under it
@@ -212,7 +211,6 @@ def test_a_change_that_was_interrupted_has_happened_or_not(member, monkeypatch, 
             raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("coordinator.services.membership.authority_change.reach", reach)
         patched.setattr("coordinator.services.authority.reach", reach)
         with pytest.raises(Killed):
             rotate(authority_of(member))[0].server()

@@ -320,7 +320,7 @@ def test_a_coordinator_that_dies_at_any_step_of_a_renewal_is_asked_again(member,
             raise RuntimeError("killed")  # its transaction is rolled back, as after a kill
 
     with monkeypatch.context() as patched:
-        patched.setattr("coordinator.services.membership.renewal.reach", reach)
+        patched.setattr("coordinator.store.site_certificates.reach", reach)
         member.round()
     member.serve_anew()
     member.round()
@@ -338,7 +338,7 @@ def test_a_coordinator_put_back_from_before_a_renewal_knows_the_certificate_agai
     with sqlite3.connect(member.hub.home / "store.db") as live, sqlite3.connect(before) as copy:
         live.backup(copy)
     # Joined as a served site joins: the number says which request to join it goes back to.
-    from coordinator.services.membership.renewal import new_serial
+    from coordinator.store.site_certificates import new_serial
     from coordinator.store.store import Store
 
     member.hub.store = Store.open(member.hub.home)

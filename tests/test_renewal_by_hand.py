@@ -10,9 +10,9 @@ from membership import Clock, Membership, study_plan
 
 from coordinator import cli as coordinator_cli
 from coordinator.config import CoordinatorConfig
-from coordinator.services.authority import Authority
-from coordinator.services.membership.authority_change import rotate
-from coordinator.services.membership.outlook import authority_line, outlook, plan_lines
+from coordinator.services.authority import Authority, rotate
+from coordinator.services.health import authority_line, plan_lines
+from coordinator.store.site_certificates import outlook
 from shared.base.clock import utc_now
 from shared.errors import CertificateRefusal, IntegrityRefusal, SignatureRefusal, StateRefusal
 from shared.plans.plan import Wave
@@ -117,12 +117,13 @@ def late(member, clock, **settings) -> tuple[bytes, object]:
 
 def answered(member, opened):
     service = member.server.service
-    service.clocks.confirm(utc_now(), utc_now())
+    authority = service._authority
     return service.certificates.answer_late(
         opened,
         opened.fingerprint,
-        authority=service._authority,
-        verdict=service.clocks.verdict(utc_now()),
+        issue=lambda csr_pem, name, serial: authority.issue(csr_pem, name, serial=serial),
+        statements=authority.statements,
+        witness=authority.witness,
         today=utc_now().date(),
     )
 

@@ -121,7 +121,7 @@ def plan_check(context: typer.Context, file: PlanFile, json: Json = False) -> No
 def _certificates(context: typer.Context, plan: StudyPlan) -> list[ChecklistLine]:
     """What the plan's sites hold, beside its calendar; nothing where there is no coordinator here."""
     from coordinator.services.authority import Authority
-    from coordinator.services.membership.outlook import plan_lines
+    from coordinator.services.health import plan_lines
 
     if not (context.obj / FILE_NAME).exists():
         return []

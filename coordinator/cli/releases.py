@@ -200,7 +200,7 @@ def wave_schedule(
 def wave_status(context: typer.Context, study: Study, json: Json = False) -> None:
     """Show each site in each wave: who has delivered, who is missing, how long the oldest wait has lasted."""
     from coordinator.answers.waves import STATES, grid
-    from coordinator.services.membership.outlook import outlook
+    from coordinator.store.site_certificates import outlook
 
     with open_store(CoordinatorConfig.load(context.obj)) as store:
         found = grid(store, study, today())

@@ -62,9 +62,8 @@ def ca_rotate(context: typer.Context, dry_run: DryRun = False, json: Json = Fals
 
     A server that runs takes it up at the next connection. Both authorities are believed until the older one's end.
     """
-    from coordinator.services.authority import Authority
+    from coordinator.services.authority import Authority, rotate
     from coordinator.services.clocks import SeenClocks
-    from coordinator.services.membership.authority_change import rotate
 
     config = CoordinatorConfig.load(context.obj)
     with open_store(config) as store:
@@ -107,7 +106,7 @@ def renew_late(
     """
     from coordinator.services.authority import Authority
     from coordinator.services.clocks import SeenClocks
-    from coordinator.services.membership.renewal import SiteCertificates
+    from coordinator.store.site_certificates import SiteCertificates
     from shared.base.keys import write_private
     from shared.wire.certificates import CertificateLife, LateAnswer
 
@@ -120,6 +119,7 @@ def renew_late(
         raise DataFileRefusal(f"{request.name} must be readable", given=error.strerror or "an error") from None
     with open_store(config) as store:
         authority = Authority.load(config.home)
+        SeenClocks(store, authority.certificate).verdict(authority.now()).require()
         certificates = SiteCertificates(store)
         late = certificates.late_request(data)
         if late.request.site != site:
@@ -131,8 +131,9 @@ def renew_late(
         made = certificates.answer_late(
             late,
             fingerprint,
-            authority=authority,
-            verdict=SeenClocks(store, authority.certificate).verdict(authority.now()),
+            issue=lambda csr_pem, name, serial: authority.issue(csr_pem, name, serial=serial),
+            statements=authority.statements,
+            witness=authority.witness,
             today=today(),
             dry_run=dry_run,
         )

@@ -96,8 +96,8 @@ def sites(context: typer.Context, json: Json = False) -> None:
     from rich.text import Text
 
     from coordinator.services.health import alarms
-    from coordinator.services.membership.outlook import outlook
     from coordinator.store.log_watch import LogWatch
+    from coordinator.store.site_certificates import outlook
 
     config = CoordinatorConfig.load(context.obj)
     with open_store(config) as store:

@@ -17,6 +17,7 @@ whoever held this key could knock at the door, but not sign a release.
 from __future__ import annotations
 
 import datetime as dt
+import fcntl
 import ipaddress
 import secrets
 from collections.abc import Callable, Sequence
@@ -32,14 +33,16 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from shared.base.clock import utc_now
 from shared.base.failpoints import reach
 from shared.base.keys import PublicKey, SigningKey, write_private
-from shared.errors import CertificateRefusal, ParameterError, StateRefusal
+from shared.errors import CertificateRefusal, LockedRefusal, ParameterError, StateRefusal
 from shared.plans.invitation import Invitation, certificate_fingerprint
 from shared.wire.certificates import CA_DAYS, SERVER_DAYS, SITE_DAYS, AuthorityStatement, trusted
 from shared.wire.transport import SERVER_NAME, Credentials
 
-__all__ = ["Authority", "server_credentials"]
+__all__ = ["WARNED_BEFORE_END", "Authority", "rotate", "server_credentials"]
 
 RENEW_DAYS = SERVER_DAYS // 2
+WARNED_BEFORE_END = 2 * SITE_DAYS
+"""Days before an authority's end at which its lead is told: half of them before sites can no longer be renewed."""
 # Clocks of hospitals differ: a certificate is valid from a little before it was made.
 SKEW = dt.timedelta(hours=1)
 
@@ -389,6 +392,54 @@ def authority_certificate(
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA256())
     )
+
+
+def rotate(authority: Authority, *, dry_run: bool = False) -> tuple[Authority, AuthorityStatement | None]:
+    """Make the next authority; (the one in force, the word that it follows; None in a dry run).
+
+    It has this one's name and, like all that is made here, its first day. This one signs its key once: a server shows
+    that certificate beside its own, so that whoever pins this one still connects, and sites take it as the word by
+    which they pin the next one. The word's file is written last: before it nothing has changed, with it everything has.
+
+    Raises: StateRefusal (another has followed meanwhile, or is being made), CertificateRefusal (it has ended: nothing
+        that it signs is believed).
+    """
+    now = authority.now()
+    if authority.current() is not authority:
+        raise StateRefusal("an authority must be the newest to be followed", given="one that was followed already")
+    if now >= authority.ends:
+        raise CertificateRefusal(
+            "an authority must still last to sign the next one",
+            given=f"one that ended on {authority.ends:%Y-%m-%d}",
+            next_step="Set a new coordinator up and invite its sites anew.",
+        )
+    if dry_run:
+        return authority, None
+    folder, number = authority.folder, len(authority.before) + 2
+    with (folder / "ca.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise LockedRefusal("one authority must be made at a time", given="a second command") from None
+        if authority.current() is not authority:
+            raise StateRefusal("an authority must be the newest to be followed", given="one that was followed already")
+        key = ec.generate_private_key(ec.SECP256R1())
+        name, since = authority.certificate.subject, authority.certificate.not_valid_before_utc
+        made = authority_certificate(name, key.public_key(), key, since, now + dt.timedelta(days=CA_DAYS))
+        cross = authority_certificate(name, key.public_key(), authority.key, since, authority.ends)
+        said = AuthorityStatement(
+            coordinator=authority.coordinator,
+            before=authority.fingerprint,
+            ca_pem=made.public_bytes(serialization.Encoding.PEM).decode(),
+            cross_pem=cross.public_bytes(serialization.Encoding.PEM).decode(),
+            day=now.date().isoformat(),
+        )
+        reach("authority.before_key")
+        write_private(folder / key_name(number), _pem(key))  # of no authority yet: a crash here is tried again
+        reach("authority.before_statement")
+        write_private(folder / statement_name(number), said.signed(authority.witness).to_bytes())
+        reach("authority.after_statement")
+        return authority.current(), said
 
 
 def requested_key(csr_pem: str) -> ec.EllipticCurvePublicKey:

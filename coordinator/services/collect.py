@@ -42,12 +42,12 @@ from coordinator.services.analysts_port import AnalystsProcess, AnalystsServer, 
 from coordinator.services.authority import Authority, requested_key
 from coordinator.services.clocks import SeenClocks
 from coordinator.services.health import require_home, require_whole
-from coordinator.services.membership.renewal import SiteCertificates
 from coordinator.services.quotas import CallRate, expire_refused, quota_uses, staged_files
 from coordinator.services.tasks import READING, require_stated
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.round_queue import RoundQueue
+from coordinator.store.site_certificates import SiteCertificates
 from coordinator.store.store import AcceptedRelease, RegisteredSite, Store
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.failpoints import reach
@@ -361,15 +361,13 @@ class CollectionService:
         envelope = _envelope(request.envelope)
         call.digest = envelope.digest
         self._renewals.take(site.site)
-        authority = self._in_force()
-        issued = self.certificates.renew(
-            envelope,
-            call.peer,
-            site,
-            authority=authority,
-            verdict=self.clocks.verdict(self._now()),
-            today=self._today(),
-        )
+        authority, verdict = self._in_force(), self.clocks.verdict(self._now())
+
+        def issue(csr_pem: str, name: str, serial: int) -> str:
+            verdict.require()
+            return authority.issue(csr_pem, name, serial=serial)
+
+        issued = self.certificates.renew(envelope, call.peer, site, issue=issue, today=self._today())
         return Renewed(certificate_pem=issued)
 
     def authorities(self, call: Call, request: AuthoritiesRequest) -> Authorities:

@@ -13,24 +13,24 @@ from __future__ import annotations
 
 import datetime as dt
 import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 from cryptography import x509
 
-from coordinator.services.authority import Authority, requested_key
-from coordinator.services.clocks import ClockVerdict
 from coordinator.store import schema as db
 from coordinator.store.store import RegisteredSite, Store
 from shared.base.canonical import sha256_hex
 from shared.base.chain import GENESIS
 from shared.base.failpoints import reach
-from shared.base.keys import Envelope
+from shared.base.keys import Envelope, SigningKey
 from shared.errors import CertificateRefusal, LedgerRefusal, ReplayRefusal, SignatureRefusal, StateRefusal
 from shared.wire.certificates import (
     BOTH_GOOD_DAYS,
     LATE_TYPE,
     RENEWAL_TYPE,
+    CertificateLife,
     LateAnswer,
     RenewalRequest,
     request_fingerprint,
@@ -38,7 +38,10 @@ from shared.wire.certificates import (
 )
 from shared.wire.transport import Peer
 
-__all__ = ["SiteCertificates", "new_serial"]
+__all__ = ["SiteCertificates", "SiteOutlook", "new_serial", "outlook"]
+
+Issue = Callable[[str, str, int], str]
+"""Makes the certificate of a request (PEM), for a site, with a serial number."""
 
 _meta = sa.MetaData()
 _issued = sa.Table(
@@ -186,15 +189,14 @@ class SiteCertificates:
         peer: Peer,
         site: RegisteredSite,
         *,
-        authority: Authority,
-        verdict: ClockVerdict,
+        issue: Issue,
         today: dt.date,
     ) -> str:
         """The certificate that follows the one over which a site calls; the same request again, the same one.
 
         Args:
             envelope: a `RenewalRequest` under `RENEWAL_TYPE`.
-            verdict: whether the clock that would date it is believed.
+            issue: makes a certificate; refuses where the clock that would date it is not believed.
         Raises: SignatureRefusal (not the site's release key), ReplayRefusal (another site's or certificate's, or a
             request that has served), LedgerRefusal (not the head witnessed last), CertificateRefusal (followed
             already, clock, authority's end, no request of a key).
@@ -217,8 +219,7 @@ class SiteCertificates:
                 given=f"entry {request.seq}",
                 next_step="The agent asks anew at its next round. If it is refused again: site-agent ledger recover.",
             )
-        verdict.require()
-        return self._issue(request, envelope.digest, authority, today, over=peer.serial)
+        return self._issue(request, envelope.digest, issue, today, over=peer.serial)
 
     def _served(self, digest: str, name: str) -> str | None:
         """The certificate that a request was given before. Raises: ReplayRefusal, where that one was replaced."""
@@ -235,9 +236,8 @@ class SiteCertificates:
             raise ReplayRefusal("a renewal's request must be new", given="one that has served", next_step="Ask anew.")
         return str(row.certificate_pem)
 
-    def _issue(self, request: RenewalRequest, digest: str, authority: Authority, today: dt.date, *, over: str) -> str:
+    def _issue(self, request: RenewalRequest, digest: str, issue: Issue, today: dt.date, *, over: str) -> str:
         """Sign and keep a certificate, in the one transaction that sees the site taking part."""
-        requested_key(request.csr_pem)
 
         def work(c: sa.Connection) -> str:
             site = _site(c, request.site)
@@ -249,7 +249,7 @@ class SiteCertificates:
                     given="one that another has followed",
                     next_step="If this site never renewed it, tell the study lead at once: its keys are elsewhere too.",
                 )
-            pem = authority.issue(request.csr_pem, request.site, serial=new_serial(_membership(c, site)))
+            pem = issue(request.csr_pem, request.site, new_serial(_membership(c, site)))
             waiting = (_issued.c.site == request.site) & (_issued.c.state == "issued")
             c.execute(_issued.update().where(waiting).values(state="replaced"))
             _keep(c, site, serial_of(pem), "issued", pem=pem, csr=request.csr_pem, day=today, request=digest)
@@ -286,8 +286,9 @@ class SiteCertificates:
         late: LateRequest,
         fingerprint: str,
         *,
-        authority: Authority,
-        verdict: ClockVerdict,
+        issue: Issue,
+        statements: Sequence[bytes],
+        witness: SigningKey,
         today: dt.date,
         dry_run: bool = False,
     ) -> Envelope | None:
@@ -303,17 +304,16 @@ class SiteCertificates:
             )
         pem = self._served(late.envelope.digest, late.request.site)
         if pem is None:
-            verdict.require()
             if dry_run:
                 return None
-            pem = self._issue(late.request, late.envelope.digest, authority, today, over="")
+            pem = self._issue(late.request, late.envelope.digest, issue, today, over="")
         answer = LateAnswer(
             site=late.request.site,
             request=late.envelope.digest,
             certificate_pem=pem,
-            statements=tuple(one.decode() for one in authority.statements),
+            statements=tuple(one.decode() for one in statements),
         )
-        return None if dry_run else answer.signed(authority.witness)
+        return None if dry_run else answer.signed(witness)
 
 
 def _row(c: sa.Connection, serial: str) -> sa.Row | None:
@@ -359,3 +359,41 @@ def _follow(c: sa.Connection, site: sa.Row, today: dt.date) -> None:
         _keep(c, site, old, "shown", pem=site.certificate_pem, csr=site.csr_pem, day=today)
     until = (today + dt.timedelta(days=BOTH_GOOD_DAYS)).isoformat()
     c.execute(_issued.update().where(_issued.c.serial == old).values(good_until=until))
+
+
+# -- what is told before one ends ----------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class SiteOutlook:
+    """One accepted site's certificate as it stands now.
+
+    Args:
+        life: None where the site has not fetched its first one.
+    """
+
+    site: str
+    life: CertificateLife | None
+
+    @property
+    def warning(self) -> str:
+        """What its lead should hear; blank while everything goes by itself."""
+        if self.life is None or self.life.state in ("good", "due"):
+            return ""
+        return f"certificate of {self.site}: {self.life.words}"
+
+    @property
+    def mend(self) -> str:
+        """What mends it."""
+        if self.life is not None and self.life.state == "over":
+            return f"{self.site} runs site-agent renew --late; you answer with coordinator renew-late {self.site}."
+        return (
+            f"Ask {self.site} whether its agent runs (site-agent run, of this version); site-agent renew says why not."
+        )
+
+
+def outlook(sites: Sequence[RegisteredSite], now: dt.datetime) -> tuple[SiteOutlook, ...]:
+    """Every accepted site's certificate, by name."""
+    return tuple(
+        SiteOutlook(site=one.site, life=CertificateLife.of(one.certificate_pem, now) if one.certificate_pem else None)
+        for one in sites
+        if one.state == "accepted"
+    )
