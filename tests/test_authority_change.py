@@ -124,6 +124,24 @@ def test_a_newly_invited_site_pins_the_new_authority_alone(member):
     assert authorities_from(invitation.ca_pem, statements, made.witness.public) == (made.ca_pem,)
 
 
+def test_an_analyst_who_pins_the_first_authority_is_answered_after_two_changes(member):
+    from coordinator.services.analysts import Analysts
+    from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE, StudiesRequest
+    from shared.wire.transport import SERVER_NAME, Client, Credentials
+
+    member.server.stop(0)
+    member.server = member.hub.serve(analysts="127.0.0.1:0")
+    admitted = {"studies": ["small"], "role": "analyst", "days": 9, "today": utc_now().date()}
+    _, token = Analysts(member.hub.store).add("ada", **admitted)
+    for _ in range(2):
+        rotate(authority_of(member))
+    here = Credentials(ca_pem=member.hub.authority.ca_pem, token=token)
+    address = f"127.0.0.1:{member.server.analysts_port}"
+    settings = {"server_name": SERVER_NAME, "service": ANALYSIS_SERVICE, "methods": ANALYSIS}
+    with Client(address=address, credentials=here, **settings) as client:
+        assert b"small" in client.call("Studies", StudiesRequest(), timeout=20).json
+
+
 def stranger(member: Membership, folder) -> tuple[Authority, AuthorityStatement]:
     """An authority that nobody has signed, and its own word that it follows the pinned one."""
     other = Authority.create(folder / "other", coordinator="hub", names=["127.0.0.1"])

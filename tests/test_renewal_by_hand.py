@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import shutil
 
 import pytest
 from membership import Clock, Membership, study_plan
@@ -17,7 +18,7 @@ from shared.base.clock import utc_now
 from shared.errors import CertificateRefusal, IntegrityRefusal, SignatureRefusal, StateRefusal
 from shared.plans.plan import Wave
 from shared.terminal import run
-from shared.wire.certificates import RENEW_DAYS, SITE_DAYS, CertificateLife
+from shared.wire.certificates import BOTH_GOOD_DAYS, RENEW_DAYS, SITE_DAYS, CertificateLife
 from shared.wire.messages import AnchorHead
 from site_agent import cli, identity
 from site_agent.decide import renewal
@@ -106,6 +107,29 @@ def test_a_site_that_was_away_over_a_change_of_authority_follows_it_by_hand(memb
     assert len(identity.pinned(member.desk().config)) == 2
     assert identity.issued_by_newest(member.desk().config)
     assert member.connects()
+
+
+def test_a_folder_that_was_put_back_from_before_its_last_renewal_comes_back_by_hand(member, clock, lead, site):
+    old = member.folder / "old"
+    shutil.copytree(member.homes["north"], old)
+    clock.turn(SITE_DAYS - RENEW_DAYS + 1)
+    member.round()
+    clock.turn(BOTH_GOOD_DAYS + 1)
+    newer = member.homes["north"]
+    member.homes["north"] = old
+    with pytest.raises(CertificateRefusal, match="a newer one has followed"):
+        member.connects()
+    assert "renew --late" in member.round()["certificate not renewed"]
+    _, asked = site("renew", "--late", "--out", member.folder / "request")
+    paths = ["--request", member.folder / "request", "--out", member.folder / "answer"]
+    code, _ = lead("renew-late", "north", *paths, "--fingerprint", asked["fingerprint"])
+    assert code == 0
+    assert site("renew", "--late", "--answer", member.folder / "answer")[0] == 0
+    assert member.connects()
+    # The folder that it was copied from is the old one now: it renews nothing, and has a week.
+    member.homes["north"] = newer
+    clock.turn(SITE_DAYS - RENEW_DAYS + 1)
+    assert "a newer one has followed" in member.round()["certificate not renewed"]
 
 
 def late(member, clock, **settings) -> tuple[bytes, object]:

@@ -77,10 +77,8 @@ def _goes_back_to(serial: str, membership: str) -> bool:
     return len(serial) == 40 and serial.startswith(f"{_mark(membership):x}")
 
 
-def _refused(given: str) -> CertificateRefusal:
-    return CertificateRefusal(
-        "the certificate must be of a site that takes part", given=given, next_step="Ask the study lead."
-    )
+def _refused(given: str, step: str = "Ask the study lead.") -> CertificateRefusal:
+    return CertificateRefusal("the certificate must be of a site that takes part", given=given, next_step=step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +130,10 @@ class SiteCertificates:
         if row.state == "replaced":
             raise _refused("one that was issued anew before it was shown")
         if row.good_until and today.isoformat() > row.good_until:
-            raise _refused(f"one that a newer one has followed; it was good until {row.good_until}")
+            step = (
+                "Put back from a backup? site-agent renew --late. Else its keys are elsewhere too: call the study lead."
+            )
+            raise _refused(f"one that a newer one has followed; it was good until {row.good_until}", step)
 
     def arrived(self, peer: Peer, today: dt.date) -> None:
         """Note that a site has shown its certificate: from now on it is the site's; again changes nothing.
