@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import shutil
 import ssl
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -301,6 +302,35 @@ def test_the_servers_certificate_renews_itself_and_no_connection_is_lost(member,
     context.check_hostname = False
     pem = ssl.get_server_certificate(("127.0.0.1", member.hub.port), ca_certs=None)
     assert x509.load_pem_x509_certificate(pem.encode()).serial_number == after.serial_number
+
+
+def test_connections_that_find_the_servers_certificate_due_at_once_renew_it_once(member, clock):
+    clock.turn(210)
+    made, here = [], authority_of(member)
+
+    def reach(name):
+        made.append(name)
+
+    with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor(8) as pool:
+        patched.setattr("coordinator.services.authority.reach", reach)
+        shown = {one.cert_pem for one in pool.map(lambda _: here.server(), range(8))}
+    assert made == ["authority.before_server", "authority.after_server"]
+    assert len(shown) == 1
+
+
+def test_two_leads_who_change_the_authority_at_once_change_it_once(member):
+    here = authority_of(member)
+
+    def changed(_) -> bool:
+        try:
+            rotate(here)
+        except StateRefusal:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(changed, range(4))) == [False, False, False, True]
+    assert len(authority_of(member).before) == 1
 
 
 def test_a_backup_without_the_newest_authoritys_key_is_not_restored_by_mistake(member, tmp_path):

@@ -239,6 +239,18 @@ def test_a_clock_that_is_not_believed_renews_nothing(member, clock):
     assert member.round("north")["renewed its certificate"], "one for, one against"
 
 
+def test_a_coordinator_whose_clock_was_rolled_back_renews_nothing(member, clock):
+    clock.turn(HALF)
+    service = member.server.service
+    request = asked(member).signed(member.desk().release_key)  # its clock was compared while both agreed
+    service._now = lambda: utc_now() - dt.timedelta(days=150)
+    with pytest.raises(CertificateRefusal, match="was heard on"):
+        ask(member, request)
+    said = member.round()
+    assert said["certificate not renewed"].startswith("E_CERT")
+    assert said["clock differs"].startswith("E_CERT")
+
+
 def test_a_certificate_that_would_outlive_its_authority_is_refused(member, clock):
     desk, service = member.desk(), member.server.service
     near = service._authority.ends - dt.timedelta(days=SITE_DAYS - 1)

@@ -90,6 +90,7 @@ def test_every_command_answers_in_json_and_every_changing_one_can_be_tried():
         *("run", "withdraw-person", "data confirm-persons", "federate"),
         *("standing add", "standing revoke"),
         "resend",
+        "renew",
         "page",
     }
     for name, options in found.items():

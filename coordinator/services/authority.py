@@ -20,7 +20,8 @@ import datetime as dt
 import fcntl
 import ipaddress
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from shared.base.clock import utc_now
 from shared.base.failpoints import reach
 from shared.base.keys import PublicKey, SigningKey, write_private
-from shared.errors import CertificateRefusal, LockedRefusal, ParameterError, StateRefusal
+from shared.errors import CertificateRefusal, ParameterError, StateRefusal
 from shared.plans.invitation import Invitation, certificate_fingerprint
 from shared.wire.certificates import CA_DAYS, SERVER_DAYS, SITE_DAYS, AuthorityStatement, trusted
 from shared.wire.transport import SERVER_NAME, Credentials
@@ -200,7 +201,9 @@ class Authority:
         """
         here = self.current()
         if here.server_due and believed():
-            here.renew_server(here.server_names)
+            with _alone(self.folder):
+                if here.server_due:  # else another connection has just renewed it
+                    here.renew_server(here.server_names)
         return server_credentials(self.folder.parent, now=self.now)
 
     @property
@@ -394,6 +397,14 @@ def authority_certificate(
     )
 
 
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One at a time in ``ca/``, of the threads of a server and of commands beside it."""
+    with (folder / "ca.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def rotate(authority: Authority, *, dry_run: bool = False) -> tuple[Authority, AuthorityStatement | None]:
     """Make the next authority; (the one in force, the word that it follows; None in a dry run).
 
@@ -416,11 +427,7 @@ def rotate(authority: Authority, *, dry_run: bool = False) -> tuple[Authority, A
     if dry_run:
         return authority, None
     folder, number = authority.folder, len(authority.before) + 2
-    with (folder / "ca.lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise LockedRefusal("one authority must be made at a time", given="a second command") from None
+    with _alone(folder):
         if authority.current() is not authority:
             raise StateRefusal("an authority must be the newest to be followed", given="one that was followed already")
         key = ec.generate_private_key(ec.SECP256R1())
