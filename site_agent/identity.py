@@ -13,14 +13,23 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shared.base.canonical import canonical_json, parse_json
+from shared.base.clock import utc_now
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, write_private
 from shared.errors import CertificateRefusal, IntegrityRefusal, Refusal, StateRefusal
-from shared.wire.certificates import CertificateLife, RenewalRequest, authorities_from, require_issued_by
+from shared.wire.certificates import (
+    SITE_DAYS,
+    AuthorityStatement,
+    CertificateLife,
+    RenewalRequest,
+    authorities_from,
+    require_issued_by,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,11 +39,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Renewals",
     "WantedIdentity",
+    "behind_authority",
     "certificate_life",
     "ending",
     "identity",
     "install",
-    "issued_by_newest",
     "pin",
     "pinned",
     "renewals",
@@ -231,10 +240,21 @@ def pin(config: SiteConfig, statements: Sequence[bytes], *, dry_run: bool = Fals
     return chain[len(before) :]
 
 
-def issued_by_newest(config: SiteConfig) -> bool:
-    """True if the certificate in force is of the newest pinned authority."""
+def behind_authority(config: SiteConfig) -> bool:
+    """True if the newest pinned authority followed after the certificate in force was issued, by an older one.
+
+    One that was issued since by an older one is no reason to ask again: a coordinator that was put back may have lost
+    the newer one's key.
+    """
     try:
-        require_issued_by(config.certificate.read_text(), pinned(config)[-1:])
-    except Refusal:
+        chain, pem = pinned(config), config.certificate.read_text()
+        if len(chain) == 1:
+            return False
+        with suppress(CertificateRefusal):
+            require_issued_by(pem, chain[-1:])
+            return False
+        day = AuthorityStatement.opened(_kept(config)[-1], witness_key(config)).day
+        issued = CertificateLife.of(pem, utc_now()).ends - dt.timedelta(days=SITE_DAYS)
+        return issued.date().isoformat() < day
+    except Refusal:  # `doctor` says so
         return False
-    return True

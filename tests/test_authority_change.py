@@ -34,6 +34,7 @@ def clock(tmp_path, monkeypatch):
 def member(tmp_path, clock, monkeypatch):
     monkeypatch.setattr("coordinator.services.collect.RENEWALS_A_DAY", 1000)
     made = Membership(tmp_path, clock, "north", "south")
+    clock.turn(2)  # since they joined
     yield made
     made.close()
 
@@ -73,7 +74,7 @@ def test_a_change_of_authority_passes_while_both_sides_run_and_nobody_does_anyth
     ]
     assert config.ca.read_text() == first.ca_pem, "the invitation's stays"
     assert "renewed its certificate" in member.round(), "under the new one, at the next round"
-    assert identity.issued_by_newest(config)
+    require_issued_by(config.certificate.read_text(), identity.pinned(config)[-1:])
     assert "renewed its certificate" not in member.round()
     # The site that has not followed yet loses nothing, for as long as its certificate lives.
     clock.turn(190)
@@ -351,6 +352,20 @@ def test_a_backup_without_the_newest_authoritys_key_is_not_restored_by_mistake(m
     # An archive from before the change, with a copy of the keys from after it: sites have certificates of the new one.
     backup.restore(tmp_path / "before.tar", tmp_path / "newer", keys=tmp_path / "copy", **settings)
     assert Authority.load(tmp_path / "newer").fingerprint == authority_of(member).fingerprint
+
+
+def test_a_coordinator_that_lost_its_new_authoritys_key_is_not_asked_for_ever(member, clock):
+    """It was put back from before the change: the site pins both, and what the older one issues is believed."""
+    rotate(authority_of(member))
+    member.round()
+    for path in (member.hub.home / "ca").glob("ca-2.*"):
+        path.unlink()
+    authority_of(member).renew_server(["127.0.0.1"])
+    member.serve_anew()
+    assert "renewed its certificate" in member.round(), "once: its day is that of the change, or later"
+    assert renewal.due(member.desk().config) == ""
+    assert member.connects()
+    assert len(identity.pinned(member.desk().config)) == 2
 
 
 def test_a_renewal_is_asked_at_once_under_the_new_authority(member):

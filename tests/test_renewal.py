@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from membership import Clock, Membership
@@ -16,6 +19,7 @@ from site_agent import identity
 from site_agent.decide import renewal
 from site_agent.egress import new_tls_identity
 
+ROOT = Path(__file__).resolve().parent.parent
 HALF = SITE_DAYS - RENEW_DAYS + 1
 
 
@@ -262,8 +266,6 @@ def test_a_certificate_that_would_outlive_its_authority_is_refused(member, clock
 
 def test_two_agents_that_renew_at_once_leave_a_site_that_connects(member, clock):
     """Two copies of one folder: the second one's certificate replaces the first one's before that was shown."""
-    import shutil
-
     clock.turn(HALF)
     copy = member.folder / "copy"
     shutil.copytree(member.homes["north"], copy)
@@ -321,6 +323,46 @@ def test_a_site_killed_at_any_step_of_a_renewal_connects_and_ends_with_one_certi
         assert member.hub.store.enrolment("north").certificate_pem == held, point
         assert not identity.renewals(member.desk().config).given, point
         assert renewal.due(member.desk().config) == "", point
+
+
+def test_a_request_that_the_ledger_has_outgrown_meanwhile_is_made_anew(member, clock, monkeypatch):
+    clock.turn(HALF)
+
+    def reach(name):
+        if name == "renewal.before_ask":
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("site_agent.decide.renewal.reach", reach)
+        with pytest.raises(Killed):
+            member.round()
+    kept = identity.renewals(member.desk().config).asked
+    assert kept is not None
+    member.desk().ledger.pause(name="", reason="for a moment", key=None)
+    with member.desk().egress() as egress:
+        egress.anchor(member.desk().ledger.anchor_envelope())
+    renewal.renew(member.desk())
+    assert member.connects()
+    assert renewal.due(member.desk().config) == ""
+
+
+def test_a_site_that_is_paused_makes_no_call_and_renews_when_it_goes_on(member, clock):
+    clock.turn(HALF)
+    config = member.desk().config
+    config.pause_file.touch()
+    assert member.round().keys() == {"paused"}
+    config.pause_file.unlink()
+    assert member.round()["renewed its certificate"]
+
+
+def test_every_step_of_a_renewal_and_of_a_change_of_authority_is_killed_somewhere():
+    text = "".join(
+        path.read_text() for folder in ("site_agent", "coordinator") for path in (ROOT / folder).rglob("*.py")
+    )
+    written = set(re.findall(r'reach\("((?:renewal|authority)\.[a-z_]+)"\)', text))
+    tests = "".join((ROOT / "tests" / f"test_{name}.py").read_text() for name in ("renewal", "authority_change"))
+    assert len(written) >= 20
+    assert not [name for name in written if f'"{name.partition(".")[2]}"' not in tests and f'"{name}"' not in tests]
 
 
 @pytest.mark.parametrize("place", ["before_commit", "after_commit", "before_shown", "after_shown"])

@@ -105,7 +105,7 @@ def test_a_site_that_was_away_over_a_change_of_authority_follows_it_by_hand(memb
     assert lead("renew-late", "north", *paths, "--fingerprint", asked["fingerprint"])[0] == 0
     assert site("renew", "--late", "--answer", member.folder / "answer")[0] == 0
     assert len(identity.pinned(member.desk().config)) == 2
-    assert identity.issued_by_newest(member.desk().config)
+    assert renewal.due(member.desk().config) == ""
     assert member.connects()
 
 

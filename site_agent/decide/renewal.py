@@ -99,7 +99,7 @@ def due(config: SiteConfig, now: dt.datetime | None = None) -> str:
         return "a renewal is under way"
     if life.due:
         return "" if life.state == "over" else life.words
-    return "" if identity.issued_by_newest(config) else "the coordinator's authority has changed"
+    return "the coordinator's authority has changed" if identity.behind_authority(config) else ""
 
 
 def renew(desk: RenewingSite, *, now: dt.datetime | None = None) -> RenewedIdentity:
@@ -208,6 +208,8 @@ def in_round(
             say("would renew its certificate", why)
         elif why:
             say("renewed its certificate", f"until {renew(desk).life.ends:%Y-%m-%d}")
+    except UnknownMethod as refusal:  # an earlier version
+        refused("", "certificate not renewed", refusal)
     except (NetworkRefusal, LockedRefusal):
         return  # the round itself says that nobody answers; whoever works here is waited for
     except Refusal as refusal:
