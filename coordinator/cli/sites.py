@@ -16,9 +16,10 @@ from shared.terminal import emit, plain, table
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from coordinator.store.site_certificates import SiteOutlook
     from coordinator.store.store import RegisteredSite as Enrolled
     from coordinator.store.store import Store
-from coordinator.cli.options import DryRun, Json, Site, app, lead_keys, open_store, show_facts, today
+from coordinator.cli.options import DryRun, Json, Site, app, lead_keys, open_store, show_facts
 
 __all__ = ["accept", "invite", "reanchor", "refuse", "revoke", "sites"]
 
@@ -118,7 +119,7 @@ def sites(context: typer.Context, json: Json = False) -> None:
             "state": site.state,
             "studies": site.studies,
             "fingerprint": site.fingerprint,
-            "certificate_days": _days_left(site.certificate_pem),
+            "certificate_days": _days(lives.get(site.site)),
             "certificate": plain(lives[site.site].life) if site.site in lives else None,
             "certificate_warning": lives[site.site].warning if site.site in lives else "",
             "releases": counts[site.site][0],
@@ -290,9 +291,6 @@ def _enrolment(store: Store, site: str) -> Enrolled:
     return known[site]
 
 
-def _days_left(certificate_pem: str) -> int | None:
-    if not certificate_pem:
-        return None
-    from cryptography import x509
-
-    return (x509.load_pem_x509_certificate(certificate_pem.encode()).not_valid_after_utc.date() - today()).days
+def _days(one: SiteOutlook | None) -> int | None:
+    """Days left on a site's certificate."""
+    return None if one is None or one.life is None else one.life.days

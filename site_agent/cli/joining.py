@@ -370,9 +370,10 @@ def status(home: Home = None, json: Json = False) -> None:
         state = "PAUSED" if desk.paused else "joined" if joined else "not joined"
         screens.heading(out, f"Site {config.site}", f"{state} · coordinator {config.coordinator}")
         shown = [("fingerprint", str(answer["fingerprint"]))]
-        screens.settings(out, [*shown, *([("certificate", life.words)] if life is not None else [])])
-        if life is not None and life.state in ("near", "over"):
-            screens.note(out, f"The certificate {'is over' if life.state == 'over' else 'ends soon'}: {life.words}.")
+        pressing = life is not None and life.state in ("near", "over")
+        screens.settings(out, shown if life is None or pressing else [*shown, ("certificate", life.words)])
+        if life is not None and pressing:
+            screens.note(out, f"The certificate of this site: {life.words}.")
         rows = []
         for row in studies:
             plan = "none" if row["plan"] is None else f"version {row['plan']}"
