@@ -330,8 +330,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "what every site may be off by alike, divided by the number of sites",
         (
             "coordinator/pooling/pool.py",
-            "result = replace(result, shared=common,",
-            "result = replace(result, shared=common / result.k,",
+            "shared=in_common(behind, result.weights) +",
+            "shared=in_common(behind, result.weights) / result.k +",
         ),
         tests=["test_pooling.py::test_what_every_site_may_be_off_by_alike_is_not_divided_by_the_number_of_sites"],
     ),
@@ -1299,7 +1299,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "log verify: a release's row is not held against what was signed",
-        ("coordinator/store/store.py", "            _require_as_signed(release)\n", ""),
+        ("coordinator/store/verify.py", "        require_as_signed(release)\n", ""),
         tests=["test_restore.py::test_a_hidden_release_is_found_by_its_site_and_by_the_log"],
     ),
     mutation(

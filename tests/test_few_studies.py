@@ -12,10 +12,8 @@ from scipy import stats
 
 from coordinator.pooling.few_studies import bayes, exact_interval, henmi_copas
 from coordinator.pooling.pool import pool, pool_many
-from coordinator.pooling.profiles import Profile, counts_profile, normal_profile, pool_profiles, pool_profiles_random
 from coordinator.pooling.two_by_two import TwoByTwoTables, mantel_haenszel, peto
-from shared.errors import EstimateRefusal, ParameterError
-from shared.estimands.answer import Estimate
+from shared.errors import ParameterError
 
 ROWS = st.lists(
     st.tuples(st.floats(-3, 3), st.floats(-27, 27).map(lambda power: 10.0 ** (power / 9))), min_size=1, max_size=6
@@ -182,67 +180,3 @@ def test_counts_give_a_finite_answer_or_a_reason(rows):
         else:
             assert result.ci_lb < result.beta < result.ci_ub
             assert all(math.isfinite(x) for x in (result.se, result.QE, result.QEp, result.I2))
-
-
-def estimate(site, yi, vi):
-    return Estimate(study="s", site=site, wave=1, term="x", yi=yi, vi_sampling=vi, n=9, scale="log")
-
-
-def test_normal_profiles_pool_to_the_fixed_effect():
-    rows = [estimate("A", 0.1, 0.02), estimate("B", 0.5, 0.05), estimate("C", 0.2, 0.1)]
-    result = pool([row.yi for row in rows], [row.vi for row in rows]).fixed
-    grids = (np.linspace(-2, 2, 81), np.linspace(-1.5, 3, 60), np.linspace(-2, 2, 33))
-    ours = pool_profiles([normal_profile(row, grid) for row, grid in zip(rows, grids, strict=True)])
-    assert ours.beta == pytest.approx(result.beta, abs=1e-6)
-    assert (ours.interval.lb, ours.interval.ub) == pytest.approx((result.ci_lb, result.ci_ub), abs=1e-6)
-
-
-def test_normal_profiles_with_random_effects_give_the_normal_normal_posterior():
-    rows = [estimate("A", 0.1, 0.02), estimate("B", 0.5, 0.05), estimate("C", 0.2, 0.1)]
-    ours = pool_profiles_random([normal_profile(row, np.linspace(-4, 4, 400)) for row in rows])
-    exact = bayes(pool([row.yi for row in rows], [row.vi for row in rows]), scale=0.5, prior_sd=2.0)
-    assert (ours.mu.mean, ours.mu.sd) == pytest.approx((exact.mu.mean, exact.mu.sd), rel=2e-3)
-    assert ours.tau.mean == pytest.approx(exact.tau.mean, rel=5e-3)
-
-
-def test_the_conditional_likelihood_is_that_of_fishers_noncentral_hypergeometric():
-    grid = np.linspace(-3, 3, 7)
-    ours = counts_profile("A", 3, 17, 8, 12, grid)
-    theirs = [math.log(stats.nchypergeom_fisher.pmf(3, 40, 20, 11, math.exp(x))) for x in grid]
-    assert ours.log_likelihood - ours.log_likelihood[3] == pytest.approx(np.array(theirs) - theirs[3], abs=1e-8)
-
-
-def test_a_sum_that_rises_to_the_edge_has_a_one_sided_answer_with_the_reason():
-    ours = pool_profiles([counts_profile("A", 0, 50, 6, 44, np.linspace(-5, 5, 101))])
-    assert ours.beta is None
-    assert "no finite estimate" in ours.reason
-    assert ours.interval.lb is None
-    assert ours.interval.ub < 0
-    flat = pool_profiles([counts_profile("A", 0, 50, 0, 44, np.linspace(-5, 5, 101))])
-    assert flat.beta is None
-    assert "flat" in flat.reason
-
-
-def test_a_likelihood_narrower_than_its_grid_has_an_interval_within_two_points_of_it():
-    grid = np.linspace(-4, 4, 161)
-    counts = [(573625, 132712, 603475, 63646), (400000, 100000, 600000, 80000), (300000, 90000, 500000, 60000)]
-    found = pool_profiles([counts_profile(f"h{i}", *cells, grid) for i, cells in enumerate(counts)])
-    assert found.interval.lb < found.beta < found.interval.ub
-    assert found.interval.ub - found.interval.lb < 2 * (grid[1] - grid[0])
-
-
-def test_profiles_that_cannot_be_added_are_refused():
-    one = Profile(site="A", grid=[0, 1, 2, 3, 4], log_likelihood=[0] * 5, n=1)
-    far = Profile(site="B", grid=[10, 11, 12, 13, 14], log_likelihood=[0] * 5, n=1)
-    with pytest.raises(ParameterError, match="overlap"):
-        pool_profiles([one, far])
-    with pytest.raises(ParameterError, match="one profile"):
-        pool_profiles([one, one])
-    with pytest.raises(ParameterError, match="increasing"):
-        Profile(site="A", grid=[0, 1, 1, 3, 4], log_likelihood=[0] * 5, n=1)
-    with pytest.raises(ParameterError, match="finite"):
-        Profile(site="A", grid=[0, 1, 2, 3, 4], log_likelihood=[0, 0, math.nan, 0, 0], n=1)
-    with pytest.raises(EstimateRefusal):
-        normal_profile(
-            Estimate(study="s", site="A", wave=1, term="x", yi=None, vi_sampling=None, n=0, reason="no events"), [0, 1]
-        )

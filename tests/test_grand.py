@@ -14,13 +14,13 @@ from shared.errors import ParameterError
 from shared.mechanisms.grand.noise import (
     MODELS,
     NodePrivate,
-    PaperModeAtPTimesEpsilon,
     coordinates,
     neighbours,
     smoothed_uniform,
 )
 from shared.privacy import accountant as privacy
 from site_agent.models.latent_space import fit
+from tests.benchmarks.paper.bounds import PaperModeAtPTimesEpsilon
 
 FRAME = np.random.default_rng(1).normal(size=(300, 3)) @ np.array([[1.0, 0.6, 0.2], [0, 1.0, 0.5], [0, 0, 1.0]])
 NODES = np.random.default_rng(2).normal(size=(40, 3))

@@ -11,9 +11,10 @@ import pytest
 
 from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError
-from shared.mechanisms.densities.scaling import CELLS, Basis, Coefficients, diameter, filter_of, paper_sensitivity
+from shared.mechanisms.densities.scaling import CELLS, Basis, Coefficients, diameter, filter_of
 from shared.privacy import accountant as privacy
 from shared.privacy.accountant import Laplace
+from tests.benchmarks.paper.bounds import paper_sensitivity
 
 MIDDLES = (np.arange(CELLS) + 0.5) / CELLS
 EVERY = [(order, level) for order in (2, 3, 4) for level in range(2, 9) if 2**level >= 2 * order]

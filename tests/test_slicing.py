@@ -18,13 +18,14 @@ from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.estimands.answer import parse_estimand
 from shared.mechanisms.slicing import projections
-from shared.mechanisms.slicing.noise import ROW_STEP, RowCode, SlicingMechanism, event, noise_for, theorem1_epsilon
+from shared.mechanisms.slicing.noise import ROW_STEP, RowCode, SlicingMechanism, event, noise_for
 from shared.mechanisms.slicing.plan import SlicingPlan
 from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, StudyPlan
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import read_bundle
+from tests.benchmarks.paper.bounds import theorem1_epsilon
 
 TINY = Dictionary(
     name="tiny",

@@ -22,7 +22,7 @@ def synthesis(store: Store, study: str, site: str, *, wave: int = 0, **how: Any)
     """Synthesis from a site's figures as of a wave; the newest if 0.
 
     Args:
-        how: fit, number, rows, draws and settings, as of `Synthesis`.
+        how: number, rows and draws, as of `Synthesis`.
     Raises: ParameterError; PolicyRefusal (no rows may leave); EstimateRefusal (no figures of the site, or of several
         kinds); from the drawing StateRefusal, where a release was taken back meanwhile.
     """

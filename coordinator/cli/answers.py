@@ -10,9 +10,10 @@ import typer
 from coordinator.config import CoordinatorConfig
 from coordinator.figures.options import produces
 from coordinator.figures.style import check_file
+from coordinator.pooling import METHODS
 from shared.errors import ParameterError, StateRefusal
 from shared.privacy.stated import shown_price
-from shared.releases.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps, run_synthesis
+from shared.releases.synthetic import DrawNumber, Draws, Out, Rows, run_synthesis
 from shared.terminal import emit, plain, table
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ Combine = Annotated[
 Planned = Annotated[str, typer.Option("--estimand", help="Name of a planned analysis.")]
 Formula = Annotated[str, typer.Option("--formula", help='A question, as in "cox(time, cvd) ~ sbp/10 + age".')]
 Term = Annotated[str, typer.Option("--term", help="Which term to pool; the first if left out.")]
-Method = Annotated[str, typer.Option("--method", help="FE, or tau² by DL, HE, HS, HSk, SJ, ML, REML, EB, PM, PMM.")]
+Method = Annotated[str, typer.Option("--method", help=f"FE, or tau² by {', '.join(METHODS[1:])}.")]
 Test = Annotated[str, typer.Option("--test", help="z, t, knha (Knapp-Hartung) or adhoc (never below the model).")]
 Level = Annotated[float, typer.Option("--level", help="Coverage of every interval.")]
 Mods = Annotated[
@@ -290,13 +291,9 @@ def synthetic(
     site: Annotated[str, typer.Option("--site", help="Whose figures.")],
     out: Out,
     wave: Annotated[int, typer.Option("--wave", help="As of this wave; the newest if left out.")] = 0,
-    fit: FitName = "",
     rows: Rows = 0,
     m: Draws = 1,
     draw: DrawNumber = 0,
-    steps: Steps = 3000,
-    checkpoint: Checkpoint = None,
-    restart: Restart = False,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
@@ -304,8 +301,8 @@ def synthetic(
     from coordinator.answers.synthesis import synthesis
 
     with open_store(CoordinatorConfig.load(context.obj)) as store:
-        planned = synthesis(store, study, site, wave=wave, fit=fit, number=draw, rows=rows, draws=m, steps=steps)
-        run_synthesis(planned, out, checkpoint=checkpoint, restart=restart, dry_run=dry_run, json=json)
+        planned = synthesis(store, study, site, wave=wave, number=draw, rows=rows, draws=m)
+        run_synthesis(planned, out, dry_run=dry_run, json=json)
 
 
 @app.command(rich_help_panel="Answers")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coordinator.config import CoordinatorConfig
 from shared.base.clock import utc_now
 from shared.errors import ParameterError, StateRefusal
-from shared.terminal import emit, plain, table
+from shared.terminal import emit, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -119,9 +119,7 @@ def sites(context: typer.Context, json: Json = False) -> None:
             "state": site.state,
             "studies": site.studies,
             "fingerprint": site.fingerprint,
-            "certificate_days": _days(lives.get(site.site)),
-            "certificate": plain(lives[site.site].life) if site.site in lives else None,
-            "certificate_warning": lives[site.site].warning if site.site in lives else "",
+            **_certificate(lives.get(site.site)),
             "releases": counts[site.site][0],
             "quarantined": counts[site.site][1],
             "lacking": [one.release_id for one in gaps if one.site == site.site],
@@ -150,10 +148,7 @@ def sites(context: typer.Context, json: Json = False) -> None:
                 row["site"],
                 Text(str(row["state"]), style=styles.get(str(row["state"]), "")),
                 row["fingerprint"] or None,
-                Text(
-                    "" if row["certificate_days"] is None else str(row["certificate_days"]),
-                    style="bold red" if row["certificate_warning"] else "",
-                ),
+                row["certificate_days"],
                 row["releases"],
                 row["quarantined"] or None,
             ]
@@ -177,9 +172,8 @@ def sites(context: typer.Context, json: Json = False) -> None:
                 # Not filled in on purpose: pasted from here, the comparison would compare nothing.
                 out.print(f"{row['site']} waits. Telephone its steward, and type the fingerprint you hear:")
                 out.print(f'  coordinator accept {row["site"]} --fingerprint "…"', style="cyan")
-        for one in lives.values():
-            if one.warning:
-                out.print(f"{one.warning}. {one.mend}", style="bold red")
+        for words in (f"{one.warning}. {one.mend}" for one in lives.values() if one.warning):
+            out.print(words, style="bold red")
         for use in near:
             out.print(f"near its quota: {use.words}", style="yellow")
 
@@ -291,6 +285,8 @@ def _enrolment(store: Store, site: str) -> Enrolled:
     return known[site]
 
 
-def _days(one: SiteOutlook | None) -> int | None:
-    """Days left on a site's certificate."""
-    return None if one is None or one.life is None else one.life.days
+def _certificate(one: SiteOutlook | None) -> dict[str, Any]:
+    """What is told of a site's certificate; nothing of a site that takes no part."""
+    life = None if one is None else one.life
+    told = {"certificate_days": life.days, "certificate": life.facts} if life is not None else {}
+    return {"certificate_days": None, "certificate": None, **told, "certificate_warning": one.warning if one else ""}

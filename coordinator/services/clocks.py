@@ -19,31 +19,18 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from cryptography import x509
 
+from coordinator.store.schema import clock_words as _words
+from coordinator.store.schema import site_clocks as _readings
 from coordinator.store.store import Store
 from shared.errors import CertificateRefusal, ParameterError
 from shared.wire.clocks import TOLERATED, WRONG, span
 
-__all__ = ["ClockVerdict", "SeenClocks", "SiteClock", "judge"]
+__all__ = ["ClockVerdict", "SeenClocks", "SiteClock", "judge", "restoration_day"]
 
 REMEMBERED = 45
 """Days for which a reading, a person's word or the set-up itself vouches for this clock."""
 WORD = 7
 """Days for which a person's word counts for more than the sites' readings."""
-
-_meta = sa.MetaData()
-_readings = sa.Table(
-    "site_clocks",
-    _meta,
-    sa.Column("site", sa.String(64), primary_key=True),
-    sa.Column("offset", sa.Float, nullable=False),
-    sa.Column("day", sa.String(10), nullable=False),
-)
-_words = sa.Table(
-    "clock_words",
-    _meta,
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("day", sa.String(10), nullable=False),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +136,7 @@ class SeenClocks:
     """
 
     def __init__(self, store: Store, certificate: x509.Certificate) -> None:
-        self._read, self._write = store.extended(_meta)
+        self._read, self._write = store.read, store.write
         self._store = store
         self._valid = certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
@@ -205,3 +192,29 @@ class SeenClocks:
         judge(now, (), vouched=now.date(), word=None, valid=self._valid).require()
         if not dry_run:
             self._write(lambda c: c.execute(_words.insert().values(day=now.date().isoformat())))
+
+
+def restoration_day(clocks: SeenClocks, now: dt.datetime, said: dt.date | None) -> dt.date:
+    """The day that a log's restoration is dated by: this clock's, where others see it or a person read the date.
+
+    A date that is still to come would stop every site until that day, and no later word takes it back. A backup that
+    nobody has been heard since vouches for no clock: then a person's word is all there is, and enough.
+
+    Args:
+        said: the date on another clock, if a person has read it there.
+    Raises: CertificateRefusal (nobody vouches for this clock), ParameterError (it says another date).
+    """
+    if said is not None and abs((said - now.date()).days) > 1:
+        raise ParameterError(
+            "the date read off another clock must be this machine's",
+            given=f"{said} where this machine has {now:%Y-%m-%d}",
+            next_step="Set the clock (NTP) first.",
+        )
+    verdict = clocks.verdict(now)
+    if said is None and not verdict.believed:
+        raise CertificateRefusal(
+            "a restoration must be dated by a clock that others see: sites stop until its day",
+            given=verdict.why,
+            next_step="Set the clock (NTP), read the date off another one, and add it: --date YYYY-MM-DD.",
+        )
+    return now.date()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import sqlalchemy as sa
 
+from coordinator.store.schema import home as _home
 from shared.base.clock import CLOCK_VARIABLE
 from shared.base.keys import write_private
 from shared.errors import CertificateRefusal, IntegrityRefusal, Refusal, StateRefusal, StorageRefusal
@@ -114,10 +115,6 @@ def require_whole(store: Store, *, thorough: bool = False) -> None:
         )
 
 
-_meta = sa.MetaData()
-_home = sa.Table("home", _meta, sa.Column("id", sa.String(32), primary_key=True))
-
-
 def require_home(store: Store, home: Path) -> None:
     """Refuse to serve a database from a second home folder: accepted bundles lie in the first.
 
@@ -129,7 +126,7 @@ def require_home(store: Store, home: Path) -> None:
     place = sa.make_url(store.place[0])
     if place.get_backend_name() == "sqlite" and Path(place.database or "").parent.resolve() == home.resolve():
         return  # it lies in the home folder itself
-    read, write = store.extended(_meta)
+    read, write = store.read, store.write
     path = home / "home.id"
     mine = path.read_text().strip() if path.exists() else ""
     known = read(lambda c: c.execute(sa.select(_home.c.id)).scalar()) or ""

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from cryptography import x509
 
 from coordinator.store import schema as db
+from coordinator.store.schema import site_certificates as issued
 from coordinator.store.store import RegisteredSite, Store
 from shared.base.canonical import sha256_hex
 from shared.base.chain import GENESIS
@@ -42,25 +43,6 @@ __all__ = ["SiteCertificates", "SiteOutlook", "new_serial", "outlook"]
 
 Issue = Callable[[str, str, int], str]
 """Makes the certificate of a request (PEM), for a site, with a serial number."""
-
-_meta = sa.MetaData()
-_issued = sa.Table(
-    "site_certificates",
-    _meta,
-    sa.Column("serial", sa.String(64), primary_key=True),
-    sa.Column("site", sa.String(64), nullable=False, index=True),
-    # The tokens and the request with which the site joined.
-    sa.Column("membership", sa.String(64), nullable=False),
-    # issued, shown, or replaced by another one before it was shown.
-    sa.Column("state", sa.String(16), nullable=False),
-    # SHA-256 of the signed request that it answers; blank for one that joining brought.
-    sa.Column("request", sa.String(64), nullable=False),
-    sa.Column("csr_pem", sa.Text, nullable=False),
-    sa.Column("certificate_pem", sa.Text, nullable=False),
-    sa.Column("day", sa.String(10), nullable=False),
-    # Last day, where a newer one has been shown; blank: as it says itself.
-    sa.Column("good_until", sa.String(10), nullable=False),
-)
 
 
 def _mark(membership: str) -> int:
@@ -104,7 +86,7 @@ class SiteCertificates:
     """
 
     def __init__(self, store: Store) -> None:
-        self._read, self._write = store.extended(_meta)
+        self._read, self._write = store.read, store.write
         self._store = store
 
     # -- who may call -------------------------------------------------------------------------------------------
@@ -160,7 +142,7 @@ class SiteCertificates:
                 _keep(c, site, peer.serial, "shown", pem=pem, csr=csr, day=today)
             elif row.state == "issued" and row.membership == _membership(c, site):
                 pem, csr = row.certificate_pem, row.csr_pem
-                c.execute(_issued.update().where(_issued.c.serial == peer.serial).values(state="shown"))
+                c.execute(issued.update().where(issued.c.serial == peer.serial).values(state="shown"))
             else:
                 return
             _follow(c, site, today)
@@ -226,7 +208,7 @@ class SiteCertificates:
         """The certificate that a request was given before. Raises: ReplayRefusal, where that one was replaced."""
 
         def work(c: sa.Connection) -> tuple[sa.Row | None, str]:
-            found: sa.Row | None = c.execute(sa.select(_issued).where(_issued.c.request == digest)).first()
+            found: sa.Row | None = c.execute(sa.select(issued).where(issued.c.request == digest)).first()
             site = _site(c, name)
             return found, "" if site is None else _membership(c, site)
 
@@ -251,8 +233,8 @@ class SiteCertificates:
                     next_step="If this site never renewed it, tell the study lead at once: its keys are elsewhere too.",
                 )
             pem = issue(request.csr_pem, request.site, new_serial(_membership(c, site)))
-            waiting = (_issued.c.site == request.site) & (_issued.c.state == "issued")
-            c.execute(_issued.update().where(waiting).values(state="replaced"))
+            waiting = (issued.c.site == request.site) & (issued.c.state == "issued")
+            c.execute(issued.update().where(waiting).values(state="replaced"))
             _keep(c, site, serial_of(pem), "issued", pem=pem, csr=request.csr_pem, day=today, request=digest)
             reach("renewal.before_commit")
             return pem
@@ -318,7 +300,7 @@ class SiteCertificates:
 
 
 def _row(c: sa.Connection, serial: str) -> sa.Row | None:
-    found: sa.Row | None = c.execute(sa.select(_issued).where(_issued.c.serial == serial)).first()
+    found: sa.Row | None = c.execute(sa.select(issued).where(issued.c.serial == serial)).first()
     return found
 
 
@@ -348,7 +330,7 @@ def _keep(
 ) -> None:
     values = {"serial": serial, "site": site.site, "membership": _membership(c, site), "state": state}
     values |= {"request": request, "csr_pem": csr, "certificate_pem": pem, "day": day.isoformat(), "good_until": ""}
-    c.execute(_issued.insert().values(**values))
+    c.execute(issued.insert().values(**values))
 
 
 def _follow(c: sa.Connection, site: sa.Row, today: dt.date) -> None:
@@ -359,7 +341,7 @@ def _follow(c: sa.Connection, site: sa.Row, today: dt.date) -> None:
     if _row(c, old) is None:
         _keep(c, site, old, "shown", pem=site.certificate_pem, csr=site.csr_pem, day=today)
     until = (today + dt.timedelta(days=BOTH_GOOD_DAYS)).isoformat()
-    c.execute(_issued.update().where(_issued.c.serial == old).values(good_until=until))
+    c.execute(issued.update().where(issued.c.serial == old).values(good_until=until))
 
 
 # -- what is told before one ends ----------------------------------------------------------------------------------

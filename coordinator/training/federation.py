@@ -59,10 +59,10 @@ from shared.plans.plan import StudyPlan
 from shared.wire import flower
 
 if TYPE_CHECKING:
-    from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-    from flwr.serverapp import Grid, ServerApp
+    from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+    from flwr.serverapp import Grid
 
-__all__ = ["FLOW", "STATE", "SiteProgress", "memory_grid", "run", "seed_of", "server_app"]
+__all__ = ["FLOW", "STATE", "SiteProgress", "run", "seed_of"]
 
 Array = NDArray[np.float64]
 
@@ -204,21 +204,6 @@ def run(
     flow = _flow(plan, shape, state)
     write_private(done, flow.canonical)
     return flow
-
-
-def server_app(plan: StudyPlan, sites: Mapping[str, int], folder: Path, *, timeout: float = 3600.0) -> ServerApp:
-    """The same as a Flower app, for a runtime that brings its own grid."""
-    flower.prepare()
-    from flwr.serverapp import ServerApp
-
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        del context
-        run(grid, plan, sites, folder, timeout=timeout)
-
-    return app
 
 
 def _opened(folder: Path, plan: StudyPlan, shape: Shape) -> _State:
@@ -452,73 +437,3 @@ def _too_few(plan: StudyPlan, round_: int, found: int, sites: int, reasons: Mapp
         given=f"{found} answers that could be taken" + (f"; refused: {codes}" if codes else ""),
         next_step="Run the training again when the sites are back: it goes on with this round.",
     )
-
-
-# -- a grid without a network -------------------------------------------------------------------------------------
-def memory_grid(apps: Mapping[int, Callable[[Message], Message | None]]) -> Grid:
-    """Flower's grid inside one process: for tests, benchmarks and rehearsals.
-
-    Args:
-        apps: node id to what answers a message; None for no answer in time. A Flower `ClientApp` becomes one by
-            ``lambda message: app(message, context)``.
-    """
-    flower.prepare()
-    from flwr.serverapp import Grid
-
-    class MemoryGrid(Grid):
-        """Asks one app after the other, when the answers are pulled."""
-
-        def __init__(self) -> None:
-            self._waiting: dict[str, Message] = {}
-            self._count = 0
-
-        def set_run(self, run: Any) -> None:
-            """There is only one."""
-
-        @property
-        def run(self) -> Any:
-            """None: there is no runtime."""
-            return None
-
-        def create_message(
-            self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-        ) -> Message:
-            """See `shared.wire.flower.addressed`."""
-            self._count += 1
-            return flower.addressed(
-                content,
-                message_type=message_type,
-                source=0,
-                target=dst_node_id,
-                name=f"m{self._count}",
-                group=group_id,
-                ttl=ttl or flower.DAY,
-            )
-
-        def get_node_ids(self) -> Iterable[int]:
-            """All of them."""
-            return list(apps)
-
-        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-            """Keep them."""
-            names = []
-            for message in messages:
-                names.append(message.metadata.message_id)
-                self._waiting[names[-1]] = message
-            return names
-
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            """The apps' replies."""
-            found = []
-            for name in message_ids:
-                message = self._waiting.pop(name)
-                answer = apps[message.metadata.dst_node_id](message)
-                if answer is not None:
-                    found.append(answer)
-            return found
-
-        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-            """Both, one after the other."""
-            return self.pull_messages(self.push_messages(messages))
-
-    return MemoryGrid()

@@ -42,7 +42,6 @@ from shared.mechanisms.base import must
 from shared.plans.training import PrivateTraining, Reference, Training
 
 if TYPE_CHECKING:
-    from shared.base.keys import Envelope, PublicKey, SigningKey
     from shared.flows.affine import MaskedLayer
     from shared.plans.plan import StudyPlan
     from shared.privacy.accountant import Event
@@ -55,10 +54,8 @@ __all__ = [
     "Shape",
     "first_weights",
     "from_text",
-    "open_flow",
     "pack",
     "price",
-    "sign_flow",
     "stated",
     "to_text",
     "unpack",
@@ -455,18 +452,6 @@ def stated(plan: StudyPlan) -> dict[str, dict[str, tuple[float, float]]]:
     return {
         site: {c: (float(known.mean), float(known.sd)) for c, known in table.items()} for site, table in every.items()
     }
-
-
-def sign_flow(flow: FederatedFlow, keys: list[SigningKey]) -> Envelope:
-    """The flow's canonical bytes, signed."""
-    from shared.base.keys import Envelope
-
-    return Envelope.sign(FLOW_TYPE, flow.canonical, keys)
-
-
-def open_flow(envelope: Envelope, trusted: Mapping[str, PublicKey]) -> FederatedFlow:
-    """The flow inside an envelope signed by a pinned key. Raises: SignatureRefusal, SchemaRefusal."""
-    return FederatedFlow.from_bytes(envelope.require(FLOW_TYPE, trusted))
 
 
 def read_reference(given: Any, read: Any) -> dict[str, dict[str, Any]]:

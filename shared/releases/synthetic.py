@@ -2,8 +2,7 @@
 
 A release of figures (tables, slicing, moments) holds no rows, but a model can be fitted to it and rows drawn from that,
 at the site that made it, at the coordinator, or on an analyst's own machine: the figures are the same, and so is the
-code. Nothing of it is seen by a record, and no ledger moves. A slicing release takes any of the fits of
-`shared.mechanisms.slicing.fits`; figures of other mechanisms have one each.
+code. Nothing of it is seen by a record, and no ledger moves.
 
 The number of a draw decides every value, and stands in the record beside the bundles, the settings and the table's own
 digest: who has the record and the figures can make the same table again.
@@ -18,23 +17,22 @@ import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shared.errors import EstimateRefusal, ParameterError
-from shared.terminal import console, emit, write_table
+from shared.terminal import emit, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from shared.mechanisms.slicing.fits import FitProgress
     from shared.plans.plan import StudyPlan
 
 __all__ = ["LEAST_DRAWS", "MOST_DRAWS", "MOST_ROWS", "Synthesis", "SyntheticTables", "run_synthesis", "versions"]
-__all__ += ["Checkpoint", "DrawNumber", "Draws", "FitName", "Out", "Restart", "Rows", "Steps"]
+__all__ += ["DrawNumber", "Draws", "Out", "Rows"]
 
 MOST_ROWS = 1_000_000
 LEAST_DRAWS, MOST_DRAWS = 5, 100
@@ -49,29 +47,17 @@ _ALONE = (
 )
 
 # What every command that draws is asked.
-FitName = Annotated[
-    str,
-    typer.Option(
-        "--fit",
-        help="Of a slicing release: moments (seconds; if left out), f_divergence or sliced_wasserstein (minutes).",
-    ),
-]
 Out = Annotated[Path, typer.Option("--out", help="Table to write: .csv or .parquet; its record goes beside it.")]
 Rows = Annotated[int, typer.Option("--rows", help="How many; as many as persons if left out.")]
 Draws = Annotated[
     int, typer.Option("--m", help="Tables of one fit: 1, or at least 5 to be combined; they are numbered then.")
 ]
 DrawNumber = Annotated[int, typer.Option("--draw", help="The same number gives the same rows; kept in the record.")]
-Steps = Annotated[int, typer.Option("--steps", help="Of a fit that takes minutes: at most.")]
-Checkpoint = Annotated[
-    Path | None, typer.Option("--checkpoint", help="File that such a fit is stopped to, and goes on from.")
-]
-Restart = Annotated[bool, typer.Option("--restart", help="Begin anew: do not read the checkpoint.")]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SyntheticTables:
-    """Tables, and the record of where they came from. None where the fit was stopped before its end."""
+    """Tables, and the record of where they came from."""
 
     tables: tuple[pd.DataFrame, ...]
     record: dict[str, Any]
@@ -85,10 +71,8 @@ class Synthesis:
         figures: (released figures, persons) of releases of different persons.
         about: of them, for the record: study, site, release ids, digests.
         still: raises where the figures are no longer to be used; asked after the fit.
-        fit: one of `shared.mechanisms.slicing.fits.FITS` for a slicing release; of other figures empty. Empty is
-            ``moments``.
         number: of the draw, the seed of fit and rows. rows: how many, as many as there are persons if 0.
-        draws: tables of one fit. more: further `shared.mechanisms.slicing.fits.Settings`.
+        draws: tables of one fit.
     Raises: ParameterError; EstimateRefusal (no figures).
     """
 
@@ -99,15 +83,11 @@ class Synthesis:
         *,
         about: Mapping[str, Any],
         still: Callable[[], None] = lambda: None,
-        fit: str = "",
         number: int = 0,
         rows: int = 0,
         draws: int = 1,
-        **more: Any,
     ) -> None:
         from shared.mechanisms.base import Aggregates
-        from shared.mechanisms.slicing.fits import Settings
-        from shared.mechanisms.slicing.plan import SlicingPlan
 
         if not isinstance(plan.release, Aggregates):
             raise ParameterError(
@@ -117,19 +97,15 @@ class Synthesis:
             )
         if not figures:
             raise EstimateRefusal("there must be released figures", given="none")
-        if fit and not isinstance(plan.release, SlicingPlan):
-            raise ParameterError(
-                f"figures by {plan.release.title} must be fitted in their own way",
-                given=f"--fit {fit[:40]}",
-                next_step="Leave --fit out.",
-            )
+        if not 0 <= number < 1 << 63:
+            raise ParameterError("the number of a draw must be in 0..2**63 - 1", given=f"{number}"[:40])
         if not 0 <= rows <= MOST_ROWS:
             raise ParameterError(f"rows must be in 1..{MOST_ROWS}", given=f"{rows}")
         if draws != 1 and not LEAST_DRAWS <= draws <= MOST_DRAWS:
             raise ParameterError(
                 f"tables of one fit must be 1, or {LEAST_DRAWS} to {MOST_DRAWS} to be combined", given=f"{draws}"
             )
-        self.plan, self.settings = plan, Settings(fit=fit or "moments", seed=number, **more)
+        self.plan, self.number = plan, number
         self._figures, self._still, self._draws = figures, still, draws
         persons = sum(n for _, n in figures)
         self._rows = rows or persons
@@ -144,49 +120,26 @@ class Synthesis:
             "code": versions(),
         }
 
-    def draw(
-        self, *, checkpoint: Path | None = None, watch: Callable[[FitProgress], bool | None] | None = None
-    ) -> SyntheticTables:
-        """Fit, and draw. Raises: what `still` raises; as `shared.mechanisms.slicing.fits.generator`."""
+    def draw(self) -> SyntheticTables:
+        """Fit, and draw. Raises: what `still` raises, and the mechanism's `synthetic`."""
         import numpy as np
+        import pandas as pd
 
         from shared.mechanisms.base import Aggregates
-        from shared.mechanisms.slicing.plan import SlicingPlan
 
-        release, rng = self.plan.release, np.random.default_rng([self.settings.seed, 4])
-        record = dict(self.record)
-        if isinstance(release, SlicingPlan):
-            fitted = release.generator(self.plan, self._figures, self.settings, checkpoint=checkpoint, watch=watch)
-            course = {"steps": fitted.steps, "best_step": fitted.best_step, "finished": fitted.finished}
-            record |= {"fit": asdict(self.settings) | course}
-            if not fitted.finished:
-                return SyntheticTables(tables=(), record=record)
-            tables = [fitted.generator.rows(self._rows, rng)[1] for _ in range(self._draws)]
-        else:
-            assert isinstance(release, Aggregates)
-            import pandas as pd
-
-            each = -(-self._rows // sum(n for _, n in self._figures))
-            made = release.synthetic(self.plan, self._figures, draws=each * self._draws, rng=rng)
-            parts = [made[k * each : (k + 1) * each] for k in range(self._draws)]
-            tables = [pd.concat(part, ignore_index=True).iloc[: self._rows] for part in parts]
-            record |= {"fit": None}
+        assert isinstance(self.plan.release, Aggregates)
+        rng = np.random.default_rng([self.number, 4])
+        each = -(-self._rows // sum(n for _, n in self._figures))
+        made = self.plan.release.synthetic(self.plan, self._figures, draws=each * self._draws, rng=rng)
+        parts = [made[k * each : (k + 1) * each] for k in range(self._draws)]
+        tables = tuple(pd.concat(part, ignore_index=True).iloc[: self._rows] for part in parts)
         self._still()
         digests = [hashlib.sha256(table.to_csv(index=False).encode()).hexdigest() for table in tables]
-        return SyntheticTables(tables=tuple(tables), record=record | {"csv_sha256": digests})
+        return SyntheticTables(tables=tables, record=self.record | {"csv_sha256": digests})
 
 
-def run_synthesis(
-    planned: Synthesis,
-    out: Path,
-    *,
-    checkpoint: Path | None,
-    restart: bool,
-    dry_run: bool,
-    json: bool,
-    note: str = "",
-) -> None:
-    """Run a synthesis: fit with progress, write the tables and their record, report both.
+def run_synthesis(planned: Synthesis, out: Path, *, dry_run: bool, json: bool, note: str = "") -> None:
+    """Run a synthesis: fit, write the tables and their record, report both.
 
     Args:
         out: a table, or what numbered ones are called after. note: a last line for a person.
@@ -202,10 +155,7 @@ def run_synthesis(
     if not dry_run:
         from shared.base.canonical import canonical_json
 
-        if restart and checkpoint is not None and planned.settings.fit != "moments":
-            _forget(checkpoint)
-        drawn = planned.draw(checkpoint=checkpoint, watch=None if json else _watch())
-        assert drawn.tables  # nobody stopped it but by ending the process
+        drawn = planned.draw()
         for table, file in zip(drawn.tables, files, strict=True):
             write_table(table, file)
         written = {"file_sha256": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}}
@@ -241,33 +191,6 @@ def _require_own(files: Sequence[Path], beside: Path) -> None:
             given=f"{foreign[0].name}, which is there and is not that",
             next_step="Nothing was written. Give another --out, or move that file away.",
         )
-
-
-def _watch() -> Callable[[FitProgress], None]:
-    out = console(stderr=True)
-
-    def watch(progress: FitProgress) -> None:
-        out.print(
-            f"step {progress.step} of at most {progress.steps}: distance {progress.loss:.5g}, least "
-            f"{progress.best:.5g}, at most {progress.seconds_left:.0f} s left"
-        )
-
-    return watch
-
-
-def _forget(checkpoint: Path) -> None:
-    """Delete a fit's file, and no other. Raises: ParameterError."""
-    from shared.mechanisms.slicing.fits import is_checkpoint
-
-    if not checkpoint.exists():
-        return
-    if not is_checkpoint(checkpoint):
-        raise ParameterError(
-            "--restart must be given with a file that a fit has written: it is deleted",
-            given="another file",
-            next_step="Nothing was deleted. Check --checkpoint.",
-        )
-    checkpoint.unlink()
 
 
 def versions() -> dict[str, str]:

@@ -131,6 +131,11 @@ class CertificateLife:
         return next((days for days in reversed(WARNED_DAYS) if self.days <= days), None)
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """It as JSON tells it."""
+        return {"ends": self.ends, "days": self.days, "state": self.state, "warned": self.warned}
+
+    @property
     def words(self) -> str:
         """As people say it."""
         if self.state == "over":

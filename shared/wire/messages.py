@@ -9,8 +9,8 @@ that is not set, a text that is not what it should be, is refused; nothing that 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -58,6 +58,8 @@ __all__ = [
     "LogRequest",
     "LogView",
     "LoggedEntry",
+    "MembershipReply",
+    "MembershipRequest",
     "Method",
     "OfferRequest",
     "Offered",
@@ -101,6 +103,8 @@ SIGNED_CAP = 4 << 20
 ROUND_CAP = 4 << 20
 # Most releases of one site in one study that an answer may name: more would not fit a message, and nobody has them.
 HOLDINGS_CAP = 2048
+# Most signed statements of one chain, and of one call.
+STATEMENTS_CAP = 1000
 # Most parts of a proof: one per doubling of the log.
 PROOF_CAP = 128
 # Most sizes of the log that one look at it may ask about.
@@ -529,6 +533,42 @@ class Holdings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MembershipRequest:
+    """Signed statements (`shared.plans.statements`) that the coordinator may not have yet, oldest first."""
+
+    statements: tuple[bytes, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "statements", tuple(self.statements))
+        short = len(self.statements) <= STATEMENTS_CAP and sum(map(len, self.statements)) <= SIGNED_CAP
+        _must(short, f"at most {STATEMENTS_CAP} statements may be sent at once")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipReply:
+    """What the coordinator has of the calling site, each an envelope's bytes, oldest first.
+
+    Args:
+        grants: of further studies, and their ends (`shared.plans.grants`).
+        leads: changes of its leads (`shared.plans.leads`).
+        keys: changes of the site's keys that are in force there (`shared.plans.key_changes`).
+        taken: SHA-256 of each statement of the request that waits for the study lead.
+    """
+
+    grants: tuple[bytes, ...] = ()
+    leads: tuple[bytes, ...] = ()
+    keys: tuple[bytes, ...] = ()
+    taken: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("grants", "leads", "keys", "taken"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        lists = (self.grants, self.leads, self.keys)
+        _must(all(len(one) <= STATEMENTS_CAP for one in lists), "an answer must be short")
+        _must(len(self.taken) <= STATEMENTS_CAP and all(map(_is_digest, self.taken)), "statements are named by SHA-256")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoundReply:
     """The current round's order to a site (`shared.wire.rounds.RoundOrder`), signed; both parts are empty when it is
     nothing."""
@@ -886,16 +926,100 @@ def require_countersigned(reply: AnchorReceipt | Acceptance | Withdrawn, key: Pu
         )
 
 
-# -- to and from protocol buffers: a pair per message --------------------------------------------------------------
-def _enrol_request_to(value: EnrolRequest) -> Message:
-    return pb.EnrolRequest(token=value.token, envelope=value.envelope)
+# -- to and from protocol buffers: fields of one name on both sides ------------------------------------------------
+_MESSAGES: Mapping[type, type[Message]] = {
+    EnrolRequest: pb.EnrolRequest,
+    Enrolment: pb.EnrolReply,
+    StudyRequest: pb.StudyRequest,
+    RoundRequest: pb.RoundRequest,
+    SignedDocument: pb.SignedDocument,
+    AnchorReceipt: pb.AnchorReply,
+    OfferRequest: pb.OfferRequest,
+    Offered: pb.OfferReply,
+    Chunk: pb.Chunk,
+    Acceptance: pb.AcceptanceReply,
+    Holding: pb.StatusReply.Holding,
+    Reminder: pb.StatusReply.Reminder,
+    Holdings: pb.StatusReply,
+    Withdrawn: pb.WithdrawalReply,
+    Revoked: pb.RevocationReply,
+    GrowthRequest: pb.GrowthRequest,
+    Growth: pb.GrowthReply,
+    WatchRequest: pb.WatchRequest,
+    LoggedEntry: pb.LoggedEntry,
+    Restoration: pb.LogView.Restoration,
+    LogView: pb.LogView,
+    GapReport: pb.GapReport,
+    GapNoted: pb.GapNoted,
+    Renewed: pb.RenewalReply,
+    AuthoritiesRequest: pb.AuthoritiesRequest,
+    Authorities: pb.AuthoritiesReply,
+    MembershipRequest: pb.MembershipRequest,
+    MembershipReply: pb.MembershipReply,
+    RoundReply: pb.RoundReply,
+    RoundAnswer: pb.RoundAnswer,
+    RoundReceipt: pb.RoundReceipt,
+    StudiesRequest: analysis.StudiesRequest,
+    DescribeRequest: analysis.DescribeRequest,
+    ReleasesRequest: analysis.ReleasesRequest,
+    QueryRequest: analysis.QueryRequest,
+    RowsRequest: analysis.RowsRequest,
+    ExplainRequest: analysis.ExplainRequest,
+    LogRequest: analysis.LogRequest,
+    EntriesRequest: analysis.EntriesRequest,
+    Document: analysis.Document,
+    RowsChunk: analysis.RowsChunk,
+}
+"""A new message is a dataclass, a protocol buffer with fields of the same names, and a line here."""
+_VALUES = {made.DESCRIPTOR.full_name: kind for kind, made in _MESSAGES.items()}
 
 
-def _enrol_request_from(message: Any) -> EnrolRequest:
-    return EnrolRequest(token=message.token, envelope=message.envelope)
+def _write(value: Any) -> Message:
+    """The protocol buffer of a value, and of those in it; None is absence, a proof is its parts."""
+    if isinstance(value, tuple):
+        return pb.MerkleProof(parts=value)
+    if isinstance(value, Enrolment | Offered):
+        return _write_outcome(value)
+    made = _MESSAGES[type(value)]
+    given: dict[str, Any] = {}
+    for part in made.DESCRIPTOR.fields:
+        item = getattr(value, part.name)
+        if item is not None and part.message_type is not None and not isinstance(item, Mapping):
+            item = [_write(one) for one in item] if part.is_repeated else _write(item)
+        given[part.name] = item
+    return made(**{name: item for name, item in given.items() if item is not None})
 
 
-def _enrolment_to(value: Enrolment) -> Message:
+def _read(message: Any) -> Any:
+    """The value in a protocol buffer. Raises: SchemaRefusal."""
+    if isinstance(message, pb.MerkleProof):
+        return tuple(message.parts)
+    kind = _VALUES[message.DESCRIPTOR.full_name]
+    if kind in (Enrolment, Offered):
+        return _read_outcome(message)
+    given: dict[str, Any] = {}
+    for part in fields(kind):
+        described = message.DESCRIPTOR.fields_by_name[part.name]
+        absent = described.has_presence and not message.HasField(part.name)
+        if absent and part.default is not MISSING:
+            continue
+        item = getattr(message, part.name)
+        if isinstance(item, Mapping):
+            item = dict(item)
+        elif described.is_repeated:
+            item = tuple(item if described.message_type is None else map(_read, item))
+        elif described.message_type is not None:
+            item = _read(item)
+        given[part.name] = item
+    return kind(**given)
+
+
+# Two answers are one of several things, which the wire keeps apart and the value holds side by side.
+def _write_outcome(value: Enrolment | Offered) -> Message:
+    if isinstance(value, Offered):
+        if value.acceptance is not None:
+            return pb.OfferReply(acceptance=_write(value.acceptance))
+        return pb.OfferReply(offset=value.offset)
     if value.state == "pending":
         return pb.EnrolReply(pending=pb.EnrolReply.Pending(fingerprint=value.fingerprint))
     if value.state == "accepted":
@@ -903,296 +1027,18 @@ def _enrolment_to(value: Enrolment) -> Message:
     return pb.EnrolReply(refused=pb.EnrolReply.Refused(reason=value.reason))
 
 
-def _enrolment_from(message: Any) -> Enrolment:
+def _read_outcome(message: Any) -> Enrolment | Offered:
     outcome = message.WhichOneof("outcome")
-    if outcome == "pending":
-        return Enrolment(state="pending", fingerprint=message.pending.fingerprint)
-    if outcome == "accepted":
-        return Enrolment(state="accepted", certificate_pem=message.accepted.certificate_pem)
-    if outcome == "refused":
-        return Enrolment(state="refused", reason=message.refused.reason)
-    raise SchemaRefusal("an enrolment must be pending, accepted or refused")
-
-
-def _study_to(value: StudyRequest) -> Message:
-    return pb.StudyRequest(study=value.study)
-
-
-def _study_from(message: Any) -> StudyRequest:
-    return StudyRequest(study=message.study)
-
-
-def _signed_to(value: SignedDocument) -> Message:
-    return pb.SignedDocument(envelope=value.envelope)
-
-
-def _signed_from(message: Any) -> SignedDocument:
-    return SignedDocument(envelope=message.envelope)
-
-
-def _anchor_to(value: AnchorReceipt) -> pb.AnchorReply:
-    return pb.AnchorReply(
-        seq=value.seq, head=value.head, index=value.index, log_root=value.log_root, signature=value.signature
-    )
-
-
-def _anchor_from(message: Any) -> AnchorReceipt:
-    return AnchorReceipt(
-        seq=message.seq,
-        head=message.head,
-        index=message.index,
-        log_root=message.log_root,
-        signature=message.signature,
-    )
-
-
-def _acceptance_to(value: Acceptance) -> pb.AcceptanceReply:
-    return pb.AcceptanceReply(
-        study=value.study,
-        wave=value.wave,
-        site=value.site,
-        release_id=value.release_id,
-        bundle_sha256=value.bundle_sha256,
-        log_index=value.log_index,
-        log_root=value.log_root,
-        accepted_day=value.accepted_day,
-        signature=value.signature,
-    )
-
-
-def _acceptance_from(message: Any) -> Acceptance:
-    return Acceptance(
-        study=message.study,
-        wave=message.wave,
-        site=message.site,
-        release_id=message.release_id,
-        bundle_sha256=message.bundle_sha256,
-        log_index=message.log_index,
-        log_root=message.log_root,
-        accepted_day=message.accepted_day,
-        signature=message.signature,
-    )
-
-
-_WITHDRAWN = tuple(item.name for item in fields(Withdrawn))
-
-
-def _withdrawn_to(value: Withdrawn) -> Message:
-    return pb.WithdrawalReply(**{name: getattr(value, name) for name in _WITHDRAWN})
-
-
-def _withdrawn_from(message: Any) -> Withdrawn:
-    return Withdrawn(**{name: getattr(message, name) for name in _WITHDRAWN})
-
-
-def _revoked_to(value: Revoked) -> Message:
-    return pb.RevocationReply(standing=value.standing)
-
-
-def _revoked_from(message: Any) -> Revoked:
-    return Revoked(standing=message.standing)
-
-
-def _offer_to(value: OfferRequest) -> Message:
-    return pb.OfferRequest(envelope=value.envelope, standing=value.standing)
-
-
-def _offer_from(message: Any) -> OfferRequest:
-    return OfferRequest(envelope=message.envelope, standing=message.standing if message.HasField("standing") else None)
-
-
-def _offered_to(value: Offered) -> Message:
-    if value.acceptance is not None:
-        return pb.OfferReply(acceptance=_acceptance_to(value.acceptance))
-    return pb.OfferReply(offset=value.offset)
-
-
-def _offered_from(message: Any) -> Offered:
-    outcome = message.WhichOneof("outcome")
-    if outcome == "acceptance":
-        return Offered(acceptance=_acceptance_from(message.acceptance))
     if outcome == "offset":
         return Offered(offset=message.offset)
-    raise SchemaRefusal("the answer to an offer must be an offset or an acceptance")
-
-
-def _chunk_to(value: Chunk) -> Message:
-    return pb.Chunk(bundle_sha256=value.bundle_sha256, offset=value.offset, data=value.data)
-
-
-def _chunk_from(message: Any) -> Chunk:
-    return Chunk(bundle_sha256=message.bundle_sha256, offset=message.offset, data=message.data)
-
-
-def _holdings_to(value: Holdings) -> Message:
-    def one(held: Holding) -> pb.StatusReply.Holding:
-        return pb.StatusReply.Holding(
-            study=held.study,
-            wave=held.wave,
-            release_id=held.release_id,
-            state=held.state,
-            code=held.code,
-            reason=held.reason,
-            log_index=held.log_index,
-            statement=held.statement,
-        )
-
-    return pb.StatusReply(
-        holdings=[one(held) for held in value.holdings],
-        anchored=None if value.anchored is None else _anchor_to(value.anchored),
-        reanchored=value.reanchored,
-        anchor=value.anchor,
-        reminders=[pb.StatusReply.Reminder(wave=reminder.wave, day=reminder.day) for reminder in value.reminders],
-    )
-
-
-def _holdings_from(message: Any) -> Holdings:
-    return Holdings(
-        holdings=tuple(
-            Holding(
-                study=held.study,
-                wave=held.wave,
-                release_id=held.release_id,
-                state=held.state,
-                code=held.code,
-                reason=held.reason,
-                log_index=held.log_index if held.HasField("log_index") else None,
-                statement=held.statement,
-            )
-            for held in message.holdings
-        ),
-        anchored=_anchor_from(message.anchored) if message.HasField("anchored") else None,
-        reanchored=message.reanchored,
-        anchor=message.anchor,
-        reminders=tuple(Reminder(wave=reminder.wave, day=reminder.day) for reminder in message.reminders),
-    )
-
-
-def _growth_request_to(value: GrowthRequest) -> Message:
-    return pb.GrowthRequest(old_size=value.old_size, size=value.size)
-
-
-def _growth_request_from(message: Any) -> GrowthRequest:
-    return GrowthRequest(old_size=message.old_size, size=message.size)
-
-
-def _growth_to(value: Growth) -> Message:
-    return pb.GrowthReply(proof=value.proof)
-
-
-def _growth_from(message: Any) -> Growth:
-    return Growth(proof=tuple(message.proof))
-
-
-def _watch_to(value: WatchRequest) -> Message:
-    return pb.WatchRequest(sizes=value.sizes, entries=value.entries)
-
-
-def _watch_from(message: Any) -> WatchRequest:
-    return WatchRequest(sizes=tuple(message.sizes), entries=tuple(message.entries))
-
-
-def _logged_to(value: LoggedEntry) -> pb.LoggedEntry:
-    return pb.LoggedEntry(index=value.index, entry=value.entry, proof=value.proof)
-
-
-def _logged_from(message: Any) -> LoggedEntry:
-    return LoggedEntry(index=message.index, entry=message.entry, proof=tuple(message.proof))
-
-
-def _view_to(value: LogView) -> Message:
-    return pb.LogView(
-        head=value.head,
-        growth=[pb.MerkleProof(parts=proof) for proof in value.growth],
-        entries=map(_logged_to, value.entries),
-        restored=[
-            pb.LogView.Restoration(entry=_logged_to(one.entry), growth=pb.MerkleProof(parts=one.growth))
-            for one in value.restored
-        ],
-    )
-
-
-def _view_from(message: Any) -> LogView:
-    return LogView(
-        head=message.head,
-        growth=tuple(tuple(proof.parts) for proof in message.growth),
-        entries=tuple(map(_logged_from, message.entries)),
-        restored=tuple(
-            Restoration(entry=_logged_from(one.entry), growth=tuple(one.growth.parts)) for one in message.restored
-        ),
-    )
-
-
-def _gap_to(value: GapReport) -> Message:
-    return pb.GapReport(study=value.study, lacking=map(_acceptance_to, value.lacking))
-
-
-def _gap_from(message: Any) -> GapReport:
-    return GapReport(study=message.study, lacking=tuple(map(_acceptance_from, message.lacking)))
-
-
-def _same(kind: type, message_kind: Any) -> tuple[Any, Callable[[Any], Message], Callable[[Any], Any]]:
-    """The pair for a message whose fields have the value's names: None is absence."""
-    names = [item.name for item in fields(kind)]
-    optional = {name for name in names if message_kind.DESCRIPTOR.fields_by_name[name].has_presence}
-
-    def write(value: Any) -> Message:
-        given = {name: getattr(value, name) for name in names}
-        made: Message = message_kind(**{name: item for name, item in given.items() if item is not None})
-        return made
-
-    def read(message: Any) -> Any:
-        given = {name: getattr(message, name) for name in names if name not in optional or message.HasField(name)}
-        return kind(**{name: dict(item) if isinstance(item, Mapping) else item for name, item in given.items()})
-
-    return message_kind, write, read
-
-
-_CODECS: dict[type, tuple[type[Message], Callable[[Any], Message], Callable[[Any], Any]]] = {
-    EnrolRequest: (pb.EnrolRequest, _enrol_request_to, _enrol_request_from),
-    Enrolment: (pb.EnrolReply, _enrolment_to, _enrolment_from),
-    StudyRequest: (pb.StudyRequest, _study_to, _study_from),
-    RoundRequest: (
-        pb.RoundRequest,
-        lambda value: pb.RoundRequest(study=value.study, flow=value.flow),
-        lambda message: RoundRequest(study=message.study, flow=message.flow),
-    ),
-    SignedDocument: (pb.SignedDocument, _signed_to, _signed_from),
-    AnchorReceipt: (pb.AnchorReply, _anchor_to, _anchor_from),
-    OfferRequest: (pb.OfferRequest, _offer_to, _offer_from),
-    Offered: (pb.OfferReply, _offered_to, _offered_from),
-    Chunk: (pb.Chunk, _chunk_to, _chunk_from),
-    Acceptance: (pb.AcceptanceReply, _acceptance_to, _acceptance_from),
-    Holdings: (pb.StatusReply, _holdings_to, _holdings_from),
-    Withdrawn: (pb.WithdrawalReply, _withdrawn_to, _withdrawn_from),
-    Revoked: (pb.RevocationReply, _revoked_to, _revoked_from),
-    GrowthRequest: (pb.GrowthRequest, _growth_request_to, _growth_request_from),
-    Growth: (pb.GrowthReply, _growth_to, _growth_from),
-    WatchRequest: (pb.WatchRequest, _watch_to, _watch_from),
-    LogView: (pb.LogView, _view_to, _view_from),
-    GapReport: (pb.GapReport, _gap_to, _gap_from),
-    GapNoted: _same(GapNoted, pb.GapNoted),
-    Renewed: _same(Renewed, pb.RenewalReply),
-    AuthoritiesRequest: _same(AuthoritiesRequest, pb.AuthoritiesRequest),
-    Authorities: (
-        pb.AuthoritiesReply,
-        lambda value: pb.AuthoritiesReply(statements=value.statements),
-        lambda message: Authorities(statements=tuple(message.statements)),
-    ),
-    RoundReply: _same(RoundReply, pb.RoundReply),
-    RoundAnswer: _same(RoundAnswer, pb.RoundAnswer),
-    RoundReceipt: _same(RoundReceipt, pb.RoundReceipt),
-    StudiesRequest: _same(StudiesRequest, analysis.StudiesRequest),
-    DescribeRequest: _same(DescribeRequest, analysis.DescribeRequest),
-    ReleasesRequest: _same(ReleasesRequest, analysis.ReleasesRequest),
-    QueryRequest: _same(QueryRequest, analysis.QueryRequest),
-    RowsRequest: _same(RowsRequest, analysis.RowsRequest),
-    ExplainRequest: _same(ExplainRequest, analysis.ExplainRequest),
-    LogRequest: _same(LogRequest, analysis.LogRequest),
-    EntriesRequest: _same(EntriesRequest, analysis.EntriesRequest),
-    Document: _same(Document, analysis.Document),
-    RowsChunk: _same(RowsChunk, analysis.RowsChunk),
-}
+    if outcome == "acceptance":
+        return Offered(acceptance=_read(message.acceptance))
+    if outcome is not None:
+        ((part, text),) = getattr(message, outcome).ListFields() or [(None, "")]
+        return Enrolment(state=outcome, **({} if part is None else {part.name: text}))
+    if isinstance(message, pb.OfferReply):
+        raise SchemaRefusal("the answer to an offer must be an offset or an acceptance")
+    raise SchemaRefusal("an enrolment must be pending, accepted or refused")
 
 
 def encode(value: Any) -> bytes:
@@ -1201,18 +1047,18 @@ def encode(value: Any) -> bytes:
     >>> decode(StudyRequest, encode(StudyRequest(study="heart")))
     StudyRequest(study='heart')
     """
-    return _CODECS[type(value)][1](value).SerializeToString(deterministic=True)
+    return _write(value).SerializeToString(deterministic=True)
 
 
 def decode(kind: type, data: bytes) -> Any:
     """The value of class `kind` in `data`. Raises: SchemaRefusal: not that message, or a field nobody reads."""
-    message_kind, _, read = _CODECS[kind]
+    message_kind = _MESSAGES[kind]
     try:
         message = message_kind.FromString(data)
     except DecodeError:
         raise SchemaRefusal("the message must be a protocol buffer of its method") from None
     _closed(message)
-    return read(message)
+    return _read(message)
 
 
 def _closed(message: Message) -> None:
@@ -1256,6 +1102,7 @@ COLLECTION: Mapping[str, Method] = {
     "Clock": Method(request=SignedDocument, reply=SignedDocument),
     "Renew": Method(request=SignedDocument, reply=Renewed),
     "Authorities": Method(request=AuthoritiesRequest, reply=Authorities),
+    "Membership": Method(request=MembershipRequest, reply=MembershipReply),
 }
 
 ANALYSIS: Mapping[str, Method] = {

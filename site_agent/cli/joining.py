@@ -301,6 +301,7 @@ def status(home: Home = None, json: Json = False) -> None:
     config = desk.config
     joined = config.certificate.exists()
     day = today()
+    said = desk.ledger.membership().studies
     studies = []
     steps: list[str] = [] if joined else ["site-agent join"]
     for study in sorted({*config.studies, *config.data, *desk.plans.studies()}):
@@ -311,6 +312,11 @@ def status(home: Home = None, json: Json = False) -> None:
             "table": study in config.data,
             "due": [],
         }
+        if study in said:
+            row["granted"] = said[study]
+            if not said[study]:
+                studies.append(row)
+                continue
         try:
             plan = desk.plans.plan(study)
             row["plan"] = plan.version
@@ -343,13 +349,10 @@ def status(home: Home = None, json: Json = False) -> None:
     if desk.paused:
         steps = ["site-agent resume --as NAME"]
     life = certificate_life(config, utc_now())
-    if life is not None and life.state == "over":
-        steps.insert(0, "site-agent renew --late --out FILE")
+    steps = ["site-agent renew --late --out FILE"] * (life is not None and life.state == "over") + steps
     answer = {
         "site": config.site,
-        "certificate": None
-        if life is None
-        else {"ends": life.ends, "days": life.days, "state": life.state, "warned": life.warned},
+        "certificate": None if life is None else life.facts,
         "coordinator": config.coordinator,
         "agent_version": agent_version(),
         "fingerprint": desk.release_key.public.fingerprint,
@@ -369,17 +372,17 @@ def status(home: Home = None, json: Json = False) -> None:
 
         state = "PAUSED" if desk.paused else "joined" if joined else "not joined"
         screens.heading(out, f"Site {config.site}", f"{state} · coordinator {config.coordinator}")
-        shown = [("fingerprint", str(answer["fingerprint"]))]
-        pressing = life is not None and life.state in ("near", "over")
-        screens.settings(out, shown if life is None or pressing else [*shown, ("certificate", life.words)])
-        if life is not None and pressing:
-            screens.note(out, f"The certificate of this site: {life.words}.")
+        screens.settings(out, [("fingerprint", answer["fingerprint"]), *screens.certificate(life)])
         rows = []
         for row in studies:
             plan = "none" if row["plan"] is None else f"version {row['plan']}"
             # That there is no plan, or no approval yet, the table says itself.
             explained = row["plan"] is None or row.get("refused") == ApprovalRefusal.code
             approved = "yes" if row["approved"] else "no" if explained else f"no ({row['refused']})"
+            if not row.get("granted", True):
+                approved = "taken away by the study lead"
+            elif row.get("granted") and not row["approved"]:
+                approved = "no (granted by the study lead)"
             due = ", ".join(map(str, row["due"])) or "none"
             rows.append((row["study"], plan, approved, "yes" if row["table"] else "no", due))
         if rows:

@@ -11,7 +11,7 @@ import typer
 
 from shared.errors import ApprovalRefusal, StateRefusal, UsageRefusal
 from shared.privacy.stated import shown_epsilon, shown_price
-from shared.releases.synthetic import Checkpoint, DrawNumber, Draws, FitName, Out, Restart, Rows, Steps
+from shared.releases.synthetic import DrawNumber, Draws, Out, Rows
 from shared.terminal import emit
 from site_agent.cli.frame import Dry, Home, Json, ReleaseId, Study, app, outbox_app
 from site_agent.decide.plan_facts import due_numbers, plan_changes, plan_facts
@@ -327,7 +327,7 @@ def curve(
             table = records.read(
                 desk.config.source(study),
                 plan.dictionary,
-                key=desk.config.snapshot_key.read_bytes(),
+                key=desk.snapshot_key(study),
                 as_written=desk.ledger.as_written(study),
             ).table
         drawn = price_curve(plan=plan, table=table, rng=rng, made_up=made_up, progress=progress)
@@ -349,21 +349,16 @@ def curve(
 def synthetic(
     release: Annotated[str, typer.Argument(metavar="ID|STUDY", help="A release's id, or a study: its newest release.")],
     out: Out,
-    fit: FitName = "",
     rows: Rows = 0,
     m: Draws = 1,
     draw: DrawNumber = 0,
-    steps: Steps = 3000,
-    checkpoint: Checkpoint = None,
-    restart: Restart = False,
     home: Home = None,
     json: Json = False,
     dry_run: Dry = False,
 ) -> None:
     """Draw synthetic rows from a sealed release of noisy figures: no record is read, it costs nothing, nothing is sent.
 
-    What is fitted are the very bytes that leave or have left, so that whoever receives them can do the same. A fit that
-    takes minutes is stopped by Ctrl-C, and goes on from its --checkpoint.
+    What is fitted are the very bytes that leave or have left, so that whoever receives them can do the same.
     """
     from shared.releases.synthetic import Synthesis, run_synthesis
     from site_agent.decide import airlock
@@ -386,21 +381,10 @@ def synthetic(
         "receipt": made.receipt.hash,
     }
     about = {"study": made.hold.study, "site": desk.config.site, "wave": made.hold.wave, "releases": [used]}
-    planned = Synthesis(
-        plan,
-        [(made.table, made.receipt.n)],
-        about=about,
-        fit=fit,
-        number=draw,
-        rows=rows,
-        draws=m,
-        steps=steps,
-    )
+    planned = Synthesis(plan, [(made.table, made.receipt.n)], about=about, number=draw, rows=rows, draws=m)
     run_synthesis(
         planned,
         out,
-        checkpoint=checkpoint,
-        restart=restart,
         dry_run=dry_run,
         json=json,
         note="The ledger did not move. The rows are here and nowhere else: nobody has approved that they leave.",
@@ -559,7 +543,7 @@ def outbox_figures(
     title = f"{made.hold.study}, wave {made.hold.wave}"
     audited = AuditReport.from_canonical(made.audit) if "membership" in made.audit else None
     source = desk.config.source(made.hold.study)
-    key = desk.config.snapshot_key.read_bytes()
+    key = desk.snapshot_key(made.hold.study)
     as_written = desk.ledger.as_written(made.hold.study)
     table = records.read(source, plan.dictionary, key=key, rules=plan.release.edges, as_written=as_written)
     drawn: dict[Path, tuple[str, Any]] = {}

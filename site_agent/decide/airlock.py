@@ -112,6 +112,12 @@ STEPS = {
     "left": "study left",
     "lost": "lost charges counted",
     "recovered": "ledger recovered",
+    "study_granted": "study granted by the lead",
+    "study_ungranted": "study taken away by the lead",
+    "leads_changed": "leads changed",
+    "keys_changed": "keys changed",
+    "keys_told": "coordinator told of it",
+    "persons_apart": "persons told apart",
 }
 """The ledger's entries in a steward's words; the others are words already."""
 
@@ -510,7 +516,7 @@ def vanished(desk: Desk, study: str) -> Vanished:
     from site_agent.config import Limits
     from site_agent.records import table as records
 
-    plan, source, key = desk.plans.plan(study), desk.config.source(study), desk.config.snapshot_key.read_bytes()
+    plan, source, key = desk.plans.plan(study), desk.config.source(study), desk.snapshot_key(study)
     waiting = [hold for hold in desk.ledger.holds(study) if hold.state in ("reserved", "anchored") and not hold.rounds]
     if not waiting:
         raise StateRefusal(

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from shared.base.clock import utc_now
 from shared.base.failpoints import reach
@@ -61,6 +61,9 @@ __all__ = [
     "renew",
     "take_late",
 ]
+
+
+T = TypeVar("T")
 
 
 class RenewingSite(Protocol):
@@ -194,20 +197,27 @@ def follow_authority(desk: RenewingSite, egress: Egress, *, dry_run: bool = Fals
 
 
 def in_round(
-    desk: RenewingSite, *, say: Callable[[str, str], None], refused: Callable[..., None], dry_run: bool
+    desk: RenewingSite,
+    event: Callable[..., T],
+    *,
+    say: Callable[[T], None],
+    refused: Callable[..., None],
+    dry_run: bool,
 ) -> None:
     """A step of the agent's round: renew where it is time; else say nothing.
 
     Args:
-        say: told what was done, and a detail.
+        event: makes what is said, of a study (none), what happened and a detail.
+        say: hears it.
         refused: told the study (none), what was not done, and the refusal.
     """
     try:
         why = due(desk.config)
         if why and dry_run:
-            say("would renew its certificate", why)
+            say(event(study="", what="would renew its certificate", detail=why))
         elif why:
-            say("renewed its certificate", f"until {renew(desk).life.ends:%Y-%m-%d}")
+            until = f"until {renew(desk).life.ends:%Y-%m-%d}"
+            say(event(study="", what="renewed its certificate", detail=until))
     except UnknownMethod as refusal:  # an earlier version
         refused("", "certificate not renewed", refusal)
     except (NetworkRefusal, LockedRefusal):
@@ -219,8 +229,9 @@ def in_round(
 def follow_in_round(
     desk: RenewingSite,
     egress: Egress,
+    event: Callable[..., T],
     *,
-    say: Callable[[str, str], None],
+    say: Callable[[T], None],
     refused: Callable[..., None],
     dry_run: bool,
 ) -> None:
@@ -233,8 +244,8 @@ def follow_in_round(
         refused("", "authority not followed", refusal)
         return
     if new:
-        words = "the coordinator's new authority"
-        say(f"would pin {words}" if dry_run else f"pinned {words}", "the one that was pinned before has signed it")
+        what = f"{'would pin' if dry_run else 'pinned'} the coordinator's new authority"
+        say(event(study="", what=what, detail="the one that was pinned before has signed it"))
 
 
 # -- by hand ------------------------------------------------------------------------------------------------------

@@ -62,21 +62,16 @@ _OPEN = {
 }
 _VERBS = {
     "no plan": "plan fetch",
-    "offline": "run",
-    "not connected": "run",
     "not sent": "send",
     "not approved": "approve",
     "not released": "release",
     "withdrawal not told": "withdraw",
     "revocation not told": "standing revoke",
-    "decision not witnessed": "run",
     "no part in the training": "federate",
     "not compared": "resend",
-    "log not followed": "run",
     "certificate not renewed": "renew",
-    "authority not followed": "run",
 }
-"""Verb of each attempt for the log of refusals, by the event that `attend` reports."""
+"""Verb of each attempt for the log of refusals, by the event that `attend` reports; ``run`` of all others."""
 _RESUMED = ("due", "reserved", "sealed, not yet checked")
 
 
@@ -272,26 +267,20 @@ def attend(
         say(AttendEvent(study=study, what=what, wave=wave, detail=str(refusal), code=refusal.code))
         # That nobody answers is the weather, and refuses nothing.
         if not dry_run and not isinstance(refusal, NetworkRefusal):
-            desk.note_refusal(_VERBS[what], refusal, study=study, release_id=release_id, agent=True)
+            desk.note_refusal(_VERBS.get(what, "run"), refusal, study=study, release_id=release_id, agent=True)
 
-    if not dry_run:
-        try:
-            airlock.require_witnessed(desk)
-        except Refusal as refusal:
-            # That nobody answers, or that another agent is at work, the round itself will say.
-            if isinstance(refusal, IntegrityRefusal) and not isinstance(refusal, LockedRefusal):
-                refused("", "decision not witnessed", refusal)
+    unseen = None if dry_run else _unwitnessed(desk)
+    if unseen is not None:
+        refused("", "decision not witnessed", unseen)
     if desk.paused:
         say(AttendEvent(study="", what="paused", detail="Nothing is drawn or sent until site-agent resume --as NAME."))
         return
-    studies = sorted({*desk.config.studies, *desk.config.data, *desk.plans.studies()})
-
-    def happened(what: str, detail: str) -> None:
-        say(AttendEvent(study="", what=what, detail=detail))
-
-    renewal.in_round(desk, say=happened, refused=refused, dry_run=dry_run)
+    studies = _studies(desk)
+    renewal.in_round(desk, AttendEvent, say=say, refused=refused, dry_run=dry_run)
     try:
         with desk.egress() as egress:
+            _look_at_membership(desk, egress, say=say, refused=refused, dry_run=dry_run)
+            studies = _studies(desk)
             _reconcile(desk, egress, studies, today=today, say=say, refused=refused, dry_run=dry_run)
             for study in studies:
                 known = desk.plans.highest(study)
@@ -306,7 +295,7 @@ def attend(
                     step = f"Read site-agent plan show {study}."
                     say(AttendEvent(study=study, what=f"plan version {plan.version} has come", detail=step))
             _compare_clocks(desk, egress, say)
-            renewal.follow_in_round(desk, egress, say=happened, refused=refused, dry_run=dry_run)
+            renewal.follow_in_round(desk, egress, AttendEvent, say=say, refused=refused, dry_run=dry_run)
     except NetworkRefusal as refusal:
         refused("", "offline", refusal)
         return
@@ -427,6 +416,46 @@ def attend(
         if desk.paused:
             return
         prepare(study, lambda plan: plan.federated is not None)
+
+
+def _unwitnessed(desk: Desk) -> Refusal | None:
+    """Why a decision of this site is not witnessed; the round itself says that nobody answers, or who works here."""
+    from site_agent.decide import airlock
+
+    try:
+        airlock.require_witnessed(desk)
+    except Refusal as refusal:
+        return refusal if isinstance(refusal, IntegrityRefusal) and not isinstance(refusal, LockedRefusal) else None
+    return None
+
+
+def _studies(desk: Desk) -> list[str]:
+    """Studies that a round looks at: not those out of which the study lead has taken this site."""
+    known = desk.ledger.membership().studies
+    found = {*desk.config.studies, *desk.config.data, *desk.plans.studies()}
+    return sorted(study for study in found if known.get(study, True))
+
+
+def _look_at_membership(
+    desk: Desk, egress: Egress, *, say: Callable[[AttendEvent], None], refused: Callable[..., None], dry_run: bool
+) -> None:
+    """Take what the leads have signed of this site, and say what is new. Raises: NetworkRefusal."""
+    from site_agent.decide import membership
+
+    try:
+        news = membership.look(desk, egress, dry_run=dry_run)
+    except NetworkRefusal:
+        raise
+    except Refusal as refusal:
+        refused("", "membership not taken", refusal)
+        return
+    for study in news.granted:
+        step = f"Nothing of it happens before somebody approves its plan: site-agent plan show {study}."
+        say(AttendEvent(study=study, what="granted by the study lead", detail=step))
+    for study in news.ungranted:
+        say(AttendEvent(study=study, what="taken away by the study lead", detail="Nothing more is made or sent of it."))
+    for name in news.leads:
+        say(AttendEvent(study="", what="the study's leads have changed", detail=name))
 
 
 def _reconcile(

@@ -36,7 +36,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special
+from scipy import special
 
 from shared.base.randomness import Noise
 from shared.errors import ParameterError, TrainingRefusal
@@ -816,6 +816,8 @@ def _level_model(y: Array, column: int, levels: int, given: tuple[int, ...], cou
     if first.size <= _NEWTON:
         coefficients = _newton(features, target, ridge, first, shares)
     else:
+        from scipy import optimize
+
         found = optimize.minimize(
             loss, first.ravel(), jac=True, method="L-BFGS-B", options={"maxiter": 500, "ftol": 1e-12, "gtol": 1e-7}
         )

@@ -19,7 +19,6 @@ the same round twice with different weights would be a step nobody has paid for,
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
 
-__all__ = ["MemorySource", "TrainingSource", "client_app", "local_round", "start_of"]
+__all__ = ["TrainingSource", "client_app", "local_round", "start_of"]
 
 Array = NDArray[np.float64]
 
@@ -91,38 +90,6 @@ class TrainingSource(Protocol):
     def keep(self, round_: int, start_digest: str, weights: Array) -> None:
         """Keep an answer, on disk, before it is sent; `start_digest` is the digest of the weights it started from."""
         ...
-
-
-@dataclass(kw_only=True, eq=False)
-class MemorySource:
-    """A source without a disk: for tests, benchmarks and rehearsals on made-up records. It approves everything."""
-
-    plan: StudyPlan
-    site: str
-    encoded: Array = field(repr=False)
-    rng: Noise
-    claimed: list[int] = field(default_factory=list)
-    answers: dict[int, tuple[str, Array]] = field(default_factory=dict, repr=False)
-
-    def answered(self, round_: int) -> tuple[str, Array] | None:
-        """See `TrainingSource`."""
-        return self.answers.get(round_)
-
-    def allow(self, round_: int) -> None:
-        """Every round; it is written down."""
-        self.claimed.append(round_)
-
-    def records(self) -> Array:
-        """See `TrainingSource`."""
-        return self.encoded
-
-    def noise(self) -> Noise:
-        """See `TrainingSource`."""
-        return self.rng
-
-    def keep(self, round_: int, start_digest: str, weights: Array) -> None:
-        """See `TrainingSource`."""
-        self.answers[round_] = (start_digest, weights)
 
 
 def client_app(source: TrainingSource) -> ClientApp:

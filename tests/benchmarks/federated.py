@@ -35,10 +35,11 @@ from site_agent.models.fast_flow import Adam, FusedFlow
 from site_agent.models.flow import FlowSettings, fit_flow
 from site_agent.models.private_flow import Ahead, noisy_gradient
 from site_agent.release.trained_flow import federated_flow
-from site_agent.training.federation import MemorySource, client_app, start_of
+from site_agent.training.federation import client_app, start_of
 from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import dictionary, log_hr
 from tests.benchmarks.lni_repeat import dersimonian_laird
+from tests.memory_federation import MemorySource, memory_grid
 
 DELTA, EPSILONS, WEIGHTS, DRAWS, SMALL = 1e-6, (1.0, 3.0, 10.0), (0.0, 0.8), 3, 2000
 TRAINING = Training(flows=4, hidden=16)
@@ -97,7 +98,7 @@ def together(plan, x, seed):
         apps[node] = lambda message, app=app, context=context: app(message, context)
     with tempfile.TemporaryDirectory() as folder:
         began = time.process_time()
-        flow = hub.run(hub.memory_grid(apps), plan, sites, Path(folder))
+        flow = hub.run(memory_grid(apps), plan, sites, Path(folder))
         return flow, time.process_time() - began
 
 

@@ -31,10 +31,11 @@ from shared.base.randomness import seeded_rng
 from shared.mechanisms.grand.counts import agreement
 from shared.mechanisms.grand.counts import communities as clustered
 from shared.mechanisms.grand.labels import LEAST_OF_A_LABEL, LabelPrivate, parted
-from shared.mechanisms.grand.noise import Labelled, NodePrivate, PaperModeAtPTimesEpsilon
+from shared.mechanisms.grand.noise import Labelled, NodePrivate
 from site_agent.models.latent_space import LatentSpace, communities, draw_pairs
 from tests.benchmarks import record
 from tests.benchmarks.grand_networks import estimated, halves, private, resumed
+from tests.benchmarks.paper.bounds import PaperModeAtPTimesEpsilon
 
 SEED, NODES, GROUPS, DEGREE, WITHIN = 714, 8000, 3, 200, 5.0
 EPSILONS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)

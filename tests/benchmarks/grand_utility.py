@@ -33,9 +33,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from shared.mechanisms.grand.counts import STATISTICS, compare, node_statistics
-from shared.mechanisms.grand.noise import PaperModeAtPTimesEpsilon
 from tests.benchmarks import record
 from tests.benchmarks.grand_networks import FAMILIES, drawn, estimated, halves, private, resumed, simulated
+from tests.benchmarks.paper.bounds import PaperModeAtPTimesEpsilon
 
 SEED = 711
 GRID = ("4000:0.025", "4000:0.1", "8000:0.025", "8000:0.1")

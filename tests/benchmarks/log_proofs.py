@@ -32,7 +32,7 @@ def filled(store):
         peaks = append(peaks, index, leaf)
         roots.append(peaks_root(peaks))
         rows.append({"index": index, "entry": data, "leaf": leaf, "peaks": b"".join(peaks), "root": roots[-1].hex()})
-    store._write(lambda c: c.execute(db.log.insert(), rows))
+    store.write(lambda c: c.execute(db.log.insert(), rows))
     return roots
 
 

@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 
 from shared.base.randomness import seeded_rng
-from shared.mechanisms.slicing.divergence import Divergence
-from shared.mechanisms.slicing.fits import Settings, generator
-from shared.mechanisms.slicing.network import GeneratorNetwork, VectorAdam
 from shared.mechanisms.slicing.noise import RowCode, SlicingMechanism, noise_for
 from tests.benchmarks import record
+from tests.benchmarks.paper.divergence import Divergence
+from tests.benchmarks.paper.fits import Settings, generator
+from tests.benchmarks.paper.network import GeneratorNetwork, VectorAdam
 from tests.benchmarks.tables_quality import DELTA, DICTIONARY, SEEDS, N, census_like, quality, summary
 
 EPSILONS = (5.1, 8.1)

@@ -30,7 +30,6 @@ from shared.base.randomness import seeded_rng
 from shared.flows.affine import AffineAutoregressiveFlow
 from shared.flows.chain import Composed
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
-from shared.mechanisms.slicing.network import GeneratorNetwork, Trained, VectorAdam
 from shared.mechanisms.slicing.noise import ROW_STEP
 from shared.mechanisms.tables.noise import CountTables, attributes, sensitivity
 from shared.mechanisms.tables.one_step import Released, fitted, synthetic
@@ -40,6 +39,7 @@ from shared.privacy import accountant as privacy
 from site_agent.models.private_flow import private_layers
 from site_agent.release.fitting import public_flow
 from tests.benchmarks import record
+from tests.benchmarks.paper.network import GeneratorNetwork, Trained, VectorAdam
 from tests.benchmarks.slicing_quality import CODE, EPSILONS, METRICS, MOMENTS, Cells, cell, chosen, tables
 from tests.benchmarks.tables_quality import DELTA, DICTIONARY, N, census_like, quality, summary
 

@@ -31,8 +31,9 @@ from coordinator.answers.densities import _shares
 from coordinator.answers.maps import GridMap, _refined
 from shared.mechanisms.densities.noise import rounded_laplace_variance
 from shared.mechanisms.densities.plan import level_for
-from shared.mechanisms.densities.scaling import Basis, Coefficients, paper_sensitivity
+from shared.mechanisms.densities.scaling import Basis, Coefficients
 from tests.benchmarks import record
+from tests.benchmarks.paper.bounds import paper_sensitivity
 
 Floats = NDArray[np.float64]
 RESULTS = Path(__file__).parent / "results"

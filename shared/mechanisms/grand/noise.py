@@ -49,7 +49,6 @@ __all__ = [
     "MODELS",
     "Labelled",
     "NodePrivate",
-    "PaperModeAtPTimesEpsilon",
     "coordinates",
     "neighbours",
     "smoothed_uniform",
@@ -263,29 +262,6 @@ class NodePrivate:
                 given=f"shape {reference.shape}",
             )
         return reference
-
-
-@dataclass(frozen=True, kw_only=True)
-class PaperModeAtPTimesEpsilon(NodePrivate):
-    """The mechanism as the paper prints it, Lap(1/ε) on each coordinate: a node pays p times `epsilon`.
-
-    There to reproduce tables with, and for nothing else.
-
-    >>> from shared.privacy.accountant import pure_epsilon
-    >>> paper = PaperModeAtPTimesEpsilon(epsilon=1.0, p=4)
-    >>> paper.scale, paper.total, pure_epsilon(paper.event)
-    (1.0, 4.0, 4.0)
-    """
-
-    @property
-    def scale(self) -> float:
-        """b = 1 / ε."""
-        return 1 / self.epsilon
-
-    @property
-    def total(self) -> float:
-        """pε: what a node really pays."""
-        return self.p * self.epsilon
 
 
 def smoothed_uniform(t: Array, scale: float) -> Array:

@@ -19,8 +19,8 @@ integrates over that law, so U must have it. Two things are not as in the formul
 
 D is the largest distance between two rows that the dictionary allows (`RowCode.distance`): neighbours are replace-one
 with n public, because as many lines leave as there are rows. The source paper takes D = 1, rows replaced by nothing;
-`theorem1_epsilon` is its bound, for its tables. There is no subsampling: n lines show how many rows were taken, so that
-it would amplify nothing.
+(`tests/benchmarks/paper/bounds.py` has its bound, for its tables). There is no subsampling: n lines show how many rows
+were taken, so that it would amplify nothing.
 
 Source: Greenewald, Yu, Wang & Xu (2024), Privacy without noisy gradients: slicing mechanism for generative model
 training; the integral replaces its Theorem 1.
@@ -40,9 +40,9 @@ from shared.base.randomness import Noise, grid_for
 from shared.errors import ParameterError
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
 from shared.privacy import accountant as privacy
-from shared.privacy.accountant import ORDERS, Composition
+from shared.privacy.accountant import Composition
 
-__all__ = ["ROW_STEP", "Block", "RowCode", "SlicingMechanism", "event", "noise_for", "theorem1_epsilon"]
+__all__ = ["ROW_STEP", "Block", "RowCode", "SlicingMechanism", "event", "noise_for"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -311,27 +311,4 @@ def noise_for(epsilon: float, delta: float, *, d: int, slices: int, distance: fl
         stretched *= 1 + max(d * _direction_step(sigma) / 2, 1e-6)
     raise ParameterError(
         "the noise of a price must be within what can be drawn", given=f"epsilon {epsilon!r} at delta {delta!r}"
-    )
-
-
-def theorem1_epsilon(*, d: int, slices: int, sigma: float, delta: float, distance: float = 1.0) -> float:
-    r"""The paper's own value, for its tables; `event` is what a release is charged.
-
-    .. math:: \varepsilon(\alpha) = \frac{m' \alpha D^2}{2 \sigma^2 (d - \gamma)}, \quad
-              \gamma = D^2 (\alpha^2 - \alpha) / \sigma^2 < d; \qquad
-              \varepsilon = \min_\alpha \varepsilon(\alpha) + \frac{\ln 1/\delta}{\alpha - 1}
-
-    Source: Greenewald et al. (2024), Theorem 1, with rows of norm at most 1 and `distance` 1.
-
-    >>> round(theorem1_epsilon(d=50, slices=1000, sigma=4.693, delta=1e-5), 2)
-    5.1
-    """
-    if not (0 < delta < 1 and sigma > 0 and distance > 0):
-        raise ParameterError("delta must be in (0, 1), sigma and distance positive", given=f"{delta!r}, {sigma!r}")
-    alpha = np.unique(np.concatenate([ORDERS, 1 + np.geomspace(1e-3, 1e3, 4000)]))
-    gamma = distance**2 * (alpha**2 - alpha) / sigma**2
-    alpha = alpha[gamma < d]
-    gamma = gamma[gamma < d]
-    return float(
-        np.min(slices * alpha * distance**2 / (2 * sigma**2 * (d - gamma)) + math.log(1 / delta) / (alpha - 1))
     )

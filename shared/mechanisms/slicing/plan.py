@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -19,7 +18,6 @@ from shared.privacy import accountant as privacy
 if TYPE_CHECKING:
     from shared.base.randomness import Noise
     from shared.estimands.answer import Estimand, Estimate
-    from shared.mechanisms.slicing.fits import FitProgress, FittedGenerator, Settings
     from shared.mechanisms.slicing.projections import ProjectedMoments
     from shared.plans.plan import StudyPlan
 
@@ -154,24 +152,6 @@ class SlicingPlan(Aggregates):
         found = self._moments(plan, tables)
         model = fit(self.code(plan), found)
         return [model.rows(found.n, rng)[1] for _ in range(draws)]
-
-    def generator(
-        self,
-        plan: StudyPlan,
-        tables: Sequence[tuple[pd.DataFrame, int]],
-        settings: Settings,
-        *,
-        checkpoint: Path | None = None,
-        watch: Callable[[FitProgress], bool | None] | None = None,
-    ) -> FittedGenerator:
-        """A generator by one of the fits of `shared.mechanisms.slicing.fits`: any of them, any number of times, for
-        nothing."""
-        from shared.mechanisms.slicing.fits import generator
-
-        releases = self._releases(plan, tables)
-        return generator(
-            self.code(plan), releases, self.slicing(plan).sigma, settings, checkpoint=checkpoint, watch=watch
-        )
 
     def answer(
         self,

@@ -9,9 +9,8 @@ fit                    what is fitted                                           
 =====================  =================================================================================  ==========
 
 Each gives a generator with ``rows(n, rng)``, whose rows decode to the study's dictionary. The last two are the source
-paper's; by this repository's own measurements they are worse and slower than the first (docs/benchmarks.md), and are
-here for who wants to see that, or another architecture. Answers to questions come from the moments alone, where the
-variance of what noise did is known.
+paper's; by this repository's own measurements they are worse and slower than the first (docs/benchmarks.md), which is
+the product's only one. They are here for who wants to see that, or another architecture.
 
 Training is deterministic: the same lines, settings and seed give the same weights, whether or not it was stopped in
 between. A tenth of the batches is held out, and judged now and then with the same noise each time; the weights that did
@@ -40,10 +39,10 @@ from numpy.typing import NDArray
 
 from shared.base.keys import write_private
 from shared.errors import EstimateRefusal, ParameterError, SchemaRefusal
-from shared.mechanisms.slicing.divergence import Divergence, Wasserstein
-from shared.mechanisms.slicing.network import GeneratorNetwork, Trained, VectorAdam
 from shared.mechanisms.slicing.noise import RowCode
 from shared.mechanisms.slicing.projections import fit, moments
+from tests.benchmarks.paper.divergence import Divergence, Wasserstein
+from tests.benchmarks.paper.network import GeneratorNetwork, Trained, VectorAdam
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,0 +1,200 @@
+"""The coordinator's database by itself: reading, writing in one transaction, the log that grows with what is written.
+
+Acknowledged means durable: SQLite runs with a write-ahead log and ``synchronous=FULL``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+
+from coordinator.store import schema as db
+from coordinator.store.log import MerkleTree, append, leaf_hash, peaks_root
+from shared.base.canonical import canonical_json
+from shared.errors import StateRefusal, StorageRefusal
+
+__all__ = ["Database", "Reader", "Writer", "append_entry", "log_size", "storage_refusal"]
+
+T = TypeVar("T")
+
+
+class Reader(Protocol):
+    """Runs a function on a connection, and gives what it gives; of a `Writer`, in one transaction."""
+
+    def __call__(self, work: Callable[[sa.Connection], T], /) -> T: ...  # noqa: D102
+
+
+Writer = Reader
+
+
+class Database:
+    """One SQL database and the folder of bundles beside it. Safe for many threads, and for several processes.
+
+    Args: as of `coordinator.store.store.Store`.
+    Raises: StorageRefusal, when the database cannot be opened.
+    """
+
+    def __init__(self, url: str, home: Path | None = None) -> None:
+        parsed = sa.make_url(url)
+        sqlite = parsed.get_backend_name() == "sqlite"
+        if home is None:
+            home = Path(parsed.database or "store.db").parent if sqlite else Path()
+        self.bundles = home / "bundles"
+        # One writer at a time within this process: cheaper than letting the database send losers back.
+        self._writing = threading.Lock()
+        self._nodes, self._growing = MerkleTree(), threading.Lock()
+        options: dict[str, Any] = {"pool_size": 16, "max_overflow": 48}
+        self._engine = sa.create_engine(url, **options)
+        if sqlite:
+            sa.event.listen(self._engine, "connect", db.sqlite_connect)
+            sa.event.listen(self._engine, "begin", db.sqlite_begin)
+        try:
+            db.meta.create_all(self._engine)
+        except DBAPIError as error:
+            raise storage_refusal(error) from None
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Database URL and home folder, for another process of this coordinator; the URL may hold a password."""
+        return self._engine.url.render_as_string(hide_password=False), str(self.bundles.parent)
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._engine.dispose()
+
+    def damage(self, *, thorough: bool = False) -> str:
+        """What SQLite finds wrong with its file; blank if nothing, or if the database is another.
+
+        Args:
+            thorough: hold indexes against their tables too.
+        """
+        if self._engine.dialect.name != "sqlite":
+            return ""
+        pragma = f"PRAGMA {'integrity_check' if thorough else 'quick_check'}(1)"
+        try:
+            said = self.read(lambda c: str(c.exec_driver_sql(pragma).scalar()))
+        except StorageRefusal as refusal:
+            return refusal.given
+        return "" if said == "ok" else said.splitlines()[0][:200]
+
+    def read(self, work: Callable[[sa.Connection], T]) -> T:
+        """What `work` gives on a connection. Raises: StorageRefusal."""
+        try:
+            with self._engine.connect() as connection:
+                return work(connection)
+        except DBAPIError as error:
+            raise storage_refusal(error) from None
+
+    def write(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run `work` in one transaction; again from the start when another process was faster."""
+        with self._writing:
+            for attempt in range(20):
+                try:
+                    with self._engine.connect().execution_options(tributary_write=True) as connection:
+                        with connection.begin():
+                            done = work(connection)
+                        return done
+                except (IntegrityError, OperationalError) as error:
+                    full = "full" in str(error.orig) or "readonly" in str(error.orig)
+                    if attempt == 19 or full:
+                        raise storage_refusal(error) from None
+                    time.sleep(0.01 * attempt)
+                except DBAPIError as error:
+                    raise storage_refusal(error) from None
+        raise AssertionError("unreachable")
+
+    def entries(self) -> int:
+        """Number of entries in the log: releases, withdrawals and closings of waves change only together with it."""
+        return self.read(log_size)
+
+    def root(self, size: int) -> str:
+        """Root of the log's first `size` entries."""
+        return self.tree().root(size).hex()
+
+    def copy_to(self, path: Path) -> None:
+        """Write the database to a new file, whole and as of one moment, while others write on.
+
+        Raises: StateRefusal (not SQLite: a database server has tools of its own), StorageRefusal.
+        """
+        import sqlite3
+
+        if self._engine.dialect.name != "sqlite":
+            raise StateRefusal(
+                "the store must be SQLite to be copied by this command",
+                given=self._engine.dialect.name,
+                next_step="Back a database server up with its own tools (pg_dump), and the home folder beside it.",
+            )
+        raw = self._engine.raw_connection()
+        try:
+            target = sqlite3.connect(path)
+            try:
+                raw.driver_connection.backup(target)  # type: ignore[union-attr]
+                target.execute("PRAGMA journal_mode=DELETE")  # one file, complete by itself
+            finally:
+                target.close()
+        except sqlite3.Error as error:
+            raise StorageRefusal("the copy of the database must be writable", given=f"{error}") from None
+        finally:
+            raw.close()
+
+    def prove(self, index: int, size: int | None = None) -> tuple[bytes, ...]:
+        """Inclusion proof of entry `index` in the log of `size` entries (all, by default). Raises: ParameterError."""
+        tree = self.tree()
+        return tree.inclusion(index, tree.size if size is None else size)
+
+    def prove_growth(self, size: int, later: int | None = None) -> tuple[bytes, ...]:
+        """Proof that the log's first `size` entries are still the first of its `later` ones (all, by default).
+
+        Raises: ParameterError.
+        """
+        tree = self.tree()
+        return tree.growth(size, tree.size if later is None else later)
+
+    def tree(self) -> MerkleTree:
+        """The log's tree as of now: what was read once is not read again, because entries are only ever added."""
+        with self._growing:
+            query = sa.select(db.log.c.leaf).where(db.log.c.index >= self._nodes.size).order_by(db.log.c.index)
+            for leaf in self.read(lambda c: c.execute(query).scalars().all()):
+                self._nodes.append(leaf)
+        return self._nodes
+
+
+def append_entry(c: sa.Connection, entry: Mapping[str, Any]) -> tuple[int, str]:
+    """Add an entry to the log within a transaction; (index, root). Its index is unique, so nobody can fork it."""
+    data = canonical_json(entry)
+    newest = sa.select(db.log.c.index.label("place"), db.log.c.peaks).order_by(db.log.c.index.desc()).limit(1)
+    last = c.execute(newest).first()
+    size = 0 if last is None else last.place + 1
+    old = b"" if last is None else last.peaks
+    leaf = leaf_hash(data)
+    peaks = append([old[i : i + 32] for i in range(0, len(old), 32)], size, leaf)
+    log_root = peaks_root(peaks).hex()
+    c.execute(db.log.insert().values(index=size, entry=data, leaf=leaf, peaks=b"".join(peaks), root=log_root))
+    return size, log_root
+
+
+def log_size(c: sa.Connection) -> int:
+    """Number of entries in the log, within a transaction."""
+    newest = c.execute(sa.select(sa.func.max(db.log.c.index))).scalar()
+    return 0 if newest is None else int(newest) + 1
+
+
+def storage_refusal(error: DBAPIError) -> StorageRefusal:
+    """The refusal for what the database could not do."""
+    if "malformed" in str(error.orig) or "not a database" in str(error.orig):
+        return StorageRefusal(
+            "the coordinator's database must be whole",
+            given="a damaged file",
+            next_step="Stop the server and restore the database from a backup (see coordinator doctor).",
+        )
+    return StorageRefusal(
+        "the coordinator's database must be readable and writable",
+        given=type(error.orig).__name__,
+        next_step="Check disk space and permissions of the coordinator's home folder.",
+    )

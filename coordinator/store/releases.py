@@ -1,0 +1,426 @@
+"""Releases: accepted, quarantined, withdrawn. One becomes visible in the transaction that logs it.
+
+A withdrawn release keeps its row, so that its id, its bytes and its place in the wave stay taken; no question sees it
+again.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from coordinator.store import schema as db
+from coordinator.store.engine import Database, append_entry
+from coordinator.store.rows import AcceptedRelease, Quarantined, Tombstone
+from shared.base.canonical import parse_json
+from shared.base.failpoints import reach
+from shared.base.keys import Envelope
+from shared.errors import Refusal, ReplayRefusal, StateRefusal, TooLarge
+from shared.plans.plan import StudyPlan
+from shared.wire.messages import HOLDINGS_CAP, Acceptance, Holding, Withdrawal
+from shared.wire.tree_heads import release_leaf
+
+if TYPE_CHECKING:
+    from shared.releases.receipt import Receipt, Statement
+
+__all__ = [
+    "REVOCATIONS_CAP",
+    "accept_release",
+    "accepted",
+    "accepted_releases",
+    "by_bundle",
+    "charged",
+    "holdings",
+    "quarantine",
+    "quarantined",
+    "release_of",
+    "release_row",
+    "revoke_standing",
+    "select_releases",
+    "select_tombstones",
+    "standing_revoked",
+    "uncompared",
+    "withdraw",
+    "withdrawals",
+]
+
+REVOCATIONS_CAP = 10_000
+"""Most standing approvals that one site may end: what a site sends must not decide how much is kept."""
+
+
+def accept_release(
+    store: Database,
+    *,
+    statement: Statement,
+    envelope: Envelope,
+    receipt: Receipt,
+    today: dt.date,
+    standing: Envelope | None = None,
+    recheck: Callable[[], None] = lambda: None,
+    sign: Callable[[int, str], bytes] | None = None,
+) -> Acceptance:
+    """Log a verified release and make it visible, in one transaction. Its bundle is on disk already.
+
+    Idempotent: the same statement again gives the acceptance it got.
+
+    Args:
+        recheck: asks once more, while nobody else can write, whatever was decided before the bundle had arrived.
+        sign: signs the log's head, given its size and root: no reader sees a release before a signed head holds it.
+    Raises: ReplayRefusal, when the release id, the bundle, or the site's place in the wave is taken by other bytes;
+        any refusal of `recheck`.
+    """
+
+    def work(c: sa.Connection) -> Acceptance:
+        known = _known(c, statement)
+        if known is not None:
+            return known.acceptance
+        recheck()
+        index, log_root = append_entry(c, release_leaf(envelope, statement.bundle_sha256, statement.site, standing))
+        c.execute(
+            db.releases.insert().values(
+                release_id=statement.release_id,
+                study=statement.study,
+                plan_hash=statement.plan_hash,
+                plan_version=statement.plan_version,
+                wave=statement.wave,
+                site=statement.site,
+                bundle_sha256=statement.bundle_sha256,
+                bundle_bytes=statement.bundle_bytes,
+                n=receipt.n,
+                receipt=receipt.to_bytes(),
+                envelope=envelope.to_bytes(),
+                log_index=index,
+                log_root=log_root,
+                accepted_day=today.isoformat(),
+            )
+        )
+        if sign is not None:
+            head = {"size": index + 1, "root": log_root, "envelope": sign(index + 1, log_root)}
+            c.execute(db.tree_heads.insert().values(**head))
+        if standing is not None:
+            values = {"release_id": statement.release_id, "standing": standing.to_bytes()}
+            c.execute(db.standing.insert().values(**values))
+        made = c.execute(select_releases().where(db.releases.c.release_id == statement.release_id)).one()
+        return release_row(made).acceptance
+
+    return store.write(work)
+
+
+def accepted(store: Database, statement: Statement) -> Acceptance | None:
+    """The acceptance of exactly this statement, if there is one.
+
+    Raises: ReplayRefusal, when its release id, bundle or place in the wave is taken by other bytes.
+    """
+    known = store.read(lambda c: _known(c, statement))
+    return None if known is None else known.acceptance
+
+
+def _known(c: sa.Connection, statement: Statement) -> AcceptedRelease | None:
+    same_place = (
+        (db.releases.c.study == statement.study)
+        & (db.releases.c.wave == statement.wave)
+        & (db.releases.c.site == statement.site)
+    )
+    same = (db.releases.c.release_id == statement.release_id) | (db.releases.c.bundle_sha256 == statement.bundle_sha256)
+    withdrawn = (db.withdrawals.c.release_id == statement.release_id) | (
+        db.withdrawals.c.bundle_sha256 == statement.bundle_sha256
+    )
+    if c.execute(sa.select(db.withdrawals.c.day).where(withdrawn)).first() is not None:
+        raise ReplayRefusal(
+            "a release that was withdrawn must not come back",
+            given="one that the site took back",
+            next_step="A new release needs a new charge and another wave (site-agent history).",
+        )
+    rows = c.execute(select_releases().where(same_place | same)).all()
+    found = [release_row(row) for row in rows]
+    if not found:
+        return None
+    if len(found) == 1 and found[0].envelope.payload == statement.to_bytes():
+        return found[0]
+    raise ReplayRefusal(
+        "a release must be new: its id, its bytes and the site's place in the wave",
+        given="one that other bytes have taken",
+        next_step="See site-agent history; a second release needs a second charge and another wave.",
+    )
+
+
+def quarantine(
+    store: Database, *, statement: Statement, envelope: Envelope, refusal: Refusal, today: dt.date
+) -> Quarantined:
+    """Remember a release whose content was refused; the same bytes again get the same answer."""
+
+    def work(c: sa.Connection) -> None:
+        where = db.quarantine.c.bundle_sha256 == statement.bundle_sha256
+        if c.execute(sa.select(db.quarantine.c.code).where(where)).first() is None:
+            c.execute(
+                db.quarantine.insert().values(
+                    bundle_sha256=statement.bundle_sha256,
+                    release_id=statement.release_id,
+                    study=statement.study,
+                    wave=statement.wave,
+                    site=statement.site,
+                    code=refusal.code,
+                    reason=str(refusal),
+                    envelope=envelope.to_bytes(),
+                    day=today.isoformat(),
+                )
+            )
+
+    store.write(work)
+    found = quarantined(store, bundle_sha256=statement.bundle_sha256)
+    return found[0]
+
+
+def quarantined(
+    store: Database, *, bundle_sha256: str | None = None, study: str | None = None, site: str | None = None
+) -> tuple[Quarantined, ...]:
+    """Releases whose content was refused."""
+    query = sa.select(*(db.quarantine.c[name] for name in Quarantined.__dataclass_fields__))
+    if site is not None:
+        query = query.where(db.quarantine.c.site == site)
+    query = query.order_by(db.quarantine.c.study, db.quarantine.c.wave, db.quarantine.c.site)
+    if bundle_sha256 is not None:
+        query = query.where(db.quarantine.c.bundle_sha256 == bundle_sha256)
+    if study is not None:
+        query = query.where(db.quarantine.c.study == study)
+    return tuple(Quarantined(**row) for row in store.read(lambda c: c.execute(query).mappings().all()))
+
+
+def accepted_releases(
+    store: Database,
+    study: str | None = None,
+    wave: int | None = None,
+    *,
+    site: str | None = None,
+    withdrawn: bool = False,
+) -> tuple[AcceptedRelease, ...]:
+    """Accepted releases, by study, wave and site; those that were withdrawn only if `withdrawn`."""
+    query = select_releases().order_by(db.releases.c.study, db.releases.c.wave, db.releases.c.site)
+    for column, value in ((db.releases.c.study, study), (db.releases.c.wave, wave), (db.releases.c.site, site)):
+        if value is not None:
+            query = query.where(column == value)
+    if not withdrawn:
+        query = query.where(db.withdrawals.c.day.is_(None))
+    return tuple(release_row(row) for row in store.read(lambda c: c.execute(query).all()))
+
+
+def release_of(store: Database, release_id: str) -> AcceptedRelease:
+    """The accepted release `release_id`. Raises: StateRefusal."""
+    query = select_releases().where(db.releases.c.release_id == release_id)
+    row = store.read(lambda c: c.execute(query).first())
+    if row is None:
+        raise StateRefusal("the release must have been accepted", given=repr(release_id))
+    return release_row(row)
+
+
+def by_bundle(store: Database, bundle_sha256: str) -> AcceptedRelease | None:
+    """The accepted release that has this bundle, withdrawn or not."""
+    query = select_releases().where(db.releases.c.bundle_sha256 == bundle_sha256)
+    row = store.read(lambda c: c.execute(query).first())
+    return None if row is None else release_row(row)
+
+
+def holdings(store: Database, study: str, site: str) -> tuple[Holding, ...]:
+    """Releases held, or once held, of a site in a study, each with the statement that the site signed."""
+    held = [
+        Holding(
+            study=r.study,
+            wave=r.wave,
+            release_id=r.release_id,
+            state="withdrawn" if r.withdrawn else "accepted",
+            log_index=r.log_index,
+            statement=r.envelope.to_bytes(),
+        )
+        for r in accepted_releases(store, study, site=site, withdrawn=True)
+    ]
+    query = sa.select(db.quarantine).where((db.quarantine.c.study == study) & (db.quarantine.c.site == site))
+    apart = [
+        Holding(
+            study=q.study,
+            wave=q.wave,
+            release_id=q.release_id,
+            state="quarantined",
+            code=q.code,
+            reason=q.reason,
+            statement=q.envelope,
+        )
+        for q in store.read(lambda c: c.execute(query.order_by(db.quarantine.c.wave)).all())
+    ]
+    return (*held, *apart)[-HOLDINGS_CAP:]
+
+
+def uncompared(store: Database) -> dict[str, str]:
+    """Bundle to site of each release from before the newest restoration that its site has not compared since.
+
+    What was withdrawn after the backup is accepted again until its site says so once more.
+    """
+    last = store.read(lambda c: c.execute(sa.select(sa.func.max(db.restorations.c.log_index))).scalar())
+    if last is None:
+        return {}
+    since = sa.select(db.comparisons.c.site, db.comparisons.c.study).where(db.comparisons.c.size > last)
+    heard = {(row.site, row.study) for row in store.read(lambda c: c.execute(since).all())}
+    return {
+        release.bundle_sha256: release.site
+        for release in accepted_releases(store)
+        if release.log_index < last and (release.site, release.study) not in heard
+    }
+
+
+def charged(store: Database, study: str, site: str) -> dict[str, tuple[int, AcceptedRelease | None]]:
+    """Every release that a site's ledger must have been charged for: id to (plan version, release if accepted).
+
+    Accepted, withdrawn since, or quarantined: what arrived was drawn, whatever became of it.
+    """
+    query = sa.select(db.quarantine.c.envelope).where((db.quarantine.c.study == study) & (db.quarantine.c.site == site))
+    out: dict[str, tuple[int, AcceptedRelease | None]] = {}
+    for row in store.read(lambda c: c.execute(query).all()):
+        said = parse_json(Envelope.from_bytes(row.envelope).payload)
+        out[said["release_id"]] = (said["plan_version"], None)
+    for release in accepted_releases(store, study, site=site, withdrawn=True):
+        out[release.release_id] = (release.plan_version, release)
+    return out
+
+
+def withdraw(store: Database, *, withdrawal: Withdrawal, envelope: Envelope, today: dt.date) -> Tombstone:
+    """Log that a site took a release back, and hide it from every reader, in one transaction.
+
+    Idempotent: the first withdrawal of a release stands. The caller deletes the bytes afterwards, never before.
+
+    Raises: StateRefusal (no such release of this site has arrived, or a later one under ``frozen`` still holds its
+        rows), ReplayRefusal (it has other bytes, or another place).
+    """
+
+    def work(c: sa.Connection) -> None:
+        if c.execute(select_tombstones().where(db.withdrawals.c.bundle_sha256 == withdrawal.bundle_sha256)).first():
+            return
+        places = []
+        for table in (db.releases, db.quarantine):
+            names = ("study", "site", "wave", "release_id", "bundle_sha256")
+            query = sa.select(*(table.c[name] for name in names)).where(table.c.release_id == withdrawal.release_id)
+            places += [dict(row) for row in c.execute(query).mappings() if row["site"] == withdrawal.site]
+        if not places:
+            raise StateRefusal(
+                "a release must have arrived to be withdrawn",
+                given="one that the coordinator does not have",
+                next_step="Reject it in the outbox: it was never sent.",
+            )
+        if {name: getattr(withdrawal, name) for name in places[0]} not in places:
+            raise ReplayRefusal("a withdrawal must name the release's study, wave and bytes", given="others")
+        _require_no_copies(c, withdrawal)
+        leaf = {"kind": "withdrawal", "statement": envelope.digest, "bundle": withdrawal.bundle_sha256}
+        index, log_root = append_entry(c, {**leaf, "site": withdrawal.site})
+        values = {item: getattr(withdrawal, item) for item in withdrawal.__dataclass_fields__}
+        values |= {"log_index": index, "log_root": log_root, "day": today.isoformat()}
+        c.execute(db.withdrawals.insert().values(**values, envelope=envelope.to_bytes()))
+
+    store.write(work)
+    (stone,) = withdrawals(store, bundle_sha256=withdrawal.bundle_sha256)
+    if stone.site != withdrawal.site:
+        raise ReplayRefusal("a withdrawal must be of the calling site's release", given="another site's")
+    return stone
+
+
+def revoke_standing(store: Database, site: str, standing: str, envelope: Envelope, today: dt.date) -> None:
+    """Note that a standing approval of a site is over, for good; again changes nothing.
+
+    Args:
+        standing: digest of its document.
+    Raises: TooLarge, beyond `REVOCATIONS_CAP` of one site.
+    """
+
+    def work(c: sa.Connection) -> None:
+        own = sa.select(db.revocations.c.standing).where(db.revocations.c.site == site)
+        known = set(c.execute(own).scalars())
+        if standing in known:
+            return
+        if len(known) >= REVOCATIONS_CAP:
+            raise TooLarge(f"a site may revoke at most {REVOCATIONS_CAP} standing approvals", given=f"{len(known)}")
+        values = {"site": site, "standing": standing, "envelope": envelope.to_bytes(), "day": today.isoformat()}
+        c.execute(db.revocations.insert().values(**values))
+
+    store.write(work)
+    reach("standing.revoked")
+
+
+def standing_revoked(store: Database, site: str, standing: str) -> bool:
+    """True if a site has reported the end of a standing approval."""
+    query = sa.select(db.revocations.c.day).where(db.revocations.c.site == site, db.revocations.c.standing == standing)
+    return store.read(lambda c: c.execute(query).first()) is not None
+
+
+def withdrawals(
+    store: Database, study: str | None = None, *, bundle_sha256: str | None = None
+) -> tuple[Tombstone, ...]:
+    """Releases that were withdrawn, in the order of the log."""
+    query = select_tombstones().order_by(db.withdrawals.c.log_index)
+    if study is not None:
+        query = query.where(db.withdrawals.c.study == study)
+    if bundle_sha256 is not None:
+        query = query.where(db.withdrawals.c.bundle_sha256 == bundle_sha256)
+    return tuple(Tombstone(**row) for row in store.read(lambda c: c.execute(query).mappings().all()))
+
+
+@functools.lru_cache(maxsize=8192)
+def _receipt(data: bytes) -> Receipt:
+    from shared.releases.receipt import Receipt
+
+    return Receipt.from_bytes(data)
+
+
+@functools.lru_cache(maxsize=8192)
+def _envelope(data: bytes) -> Envelope:
+    return Envelope.from_bytes(data)
+
+
+def select_releases() -> sa.Select[Any]:
+    """The query for releases, each with its withdrawal and its standing approval."""
+    joined = db.releases.outerjoin(db.withdrawals, db.releases.c.bundle_sha256 == db.withdrawals.c.bundle_sha256)
+    joined = joined.outerjoin(db.standing, db.releases.c.release_id == db.standing.c.release_id)
+    withdrawn = db.withdrawals.c.reason_code.label("withdrawn")
+    return sa.select(*db.releases.c, withdrawn, db.standing.c.standing).select_from(joined)
+
+
+def select_tombstones() -> sa.Select[Any]:
+    """The query for withdrawals."""
+    return sa.select(*(db.withdrawals.c[name] for name in Tombstone.__dataclass_fields__))
+
+
+def _require_no_copies(c: sa.Connection, withdrawal: Withdrawal) -> None:
+    """Refuse to hide a release whose rows stay readable in a later one. Raises: StateRefusal.
+
+    A release under ``frozen`` copies the rows of the one before. Hiding those as well would need statements that
+    their site has not signed; so it takes them back first, the latest before the others.
+    """
+    withdrawn = set(c.execute(sa.select(db.withdrawals.c.bundle_sha256)).scalars())
+    copies: dict[str, int] = {}
+    for table in (db.releases, db.quarantine):
+        own = (table.c.study == withdrawal.study) & (table.c.site == withdrawal.site)
+        for row in c.execute(sa.select(table).where(own & (table.c.wave > withdrawal.wave))):
+            said = parse_json(Envelope.from_bytes(row.envelope).payload)
+            where = (db.plans.c.study == row.study) & (db.plans.c.version == said["plan_version"])
+            plan = StudyPlan.from_bytes(
+                Envelope.from_bytes(c.execute(sa.select(db.plans.c.envelope).where(where)).scalar_one()).payload
+            )
+            if plan.returning == "frozen" and row.bundle_sha256 not in withdrawn:
+                copies[row.release_id] = row.wave
+    if copies:
+        latest = sorted(copies.items(), key=lambda item: -item[1])
+        raise StateRefusal(
+            "a release must be taken back after those that hold its rows",
+            given=", ".join(f"wave {wave} ({release_id[:8]})" for release_id, wave in latest),
+            next_step="Take these back first, the latest before the others: each copies the rows of the one before.",
+        )
+
+
+def release_row(row: Any) -> AcceptedRelease:
+    """A row of `select_releases`, read."""
+    values = dict(row._mapping)
+    values["receipt"] = _receipt(values["receipt"])
+    values["envelope"] = _envelope(values["envelope"])
+    values["withdrawn"] = values["withdrawn"] or ""
+    values["standing"] = None if values["standing"] is None else Envelope.from_bytes(values["standing"])
+    return AcceptedRelease(**values)
