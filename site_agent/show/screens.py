@@ -69,7 +69,7 @@ def note(out: Console, text: str) -> None:
 
 
 def certificate(life: CertificateLife | None) -> list[tuple[str, Text]]:
-    """The row of a site's certificate: in yellow where it should have been renewed long ago; none before there is one."""
+    """The row of a site's certificate, in yellow where it should have been renewed long ago; none before the first."""
     from rich.text import Text
 
     if life is None:
