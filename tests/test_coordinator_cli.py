@@ -765,6 +765,8 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
         "passphrase",
         "clock confirm",
         "clock repair",
+        "ca rotate",
+        "renew-late",
     }
     for verb, options in verbs.items():
         assert verb == "serve" or "--json" in options, verb

@@ -91,6 +91,7 @@ def test_every_command_answers_in_json_and_every_changing_one_can_be_tried():
         *("standing add", "standing revoke"),
         *("grants", "approver add", "approver replace", "approver retire", "rotate-key", "data apart"),
         "resend",
+        "renew",
         "page",
     }
     for name, options in found.items():
