@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
 
+from shared.base.clock import utc_now
 from shared.errors import ApprovalRefusal, PausedRefusal, Refusal, StateRefusal, UsageRefusal
 
 if TYPE_CHECKING:
@@ -296,16 +297,21 @@ def kept_replies(config: SiteConfig) -> AcknowledgedReplies | None:
 
 def door(config: SiteConfig, **settings: Any) -> Egress:
     """The connection of a site that has joined."""
+    from shared.wire.certificates import trusted
     from site_agent.egress import Egress
+    from site_agent.identity import identity, pinned
 
+    certificate, key = identity(config)
+    try:
+        chain = pinned(config)
+    except Refusal:  # the invitation's own stands whatever became of the others
+        chain = (config.ca.read_text(),)
     return Egress(
-        **{"paused": config.pause_file.exists, **settings},
+        **{"paused": config.pause_file.exists, "cert_pem": certificate, "key_pem": key, **settings},
         witness=kept_replies(config),
         address=config.address,
         server_name=config.server_name,
-        ca_pem=config.ca.read_text(),
-        cert_pem=config.certificate.read_text(),
-        key_pem=config.tls_key.read_text(),
+        ca_pem=trusted(chain, utc_now()),
     )
 
 
@@ -320,7 +326,7 @@ def today() -> dt.date:
     """The day, in UTC; see the module's text."""
     given = os.environ.get(TODAY_VARIABLE)
     if not given:
-        return dt.datetime.now(dt.UTC).date()
+        return utc_now().date()
     try:
         return dt.date.fromisoformat(given)
     except ValueError:

@@ -49,6 +49,8 @@ from shared.wire.messages import (
     Acceptance,
     AnchorHead,
     AnchorReceipt,
+    Authorities,
+    AuthoritiesRequest,
     Chunk,
     Enrolment,
     EnrolmentRequest,
@@ -65,6 +67,7 @@ from shared.wire.messages import (
     MembershipRequest,
     Offered,
     OfferRequest,
+    Renewed,
     Reply,
     Revoked,
     RoundAnswer,
@@ -531,6 +534,19 @@ class Egress:
                 raise IntegrityRefusal(f"the answer must name this release's {name}", given="another")
         _log.info("withdrew release %s digest %s", withdrawal.release_id, withdrawal.bundle_sha256[:12])
         return self._witnessed(done)
+
+    def renew(self, envelope: Envelope) -> str:
+        """This site's next certificate (PEM), for a `shared.wire.certificates.RenewalRequest`; safe to repeat.
+
+        Raises: the coordinator's refusal, NetworkRefusal.
+        """
+        answer: Renewed = self._retried(lambda: self._ask("Renew", SignedDocument(envelope=envelope.to_bytes())))
+        return answer.certificate_pem
+
+    def authorities(self) -> tuple[bytes, ...]:
+        """Every change of the coordinator's authority, as signed; to be held against the pinned one."""
+        answer: Authorities = self._retried(lambda: self._ask("Authorities", AuthoritiesRequest()))
+        return answer.statements
 
     def revoke_standing(self, envelope: Envelope) -> None:
         """Tell the coordinator that a standing approval is over; safe to repeat.

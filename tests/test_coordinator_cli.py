@@ -752,6 +752,7 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
         "figure",
     }
     changing |= {"synthetic", "backup", "restore", "log restored"}
+    changing |= {"grant", "ungrant", "rekey", "lead add", "lead retire", "plan cosign"}
     changing |= {
         "log list",
         "wave schedule",
@@ -764,6 +765,8 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
         "passphrase",
         "clock confirm",
         "clock repair",
+        "ca rotate",
+        "renew-late",
     }
     for verb, options in verbs.items():
         assert verb == "serve" or "--json" in options, verb

@@ -720,3 +720,13 @@ def test_a_deputy_approves_in_somebodys_absence_until_a_day_and_never_beside_the
     assert refused["code"] == "E_NOT_APPROVED", "a deputy approves releases and names nobody"
     north("approver", "retire", "dr-ames", "--as", "dr-lind")
     assert hub.members().stands_in("north") == {}
+
+
+def test_the_key_of_the_connection_changes_with_its_certificate_under_a_rotated_release_key(hub):
+    north = hub.site("north")
+    before = north.desk.config.tls_key.read_bytes()
+    north("rotate-key", "release", "--as", "dr-lind")
+    north("rotate-key", "tls", "--as", "dr-lind")
+    assert north.desk.config.tls_key.read_bytes() != before
+    north("run", "--once")
+    assert north("rotate-key", "release", "--as", "dr-lind")["in_force"]

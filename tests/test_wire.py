@@ -101,6 +101,10 @@ VALUES = [
     wire.RoundReply(envelope=b"{}", content=b"\x00\xff"),
     wire.RoundAnswer(envelope=b"{}", content=b"\x00\xff"),
     wire.RoundReceipt(study="heart", round=3, answer=DIGEST),
+    wire.Renewed(certificate_pem="PEM"),
+    wire.AuthoritiesRequest(),
+    wire.Authorities(),
+    wire.Authorities(statements=(b"{}", b"{}")),
 ]
 
 
@@ -139,6 +143,9 @@ def test_no_method_lets_the_coordinator_start_work_or_send_code():
         "Withdraw",
         "Growth",
         "RevokeStanding",
+        # The site's own next certificate, and words of the authority that a site checks before it believes them.
+        "Renew",
+        "Authorities",
         # Reads of the coordinator's log, and a report of what the coordinator itself had signed.
         "Watch",
         "ReportGap",

@@ -33,6 +33,7 @@ from coordinator.analyst.shown import (
     percent,
 )
 from shared.base.canonical import closed, parse_json
+from shared.base.clock import utc_now
 from shared.errors import (
     AccessRefusal,
     DataFileRefusal,
@@ -115,7 +116,7 @@ class Pass:
             expires = dt.date.fromisoformat(made.expires)
         except (Refusal, TypeError, ValueError, KeyError, AttributeError):
             raise AccessRefusal("a token's file must be as coordinator analyst add wrote it", given="another") from None
-        if dt.datetime.now(dt.UTC).date() > expires:
+        if utc_now().date() > expires:
             raise AccessRefusal(
                 "a token must not be expired",
                 given=f"last day {made.expires}",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.config import CoordinatorConfig
+from coordinator.config import FILE_NAME, CoordinatorConfig
 from shared.errors import ParameterError, PlanRefusal, PlanRollback, StateRefusal
 from shared.privacy.stated import shown_column, shown_delta, shown_epsilon, shown_price, shown_room
 from shared.terminal import checklist, emit, plain, table
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from coordinator.planning import Price
     from coordinator.store.store import Store
     from shared.plans.plan import StudyPlan
+    from shared.terminal import ChecklistLine
 from coordinator.cli.options import (
     DryRun,
     Json,
@@ -95,6 +96,8 @@ def plan_check(context: typer.Context, file: PlanFile, json: Json = False) -> No
     from coordinator.planning import review
 
     plan, checks = review(_text(file), today=today(), recipient=_name(context))
+    if plan is not None:
+        checks = (*checks, *_certificates(context, plan))
     good = all(check.state != "fail" for check in checks)
     answer = {
         "ok": good,
@@ -114,6 +117,19 @@ def plan_check(context: typer.Context, file: PlanFile, json: Json = False) -> No
     emit(answer, as_json=json, show=show)
     if not good:
         raise typer.Exit(PlanRefusal.exit_code)
+
+
+def _certificates(context: typer.Context, plan: StudyPlan) -> list[ChecklistLine]:
+    """What the plan's sites hold, beside its calendar; nothing where there is no coordinator here."""
+    from coordinator.services.authority import Authority
+    from coordinator.services.health import plan_lines
+
+    if not (context.obj / FILE_NAME).exists():
+        return []
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
+        authority = Authority.load(config.home)
+        return plan_lines(plan, store.sites(), authority, authority.now())
 
 
 @plan_app.command("prices")

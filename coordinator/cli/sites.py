@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coordinator.config import CoordinatorConfig
+from shared.base.clock import utc_now
 from shared.errors import ParameterError, StateRefusal
 from shared.terminal import emit, table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from coordinator.store.site_certificates import SiteOutlook
     from coordinator.store.store import RegisteredSite as Enrolled
     from coordinator.store.store import Store
 from coordinator.cli.options import DryRun, Json, Site, app, lead_keys, open_store, show_facts, today
@@ -96,6 +98,7 @@ def sites(context: typer.Context, json: Json = False) -> None:
 
     from coordinator.services.health import alarms
     from coordinator.store.log_watch import LogWatch
+    from coordinator.store.site_certificates import outlook
 
     config = CoordinatorConfig.load(context.obj)
     with open_store(config) as store:
@@ -103,6 +106,7 @@ def sites(context: typer.Context, json: Json = False) -> None:
         gaps, returned, restored = watch.gaps(), watch.returned(), watch.restorations()
         compared = {one.site: one for one in watch.comparisons()}
         known = store.sites()
+        lives = {one.site: one for one in outlook(known, utc_now())}
         near = alarms(config, store)
         counts = {site.site: [0, 0] for site in known}
         for release in store.releases():
@@ -115,7 +119,7 @@ def sites(context: typer.Context, json: Json = False) -> None:
             "state": site.state,
             "studies": site.studies,
             "fingerprint": site.fingerprint,
-            "certificate_days": _days_left(site.certificate_pem),
+            **_certificate(lives.get(site.site)),
             "releases": counts[site.site][0],
             "quarantined": counts[site.site][1],
             "lacking": [one.release_id for one in gaps if one.site == site.site],
@@ -168,6 +172,8 @@ def sites(context: typer.Context, json: Json = False) -> None:
                 # Not filled in on purpose: pasted from here, the comparison would compare nothing.
                 out.print(f"{row['site']} waits. Telephone its steward, and type the fingerprint you hear:")
                 out.print(f'  coordinator accept {row["site"]} --fingerprint "…"', style="cyan")
+        for words in (f"{one.warning}. {one.mend}" for one in lives.values() if one.warning):
+            out.print(words, style="bold red")
         for use in near:
             out.print(f"near its quota: {use.words}", style="yellow")
 
@@ -316,9 +322,8 @@ def _enrolment(store: Store, site: str) -> Enrolled:
     return known[site]
 
 
-def _days_left(certificate_pem: str) -> int | None:
-    if not certificate_pem:
-        return None
-    from cryptography import x509
-
-    return (x509.load_pem_x509_certificate(certificate_pem.encode()).not_valid_after_utc.date() - today()).days
+def _certificate(one: SiteOutlook | None) -> dict[str, Any]:
+    """What is told of a site's certificate; nothing of a site that takes no part."""
+    life = None if one is None else one.life
+    told = {"certificate_days": life.days, "certificate": life.facts} if life is not None else {}
+    return {"certificate_days": None, "certificate": None, **told, "certificate_warning": one.warning if one else ""}

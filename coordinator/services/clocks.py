@@ -140,6 +140,10 @@ class SeenClocks:
         self._store = store
         self._valid = certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
+    def follow(self, certificate: x509.Certificate) -> None:
+        """Judge by the dates of the authority that has followed."""
+        self._valid = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+
     def note(self, site: str, said: dt.datetime, now: dt.datetime) -> SiteClock:
         """Keep what a site's clock said when ours said `now`; the last reading of each site is kept."""
         made = SiteClock(site=site, offset=round((said - now).total_seconds(), 3), day=now.date())

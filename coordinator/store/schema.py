@@ -38,6 +38,7 @@ __all__ = [
     "revoked",
     "round_asked",
     "round_of",
+    "site_certificates",
     "site_clocks",
     "site_keys",
     "sites",
@@ -321,6 +322,21 @@ site_clocks = sa.Table(
     sa.Column("site", sa.String(64), primary_key=True),
     sa.Column("offset", sa.Float, nullable=False),
     sa.Column("day", sa.String(10), nullable=False),
+)
+# Every certificate that a site was given; the first one only from when another followed it.
+site_certificates = sa.Table(
+    "site_certificates",
+    meta,
+    sa.Column("serial", _word, primary_key=True),
+    sa.Column("site", _word, nullable=False, index=True),
+    # What tells this membership from an earlier one: the tokens and the request with which the site joined.
+    sa.Column("membership", _digest, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),  # issued, shown, or replaced by another before it was shown
+    sa.Column("request", _digest, nullable=False),  # SHA-256 of the signed request; blank for the first one
+    sa.Column("csr_pem", sa.Text, nullable=False),
+    sa.Column("certificate_pem", sa.Text, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+    sa.Column("good_until", sa.String(10), nullable=False),  # last day, where a newer one was shown; blank: its own
 )
 clock_words = sa.Table(
     "clock_words",

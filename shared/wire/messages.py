@@ -39,6 +39,8 @@ __all__ = [
     "Acceptance",
     "AnchorHead",
     "AnchorReceipt",
+    "Authorities",
+    "AuthoritiesRequest",
     "Chunk",
     "DescribeRequest",
     "Document",
@@ -64,6 +66,7 @@ __all__ = [
     "QueryRequest",
     "ReleasesRequest",
     "Reminder",
+    "Renewed",
     "Reply",
     "Restoration",
     "Revoked",
@@ -201,6 +204,31 @@ class SignedDocument:
 
     def __post_init__(self) -> None:
         _must(0 < len(self.envelope) <= SIGNED_CAP, f"a signed document must have at most {SIGNED_CAP} bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Renewed:
+    """A site's next certificate."""
+
+    certificate_pem: str
+
+    def __post_init__(self) -> None:
+        _must(0 < len(self.certificate_pem) <= 1 << 14, "a renewal's answer must hold a certificate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuthoritiesRequest:
+    """Request for every change of the certificate authority."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Authorities:
+    """Every change of the certificate authority, oldest first; each a signed `shared.wire.certificates` statement."""
+
+    statements: tuple[bytes, ...] = ()
+
+    def __post_init__(self) -> None:
+        _must(len(self.statements) <= 64, "an authority must have changed at most 64 times")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -923,6 +951,9 @@ _MESSAGES: Mapping[type, type[Message]] = {
     LogView: pb.LogView,
     GapReport: pb.GapReport,
     GapNoted: pb.GapNoted,
+    Renewed: pb.RenewalReply,
+    AuthoritiesRequest: pb.AuthoritiesRequest,
+    Authorities: pb.AuthoritiesReply,
     MembershipRequest: pb.MembershipRequest,
     MembershipReply: pb.MembershipReply,
     RoundReply: pb.RoundReply,
@@ -1069,6 +1100,8 @@ COLLECTION: Mapping[str, Method] = {
     "NextRound": Method(request=RoundRequest, reply=RoundReply),
     "UploadRound": Method(request=RoundAnswer, reply=RoundReceipt),
     "Clock": Method(request=SignedDocument, reply=SignedDocument),
+    "Renew": Method(request=SignedDocument, reply=Renewed),
+    "Authorities": Method(request=AuthoritiesRequest, reply=Authorities),
     "Membership": Method(request=MembershipRequest, reply=MembershipReply),
 }
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shared.base.clock import utc_now
 from shared.errors import (
     ApprovalRefusal,
     CertificateRefusal,
@@ -294,6 +295,8 @@ def status(home: Home = None, json: Json = False) -> None:
     """Where this site stands, and what to do next."""
     from dataclasses import asdict
 
+    from site_agent.identity import certificate_life
+
     desk = open_desk(home)
     config = desk.config
     joined = config.certificate.exists()
@@ -336,17 +339,12 @@ def status(home: Home = None, json: Json = False) -> None:
     if not heard:
         found = reconciliation.noted(desk)
     waiting = [h for h in desk.outbox.list() if h.state in ("held", "sent_back", "approved")]
-    steps = [*(f"site-agent outbox show {h.release_id[:8]}" for h in waiting), *steps]
-    for h in desk.outbox.list():
-        if h.left and h.withdrawal is not None and not h.withdrawal.settled:
-            command = f"--as {h.withdrawal.name} --reason {h.withdrawal.reason_code}"
-            steps.insert(0, f"site-agent withdraw {h.release_id[:8]} {command}")
-    if found:
-        steps.insert(0, "site-agent resend")
-    if desk.paused:
-        steps = ["site-agent resume --as NAME"]
+    waiting = [h for h in desk.outbox.list() if h.state in ("held", "sent_back", "approved")]
+    life = certificate_life(config, utc_now())
+    steps = _pressing(desk, steps, differing=bool(found), over=life is not None and life.state == "over")
     answer = {
         "site": config.site,
+        "certificate": None if life is None else life.facts,
         "coordinator": config.coordinator,
         "agent_version": agent_version(),
         "fingerprint": desk.release_key.public.fingerprint,
@@ -366,7 +364,7 @@ def status(home: Home = None, json: Json = False) -> None:
 
         state = "PAUSED" if desk.paused else "joined" if joined else "not joined"
         screens.heading(out, f"Site {config.site}", f"{state} · coordinator {config.coordinator}")
-        screens.settings(out, [("fingerprint", answer["fingerprint"])])
+        screens.settings(out, [("fingerprint", answer["fingerprint"]), *screens.certificate(life)])
         rows = []
         for row in studies:
             plan = "none" if row["plan"] is None else f"version {row['plan']}"
@@ -392,6 +390,27 @@ def status(home: Home = None, json: Json = False) -> None:
         screens.next_step(out, *(steps[:1] or ["nothing to do"]))
 
     emit(answer, as_json=json, show=show)
+
+
+def _pressing(desk: Desk, steps: list[str], *, differing: bool, over: bool) -> list[str]:
+    """What is to be done, the most pressing first.
+
+    Args:
+        steps: what the studies ask for.
+        differing: the coordinator says something else than this site knows.
+        over: the certificate has ended.
+    """
+    waiting = [h for h in desk.outbox.list() if h.state in ("held", "sent_back", "approved")]
+    steps = [*(f"site-agent outbox show {h.release_id[:8]}" for h in waiting), *steps]
+    for h in desk.outbox.list():
+        if h.left and h.withdrawal is not None and not h.withdrawal.settled:
+            command = f"--as {h.withdrawal.name} --reason {h.withdrawal.reason_code}"
+            steps.insert(0, f"site-agent withdraw {h.release_id[:8]} {command}")
+    if differing:
+        steps.insert(0, "site-agent resend")
+    if desk.paused:
+        steps = ["site-agent resume --as NAME"]
+    return ["site-agent renew --late --out FILE", *steps] if over else steps
 
 
 def _asked(desk: Desk, studies: list[str]) -> tuple[list[dict[str, Any]], tuple[reconciliation.Discrepancy, ...], bool]:

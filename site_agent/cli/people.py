@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shared.errors import StateRefusal, UsageRefusal
+from shared.errors import UsageRefusal
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, app, approver_app, data_app
 from site_agent.desk import Desk, attempted, open_desk, today
@@ -250,9 +250,8 @@ def rotate_key(
     elif not dry_run and which == "snapshot":
         done = keys.rotate_snapshot(desk, by=openers, today=today())
     elif not dry_run:
-        raise StateRefusal(
-            "the key of the connection must be renewed with its certificate",
-            given="tls",
-            next_step="Run site-agent renew: each renewal makes a new key, signed for by the release key.",
-        )
+        from site_agent.decide import renewal
+
+        keys.signed_for(desk, openers)
+        renewal.renew(desk)
     _show_change(done, f"Key {which}", dry_run=dry_run, json=json, key=which, by=by)

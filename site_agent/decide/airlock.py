@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shared.base.clock import utc_now
 from shared.errors import (
     ApprovalRefusal,
     IntegrityRefusal,
@@ -1127,7 +1128,7 @@ def pause(desk: Desk, reason: str, *, name: str = "", open_key: OpenKey | None =
     from shared.base.keys import write_private
     from shared.errors import Refusal
 
-    stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    stamp = utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
     write_private(desk.config.pause_file, f"{stamp} {reason}\n".encode())
     key = None
     try:

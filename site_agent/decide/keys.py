@@ -35,6 +35,7 @@ __all__ = [
     "retire_approver",
     "rotate_release",
     "rotate_snapshot",
+    "signed_for",
 ]
 
 Openers = Mapping[str, Callable[[], SigningKey]]
@@ -325,6 +326,14 @@ def replace_release(desk: Desk, *, by: Openers, today: dt.date) -> ChangedKey:
     key_files.put_in_force(config)
     desk.forget()
     return _told(desk, said, new=new.public)
+
+
+def signed_for(desk: Desk, by: Openers) -> None:
+    """Ask for the passphrases of those who would have a key changed that the release key alone signs for.
+
+    Raises: ApprovalRefusal, PassphraseRefusal.
+    """
+    _opened(desk, by)
 
 
 def rotate_snapshot(desk: Desk, *, by: Openers, today: dt.date) -> ChangedKey:

@@ -12,7 +12,6 @@ what a loop can write.
 
 from __future__ import annotations
 
-import datetime as dt
 import fcntl
 import os
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.chain import GENESIS, extend_head
+from shared.base.clock import utc_now
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import IntegrityRefusal, Refusal
 
@@ -95,7 +95,7 @@ class Refusals:
             fcntl.flock(book, fcntl.LOCK_EX)
             data = book.read()
             lines = _parsed(data)
-            now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            now = utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
             new = Refused(
                 seq=len(lines) + 1,
                 time=now,

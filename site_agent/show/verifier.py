@@ -173,7 +173,9 @@ def ledger(files: Files, keys: Body, study: str) -> list[Body]:
     named = (first.get("release_key"), first.get("site")) == (chain.keys[0], keys["site"])
     must(named, "the first entry must name this site and its key")
     must(chain.key == keys["release_key"], "the last release key must be the one that signs this export")
-    must([one["key"] for one in made] == chain.tags, "the keys of the tags must be those that the ledger names")
+    must(made[-1]["proof"] == keys["study_tag"], "the study's tag must be signed by the site's key")
+    own = [(one["from"], one["key"]) for one in made]
+    must(own == chain.tags, "the keys of the tags must be those that the ledger names")
     keys["release_keys"], keys["key_chain"] = chain.keys, chain
     must(first.get("format") in FORMATS, "the ledger must be of a format that this script knows")
     must(first["format"] == FORMATS[0] or "tags" in entries[0], "entry 1 must say which studies it is about")
@@ -191,13 +193,13 @@ class KeyChain:
     Args:
         key: the one that signs the first entry.
         keys: every one so far.
-        tags: those that made the tags of studies.
+        tags: (first entry, key) of those that made the tags of studies.
         changes: how many changes of keys and approvers there were.
         lost: (entry, whose key) of each that the key before has not signed.
     """
 
     def __init__(self, key: str, keys: Body) -> None:
-        self.key, self.keys, self.tags, self.known = key, [key], [key], keys
+        self.key, self.keys, self.tags, self.known = key, [key], [(1, key)], keys
         self.changes, self.last = 0, NOTHING
         self.lost: list[tuple[int, str]] = []
 
@@ -228,7 +230,7 @@ class KeyChain:
             if release:
                 self.key = said["new"]
                 self.keys.append(self.key)
-                self.tags += [self.key] if entry["body"].get("new_tags") else []
+                self.tags += [(entry["seq"], self.key)] if entry["body"].get("new_tags") else []
             self.changes, self.last = said["number"], sha(payload)
 
 
