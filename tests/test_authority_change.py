@@ -344,7 +344,7 @@ def test_a_backup_without_the_newest_authoritys_key_is_not_restored_by_mistake(m
     rotate(authority_of(member))
     shutil.copytree(member.hub.home / "ca", tmp_path / "copy")
     backup.back_up(config, tmp_path / "backup.tar", today=utc_now().date())
-    settings = {"reason": "the disk failed", "today": utc_now().date()}
+    settings = {"reason": "the disk failed", "day": lambda clocks: utc_now().date()}
     with pytest.raises(StateRefusal, match="given back"):
         backup.restore(tmp_path / "backup.tar", tmp_path / "new", keys=tmp_path / "old-copy", **settings)
     backup.restore(tmp_path / "backup.tar", tmp_path / "new", keys=tmp_path / "copy", **settings)
