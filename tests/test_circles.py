@@ -151,7 +151,6 @@ def closing(at_run_time: Graph, for_types: Graph) -> set[tuple[str, str]]:
 
 SETTINGS = "a plan holds the settings of its mechanism, and these are asked with the whole plan"
 TIES: Mapping[tuple[str, str], str] = {
-    ("coordinator.pooling.doubts", "coordinator.pooling.pool"): "what a pool may doubt is typed by the pool",
     ("shared.mechanisms.base", "shared.plans.plan"): SETTINGS,
     ("shared.mechanisms.densities.plan", "shared.plans.plan"): SETTINGS,
     ("shared.mechanisms.grand.answer", "shared.mechanisms.grand.plan"): "answers are typed by the settings they are of",
