@@ -685,7 +685,8 @@ def _many(y: Array, v: Array, method: Method, test: Test, level: float) -> dict[
     critical = -float(special.ndtri(tail) if normal else special.stdtrit(df, tail))
     zval = beta / se
     fe = method == "FE"
-    with np.errstate(divide="ignore", invalid="ignore"):
+    # Sites that agree to the last digit have a Q next to nothing; I² is 0 there, however far the quotient goes.
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         share = np.where(q > 0, np.maximum(0.0, 1 - df / q), 0.0) if fe else tau2 / (tau2 + typical)
     return {
         "beta": beta,
