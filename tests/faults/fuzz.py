@@ -396,7 +396,8 @@ def main() -> int:
     print(f"{total:,} cases of {len(names)} parsers, {wrong} wrong")
     if not given.targets:
         engine = "atheris (libFuzzer)" if given.atheris else "our own"
-        summary = {"cases": total, "wrong": wrong, "engine": engine, "targets": results}
+        summary = {"cases": total, "wrong": wrong, "parsers": len(names), "engine": engine, "targets": results}
+        summary |= {most: max(one.get(most, 0) for one in results.values()) for most in ("slowest_s", "grew_mb")}
         words = f"python -m tests.faults.fuzz --seconds {given.seconds:g} --cases {given.cases} --seed {given.seed}"
         words += " --atheris" if given.atheris else ""
         record.write("fuzz", summary, seed=given.seed, command=words)
