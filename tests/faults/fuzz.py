@@ -437,6 +437,7 @@ def main() -> int:
     if not given.targets:
         engine = "atheris (libFuzzer)" if given.atheris else "our own"
         summary = {"cases": total, "wrong": wrong, "parsers": len(names), "engine": engine, "targets": results}
+        summary |= {"ended": sum(one.get("ended", 0) for one in results.values())}
         summary |= {most: max(one.get(most, 0) for one in results.values()) for most in ("slowest_s", "grew_mb")}
         words = f"python -m tests.faults.fuzz --seconds {given.seconds:g} --cases {given.cases} --seed {given.seed}"
         words += " --atheris" if given.atheris else ""
