@@ -30,7 +30,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from shared.errors import Refusal
+from shared.errors import Refusal, refusal_from_code
 
 __all__ = ["TARGETS", "Found", "Target", "fuzz"]
 
@@ -44,12 +44,18 @@ CAP = 64 << 20
 
 @dataclass(frozen=True)
 class Target:
-    """One parser, and inputs that it takes."""
+    """One parser, and inputs that it takes.
+
+    Args:
+        apart: it reads through a library that can end its process, and the product runs it in one of its own: so do
+            we. Such an end is counted, and is no fault of ours.
+    """
 
     name: str
     seeds: tuple[bytes, ...]
     run: Callable[[bytes], object]
     form: str = "json"  # json, text or bytes: how it is best changed
+    apart: bool = False
 
 
 @dataclass
@@ -62,12 +68,13 @@ class Found:
     lines: int = 0
     slowest: float = 0.0
     grew_mb: float = 0.0
+    ended: int = 0  # processes, where the parser runs in one of its own
     wrong: list[str] = field(default_factory=list)
     refusals: Counter[str] = field(default_factory=Counter)
 
     def to_json(self) -> dict[str, Any]:
         """As a benchmark's file has it."""
-        body = {name: getattr(self, name) for name in ("cases", "taken", "corpus", "lines", "wrong")}
+        body = {name: getattr(self, name) for name in ("cases", "taken", "corpus", "lines", "ended", "wrong")}
         kinds = dict(sorted(self.refusals.items()))
         return body | {"slowest_s": round(self.slowest, 3), "grew_mb": round(self.grew_mb, 1), "refusals": kinds}
 
@@ -84,7 +91,7 @@ def one_case(target: Target, data: bytes, found: Found) -> str:
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, HANGS)
         try:
-            target.run(data)
+            _run_apart(target, data, found) if target.apart else target.run(data)
             found.taken += 1
         except Refusal as refusal:
             found.refusals[refusal.code] += 1
@@ -102,6 +109,39 @@ def one_case(target: Target, data: bytes, found: Found) -> str:
     if took > SLOW:
         _wrong(found, f"{took:.1f} s", data)
     return said
+
+
+class _Ended(Refusal):
+    """The process that read it is gone."""
+
+    code = "ended"
+
+
+def _run_apart(target: Target, data: bytes, found: Found) -> None:
+    """Run it in a forked process, and raise here what it raised there."""
+    (reads, says), child = os.pipe(), os.fork()
+    if not child:
+        code, said = 0, ""
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            target.run(data)
+        except Refusal as refusal:
+            code, said = 3, f"{refusal.code} {refusal.must}"
+        except BaseException as error:
+            code, said = 4, f"{type(error).__name__}: {error}"
+        os.write(says, said.encode()[:1000])
+        os._exit(code)
+    os.close(says)
+    with os.fdopen(reads) as pipe:
+        said = pipe.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code < 0:
+        found.ended += 1
+        raise _Ended(f"signal {-code}")
+    if code == 4:
+        raise RuntimeError(said)
+    if code:
+        raise refusal_from_code(said.partition(" ")[0], said.partition(" ")[2])
 
 
 def _wrong(found: Found, what: str, data: bytes) -> None:
@@ -150,13 +190,13 @@ def fuzz(target: Target, *, seed: int, cases: int = 0, seconds: float = 0.0) -> 
         for data in target.seeds:
             said = one_case(target, data, found)
             assert not said, f"a seed of {target.name} is refused: {said}"
-            lines |= _lines_of(target, data)
+            lines |= set() if target.apart else _lines_of(target, data)
         peak, begun = _peak_mb(), time.thread_time()
         while found.cases < cases or time.thread_time() - begun < seconds:
             data = mutated(rng.choice(corpus), corpus, target.form, rng)
             said = one_case(target, data, found)
             if said not in words or not found.cases % TRACED:
-                reached = _lines_of(target, data) if len(data) < 1 << 16 else set()
+                reached = _lines_of(target, data) if len(data) < 1 << 16 and not target.apart else set()
                 if said not in words or not reached <= lines:
                     corpus.append(data)
                 words.add(said)
@@ -396,7 +436,9 @@ def main() -> int:
     print(f"{total:,} cases of {len(names)} parsers, {wrong} wrong")
     if not given.targets:
         engine = "atheris (libFuzzer)" if given.atheris else "our own"
-        summary = {"cases": total, "wrong": wrong, "engine": engine, "targets": results}
+        summary = {"cases": total, "wrong": wrong, "parsers": len(names), "engine": engine, "targets": results}
+        summary |= {"ended": sum(one.get("ended", 0) for one in results.values())}
+        summary |= {most: max(one.get(most, 0) for one in results.values()) for most in ("slowest_s", "grew_mb")}
         words = f"python -m tests.faults.fuzz --seconds {given.seconds:g} --cases {given.cases} --seed {given.seed}"
         words += " --atheris" if given.atheris else ""
         record.write("fuzz", summary, seed=given.seed, command=words)
