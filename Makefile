@@ -2,13 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+SITE_STAMP := .venv/.site-installed
 # One set of exact versions for every install, build requirements included.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 # One thread per process: the suite and the demo run several processes side by side.
 export OMP_NUM_THREADS := 1
 export PYTHONWARNINGS := ignore::DeprecationWarning:nflows
 
-.PHONY: demo test soak check format bench proto clean
+.PHONY: demo test soak faults fuzz check format bench docs site proto clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -25,6 +26,7 @@ test: $(STAMP)
 
 soak: $(STAMP)
 	@TRIBUTARY_SOAK=1 $(BIN)/python -m pytest -m soak
+	@$(BIN)/python -m tests.faults.fuzz --cases 40000
 	@$(BIN)/python -m tests.benchmarks.front
 	@$(BIN)/python -m tests.benchmarks.coverage
 	@$(BIN)/python -m tests.benchmarks.interval_coverage
@@ -33,6 +35,14 @@ soak: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.honest 100 --epsilon 1 --world misfit
 	@$(BIN)/python -m tests.benchmarks.honest_outcomes
 	@$(BIN)/python -m tests.benchmarks.honest_comparison 20
+
+# Every fault of the list with its counts, in one line and in tests/benchmarks/results/faults.json; FULL=1: as often as is asked.
+faults: $(STAMP)
+	@$(BIN)/python -m tests.faults $(if $(FULL),--full)
+
+# A million other inputs to every parser of strangers' bytes.
+fuzz: $(STAMP)
+	@$(BIN)/python -m tests.faults.fuzz --cases 40000
 
 check: $(STAMP)
 	@$(BIN)/ruff format --check .
@@ -46,18 +56,33 @@ format: $(STAMP)
 	@$(BIN)/ruff format .
 
 bench: $(STAMP)
-	@for name in lni_311 lni_312 lni_cohorts lni_ablation lni_auc cohorts_gap noise_speed flow_speed ghost_clipping postures federated idle_agent \
+	@for name in lni_311 lni_312 lni_cohorts lni_ablation lni_auc cohorts_gap noise_speed flow_speed ghost_clipping postures federated idle_agent startup \
 	  upload_memory log_proofs pooling_speed analysis_load sandbox tables_quality tables_coverage tables_adaptation slicing_quality slicing_coverage \
-	  slicing_table1 transport transport_one transport_grid discrepancy extremes equal_rows lni_transfer lni_search; do \
+	  slicing_table1 transport transport_one transport_grid discrepancy extremes equal_rows lni_transfer lni_search network_counts; do \
 	  echo "$$name"; $(BIN)/python -m tests.benchmarks.$$name || exit 1; done
+	@$(BIN)/python -m tests.benchmarks.unlike_person
 	@$(BIN)/python -m tests.benchmarks.lni_312 --oracles 500
 	@$(BIN)/python -m tests.benchmarks.cohorts_gap --carry
 	@$(BIN)/python -m tests.benchmarks.cohorts_gap 1 100 --events
-	@$(BIN)/python -m tests.benchmarks.zoo --half reporting --n 1000 --sites 12 --draws 4 --w 0.8 --jobs 2 --name zoo
-	@$(BIN)/python -m tests.benchmarks.zoo_moments --half reporting --n 2000 --sites 12 --draws 3 --epsilon 1,3 --name zoo_moments
+	@$(BIN)/python -m tests.benchmarks.zoo_page --measure
+
+# What documents take from the code and from the figures.
+docs: $(STAMP)
+	@$(BIN)/python -m tests.benchmarks.pages.write
+	@$(BIN)/python -m tests.test_architecture
+	@$(BIN)/python -m tests.test_privacy_page
+
+$(SITE_STAMP): $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
+	@touch $@
+
+# The documents as pages with a search and the code's reference; a dead link is an error.
+site: $(SITE_STAMP)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "build/site/index.html; search wants a server: $(BIN)/python -m http.server --directory build/site"
 
 proto: $(STAMP)
 	@$(BIN)/python -m shared.proto.generate
 
 clean:
-	rm -rf .venv demo-output
+	rm -rf .venv demo-output build/site

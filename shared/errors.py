@@ -20,9 +20,11 @@ Messages about records name the column, the rule and the count, never a value.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
-__all__ = ["CATALOGUE", "Refusal", "refusal_from_code"]
+__all__ = ["CATALOGUE", "Refusal", "machine_failures", "refusal_from_code"]
 
 
 class Refusal(Exception):
@@ -262,9 +264,10 @@ class LockedRefusal(IntegrityRefusal):
 
 
 class StorageRefusal(IntegrityRefusal):
-    """The disk is full, read-only, or failed."""
+    """The disk is full, read-only, or failed; or memory is."""
 
-    code, fixer, meaning = "E_STORAGE", "hospital IT", "The disk is full, read-only, or failed."
+    code, fixer = "E_STORAGE", "hospital IT"
+    meaning = "The disk is full, read-only, or failed; or memory is."
 
 
 class TooLarge(IntegrityRefusal):
@@ -346,3 +349,30 @@ def refusal_from_code(code: str, text: str) -> Refusal:
     Exception.__init__(refusal, text)
     refusal.must, refusal.given, refusal.next_step = text, "", ""
     return refusal
+
+
+@contextmanager
+def machine_failures() -> Iterator[None]:
+    """Tell what this machine lacks as a refusal: memory, or a library. Also a decorator.
+
+    Its words are ours: a library's may quote what it was working on.
+
+    Raises: StorageRefusal, ConfigRefusal; whatever else went wrong as it is.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigRefusal(
+            "the installation must hold every library",
+            given=f"{(error.name or 'one').partition('.')[0]}, which cannot be loaded",
+            next_step="Install this version anew. A reservation is kept, and costs nothing more.",
+        ) from None
+    except (MemoryError, RuntimeError) as error:
+        # What torch says of too little memory has no type of its own.
+        if isinstance(error, RuntimeError) and "alloc" not in str(error):
+            raise
+        raise StorageRefusal(
+            "the machine must have memory enough for this",
+            given="too little",
+            next_step="End other programs, or take a larger machine, and repeat it.",
+        ) from None

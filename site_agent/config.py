@@ -353,7 +353,8 @@ class SiteConfig:
         ca_fingerprint: SHA-256 of the pinned certificate authority.
         leads: public keys of the study lead(s), hexadecimal.
         threshold: lead signatures a plan must carry.
-        studies: studies this site is invited to.
+        retired_leads: keys of those who led: plans that are filed here stay theirs, and nothing new is.
+        studies: studies this site is invited to, or was granted.
         approvers: names of the people who may approve here, with their public keys.
         retired_approvers: names of people who could, with every key that was theirs: what they signed then is verified
             with it, and nothing is approved with it any more.
@@ -377,6 +378,7 @@ class SiteConfig:
     floors: SiteFloors = field(default_factory=SiteFloors)
     budget: SiteBudget = field(default_factory=SiteBudget)
     data: Mapping[str, TableSource] = field(default_factory=dict)
+    retired_leads: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         from shared.base.keys import PublicKey
@@ -397,7 +399,11 @@ class SiteConfig:
             self.threshold,
         )
         retired = [(name, key) for name, keys in self.retired_approvers.items() for key in keys]
-        for name, key in [*(("a lead", key) for key in self.leads), *self.approvers.items(), *retired]:
+        for name, key in [
+            *(("a lead", key) for key in (*self.leads, *self.retired_leads)),
+            *self.approvers.items(),
+            *retired,
+        ]:
             try:
                 PublicKey(key)
             except (Refusal, TypeError):
@@ -417,6 +423,20 @@ class SiteConfig:
     def release_key(self) -> Path:
         """The agent's signing key, pinned by the coordinator at enrolment."""
         return self.home / "keys" / "release.pem"
+
+    @property
+    def next_release_key(self) -> Path:
+        """The agent's next signing key, from before the ledger names it until it takes the other's place."""
+        return self.home / "keys" / "release.next.pem"
+
+    @property
+    def tag_key(self) -> Path:
+        """The first release key, once there is another: it signs nothing more but the tags of studies."""
+        return self.home / "keys" / "tags.pem"
+
+    def former_snapshot_key(self, mark: str) -> Path:
+        """A secret of keyed hashes that studies go on with which began under it."""
+        return self.home / "keys" / "snapshot" / f"{mark[:32]}.key"
 
     @property
     def tls_key(self) -> Path:
@@ -481,6 +501,13 @@ class SiteConfig:
         return {key.key_id: key for key in map(PublicKey, self.leads)}
 
     @property
+    def every_lead(self) -> dict[str, PublicKey]:
+        """The same with those who led before: what is filed here was signed when they did."""
+        from shared.base.keys import PublicKey
+
+        return {key.key_id: key for key in map(PublicKey, (*self.leads, *self.retired_leads))}
+
+    @property
     def signers(self) -> dict[str, tuple[PublicKey, ...]]:
         """Every key under which a person's signature was ever good here, by name: to verify, never to approve."""
         from shared.base.keys import PublicKey
@@ -535,7 +562,7 @@ class SiteConfig:
         for item in fields(cls):
             if item.name in ("site", "coordinator", "address", "server_name", "ca_fingerprint"):
                 _must(isinstance(values.get(item.name), str), f"{FILE_NAME} must set {item.name} to text", "none")
-        for name in ("leads", "studies"):
+        for name in ("leads", "studies", "retired_leads"):
             given_list = values.get(name, [])
             texts = isinstance(given_list, list) and all(isinstance(item, str) for item in given_list)
             _must(texts, f"{name} must be a list of texts", type(given_list).__name__)
@@ -568,6 +595,7 @@ class SiteConfig:
             f"ca_fingerprint = {_quoted(self.ca_fingerprint)}",
             f"leads = [{', '.join(map(_quoted, self.leads))}]        # who may sign a plan",
             f"threshold = {self.threshold}",
+            *([f"retired_leads = [{', '.join(map(_quoted, self.retired_leads))}]"] if self.retired_leads else []),
             f"studies = [{', '.join(map(_quoted, self.studies))}]",
             "",
             "[approvers]",

@@ -74,16 +74,18 @@ class Desk:
     @cached_property
     def release_key(self) -> SigningKey:
         """The agent's key."""
-        from shared.base.keys import SigningKey
+        from site_agent.decide import key_files
 
-        return SigningKey.load(self.config.release_key)
+        return key_files.release_key(self.config)
 
     @cached_property
     def ledger(self) -> Ledger:
         """The ledger, verified."""
+        from shared.base.keys import SigningKey
         from site_agent.ledger.book import Ledger
 
-        return Ledger(self.config.ledger, self.release_key, site=self.config.site)
+        tagger = SigningKey.load(self.config.tag_key) if self.config.tag_key.exists() else None
+        return Ledger(self.config.ledger, self.release_key, site=self.config.site, tagger=tagger)
 
     @cached_property
     def outbox(self) -> Outbox:
@@ -107,15 +109,33 @@ class Desk:
             threshold=self.config.threshold,
             approvers={name: PublicKey(key) for name, key in self.config.approvers.items()},
             signers=self.config.signers,
+            every_lead=self.config.every_lead if self.config.retired_leads else {},
             memory=self.ledger,
         )
+
+    @property
+    def begun_under(self) -> dict[str, bytes]:
+        """Secrets of the studies that began under another one than that in force. Raises: IntegrityRefusal (lost)."""
+        from site_agent.decide import key_files
+
+        return key_files.snapshot_keys(self.config, self.ledger.snapshot_marks())
+
+    def snapshot_key(self, study: str) -> bytes:
+        """The secret with which a study's tables and persons are hashed. Raises: IntegrityRefusal (lost)."""
+        return self.begun_under.get(study) or self.config.snapshot_key.read_bytes()
+
+    def forget(self) -> None:
+        """Read settings, keys and ledger anew when they are next asked for: something has changed them."""
+        for name in ("config", "release_key", "ledger", "plans", "outbox", "refusals"):
+            self.__dict__.pop(name, None)
 
     @cached_property
     def refusals(self) -> Refusals:
         """The site's log of refusals."""
         from site_agent.show.refusals import Refusals
 
-        return Refusals(self.config.refused, self.release_key, site=self.config.site)
+        former = [key for _, key in self.ledger.membership().release]
+        return Refusals(self.config.refused, self.release_key, site=self.config.site, former=former)
 
     @property
     def paused(self) -> bool:
@@ -202,7 +222,9 @@ class Desk:
         """The one door. Raises: StateRefusal (not joined), CertificateRefusal."""
         if not self.config.certificate.exists():
             raise StateRefusal("this site must have joined", given="no certificate", next_step="Run site-agent join.")
-        return door(self.config, **{"paused": self.stopped(), "sealed": self.ledger.sealed_round, **settings})
+        given = {"paused": self.stopped(), "sealed": self.ledger.sealed_round, **settings}
+        untold = self.ledger.membership().untold
+        return door(self.config, **({"first": untold} if untold else {}), **given)
 
     def approver(self, name: str, *, beside: Iterable[str] = ()) -> SigningKey:
         """An approver's key, opened with the passphrase.
@@ -232,7 +254,7 @@ class Desk:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder as its only agent, and settle what a crash left."""
-        from site_agent.ledger.lock import StateLock
+        from site_agent.lock import StateLock
 
         with StateLock(self.home):
             before = {hold.release_id for hold in self.ledger.holds() if hold.phase == "burnt"}
@@ -342,6 +364,7 @@ def working_site(at: Desk, witness: Any) -> WorkingSite:
         outbox=at.outbox,
         witness=witness,
         snapshot_key=at.config.snapshot_key.read_bytes(),
+        begun_under=at.begun_under,
         floors=at.config.floors,
         paused=at.stopped(),
         budget=at.config.budget,

@@ -61,6 +61,8 @@ from shared.wire.messages import (
     Holdings,
     LoggedEntry,
     LogView,
+    MembershipReply,
+    MembershipRequest,
     Offered,
     OfferRequest,
     Reply,
@@ -365,6 +367,8 @@ class Egress:
         allowed: refuses what must not be sent any more (the plan's approval was taken back); asked as often.
         sealed: SHA-256 of the answer that the ledger names for a training's plan and round; blank for none. No other
             answer leaves.
+        first: signed changes of this site's keys that the coordinator may not know: shown before anything else is
+            asked, because what else is signed here is signed by those keys.
     Raises: CertificateRefusal, when the certificate is expired.
     """
 
@@ -383,7 +387,9 @@ class Egress:
         paused: Callable[[], bool] = lambda: False,
         allowed: Callable[[], None] = lambda: None,
         sealed: Callable[[str, int], str] | None = None,
+        first: Sequence[Envelope] = (),
     ) -> None:
+        self._first = tuple(first)
         self._timeout, self._attempts, self._sleep = timeout, attempts, sleep
         self._paused, self._allowed, self._sealed = paused, allowed, sealed
         self._witness = witness
@@ -495,6 +501,16 @@ class Egress:
         answered = now()
         reading = self._witness.reading(Envelope.from_bytes(reply.envelope), question)
         return ClockOffset.between(asked, reading.when, answered)
+
+    def membership(self, statements: Sequence[Envelope] = ()) -> MembershipReply:
+        """Show what this site has signed of its keys and approvers; what the leads have signed of the site.
+
+        Nothing of the answer is believed here: each statement is for the caller to verify. Safe to repeat.
+        Raises: the coordinator's refusal; UnknownMethod (an earlier version); NetworkRefusal.
+        """
+        given = MembershipRequest(statements=tuple(one.to_bytes() for one in statements))
+        reply: MembershipReply = self._retried(lambda: self._ask("Membership", given))
+        return reply
 
     def withdraw(self, envelope: Envelope) -> Withdrawn:
         """Take a delivered release back; safe to repeat.
@@ -769,6 +785,10 @@ class Egress:
         self._allowed()
 
     def _ask(self, method: str, request: Any) -> Any:
+        if self._first and method != "Membership":
+            shown, self._first = self._first, ()
+            with suppress(UnknownMethod):
+                self._ask("Membership", MembershipRequest(statements=tuple(one.to_bytes() for one in shown)))
         try:
             return self._client.call(method, request, timeout=self._timeout)
         except Refusal as refusal:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -44,6 +46,38 @@ def pytest_sessionfinish() -> None:
     path = Path(__file__).parent / "benchmarks" / "results" / "soak.json"
     earlier = json.loads(path.read_text())["results"] if path.exists() else {}
     record.write("soak", {**earlier, **_soaked}, seed=0, command="make soak")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let a test's report say which faults it makes, and what its mark counts where the test itself counts nothing."""
+    for item in items:
+        named = [name for mark in item.iter_markers("fault") for name in mark.args]
+        if named:
+            item.user_properties.append(("faults", named))
+            for mark in item.iter_markers("fault"):
+                item.user_properties.append(("tally", dict(mark.kwargs)))
+
+
+@pytest.fixture
+def tally(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Add to what this test counted for ``make faults``: the names of `faults.catalogue.COUNTS`.
+
+    ``failpoints`` and ``failpoints_written`` are names: those at which something was killed, and those there are.
+    """
+    from faults.catalogue import COUNTS
+
+    said: dict[str, Any] = {}
+    request.node.user_properties.append(("tally", said))
+
+    def add(**counts: Any) -> None:
+        for name, count in counts.items():
+            if name in ("failpoints", "failpoints_written"):
+                said[name] = sorted({*said.get(name, ()), *count})
+            else:
+                assert name in COUNTS, name
+                said[name] = said.get(name, 0) + int(count)
+
+    return add
 
 
 @pytest.fixture(scope="session")

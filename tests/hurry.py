@@ -14,20 +14,26 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def soak(quick: int, full: int) -> int:
-    """How often: `quick`, or `full` under TRIBUTARY_SOAK=1, or whatever number above 1 it holds."""
+def soak(quick: int, full: int, usual: int = 0) -> int:
+    """How often: `quick`, or `full` under TRIBUTARY_SOAK=1, or whatever number above 1 it holds.
+
+    Args:
+        usual: how often in ``make faults``; `quick` where it is left out.
+    """
     asked = int(os.environ.get("TRIBUTARY_SOAK") or 0)
+    if asked == 0 and os.environ.get("TRIBUTARY_FAULTS"):
+        return usual or quick
     return quick if asked == 0 else full if asked == 1 else asked
 
 
 def part_of_today(items: Sequence[T], every: int) -> list[T]:
-    """Every `every`-th item, from a start that moves by one each day; all of them in the soak.
+    """Every `every`-th item, from a start that moves by one each day; all of them in the soak and in ``make faults``.
 
     >>> os.environ["TRIBUTARY_PART"] = "1"
     >>> part_of_today("abcdefg", 3)
     ['b', 'e']
     """
-    if os.environ.get("TRIBUTARY_SOAK"):
+    if os.environ.get("TRIBUTARY_SOAK") or os.environ.get("TRIBUTARY_FAULTS"):
         return list(items)
     number = int(os.environ.get("TRIBUTARY_PART") or dt.date.today().toordinal()) % every
     print(f"part {number} of {every}: TRIBUTARY_PART={number} repeats it")

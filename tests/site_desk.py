@@ -29,7 +29,16 @@ from shared.plans.invitation import Invitation, certificate_fingerprint
 from shared.plans.plan import StudyPlan, sign_plan
 from shared.terminal import run
 from shared.wire.clocks import ClockOffset
-from shared.wire.messages import Acceptance, AnchorHead, AnchorReceipt, Enrolment, Holding, Holdings, Reminder
+from shared.wire.messages import (
+    Acceptance,
+    AnchorHead,
+    AnchorReceipt,
+    Enrolment,
+    Holding,
+    Holdings,
+    MembershipReply,
+    Reminder,
+)
 from site_agent import cli
 from site_agent.release import drawing, pipeline
 from site_agent.release.fitting import FittedMechanism, released_rows
@@ -64,6 +73,9 @@ class Hub:
     ca: tuple[Any, Any] | None = None
     asked: list[tuple[Any, bytes]] = field(default_factory=list)
     answered: list[tuple[Envelope, bytes]] = field(default_factory=list)
+    grants: list[bytes] = field(default_factory=list)
+    leads: list[bytes] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
 
     def __enter__(self):
         return self
@@ -163,6 +175,11 @@ class Hub:
             log_root="ab" * 32,
             accepted_day="2026-01-05",
         )
+
+    def membership(self, statements=()):
+        self._up()
+        self.shown = [*getattr(self, "shown", []), *statements]
+        return MembershipReply(grants=tuple(self.grants), leads=tuple(self.leads), keys=tuple(self.keys))
 
     def clock(self, site, key, now=None):
         self._up()

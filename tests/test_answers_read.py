@@ -66,8 +66,8 @@ def test_a_notebook_says_all_that_a_terminal_says(study):
 
 def test_how_far_the_records_lie_is_told_both_ways_and_on_a_named_scale():
     gap = Gap(bias=0.0, sd=0.05, how="x")
-    assert "times or divided by 1.003 to 1.103" in gap.sentence(scale="log")
-    assert "above or below" in gap.sentence()
+    assert "within a factor of 1.100 of this one, up or down," in gap.sentence(scale="log")
+    assert "within 0.095 of this one" in gap.sentence()
     assert "(on the logit scale)" in gap.sentence(scale="logit")
 
 

@@ -199,7 +199,8 @@ def test_the_scanner_finds_a_canary_in_each_form_and_nothing_else(records, tmp_p
     assert scanner.inside(harmless[["sbp", "chol"]].to_parquet()) == 0
 
 
-def test_no_planted_value_leaves_the_site_or_is_printed(theatre, table, records, tmp_path):
+@pytest.mark.fault("I6")
+def test_no_planted_value_leaves_the_site_or_is_printed(theatre, table, records, tmp_path, tally):
     scanner = Scanner(records)
     theatre.open(plan_toml())
     theatre.join("north", table, "storm")
@@ -220,6 +221,7 @@ def test_no_planted_value_leaves_the_site_or_is_printed(theatre, table, records,
     assert (tmp_path / "traffic").stat().st_size > held["bundle_bytes"]
     found, searched = scanner.folder(*places)
     print(f"\n{4 * PLANTED} canaries, {searched} bytes searched, {found} hits")
+    tally(sites=1, bundles=1, canaries=4 * PLANTED, canary_hits=found)
     assert found == 0
 
 
@@ -244,6 +246,7 @@ def broken_tables(records: pd.DataFrame) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.fault("I6")
 def test_what_a_failing_run_says_holds_no_planted_value(theatre, table, records):
     scanner = Scanner(records)
     theatre.open(plan_toml())

@@ -123,7 +123,7 @@ def test_a_sealed_table_with_an_exact_count_below_the_floor_fails(fit):
             dictionary=plan.dictionary,
             limits=limits,
             clipped=lambda: 0,
-            chance=lambda _, rows=rows: ChanceHits.simulated(
+            chance=lambda _, __, rows=rows: ChanceHits.simulated(
                 table, np.zeros(len(table)), plan.dictionary, lambda places: rows, tables=1
             ),
             carried="died",

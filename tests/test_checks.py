@@ -41,7 +41,7 @@ def report(dictionary, released, source, clipped=0, like=make_table) -> CheckRep
         dictionary=dictionary,
         limits=LIMITS,
         clipped=lambda: clipped,
-        chance=lambda tables: ChanceHits.simulated(real, np.zeros(len(real)), dictionary, draw, tables=tables),
+        chance=lambda tables, _: ChanceHits.simulated(real, np.zeros(len(real)), dictionary, draw, tables=tables),
     )
     return CheckReport.of("ab" * 16, "cd" * 32, found, limits=LIMITS, agent_version="0.1.0")
 

@@ -64,6 +64,7 @@ def judged(*readings: SiteClock, now=NOW, vouched=NOW - 400 * DAY, word=None):
     return judge(now, readings, vouched=vouched.date(), word=word and word.date(), valid=valid)
 
 
+@pytest.mark.fault("F15")
 @pytest.mark.parametrize(
     ("verdict", "believed", "word"),
     [
@@ -138,6 +139,7 @@ def test_an_invitation_is_told_the_time_and_what_it_says_is_not_kept(hub):
         assert server.service.clocks.readings() == ()
 
 
+@pytest.mark.fault("F15")
 def test_a_year_ahead_alone_renews_nothing_and_a_clock_set_right_serves_on(hub, caplog):
     before = hub.authority.server_certificate
     hub.store.revoke_site("north")
@@ -207,6 +209,7 @@ def false_year(hub: Hub) -> None:
     write_private(hub.home / "ca/server.pem", _pem(key) + pem)
 
 
+@pytest.mark.fault("F14", "F15")
 def test_a_certificate_of_a_false_year_is_found_and_made_anew(hub, capsys):
     false_year(hub)
     code, answer = coordinator(capsys, hub, "doctor")
@@ -238,6 +241,7 @@ def test_a_certificate_that_its_site_could_not_use_yet_is_issued_anew_and_one_in
     assert hub.store.enrolment("south").certificate_pem
 
 
+@pytest.mark.fault("F15")
 def test_nothing_is_issued_until_a_person_confirms_a_clock_that_others_contradict(hub, capsys):
     clocks = SeenClocks(hub.store, hub.authority.certificate)
     clocks.note("north", utc_now() - YEAR, utc_now())
@@ -276,6 +280,7 @@ def test_a_person_cannot_confirm_a_time_that_the_authority_never_has(hub):
         clocks.confirm(utc_now(), utc_now() + 2 * dt.timedelta(hours=1))
 
 
+@pytest.mark.fault("F15")
 def test_doctor_of_a_site_two_days_ahead_is_red_and_run_says_so(hospital, plan, table):
     hospital.joined().approved(plan).with_table(table)
     assert "✓ clock" in hospital("doctor")

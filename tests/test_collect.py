@@ -231,6 +231,7 @@ def test_a_refused_site_is_told_and_a_site_that_takes_part_cannot_be_replaced(hu
         refused(StateRefusal, lambda: join(egress, again.token, SiteKeys("north")))
 
 
+@pytest.mark.fault("F10", offered=1)
 def test_a_bootstrap_certificate_may_join_and_nothing_else(hub):
     sealed, invitation = hub.seal("north"), hub.invite("north")
     with Egress.from_invitation(invitation) as egress:
@@ -246,6 +247,7 @@ def test_a_bootstrap_certificate_may_join_and_nothing_else(hub):
         refused(RoleRefusal, lambda: join(egress, invitation.token, hub.sites["north"]))
 
 
+@pytest.mark.fault("F10", offered=1)
 def test_a_revoked_site_is_turned_away_and_may_join_anew(hub):
     with hub.egress("north") as egress:
         egress.status("mini")
@@ -294,6 +296,7 @@ def test_what_changed_during_an_upload_is_decided_again_in_the_commit(hub, monke
 
 
 # -- anchors ----------------------------------------------------------------------------------------------------
+@pytest.mark.fault("F17")
 def test_a_ledger_only_grows_in_the_coordinators_eyes(hub):
     with hub.egress("north") as egress:
         first = egress.anchor(hub.anchor("north", 3))
@@ -313,6 +316,7 @@ def test_a_ledger_only_grows_in_the_coordinators_eyes(hub):
     assert hub.store.anchor("south") is None
 
 
+@pytest.mark.fault("F17")
 def test_a_ledger_put_back_that_grows_past_the_last_anchor_is_refused(hub):
     """The witnessed head is at 9; the site comes back with entries 1 to 4 as they were and others after them."""
     with hub.egress("north") as egress:
@@ -369,6 +373,7 @@ def test_links_that_are_too_many_or_not_as_many_as_entries_are_refused(hub):
     assert hub.store.anchor("north") is None
 
 
+@pytest.mark.fault("F17")
 def test_only_the_leads_word_lets_a_ledger_begin_anew_and_only_from_the_head_it_names(hub):
     again = {"branch": "restored", "since": 4, "after": 4}
     with hub.egress("north") as egress:
@@ -404,6 +409,7 @@ def test_a_permission_is_void_once_the_ledger_was_anchored_after_all(hub):
 
 
 # -- what a signature does not stop -----------------------------------------------------------------------------
+@pytest.mark.fault("F8", cases=8, offered=8)
 def test_a_statement_is_worth_nothing_in_another_place(hub, plan):
     sealed = hub.seal("north")
     with hub.egress("north") as egress:
@@ -447,6 +453,7 @@ def test_a_delivery_asks_the_database_as_often_after_many_waves_as_after_few(hub
     assert counts[3] == counts[12]
 
 
+@pytest.mark.fault("F9", offered=1)
 @pytest.mark.parametrize(
     "changes", [{"wave": 1 << 70}, {"plan_version": 1 << 40}, {"bundle_bytes": 1 << 64}, {"wave": -1}]
 )
@@ -456,6 +463,7 @@ def test_a_number_that_no_database_holds_is_refused_by_its_form(hub, changes):
         refused(SchemaRefusal, lambda: offer(client, sealed))
 
 
+@pytest.mark.fault("F8", cases=5, offered=5)
 def test_a_release_follows_the_newest_plan_and_an_open_wave(hub, plan):
     with hub.egress("north") as egress:
         for wave in (99, 41):
@@ -479,6 +487,7 @@ def test_a_release_follows_the_newest_plan_and_an_open_wave(hub, plan):
     assert len(hub.contents()) == 1
 
 
+@pytest.mark.fault("F10", cases=7, offered=7)
 def test_signatures_must_be_of_the_pinned_keys_in_their_roles(hub):
     keys, stranger = hub.sites["north"], SigningKey.generate()
     with hub.egress("north") as egress:
@@ -514,7 +523,8 @@ def test_signatures_must_be_of_the_pinned_keys_in_their_roles(hub):
 FLIPPED = (SignatureRefusal, SchemaRefusal, ApprovalRefusal, RoleRefusal)
 
 
-def test_no_flipped_bit_of_an_envelope_is_accepted(hub, monkeypatch):
+@pytest.mark.fault("F9")
+def test_no_flipped_bit_of_an_envelope_is_accepted(hub, monkeypatch, tally):
     sealed = hub.seal("north")
     data = sealed.envelope.to_bytes()
     asked = Call(peer=Peer(role="site", site="north", serial="0"))
@@ -530,6 +540,7 @@ def test_no_flipped_bit_of_an_envelope_is_accepted(hub, monkeypatch):
         except FLIPPED as refusal:
             answers[type(refusal)] += 1
     assert answers.total() == 8 * len(data) > 7000
+    tally(cases=answers.total(), offered=answers.total(), accepted=answers["accepted"])
     assert set(answers) <= set(FLIPPED)
     assert hub.contents() == set()
     # The same over the wire, for a few.
@@ -552,6 +563,7 @@ def chunks_of(data: bytes, digest: str, size: int = 1000, start: int = 0) -> lis
     ]
 
 
+@pytest.mark.fault("F9", cases=2, offered=2)
 def test_a_tampered_bundle_is_refused_on_either_side(hub):
     sealed = hub.seal("north")
     data, digest = sealed.path.read_bytes(), sealed.statement.bundle_sha256
@@ -629,6 +641,7 @@ def test_a_connection_lost_while_paused_is_not_tried_again(hub, monkeypatch):
     assert tries == ["Offer"]
 
 
+@pytest.mark.fault("F18", bundles=1, sites=1)
 def test_a_delivery_that_was_cut_goes_on_from_there_with_the_same_bytes(hub):
     sealed = hub.seal("north", table=small_table(200_000))
     total = sealed.statement.bundle_bytes
@@ -675,6 +688,7 @@ def test_bytes_that_change_while_they_are_sent_do_not_leave(hub):
     assert hub.store.verify_log() == 1
 
 
+@pytest.mark.fault("F3", cases=1, bundles=1, sites=1)
 @pytest.mark.parametrize("excess", [None, 0, 9])
 def test_a_staged_half_that_a_power_cut_has_damaged_is_sent_anew(hub, excess):
     """The site sends from where the coordinator says; when the whole is wrong, it sends the whole again."""
@@ -688,8 +702,9 @@ def test_a_staged_half_that_a_power_cut_has_damaged_is_sent_anew(hub, excess):
     assert hub.store.verify_log() == 1
 
 
+@pytest.mark.fault("F7")
 @pytest.mark.soak
-def test_ten_thousand_deliveries_from_thirty_two_clients_give_one_acceptance(hub, record_property):
+def test_ten_thousand_deliveries_from_thirty_two_clients_give_one_acceptance(hub, record_property, tally):
     sealed = hub.seal("north")
 
     def deliver(_: int):
@@ -700,9 +715,11 @@ def test_ten_thousand_deliveries_from_thirty_two_clients_give_one_acceptance(hub
         answers = set().union(*pool.map(deliver, range(32)))
     record_property("deliveries", 32 * 313)
     record_property("accepted", len(hub.store.releases()))
+    tally(cases=32 * 313, bundles=1, sites=1, duplicated=len(hub.store.releases()) - 1)
     assert len(answers) == len(hub.store.releases()) == hub.store.verify_log() == 1
 
 
+@pytest.mark.fault("F9", cases=7, offered=7)
 def test_chunks_in_the_wrong_place_or_of_another_bundle_are_refused(hub):
     sealed = hub.seal("north")
     data, digest = sealed.path.read_bytes(), sealed.statement.bundle_sha256
@@ -725,6 +742,7 @@ def test_chunks_in_the_wrong_place_or_of_another_bundle_are_refused(hub):
     assert not any(name.endswith((".part", ".zip")) for name in hub.contents())
 
 
+@pytest.mark.fault("F11", offered=1)
 def test_a_bundle_over_the_cap_is_refused_before_it_is_sent(tmp_path, plan):
     hub = Hub(tmp_path / "hub", plan, "north")
     sealed = hub.seal("north", table=small_table(2000))
@@ -734,6 +752,7 @@ def test_a_bundle_over_the_cap_is_refused_before_it_is_sent(tmp_path, plan):
     hub.store.close()
 
 
+@pytest.mark.fault("F5", cases=3)
 def test_a_full_disk_is_a_refusal_and_leaves_nothing_half_written(hub, monkeypatch):
     sealed = hub.seal("north", table=small_table(5000))
     data, digest = sealed.path.read_bytes(), sealed.statement.bundle_sha256
@@ -796,6 +815,7 @@ def with_nan(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(sbp=table["sbp"].where(table.index != 3))
 
 
+@pytest.mark.fault("F13", cases=2, offered=2)
 @pytest.mark.parametrize(
     ("wrong", "kind"),
     [
@@ -853,6 +873,7 @@ def tight(plan: StudyPlan, releases: int, **changes) -> StudyPlan:
     )
 
 
+@pytest.mark.fault("F13", offered=1)
 def test_what_arrived_before_counts_against_the_budget_whatever_became_of_it(hub, plan):
     """A release and a quarantined one are two charges; the third is one too many."""
     two = tight(plan, 2)
@@ -930,6 +951,7 @@ def test_releases_of_new_persons_only_are_held_against_one_charge(hub, plan):
             egress.send(sealed.envelope, sealed.path)
 
 
+@pytest.mark.fault("F8")
 def test_two_receipts_that_follow_the_same_one_are_a_fork_unless_the_ledger_began_anew(hub):
     with hub.egress("north", sleep=lambda seconds: None) as egress:
 
@@ -956,6 +978,7 @@ def test_two_receipts_that_follow_the_same_one_are_a_fork_unless_the_ledger_bega
         egress.send(explained.envelope, explained.path)
 
 
+@pytest.mark.fault("F13", offered=1)
 def test_members_swapped_inside_a_bundle_are_kept_apart(hub):
     good = hub.seal("north").path.read_bytes()
     other = hub.seal("north", table=small_table(seed=5)).path.read_bytes()
@@ -967,6 +990,7 @@ def test_members_swapped_inside_a_bundle_are_kept_apart(hub):
 
 
 # -- exactly once -----------------------------------------------------------------------------------------------
+@pytest.mark.fault("F7", cases=32, bundles=1, sites=1)
 def test_thirty_two_deliveries_at_once_give_one_acceptance(hub):
     sealed = hub.seal("north", table=small_table(20_000))
     gate = threading.Barrier(32)
@@ -984,6 +1008,7 @@ def test_thirty_two_deliveries_at_once_give_one_acceptance(hub):
     assert hub.contents() == {f"bundles/{sealed.statement.bundle_sha256}.zip"}
 
 
+@pytest.mark.fault("F7", cases=8, bundles=1, sites=1)
 def test_different_bytes_for_one_place_at_once_give_one_acceptance(hub):
     rivals = [hub.seal("north", table=small_table(seed=k), release_id=f"{k:02d}" * 16) for k in range(8)]
     gate = threading.Barrier(8)
@@ -1003,7 +1028,8 @@ def test_different_bytes_for_one_place_at_once_give_one_acceptance(hub):
     assert {name for name in hub.contents() if name.endswith(".zip")} == {f"bundles/{release.bundle_sha256}.zip"}
 
 
-def test_a_reader_sees_whole_releases_only(hub):
+@pytest.mark.fault("F2")
+def test_a_reader_sees_whole_releases_only(hub, tally):
     """A reader that never stops looking finds, for every release it sees, the whole table."""
     done = threading.Event()
     seen: list[int] = []
@@ -1025,6 +1051,7 @@ def test_a_reader_sees_whole_releases_only(hub):
         done.set()
         reading.result()
     assert seen
+    tally(reads=len(seen), half_reads=0, bundles=6, sites=1)
 
 
 # -- crashes ----------------------------------------------------------------------------------------------------
@@ -1114,9 +1141,10 @@ def failpoints(kind: str = "ingest") -> list[str]:
     return [name for name in names if name.startswith(f"{kind}.")]
 
 
+@pytest.mark.fault("F2")
 @pytest.mark.parametrize("rounds", [1, pytest.param(25, marks=pytest.mark.soak)])
 def test_a_server_killed_at_any_step_ends_with_one_acceptance_when_the_site_asks_again(
-    tmp_path, plan, rounds, record_property
+    tmp_path, plan, rounds, record_property, tally
 ):
     if rounds > 1:
         if not os.environ.get("TRIBUTARY_SOAK"):
@@ -1128,6 +1156,8 @@ def test_a_server_killed_at_any_step_ends_with_one_acceptance_when_the_site_asks
     record_property("rounds", rounds)
     record_property("killed", len(killed))
     record_property("failpoints", len(set(killed)))
+    tally(cases=len(killed), sites=rounds, bundles=len(killed), lost=0, duplicated=0)
+    tally(failpoints=killed, failpoints_written=failpoints())
     assert killed == (failpoints() * rounds if rounds > 1 else part_of_today(failpoints(), 5))
 
 
@@ -1197,6 +1227,7 @@ def test_every_write_of_an_ingest_stands_between_two_failpoints():
         assert 'reach("ingest.' in text[place : place + 500], step
 
 
+@pytest.mark.fault("F6")
 def test_a_second_server_on_one_home_is_refused(hub):
     refused(LockedRefusal, hub.serve)
 
@@ -1230,6 +1261,7 @@ def test_the_log_has_one_line_per_decision_and_no_values(hub, caplog):
     assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00 ", line) for line in lines)
 
 
+@pytest.mark.fault("F8", offered=1)
 def test_a_hand_made_request_about_another_study_is_refused(hub):
     with hub.client("north") as client:
         for name in ("FetchPlan", "Status"):
@@ -1242,6 +1274,7 @@ def test_digests_are_of_the_bytes(hub):
 
 
 # -- author and approver --------------------------------------------------------------------------------------------
+@pytest.mark.fault("F10", "I7", offered=1)
 def test_the_author_of_a_release_is_not_its_approver_where_the_plan_says_so(tmp_path, plan):
     apart = dataclasses.replace(plan, floors=dataclasses.replace(plan.floors, author_apart=True))
     hub = Hub(tmp_path / "hub", apart, "north")

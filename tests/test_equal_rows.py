@@ -18,7 +18,7 @@ from shared.plans.plan import Budget
 from site_agent.config import TableSource
 from site_agent.release import equal_rows
 from site_agent.release.checks import CHANCE, require_rehearsed
-from site_agent.release.equal_rows import ChanceHits, hits_on
+from site_agent.release.equal_rows import ChanceHits, held_against, hits_on
 from site_agent.release.pipeline import make_release
 
 LIKE = Dictionary(
@@ -117,6 +117,53 @@ def test_a_large_release_is_held_by_a_part_of_it_against_as_many_tables_as_a_sma
     require_rehearsed([int(enough) - 3], lambda tables: chance)
     with pytest.raises(ChecksRefusal, match="exactly one person"):
         require_rehearsed([int(enough) + 3], lambda tables: chance)
+
+
+def test_tables_are_drawn_only_until_a_release_is_within_them_and_the_answer_is_that_of_all(monkeypatch):
+    monkeypatch.setattr(equal_rows, "TABLES", 30)
+    monkeypatch.setattr(equal_rows, "CONFIRMED", 60)
+    monkeypatch.setattr(equal_rows, "TOGETHER", 600)
+    drawn = []
+    for seed in range(4):
+        real, released = together(120, seed), together(120, 1000 + seed)
+        if copied := seed % 2:
+            alone = real[~real.duplicated(keep=False)]
+            released = pd.concat([alone.iloc[:60], released.iloc[60:]], ignore_index=True)
+        found = []
+        for early in (True, False):
+            source = iter(range(2000, 9000))
+
+            def chance(many, enough, early=early, real=real, source=source):
+                made = ChanceHits.simulated(
+                    real,
+                    likely(real),
+                    LIKE,
+                    lambda places: together(len(places), next(source)),
+                    tables=many,
+                    enough=enough if early else lambda so_far: False,
+                )
+                drawn.append((early, len(made.counts)))
+                return made
+
+            found.append(held_against(released, LIKE, chance))
+        first, every = found
+        assert (first.found, first.far, first.beyond_chance) == (every.found, every.far, every.beyond_chance)
+        assert every.beyond_chance == bool(copied)
+    assert sum(many for early, many in drawn if early) < sum(many for early, many in drawn if not early)
+
+
+def test_a_release_that_hits_nobody_is_held_against_no_table():
+    real, missed = together(120, 1), together(120, 2).assign(c0=40)
+
+    def draw(places):
+        raise AssertionError("a table was drawn")
+
+    def chance(many, enough):
+        return ChanceHits.simulated(real, likely(real), LIKE, draw, tables=many, enough=enough)
+
+    hits = held_against(missed, LIKE, chance)
+    assert (hits.found, hits.beyond_chance) == (0, False)
+    require_rehearsed([0, 2, 0, 0, 1], draw)
 
 
 def release(tmp_path, plan, table):

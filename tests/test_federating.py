@@ -227,6 +227,7 @@ QUICK = {
 }
 
 
+@pytest.mark.fault("F1")
 @pytest.mark.parametrize(
     ("place", "time", "lost"),
     [
@@ -252,7 +253,7 @@ QUICK = {
     ],
 )
 def test_a_site_killed_anywhere_answers_with_the_same_bytes_or_not_at_all(
-    monkeypatch, hub, hospitals, place, time, lost
+    monkeypatch, hub, hospitals, place, time, lost, tally
 ):
     victim, *others = hospitals
     threads = [other.start() for other in others]
@@ -277,6 +278,7 @@ def test_a_site_killed_anywhere_answers_with_the_same_bytes_or_not_at_all(
     assert {k: after[k] for k in left} == left  # nothing that had left was changed
     assert victim.charged == pytest.approx(others[0].charged)
     assert victim.ledger.verify()
+    tally(cases=1, sites=3, undercounted=0, second_draws=0, failpoints=[place], failpoints_written=[place])
 
 
 def test_these_are_all_the_places_at_which_a_site_may_be_killed():
@@ -289,7 +291,11 @@ def test_these_are_all_the_places_at_which_a_site_may_be_killed():
         for place in re.findall(r'write_whole\([^)]*"(federate\.[a-z_]+)"\)', text)
         for step in ("before_write", "before_fsync", "before_rename", "after_rename", "after_fsync")
     }
-    [mark] = [m for m in test_a_site_killed_anywhere_answers_with_the_same_bytes_or_not_at_all.pytestmark if m.args]
+    [mark] = [
+        m
+        for m in test_a_site_killed_anywhere_answers_with_the_same_bytes_or_not_at_all.pytestmark
+        if m.name == "parametrize"
+    ]
     tried = {case.values[0] for case in mark.args[1]}
     assert {place for place in here if not place.startswith("federate.flow.")} <= tried
 
@@ -324,6 +330,7 @@ def answers(hub: Hub, hospital: Hospital) -> dict[int, bytes]:
     return {k: answer.content for k, answer in given.items() if answer is not None}
 
 
+@pytest.mark.fault("F2")
 @pytest.mark.parametrize(
     "place", ["rounds.before_ask", pytest.param("rounds.after_ask", marks=pytest.mark.soak)], ids=str
 )
@@ -435,6 +442,7 @@ class Lying(Through):
         return self.egress.answer_round(said.sign(self.key), content, self.key.public)
 
 
+@pytest.mark.fault("F20", offered=2)
 def test_a_lie_is_refused_by_name_and_the_others_train_on(hub, hospitals):
     """Not a number, far too many numbers, and an old answer signed anew: each costs the site that sent it."""
     liar, *others = hospitals
@@ -532,6 +540,7 @@ def ask(hub: Hub, number: int = 1, *, seed: int = 0, key: SigningKey | None = No
     return said
 
 
+@pytest.mark.fault("F20", offered=1)
 def test_a_round_beyond_the_charge_is_refused_before_anything_is_charged(hub, hospitals):
     ask(hub, 4)
     with pytest.raises(RoundsRefusal, match="at most the 3 rounds"):
@@ -539,6 +548,7 @@ def test_a_round_beyond_the_charge_is_refused_before_anything_is_charged(hub, ho
     assert hospitals[0].ledger.holds() == []
 
 
+@pytest.mark.fault("F20", offered=1)
 def test_a_round_that_was_answered_is_not_answered_again_to_other_weights(hub, hospitals):
     """A coordinator that begins anew, or wants to hear twice, hears nothing: the second draw is not paid for."""
     [hospital] = hospitals[:1]
@@ -554,6 +564,7 @@ def test_a_round_that_was_answered_is_not_answered_again_to_other_weights(hub, h
     assert len(hospital.ledger.entries()) == before
 
 
+@pytest.mark.fault("F20", offered=1)
 def test_a_question_that_the_pinned_key_did_not_sign_is_not_answered(monkeypatch, hub, hospitals):
     ask(hub, key=SigningKey.generate())
     with pytest.raises(SignatureRefusal):
@@ -561,6 +572,7 @@ def test_a_question_that_the_pinned_key_did_not_sign_is_not_answered(monkeypatch
     assert hospitals[0].ledger.holds() == []
 
 
+@pytest.mark.fault("F20", offered=1)
 def test_what_the_site_does_not_allow_is_not_charged(hub, hospitals):
     ask(hub)
     [hospital] = hospitals[:1]
@@ -608,6 +620,7 @@ def test_a_budget_that_does_not_hold_the_whole_training_holds_none_of_it(hub, ho
     assert hospital.ledger.holds() == []
 
 
+@pytest.mark.fault("F20", offered=1)
 def test_an_old_acknowledgement_begins_no_round(hub, hospitals):
     """Two copies of a home and a coordinator that shows both one receipt: without this, two draws for one charge."""
     [hospital] = hospitals[:1]

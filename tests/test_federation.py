@@ -241,6 +241,7 @@ def bad_questions():
     return found
 
 
+@pytest.mark.fault("F20", offered=1)
 @pytest.mark.parametrize("name", list(bad_questions()))
 def test_a_bad_question_is_refused_before_a_round_is_claimed_or_a_record_is_read(name):
     message, kind = bad_questions()[name]
@@ -427,6 +428,7 @@ def test_two_hundred_sites_train_in_one_process(tmp_path):
 
 
 # -- crashes ------------------------------------------------------------------------------------------------------
+@pytest.mark.fault("F2", answers=1)
 @pytest.mark.parametrize("strategy", ["fedavg", "fedadam"])
 def test_a_training_that_is_killed_goes_on_to_the_very_flow_of_one_that_is_not(strategy, tmp_path):
     plan = made(replace(FEDERATED, strategy=strategy))
@@ -561,6 +563,7 @@ def away(tmp_path_factory) -> FederatedFlow:
     return hub.run(memory_grid(apps), PLAN, sites, tmp_path_factory.mktemp("away"))
 
 
+@pytest.mark.fault("F20", offered=1)
 @pytest.mark.parametrize("name", list(lies()))
 def test_an_answer_that_cannot_be_one_is_refused_with_a_reason_and_the_others_train_on(name, away, tmp_path):
     lie, code = lies()[name]

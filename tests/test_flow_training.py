@@ -264,6 +264,7 @@ def test_records_are_untouched():
     assert np.array_equal(x, kept)
 
 
+@pytest.mark.fault("F22")
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -289,6 +290,7 @@ def test_a_refusal_names_no_value():
     assert "86" not in str(refusal.value)
 
 
+@pytest.mark.fault("F22")
 def test_a_diverging_likelihood_is_refused(monkeypatch):
     monkeypatch.setattr(flow_trainer.Trainer, "_cosine", lambda self, epoch: 1e30)
     with pytest.raises(TrainingRefusal, match="stay finite"):

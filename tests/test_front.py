@@ -219,6 +219,7 @@ def test_a_site_that_holds_calls_keeps_no_other_site_out_and_is_told_so(authorit
             asks(late)
 
 
+@pytest.mark.fault("F10")
 def test_a_revoked_site_and_an_invitation_that_has_served_hold_nothing(minis):
     hub, used = minis
     hub.store.revoke_site("north")
@@ -304,6 +305,7 @@ def upload(call, chunk):
     return SignedDocument(envelope=b"%d" % total)
 
 
+@pytest.mark.fault("F18")
 def test_sixteen_slow_uploads_keep_no_other_site_out(authority):
     chunk = wire.encode(Chunk(bundle_sha256="a" * 64, offset=0, data=b"x"))
     with sites_port(authority, {"Upload": upload}) as server, contextlib.ExitStack() as open_:
@@ -332,6 +334,7 @@ def test_a_stream_that_breaks_off_leaves_its_handler(authority):
         until(lambda: seen == ["left"])
 
 
+@pytest.mark.fault("F10")
 def test_a_revocation_ends_an_upload_that_runs(authority, monkeypatch):
     monkeypatch.setattr(transport, "RECHECK", 0.0)
     revoked = threading.Event()

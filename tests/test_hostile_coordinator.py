@@ -43,7 +43,7 @@ from shared.wire.messages import (
     require_countersigned,
 )
 from shared.wire.transport import Client
-from site_agent.ledger.recovery import survey
+from site_agent.decide.recovery import survey
 
 TODAY = dt.date(2026, 5, 1)
 
@@ -71,6 +71,7 @@ def agent(tmp_path, monkeypatch):
 
 
 # -- asking for what nobody approved -----------------------------------------------------------------------------
+@pytest.mark.fault("F20", offered=1)
 def test_there_is_no_method_by_which_a_coordinator_starts_work_and_an_unknown_one_is_refused(agent):
     more = {"RunTask": Method(request=StudyRequest, reply=SignedDocument)}
     client = Client(
@@ -84,6 +85,7 @@ def test_there_is_no_method_by_which_a_coordinator_starts_work_and_an_unknown_on
         refused(UnknownMethod, lambda: client.call("RunTask", StudyRequest(study="mini"), timeout=10))
 
 
+@pytest.mark.fault("F20", offered=1)
 def test_a_request_for_work_hidden_in_an_answer_is_refused_and_noted(agent, monkeypatch, caplog):
     plain = wire.encode
     hidden = b"\xfa\x07\x08run this"  # a field that no version has
@@ -98,6 +100,7 @@ def test_a_request_for_work_hidden_in_an_answer_is_refused_and_noted(agent, monk
     assert "run this" not in caplog.text
 
 
+@pytest.mark.fault("F8", "F19", offered=1)
 @pytest.mark.parametrize(
     ("shown", "kind"),
     [
@@ -128,6 +131,7 @@ def test_a_plan_that_is_not_the_leads_newest_for_this_study_is_refused(agent, sh
     assert [plan.version for plan in plans.filed("mini")] == [3]
 
 
+@pytest.mark.fault("F19", "I7")
 def test_without_an_approval_no_byte_leaves_whatever_the_coordinator_answers(agent):
     asked = []
     agent.lies["Offer"] = lambda call, request: asked.append("Offer") or Offered(offset=0)
@@ -139,6 +143,7 @@ def test_without_an_approval_no_byte_leaves_whatever_the_coordinator_answers(age
     assert asked == []
 
 
+@pytest.mark.fault("F19")
 def test_an_offset_or_acceptance_of_other_bytes_takes_nothing_more_out(agent):
     sealed = agent.hub.seal("north")
     taken = []
@@ -165,6 +170,7 @@ def test_an_offset_or_acceptance_of_other_bytes_takes_nothing_more_out(agent):
 
 
 # -- what it has acknowledged --------------------------------------------------------------------------------------
+@pytest.mark.fault("F19")
 def test_an_acknowledgement_that_is_hidden_later_is_still_signed_at_the_site(agent):
     sealed = agent.hub.seal("north")
     acceptance = agent.door.send(sealed.envelope, sealed.path)
@@ -198,6 +204,7 @@ def test_an_acknowledgement_withheld_costs_a_second_delivery_of_the_same_bytes_a
     assert len(agent.hub.store.releases()) == 1
 
 
+@pytest.mark.fault("F19", log_lies=1)
 def test_two_histories_are_found_by_the_next_answer_and_both_are_kept(agent, caplog):
     """The coordinator forks its log after the site has seen two entries, and signs what it says of the other one."""
     hub, key = agent.hub, agent.hub.authority.witness
@@ -257,6 +264,7 @@ def said(agent, **changes) -> Holdings:
     return dataclasses.replace(honest, **changes)
 
 
+@pytest.mark.fault("F19")
 def test_invented_releases_are_not_counted(agent):
     old_copy(agent)
     honest = survey(agent.ledger, agent.plans, agent.door, ["mini"])
@@ -276,6 +284,7 @@ def test_invented_releases_are_not_counted(agent):
     assert survey(agent.ledger, agent.plans, agent.door, ["mini"]) == honest
 
 
+@pytest.mark.fault("F19", log_lies=1)
 def test_a_later_head_than_the_site_signed_is_refused(agent):
     old_copy(agent)
     receipt, envelope, _ = agent.hub.store.witnessed("north")
@@ -293,6 +302,7 @@ def test_a_later_head_than_the_site_signed_is_refused(agent):
     assert len(envelope) > 0
 
 
+@pytest.mark.fault("F19")
 def test_releases_that_are_hidden_make_the_site_count_more_never_less(agent):
     old_copy(agent)
     honest = survey(agent.ledger, agent.plans, agent.door, ["mini"])
@@ -315,6 +325,7 @@ def test_more_releases_than_an_answer_may_name_are_refused(agent, monkeypatch):
     refused(SchemaRefusal, lambda: agent.door.status("mini"))
 
 
+@pytest.mark.fault("F19")
 def test_a_withdrawal_that_is_dropped_has_no_signed_answer(agent):
     sealed = agent.hub.seal("north", table=small_table(seed=3))
     agent.door.send(sealed.envelope, sealed.path)

@@ -21,7 +21,6 @@ from coordinator.pooling.intervals import (
     SurrogateSampler,
     effective_order,
     parts,
-    too_much,
     with_release_variance,
 )
 from coordinator.pooling.pool import pool, pool_estimates, pooled_data
@@ -317,12 +316,48 @@ def test_where_a_known_bias_is_large_beside_the_interval_the_pooled_result_says_
         return Estimate(yi=0.157, vi_sampling=variance, vi_naive=variance / 2, attenuation=attenuation, **how)
 
     precise = pool_estimates([row("A", 1e-4, 0.08), row("B", 1e-4, 0.08), row("C", 1e-4, 0.08)])
-    assert any("towards zero by about" in note for note in precise.notes)
+    (caution,) = precise.doubts
+    assert caution in precise.notes
+    assert "sbp/10 by about a factor of 1.013" in caution
+    # An interval that leaves it out is known to be false: it holds what the records would say.
+    assert precise.se == pytest.approx(math.hypot(precise.se_model, 0.08 * 0.157))
+    assert precise.ci_ub > 0.157 / (1 - 0.08)
     for other in ((1e-2, 0.08), (1e-4, 0.0)):
         calm = pool_estimates([row(site, *other) for site in "ABC"])
-        assert not any("towards zero" in note for note in calm.notes)
-    assert too_much(0.08, 0.157, 0.02)
+        assert calm.doubts == ()
+        assert calm.shared == 0
     assert pool([0.1, 0.2], [0.01, 0.01]).naive is None
+
+
+def heavy(seed, n=1500):
+    """Counts whose few largest are far beyond a Poisson model, and some that follow it."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=n)
+    rate = np.exp(0.5 + 0.3 * x)
+    return pd.DataFrame({"x": x, "wild": rng.poisson(rate * rng.gamma(0.5, 2, n)), "tame": rng.poisson(rate)})
+
+
+def test_noise_on_rows_that_deny_the_model_is_counted_with_their_own_spread_and_told():
+    sites = {outcome: [] for outcome in ("wild", "tame")}
+    for site in range(4):
+        table = heavy(site)
+        for outcome, rows in sites.items():
+            question = parse_estimand(f"poisson({outcome}) ~ x")
+            claimed = estimate(table, question, site=f"s{site}")
+            draws = [Draw(rows=len(table), w=0.8, fitted_on=len(table), outcomes_last=True)]
+            rows += with_release_variance(claimed, table, question, draws)
+            assert claimed[0].vi_sandwich == pytest.approx(float((influence(table, question)["x"] ** 2).sum()))
+    for row in sites["wild"]:
+        assert row.sandwich_ratio > 2
+        assert row.vi_privacy > 0.5 * row.vi_naive
+    assert all(row.sandwich_ratio == 1 for row in sites["tame"])
+    assert pool_estimates(sites["tame"]).doubts == ()
+    (caution,) = pool_estimates(sites["wild"]).doubts
+    assert "deny the model behind x" in caution
+    shown = io.StringIO()
+    show_pooled(Console(width=400, file=shown), pool_estimates(sites["wild"]))
+    assert f"caution  {caution}" in shown.getvalue()
+    assert f"note  {caution}" not in shown.getvalue()
 
 
 def test_the_bias_measured_of_flows_is_not_said_of_outcomes_drawn_given_the_covariates():

@@ -67,6 +67,7 @@ def test_one_key_cannot_count_twice():
         envelope.require("a/b", {key.public.key_id: key.public}, threshold=2)
 
 
+@pytest.mark.fault("F9")
 def test_every_flipped_bit_of_an_envelope_is_found():
     key = SigningKey.generate()
     pinned = {key.public.key_id: key.public}
@@ -88,6 +89,7 @@ def test_an_envelope_has_one_form_only():
         Envelope.from_bytes(spare)
 
 
+@pytest.mark.fault("F9")
 def test_malformed_envelopes_and_keys_are_refused():
     for data in (b"", b"[]", b"{}", b'{"payload":"","payloadType":"","signatures":[]}', b"\xff", b"[" * 100_000):
         with pytest.raises(SchemaRefusal):
@@ -106,6 +108,7 @@ def test_a_guess_at_a_passphrase_costs_128_megabytes_and_the_price_stands_in_the
     assert b"PRIVATE" not in path.read_bytes()
 
 
+@pytest.mark.fault("F23")
 def test_a_key_of_an_earlier_version_is_encrypted_anew_at_its_next_use(tmp_path):
     key, path = Ed25519PrivateKey.generate(), tmp_path / "ada.pem"
     lock = serialization.BestAvailableEncryption(b"eight888")  # what was long enough then still opens

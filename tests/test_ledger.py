@@ -43,7 +43,7 @@ from shared.wire.messages import ANCHOR_TYPE, AnchorHead
 from site_agent.ledger import charge, state
 from site_agent.ledger import entries as entries_module
 from site_agent.ledger.book import Ledger
-from site_agent.ledger.lock import StateLock
+from site_agent.lock import StateLock
 
 DELTA = 1e-6
 GAUSSIAN = privacy.Gaussian(sigma=4.0, sensitivity=1.0)
@@ -183,6 +183,7 @@ def test_a_single_release_shows_its_exact_epsilon_and_is_enforced_by_renyi(ledge
     assert (spent.shown, spent.epsilon) == pytest.approx((exact, enforced), rel=1e-12)
 
 
+@pytest.mark.fault("F16")
 def test_a_release_beyond_the_cap_is_refused_and_leaves_no_entry(ledger):
     cap = privacy.epsilon_from_rdp(2 * privacy.rdp(GAUSSIAN), DELTA)
     reserve(ledger, 1, cap=cap)
@@ -369,6 +370,7 @@ def test_the_receipt_chain_begins_with_zeros_and_follows_the_seals_of_a_study(le
     assert ledger.last_receipt("heart") == "1" * 64
 
 
+@pytest.mark.fault("F15")
 def test_order_does_not_depend_on_the_clock(ledger, monkeypatch):
     reserve(ledger, 1)
 
@@ -424,6 +426,7 @@ def tampered(ledger: Ledger, *statements: str, without_triggers: bool = True) ->
     connection.close()
 
 
+@pytest.mark.fault("F17")
 @pytest.mark.parametrize(
     "statements",
     [
@@ -452,12 +455,14 @@ def test_an_edited_ledger_is_found_out(ledger, statements):
         ledger.verify()
 
 
+@pytest.mark.fault("F17")
 def test_a_ledger_without_its_triggers_is_found_out(ledger):
     tampered(ledger, without_triggers=False)
     with pytest.raises(LedgerRefusal, match="triggers"):
         reopened(ledger)
 
 
+@pytest.mark.fault("F17")
 def test_a_chain_rebuilt_without_the_release_key_is_found_out(ledger, tmp_path):
     drawing(ledger)
     forger = SigningKey.generate()
@@ -470,6 +475,7 @@ def test_a_chain_rebuilt_without_the_release_key_is_found_out(ledger, tmp_path):
         reopened(ledger)
 
 
+@pytest.mark.fault("F17", cases=400)
 def test_every_flipped_byte_is_found_out_or_changes_nothing(ledger, tmp_path):
     hold = drawing(ledger)
     ledger.seal(hold, DIGEST)
@@ -506,6 +512,7 @@ def saved(ledger: Ledger, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.fault("F17")
 def test_an_old_copy_of_the_database_is_found_out_by_the_second_file(ledger, tmp_path):
     reserve(ledger, 1)
     backup = saved(ledger, tmp_path / "backup")
@@ -517,6 +524,7 @@ def test_an_old_copy_of_the_database_is_found_out_by_the_second_file(ledger, tmp
         reopened(ledger)
 
 
+@pytest.mark.fault("F17")
 def test_an_old_copy_that_went_on_is_found_out_by_the_second_file(ledger, tmp_path):
     reserve(ledger, 1)
     backup = saved(ledger, tmp_path / "backup")
@@ -530,6 +538,7 @@ def test_an_old_copy_that_went_on_is_found_out_by_the_second_file(ledger, tmp_pa
         reopened(ledger)
 
 
+@pytest.mark.fault("F17", cases=2)
 def test_both_files_from_an_old_copy_are_found_out_by_the_anchor(ledger, tmp_path):
     reserve(ledger, 1)
     backup = saved(ledger, tmp_path / "backup")
@@ -546,6 +555,7 @@ def test_both_files_from_an_old_copy_are_found_out_by_the_anchor(ledger, tmp_pat
         reopened(ledger).verify(receipt)
 
 
+@pytest.mark.fault("F17")
 @pytest.mark.parametrize("gone", [["ledger.db"], ["ledger.head"], ["ledger.db", "ledger.head"]])
 def test_a_deleted_file_is_found_out(ledger, gone):
     reserve(ledger)
@@ -555,6 +565,7 @@ def test_a_deleted_file_is_found_out(ledger, gone):
         reopened(ledger)
 
 
+@pytest.mark.fault("F17", cases=2)
 def test_a_new_ledger_is_not_made_over_the_traces_of_an_old_one(ledger):
     ledger.path.unlink()
     with pytest.raises(LedgerRefusal):
@@ -565,6 +576,7 @@ def test_a_new_ledger_is_not_made_over_the_traces_of_an_old_one(ledger):
         Ledger.create(ledger.path, KEY, site="north")
 
 
+@pytest.mark.fault("F17", cases=3)
 def test_a_head_file_that_says_something_else_is_found_out(ledger):
     reserve(ledger)
     whole = ledger.head_path.read_bytes()
@@ -651,7 +663,7 @@ def cache_of(price):
 def rounds_of(rounds: int) -> int:
     if rounds == 1000 and not os.environ.get("TRIBUTARY_SOAK"):
         pytest.skip("set TRIBUTARY_SOAK")
-    return soak(8, rounds) if rounds == 1000 else rounds
+    return soak(8, rounds) if rounds == 1000 else soak(rounds, rounds, usual=50)
 
 
 def assert_one_more_charge(path: Path, cap: float) -> None:
@@ -666,8 +678,9 @@ def assert_one_more_charge(path: Path, cap: float) -> None:
 LANES = 4  # rounds at the same time, each on its own ledger: whoever waits for a lock mostly sleeps
 
 
+@pytest.mark.fault("F16")
 @pytest.mark.parametrize("rounds", [8, pytest.param(1000, marks=pytest.mark.soak)])
-def test_of_64_threads_that_want_the_last_unit_exactly_one_gets_it(last_unit, rounds, record_property):
+def test_of_64_threads_that_want_the_last_unit_exactly_one_gets_it(last_unit, rounds, record_property, tally):
     cap, made = last_unit
 
     def play(turn: int) -> None:
@@ -686,10 +699,12 @@ def test_of_64_threads_that_want_the_last_unit_exactly_one_gets_it(last_unit, ro
     # Each lane a process: 64 threads of one process have one core between them.
     assert at_once(*(partial(lane, number) for number in range(LANES))) == [0] * LANES
     record_property("rounds", total)
+    tally(cases=total, overspends=0)
 
 
+@pytest.mark.fault("F16")
 @pytest.mark.parametrize("rounds", [8, pytest.param(1000, marks=pytest.mark.soak)])
-def test_of_8_processes_with_8_threads_each_exactly_one_gets_the_last_unit(last_unit, rounds, record_property):
+def test_of_8_processes_with_8_threads_each_exactly_one_gets_the_last_unit(last_unit, rounds, record_property, tally):
     cap, made = last_unit
     reserve(Ledger(made(0), KEY, site="north"), 2, cap=cap)  # priced once, for all that are forked
     total, workers = rounds_of(rounds), []
@@ -724,7 +739,9 @@ def test_of_8_processes_with_8_threads_each_exactly_one_gets_the_last_unit(last_
 
     try:
         with ThreadPoolExecutor(LANES) as pool:
-            record_property("rounds", sum(pool.map(play, range(LANES))))
+            played = sum(pool.map(play, range(LANES)))
+        record_property("rounds", played)
+        tally(cases=played, overspends=0)
     finally:
         for child, ask, tell in workers:
             os.close(ask)
@@ -745,6 +762,7 @@ def race_when_asked(first_wave: int, ask: int, tell: int, cap: float) -> None:
         os.write(tell, bytes([len(results) if right else 99]))
 
 
+@pytest.mark.fault("F16")
 def test_of_many_agents_that_reserve_the_same_wave_all_get_the_same_hold(ledger):
     found = set()
 
@@ -760,6 +778,7 @@ def test_of_many_agents_that_reserve_the_same_wave_all_get_the_same_hold(ledger)
     assert ledger.study_total("heart", DELTA).releases == 1
 
 
+@pytest.mark.fault("F16")
 def test_processes_that_create_the_ledger_at_once_make_one(tmp_path):
     path = tmp_path / "ledger.db"
     results = []
@@ -778,9 +797,10 @@ def test_processes_that_create_the_ledger_at_once_make_one(tmp_path):
 
 
 # -- the state folder -----------------------------------------------------------------------------------------------
+@pytest.mark.fault("F6")
 def test_a_second_agent_is_refused_and_told_which_file_and_process(tmp_path):
     code = (
-        "import sys, pathlib, site_agent.ledger.lock as l\n"
+        "import sys, pathlib, site_agent.lock as l\n"
         "with l.StateLock(pathlib.Path(sys.argv[1])):\n print('held', flush=True); sys.stdin.read()"
     )
     agent = subprocess.Popen(
@@ -806,12 +826,14 @@ def test_a_second_agent_is_refused_and_told_which_file_and_process(tmp_path):
         agent.stdout.close()
 
 
+@pytest.mark.fault("F6")
 def test_a_lock_can_be_taken_again_after_it_was_given_back(tmp_path):
     for _ in range(2):
         with StateLock(tmp_path):
             pass
 
 
+@pytest.mark.fault("F5", cases=18)
 def test_a_full_disk_is_refused_and_nothing_is_lost_or_half_written(ledger):
     reserve(ledger, 1)
     whole = ledger.path.stat().st_size
@@ -842,6 +864,7 @@ def test_a_full_disk_is_refused_and_nothing_is_lost_or_half_written(ledger):
     assert 2 in seen
 
 
+@pytest.mark.fault("F5", cases=7)
 def test_a_disk_that_fills_up_while_the_ledger_is_made_leaves_none_or_a_whole_one(tmp_path):
     def attempt(path: Path, limit: int) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -859,6 +882,7 @@ def test_a_disk_that_fills_up_while_the_ledger_is_made_leaves_none_or_a_whole_on
         connection.close()
 
 
+@pytest.mark.fault("F6", cases=2)
 def test_a_folder_without_write_permission_is_refused(tmp_path):
     # Root writes everywhere, so as root the attempt is made by a user who does not.
     with tempfile.TemporaryDirectory() as name:

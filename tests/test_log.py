@@ -102,6 +102,7 @@ def test_a_leaf_can_never_pass_for_a_node():
     assert leaf_hash(inside) != hashlib.sha256(b"\x01" + inside).digest() == root(LEAVES[:2])
 
 
+@pytest.mark.fault("I8")
 @pytest.mark.parametrize("size", range(1, 20))
 def test_every_entry_is_proven_and_no_other_place_size_or_leaf(size):
     leaves = [leaf_hash(bytes([i])) for i in range(size)]
@@ -119,6 +120,7 @@ def test_every_entry_is_proven_and_no_other_place_size_or_leaf(size):
             assert not verify_inclusion(leaves[index], index, size, flipped, whole)
 
 
+@pytest.mark.fault("I8")
 @pytest.mark.parametrize("size", range(1, 20))
 def test_growth_is_proven_and_a_changed_past_is_found(size):
     leaves = [leaf_hash(bytes([i])) for i in range(size)]

@@ -110,6 +110,7 @@ def test_every_release_that_an_answer_rests_on_is_proven_to_stand_in_the_signed_
         refused(StateRefusal, connection.require_followed)
 
 
+@pytest.mark.fault("F19", log_lies=2)
 def test_a_hidden_release_or_withdrawal_is_found_by_whoever_reads_the_whole_log(desk, capsys):
     lead = token(desk, "eve", role="lead")
     take_back(desk.store, "gamma", desk.keys["gamma"])
@@ -133,6 +134,7 @@ def test_a_hidden_release_or_withdrawal_is_found_by_whoever_reads_the_whole_log(
         refused(RoleRefusal, lambda: connection._client.call("Watch", WatchRequest(entries=(0,)), timeout=10))
 
 
+@pytest.mark.fault("F19", log_lies=1)
 def test_what_one_session_saw_of_the_log_the_next_one_holds_the_coordinator_to(tmp_path):
     key = SigningKey.generate()
 
@@ -210,6 +212,7 @@ def test_an_answer_names_the_sites_that_a_restored_coordinator_has_not_heard_of(
         assert told(connection) == [], "nothing of it is kept"
 
 
+@pytest.mark.fault("F15", "F19", log_lies=1)
 def test_a_restoration_that_is_dated_ahead_or_on_no_day_excuses_no_head(tmp_path):
     """Every head to come would be of before it, and a fork never told from it."""
     key, hub = SigningKey.generate(), Hub(tmp_path / "hub", PLAN, "north")

@@ -10,11 +10,11 @@ import re
 import shutil
 import signal
 import tempfile
-import uuid
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from agent_life import ADA, AGENT, BOB, PEOPLE, assert_nothing_is_undercounted, assert_settled, reserve, run_agent
 from hurry import part_of_today, soak
 from test_ledger import Accepted, acknowledge, forked
 
@@ -23,24 +23,16 @@ from shared.base.keys import Envelope, SigningKey
 from shared.errors import (
     ApprovalRefusal,
     IntegrityRefusal,
-    LedgerRefusal,
     ParameterError,
     StateRefusal,
     StorageRefusal,
 )
-from shared.privacy import accountant as privacy
 from shared.releases.receipt import STATEMENT_TYPE, Receipt, Statement, write_receipt
-from shared.wire.messages import ANCHOR_TYPE
 from site_agent.ledger import chain, drawing, files, persons, state
 from site_agent.ledger.book import Ledger
-from site_agent.ledger.lock import StateLock
 from site_agent.release import outbox as outbox_module
 from site_agent.release.outbox import Outbox
-from site_agent.release.sealed_state import FIT, ROWS
 
-AGENT, ADA, BOB = SigningKey.generate(), SigningKey.generate(), SigningKey.generate()
-PEOPLE = {"ada": ADA.public, "bob": BOB.public}
-CAP = 1e9
 BYTES = b"the sealed bytes"
 
 
@@ -54,18 +46,6 @@ def template(plan) -> Receipt:
         agent_version="0.1.0",
         n=120,
         previous="0" * 64,
-    )
-
-
-def reserve(ledger: Ledger, receipt: Receipt, release_id: str):
-    return ledger.reserve(
-        study=receipt.study,
-        plan_hash=receipt.plan_hash,
-        wave=receipt.wave,
-        release_id=release_id,
-        event=receipt.event,
-        delta=receipt.delta,
-        cap_epsilon=CAP,
     )
 
 
@@ -111,6 +91,7 @@ def test_the_chain_says_who_approved_which_bytes(outbox, template):
     assert by_kind["seal"].seq < by_kind["hold"].seq < by_kind["approve"].seq < by_kind["commit"].seq
 
 
+@pytest.mark.fault("I7")
 def test_nothing_leaves_before_it_is_approved(outbox, template):
     sealed(outbox, template, held=False)
     with pytest.raises(StateRefusal, match="held"):
@@ -123,6 +104,7 @@ def test_nothing_leaves_before_it_is_approved(outbox, template):
         outbox.hold("r", checks={}, audit={})
 
 
+@pytest.mark.fault("I7", offered=1)
 def test_only_a_registered_approver_with_the_registered_key_approves(outbox, template):
     sealed(outbox, template)
     outbox.approvers["agent"] = AGENT.public
@@ -154,6 +136,7 @@ def test_approving_twice_as_the_same_person_changes_nothing(outbox, template):
     assert outbox.ledger.entries() == entries
 
 
+@pytest.mark.fault("F9", offered=1)
 @pytest.mark.parametrize("when", ["before approval", "after approval"])
 @pytest.mark.parametrize("data", [BYTES[:-1] + b"x", BYTES + b"x", BYTES[:-1], None])
 def test_a_changed_bundle_is_neither_approved_nor_sent(outbox, template, when, data):
@@ -306,6 +289,7 @@ def test_a_whole_file_without_its_seal_is_burnt_and_deleted(outbox, template):
     assert ledger.study_total(template.study, template.delta).releases == 1
 
 
+@pytest.mark.fault("F4")
 def test_recovery_keeps_what_is_sealed(outbox, template):
     sealed(outbox, template)
     files = {path.name: path.read_bytes() for path in outbox.folder("r").iterdir()}
@@ -314,6 +298,7 @@ def test_recovery_keeps_what_is_sealed(outbox, template):
     assert {path.name: path.read_bytes() for path in outbox.folder("r").iterdir()} == files
 
 
+@pytest.mark.fault("F5")
 @pytest.mark.parametrize("step", ["write", "fsync", "replace"])
 def test_a_full_disk_while_sealing_leaves_no_half_file_and_sealing_may_be_tried_again(
     outbox, template, monkeypatch, step
@@ -359,67 +344,6 @@ def test_a_full_disk_while_sealing_leaves_no_half_file_and_sealing_may_be_tried_
 
 
 # -- kill -9 anywhere -----------------------------------------------------------------------------------------------
-class Hub:
-    """A coordinator that keeps anchors and bundles in files, so that it outlives the agent's process."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(exist_ok=True)
-
-    def note(self, name: str, line: object) -> None:
-        handle = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.write(handle, json.dumps(line).encode() + b"\n")
-        os.close(handle)
-
-    def lines(self, name: str) -> list:
-        path = self.folder / name
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def anchor(self, envelope: Envelope):
-        body = json.loads(envelope.require(ANCHOR_TYPE, {AGENT.public.key_id: AGENT.public}))
-        for seen in self.lines("anchors"):
-            if body["seq"] < seen["seq"] or (body["seq"] == seen["seq"] and body["head"] != seen["head"]):
-                raise LedgerRefusal("the head must not go back")
-        self.note("anchors", body)
-        from test_ledger import Anchored
-
-        return Anchored(body["seq"], body["head"])
-
-    def send(self, envelope: Envelope, bundle: bytes) -> Accepted:
-        keys = {key.key_id: key for key in (AGENT.public, ADA.public)}
-        statement = Statement.from_bytes(envelope.require(STATEMENT_TYPE, keys, threshold=2))
-        assert statement.bundle_sha256 == sha256_hex(bundle)
-        self.note("bundles", [statement.release_id, statement.bundle_sha256, envelope.digest])
-        return Accepted(statement.release_id, statement.bundle_sha256)
-
-
-def run_agent(home: Path, template: Receipt) -> None:
-    """One start of the agent: recover, then bring wave 1 to delivery from wherever it stands."""
-    hub = Hub(home / "hub")
-    with StateLock(home):
-        ledger = Ledger.create(home / "ledger.db", AGENT, site="north")
-        outbox = Outbox(home, ledger, approvers=PEOPLE)
-        outbox.recover()
-        try:
-            hold = reserve(ledger, template, uuid.uuid4().hex)
-        except StateRefusal:
-            return
-        if hold.state in ("reserved", "anchored"):
-            hold = ledger.mark_anchored(hold, hub.anchor(ledger.anchor_envelope()))
-            hold = ledger.start_drawing(hold, ["a-person"])
-            hub.note("draws", hold.release_id)
-            receipt = dataclasses.replace(template, release_id=hold.release_id)
-            files = {FIT: os.urandom(50), ROWS: os.urandom(50)}
-            hold = outbox.seal(hold, os.urandom(2000), receipt, files=files)
-        if hold.state in ("sealed", "sent_back"):
-            hold = outbox.hold(hold.release_id, checks={"rare": "passed"}, audit={"auc": 0.5})
-        if hold.state == "held":
-            outbox.approve(hold.release_id, ADA, "ada")
-        release = hold.release_id
-        accepted = hub.send(outbox.envelope(release), outbox.bundle(release).read_bytes())
-        outbox.delivered(release, accepted)
-
-
 def killed_at(point: str, work) -> int:
     def dying() -> None:
         os.environ["TRIBUTARY_FAILPOINT"] = point
@@ -456,46 +380,6 @@ def written_failpoints() -> set[str]:
     return plain | {name.replace("{place}", place) for name in names - plain for place in places}
 
 
-def assert_nothing_is_undercounted(home: Path, scratch: Path, template: Receipt) -> None:
-    """Right after a crash, before any recovery: as many charges as draws, or more."""
-    draws = Hub(home / "hub").lines("draws")
-    if not (home / "ledger.db").exists():
-        assert draws == []
-        return
-    shutil.rmtree(scratch, ignore_errors=True)
-    shutil.copytree(home, scratch)
-    ledger = Ledger(scratch / "ledger.db", AGENT, site="north")
-    spent = ledger.study_total(template.study, template.delta)
-    curve = len(draws) * privacy.rdp(privacy.from_canonical(template.event))
-    assert spent.releases >= len(draws)
-    assert spent.epsilon >= privacy.epsilon_from_rdp(curve, template.delta) * (1 - 1e-12)
-    assert {hold.release_id for hold in ledger.holds()} >= set(draws)
-
-
-def assert_settled(home: Path, template: Receipt) -> None:
-    """After the agent has come to an end: I4, I5, I7, I8, and one release delivered."""
-    hub = Hub(home / "hub")
-    ledger = Ledger(home / "ledger.db", AGENT, site="north")
-    outbox = Outbox(home, ledger, approvers=PEOPLE)
-    ledger.verify()
-    holds = ledger.holds()
-    draws = Counter(hub.lines("draws"))
-    assert set(draws.values()) <= {1}, "one charge, one draw"
-    assert len(holds) >= len(draws)
-    sent = {tuple(line) for line in hub.lines("bundles")}
-    assert len(sent) == 1, "one release, always in the same bytes under the same statement"
-    release_id, digest, _ = next(iter(sent))
-    delivered = [hold for hold in holds if hold.state == "delivered"]
-    assert [(hold.release_id, hold.bundle_sha256) for hold in delivered] == [(release_id, digest)]
-    assert sha256_hex(outbox.bundle(release_id).read_bytes()) == digest
-    assert all(hold.state == "burnt" for hold in holds if hold not in delivered)
-    kinds = [entry.kind for entry in ledger.entries() if entry.body.get("release_id") == release_id]
-    assert kinds.index("approve") < kinds.index("commit")
-    bundles = [path.parent.name for path in home.glob("sealed/*/bundle.zip")]
-    assert bundles == [release_id], "bytes of burnt draws are gone"
-    assert not list(home.rglob("*.part"))
-
-
 @pytest.fixture
 def quick_disk(tmp_path):
     """Memory instead of a disk where there is some: a killed process loses the same, and fsync costs nothing."""
@@ -503,9 +387,10 @@ def quick_disk(tmp_path):
         yield Path(name)
 
 
+@pytest.mark.fault("F1", "F4")
 @pytest.mark.parametrize("repeats", [1, pytest.param(25, marks=pytest.mark.soak)])
 def test_wherever_the_agent_is_killed_the_same_bytes_leave_once_or_the_charge_is_burnt(
-    quick_disk, template, repeats, record_property
+    quick_disk, template, repeats, record_property, tally
 ):
     if repeats > 1 and not os.environ.get("TRIBUTARY_SOAK"):
         pytest.skip("set TRIBUTARY_SOAK")
@@ -555,6 +440,8 @@ def test_wherever_the_agent_is_killed_the_same_bytes_leave_once_or_the_charge_is
         settle()
     record_property("failpoints", len(hit))
     record_property("kills", hit.total())
+    names = {point: "outbox" for point in written_failpoints()}
+    tally(cases=hit.total(), sites=1, bundles=hit.total(), failpoints=hit, failpoints_written=names)
     reached = {point.partition(":")[0] for point in points}
     assert set(hit) <= written_failpoints()
     assert {*reached, *(name for name in written_failpoints() if ".recover." in name)} == written_failpoints()

@@ -29,6 +29,7 @@ from shared.errors import (
     Refusal,
     SmallN,
     StateRefusal,
+    StorageRefusal,
 )
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, Wave
@@ -174,13 +175,14 @@ def test_a_small_table_is_refused_and_the_same_reservation_is_resumed_when_it_ha
     assert made.hold.state == "held"
 
 
+@pytest.mark.fault("F22", cases=5)
 def test_five_failed_trainings_are_one_charge(tmp_path, plan, site, table, monkeypatch):
     def fail(*_):
         raise MemoryError
 
     monkeypatch.setattr(drawing, "_fit", fail)
     for _ in range(5):
-        with pytest.raises(MemoryError):
+        with pytest.raises(StorageRefusal, match="memory"):
             release(plan, site, source(tmp_path, table))
     assert kinds(site) == ["genesis", "reserve", "anchor"]
 
@@ -259,6 +261,7 @@ def test_a_release_that_fails_its_audit_is_burnt_with_the_reason(quick, tmp_path
     assert "E_AUDIT" in burnt(site)
 
 
+@pytest.mark.fault("F22")
 def test_a_failure_between_drawing_and_sealing_is_burnt_and_its_words_are_not_kept(
     quick, tmp_path, plan, site, table, monkeypatch
 ):

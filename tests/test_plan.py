@@ -101,6 +101,7 @@ def test_floors_can_only_be_tightened():
     assert Floors(persons=80).persons == 80
 
 
+@pytest.mark.fault("F10", offered=1)
 def test_only_pinned_leads_open_a_plan(plan):
     lead, other, stranger = (SigningKey.generate() for _ in range(3))
     pinned = {key.public.key_id: key.public for key in (lead, other)}
@@ -113,6 +114,7 @@ def test_only_pinned_leads_open_a_plan(plan):
         open_plan(sign_plan(plan, [stranger]), pinned)
 
 
+@pytest.mark.fault("F9")
 def test_a_plan_changed_by_any_byte_no_longer_opens(plan):
     lead = SigningKey.generate()
     pinned = {lead.public.key_id: lead.public}
@@ -138,6 +140,7 @@ def test_a_plan_that_is_not_canonical_is_refused(plan):
         StudyPlan.from_bytes(canonical_json([1, 2]))
 
 
+@pytest.mark.fault("F8", offered=1)
 def test_an_expired_plan_is_refused(plan):
     old = replace(plan, expires=dt.date(2026, 1, 1))
     old.require_current(dt.date(2026, 1, 1))

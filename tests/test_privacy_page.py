@@ -18,6 +18,7 @@ from shared.mechanisms.densities.plan import DensitiesPlan
 from shared.mechanisms.grand.plan import GrandPlan
 from shared.mechanisms.kinds import KINDS
 from shared.mechanisms.moments.plan import MomentsPlan
+from shared.mechanisms.network_counts.plan import NetworkCountsPlan
 from shared.mechanisms.slicing.plan import SlicingPlan
 from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.plan import POSTURES, PrivateTraining, StudyPlan
@@ -141,6 +142,7 @@ def test_the_page_says_of_each_posture_and_mechanism_whether_it_is_offered():
         "densities": (DensitiesPlan(densities=[["sbp"]], epsilon=1.0, persons=300), None),
         "moments": (moments, None),
         "slicing": (SlicingPlan(epsilon=5.0), None),
+        "network_counts": (NetworkCountsPlan(epsilon=1.0, most_contacts=40), None),
         "grand": (GrandPlan(epsilon=1.0, d=2), None),
     }
     assert set(releases) == set(KINDS)

@@ -101,6 +101,7 @@ def test_refused_bytes_and_unfinished_uploads_expire(hub):
     assert len(hub.store.quarantined()) == 2
 
 
+@pytest.mark.fault("F15")
 def test_a_clock_that_is_a_year_ahead_deletes_nothing(hub):
     with hub.serve():
         (digest,) = refuse(hub, "north", 1)
@@ -253,6 +254,7 @@ def test_the_database_of_a_coordinator_that_is_asked_and_asked_stops_growing(hub
     assert sizes[-1] - sizes[-2] < 30 * 2000, "a line of the record each, and no answer more"
 
 
+@pytest.mark.fault("F23")
 def test_answers_of_an_earlier_version_are_nobodys_and_expire_like_others(hub):
     analysts = Analysts(hub.store, Quotas(answer_days=400))
     name = answered(analysts, 1)

@@ -30,6 +30,7 @@ from coordinator import cli
 from coordinator.answers.spending import least_total
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from coordinator.services import backup
+from coordinator.services.clocks import restoration_day
 from coordinator.services.collect import CollectionService
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import Store
@@ -40,12 +41,14 @@ from shared.errors import (
     IntegrityRefusal,
     LedgerRefusal,
     LockedRefusal,
+    ParameterError,
     PlanChanged,
     SchemaRefusal,
     SignatureRefusal,
     StateRefusal,
 )
 from shared.plans.plan import sign_plan
+from shared.wire.clocks import utc_now
 from shared.wire.messages import COLLECTION, Holdings, countersigned
 from shared.wire.tree_heads import open_head
 from site_agent.decide import reconciliation
@@ -123,7 +126,7 @@ class Study:
         made = backup.restore(
             self.folder / name,
             self.hub.home,
-            **{"keys": self.folder / "apart", "reason": "the disk failed", "today": TODAY, **how},
+            **{"keys": self.folder / "apart", "reason": "the disk failed", "day": lambda clocks: TODAY, **how},
         )
         self.begin()
         return made
@@ -200,6 +203,7 @@ def lost_and_restored(study, first: int, later: int) -> None:
     assert study.hub.store.verify_log()
 
 
+@pytest.mark.fault("F17")
 def test_what_was_delivered_after_a_backup_is_there_again_after_a_restore_and_nothing_is_charged_twice(study):
     lost_and_restored(study, 1, 3)
 
@@ -378,6 +382,7 @@ def test_only_what_the_coordinator_signed_for_this_site_is_taken_again_unasked(s
     assert (gap.wave, gap.bundle_sha256) == (1, "ab" * 32)
 
 
+@pytest.mark.fault("F19", log_lies=1)
 def test_a_log_put_back_without_a_word_is_a_fork_until_it_says_so_and_an_old_word_excuses_nothing(study, caplog):
     site = study.site
     site.deliver(1)
@@ -419,6 +424,7 @@ def test_a_log_put_back_without_a_word_is_a_fork_until_it_says_so_and_an_old_wor
     assert len(site.replies.restorations()) == 1
 
 
+@pytest.mark.fault("F19", log_lies=1)
 def test_a_hidden_release_is_found_by_its_site_and_by_the_log(study):
     site = study.site
     site.deliver(1)
@@ -450,6 +456,7 @@ def test_a_hidden_release_is_found_by_its_site_and_by_the_log(study):
     refused(IntegrityRefusal, study.hub.store.verify_log)
 
 
+@pytest.mark.fault("F23")
 def test_a_coordinator_of_an_older_version_is_followed_as_before(study, monkeypatch):
     honest = CollectionService.handlers.fget
     older = {name: method for name, method in COLLECTION.items() if name not in ("Watch", "ReportGap")}
@@ -618,7 +625,7 @@ def test_a_restore_verifies_before_it_is_in_place_and_never_writes_over_anything
     made = backup.back_up(home.config, archive, today=TODAY)
 
     def restore(where=place, **how):
-        return backup.restore(archive, where, **{"keys": apart, "today": TODAY, **how})
+        return backup.restore(archive, where, **{"keys": apart, "day": lambda clocks: TODAY, **how})
 
     tried = restore(dry_run=True)
     assert (tried.entry, place.exists()) == (None, False)
@@ -708,6 +715,37 @@ def test_the_lead_backs_up_restores_and_publishes_a_head_by_commands(home, tmp_p
     assert answer("log", "verify", where=place)["size"] == 4
 
 
+@pytest.mark.fault("F15", cases=6)
+def test_a_restoration_is_dated_by_a_clock_that_others_see_or_by_a_date_that_a_person_read(home, tmp_path):
+    """Dated ahead it would stop every site until that day; an old backup goes in all the same, by a person's word."""
+    archive, now = tmp_path / "b.tar", utc_now()
+    backup.back_up(home.config, archive, today=now.date())
+
+    def attempt(ahead: dt.timedelta, said: dt.date | None = None):
+        return backup.restore(
+            archive,
+            tmp_path / "new",
+            keys=tmp_path / "apart",
+            day=lambda clocks: restoration_day(clocks, now + ahead, said),
+            dry_run=True,
+        )
+
+    year, day = dt.timedelta(days=365), dt.timedelta(days=1)
+    assert attempt(dt.timedelta()).entry is None  # set up lately: believed as it is
+    for ahead in (year, -400 * day):
+        wrong = refused(CertificateRefusal, lambda ahead=ahead: attempt(ahead))
+        assert not (tmp_path / "new").exists()
+        # Whoever types the true date is told which of the two is wrong.
+        refused(ParameterError, lambda ahead=ahead: attempt(ahead, now.date()))
+    assert "--date" in refused(CertificateRefusal, lambda: attempt(90 * day)).next_step
+    assert "nobody else has seen" in refused(CertificateRefusal, lambda: attempt(90 * day)).given
+    assert wrong.given
+    assert (
+        attempt(90 * day, (now + 90 * day).date()).entry is None
+    )  # a backup of three months ago, a clock that is right
+
+
+@pytest.mark.fault("F4")
 @pytest.mark.parametrize("point", ["backup.copied", "backup.written", "restore.before_place"])
 def test_killed_on_its_way_a_backup_or_restore_leaves_nothing_that_passes_for_one_and_can_be_run_again(
     home, tmp_path, point
@@ -716,7 +754,7 @@ def test_killed_on_its_way_a_backup_or_restore_leaves_nothing_that_passes_for_on
 
     def work() -> None:
         backup.back_up(home.config, archive, today=TODAY)
-        backup.restore(archive, place, keys=tmp_path / "apart", today=TODAY)
+        backup.restore(archive, place, keys=tmp_path / "apart", day=lambda clocks: TODAY)
 
     def dying() -> None:
         os.environ["TRIBUTARY_FAILPOINT"] = point

@@ -56,6 +56,7 @@ def described(**changes) -> bytes:
     return b"tributary-weights/1\n" + canonical_json(header) + b"\n" + bytes(16)
 
 
+@pytest.mark.fault("F11", offered=1)
 @pytest.mark.parametrize(
     "content",
     [
@@ -194,6 +195,7 @@ def test_a_site_that_has_no_answer_says_by_which_code(training):
         training.send(training.answer(said))
 
 
+@pytest.mark.fault("F8", offered=1)
 def test_other_bytes_for_an_answered_round_are_a_replay(training):
     said = training.ask()
     training.send(training.answer(said))
@@ -203,6 +205,7 @@ def test_other_bytes_for_an_answered_round_are_a_replay(training):
     assert answer.content == MINE
 
 
+@pytest.mark.fault("F8", offered=1)
 def test_an_answer_is_worth_nothing_elsewhere(training, service):
     first = training.ask()
     early = training.answer(first)
@@ -262,6 +265,7 @@ def test_an_answer_stays_that_of_the_key_it_came_under_and_a_damaged_one_hides_n
     assert isinstance(training.boxes.answers(said.study, said.plan_hash, 1)["north"], SignatureRefusal)
 
 
+@pytest.mark.fault("F11", offered=1)
 def test_an_answer_of_ten_gigabytes_does_not_get_through_the_door(training, service):
     said = training.ask()
     with pytest.raises(TooLarge):

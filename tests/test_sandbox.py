@@ -195,6 +195,7 @@ def delivered_within(hub: Hub, sealed, *, megabytes: float, seconds: float) -> R
     return caught.value
 
 
+@pytest.mark.fault("F11", offered=1)
 @pytest.mark.parametrize("honest_about_n", [True, False], ids=["n is the rows", "n is 60"])
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_small_bundle_that_decodes_to_much_is_refused_before_it_is_decoded(hub, kind, honest_about_n):
@@ -235,6 +236,7 @@ def test_a_word_longer_than_the_plans_is_never_written_out(hub):
     assert resident("VmHWM") - before < 64
 
 
+@pytest.mark.fault("F11", offered=1)
 @pytest.mark.parametrize("trick", ["deflated", "twice", "longer than the file", "comment", "outside"])
 def test_an_archive_with_a_trick_is_refused(hub, trick):
     data = hub.seal("north").path.read_bytes()
@@ -265,6 +267,7 @@ def when(done, seconds=60.0):
     return found
 
 
+@pytest.mark.fault("F11", cases=2, offered=2)
 def test_a_bundle_that_takes_more_than_its_process_has_is_refused_and_kept_apart(hub, monkeypatch):
     monkeypatch.setattr(collect, "CHECK", "workshop:open_greedily")  # 600 MB, where 448 are given
     sealed = hub.seal("north")
@@ -280,6 +283,7 @@ def test_a_bundle_that_takes_more_than_its_process_has_is_refused_and_kept_apart
         assert egress.send(right.envelope, right.path).log_index == 0
 
 
+@pytest.mark.fault("F11", offered=1)
 def test_a_table_that_takes_more_than_its_process_has_is_refused_and_kept_apart(hub):
     """The reader's own limit, not its arithmetic: what no index tells meets it too."""
     usual = hub.running.service._opening.limits
@@ -328,6 +332,7 @@ def test_a_bundle_that_was_open_when_the_coordinator_died_has_little_room_the_ne
     assert hub.contents() == {f"quarantine/{sealed.statement.bundle_sha256}.zip"}
 
 
+@pytest.mark.fault("F11", offered=1)
 def test_no_bundle_stops_the_coordinator_a_third_time(tmp_path):
     """The coordinator dies each time that it opens the bundle; then it does not open it again, whoever sends it."""
     hub = Hub(tmp_path / "hub", PLAN, "north")
@@ -525,6 +530,7 @@ def test_a_process_killed_while_it_answers_is_a_refusal_and_the_next_question_is
         assert connection["cvd"].mean("sbp").document["k"] == 1
 
 
+@pytest.mark.fault("F21")
 def test_a_dear_question_makes_no_other_analyst_wait(desk, monkeypatch):
     with connect(desk.admit("ben")) as second:
         second["cvd"].mean("age")  # a worker that has read the table
@@ -550,6 +556,7 @@ def test_a_dear_question_makes_no_other_analyst_wait(desk, monkeypatch):
     assert waited < 2
 
 
+@pytest.mark.fault("F21")
 def test_a_question_beyond_its_limits_is_a_typed_refusal_and_stands_in_the_record(desk, monkeypatch):
     monkeypatch.setattr(analysis, "ANSWER", "workshop:hoard")
     desk.running._analysis.service._workers.limits = TaskLimits(memory=256 * MB, cpu=20, wall=60.0)

@@ -244,6 +244,7 @@ def test_a_bundle_changed_or_lost_on_disk_is_found_when_it_is_read(hub):
         list(hub.store.tables("mini", 1))
 
 
+@pytest.mark.fault("I8", log_lies=1)
 @pytest.mark.parametrize(
     "edit",
     [
@@ -288,6 +289,7 @@ def test_a_database_that_cannot_be_opened_is_a_refusal_without_its_path(tmp_path
     assert str(tmp_path) not in str(caught.value)
 
 
+@pytest.mark.fault("F5")
 def test_a_database_that_is_full_is_a_refusal_and_changes_nothing(hub):
     put(hub, hub.seal("north"))
     pages = "pragma max_page_count = 1"  # no page may be added: the database's own form of a full disk
@@ -308,6 +310,7 @@ def test_a_database_that_is_full_is_a_refusal_and_changes_nothing(hub):
     again.close()
 
 
+@pytest.mark.fault("I8", log_lies=1)
 @pytest.mark.parametrize(
     ("hide", "what"),
     [

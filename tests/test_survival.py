@@ -324,6 +324,7 @@ def together(drawing: list[str], passed: list[str]) -> list[tuple[str, ...]]:
     return [(*burnt.get(k, ()), *points) for k, points in enumerate(waves)]
 
 
+@pytest.mark.fault("F1")
 @pytest.mark.parametrize(
     ("lives", "rounds", "every"),
     [
@@ -335,7 +336,7 @@ def together(drawing: list[str], passed: list[str]) -> list[tuple[str, ...]]:
     ],
 )
 def test_wherever_release_or_approve_is_killed_one_charge_is_drawn_once_and_delivered_once(
-    theatre, lives, rounds, every, record_property
+    theatre, lives, rounds, every, record_property, tally
 ):
     """Killed in every wave, also where a later one draws new persons through the flow of the first.
 
@@ -390,7 +391,14 @@ def test_wherever_release_or_approve_is_killed_one_charge_is_drawn_once_and_deli
     counts = assert_settled(theatre, waves)
     for name, count in {"rounds": rounds, "killed": killed, "failpoints": len(hit), **counts}.items():
         record_property(name, count)
+    tally(cases=killed, sites=len(waves), failpoints=hit, failpoints_written=written_failpoints(), **as_tally(counts))
     print(f"\nsite killed {killed} times at {len(hit)} failpoints, {' and '.join(lives)}: {in_words(counts)}")
+
+
+def as_tally(counts: Counter) -> dict[str, int]:
+    """These counts by the names of `faults.catalogue.COUNTS`."""
+    names = {"delivered": "bundles", "second": "second_draws", "under": "undercounted", "over": "overspends"}
+    return {name: counts[mine] for mine, name in {**names, "unapproved": "unapproved"}.items()}
 
 
 def in_words(counts: Counter) -> str:
@@ -430,9 +438,10 @@ COUNTING += tuple(f"ledger.head.{step}" for step in ("before_write", "before_fsy
 WITNESSING = ("egress.before_keep", "egress.after_keep")
 
 
+@pytest.mark.fault("F4", "F17")
 @pytest.mark.parametrize("rounds", [1, pytest.param(25, marks=pytest.mark.soak)])
 def test_a_backup_put_back_after_the_seal_or_before_it_is_made_good_whatever_kills_the_recovery(
-    theatre, rounds, record_property
+    theatre, rounds, record_property, tally
 ):
     if rounds > 1:
         asked = int(os.environ.get("TRIBUTARY_SOAK") or 0)
@@ -447,6 +456,7 @@ def test_a_backup_put_back_after_the_seal_or_before_it_is_made_good_whatever_kil
     assert theatre.coordinator("log", "verify").json["verified"]
     for name, count in {"rounds": rounds, **counts}.items():
         record_property(name, count)
+    tally(cases=counts["killed"] + 2 * rounds, sites=rounds, **as_tally(counts))
     print(f"\nbackups put back {2 * rounds} times, recovery killed {counts['killed']} times: {in_words(counts)}")
 
 
@@ -513,6 +523,7 @@ def put_back_twice(theatre: Theatre, site: str, witnessing: str) -> Counter:
 
 
 # -- kill -9 at the coordinator --------------------------------------------------------------------------------------
+@pytest.mark.fault("F2", cases=2, bundles=2, sites=1)
 def test_a_coordinator_killed_in_the_middle_of_an_ingest_accepts_the_release_once(theatre, table):
     theatre.open(plan_toml(waves=2))
     theatre.join("north", table, "storm")

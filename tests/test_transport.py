@@ -141,23 +141,27 @@ def test_text_from_the_other_side_cannot_control_a_terminal(authority, answers, 
     assert len(str(caught.value)) <= 2000
 
 
+@pytest.mark.fault("F14", offered=1)
 def test_a_certificate_of_another_authority_is_refused_by_the_server(authority, foreign, answers, server):
     answers.reply = lambda call, request: pytest.fail("a foreign certificate was let in")
     with client_of(server, site_credentials(foreign, authority.ca_pem)) as client, pytest.raises(CertificateRefusal):
         ask(client)
 
 
+@pytest.mark.fault("F14")
 def test_a_server_of_another_authority_is_refused_by_the_site(authority, foreign, server):
     with client_of(server, site_credentials(authority, foreign.ca_pem)) as client, pytest.raises(CertificateRefusal):
         ask(client)
 
 
+@pytest.mark.fault("F14")
 def test_a_server_with_another_name_is_refused_by_the_site(authority, server):
     mine = site_credentials(authority)
     with client_of(server, mine, "other.example.org") as client, pytest.raises(CertificateRefusal):
         ask(client)
 
 
+@pytest.mark.fault("F14", offered=1)
 @pytest.mark.parametrize(("first", "last", "says"), [(-9, -1, "expired"), (1, 9, "valid already")])
 def test_a_certificate_out_of_its_dates_is_refused_on_either_side(
     authority, answers, server, monkeypatch, first, last, says
@@ -171,6 +175,7 @@ def test_a_certificate_out_of_its_dates_is_refused_on_either_side(
         ask(client)
 
 
+@pytest.mark.fault("F14", offered=1)
 def test_a_certificate_that_expires_while_its_connection_lives_is_refused(authority, answers, server, monkeypatch):
     answers.reply = lambda call, request: SignedDocument(envelope=b"plan")
     with client_of(server, site_credentials(authority)) as client:
@@ -182,6 +187,7 @@ def test_a_certificate_that_expires_while_its_connection_lives_is_refused(author
             ask(client)
 
 
+@pytest.mark.fault("F14", offered=1)
 def test_a_certificate_without_a_role_is_refused(authority, answers, server):
     answers.reply = lambda call, request: pytest.fail("a server's certificate was let in as a site")
     mine = authority.server()
@@ -189,6 +195,7 @@ def test_a_certificate_without_a_role_is_refused(authority, answers, server):
         ask(client)
 
 
+@pytest.mark.fault("F14", offered=2)
 def test_there_is_no_way_in_without_a_certificate(authority, answers, server):
     import grpc
 
@@ -203,6 +210,7 @@ def test_there_is_no_way_in_without_a_certificate(authority, answers, server):
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
+@pytest.mark.fault("F14")
 def test_a_renewed_server_certificate_is_used_without_a_restart(authority, answers, server):
     answers.reply = lambda call, request: SignedDocument(envelope=b"plan")
 
@@ -221,6 +229,7 @@ def test_a_renewed_server_certificate_is_used_without_a_restart(authority, answe
         ask(client)
 
 
+@pytest.mark.fault("F11", offered=1)
 def test_a_message_over_the_cap_is_refused(authority, answers, server, monkeypatch):
     answers.reply = lambda call, request: pytest.fail("it was read")
     monkeypatch.setattr(wire, "encode", lambda value: bytes(6 << 20))
@@ -228,6 +237,7 @@ def test_a_message_over_the_cap_is_refused(authority, answers, server, monkeypat
         ask(client)
 
 
+@pytest.mark.fault("F9", offered=1)
 def test_bytes_that_are_no_message_are_refused(authority, answers, server, monkeypatch):
     answers.reply = lambda call, request: pytest.fail("it was read")
     real = wire.encode

@@ -93,6 +93,8 @@ VALUES = [
     wire.GapReport(study="heart", lacking=()),
     wire.GapReport(study="heart", lacking=(ACCEPTED, dataclasses.replace(ACCEPTED, wave=2))),
     wire.GapNoted(lacking=2),
+    wire.MembershipRequest(statements=(b"{}", b"[]")),
+    wire.MembershipReply(grants=(b"{}",), leads=(b"[]",), keys=(b"1", b"2"), taken=("ab" * 32,)),
     wire.RoundRequest(study="heart"),
     wire.RoundRequest(study="heart", flow="a" * 64),
     wire.RoundReply(),
@@ -146,6 +148,8 @@ def test_no_method_lets_the_coordinator_start_work_or_send_code():
         "UploadRound",
         # What a clock says, signed, for what the site's says.
         "Clock",
+        # Who takes part: signed statements of site and leads, each exchanged for the others'.
+        "Membership",
     }
 
 

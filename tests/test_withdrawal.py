@@ -75,6 +75,7 @@ def test_a_withdrawn_release_is_seen_by_nobody_and_its_bytes_are_gone(hub):
     assert hub.store.verify_signatures() == 3
 
 
+@pytest.mark.fault("F8", offered=1)
 def test_a_withdrawn_release_cannot_come_back(hub):
     sealed = hub.seal("north")
     with hub.egress("north") as egress:
@@ -118,6 +119,7 @@ def test_a_frozen_release_is_taken_back_after_every_later_one_that_copied_its_ro
     assert hub.store.verify_signatures() == 7
 
 
+@pytest.mark.fault("F10", offered=1)
 def test_only_the_site_with_its_release_key_and_an_approver_takes_a_release_back(hub):
     sealed, keys, south = hub.seal("north"), hub.sites["north"], hub.sites["south"]
     with hub.egress("north") as egress, hub.client("north") as client, hub.egress("south") as stranger:
@@ -177,10 +179,12 @@ def test_a_quarantined_release_can_be_taken_back_too(hub):
     assert hub.store.verify_signatures() == 1
 
 
-def test_a_coordinator_killed_at_any_step_of_a_withdrawal_ends_with_it_done(tmp_path, plan):
+@pytest.mark.fault("F2")
+def test_a_coordinator_killed_at_any_step_of_a_withdrawal_ends_with_it_done(tmp_path, plan, tally):
     hub = Hub(tmp_path / "hub", plan, "north")
     servers = Servers(hub)
     places = failpoints("withdraw")
+    tally(cases=len(places), failpoints=places, failpoints_written=places)
     assert len(places) == 3
     killed = []
     try:
@@ -216,6 +220,7 @@ def test_a_coordinator_killed_at_any_step_of_a_withdrawal_ends_with_it_done(tmp_
     hub.store.close()
 
 
+@pytest.mark.fault("F4")
 def test_bytes_that_a_crash_left_after_a_withdrawal_are_deleted_at_the_next_start(hub):
     sealed = hub.seal("north")
     with hub.egress("north") as egress:
@@ -258,6 +263,7 @@ def test_a_site_keeps_every_answer_that_the_coordinator_signed_and_refuses_one_i
     refused(SignatureRefusal, lambda: witness.keep(dataclasses.replace(acceptance, log_index=9), never))
 
 
+@pytest.mark.fault("F3")
 def test_half_a_line_left_by_a_power_cut_spoils_no_other(hub):
     witness = hub.witness("north")
     with hub.egress("north") as egress:
@@ -298,6 +304,7 @@ def test_keys_of_an_earlier_enrolment_vouch_for_what_they_signed_and_for_nothing
         hub.store.verify_signatures()
 
 
+@pytest.mark.fault("I8", log_lies=1)
 @pytest.mark.parametrize(
     "edit",
     [

@@ -21,6 +21,7 @@ from coordinator.analyst.own_table import OwnTable, counts, read_table
 from coordinator.analyst.remote import HarmonisedResult, Result, Study, connect, write_table
 from coordinator.analyst.show import check_figure, draw, p_shown, show_pooled, sides
 from coordinator.figures.options import produces
+from coordinator.pooling import METHODS
 from shared.errors import ParameterError
 from shared.estimands.kinds import KINDS, OPTIONS, QuestionKind
 from shared.releases.synthetic import DrawNumber, Draws, Out, Rows, run_synthesis
@@ -50,7 +51,7 @@ Cells = Annotated[
 Measure = Annotated[str, typer.Option("--measure", help="Of counts: OR, RR or RD.")]
 Effect = Annotated[str, typer.Option("--effect", help='What the estimates are called, as in "Hazard ratio".')]
 Labels = Annotated[str, typer.Option("--labels", help="Column that names the rows.")]
-Method = Annotated[str, typer.Option("--method", help="FE, or tau² by DL, HE, HS, HSk, SJ, ML, REML, EB, PM, PMM.")]
+Method = Annotated[str, typer.Option("--method", help=f"FE, or tau² by {', '.join(METHODS[1:])}.")]
 Test = Annotated[str, typer.Option("--test", help="z, t, knha (Knapp-Hartung) or adhoc (never below the model).")]
 Level = Annotated[float, typer.Option("--level", help="Coverage of every interval.")]
 Exp = Annotated[bool, typer.Option("--exp", help="The estimates are logarithms of ratios; a column scale says so too.")]

@@ -128,7 +128,8 @@ class PooledText:
         models: name, estimate, interval and p of each model, and the prediction interval.
         sentences: heterogeneity, privacy noise, and what a naive reader would claim.
         left_out: what could not be pooled, with the reason.
-        notes: what a reader must see.
+        cautions: what the interval may not hold.
+        notes: what else a reader must see.
     """
 
     heads: tuple[str, ...]
@@ -137,7 +138,17 @@ class PooledText:
     models: tuple[tuple[str, str, str, str], ...]
     sentences: tuple[str, ...]
     left_out: tuple[str, ...]
+    cautions: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @property
+    def marked(self) -> tuple[tuple[str, tuple[str, ...], str], ...]:
+        """What stands below the figures: its word, its lines, and how a terminal shows them."""
+        return (
+            ("left out", self.left_out, "yellow"),
+            ("caution", self.cautions, "yellow"),
+            ("note", self.notes, "dim"),
+        )
 
 
 def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] | None = None) -> PooledText:
@@ -205,7 +216,8 @@ def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] 
         models=tuple(lines),
         sentences=tuple(sentences),
         left_out=tuple(f"{row.label}: {row.reason}" for row in result.excluded),
-        notes=result.notes,
+        cautions=result.doubts,
+        notes=tuple(note for note in result.notes if note not in result.doubts),
     )
 
 
@@ -231,18 +243,18 @@ def show_pooled(out: Console, result: PooledResult, *, extra: Mapping[str, Mappi
     out.print(grid)
     for sentence in text.sentences:
         out.print(sentence, style="dim" if sentence.startswith("naive") else None)
-    for kind, lines, style in (("left out", text.left_out, "yellow"), ("note", text.notes, "dim")):
+    for word, lines, style in text.marked:
         if lines:
             out.print()
-        for line in lines:  # type: ignore[assignment]
-            out.print(f"{kind}  {line}", style=style)
+        for sentence in lines:
+            out.print(f"{word}  {sentence}", style=style)
 
 
 def pooled_html(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] | None = None) -> str:
     """The same for a notebook: two tables, and every sentence of the printed text."""
     text = pooled_text(result, extra=extra)
     models = html_table(("model", *text.heads[1:3], ""), text.models)
-    notes = [*text.sentences, *(f"left out: {line}" for line in text.left_out), *(f"note: {n}" for n in text.notes)]
+    notes = [*text.sentences, *(f"{word}: {line}" for word, lines, _ in text.marked for line in lines)]
     return html_table(text.heads, text.rows, worded=text.worded) + models + paragraphs(notes)
 
 

@@ -117,6 +117,7 @@ class PooledAnswer:
         withdrawn: releases of waves up to k that their sites took back: not in the answer.
         gap: how far the pooled estimate from the records is predicted to lie from this one; None without released rows.
         flows_known: sites whose rows were released again for it, so that it holds what their flows take away.
+        untold: why no number is told of it: it would not hold, or was never seen to; empty where one is.
         estimand: the question in one spelling.
         planned: name of the planned analysis, or empty: then the question is exploratory.
         term: the term that was pooled.
@@ -145,6 +146,7 @@ class PooledAnswer:
     withdrawn: tuple[Tombstone, ...] = ()
     gap: Gap | None = None
     flows_known: tuple[str, ...] = ()
+    untold: str = ""
     words: str = ""
     detail: str = ""
     others: Mapping[str, PooledResult | str] = field(default_factory=dict)
@@ -222,9 +224,7 @@ class PooledAnswer:
         found = theorem3(len(used), persons, tau2=self.result.tau2, common=self.result.method == "FE")
         said = [condition.sentence for condition in found]
         if self.gap is not None:
-            unseen = {source.site for source in self.sources if source.posture in ("public", "private")}
-            open_ = bool(unseen & drawn - set(self.flows_known))
-            said.insert(0, self.gap.sentence(scale=self.result.scale, open_=open_))
+            said.insert(0, self.untold or self.gap.sentence(scale=self.result.scale))
         return (*restored, *said)
 
     @property
@@ -252,7 +252,9 @@ class PooledAnswer:
         document |= {"planned": self.planned or None, "estimates": self.estimates, "sources": self.sources}
         document |= {"title": self.title, "columns": self.columns, "told": self.provenance, "cautions": self.cautions}
         document |= {"caption": self.caption, "table": self.table}
-        far = None if self.gap is None else {"rms": self.gap.rms, "interval": self.gap.interval, "how": self.gap.how}
+        far = None
+        if self.gap is not None and not self.untold:
+            far = {"rms": self.gap.rms, "interval": self.gap.interval, "how": self.gap.how}
         document |= {"gap": far}
         return {**document, **pooled_data(self.result)}
 
@@ -566,6 +568,7 @@ def ask(
         result=result,
         gap=pooled_gap(result, _fitted_elsewhere(held), known),
         flows_known=tuple(known),
+        untold=_untold(held, known),
         sources=sources,
         as_of=held.as_of,
         revisions=held.revisions,
@@ -928,6 +931,23 @@ def _fitted_elsewhere(held: ReleaseSelection) -> dict[str, float | None]:
             share = float(receipt.parameters.get("holdout", 0.0))
             out[site] = share / (1 - share) if receipt.posture == "holdout" else None
     return out
+
+
+def _untold(held: ReleaseSelection, known: Collection[str]) -> str:
+    """Why no number is told of how far the records' own estimate lies; empty where the number was seen to hold."""
+    drawn = {site: parts[-1].receipt for site, parts in held.parts.items() if site not in known}
+    drawn = {site: receipt for site, receipt in drawn.items() if receipt.mechanism == "latent_noise"}
+    unseen = sorted(site for site, receipt in drawn.items() if receipt.posture in ("public", "private"))
+    if unseen:
+        return _UNTOLD.format(f"the flow of {', '.join(unseen)} was not fitted on the records as they are")
+    joint = sorted(site for site, receipt in drawn.items() if receipt.parameters.get("outcomes_last") != 1.0)
+    return _UNTOLD.format(f"the flow of {', '.join(joint)} draws outcomes together with covariates") if joint else ""
+
+
+_UNTOLD = (
+    "How far the estimate from the records themselves lies from this one is not known: {}, and what that takes away or "
+    "adds may be more than the release's noise."
+)
 
 
 def _released_again(

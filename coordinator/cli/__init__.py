@@ -14,12 +14,24 @@ from shared.terminal import run
 
 # The order in which --help lists the verbs is the order in which their rooms are imported.
 # isort: off
-from coordinator.cli import setting_up, backups, health, plan, sites, releases, answers, federating, analysts, log
+from coordinator.cli import (
+    setting_up,
+    backups,
+    health,
+    plan,
+    sites,
+    membership,
+    releases,
+    answers,
+    federating,
+    analysts,
+    log,
+)
 # isort: on
 
 __all__ = ["ROOMS", "app", "main"]
 
-ROOMS = (setting_up, backups, health, plan, sites, releases, answers, federating, analysts, log)
+ROOMS = (setting_up, backups, health, plan, sites, membership, releases, answers, federating, analysts, log)
 """Where a line belongs: each room's first line names its verbs."""
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.cli.options import DryRun, Json, app, show_facts, today
+from coordinator.cli.options import DateRead, DryRun, Json, app, show_facts, today
 from coordinator.config import CoordinatorConfig
 from shared.errors import StateRefusal
 from shared.terminal import emit
@@ -78,14 +78,26 @@ def restore(
         bool, typer.Option("--replace", help="Put what is in the home folder aside, and use its keys.")
     ] = False,
     reason: Annotated[str, typer.Option("--reason", help="What happened, for the log that everybody sees.")] = "",
+    date: DateRead = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Put a coordinator back from an archive; its log says so, and sites send again what came after it."""
     from coordinator.services.backup import restore as put_back
+    from coordinator.services.clocks import restoration_day
+    from shared.wire.clocks import utc_now
 
     home: Path = context.obj
-    made = put_back(archive, home, keys=keys, replace=replace, reason=reason, today=today(), dry_run=dry_run)
+    said = None if date is None else date.date()
+    made = put_back(
+        archive,
+        home,
+        keys=keys,
+        replace=replace,
+        reason=reason,
+        day=lambda clocks: restoration_day(clocks, utc_now(), said),
+        dry_run=dry_run,
+    )
     manifest = made.manifest
     answer = {
         "home": str(home),

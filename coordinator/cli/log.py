@@ -14,7 +14,7 @@ from shared.terminal import emit
 if TYPE_CHECKING:
     from rich.console import Console
 
-from coordinator.cli.options import DryRun, Json, Site, log_app, open_store, show_facts, today
+from coordinator.cli.options import DateRead, DryRun, Json, Site, log_app, open_store, show_facts, today
 from coordinator.cli.releases import one_release
 
 __all__ = ["log", "log_head", "log_list", "log_proof", "log_restored", "log_verify"]
@@ -107,6 +107,7 @@ def log_restored(
     size: Annotated[
         int | None, typer.Option("--size", min=0, help="Entries that it was put back to; all that it has if left out.")
     ] = None,
+    date: DateRead = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
@@ -115,6 +116,7 @@ def log_restored(
     Sites that saw more of the log then record a restore, and send again what was lost, instead of refusing a fork.
     """
     from coordinator.services.authority import Authority
+    from coordinator.services.clocks import SeenClocks, restoration_day
     from coordinator.store.log_watch import LogWatch
 
     config = CoordinatorConfig.load(context.obj)
@@ -127,7 +129,9 @@ def log_restored(
         said = {"archive": "", "reason": reason, **({} if size is None else {"size": size})}
         if size is not None and size > entries:
             raise ParameterError("the log must have so many entries", given=f"{size} of {entries}")
-        index = None if dry_run else watch.restore(said, today())
+        clocks = SeenClocks(store, authority.certificate)
+        day = restoration_day(clocks, authority.now(), None if date is None else date.date())
+        index = None if dry_run else watch.restore(said, day)
     answer = {"size": entries if size is None else size, "log_index": index, "written": not dry_run}
 
     def show(shown: Console) -> None:

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from coordinator.store.store import Store
-    from shared.base.keys import PublicKey
+    from shared.base.keys import PublicKey, SigningKey
 
 __all__ = [
+    "DateRead",
     "DryRun",
     "Json",
     "PlanFile",
@@ -32,6 +33,8 @@ __all__ = [
     "app",
     "clock_app",
     "federate_app",
+    "lead_app",
+    "lead_key",
     "lead_keys",
     "log_app",
     "open_store",
@@ -51,6 +54,7 @@ wave_app = application("The calendar of a study, and who has delivered. Nothing 
 federate_app = application("A flow that all sites of a study train together. The sites dial in; no record moves.")
 analyst_app = application("Analysts' tokens: who may ask, in which studies, until when.")
 log_app = application("The append-only log of accepted releases.", bare=True)
+lead_app = application("Who leads: whose signatures plans and grants carry, and how many.")
 clock_app = application("Whose clock says what, and what a wrong one has dated.", bare=True)
 
 app.add_typer(plan_app, name="plan", rich_help_panel="Set up")
@@ -59,10 +63,17 @@ app.add_typer(wave_app, name="wave", rich_help_panel="Releases")
 app.add_typer(federate_app, name="federate", rich_help_panel="Releases")
 app.add_typer(analyst_app, name="analyst", rich_help_panel="Answers")
 app.add_typer(log_app, name="log", rich_help_panel="Releases")
+app.add_typer(lead_app, name="lead", rich_help_panel="Set up")
 app.add_typer(clock_app, name="clock", rich_help_panel="Set up")
 
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen; change nothing.")]
+DateRead = Annotated[
+    dt.datetime | None,
+    typer.Option(
+        "--date", formats=["%Y-%m-%d"], help="Today's date, read off another clock; where nobody vouches for this one."
+    ),
+]
 PlanFile = Annotated[Path, typer.Argument(help="The study plan, a TOML file.")]
 Site = Annotated[str, typer.Argument(help="The site's name.")]
 Study = Annotated[str, typer.Argument(help="The study.")]
@@ -126,6 +137,16 @@ def lead_keys(config: CoordinatorConfig) -> dict[str, PublicKey]:
     if not found:
         raise StateRefusal("the coordinator must have a lead's key", given="none", next_step="Run coordinator init.")
     return found
+
+
+def lead_key(config: CoordinatorConfig, name: str) -> SigningKey:
+    """A lead's key, opened with the passphrase where it has one. Raises: PassphraseRefusal, StateRefusal."""
+    from shared.base.keys import SigningKey
+    from shared.passphrases import opened
+
+    path = config.home / "keys" / f"{name}.pem"
+    encrypted = path.is_file() and b"ENCRYPTED" in path.read_bytes()
+    return opened(path, name) if encrypted else SigningKey.load(path)
 
 
 def show_facts(out: Console, *facts: tuple[str, str]) -> None:

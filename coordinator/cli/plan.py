@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from coordinator.planning import Price
     from coordinator.store.store import Store
-    from shared.base.keys import SigningKey
     from shared.plans.plan import StudyPlan
 from coordinator.cli.options import (
     DryRun,
     Json,
     PlanFile,
     app,
+    lead_key,
     lead_keys,
     open_store,
     plan_app,
@@ -135,14 +136,28 @@ def plan_prices(file: PlanFile, json: Json = False) -> None:
             for price in listed
         ]
         out.print(table(["mechanism", "ε of one wave", "what it covers", "width"], rows, right=["ε of one wave"]))
+        for price in listed:
+            if price.buys:
+                out.print(f"A larger ε of {price.name} buys: {price.buys}.")
         out.print(
             f"ε is exact, at δ {shown_delta(plan.budget.delta)}. width: of a coefficient's interval, in widths of the "
             "same interval on the records themselves.",
             style="dim",
         )
+        for unseen, names in _by_unseen(listed).items():
+            out.print(f"{names}: {unseen}", style="dim")
 
     found = {"study": plan.study, "delta": plan.budget.delta, "prices": [plain(asdict(one)) for one in listed]}
     emit(found, as_json=json, show=show)
+
+
+def _by_unseen(listed: Sequence[Price]) -> dict[str, str]:
+    """What leaves no trace, each once, to the first mechanism of which that is true."""
+    found: dict[str, str] = {}
+    for price in listed:
+        if price.unseen:
+            found.setdefault(price.unseen, price.name)
+    return found
 
 
 @plan_app.command("cost")
@@ -257,15 +272,16 @@ def plan_sign(
                 next_step=f"Set version = {last.version + 1}.",
             )
         differences = changes(last, plan) if last is not None else ()
-        names = list(dict.fromkeys(key or [*lead_keys(config)][: config.threshold]))
-        if len(names) < config.threshold:
+        least = max(config.threshold, plan.floors.leads)
+        names = list(dict.fromkeys(key or [*lead_keys(config)][:least]))
+        if len(names) < least:
             raise PlanRefusal(
-                f"a plan must carry {config.threshold} lead signatures",
+                f"a plan must carry {least} lead signatures",
                 given=f"{len(names)}",
                 next_step="Repeat --key.",
             )
         if not dry_run:
-            keys = [_lead_key(config, name) for name in names]
+            keys = [lead_key(config, name) for name in names]
             store.add_plan(sign_plan(plan, keys), plan)
     answer = {
         "study": plan.study,
@@ -394,15 +410,6 @@ def _name(context: typer.Context) -> str:
         return CoordinatorConfig.load(context.obj).name
     except StateRefusal:
         return ""
-
-
-def _lead_key(config: CoordinatorConfig, name: str) -> SigningKey:
-    from shared.base.keys import SigningKey
-    from shared.passphrases import opened
-
-    path = config.home / "keys" / f"{name}.pem"
-    encrypted = path.is_file() and b"ENCRYPTED" in path.read_bytes()
-    return opened(path, name) if encrypted else SigningKey.load(path)
 
 
 def _last_plan(store: Store, study: str) -> StudyPlan | None:

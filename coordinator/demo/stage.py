@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import os
 import secrets
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from coordinator.demo.warm import Launcher, RunningCommand
 from shared.errors import NetworkRefusal, StateRefusal, refusal_from_code
 
 if TYPE_CHECKING:
@@ -40,6 +37,7 @@ class DemoStage:
 
     Args:
         out: where figures, tables and the state of all processes go.
+        launcher: starts the command lines.
         play: the study that is shown: its plans, and what its hospitals do.
         tables: hospital name to its table.
         workers: hospitals at work at the same time.
@@ -47,6 +45,7 @@ class DemoStage:
     """
 
     out: Path
+    launcher: Launcher
     play: Play
     tables: Mapping[str, Path]
     workers: int = 2
@@ -62,24 +61,21 @@ class DemoStage:
         self.plans = self.play.plans(dt.date.today())
 
     # -- processes ------------------------------------------------------------------------------------------------
-    def command(self, module: str, *arguments: str, home: Path | None = None) -> Any:
-        """Run one command line to its end and return its JSON answer. Raises: the Refusal that it reported."""
-        env = {**os.environ, "TRIBUTARY_PASSPHRASE": self.passphrase, "OMP_NUM_THREADS": "1"}
-        if home is not None:
-            env["TRIBUTARY_SITE_HOME"] = str(home)
-        made = subprocess.run(
-            [sys.executable, "-m", module, *arguments, "--json"],
-            capture_output=True,
-            text=True,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-        answer = json.loads(made.stdout) if made.stdout.strip().startswith(("{", "[")) else {}
-        if made.returncode:
+    def command(self, module: str, *arguments: str, at: str = "") -> Any:
+        """Run one command line to its end and return its JSON answer. Raises: the Refusal that it reported.
+
+        Args:
+            at: the hospital at which it is run; blank for the coordinator's.
+        """
+        env = {"TRIBUTARY_PASSPHRASE": self.passphrase}
+        if at:
+            env["TRIBUTARY_SITE_HOME"] = str(self.home(at))
+        made = self.launcher.run(module, [*arguments, "--json"], env, at=at)
+        answer = json.loads(made.out) if made.out.strip().startswith(("{", "[")) else {}
+        if made.code:
             refused = answer.get("refused", {}) if isinstance(answer, dict) else {}
             given = f", got {refused['given']}" if refused.get("given") else ""
-            text = f"{refused['must']}{given}. {refused['next_step']}" if refused else made.stderr[-600:]
+            text = f"{refused['must']}{given}. {refused['next_step']}" if refused else made.err[-600:]
             said = f"{module.split('.')[0].replace('_', '-')} {' '.join(arguments[:2])}"
             raise refusal_from_code(refused.get("code", "E_REFUSED"), f"{said}: {text.strip()}")
         return answer
@@ -90,7 +86,7 @@ class DemoStage:
 
     def agent(self, site: str, *arguments: str) -> Any:
         """One `site-agent` command at a hospital."""
-        return self.command("site_agent.cli", *arguments, home=self.home(site))
+        return self.command("site_agent.cli", *arguments, at=site)
 
     def home(self, site: str) -> Path:
         """The hospital's state folder."""
@@ -99,23 +95,13 @@ class DemoStage:
     @contextmanager
     def serving(self, address: str) -> Iterator[None]:
         """The coordinator's server as a process of its own, stopped by its own id."""
-        with (self.state / "coordinator.log").open("wb") as log:
-            server = subprocess.Popen(
-                [sys.executable, "-m", "coordinator.cli", "--home", str(self.hub), "serve"],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-            )
+        argv = ["--home", str(self.hub), "serve"]
+        server = self.launcher.start("coordinator.cli", argv, {}, self.state / "coordinator.log")
         try:
             _await(address, server)
             yield
         finally:
-            server.send_signal(signal.SIGTERM)
-            try:
-                server.wait(timeout=15)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+            server.stop(15)
 
     # -- the story ------------------------------------------------------------------------------------------------
     def step(self, what: str) -> None:
@@ -164,6 +150,7 @@ class DemoStage:
         studies = [part for study in self.plans for part in ("--study", study)]
         self.coordinator("invite", site, *studies, "--out", str(invitation))
         made = self.agent(site, "init", "--invitation", str(invitation), "--approver", "steward")
+        self.launcher.open_key(site, self.home(site) / "keys" / "approvers" / "steward.pem", self.passphrase)
         self.agent(site, "join")
         self.coordinator("accept", site, "--fingerprint", made["fingerprint"])
         self.agent(site, "join")
@@ -188,17 +175,18 @@ class DemoStage:
 
 
 # -- inside -----------------------------------------------------------------------------------------------------
-def _await(address: str, server: subprocess.Popen[bytes]) -> None:
+def _await(address: str, server: RunningCommand) -> None:
     """Wait until the server accepts connections."""
     host, port = address.rsplit(":", 1)
-    for _ in range(300):
-        if server.poll() is not None:
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        if (code := server.poll()) is not None:
             raise StateRefusal(
-                "the coordinator must start", given=f"exit code {server.returncode}", next_step="See coordinator.log."
+                "the coordinator must start", given=f"exit code {code}", next_step="See coordinator.log."
             )
         try:
             socket.create_connection((host, int(port)), timeout=1).close()
             return
         except OSError:
-            time.sleep(0.1)
+            time.sleep(0.02)
     raise NetworkRefusal("the coordinator must answer", given="no answer in 30 s", next_step="See coordinator.log.")

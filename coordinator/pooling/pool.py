@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
+from coordinator.pooling.doubts import doubts, drawn_in, in_common, lacking
 from coordinator.pooling.heterogeneity import (
     Method,
     Test,
@@ -37,7 +38,6 @@ from coordinator.pooling.heterogeneity import (
     tau2_dl,
     typical_v,
 )
-from coordinator.pooling.intervals import TOO_MUCH
 from coordinator.pooling.rows import (
     LARGEST_ESTIMATE,
     LARGEST_VARIANCE,
@@ -105,6 +105,7 @@ class PooledResult:
         weights: percent, summing to 100, of the chosen model.
         excluded: rows that were not used, each with its reason.
         notes: sentences a reader of the result must see.
+        doubts: those of the notes that are cautions: what the interval may not hold (`coordinator.pooling.doubts`).
         term, scale, estimates: set when the rows came from `shared.estimands.answer`.
         effect: what people call its estimates (`shared.estimands.effects`); blank where nobody has said.
         shared: variance of the pooled estimate that all rows have in common, as by a map onto one site's scale; it
@@ -131,6 +132,7 @@ class PooledResult:
     estimates: tuple[Estimate, ...] = ()
     shared: float = 0.0
     effect: str = ""
+    doubts: tuple[str, ...] = ()
 
     @property
     def k(self) -> int:
@@ -381,7 +383,7 @@ def pool(
     Args:
         yi: (K,) estimates on the analysis scale (log for ratios). None, NaN and infinities are rows to exclude.
         vi: (K,) variances of the estimates, in squared units of yi.
-        method: ``FE``, or the estimator of tau2: DL, HE, HS, HSk, SJ, ML, REML, EB, PM, PMM.
+        method: ``FE``, or the estimator of tau2 (`coordinator.pooling.METHODS`).
         test: ``z``, ``t`` (K - 1 df), ``knha`` (Knapp-Hartung), ``adhoc`` (Knapp-Hartung, never below the model).
         level: coverage of every interval.
         labels: (K,) names of the rows, used in messages and figures.
@@ -469,53 +471,18 @@ def pool_estimates(
     notes = [note for note in result.notes if note not in _announcement(result)]
     if waves and len({row.site for row in chosen}) < len(chosen):
         notes.append("A site contributes more than one wave: the rows are not independent if they share persons.")
+    behind = tuple(used[label] for label in result.labels)
+    result = replace(result, term=estimates[0].term, scale=estimates[0].scale, estimates=behind)
     # What all sites may be off by alike is the weighted mean of what each may be.
-    common = in_common([used[label] for label in result.labels], result.weights)
-    result = replace(result, shared=common, term=estimates[0].term, scale=estimates[0].scale)
-    notes += _unheld(result, chosen)
+    result = replace(result, shared=in_common(behind, result.weights) + drawn_in(result) ** 2)
+    cautions = tuple(doubts(result, chosen))
     return _announce(
         replace(
             result,
             excluded=tuple(sorted((*absent.values(), *result.excluded), key=lambda row: order[row.label])),
-            notes=tuple(notes),
-            estimates=tuple(used[label] for label in result.labels),
+            notes=(*notes, *filter(None, [lacking(result)]), *cautions),
+            doubts=cautions,
         )
-    )
-
-
-def in_common(estimates: Sequence[Estimate], weights: Sequence[float]) -> float:
-    """Variance of a weighted mean from what all estimates may be off by alike: (Σ w √vi_common)², w in percent."""
-    return float(np.array(weights) / 100 @ [row.vi_common**0.5 for row in estimates]) ** 2
-
-
-def _unheld(result: PooledResult, estimates: Sequence[Estimate]) -> list[str]:
-    """Warnings of the estimates that no interval covers, each once; and the bias of their flows, in figures."""
-    said: dict[str, list[str]] = {}
-    for row in estimates:
-        for sentence in row.warnings:
-            said.setdefault(sentence, []).append(row.site)
-    notes = [s if len(who) == len(estimates) else f"{', '.join(who)}: {s}" for s, who in said.items()]
-    if result.shared > result.se**2 / 2:
-        notes.append(_lacking(result))
-    if len(estimates) == result.k:
-        weights = np.array(result.weights) / 100
-        lost = float(weights @ np.abs([row.attenuation * (row.yi or 0.0) for row in estimates]))
-        if lost > TOO_MUCH * result.se:
-            notes.append(
-                f"Flows were measured to draw such an answer towards zero by about {lost / result.se:.1f} standard "
-                "errors of the pooled estimate; the flow's bias is not in this interval."
-            )
-    return notes
-
-
-def _lacking(result: PooledResult) -> str:
-    """Caution that what a model may lack, and not what was sampled or noised, sets an interval's width."""
-    half = result.critical * math.sqrt(result.shared)
-    far = f"by a factor of up to {math.exp(half):.2f}" if result.scale == "log" else f"by up to {half:.2g}"
-    return (
-        f"The interval of {result.term} is mostly doubt about the planned model: a bend or an interaction that it "
-        f"lacks may move the coefficient {far} at every site alike, in either direction. More sites or a larger "
-        "epsilon do not narrow it; declaring the coefficient in the next plan, or a mechanism that keeps rows, does."
     )
 
 
@@ -571,6 +538,7 @@ def pooled_data(result: PooledResult) -> dict[str, Any]:
         "prediction_interval": result.prediction_interval,
         "excluded": result.excluded,
         "notes": result.notes,
+        "doubts": result.doubts,
         "receipts": result.receipts,
     }
 
@@ -759,6 +727,7 @@ def _fit(rows: PooledResult, *, method: Method, test: Test) -> PooledResult:
         typical_v=float(typical_v(v)) if k > 1 else float(v[0]),
         weights=tuple((100 * model.hat).tolist()),
         notes=(),
+        doubts=(),
     )
     notes = []
     if k == 1:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from coordinator.pooling.doubts import in_common
 from coordinator.pooling.heterogeneity import fit
 from coordinator.pooling.moderators import RegressionResult, absent, regress
-from coordinator.pooling.pool import PooledResult, in_common, pool
+from coordinator.pooling.pool import PooledResult, pool
 from shared.errors import ParameterError
 
 __all__ = ["Subgroups", "subgroups"]

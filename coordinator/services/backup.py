@@ -20,7 +20,7 @@ import shutil
 import sqlite3
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from coordinator.services.authority import Authority
+from coordinator.services.clocks import SeenClocks
 from coordinator.services.health import require_whole
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import Store
@@ -94,6 +95,11 @@ class BackupManifest:
         )
         if not good or not {FILE_NAME, "store.db", "ca/ca.pem"} <= files.keys():
             raise SchemaRefusal("a backup must hold a coordinator's files, and nothing else", given="others")
+        texts = ("coordinator", "day", "root", "head", "witness")
+        counts = all(type(body[name]) is int and body[name] >= 0 for name in ("size", "releases"))
+        keys = isinstance(body["left_out"], list) and all(isinstance(name, str) for name in body["left_out"])
+        if not (counts and keys and all(isinstance(body[name], str) for name in texts)):
+            raise SchemaRefusal("a backup's list of contents must have every field, each of its type")
         return cls(**{**{name: body[name] for name in names}, "left_out": tuple(body["left_out"])})
 
 
@@ -313,7 +319,7 @@ def restore(
     keys: Path | None = None,
     replace: bool = False,
     reason: str = "",
-    today: dt.date,
+    day: Callable[[SeenClocks], dt.date],
     dry_run: bool = False,
 ) -> RestoredHome:
     """Put a coordinator back from an archive, verified before it is in its place, and say so in its log.
@@ -322,8 +328,9 @@ def restore(
         keys: a folder with the private keys that the archive leaves out (a copy of ``ca/``, or of a home).
         replace: put a home that holds something aside; nothing of it is deleted.
         reason: for the log.
-    Raises: StateRefusal (the home holds something; keys are missing), LockedRefusal (a coordinator serves there),
-        IntegrityRefusal (the archive, its database or its log are not whole; other keys), StorageRefusal.
+        day: which day it is, given what the backup knows of clocks (`coordinator.services.clocks.restoration_day`).
+    Raises: what `day` raises; StateRefusal (the home holds something; keys are missing), LockedRefusal (a coordinator
+        serves there), IntegrityRefusal (archive, database or log are not whole; other keys), StorageRefusal.
     """
     occupied = home.exists() and any(home.iterdir())
     if occupied and not replace:
@@ -348,7 +355,7 @@ def restore(
             )
         if not (made / "ca" / "server.pem").exists():
             authority.renew_server(config.names)
-        entry = _taken_up(made, manifest, authority, archive, reason, today, dry_run)
+        entry = _taken_up(made, manifest, authority, reason, day, dry_run)
         _one_file(made / "store.db")
         moved = ""
         if not dry_run:
@@ -360,9 +367,8 @@ def _taken_up(
     made: Path,
     manifest: BackupManifest,
     authority: Authority,
-    archive: Path,
     reason: str,
-    today: dt.date,
+    day: Callable[[SeenClocks], dt.date],
     dry_run: bool,
 ) -> int | None:
     """Verify the database, and write into its log that it goes on from here; the entry's place."""
@@ -377,6 +383,7 @@ def _taken_up(
         have = {name for name in manifest.files if name.startswith("bundles/")}
         if not whole or have != {f"bundles/{one.bundle_sha256}.zip" for one in store.releases()}:
             raise IntegrityRefusal("a backup must hold the log and the bundles that it names", given="others")
+        today = day(SeenClocks(store, authority.certificate))
         if dry_run:
             return None
         watch = LogWatch(store, coordinator=authority.coordinator, key=authority.witness)

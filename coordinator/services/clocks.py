@@ -25,7 +25,7 @@ from coordinator.store.store import Store
 from shared.errors import CertificateRefusal, ParameterError
 from shared.wire.clocks import TOLERATED, WRONG, span
 
-__all__ = ["ClockVerdict", "SeenClocks", "SiteClock", "judge"]
+__all__ = ["ClockVerdict", "SeenClocks", "SiteClock", "judge", "restoration_day"]
 
 REMEMBERED = 45
 """Days for which a reading, a person's word or the set-up itself vouches for this clock."""
@@ -188,3 +188,29 @@ class SeenClocks:
         judge(now, (), vouched=now.date(), word=None, valid=self._valid).require()
         if not dry_run:
             self._write(lambda c: c.execute(_words.insert().values(day=now.date().isoformat())))
+
+
+def restoration_day(clocks: SeenClocks, now: dt.datetime, said: dt.date | None) -> dt.date:
+    """The day that a log's restoration is dated by: this clock's, where others see it or a person read the date.
+
+    A date that is still to come would stop every site until that day, and no later word takes it back. A backup that
+    nobody has been heard since vouches for no clock: then a person's word is all there is, and enough.
+
+    Args:
+        said: the date on another clock, if a person has read it there.
+    Raises: CertificateRefusal (nobody vouches for this clock), ParameterError (it says another date).
+    """
+    if said is not None and abs((said - now.date()).days) > 1:
+        raise ParameterError(
+            "the date read off another clock must be this machine's",
+            given=f"{said} where this machine has {now:%Y-%m-%d}",
+            next_step="Set the clock (NTP) first.",
+        )
+    verdict = clocks.verdict(now)
+    if said is None and not verdict.believed:
+        raise CertificateRefusal(
+            "a restoration must be dated by a clock that others see: sites stop until its day",
+            given=verdict.why,
+            next_step="Set the clock (NTP), read the date off another one, and add it: --date YYYY-MM-DD.",
+        )
+    return now.date()

@@ -42,6 +42,7 @@ from coordinator.services.analysts_port import AnalystsProcess, AnalystsServer, 
 from coordinator.services.authority import Authority, requested_key
 from coordinator.services.clocks import SeenClocks
 from coordinator.services.health import require_home, require_whole
+from coordinator.services.membership import Members
 from coordinator.services.quotas import CallRate, expire_refused, quota_uses, staged_files
 from coordinator.services.tasks import READING, require_stated
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
@@ -93,6 +94,8 @@ from shared.wire.messages import (
     GrowthRequest,
     Holdings,
     LogView,
+    MembershipReply,
+    MembershipRequest,
     Offered,
     OfferRequest,
     Reply,
@@ -173,10 +176,12 @@ class CollectionService:
         self._max_bundle = max_bundle
         self._home = home
         self._boxes = RoundQueue(store)
+        self._members = Members(store, authority.coordinator)
         self._watch = LogWatch(store, coordinator=authority.coordinator, key=authority.witness)
         self._bundles, self._staging, self._quarantine = store.bundles, home / "staging", home / "quarantine"
         for folder in (self._bundles, self._staging, self._quarantine):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _flush_folder(folder.parent)  # else a power cut may take the folder, with all that was flushed into it
         self._locks: WeakValueDictionary[str, _UploadLock] = WeakValueDictionary()
         self._locks_guard = threading.Lock()
         self._seen: set[str] = set()  # certificates whose arrival is on disk
@@ -212,6 +217,7 @@ class CollectionService:
             "NextRound": self.next_round,
             "UploadRound": self.upload_round,
             "Clock": self.clock,
+            "Membership": self.membership,
         }
 
     def admit(self, peer: Peer) -> None:
@@ -263,7 +269,7 @@ class CollectionService:
             with suppress(StorageRefusal):  # a full disk: the next call tells it again
                 self._store.arrived(call.peer.site, call.peer.serial)
                 self._seen.add(call.peer.serial)
-        return site
+        return self._members.in_force(site, self._today())
 
     def _invited(self, site: RegisteredSite, study: str) -> None:
         if study not in site.studies:
@@ -272,7 +278,8 @@ class CollectionService:
     # -- plans, anchors, status ---------------------------------------------------------------------------------
     def fetch_plan(self, call: Call, request: StudyRequest) -> SignedDocument:
         """The newest signed plan of a study. Raises: PlanRefusal, RoleRefusal."""
-        self._invited(self._site(call), request.study)
+        # Also of a study that it has left: what its ledger has lost is priced by that plan.
+        self._members.require_known(self._site(call), request.study)
         envelope = self._store.plan(request.study).envelope
         call.digest = envelope.digest
         return SignedDocument(envelope=envelope.to_bytes())
@@ -306,7 +313,7 @@ class CollectionService:
     def status(self, call: Call, request: StudyRequest) -> Holdings:
         """Releases held of the calling site, each with the site's own signature as evidence."""
         site = self._site(call)
-        self._invited(site, request.study)
+        self._members.require_known(site, request.study)
         anchored, envelope, reanchored = self._store.witnessed(site.site)
         return Holdings(
             holdings=self._store.holdings(request.study, site.site),
@@ -315,6 +322,15 @@ class CollectionService:
             anchor=envelope,
             reminders=self._store.reminders(request.study, site.site),
         )
+
+    def membership(self, call: Call, request: MembershipRequest) -> MembershipReply:
+        """Take what the site has signed of its keys and approvers, and say what the leads have signed of the site.
+
+        Raises: SignatureRefusal, ApprovalRefusal, ReplayRefusal, SchemaRefusal.
+        """
+        site = self._site(call)
+        statements = map(_envelope, request.statements)
+        return self._members.exchange(site, statements, self._members.leads(self._home), self._today())
 
     def growth(self, call: Call, request: GrowthRequest) -> Growth:
         """Proof that the log only grew between two sizes that sites have seen. Raises: ParameterError."""
@@ -432,7 +448,7 @@ class CollectionService:
         call.digest = said.standing
         if said.site != site.site:
             raise ReplayRefusal("a revocation must be of the calling site's standing approval", given="another site's")
-        self._invited(site, said.study)
+        self._members.require_known(site, said.study)
         self._store.revoke_standing(site.site, said.standing, envelope, self._today())
         return Revoked(standing=said.standing)
 

@@ -63,6 +63,8 @@ __all__ = [
 ]
 
 Array = NDArray[np.float64]
+_CHANCE = 1.25
+"""Ratio of a sandwich variance to the model's that some hundred rows may have though they follow the model."""
 _HINT = 'Write for example: estimate(table, "ols", "sbp ~ age").'
 
 
@@ -83,6 +85,8 @@ class Estimate:
             vi, and no further site lowers it.
         vi_naive: what the table's own standard error says, as if its rows were patients; None where the table is one
             of patients, or the term is excluded.
+        vi_sandwich: sum of squares of the influences of the table's rows: their variance whether or not they follow the
+            model; None where the question has no influences.
         how: the method by which the parts were found, in words; empty where vi_sampling is the table's own.
         attenuation: share of yi by which flows were measured to draw such an answer towards zero; in no variance.
         warnings: what the interval does not hold, in sentences.
@@ -116,19 +120,21 @@ class Estimate:
     attenuation: float = 0.0
     warnings: tuple[str, ...] = ()
     vi_common: float = 0.0
+    vi_sandwich: float | None = None
 
     def __post_init__(self) -> None:
         where = f"estimate of {self.term!r} at {self.site!r}"
         if (self.yi is None) != (self.vi_sampling is None) or (self.yi is None) != bool(self.reason):
             raise ParameterError(f"{where} must have an estimate and a variance, or a reason for having neither")
         object.__setattr__(self, "warnings", tuple(self.warnings))
-        for name in ("yi", "vi_sampling", "vi_privacy", "vi_naive", "vi_common"):
+        for name in ("yi", "vi_sampling", "vi_privacy", "vi_naive", "vi_common", "vi_sandwich"):
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
                 raise ParameterError(
                     f"{where}: {name} must be finite", given=f"{value}", next_step="Exclude the term with a reason."
                 )
-        if min(self.vi_sampling or 0.0, self.vi_privacy, self.vi_naive or 0.0, self.vi_common) < 0:
+        parts = (self.vi_sampling, self.vi_privacy, self.vi_naive, self.vi_common, self.vi_sandwich)
+        if min(part or 0.0 for part in parts) < 0:
             raise ParameterError(f"{where}: a variance must not be negative")
         if self.scale not in get_args(Scale):
             raise ParameterError(f"scale must be one of {', '.join(get_args(Scale))}", given=repr(self.scale))
@@ -142,6 +148,16 @@ class Estimate:
     def naive(self) -> float | None:
         """The variance of somebody who takes the rows for patients; None when excluded."""
         return self.vi_sampling if self.vi_naive is None else self.vi_naive
+
+    @property
+    def sandwich_ratio(self) -> float:
+        """How many times the table's own variance its rows' influences have; 1 where that is no more than by chance.
+
+        Above 1 the rows vary more than the question's model says: counts with a long tail, effects that bend.
+        """
+        own = self.naive
+        found = self.vi_sandwich / own if own and self.vi_sandwich else 1.0
+        return found if found > _CHANCE else 1.0
 
 
 @overload
@@ -235,6 +251,7 @@ def estimate(
             yi=number,
             vi_sampling=variance,
             vi_privacy=noise.get(label, 0.0),
+            vi_sandwich=_sandwich(result, label) if number is not None else None,
             n=result.n,
             n_missing=result.missing,
             n_outside=result.outside,
@@ -274,6 +291,12 @@ def influence(
     """
     found = _answers(QuestionRows.of(table), question, dict(levels or {}), LeastRows(MIN_RESIDUAL_DF, MIN_EVENTS))
     return {label: pushes for label, pushes in found.influence.items() if not isinstance(found.answers[label], str)}
+
+
+def _sandwich(result: QuestionResult, label: str) -> float | None:
+    pushes = result.influence.get(label)
+    found = None if pushes is None else float(pushes @ pushes)
+    return found if found is not None and math.isfinite(found) else None
 
 
 def _finite(answer: Answer) -> Answer:

@@ -1,6 +1,6 @@
 """Estimands of one table: a frozen question, its checks, and its two spellings.
 
-    cox(years, died, subset = sex == 1) ~ sbp/10 * C(arm)            the whole question in one text, as plans hold it
+    cox(years, died, subset = sex == 1) ~ sbp/10 + C(arm)            the whole question in one text, as plans hold it
     "cox", "Surv(years, died) ~ sbp + age", subset="sex == 1"        a kind and a formula, as in R
 
 Both become an `Estimand`, whose `str` is the first spelling in one form: equal questions have equal texts, which is

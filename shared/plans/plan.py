@@ -111,6 +111,7 @@ class Floors:
         standing: whether an approver of a site may sign in advance, within limits: see `shared.plans.standing`.
         approval: ``after`` the draw, on the exact bytes, or ``before`` it: an approver signs in advance, no person sees
             the bytes before they leave, and so no choice is made by what is in them.
+        leads: study leads who must sign the plan, where it asks for more than the coordinator's settings do.
     """
 
     persons: int = 50
@@ -122,7 +123,8 @@ class Floors:
     author_apart: bool = False
     standing: bool = False
     approval: Literal["after", "before"] = "after"
-    later: ClassVar[tuple[str, ...]] = ("approval",)
+    leads: int = 1
+    later: ClassVar[tuple[str, ...]] = ("approval", "leads")
 
     def __post_init__(self) -> None:
         must(isinstance(self.author_apart, bool), "floors.author_apart must be true or false", self.author_apart)
@@ -140,6 +142,7 @@ class Floors:
         for name in ("own_row_linkage", "extreme_linkage"):
             must(0 < getattr(self, name) <= 1, f"floors.{name} must be in (0, 1]", getattr(self, name))
         must(1 <= self.approvals <= 5, "floors.approvals must be in 1..5", self.approvals)
+        must(1 <= self.leads <= 16, "floors.leads must be in 1..16", self.leads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -419,7 +422,7 @@ class StudyPlan:
             parts["expires"] = _date(parts["expires"])
             parts["estimands"] = {str(k): str(v) for k, v in dict(parts.get("estimands", {})).items()}
             return cls(**parts)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             absent = [name for name in NEEDED if name not in given]
             raise PlanRefusal(
                 "a study plan must have every required field, each of its type",
@@ -439,6 +442,8 @@ class StudyPlan:
             raise PlanRefusal("a study plan must be TOML", given=str(error)) from None
         dictionary = given.get("dictionary")
         if isinstance(dictionary, dict) and isinstance(dictionary.get("columns"), dict):
+            for name, column in dictionary["columns"].items():
+                must(isinstance(column, dict), "every column of a dictionary must be a table", f"{name!r}"[:40])
             columns = [{"name": name, **column} for name, column in dictionary["columns"].items()]
             given["dictionary"] = {**dictionary, "columns": columns}
         if isinstance(given.get("release"), dict):
@@ -539,8 +544,10 @@ def sign_plan(plan: StudyPlan, keys: list[SigningKey]) -> Envelope:
 
 
 def open_plan(envelope: Envelope, leads: Mapping[str, PublicKey], *, threshold: int = 1) -> StudyPlan:
-    """The plan inside an envelope signed by `threshold` pinned leads.
+    """The plan inside an envelope signed by `threshold` pinned leads, and by as many as it asks for itself.
 
     Raises: SignatureRefusal, PlanRefusal. Nothing is parsed before the signatures hold.
     """
-    return StudyPlan.from_bytes(envelope.require(PLAN_TYPE, leads, threshold=threshold))
+    plan = StudyPlan.from_bytes(envelope.require(PLAN_TYPE, leads, threshold=threshold))
+    envelope.require(PLAN_TYPE, leads, threshold=max(threshold, plan.floors.leads))
+    return plan

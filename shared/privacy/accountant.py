@@ -28,7 +28,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special, stats
 
 from shared.errors import ParameterError, UnknownEvent
 from shared.privacy.stated import shown_epsilon
@@ -353,6 +352,8 @@ def _gaussian_log_delta(mu: Any, eps: Any) -> Floats:
     a = eps / mu - mu / 2
     b = a + mu
     result = np.empty(mu.shape)
+    from scipy import special
+
     far = a < -30  # the second tail is φ(a) R(b), below e^-450: leaving it out is an upper bound
     result[far] = special.log_ndtr(-a[far])
     small = ~far & (mu < 0.5)
@@ -372,6 +373,8 @@ def _log_density(x: Floats) -> Floats:
 
 
 def _mills(x: Floats) -> Floats:
+    from scipy import special
+
     return math.sqrt(math.pi / 2) * special.erfcx(x / math.sqrt(2))
 
 
@@ -407,7 +410,49 @@ def _root(f: Callable[[float], float], low: float, high: float) -> float:
     """Zero of a falling f, to the last digits; the end at which f is not positive is preferred."""
     while f(high) > 0:
         high += 0.01 * abs(high) + 1e-300
-    return float(optimize.brentq(f, low, high, xtol=1e-300, rtol=1e-14, maxiter=500))
+    return _brent(f, low, high)
+
+
+def _brent(f: Callable[[float], float], low: float, high: float) -> float:
+    """A zero of f between two ends at which it has different signs, to 1e-14 of its size.
+
+    Brent (1973), *Algorithms for Minimization Without Derivatives*, ch. 4: a secant or an inverse quadratic through the
+    last points where that shrinks the bracket fast enough, else a bisection. Written out since a price is asked for in
+    every command, and `scipy.optimize` takes longer to import than all prices of a study take to compute.
+    """
+    before, best = low, high  # of the last two points; `best` has the smaller |f|
+    f_before, f_best = f(before), f(best)
+    if f_before == 0:
+        return before
+    other, f_other = before, f_before  # across the zero from `best`
+    step = last = 0.0
+    for _ in range(500):
+        if f_before * f_best < 0:
+            other, f_other = before, f_before
+            step = last = best - before
+        if abs(f_other) < abs(f_best):
+            before, best, other = best, other, best
+            f_before, f_best, f_other = f_best, f_other, f_best
+        least = (1e-300 + 1e-14 * abs(best)) / 2
+        half = (other - best) / 2
+        if f_best == 0 or abs(half) < least:
+            return best
+        if abs(last) > least and abs(f_best) < abs(f_before):
+            if before == other:
+                trial = -f_best * (best - before) / (f_best - f_before)
+            else:
+                to_before = (f_before - f_best) / (before - best)
+                to_other = (f_other - f_best) / (other - best)
+                trial = -f_best * (f_other * to_other - f_before * to_before)
+                trial /= to_other * to_before * (f_other - f_before)
+            fast = 2 * abs(trial) < min(abs(last), 3 * abs(half) - least)
+            last, step = (step, trial) if fast else (half, half)
+        else:
+            last = step = half
+        before, f_before = best, f_best
+        best += step if abs(step) > least else math.copysign(least, half)
+        f_best = f(best)
+    return best
 
 
 # -- slicing -----------------------------------------------------------------------------------------------
@@ -416,10 +461,12 @@ _BINS = 32768
 
 def _slicing_bins(event: Slicing, tail: float, bins: int) -> tuple[Floats, Floats]:
     """Upper edges of μ and the bins' probabilities; above the last edge lies the probability `tail`."""
-    law = stats.chi2(event.slices)
-    low, high = math.sqrt(law.ppf(1e-13)), math.sqrt(law.isf(tail))
+    from scipy import special
+
+    k = event.slices  # degrees of freedom of χ²
+    low, high = math.sqrt(2 * special.gammaincinv(k / 2, 1e-13)), math.sqrt(special.chdtri(k, tail))
     edges = np.linspace(low, high, bins + 1)[1:]
-    below, above = law.cdf(edges**2), law.sf(edges**2)
+    below, above = special.chdtr(k, edges**2), special.chdtrc(k, edges**2)
     # Differences of the smaller tail, or the far bins would be noise; the first bin takes all below it.
     mass = np.diff(below, prepend=0.0)
     upper = np.concatenate([[False], above[:-1] < 0.5])
@@ -524,6 +571,8 @@ def _subsampled_rdp(q: float, s: float) -> Floats:
     The worst replace-one pair of one step: the two records pull in opposite directions. The integrand is
     analytic and falls off like a Gaussian, so the trapezoidal sum is exact to rounding.
     """
+    from scipy import special
+
     if q == 1:
         return ORDERS * (2 / s) ** 2 / 2
     h = min(s, s * s) / 12
@@ -884,6 +933,8 @@ def _power(listed: list[Event], alpha: float) -> float:
     """The largest true-positive rate at false-positive rate alpha."""
     found = [event for event in listed if not _is_free(event)]
     if all(isinstance(event, Gaussian) for event in found):
+        from scipy import special
+
         mu = math.hypot(*(event.mu for event in found if isinstance(event, Gaussian)))
         return float(special.ndtr(special.ndtri(alpha) + mu))
     if len(found) == 1 and isinstance(found[0], Laplace) and found[0].coordinates == 1:

@@ -285,3 +285,21 @@ class RoundReceipt(_message.Message):
     round: int
     answer: str
     def __init__(self, study: _Optional[str] = ..., round: _Optional[int] = ..., answer: _Optional[str] = ...) -> None: ...
+
+class MembershipRequest(_message.Message):
+    __slots__ = ("statements",)
+    STATEMENTS_FIELD_NUMBER: _ClassVar[int]
+    statements: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, statements: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class MembershipReply(_message.Message):
+    __slots__ = ("grants", "leads", "keys", "taken")
+    GRANTS_FIELD_NUMBER: _ClassVar[int]
+    LEADS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    grants: _containers.RepeatedScalarFieldContainer[bytes]
+    leads: _containers.RepeatedScalarFieldContainer[bytes]
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    taken: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, grants: _Optional[_Iterable[bytes]] = ..., leads: _Optional[_Iterable[bytes]] = ..., keys: _Optional[_Iterable[bytes]] = ..., taken: _Optional[_Iterable[str]] = ...) -> None: ...

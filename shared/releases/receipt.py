@@ -16,13 +16,12 @@ import math
 import mmap
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, cast
-
-import pandas as pd
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from shared.base.canonical import canonical_json, closed, parse_json, sha256_hex
 from shared.base.keys import Envelope, SigningKey
@@ -33,6 +32,9 @@ from shared.plans.plan import StudyPlan, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy.stated import CHARGED_BEFORE, FLOW
 from shared.releases.metadata import VERSION, require_no_room, require_plain
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "AGENT",
@@ -50,6 +52,7 @@ __all__ = [
     "planned_event",
     "planned_events",
     "read_bundle",
+    "read_receipt",
     "refits",
     "unit",
     "write_bundle",
@@ -541,24 +544,36 @@ def read_bundle(path: Path, *, cap: int, before: Callable[[Receipt], Extent] | N
     Raises: IntegrityRefusal, SchemaRefusal: anything but the exact form; caught before a large table is made. What
         `before` raises.
     """
+    with _members_of(path) as (mapped, digest, receipt, columns, rows, table_at):
+
+        def forget() -> None:
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+        extent = before(receipt) if before is not None else None
+        table = _read_table(memoryview(mapped)[table_at], columns, rows, cap, extent, forget=forget)
+        return Bundle(digest=digest, receipt=receipt, table=table)
+
+
+def read_receipt(path: Path) -> Receipt:
+    """The receipt of a bundle of our own, whose table is left as it lies. Raises: as `read_bundle`, of all but that."""
+    with _members_of(path) as (_, _, receipt, _, _, _):
+        return receipt
+
+
+@contextmanager
+def _members_of(path: Path) -> Iterator[tuple[mmap.mmap, str, Receipt, list[str], int, slice]]:
+    """The mapped file, its digest and receipt, and the table's columns, rows and place, held against each other."""
     try:
         with path.open("rb") as file:
             # Closed when nothing points into it any more: a refusal's traceback may still hold a view.
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         digest = hashlib.sha256(mapped).hexdigest()
         manifest_at, receipt_at, table_at = _members(mapped)
-        data = memoryview(mapped)[table_at]
-        receipt, columns, rows = _agreed(mapped[manifest_at], mapped[receipt_at], data)
+        receipt, columns, rows = _agreed(mapped[manifest_at], mapped[receipt_at], memoryview(mapped)[table_at])
         _require_exact(mapped, table_at, mapped[manifest_at], mapped[receipt_at])
-
-        def forget() -> None:
-            mapped.madvise(mmap.MADV_DONTNEED)
-
-        extent = before(receipt) if before is not None else None
-        table = _read_table(data, columns, rows, cap, extent, forget=forget)
+        yield mapped, digest, receipt, columns, rows, table_at
     except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, RuntimeError) as error:
         raise IntegrityRefusal("a bundle must be a readable zip file", given=type(error).__name__) from None
-    return Bundle(digest=digest, receipt=receipt, table=table)
 
 
 def _require_exact(mapped: mmap.mmap, table_at: slice, manifest: bytes, receipt: bytes) -> None:
@@ -658,6 +673,7 @@ def _read_table(
     read as a dictionary of them with places in it, which no repetition can blow up, and written out when the longest
     is known.
     """
+    import pandas as pd
     import pyarrow as pa
     import pyarrow.parquet as pq
 

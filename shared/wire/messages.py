@@ -56,6 +56,8 @@ __all__ = [
     "LogRequest",
     "LogView",
     "LoggedEntry",
+    "MembershipReply",
+    "MembershipRequest",
     "Method",
     "OfferRequest",
     "Offered",
@@ -98,6 +100,8 @@ SIGNED_CAP = 4 << 20
 ROUND_CAP = 4 << 20
 # Most releases of one site in one study that an answer may name: more would not fit a message, and nobody has them.
 HOLDINGS_CAP = 2048
+# Most signed statements of one chain, and of one call.
+STATEMENTS_CAP = 1000
 # Most parts of a proof: one per doubling of the log.
 PROOF_CAP = 128
 # Most sizes of the log that one look at it may ask about.
@@ -501,6 +505,42 @@ class Holdings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MembershipRequest:
+    """Signed statements (`shared.plans.statements`) that the coordinator may not have yet, oldest first."""
+
+    statements: tuple[bytes, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "statements", tuple(self.statements))
+        short = len(self.statements) <= STATEMENTS_CAP and sum(map(len, self.statements)) <= SIGNED_CAP
+        _must(short, f"at most {STATEMENTS_CAP} statements may be sent at once")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipReply:
+    """What the coordinator has of the calling site, each an envelope's bytes, oldest first.
+
+    Args:
+        grants: of further studies, and their ends (`shared.plans.grants`).
+        leads: changes of its leads (`shared.plans.leads`).
+        keys: changes of the site's keys that are in force there (`shared.plans.key_changes`).
+        taken: SHA-256 of each statement of the request that waits for the study lead.
+    """
+
+    grants: tuple[bytes, ...] = ()
+    leads: tuple[bytes, ...] = ()
+    keys: tuple[bytes, ...] = ()
+    taken: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("grants", "leads", "keys", "taken"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        lists = (self.grants, self.leads, self.keys)
+        _must(all(len(one) <= STATEMENTS_CAP for one in lists), "an answer must be short")
+        _must(len(self.taken) <= STATEMENTS_CAP and all(map(_is_digest, self.taken)), "statements are named by SHA-256")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoundReply:
     """The current round's order to a site (`shared.wire.rounds.RoundOrder`), signed; both parts are empty when it is
     nothing."""
@@ -883,6 +923,8 @@ _MESSAGES: Mapping[type, type[Message]] = {
     LogView: pb.LogView,
     GapReport: pb.GapReport,
     GapNoted: pb.GapNoted,
+    MembershipRequest: pb.MembershipRequest,
+    MembershipReply: pb.MembershipReply,
     RoundReply: pb.RoundReply,
     RoundAnswer: pb.RoundAnswer,
     RoundReceipt: pb.RoundReceipt,
@@ -1027,6 +1069,7 @@ COLLECTION: Mapping[str, Method] = {
     "NextRound": Method(request=RoundRequest, reply=RoundReply),
     "UploadRound": Method(request=RoundAnswer, reply=RoundReceipt),
     "Clock": Method(request=SignedDocument, reply=SignedDocument),
+    "Membership": Method(request=MembershipRequest, reply=MembershipReply),
 }
 
 ANALYSIS: Mapping[str, Method] = {

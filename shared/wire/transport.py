@@ -803,4 +803,11 @@ def _meant(error: Any, address: str, cap: int, asking: bool) -> Refusal:
             if asking
             else "Check the address, the one outbound rule and the proxy; what was sealed is sent again.",
         )
+    # Our servers say what they refuse; without a word of theirs it is the line that broke, or somebody on it.
+    if status in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS):
+        return NetworkRefusal(
+            "the connection must last until the answer",
+            given="one that broke in the middle",
+            next_step="Try again; where it goes on, ask who runs the network whether a proxy changes what passes.",
+        )
     return Refusal("the coordinator must answer as agreed", given=f"status {status.name}")

@@ -226,7 +226,7 @@ def withdraw_person(
         raise UsageRefusal("the file of identifiers must be UTF-8", given="another encoding") from None
     if not listed:
         raise UsageRefusal("the file must hold at least one identifier", given="none")
-    key = desk.config.snapshot_key.read_bytes()
+    key = desk.snapshot_key(study)
     as_written = desk.ledger.as_written(study)
     persons = {pseudonym(one if as_written else normalised(one), key=key) for one in listed}
     noted = desk.ledger.persons_withdrawn(study)

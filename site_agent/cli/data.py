@@ -308,7 +308,7 @@ def data_check(study: Study, home: Home = None, json: Json = False) -> None:
     network: dict[str, int] | None = None
     unseen: dict[str, int] = {}
     if not found:
-        key = desk.config.snapshot_key.read_bytes()
+        key = desk.snapshot_key(study)
         table = records.read(source, plan.dictionary, key=key, rules=rules, as_written=as_written)
         rows, left_out, unseen = table.rows, table.rows - table.n, dict(table.unseen)
         network = None if table.contacts is None else table.contacts.counts

@@ -298,6 +298,7 @@ def status(home: Home = None, json: Json = False) -> None:
     config = desk.config
     joined = config.certificate.exists()
     day = today()
+    said = desk.ledger.membership().studies
     studies = []
     steps: list[str] = [] if joined else ["site-agent join"]
     for study in sorted({*config.studies, *config.data, *desk.plans.studies()}):
@@ -308,6 +309,11 @@ def status(home: Home = None, json: Json = False) -> None:
             "table": study in config.data,
             "due": [],
         }
+        if study in said:
+            row["granted"] = said[study]
+            if not said[study]:
+                studies.append(row)
+                continue
         try:
             plan = desk.plans.plan(study)
             row["plan"] = plan.version
@@ -367,6 +373,10 @@ def status(home: Home = None, json: Json = False) -> None:
             # That there is no plan, or no approval yet, the table says itself.
             explained = row["plan"] is None or row.get("refused") == ApprovalRefusal.code
             approved = "yes" if row["approved"] else "no" if explained else f"no ({row['refused']})"
+            if not row.get("granted", True):
+                approved = "taken away by the study lead"
+            elif row.get("granted") and not row["approved"]:
+                approved = "no (granted by the study lead)"
             due = ", ".join(map(str, row["due"])) or "none"
             rows.append((row["study"], plan, approved, "yes" if row["table"] else "no", due))
         if rows:

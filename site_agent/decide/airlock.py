@@ -111,6 +111,12 @@ STEPS = {
     "left": "study left",
     "lost": "lost charges counted",
     "recovered": "ledger recovered",
+    "study_granted": "study granted by the lead",
+    "study_ungranted": "study taken away by the lead",
+    "leads_changed": "leads changed",
+    "keys_changed": "keys changed",
+    "keys_told": "coordinator told of it",
+    "persons_apart": "persons told apart",
 }
 """The ledger's entries in a steward's words; the others are words already."""
 
@@ -509,7 +515,7 @@ def vanished(desk: Desk, study: str) -> Vanished:
     from site_agent.config import Limits
     from site_agent.records import table as records
 
-    plan, source, key = desk.plans.plan(study), desk.config.source(study), desk.config.snapshot_key.read_bytes()
+    plan, source, key = desk.plans.plan(study), desk.config.source(study), desk.snapshot_key(study)
     waiting = [hold for hold in desk.ledger.holds(study) if hold.state in ("reserved", "anchored") and not hold.rounds]
     if not waiting:
         raise StateRefusal(
@@ -577,7 +583,7 @@ def require_witnessed(desk: Desk) -> None:
     Raises: NetworkRefusal, LedgerRefusal (this ledger is an old copy), LockedRefusal, StateRefusal (not joined).
     """
     from site_agent.ledger.holds import WITNESSED_AT_ONCE
-    from site_agent.ledger.lock import StateLock
+    from site_agent.lock import StateLock
 
     entries = desk.ledger.entries()
     last = max((entry.seq for entry in entries if entry.kind in WITNESSED_AT_ONCE), default=0)

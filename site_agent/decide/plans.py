@@ -96,6 +96,7 @@ class Plans:
         approvers: this site's approvers, name to key.
         memory: where approvals are noted beside their files.
         signers: every key under which an approval was ever good here, by name; the approvers' where none are given.
+        every_lead: the leads' keys and those of former leads, for plans that are filed; `leads` where none are given.
     """
 
     folder: Path
@@ -105,6 +106,7 @@ class Plans:
     approvers: Mapping[str, PublicKey]
     memory: ApprovalMemory
     signers: Mapping[str, Sequence[PublicKey]] = field(default_factory=dict)
+    every_lead: Mapping[str, PublicKey] = field(default_factory=dict)
 
     # -- plans --------------------------------------------------------------------------------------------------
     def receive(self, study: str, envelope: Envelope, *, today: dt.date, keep: bool = True) -> StudyPlan:
@@ -171,7 +173,7 @@ class Plans:
                 next_step=f"Run site-agent plan fetch {study}.",
             ) from None
         try:
-            plan = self.opened(study, Envelope.from_bytes(data))
+            plan = self.opened(study, Envelope.from_bytes(data), filed=True)
         except IntegrityRefusal:
             raise PlanChanged(
                 "a filed plan must be as the study lead signed it",
@@ -182,9 +184,15 @@ class Plans:
             raise PlanChanged("a filed plan must have its file's version", given=f"{plan.version}, not {wanted}")
         return plan
 
-    def opened(self, study: str, envelope: Envelope) -> StudyPlan:
-        """A signed plan, verified and not filed. Raises: SignatureRefusal, PlanRefusal (another study's or hub's)."""
-        plan = open_plan(envelope, self.leads, threshold=self.threshold)
+    def opened(self, study: str, envelope: Envelope, *, filed: bool = False) -> StudyPlan:
+        """A signed plan, verified and not filed. Raises: SignatureRefusal, PlanRefusal (another study's or hub's).
+
+        Args:
+            filed: whether it was taken before: then it may be signed by somebody who led then.
+        """
+        leads = {**self.every_lead, **self.leads} if filed else self.leads
+        # One who led alone may have been joined by others since: what was taken then is not asked for more now.
+        plan = open_plan(envelope, leads, threshold=1 if filed and self.every_lead else self.threshold)
         if plan.study != study:
             raise PlanRefusal(
                 "the plan must be of the study asked for",

@@ -73,6 +73,7 @@ _VERBS = {
     "no part in the training": "federate",
     "not compared": "resend",
     "log not followed": "run",
+    "membership not taken": "run",
 }
 """Verb of each attempt for the log of refusals, by the event that `attend` reports."""
 _RESUMED = ("due", "reserved", "sealed, not yet checked")
@@ -282,9 +283,11 @@ def attend(
     if desk.paused:
         say(AttendEvent(study="", what="paused", detail="Nothing is drawn or sent until site-agent resume --as NAME."))
         return
-    studies = sorted({*desk.config.studies, *desk.config.data, *desk.plans.studies()})
+    studies = _studies(desk)
     try:
         with desk.egress() as egress:
+            _look_at_membership(desk, egress, say=say, refused=refused, dry_run=dry_run)
+            studies = _studies(desk)
             _reconcile(desk, egress, studies, today=today, say=say, refused=refused, dry_run=dry_run)
             for study in studies:
                 known = desk.plans.highest(study)
@@ -419,6 +422,35 @@ def attend(
         if desk.paused:
             return
         prepare(study, lambda plan: plan.federated is not None)
+
+
+def _studies(desk: Desk) -> list[str]:
+    """Studies that a round looks at: not those out of which the study lead has taken this site."""
+    known = desk.ledger.membership().studies
+    found = {*desk.config.studies, *desk.config.data, *desk.plans.studies()}
+    return sorted(study for study in found if known.get(study, True))
+
+
+def _look_at_membership(
+    desk: Desk, egress: Egress, *, say: Callable[[AttendEvent], None], refused: Callable[..., None], dry_run: bool
+) -> None:
+    """Take what the leads have signed of this site, and say what is new. Raises: NetworkRefusal."""
+    from site_agent.decide import membership
+
+    try:
+        news = membership.look(desk, egress, dry_run=dry_run)
+    except NetworkRefusal:
+        raise
+    except Refusal as refusal:
+        refused("", "membership not taken", refusal)
+        return
+    for study in news.granted:
+        step = f"Nothing of it happens before somebody approves its plan: site-agent plan show {study}."
+        say(AttendEvent(study=study, what="granted by the study lead", detail=step))
+    for study in news.ungranted:
+        say(AttendEvent(study=study, what="taken away by the study lead", detail="Nothing more is made or sent of it."))
+    for name in news.leads:
+        say(AttendEvent(study="", what="the study's leads have changed", detail=name))
 
 
 def _reconcile(

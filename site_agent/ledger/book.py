@@ -40,7 +40,7 @@ from pathlib import Path
 
 from shared.base.canonical import sha256_hex
 from shared.base.chain import GENESIS
-from site_agent.ledger import anchors, charge, decisions, drawing
+from site_agent.ledger import anchors, charge, decisions, drawing, members
 from site_agent.ledger import persons as touched
 from site_agent.ledger.chain import Chain, reading, writing
 from site_agent.ledger.charge import Spent, StatementLine
@@ -177,13 +177,24 @@ class Ledger(Chain):
     leave = writing(decisions.leave)
     deleted = reading(decisions.deleted)
 
+    # -- who takes part
+    membership = reading(members.membership)
+    note_grant = writing(members.note_grant)
+    note_leads = writing(members.note_leads)
+    keys_told = writing(members.keys_told)
+    change_keys = writing(members.change_keys)
+    forgotten_keys = writing(members.forgotten_keys)
+    snapshot_marks = reading(members.snapshot_marks)
+    tell_apart = writing(members.tell_apart)
+    told_apart = reading(members.told_apart)
+
     def folder(self, hold: Hold) -> Path:
         """Where the files of a release lie."""
         return folder_of(self.path, hold)
 
     def tag_proof(self, study: str) -> bytes:
         """Shows that `tag` is that of `study`: the site's signature whose SHA-256 it is."""
-        return tag_proof(self.signer, self.site, study)
+        return tag_proof(self.tagger, self.site, study)
 
     def tag(self, study: str) -> str:
         """What marks an entry as being about `study`; of other studies than those that are told it tells nothing."""

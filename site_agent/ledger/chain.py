@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
@@ -62,8 +62,12 @@ class Chain:
     Raises: LedgerRefusal, if the ledger is missing, edited, truncated, restored, or another site's; StorageRefusal.
     """
 
-    def __init__(self, path: Path, signer: SigningKey, *, site: str) -> None:
+    keyless = False
+    """Whether the key that signed the last entry is lost."""
+
+    def __init__(self, path: Path, signer: SigningKey, *, site: str, tagger: SigningKey | None = None) -> None:
         self.path, self.signer, self.site = path, signer, site
+        self.tagger = tagger or signer
         self.head_path = path.with_name("ledger.head")
         if not path.exists():
             if self.head_path.exists():
@@ -73,6 +77,19 @@ class Chain:
         if self._read_head() is None or self._lags():
             with self.transaction(write=True) as book:
                 self._publish(book.connection)
+
+    @classmethod
+    def without_key(cls, path: Path, signer: SigningKey, *, site: str, tagger: SigningKey | None = None) -> Self:
+        """The ledger of a site whose release key is lost: nothing but a change to the key `signer` can follow.
+
+        Raises: as `Ledger`; the entries are verified under the keys that signed them.
+        """
+        made = cls.__new__(cls)
+        made.path, made.signer, made.site, made.tagger = path, signer, site, tagger or signer
+        made.head_path = path.with_name("ledger.head")
+        made.keyless = True
+        made.verify()
+        return made
 
     @classmethod
     def create(cls, path: Path, signer: SigningKey, *, site: str) -> Self:
@@ -133,7 +150,7 @@ class Chain:
             if found != SCHEMA:
                 raise broken("ledger.db must have the ledger's table and triggers", "another schema")
             for entry in book.entries:
-                self._require_signed(entry)
+                self._require_signed(book, entry)
                 if entry.kind not in WITNESSED:
                     continue
                 seq = entry.body["seq"]
@@ -160,14 +177,16 @@ class Chain:
             # Without it INSERT OR REPLACE deletes a row and passes by the trigger that forbids it.
             connection.execute("PRAGMA recursive_triggers = ON")
             connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            book = Book(connection, self.signer, self.site, read_entries(connection, cached), self.path, cached)
-            self._require_head(book.entries, head)
+            entries = read_entries(connection, cached)
+            book = Book(connection, self.signer, self.site, entries, self.path, cached, tagger=self.tagger)
+            self._require_head(book, head)
             known = len(book.entries)
             yield book
             if len(book.entries) > known:
                 reach("ledger.before_commit")
                 connection.execute("COMMIT")
                 reach("ledger.after_commit")
+                self.signer, self.tagger = book.signer, book.tagger
                 # Locked again, so that a slower writer cannot put an older head over a newer one.
                 connection.execute("BEGIN IMMEDIATE")
                 self._publish(connection)
@@ -177,7 +196,7 @@ class Chain:
         last = connection.execute("SELECT seq, hash, signature FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
         write_whole(self.head_path, self._envelope(*last).to_bytes(), "ledger.head")
 
-    def _read_head(self) -> tuple[int, str] | None:
+    def _read_head(self) -> Envelope | None:
         try:
             data = self.head_path.read_bytes()
         except FileNotFoundError:
@@ -185,34 +204,42 @@ class Chain:
         except OSError as error:
             raise storage_refusal(self.head_path.name, error) from error
         try:
-            payload = Envelope.from_bytes(data).require(HEAD_TYPE, {self.signer.public.key_id: self.signer.public})
-            body = parse_json(payload)
-            site, seq, head = body["site"], body["seq"], body["head"]
+            return Envelope.from_bytes(data)
+        except Refusal:
+            raise broken("ledger.head must be a head signed by the site's release key", "something else") from None
+
+    def _opened(self, book: Book, head: Envelope) -> tuple[int, str]:
+        """What a head file says, if a release key of this ledger signed it: it may lag behind a change of that key."""
+        keys = {key.key_id: key for _, key in book.membership.release}
+        try:
+            body = parse_json(head.require(HEAD_TYPE, keys))
+            site, seq, digest = body["site"], body["seq"], body["head"]
         except (Refusal, KeyError, TypeError):
             raise broken("ledger.head must be a head signed by the site's release key", "something else") from None
-        if site != self.site or not isinstance(seq, int) or not isinstance(head, str):
+        if site != self.site or not isinstance(seq, int) or not isinstance(digest, str):
             raise broken("ledger.head must be this site's", "another form")
-        return seq, head
+        return seq, digest
 
     def _lags(self) -> bool:
         with self.transaction() as book:
             head = self._read_head()
-            return head is None or head[0] < len(book.entries)
+            return head is None or self._opened(book, head)[0] < len(book.entries)
 
-    def _require_head(self, entries: Sequence[Entry], head: tuple[int, str] | None) -> None:
+    def _require_head(self, book: Book, envelope: Envelope | None) -> None:
+        entries = book.entries
         if not entries:
             raise broken("a ledger must begin with its genesis", "no entry")
         if entries[0].kind != "genesis" or entries[0].body.get("site") != self.site:
             raise broken("the ledger must be this site's", "another site's")
-        if entries[0].body.get("release_key") != self.signer.public.hex:
+        if book.membership.current != self.signer.public and not self.keyless:
             raise broken("the ledger must be signed by this release key", "another key")
-        self._require_signed(entries[-1])
-        if head is None:
+        self._require_signed(book, entries[-1])
+        if envelope is None:
             # Only a crash between the first commit and the first head file leaves this.
             if len(entries) > 1:
                 raise broken("ledger.head must stand beside ledger.db", "ledger.db alone")
             return
-        seq, digest = head
+        seq, digest = self._opened(book, envelope)
         if not 1 <= seq <= len(entries):
             raise broken(f"ledger.db must reach the {seq} entries of ledger.head", f"{len(entries)}: an old copy")
         if entries[seq - 1].hash != digest:
@@ -223,10 +250,10 @@ class Chain:
         signed = (Signature(self.signer.public.key_id, signature),)
         return Envelope(payload_type=HEAD_TYPE, payload=payload, signatures=signed)
 
-    def _require_signed(self, entry: Entry) -> None:
+    def _require_signed(self, book: Book, entry: Entry) -> None:
         # Another type than an anchor's: a head without its proof must never pass for one.
         message = Envelope.encoding(HEAD_TYPE, head_payload(self.site, entry.seq, entry.hash))
-        if not self.signer.public.verifies(entry.signature, message):
+        if not book.membership.signer_of(entry.seq).verifies(entry.signature, message):
             raise broken(f"entry {entry.seq} must be signed by the site's release key", "a signature that is not")
 
 

@@ -200,6 +200,7 @@ def approve_plan(
     body: dict[str, Any] = {"study": study, "version": version, "plan_hash": plan_hash, "name": approver}
     if envelope is not None:
         body["envelope"] = envelope.to_bytes().decode()
+    book.require_granted(study)
     before = book.plans.get(study)
     if before is not None and before[0] > version:
         raise PlanRollback(

@@ -50,9 +50,18 @@ LOST_CAP = LINKS_CAP
 """Most charges in one `Lost`: a number that came over the wire must not decide how many holds are made."""
 _LOST_BYTES = 1 << 18
 DECISION_TYPE = "application/vnd.tributary.site-decision+json"
-SIGNED = frozenset({"plan_revoked", "standing_revoked", "persons_withdrew", "persons_confirmed", "left", "resumed"})
+SIGNED = frozenset(
+    {"plan_revoked", "standing_revoked", "persons_withdrew", "persons_confirmed", "persons_apart", "left", "resumed"}
+)
 """Kinds of entry that a person signs; one of kind ``paused`` may be signed, because stopping waits for nobody."""
-WITNESSED_AT_ONCE = (SIGNED - {"persons_withdrew", "persons_confirmed"}) | {"paused", "reject", "send_back", "withdraw"}
+WITNESSED_AT_ONCE = (SIGNED - {"persons_withdrew", "persons_confirmed"}) | {
+    "paused",
+    "reject",
+    "send_back",
+    "withdraw",
+    "study_ungranted",
+    "keys_changed",
+}
 """Kinds of entry by which somebody stops something: an older copy of the ledger must not undo them unnoticed.
 
 Not that a person withdrew from a study: an anchor that came alone would tell of it, and the next one holds it as well.

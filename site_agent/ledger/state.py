@@ -19,16 +19,17 @@ from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.chain import GENESIS, extend_head
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, SigningKey
-from shared.errors import ApprovalRefusal, PausedRefusal, PlanChanged, SchemaRefusal, StateRefusal, TooLarge
+from shared.errors import ApprovalRefusal, PausedRefusal, PlanChanged, Refusal, RoleRefusal, StateRefusal, TooLarge
 from site_agent.ledger.entries import HEAD_TYPE, head_payload, tag_proof
 from site_agent.ledger.files import broken
 from site_agent.ledger.holds import Entry, Hold, decision_message, fold, link_of
+from site_agent.ledger.membership import KINDS, Membership, folded
 
 __all__ = ["Book", "Noted"]
 
 BODY_CAP = 1 << 20
 """Most bytes of an entry: what `parse_json` reads back."""
-_STATE = ("holds", "plans", "gone", "written", "revoked", "deleted", "standing", "paused")
+_STATE = ("holds", "plans", "gone", "written", "revoked", "deleted", "standing", "paused", "membership")
 _FOLDED: dict[str, tuple[int, dict[str, Any]]] = {}
 """Of the last few heads: the number of the entry, and what the ledger amounts to up to it."""
 _MOST_FOLDED = 8
@@ -68,8 +69,11 @@ class Book:
         entries: list[Entry],
         path: Path,
         cached: bool = False,
+        tagger: SigningKey | None = None,
     ) -> None:
         self.connection, self.signer, self.site, self.entries, self.path = connection, signer, site, entries, path
+        self.tagger = tagger or signer
+        self.membership = Membership()
         self.holds: dict[str, Hold] = {}
         self.plans: dict[str, tuple[int, str]] = {}
         self.gone: dict[str, str] = {}
@@ -82,7 +86,7 @@ class Book:
         for entry in entries[done:]:
             try:
                 self._fold(entry)
-            except (StateRefusal, KeyError, TypeError, ValueError, SchemaRefusal) as error:
+            except (Refusal, KeyError, TypeError, ValueError) as error:
                 raise broken(f"entry {entry.seq} must follow from those before it", type(error).__name__) from None
         if cached and done < len(entries):
             _FOLDED[entries[-1].hash] = (len(entries), self._state())
@@ -125,6 +129,16 @@ class Book:
                 "this site must not be paused", given="a pause", next_step="Run site-agent resume when it may go on."
             )
 
+    def require_granted(self, study: str) -> None:
+        """Refuse what belongs to a study out of which the study lead has taken this site. Raises: RoleRefusal."""
+        if not self.membership.studies.get(study, True):
+            raise RoleRefusal(
+                "the site must take part in the study",
+                given=f"{study}, out of which the study lead has taken it",
+                next_step="Nothing more is made or sent of it. Only a new grant, and a new approval of its plan, would "
+                f"change that; site-agent leave {study} --as NAME ends it here.",
+            )
+
     def require_plan(self, hold: Hold) -> None:
         """Refuse what is drawn, approved or sent while the plan of a release is not the one approved last here.
 
@@ -134,6 +148,7 @@ class Book:
         Raises: ApprovalRefusal (the approval was taken back), PlanChanged (another plan was approved since).
         """
         hold = self.hold(hold.release_id)
+        self.require_granted(hold.study)
         if hold.study in self.revoked:
             raise ApprovalRefusal(
                 "the plan must be approved at this site",
@@ -208,9 +223,11 @@ class Book:
         )
         if not studies and "release_id" in body:
             studies = {self.hold(body["release_id"]).study}
-        return sorted(sha256_hex(tag_proof(self.signer, self.site, study)) for study in studies)
+        return sorted(sha256_hex(tag_proof(self.tagger, self.site, study)) for study in studies)
 
     def _fold(self, entry: Entry) -> None:
+        if entry.kind in KINDS or entry.kind == "genesis":
+            self._fold_membership(entry)
         if entry.kind == "plan_approved":
             self.plans[entry.body["study"]] = (int(entry.body["version"]), str(entry.body["plan_hash"]))
             self.revoked.pop(entry.body["study"], None)
@@ -242,8 +259,19 @@ class Book:
         elif entry.kind == "left":
             self._end_standing(entry.body["study"])
             self.deleted |= {str(item["release_id"]) for item in entry.body["deleted"]}
-        else:
+        elif entry.kind not in KINDS:
             fold(self.holds, entry)
+
+    def _fold_membership(self, entry: Entry) -> None:
+        self.membership = folded(self.membership, entry)
+        if entry.kind == "study_ungranted":
+            study = str(entry.body["study"])
+            self.revoked[study] = self.plans.get(study, (0, ""))[0]
+            self._end_standing(study)
+        elif entry.kind == "keys_changed" and entry.body["role"] == "approver" and entry.body["action"] != "add":
+            for made in self.standing.values():
+                if made.name == entry.body["name"]:
+                    self.standing[made.digest] = replace(made, revoked=True)
 
     def _end_standing(self, study: str) -> None:
         for made in self.standing.values():

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special
+from scipy import special
 
 from shared.errors import TrainingRefusal
 from shared.flows.affine import AffineAutoregressiveFlow
@@ -256,6 +256,8 @@ def level_model(y: Array, column: int, levels: int, given: tuple[int, ...], coun
     if first.size <= _NEWTON:
         coefficients = _newton(features, target, ridge, first, shares)
     else:
+        from scipy import optimize
+
         found = optimize.minimize(
             loss, first.ravel(), jac=True, method="L-BFGS-B", options={"maxiter": 500, "ftol": 1e-12, "gtol": 1e-7}
         )

@@ -50,6 +50,9 @@ def normalised(identifier: str) -> str:
     >>> [normalised(text) for text in ("P1", " p1 ", "00017", "A  7", "000", "P\u200b1\ufe0f", "\u0660\u0661\u0667")]
     ['p1', 'p1', '17', 'a 7', '0', 'p1', '17']
     """
+    if identifier.isascii() and identifier.isprintable():  # nearly all: nothing in them is unseen, or composes
+        text = " ".join(identifier.lower().split())
+        return (text.lstrip("0") or "0") if text.isdecimal() else text
     text = _folded(identifier)
     # Without an unseen character between them, two marks may compose, or come in another order: until nothing changes.
     while (folded := _folded(text)) != text:

@@ -26,7 +26,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
-import pandas as pd
 
 from shared.base.canonical import canonical_json, parse_json
 from shared.errors import (
@@ -42,9 +41,11 @@ from shared.mechanisms.base import Aggregates
 from shared.plans.dictionary import LEVELLED, Column, Dictionary
 from shared.privacy.stated import FLOW, shown_delta, shown_price
 from site_agent.config import Limits
-from site_agent.release.equal_rows import CONFIRMED, TABLES, ChanceHits, Hits, held_against, hits_on
+from site_agent.release.equal_rows import CONFIRMED, TABLES, Chance, ChanceHits, Hits, held_against, hits_on
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from shared.plans.plan import StudyPlan
 
 __all__ = [
@@ -280,6 +281,8 @@ def require_rehearsed(own: Sequence[int], simulated: Callable[[int], ChanceHits]
         own: rows that still are their own person's and nobody else's, in tables of persons drawn from the flow.
         simulated: what that many tables drawn from no record hit, which comes on top.
     """
+    if not np.median(own):  # what chance alone brings is within the most that it brings
+        return
     for tables in (TABLES, CONFIRMED):  # as `held_against` asks
         chance = simulated(tables)
         most = max(chance.counts)
@@ -301,7 +304,7 @@ def check_rows(
     dictionary: Dictionary,
     limits: Limits,
     clipped: Callable[[], int],
-    chance: Callable[[int], ChanceHits],
+    chance: Chance,
     beyond: float = 0.0,
     carried: str = "",
     vary: str = "",
@@ -317,7 +320,7 @@ def check_rows(
         dictionary: of the plan.
         limits: floors in force.
         clipped: counts the records whose latent lies outside the clipping ball.
-        chance: what that many tables drawn from no record hit.
+        chance: what that many tables drawn from no record hit, or as few of them as are enough.
         carried: column whose true values are released; blank for none.
         vary: how the noise depends on records (`release.vary`); blank where it does not.
         flow_alone: whether the rows are drawn from a flow alone that was fitted on their records (w = 0).
@@ -331,7 +334,9 @@ def check_rows(
         (
             _EQUAL,
             lambda: _equal_rows(
-                held_against(drawn, dictionary, chance) if decide else chance(TABLES).of(drawn, dictionary)
+                held_against(drawn, dictionary, chance)
+                if decide
+                else chance(TABLES, lambda so_far: not so_far.of(drawn, dictionary).beyond_chance).of(drawn, dictionary)
             ),
         ),
         (outliers, lambda: _clip(outliers, clipped(), len(real))),
@@ -540,13 +545,14 @@ def _persons(n: int, n_real: int, limits: Limits) -> Check:
 def _equal_rows(hits: Hits) -> Check:
     part = f"; {hits.looked_at} rows of the release, chosen by chance, were looked at"
     far = f", {hits.far} of them less likely than any hit that chance brought" if hits.far else ""
+    usual = "" if np.isnan(hits.mean) else f"by chance about {hits.mean:.3g} would be hit, and "
     return replace(
         _EQUAL,
         outcome="failed" if hits.beyond_chance else "passed",
         measured=float(hits.found),
         threshold=hits.allowed,
-        detail=f"{hits.persons} of {hits.others} real rows are unlike all others; by chance about {hits.mean:.3g} "
-        f"would be hit, and {hits.found} are{far}{part if hits.looked_at < hits.others else ''}",
+        detail=f"{hits.persons} of {hits.others} real rows are unlike all others; {usual}{hits.found or 'none'} "
+        f"{'is' if hits.found == 1 else 'are'} hit{far}{part if hits.looked_at < hits.others else ''}",
     )
 
 

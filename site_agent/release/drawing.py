@@ -207,6 +207,8 @@ class RowRelease(Drawing):
             noised[:, carried] = z[:, carried]
             rows, theirs = (self._encoder.decode(mechanism.flow.forward(one)) for one in (z, noised))
             own.append(own_rows(rows, theirs, self.plan.dictionary))
+            if own.count(0) > REHEARSALS // 2:  # the median of them all is known
+                break
         require_rehearsed(own, self._chance)
 
     def _latents_of_nobody(self, places: Any) -> Any:
@@ -218,8 +220,8 @@ class RowRelease(Drawing):
         z[:, carried] = self._x[places][:, carried]  # the flow leaves them alone
         return z
 
-    def _chance(self, tables: int) -> ChanceHits:
-        """What that many tables of this flow hit that come from no record.
+    def _chance(self, tables: int, enough: Callable[[ChanceHits], bool] | None = None) -> ChanceHits:
+        """What that many tables of this flow hit that come from no record, or as few of them as are enough.
 
         Drawn here and not by the mechanism: one that handed records through would have it pass for chance.
         """
@@ -230,12 +232,19 @@ class RowRelease(Drawing):
         def draw(places: Any) -> pd.DataFrame:
             return self._encoder.decode(flow.forward(self._latents_of_nobody(places)))
 
-        if tables not in self._by_chance:  # one that was foreseen with is good for what is then drawn
-            likely = flow.log_prob(self._x)
-            self._by_chance[tables] = ChanceHits.simulated(
-                self._real, likely, self.plan.dictionary, draw, tables=tables
-            )
-        return self._by_chance[tables]
+        if tables in self._by_chance:  # one that was foreseen with is good for what is then drawn
+            return self._by_chance[tables]
+        made = ChanceHits.simulated(
+            self._real,
+            flow.log_prob(self._x),
+            self.plan.dictionary,
+            draw,
+            tables=tables,
+            enough=enough or (lambda so_far: False),
+        )
+        if enough is None:
+            self._by_chance[tables] = made
+        return made
 
     def attack(self, limits: Limits, rng: Noise, progress: Progress) -> dict[str, Any]:
         return _attack(
@@ -269,7 +278,7 @@ class AggregateRelease(Drawing):
     def take(
         self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: sealed_state.SealedFlow | None
     ) -> None:
-        self._real = table.table.iloc[list(chosen.rows)].reset_index(drop=True)
+        self._real = _with_edges(table, list(chosen.rows))
         self.n = self.drawn = len(self._real)
         self.left_out = table.rows - table.n
         self.rows = sealed_state.ReleasedRows(
@@ -282,13 +291,14 @@ class AggregateRelease(Drawing):
         """Figures are taken of the checked records themselves."""
 
     def fit(self, rng: Noise, progress: Progress) -> None:
-        """Nothing is fitted."""
+        """Nothing is fitted: what is to be noised is taken, and may be refused before anything is drawn."""
+        self._measured = self._figures.measure(self.plan, self._real)
 
     def rehearse(self) -> None:
         """No check of figures reads a record."""
 
     def draw(self, rng: Noise) -> None:
-        self._table = self._figures.draw(self.plan, self._real, rng)
+        self._table = self._figures.draw(self.plan, self._measured, rng)
 
     def released(self, rng: Noise) -> pd.DataFrame:
         return self._table
@@ -298,7 +308,7 @@ class AggregateRelease(Drawing):
 
     def resume(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
         self.rows = sealed_state.read_rows(folder, hold)
-        self._real = table.table.iloc[list(self.rows.source)].reset_index(drop=True)
+        self._real = _with_edges(table, list(self.rows.source))
         self.n = self.drawn = len(self._real)
         self.left_out = table.rows - table.n
 
@@ -319,6 +329,21 @@ class AggregateRelease(Drawing):
 
 
 # -- inside -----------------------------------------------------------------------------------------------------
+def _with_edges(table: Records, rows: list[int]) -> pd.DataFrame:
+    """The records of some rows; of a network with the edges among them, each at its smaller place."""
+    real = table.table.iloc[rows].reset_index(drop=True)
+    if table.contacts is not None:
+        from scipy.sparse import triu
+
+        from shared.mechanisms.grand.edges import NEIGHBOURS
+
+        upper = triu(table.contacts.matrix[rows][:, rows], k=1, format="csr")
+        upper.sort_indices()
+        lists: list[Any] = np.split(upper.indices.astype(np.int32), upper.indptr[1:-1])
+        real[NEIGHBOURS] = lists
+    return real
+
+
 def _fit(
     plan: StudyPlan,
     encoder: Encoder,

@@ -16,6 +16,10 @@ and the release is held against them by as many of its rows, chosen by chance be
 alike as the wholes are, so that both bounds hold at every n. What it costs: a single copied row is among those that
 are looked at with probability `ROWS` / n.
 
+Tables are drawn only until the release is within them: more of them can only have more hits, and less likely ones, so
+that the answer is already that of all M (a Monte Carlo test that stops early, J. Besag and P. Clifford (1991),
+Biometrika 78, 301). A release without a hit needs none.
+
 A flow that had learned rows by heart would bring as many hits by chance as its release has, and this check would not
 see it: the attacks look for that (`site_agent.release.audit.distances`).
 
@@ -26,14 +30,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from shared.base.randomness import secure_rng
 from shared.plans.dictionary import NUMERIC, Dictionary
 from shared.plans.encoding import Encoder
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "ChanceHits",
@@ -50,6 +57,8 @@ Codes = NDArray[np.int64]
 Places = NDArray[np.intp]
 Keys = NDArray[np.void]
 Floats = NDArray[np.float64]
+Chance = Callable[[int, "Callable[[ChanceHits], bool]"], "ChanceHits"]
+"""What that many tables drawn from no record hit, or as few of them as are enough."""
 TABLES, ROWS = 250, 8_000
 """Tables that are simulated, at every n; most rows of each, and of a release that is held against them."""
 CONFIRMED = 2_000
@@ -66,7 +75,7 @@ class Hits:
         found: released rows that equal the row of exactly one person, among those that were looked at.
         allowed: the most of them that chance explains.
         far: of these, rows less likely than any that chance brought.
-        mean: hits that chance alone brings.
+        mean: hits that chance alone brings, as far as tables were drawn to see; NaN where none was needed.
         persons: how many have a row that nobody else has.
         others: how many persons there are.
         looked_at: released rows that were; all of them up to `ROWS`.
@@ -120,6 +129,7 @@ class ChanceHits:
         draw: Callable[[Places], pd.DataFrame],
         *,
         tables: int = TABLES,
+        enough: Callable[[ChanceHits], bool] = lambda so_far: False,
     ) -> ChanceHits:
         """Hits of tables like a release of no record.
 
@@ -128,6 +138,7 @@ class ChanceHits:
             likely: (n,) how likely each of them is under what `draw` draws from, on any scale.
             draw: a row of nobody in the place of each of these records; what is carried is of that record.
             tables: how many.
+            enough: whether what the tables so far hit is all that is asked; before the first, and after some more.
         """
         n = len(real)
         size, rng = min(n, ROWS), secure_rng().generator
@@ -140,15 +151,15 @@ class ChanceHits:
         )
         # A record that the flow cannot place is as unlikely as any.
         rows, likely = keys[times == 1], np.nan_to_num(likely[places[times == 1]], nan=-np.inf, neginf=-np.inf)
-        counts: list[int] = []
-        least = np.inf
-        while len(counts) < tables:
-            many = min(tables - len(counts), max(1, TOGETHER // max(1, size)))
+        made = cls(rows=rows, likely=likely, persons=n, counts=(), least=np.inf, places=part())
+        while len(made.counts) < tables and not enough(made):
+            many = min(tables - len(made.counts), max(1, TOGETHER // max(1, size)))
             drawn = keys_of(draw(np.concatenate([part() for _ in range(many)])), dictionary)
             hits = np.isin(drawn, rows)
-            counts += [int(one.sum()) for one in np.split(hits, many)]
-            least = min(least, likely[np.searchsorted(rows, drawn[hits])].min(initial=np.inf))
-        return cls(rows=rows, likely=likely, persons=n, counts=tuple(counts), least=float(least), places=part())
+            counts = [int(one.sum()) for one in np.split(hits, many)]
+            least = likely[np.searchsorted(rows, drawn[hits])].min(initial=made.least)
+            made = replace(made, counts=(*made.counts, *counts), least=float(least))
+        return made
 
     def of(self, released: pd.DataFrame, dictionary: Dictionary) -> Hits:
         """Hits of a released table, one row per person, and what chance explains of them."""
@@ -156,26 +167,26 @@ class ChanceHits:
         hits = drawn[np.isin(drawn, self.rows)]
         return Hits(
             found=len(hits),
-            allowed=float(max(self.counts)),
+            allowed=float(max(self.counts, default=0)),
             far=int((self.likely[np.searchsorted(self.rows, hits)] < self.least).sum()),
-            mean=float(np.mean(self.counts)),
+            mean=float(np.mean(self.counts)) if self.counts else np.nan,
             persons=len(self.rows),
             others=self.persons,
             looked_at=len(drawn),
         )
 
 
-def held_against(released: pd.DataFrame, dictionary: Dictionary, chance: Callable[[int], ChanceHits]) -> Hits:
-    """Hits of a release beside those of `TABLES` tables; where they are beyond those, beside `CONFIRMED` others.
-
-    Args:
-        chance: what that many tables drawn from no record hit.
-    """
-    first = chance(TABLES)
+def held_against(released: pd.DataFrame, dictionary: Dictionary, chance: Chance) -> Hits:
+    """Hits of a release beside those of `TABLES` tables; where they are beyond those, beside `CONFIRMED` others."""
+    first = chance(TABLES, lambda so_far: not so_far.of(released, dictionary).beyond_chance)
     found = first.of(released, dictionary)
     if not found.beyond_chance:
         return found
-    return replace(chance(CONFIRMED), places=first.places).of(released, dictionary)
+
+    def confirmed(so_far: ChanceHits) -> Hits:
+        return replace(so_far, places=first.places).of(released, dictionary)
+
+    return confirmed(chance(CONFIRMED, lambda so_far: not confirmed(so_far).beyond_chance))
 
 
 def hits_on(real: pd.DataFrame, released: pd.DataFrame, dictionary: Dictionary, chance: float) -> Hits:
@@ -255,7 +266,7 @@ def _codes(table: pd.DataFrame, dictionary: Dictionary) -> Codes:
                 step = 10.0**-column.decimals
             code = np.where(np.isnan(number), -1.0, np.round((np.nan_to_num(number) - lower) / step))
             out.append(np.asarray(code, dtype=np.int64))
-        elif isinstance(values.dtype, pd.CategoricalDtype):
+        elif values.dtype.name == "category":
             out.append(np.asarray(values.cat.codes, dtype=np.int64))
         else:
             out.append(np.asarray(values.astype("Int64").fillna(-1), dtype=np.int64))

@@ -23,9 +23,9 @@ import datetime as dt
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ from shared.errors import (
     PolicyRefusal,
     Refusal,
     StateRefusal,
+    machine_failures,
 )
 from shared.plans.plan import StudyPlan
 from site_agent.config import Edges, Limits, SiteFloors, TableSource
@@ -126,20 +127,25 @@ class SealedRelease:
     Args:
         hold: its charge and state.
         receipt: inside the bundle.
-        table: inside the bundle: the exact rows that would leave.
         checks: disclosure checks; stay here.
         audit: outcome of the attacks; stays here.
         left_out: source rows without a complete record; None where nobody could count them.
         snapshot: keyed hash of the file that was read.
+        read: gives the table inside the bundle; who only signs it needs none.
     """
 
     hold: Hold
     receipt: Receipt
-    table: pd.DataFrame
     checks: tuple[Check, ...]
     audit: Mapping[str, Any]
     left_out: int | None
     snapshot: str = ""
+    read: Callable[[], pd.DataFrame] = field(repr=False, compare=False)
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """Inside the bundle: the exact rows that would leave. Raises: IntegrityRefusal."""
+        return self.read()
 
     @property
     def warnings(self) -> tuple[Check, ...]:
@@ -171,6 +177,7 @@ class Rehearsal:
     refused: Refusal | None
 
 
+@machine_failures()
 def make_release(
     *,
     plan: StudyPlan,
@@ -244,9 +251,9 @@ def make_release(
 
     clock.enter(ReleaseStage.READ)
     table = _read(plan, source, site)
-    everyone = records.row_pseudonyms(table, plan.dictionary, key=site.snapshot_key)
+    everyone = records.row_pseudonyms(table, plan.dictionary, key=site.secret(plan.study))
     as_written = ledger.as_written(plan.study)
-    space = records.person_space(source, plan.dictionary, key=site.snapshot_key, as_written=as_written)
+    space = records.person_space(source, plan.dictionary, key=site.secret(plan.study), as_written=as_written)
     roles = plan.posture == "holdout"
     ledger.require_same_persons(hold, space, roles=roles)
     if everyone is not None and (roles or hold.touches == "new"):
@@ -255,18 +262,19 @@ def make_release(
     fitting.require_roles_kept(plan, _earlier_receipts(outbox, plan.study, except_for=hold.release_id))
     eligible = [int(row) for row in fitting.released_rows(plan, table.n, everyone)]
     chosen = _choose(plan, ledger, outbox, hold, base, everyone, eligible)
+    others, unlike = _of_other_studies(plan, ledger, space)
     checks.before_draw(
         n=len(chosen.rows),
         total=chosen.total,
         delta=plan.budget.delta,
         limits=limits,
         persons=chosen.population,
-        earlier=chosen.earlier,
+        earlier={**chosen.earlier, **others},
         waits=base is not None and hold.touches == "new",
         withdrawn=chosen.withdrawn,
         leaving=chosen.leaving,
-        sizes=chosen.sizes,
-        held=len(chosen.train) if plan.release.edges is not None else None,
+        sizes=(*chosen.sizes, *unlike),
+        held=len(chosen.train) if plan.release.edges is not None and plan.posture == "holdout" else None,
         exact=checks.exact_counts(plan, table.table.iloc[list(chosen.rows)]),
     )
     drawing = drawing_of(plan, trained.flow if trained else None, embedding)
@@ -375,7 +383,9 @@ def _read(plan: StudyPlan, source: TableSource, site: WorkingSite) -> Records:
     from site_agent.records import table as records
 
     as_written = site.ledger.as_written(plan.study)
-    return records.read(source, plan.dictionary, key=site.snapshot_key, rules=plan.release.edges, as_written=as_written)
+    return records.read(
+        source, plan.dictionary, key=site.secret(plan.study), rules=plan.release.edges, as_written=as_written
+    )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -493,10 +503,10 @@ def open_release(outbox: Outbox, release_id: str) -> SealedRelease:
 
     Raises: StateRefusal (no such release), IntegrityRefusal (the bytes are not those that were sealed).
     """
-    from shared.releases.receipt import read_bundle
+    from shared.releases.receipt import read_bundle, read_receipt
 
     hold = outbox.get(release_id)
-    bundle = read_bundle(outbox.bundle(release_id), cap=TABLE_CAP)
+    receipt = read_receipt(outbox.bundle(release_id))
     documents: dict[str, Any] = {}
     for name in ("checks", "audit"):
         path = outbox.folder(release_id) / f"{name}.json"
@@ -505,8 +515,8 @@ def open_release(outbox: Outbox, release_id: str) -> SealedRelease:
     checks = documents.get("checks", {})
     return SealedRelease(
         hold=hold,
-        receipt=bundle.receipt,
-        table=bundle.table,
+        receipt=receipt,
+        read=lambda: read_bundle(outbox.bundle(release_id), cap=TABLE_CAP).table,
         checks=tuple(_check(given) for given in checks.get("checks", ())),
         audit=documents.get("audit", {}),
         left_out=checks.get("left_out", 0),
@@ -769,6 +779,34 @@ def _choose(
     )
 
 
+def _of_other_studies(plan: StudyPlan, ledger: Ledger, space: str) -> tuple[dict[str, frozenset[str]], list[int]]:
+    """Releases of this site's other studies with which a release must not be compared too closely.
+
+    Where neither has a price for everybody, nothing but this guard stands between the two: two tables of all but one
+    and the same persons would show the one. Two studies are of the same people unless an approver has told them apart.
+
+    Returns: release to pseudonyms; and the sizes of those that tell persons apart by something else, who may all the
+        same be the same people.
+    """
+    from site_agent.release.sealed_state import read_rows
+
+    if not plan.records_decide:
+        return {}, []
+    holds = [hold for hold in ledger.holds() if hold.study != plan.study and hold.may_be_out and hold.files]
+    gone, apart = ledger.deleted(), ledger.told_apart({plan.study, *(hold.study for hold in holds)})
+    persons: dict[str, frozenset[str]] = {}
+    sizes = []
+    for hold in holds:
+        bounded = hold.epsilon is not None and not hold.given
+        if bounded or hold.release_id in gone or (plan.study, hold.study) in apart:
+            continue
+        rows = read_rows(ledger.folder(hold), hold)
+        persons[hold.release_id] = frozenset(rows.persons)
+        if not space or hold.space != space:
+            sizes.append(len(rows.source))
+    return persons, sizes
+
+
 def _base(ledger: Ledger, plan: StudyPlan, wave: int) -> Hold | None:
     """The release whose sealed flow a later wave uses, the latest that fitted one; None where this is the first.
 
@@ -801,7 +839,7 @@ def _base(ledger: Ledger, plan: StudyPlan, wave: int) -> Hold | None:
 
 def _earlier_receipts(outbox: Outbox, study: str, *, except_for: str) -> list[Receipt]:
     """Receipts of the earlier releases of a study that left, or still may."""
-    from shared.releases.receipt import read_bundle
+    from shared.releases.receipt import read_receipt
 
     ids = [
         hold.release_id
@@ -809,7 +847,7 @@ def _earlier_receipts(outbox: Outbox, study: str, *, except_for: str) -> list[Re
         if hold.study == study and hold.release_id != except_for and (hold.phase != "burnt" or hold.left)
     ]
     filed = [release_id for release_id in ids if (outbox.folder(release_id) / "bundle.zip").exists()]
-    return [read_bundle(outbox.bundle(release_id), cap=TABLE_CAP).receipt for release_id in filed]
+    return [read_receipt(outbox.bundle(release_id)) for release_id in filed]
 
 
 def _check(given: Mapping[str, Any]) -> Check:

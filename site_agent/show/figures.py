@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import special
 
 from shared.errors import ParameterError
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
@@ -274,7 +274,7 @@ def attack_figure(found: LikelihoodAttack, *, title: str, detail: str = "") -> F
         fine = np.geomspace(least, 1, 300)
         axes.plot(fine, fine, color=_GREY, lw=0.9)
         mu = float(special.ndtri(found.bound) - special.ndtri(0.01)) if 0 < found.bound < 1 else math.inf
-        bound = np.ones_like(fine) if math.isinf(mu) else stats.norm.cdf(stats.norm.ppf(fine) + mu)
+        bound = np.ones_like(fine) if math.isinf(mu) else special.ndtr(special.ndtri(fine) + mu)
         axes.plot(fine, bound, color=_INK, lw=1.1, ls=(0, (1, 1.5)))
         axes.fill_between(alarms, np.maximum(low, floor), np.maximum(high, floor), color=_BLUE, alpha=0.16, lw=0)
         axes.plot(alarms, np.maximum(hits, floor), color=_BLUE, lw=1.8)

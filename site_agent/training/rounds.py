@@ -42,6 +42,7 @@ from shared.errors import (
     RoundsRefusal,
     StateRefusal,
     TrainingRefusal,
+    machine_failures,
 )
 from shared.wire.rounds import Answered, RoundOrder, node_id, pack, unpack
 from site_agent.config import Limits, TableSource
@@ -152,6 +153,7 @@ def ended(ledger: Ledger, plan: StudyPlan) -> bool:
     return hold is not None and bool(hold.flow)
 
 
+@machine_failures()
 def take_part(
     *,
     plan: StudyPlan,
@@ -263,6 +265,11 @@ class _Work:
                 given=f"round {said.round}",
                 next_step="Nothing was drawn. More rounds need a new version of the plan, and a new charge.",
             )
+        try:
+            weights = _asked_weights(self.plan, content)
+        except Refusal as refusal:
+            self._send(said, b"", refusal.code)
+            raise
         hold = self._paid()
         known = hold.begun.get(said.round)
         if known is not None and known.asked != said.digest:
@@ -274,7 +281,7 @@ class _Work:
         fresh = known is None or said.round in self._undrawn
         what = "answered" if fresh else "sent again" if known and known.answer else "given up"
         if fresh:
-            refused = self._train(hold, said, content)
+            refused = self._train(hold, said, weights)
             hold = self.ledger.hold(hold.release_id)
             known = hold.begun.get(said.round)
             what = what if refused is None else "given up"
@@ -372,7 +379,9 @@ class _Work:
 
         self._read(hold)
         as_written = self.ledger.as_written(self.plan.study)
-        space = records.person_space(self.source, self.plan.dictionary, key=self.at.snapshot_key, as_written=as_written)
+        space = records.person_space(
+            self.source, self.plan.dictionary, key=self.at.secret(self.plan.study), as_written=as_written
+        )
         hold = self.ledger.start_training(hold, self._persons, space=space, snapshot=self._snapshot)
         reach("federate.bound")
         return hold
@@ -383,7 +392,7 @@ class _Work:
         from site_agent.records import table as records
         from site_agent.release import checks
 
-        plan, key = self.plan, self.at.snapshot_key
+        plan, key = self.plan, self.at.secret(self.plan.study)
         as_written = self.ledger.as_written(plan.study)
         table = records.read(self.source, plan.dictionary, key=key, as_written=as_written)
         if hold.snapshot and hold.snapshot != table.snapshot:
@@ -432,7 +441,7 @@ class _Work:
     def _limits(self) -> Limits:
         return Limits.of(self.plan.floors, self.at.floors)
 
-    def _train(self, hold: Hold, said: RoundOrder, content: bytes) -> Refusal | None:
+    def _train(self, hold: Hold, said: RoundOrder, weights: NDArray[np.float64]) -> Refusal | None:
         """Have the Flower app take the round's steps; None, or why there is no answer.
 
         Raises: what stops the site and not the round: a pause, a plan that was revoked, an offline coordinator, a table
@@ -446,15 +455,9 @@ class _Work:
         flower.prepare()
         from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
-        try:
-            weights, numbers = unpack(content)
-        except Refusal as refusal:
-            return refusal
-        if numbers:
-            return TrainingRefusal("a round must be asked with weights alone", given="further numbers")
         record_dict = RecordDict(
             {
-                flower.ARRAYS: ArrayRecord({flower.WEIGHTS: flower.vector(weights.astype("f8"))}),
+                flower.ARRAYS: ArrayRecord({flower.WEIGHTS: flower.vector(weights)}),
                 flower.CONFIG: ConfigRecord({"plan": said.plan_hash, "server-round": said.round}),
             }
         )
@@ -561,6 +564,20 @@ class _Source:
         except Exception as error:
             self.stopped = error
             raise
+
+
+def _asked_weights(plan: StudyPlan, content: bytes) -> NDArray[np.float64]:
+    """The weights in a question's content, looked at before anything is charged or a file of records is opened.
+
+    Raises: SchemaRefusal, TooLarge, TrainingRefusal.
+    """
+    from shared.plans.encoding import Encoder
+    from shared.plans.federated import Shape, usable
+
+    weights, numbers = unpack(content)
+    if numbers:
+        raise TrainingRefusal("a round must be asked with weights alone", given="further numbers")
+    return usable(weights.astype("f8"), Shape.of(Encoder(dictionary=plan.dictionary).d, plan.training))
 
 
 def _belongs(person: str, bound: frozenset[str] | None, withdrawn: frozenset[str]) -> bool:

@@ -1,16 +1,22 @@
-"""Hard worlds through noisy moments: how far the pooled released coefficients are from those of the records.
+"""Hard worlds through noisy figures: how far the pooled released coefficients are from those of the records.
 
 The same cells as `tests.benchmarks.zoo`, the product's way: a plan whose planned model is the question, each site's
-figures drawn under its ε, the coordinator's answer of all sites together, its pooling. Worlds whose covariates the
-mechanism does not take are listed with the refusal. What is held against the records, by term and ε:
+figures drawn under its ε, the coordinator's answer of all sites together where the mechanism has one, else each site's,
+its pooling. The mechanism is noisy moments, or by `--mechanism` noisy tables, slicing, or the density of the outcome,
+of which the mean is asked. Worlds whose columns the mechanism does not take are listed with the refusal. What is held
+against the records, by term and ε:
 
 * bias_own, bias_real: released less real pooled estimate, averaged over the draws, in the released pooled standard
   error and in the real one;
 * held: how often the released 95 % interval holds the records' pooled estimate; width: over that of the records';
-* I2, I2_real; cautioned: how often a sentence of caution stood by, where the interval held and where it did not.
+* doubt, unlike, strong: how well each tells wrong answers from right ones: the share of its variance that is doubt
+  about the model, how unlike its sites are (Q over its degrees of freedom), its distance from 0 in its own errors;
+* I2, I2_real; cautioned: how often a caution stood by (`PooledResult.doubts`), where the interval held and where it
+  did not.
 
-python -m tests.benchmarks.zoo_moments [--half tuning|reporting] [--worlds a,b] [--kinds binary,…] [--n 2000]
-    [--sites 12] [--epsilon 1,3] [--declared] [--alone] [--draws 4] [--name zoo_moments]
+python -m tests.benchmarks.zoo_moments [--half tuning|reporting] [--worlds a,b] [--kinds binary,…] [--some K]
+    [--n 2000] [--sites 12] [--epsilon 1,3] [--mechanism moments|tables|slicing|densities] [--declared] [--alone]
+    [--draws 4] [--name zoo_moments]
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,23 +32,50 @@ import numpy as np
 from coordinator.pooling.pool import PooledResult, pool_estimates
 from shared.base.randomness import seeded_rng
 from shared.errors import Refusal
-from shared.estimands.answer import Estimate, parse_estimand
+from shared.estimands.answer import Estimate, estimate, parse_estimand
+from shared.mechanisms.base import Aggregates
+from shared.mechanisms.densities.plan import DensitiesPlan
 from shared.mechanisms.moments.plan import MomentsPlan
+from shared.mechanisms.slicing.plan import SlicingPlan
+from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.plan import Budget, StudyPlan, Wave
 from tests.benchmarks import record, worlds
-from tests.benchmarks.zoo import SEED, asked_of, cells_of, listed, seed_of
+from tests.benchmarks.zoo import SEED, cells_of, listed, seed_of, told_apart
 
 KINDS = ("binary", "count", "linear", "survival")
 
 
-def plan_of(world: worlds.HardWorld, kind: str, epsilon: float, declared: bool) -> StudyPlan:
+def asked(world: worlds.HardWorld, kind: str, mechanism: str) -> str:
+    """The question of a cell: the world's own, or of a density the mean of its outcome."""
+    if mechanism == "densities":
+        return f"mean({world.outcomes[kind][0].name})"
+    return world.question(kind)
+
+
+def plan_of(
+    world: worlds.HardWorld, kind: str, epsilon: float, mechanism: str = "moments", declared: bool = False
+) -> StudyPlan:
     """The plan of a study of one outcome. Raises: PlanRefusal, where the mechanism does not take a column."""
     day = dt.date(2026, 1, 1)
-    question = parse_estimand(world.question(kind))
-    covariates = question.terms
-    responses = (question.duration, question.event) if kind == "survival" else (question.outcome,)
+    question = parse_estimand(asked(world, kind, mechanism))
     dictionary = world.dictionary(kind)
-    used = tuple(column for column in dictionary.columns if column.name in (*covariates, *responses))
+    used = tuple(column for column in dictionary.columns if column.name in question.columns)
+    release: Aggregates
+    if mechanism == "moments":
+        covariates = question.terms
+        release = MomentsPlan(
+            epsilon=epsilon,
+            outcome=kind,
+            responses=(question.duration, question.event) if kind == "survival" else (question.outcome,),
+            covariates=covariates,
+            declared=covariates if declared else (),
+        )
+    elif mechanism == "tables":
+        release = TablesPlan(epsilon=epsilon)
+    elif mechanism == "slicing":
+        release = SlicingPlan(epsilon=epsilon)
+    else:
+        release = DensitiesPlan(densities=((question.outcome,),), epsilon=epsilon)
     return StudyPlan(
         study="zoo",
         version=1,
@@ -50,18 +83,12 @@ def plan_of(world: worlds.HardWorld, kind: str, epsilon: float, declared: bool) 
         purpose="To see what is true on it.",
         coordinator="hub",
         expires=day,
-        release=MomentsPlan(
-            epsilon=epsilon,
-            outcome=kind,
-            responses=responses,
-            covariates=covariates,
-            declared=covariates if declared else (),
-        ),
+        release=release,
         posture="private",
         budget=Budget(epsilon=1e3, delta=1e-6),
         waves=(Wave(number=1, opens=day, closes=day),),
         dictionary=type(dictionary)(name=dictionary.name, version=1, columns=used),
-        estimands={"planned": world.question(kind)},
+        estimands={"planned": str(question)},
     )
 
 
@@ -71,21 +98,26 @@ def cell(
     n: int,
     sites: int,
     epsilons: Sequence[float],
-    declared: bool,
     draws: int,
+    mechanism: str = "moments",
+    declared: bool = False,
     alone: bool = False,
 ) -> dict[str, Any]:
     """One world, outcome, n and number of sites: what was pooled at every ε, and what the records say."""
     world = worlds.world(name)
     sites = world.sites or sites
     told: dict[str, Any] = {"world": name, "kind": kind, "n": n, "sites": sites}
-    question = parse_estimand(world.question(kind))
+    question = parse_estimand(asked(world, kind, mechanism))
     try:
-        plans = {epsilon: plan_of(world, kind, epsilon, declared) for epsilon in epsilons}
+        plans = {epsilon: plan_of(world, kind, epsilon, mechanism, declared) for epsilon in epsilons}
         dictionary = plans[epsilons[0]].dictionary
         tables = [world(n, np.random.default_rng(seed_of(name, n, site)), site) for site in range(sites)]
         checked = [dictionary.check(table[list(dictionary.names)]) for table in tables]
-        real = [asked_of(world, kind, table, f"s{site}") for site, table in enumerate(tables)]
+        levels = {column.name: column.levels for column in dictionary.columns if column.levels}
+        real = [
+            estimate(table, question, study="zoo", site=f"s{site}", wave=1, levels=levels)
+            for site, table in enumerate(tables)
+        ]
         origins = {f"s{site}": {"study": "zoo", "site": f"s{site}", "wave": 1} for site in range(sites)}
         found: dict[float, list[list[Estimate]]] = {epsilon: [] for epsilon in epsilons}
         for epsilon, plan in plans.items():
@@ -95,19 +127,14 @@ def cell(
                     f"s{site}": [(plan.release.draw(plan, table, rng), len(table))]
                     for site, (table, rng) in enumerate(zip(checked, rngs, strict=True))
                 }
-                if alone:
-                    levels = {column.name: column.levels for column in dictionary.columns if column.levels}
-                    answer = {
-                        site: plan.release.answer(plan, one, question, levels=levels, **origins[site])
-                        for site, one in figures.items()
-                    }
-                else:
-                    answer = plan.release.together(plan, figures, question, origins=origins)
+                answer = {} if alone else plan.release.together(plan, figures, question, origins=origins)
+                for site, one in figures.items() if not answer else ():
+                    answer[site] = plan.release.answer(plan, one, question, levels=levels, **origins[site])
                 found[epsilon].append([row for rows in answer.values() for row in rows])
     except Refusal as refusal:
         return told | {"refused": str(refusal)[:200]}
     terms = []
-    for term in question.labels:
+    for term in dict.fromkeys(row.term for rows in real for row in rows):
         truly = _pooled([row for rows in real for row in rows], term)
         for epsilon in epsilons if truly is not None else ():
             got = [one for rows in found[epsilon] if (one := _pooled(rows, term)) is not None]
@@ -123,9 +150,9 @@ def _pooled(rows: Sequence[Estimate], term: str) -> PooledResult | None:
         return None
 
 
-def _held_against(got: Sequence[PooledResult], truly: PooledResult) -> dict[str, float]:
+def _held_against(got: Sequence[PooledResult], truly: PooledResult) -> dict[str, Any]:
     held = np.array([one.ci_lb <= truly.beta <= one.ci_ub for one in got])
-    cautioned = np.array([bool(one.notes) for one in got])
+    cautioned = np.array([bool(one.doubts) for one in got])
     bias = float(np.mean([one.beta for one in got])) - truly.beta
     return {
         "real": truly.beta,
@@ -139,7 +166,16 @@ def _held_against(got: Sequence[PooledResult], truly: PooledResult) -> dict[str,
         "wrong": float((~held).sum()),
         "right_cautioned": float((held & cautioned).sum()),
         "wrong_cautioned": float((~held & cautioned).sum()),
+        "missed": [not one for one in held],
+        "signals": {name: [of(one) for one in got] for name, of in SIGNALS.items()},
     }
+
+
+SIGNALS: Mapping[str, Callable[[PooledResult], float]] = {
+    "doubt": lambda one: one.shared / one.se**2,
+    "unlike": lambda one: one.QE / max(one.df, 1),
+    "strong": lambda one: abs(one.zval),
+}
 
 
 def summary(cells: Sequence[dict[str, Any]], epsilon: float) -> dict[str, Any]:
@@ -160,7 +196,14 @@ def summary(cells: Sequence[dict[str, Any]], epsilon: float) -> dict[str, Any]:
     for name in ("right", "wrong"):
         if total(name):
             out[f"{name}_cautioned"] = 100 * total(f"{name}_cautioned") / total(name)
-    return {key: round(value, 3) for key, value in out.items()}
+    missed = [one for row in rows for one in row["missed"]]
+    apart = {
+        name: told_apart([one for row in rows for one in row["signals"][name]], missed)
+        for name in SIGNALS
+        if 0 < sum(missed) < len(missed)
+    }
+    rounded: dict[str, Any] = {key: round(value, 3) for key, value in out.items()}
+    return rounded | {name: {k: round(v, 3) for k, v in found.items()} for name, found in apart.items()}
 
 
 def summaries(cells: Sequence[dict[str, Any]], epsilons: Sequence[float]) -> dict[str, Any]:
@@ -188,28 +231,31 @@ def brief(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(prog="python -m tests.benchmarks.zoo_moments")
-    asked.add_argument("--half", choices=("tuning", "reporting"), default="tuning")
-    asked.add_argument("--worlds", type=listed(str), default=())
-    asked.add_argument("--kinds", type=listed(str), default=KINDS)
-    asked.add_argument("--n", type=listed(int), default=(2000,))
-    asked.add_argument("--sites", type=int, default=12)
-    asked.add_argument("--epsilon", type=listed(float), default=(1.0,))
-    asked.add_argument("--declared", action="store_true", help="every coefficient has a score")
-    asked.add_argument("--alone", action="store_true", help="each site by its own fit, as a site alone is answered")
-    asked.add_argument("--draws", type=int, default=4)
-    asked.add_argument("--name", default="", help="writes tests/benchmarks/results/<name>.json")
-    given = asked.parse_args()
+    options = argparse.ArgumentParser(prog="python -m tests.benchmarks.zoo_moments")
+    options.add_argument("--half", choices=("tuning", "reporting"), default="tuning")
+    options.add_argument("--worlds", type=listed(str), default=())
+    options.add_argument("--kinds", type=listed(str), default=KINDS)
+    options.add_argument("--n", type=listed(int), default=(2000,))
+    options.add_argument("--sites", type=int, default=12)
+    options.add_argument("--epsilon", type=listed(float), default=(1.0,))
+    options.add_argument("--some", type=int, help="two types of outcome of each world, which by this number")
+    options.add_argument("--mechanism", choices=("moments", "tables", "slicing", "densities"), default="moments")
+    options.add_argument("--declared", action="store_true", help="every coefficient has a score")
+    options.add_argument("--alone", action="store_true", help="each site by its own fit, as a site alone is answered")
+    options.add_argument("--draws", type=int, default=4)
+    options.add_argument("--name", default="", help="writes tests/benchmarks/results/<name>.json")
+    given = options.parse_args()
     found = []
     for name, kind, n in cells_of(given):
-        found.append(cell(name, kind, n, given.sites, given.epsilon, given.declared, given.draws, given.alone))
+        settings = (given.draws, given.mechanism, given.declared, given.alone)
+        found.append(cell(name, kind, n, given.sites, given.epsilon, *settings))
         seen = {f"{epsilon:g}": summary(found[-1:], epsilon) for epsilon in given.epsilon}
         print(name, kind, n, found[-1].get("refused", ""), json.dumps(seen), flush=True)
     told = summaries(found, given.epsilon)
     for epsilon, parts in told.items():
         print(epsilon, json.dumps({k: v for k, v in parts.items() if not k.startswith("world=")}, indent=1))
     if given.name:
-        results = {key: getattr(given, key) for key in ("half", "sites", "draws", "declared", "alone")}
+        results = {key: getattr(given, key) for key in ("half", "sites", "draws", "mechanism", "declared", "alone")}
         print(
             record.write(given.name, results | {"summaries": told, "cells": [brief(one) for one in found]}, seed=SEED)
         )

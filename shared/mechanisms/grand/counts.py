@@ -36,7 +36,7 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, sparse, stats
+from scipy import optimize, sparse
 from scipy.sparse.linalg import ArpackError, eigsh
 
 from shared.errors import EstimateRefusal, ParameterError
@@ -292,6 +292,8 @@ def compare(one: Mapping[str, Array], other: Mapping[str, Array]) -> dict[str, f
     >>> compare(full, full)["triangle"]
     0.0
     """
+    from scipy import stats
+
     return {name: float(stats.wasserstein_distance(one[name], other[name])) for name in STATISTICS}
 
 

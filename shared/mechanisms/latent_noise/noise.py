@@ -28,7 +28,7 @@ from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import special
 
 from shared.base.randomness import Noise, grid_for
 from shared.errors import ParameterError
@@ -65,7 +65,7 @@ def default_radius(d: int, *, inside: float = INSIDE) -> float:
     """
     if isinstance(d, bool) or not isinstance(d, int | np.integer) or d < 1:
         raise ParameterError("d must be a whole number of at least 1", given=repr(d))
-    return float(np.sqrt(stats.chi2.ppf(inside, d)))
+    return float(np.sqrt(2 * special.gammaincinv(d / 2, inside)))
 
 
 def shrunk(norm: Array, radius: float, shrink: float) -> Array:

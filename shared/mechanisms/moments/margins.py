@@ -12,7 +12,8 @@ Mehler's series
 smooth in ρ and in the intervals' ends t even for a column with two values.
 
 The noise of a histogram is known, and so is how rough a distribution can be. A numeric column is fitted by a shifted
-log-normal; what the histogram says beyond it is kept in the proportion in which it exceeds noise (James and Stein).
+log-normal; what the histogram says beyond it is kept in the proportion in which it exceeds noise (James and Stein), and
+whole where a cell stands out of its noise by itself: a heap, or a second hump.
 """
 
 from __future__ import annotations
@@ -20,23 +21,26 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special
-from scipy.interpolate import PchipInterpolator
+from scipy import special
 
 from shared.plans.dictionary import NUMERIC, Column
 
-__all__ = ["Margin", "bin_edges", "fitted_margin", "product_moments", "project", "shrunken"]
+__all__ = ["Margin", "MarginShape", "bin_edges", "fitted_margin", "product_moments", "project", "shrunken"]
 
 Array = NDArray[np.float64]
+MarginShape = Literal["cells", "lognormal"]
 
 _CELLS = 256
 _REACH = 4.5
 """Latent range of the intervals of a numeric column, in standard deviations."""
 _ORDER = 12
 """Terms of Mehler's series."""
+_STANDS = 3.5
+"""A cell this many standard deviations from the log-normal is believed; by chance one is in 1 of 70 histograms."""
 
 
 def bin_edges(column: Column, bins: int) -> Array:
@@ -141,20 +145,26 @@ def _levels(probabilities: Array, values: Array) -> Margin:
     return Margin(edges=np.r_[-np.inf, np.maximum.accumulate(inner), np.inf], values=values, smooth=False)
 
 
-def fitted_margin(counts: Array, n: int, sigma: float, edges: Array, column: Column) -> Margin:
+def fitted_margin(
+    counts: Array, n: int, sigma: float, edges: Array, column: Column, shape: MarginShape = "cells"
+) -> Margin:
     """The distribution behind a noisy histogram.
 
     Args:
         counts: (bins,) noisy. n: their public sum. sigma: of the noise on each. edges: (bins + 1,).
+        shape: a numeric column's is a shifted log-normal, corrected where it is likely; with ``cells`` a cell whose
+            count stands out of its noise keeps it wherever it lies, so that a heap at 0 with a hump beyond keeps both.
     """
     if column.kind not in NUMERIC:
         # A level nobody may have keeps a little weight: the next block tilts weights, and cannot tilt nothing.
         floor = min(0.5 / len(counts), max(1.0, 0.25 * sigma) / n)
         share = np.maximum(project(counts, n) / n, floor)
         return _levels(share / share.sum(), np.arange(len(counts), dtype=float))
-    share = _smooth_share(counts, n, sigma, edges)
+    share = _smooth_share(counts, n, sigma, edges, shape)
     cumulative = np.maximum.accumulate(np.clip(np.r_[0.0, np.cumsum(share)], 0, 1))
     grid = np.linspace(edges[0], edges[-1], 769)
+    from scipy.interpolate import PchipInterpolator
+
     curve = np.maximum.accumulate(np.clip(PchipInterpolator(edges, cumulative / cumulative[-1])(grid), 0, 1))
     rising = curve + np.arange(len(grid)) * 1e-10
     values = np.interp(special.ndtr(_middles()), rising / rising[-1], grid)
@@ -171,7 +181,7 @@ def _log_normal(edges: Array, middle: float, spread: float, skew: float) -> Arra
     return share / share.sum()
 
 
-def _smooth_share(counts: Array, n: int, sigma: float, edges: Array) -> Array:
+def _smooth_share(counts: Array, n: int, sigma: float, edges: Array, shape: MarginShape) -> Array:
     low, width = edges[0], edges[-1] - edges[0]
     unit, middles = (edges - low) / width, ((edges[1:] + edges[:-1]) / 2 - low) / width
     # A start: where three neighbours together stand out of the noise.
@@ -190,11 +200,18 @@ def _smooth_share(counts: Array, n: int, sigma: float, edges: Array) -> Array:
         model = n * _log_normal(unit, q[0], math.exp(q[1]), q[2])
         return np.r_[(model - counts) * scale, q[2] / 0.3]
 
+    from scipy import optimize
+
     bounds = ([-0.3, math.log(least), -0.7], [1.3, 0.0, 0.7])
     found = optimize.least_squares(misfit, [centre, math.log(spread), 0.05], bounds=bounds, max_nfev=25)
     share = _log_normal(unit, found.x[0], math.exp(found.x[1]), found.x[2])
     likely = share > 0.002
-    shrunk = shrunken(counts / n - share, np.sqrt((sigma / n) ** 2 + share / n), likely)
+    residual, sd = counts / n - share, np.sqrt((sigma / n) ** 2 + share / n)
+    if shape == "cells":
+        standing = np.abs(residual) > _STANDS * sd
+        shrunk = np.where(standing, residual, shrunken(residual, sd, likely & ~standing))
+    else:
+        shrunk = shrunken(residual, sd, likely)
     share = np.maximum(share + shrunk, 0.0)
     return np.asarray(share / share.sum())
 

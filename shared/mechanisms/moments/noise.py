@@ -101,7 +101,7 @@ from numpy.typing import NDArray
 
 from shared.base.canonical import canonical_json, closed, parse_json
 from shared.errors import DictionaryRefusal, MissingRefusal, PlanRefusal, SchemaRefusal
-from shared.mechanisms.moments.margins import Margin, bin_edges, fitted_margin
+from shared.mechanisms.moments.margins import Margin, MarginShape, bin_edges, fitted_margin
 from shared.mechanisms.moments.outcomes import Outcome, fitted_survival, from_margin
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
 from shared.privacy import accountant as privacy
@@ -192,6 +192,8 @@ class MomentsSpec:
         score_clip: c of block 4, in standard deviations of a(x): 1; 1.5 to 2 where the model is doubted.
         sensitivity: how far replacing a person is taken to move the release: in all blocks together (``joint``), or as
             far in each of the ``blocks`` as in that one alone, by which plans were charged before.
+        margins: what a numeric column's histogram is read as: `shared.mechanisms.moments.margins.fitted_margin`. The
+            later blocks look through it, so site and coordinator must read it alike.
     Raises: PlanRefusal.
 
     >>> spec = MomentsSpec(outcome="binary", responses=("died",), covariates=("age", "sex"), epsilon=1.0, delta=1e-6)
@@ -212,6 +214,7 @@ class MomentsSpec:
     horizon: float | None = None
     score_clip: float = 1.0
     sensitivity: Sensitivity = "joint"
+    margins: MarginShape = "cells"
 
     def __post_init__(self) -> None:
         def must(holds: bool, rule: str, given: object) -> None:
@@ -243,6 +246,7 @@ class MomentsSpec:
         must(self.horizon is None or real(self.horizon, 1e-9, 1e9), "the horizon must be positive", self.horizon)
         known = self.sensitivity in get_args(Sensitivity)
         must(known, "sensitivity must be joint or blocks", self.sensitivity)
+        must(self.margins in get_args(MarginShape), "margins must be cells or lognormal", self.margins)
         must(real(self.score_clip, 0.25, 4), "score_clip must be in [0.25, 4]", self.score_clip)
         must(self.shares is None or isinstance(self.shares, Shares), "shares must be those of the blocks", self.shares)
         for name in ("epsilon", "delta", "score_clip", "horizon"):
@@ -489,12 +493,13 @@ def _lens(design: Design, tables: tuple[bytes, ...], n: int) -> Lens:
     sigma = sigma_of(design.spec, 0)
     counts = [np.frombuffer(table, dtype=np.int64).astype(float) for table in tables]
     margins = tuple(
-        fitted_margin(counts[j], n, sigma, design.edges[j], column) for j, column in enumerate(design.covariates)
+        fitted_margin(counts[j], n, sigma, design.edges[j], column, design.spec.margins)
+        for j, column in enumerate(design.covariates)
     )
     last = counts[-1].reshape(design.outcome_shape)
     if design.spec.outcome == "survival":
         return Lens(design=design, margins=margins, outcome=fitted_survival(last, n, sigma, design.horizon))
-    margin = fitted_margin(last, n, sigma, design.outcome_edges, design.response)
+    margin = fitted_margin(last, n, sigma, design.outcome_edges, design.response, design.spec.margins)
     low, high = design.response.span if design.response.kind in NUMERIC else (0.0, 1.0)
     return Lens(design=design, margins=margins, outcome=from_margin(design.spec.outcome, margin, low, high))
 

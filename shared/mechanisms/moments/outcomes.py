@@ -33,6 +33,8 @@ __all__ = ["Binary", "Count", "LinearOutcome", "Outcome", "Survival", "fitted_su
 Array = NDArray[np.float64]
 _MOST = 8.0
 """Largest linear predictor of a hazard: e⁸ is beyond any hazard ratio of two patients."""
+_MOST_DISPERSED = 10.0
+"""Largest dispersion of counts: nine tenths of such patients, and more, would have none."""
 
 
 class Outcome(Protocol):
@@ -266,11 +268,21 @@ class Binary:
 
 @dataclass(frozen=True)
 class Count:
-    """Poisson: the log mean is `level` plus the predictor. Sums are of min(y, cap)."""
+    """Poisson or negative binomial: the log mean is `level` plus the predictor. Sums are of min(y, cap).
+
+    Args:
+        level: log mean where the predictor is 0.
+        cap: counts beyond it count as it.
+        most: the largest count there may be.
+        variance: of the counts of everybody, as their histogram has it.
+        dispersion: α of the variance μ + α μ² of counts with the same predictor; 0 for Poisson.
+    """
 
     level: float
     cap: int
     most: int
+    variance: float = 0.0
+    dispersion: float = 0.0
 
     predictors = 1
     unit = 1.0
@@ -292,10 +304,28 @@ class Count:
         """The capped count over the cap, less one half."""
         return np.minimum(y[:, :1], self.cap) / self.cap - 0.5
 
+    def among(self, eta: Array) -> Count:
+        """With the dispersion that explains the variance of everybody, whose predictors `eta` stands for.
+
+        >>> Count(0.0, 5, 50, variance=3.0).among(np.zeros((9, 1))).dispersion
+        2.0
+        """
+        mean = self._mean(eta)
+        beyond = self.variance - float(mean.mean()) - float(mean.var())
+        return replace(self, dispersion=float(np.clip(beyond / float((mean**2).mean()), 0.0, _MOST_DISPERSED)))
+
+    def _shares(self, mean: Array, k: Array) -> Array:
+        """P(Y = k)."""
+        if self.dispersion == 0:
+            return np.asarray(np.exp(special.xlogy(k, mean) - mean - special.gammaln(k + 1)))
+        size = 1 / self.dispersion
+        ways = special.gammaln(k + size) - special.gammaln(size) - special.gammaln(k + 1)
+        return np.asarray(np.exp(ways - size * np.log1p(mean / size) + special.xlogy(k, mean / (size + mean))))
+
     def conditional(self, eta: Array) -> Array:
         """E min(Y, c) = c − Σ (c − k) P(Y = k), k < c."""
         mean, k = self._mean(eta)[:, None], np.arange(float(self.cap))
-        share = np.exp(special.xlogy(k, mean) - mean - special.gammaln(k + 1))
+        share = self._shares(mean, k)
         return np.asarray(0.5 - (share @ (self.cap - k))[:, None] / self.cap)
 
     def residual(self, y: Array, eta: Array) -> Array:
@@ -305,9 +335,10 @@ class Count:
     def expected_residual(self, eta: Array, pilot: Array) -> Array:
         """Expectation, under `eta`, of the residual from `pilot`: a sum over the values a count may have."""
         mean, before = self._mean(eta)[:, None], self._mean(pilot)[:, None]
-        largest = int(min(self.most, float(mean.max()) + 8 * math.sqrt(float(mean.max())) + 12))
+        greatest = float(mean.max())
+        largest = int(min(self.most, greatest + 8 * math.sqrt(greatest + self.dispersion * greatest**2) + 12))
         k = np.arange(largest + 1.0)
-        share = np.exp(special.xlogy(k, mean) - mean - special.gammaln(k + 1))
+        share = self._shares(mean, k)
         cut = np.clip((k - before) / self._reach, -1, 1)
         return np.asarray((share * cut).sum(axis=1) + np.maximum(1 - share.sum(axis=1), 0.0))
 
@@ -317,9 +348,13 @@ class Count:
 
     def draw(self, eta: Array, uniforms: Array) -> Array:
         """By inversion."""
-        from scipy.stats import poisson
+        from scipy.stats import nbinom, poisson
 
-        return np.minimum(poisson.ppf(uniforms[:, :1], self._mean(eta)[:, None]), self.most)
+        mean = self._mean(eta)[:, None]
+        if self.dispersion == 0:
+            return np.minimum(poisson.ppf(uniforms[:, :1], mean), self.most)
+        size = 1 / self.dispersion
+        return np.minimum(nbinom.ppf(uniforms[:, :1], size, size / (size + mean)), self.most)
 
 
 @dataclass(frozen=True)
@@ -383,5 +418,5 @@ def from_margin(kind: str, margin: Margin, lower: float, upper: float) -> Outcom
     if kind == "count":
         mean = max(mean, 0.02)
         cap = int(np.clip(math.ceil(mean + 2.5 * max(sd, math.sqrt(mean))), 1, max(upper, 1)))
-        return Count(math.log(mean), cap, int(upper))
+        return Count(math.log(mean), cap, int(upper), variance=sd**2)
     return LinearOutcome(mean, sd, 0.9, lower, upper)

@@ -93,9 +93,10 @@ class MomentsPlan(Aggregates):
     time_bins: int = 16
     score_clip: float = 1.0
     sensitivity: Literal["joint", "blocks"] = "joint"
+    margins: Literal["cells", "lognormal"] = "cells"
     mechanism: Literal["moments"] = "moments"
     title: ClassVar[str] = "noisy moments"
-    before: ClassVar[Mapping[str, Any]] = {"sensitivity": "blocks"}
+    before: ClassVar[Mapping[str, Any]] = {"sensitivity": "blocks", "margins": "lognormal"}
 
     def __post_init__(self) -> None:
         for name in ("responses", "covariates", "exposures", "declared"):

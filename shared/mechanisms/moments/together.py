@@ -30,16 +30,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import logit
 
 from shared.mechanisms.moments.cohort import Cohort, drawn
 from shared.mechanisms.moments.copula import CopulaModel, CopulaParameters, complete, observations, precisions
 from shared.mechanisms.moments.noise import Design, MomentsRelease, sigma_of
-from shared.mechanisms.moments.outcomes import LinearOutcome, Survival
+from shared.mechanisms.moments.outcomes import Count, LinearOutcome, Survival
 from shared.plans.dictionary import NUMERIC
 
 __all__ = ["BEND", "SiteEffects", "coarse", "effects_of", "shrunk", "together"]
@@ -105,9 +107,34 @@ class _Site:
         # Its own copy: the outcome follows the effects it is looked at with.
         self.model = CopulaModel(design, fitted.model.lens)
         self.model.outcome = fitted.model.outcome
+        if self.score is not None and isinstance(self.model.outcome, Count):
+            self.score = copy(self.score)  # where it looks stays; what is expected there follows the dispersion
+            self.score.model = self.model
         self.theta = fitted.theta
         self.observed, self.noise = observations(release, self.model.lens, self.score)
         self.unit = self.model.outcome.unit / self.model.lens.scale
+        self.shares, self.share_variances = self._shares(release)
+
+    def _shares(self, release: MomentsRelease) -> tuple[Array, Array]:
+        """(binary covariates,) shares of those who have it, from histogram and moments, and their variances."""
+        columns = np.flatnonzero(self.model.binary)
+        counted = np.array([release.histograms[j][1] - release.histograms[j][0] for j in columns]) / release.n
+        found = np.array([counted, self.observed[columns]])
+        apart = 2 * sigma_of(self.model.design.spec, 0) ** 2 / self.n**2
+        noise = np.array([np.full(len(columns), apart), self.noise[columns]])
+        weights = 1 / noise
+        share = ((weights * found).sum(axis=0) / weights.sum(axis=0) + 1) / 2
+        own = np.clip(share, 1 / self.n, 1 - 1 / self.n)
+        return share, 0.25 / weights.sum(axis=0) + own * (1 - own) / self.n
+
+    def among(self, shares: Array) -> None:
+        """Look at binary covariates that this share of the persons has."""
+        shift = self.theta.shift.copy()
+        least = 0.5 / self.n
+        for j, share in zip(np.flatnonzero(self.model.binary), np.clip(shares, least, 1 - least), strict=True):
+            # Its values are at -1 and 1, so that a unit of tilt is two of the log odds.
+            shift[j] = np.clip((logit(share) - logit(self.model.lens.margins[j].weights[1])) / 2, -8, 8)
+        self.theta = replace(self.theta, shift=shift)
 
     @property
     def slopes(self) -> Array:
@@ -186,6 +213,8 @@ class _Site:
         eta = model.predictor(effects, model.points(margins, z))
         if isinstance(everybody, Survival):
             model.outcome = everybody.among(eta, everybody)
+        elif isinstance(everybody, Count):
+            model.outcome = everybody.among(eta)
         elif isinstance(model.outcome, LinearOutcome):
             left = 1 - float(np.var(eta[:, 0]))
             model.outcome = replace(model.outcome, spread=float(np.sqrt(np.clip(left, 0.05, 1.0))))
@@ -252,6 +281,11 @@ def together(releases: Sequence[tuple[MomentsRelease, Design]]) -> tuple[SiteEff
     z = np.tensordot(share, [site.theta.z for site in sites], 1)
     levels = [site.theta.effects[:, 0] for site in sites]
     places = np.broadcast_to(slopes, (len(sites), *slopes.shape))
+    if len(sites[0].shares):
+        # A coefficient is a sum over a share: where noise makes a small share smaller, its error is not of mean zero.
+        shares = shrunk(np.array([site.shares for site in sites]), np.array([site.share_variances for site in sites]))
+        for site, own in zip(sites, shares, strict=True):
+            site.among(own)
     reach = _REACH * np.mean([site.unit for site in sites], axis=0)
     for _ in range(_ROUNDS):
         for site, place, level in zip(sites, places, levels, strict=True):

@@ -112,7 +112,10 @@ def likelihood_ratios(candidates: Array, released: Array, *, w: float | Array) -
     for at in range(0, len(candidates), step):
         s, v = candidates[at : at + step], variance[at : at + step, None]
         terms = (s @ released.T) / v + square * (0.5 - 0.5 / v)
-        out[at : at + step] = special.logsumexp(terms, axis=1) - (s**2).sum(axis=1) / (2 * v[:, 0])
+        most = terms.max(axis=1, keepdims=True)
+        terms -= most
+        np.exp(terms, out=terms)
+        out[at : at + step] = np.log(terms.sum(axis=1)) + most[:, 0] - (s**2).sum(axis=1) / (2 * v[:, 0])
     return out - 0.5 * released.shape[1] * np.log(variance) - math.log(len(released))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import special
 
 __all__ = ["Array", "Flags", "Rate", "auc_half_width", "auc_of", "binomial_rate", "rate", "wilson_interval"]
 
@@ -29,14 +29,21 @@ class Rate:
 def auc_of(inside: Array, outside: Array) -> Rate:
     """AUC of scores that are larger for members, (n1,) and (n0,), with DeLong's interval."""
     n1, n0 = len(inside), len(outside)
-    ranks = stats.rankdata(np.concatenate([inside, outside]))
+    ranks = _ranks(np.concatenate([inside, outside]))
     # Share of outside scores that are smaller, for each inside one, and the reverse (ties one half).
-    above = (ranks[:n1] - stats.rankdata(inside)) / n0
-    below = 1 - (ranks[n1:] - stats.rankdata(outside)) / n1
+    above = (ranks[:n1] - _ranks(inside)) / n0
+    below = 1 - (ranks[n1:] - _ranks(outside)) / n1
     auc = float(above.mean())
     variance = float(above.var(ddof=1) / n1 + below.var(ddof=1) / n0)
     half = auc_half_width(auc, variance, n1, n0)
     return Rate(value=auc, low=max(0.0, auc - half), high=min(1.0, auc + half), chance=0.5)
+
+
+def _ranks(scores: Array) -> Array:
+    """Their ranks from 1, (n,); those that are equal share the middle one. NaN where one is not a number."""
+    inorder = np.sort(scores)
+    below, upto = (np.searchsorted(inorder, scores, side) for side in ("left", "right"))
+    return (below + upto + 1) / 2 if not np.isnan(inorder[-1:]).any() else np.full(len(scores), np.nan)
 
 
 def auc_half_width(auc: float, variance: float, n1: int, n0: int) -> float:
@@ -46,7 +53,7 @@ def auc_half_width(auc: float, variance: float, n1: int, n0: int) -> float:
         # record of the smaller group: Clopper and Pearson's bound.
         return float(1 - 0.025 ** (1 / min(n1, n0)))
     # All scores equal give 0 as well; half a discordant pair is the least that can be told apart.
-    return float(stats.norm.ppf(0.975)) * math.sqrt(max(variance, 1 / (12 * n1 * n0)))
+    return float(special.ndtri(0.975)) * math.sqrt(max(variance, 1 / (12 * n1 * n0)))
 
 
 def rate(flags: Flags, *, chance: float) -> Rate:
@@ -64,7 +71,7 @@ def binomial_rate(k: int, n: int, *, chance: float, level: float = 0.95) -> Rate
 
 def wilson_interval(k: int, n: int, level: float) -> tuple[float, float]:
     """Wilson's interval: of two of them Newcombe (1998, method 10) makes one for a difference."""
-    z = float(stats.norm.ppf(0.5 + level / 2))
+    z = float(special.ndtri(0.5 + level / 2))
     p = k / n
     middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))

@@ -1,0 +1,363 @@
+"""Who may do what, signed by leads: ``grant``, ``ungrant``, ``grants``, ``rekey``; ``lead add``, ``retire``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.cli.options import DryRun, Json, Site, app, lead_app, lead_key, open_store, show_facts, today
+from coordinator.config import CoordinatorConfig
+from shared.errors import ParameterError, PlanRefusal, StateRefusal
+from shared.terminal import emit, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from coordinator.store.store import Store
+    from shared.base.keys import Envelope, SigningKey
+    from shared.plans.grants import Grant
+    from shared.plans.leads import Leads
+
+__all__ = ["grant", "grants", "lead_add", "lead_list", "lead_retire", "rekey", "ungrant"]
+
+InStudy = Annotated[str, typer.Option("--study", help="The study.")]
+Keys = Annotated[list[str] | None, typer.Option("--key", help="Name of a lead's key; repeat for several.")]
+Lead = Annotated[str, typer.Argument(help="Name of the lead.")]
+
+
+def _signing(config: CoordinatorConfig, names: Sequence[str] | None, least: int = 1) -> list[SigningKey]:
+    """The opened keys of as many leads as must sign. Raises: PlanRefusal (too few), PassphraseRefusal."""
+    from coordinator.cli.options import lead_keys
+
+    known = lead_keys(config)
+    chosen = list(dict.fromkeys(names or [*known][: max(config.threshold, least)]))
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        raise ParameterError("the lead must have a key here", given=unknown[0], next_step=f"Leads: {', '.join(known)}.")
+    if len(chosen) < max(config.threshold, least):
+        raise PlanRefusal(
+            f"it must carry {max(config.threshold, least)} lead signatures",
+            given=f"{len(chosen)}",
+            next_step="Repeat --key.",
+        )
+    return [lead_key(config, name) for name in chosen]
+
+
+def _next_grant(store: Store, config: CoordinatorConfig, site: str, study: str, *, granted: bool) -> Grant:
+    from coordinator.services.membership import Members
+    from shared.base.chain import GENESIS
+    from shared.plans.grants import Grant
+
+    store.plan(study)
+    found = store.enrolment(site)
+    if found.state != "accepted":
+        raise StateRefusal(
+            "a site must take part to be granted a study, or taken out of one",
+            given=f"one that is {found.state}",
+            next_step="coordinator invite names the studies of a site that joins anew.",
+        )
+    if (study in found.studies) == granted:
+        raise StateRefusal(
+            f"the site must {'not take part in the study yet' if granted else 'take part in the study'}",
+            given=f"{site}, in {', '.join(found.studies) or 'no study'}",
+            next_step="Nothing was changed. See coordinator grants.",
+        )
+    known = Members(store, config.name).grants(site)
+    return Grant(
+        number=len(known) + 1,
+        previous=known[-1][0].digest if known else GENESIS,
+        day=today().isoformat(),
+        coordinator=config.name,
+        site=site,
+        study=study,
+        granted=granted,
+    )
+
+
+def _granted(
+    context: typer.Context, site: str, study: str, key: list[str] | None, dry_run: bool, json: bool, *, granted: bool
+) -> None:
+    from coordinator.services.membership import Members
+
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
+        said = _next_grant(store, config, site, study, granted=granted)
+        index = None
+        if not dry_run:
+            envelope = said.signed(_signing(config, key))
+            members = Members(store, config.name)
+            index = members.grant(envelope, members.leads(config.home))
+    answer = {
+        "site": site,
+        "study": study,
+        "granted": granted,
+        "number": said.number,
+        "log_index": index,
+        "signed": not dry_run,
+    }
+
+    def show(out: Console) -> None:
+        would = "would " if dry_run else ""
+        if granted:
+            out.print(f"{would}let {site} into {study}", style="bold")
+            out.print("Its steward sees it at the agent's next round. Nothing happens before they approve the plan.")
+        else:
+            out.print(f"{would}take {site} out of {study}", style="bold")
+            out.print("Nothing more is taken of it in this study; what it delivered stays.")
+        if index is not None:
+            show_facts(out, ("log entry", f"{index}"), ("number", f"{said.number} of this site"))
+
+    emit(answer, as_json=json, show=show)
+
+
+@app.command(rich_help_panel="Sites")
+def grant(
+    context: typer.Context,
+    site: Site,
+    study: InStudy,
+    key: Keys = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Let an accepted site into a further study, by the lead's signature. Its steward still approves that plan."""
+    _granted(context, site, study, key, dry_run, json, granted=True)
+
+
+@app.command(rich_help_panel="Sites")
+def ungrant(
+    context: typer.Context,
+    site: Site,
+    study: InStudy,
+    key: Keys = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Take a site out of a study, by the lead's signature: nothing more is taken of it there. What it sent stays."""
+    _granted(context, site, study, key, dry_run, json, granted=False)
+
+
+@app.command(rich_help_panel="Sites")
+def grants(context: typer.Context, json: Json = False) -> None:
+    """List which site was let into which study, and taken out of it, in order."""
+    from coordinator.services.membership import Members
+
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
+        found = [(site, Members(store, config.name).grants(site.site)) for site in store.sites()]
+    rows = [
+        {"site": said.site, "number": said.number, "study": said.study, "granted": said.granted, "day": said.day}
+        for _, own in found
+        for said, _ in own
+    ]
+    takes_part = {site.site: list(site.studies) for site, _ in found}
+
+    def show(out: Console) -> None:
+        cells = [
+            (row["site"], row["number"], row["study"], "in" if row["granted"] else "out", row["day"]) for row in rows
+        ]
+        if cells:
+            out.print(table(("site", "number", "study", "let", "day"), cells, right=("number",)))
+        for site, studies in takes_part.items():
+            out.print(f"{site} takes part in {', '.join(studies) or 'no study'}")
+
+    emit({"grants": rows, "studies": takes_part}, as_json=json, show=show)
+
+
+@app.command(rich_help_panel="Sites")
+def rekey(
+    context: typer.Context,
+    site: Site,
+    fingerprint: Annotated[str, typer.Option("--fingerprint", help="What the site's steward read to you.")],
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Put a new key of a site in force whose old one is lost, by the fingerprint that its steward read out."""
+    from coordinator.services.membership import Members
+
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
+        members = Members(store, config.name)
+        waiting = members.waiting(site)
+        if dry_run or not waiting:
+            said = waiting[0][0] if waiting else members.allow(site, fingerprint, today())
+        else:
+            said = members.allow(site, fingerprint, today())
+    answer = {"site": site, "role": said.role, "name": said.name, "new": said.new, "in_force": not dry_run}
+
+    def show(out: Console) -> None:
+        whose = f"of {said.name} at {site}" if said.name else f"of {site}"
+        out.print(f"{'would put' if dry_run else 'put'} another {said.role} key {whose} in force", style="bold")
+        out.print("The old key has not signed this: every later export of the site says so, and so does the log.")
+
+    emit(answer, as_json=json, show=show)
+
+
+# -- leads ------------------------------------------------------------------------------------------------------------
+def _changed(
+    config: CoordinatorConfig, store: Store, name: str, after: Leads, key: list[str] | None, joins: SigningKey | None
+) -> tuple[Envelope, int]:
+    """Sign and log a change from those who lead now to `after`."""
+    from coordinator.services.membership import Members
+    from shared.base.chain import GENESIS
+    from shared.plans.leads import LeadChange
+
+    members = Members(store, config.name)
+    now = members.leads(config.home)
+    known = members.lead_changes()
+    said = LeadChange(
+        number=len(known) + 1,
+        previous=known[-1][0].digest if known else GENESIS,
+        day=today().isoformat(),
+        coordinator=config.name,
+        name=name,
+        before=now.keys,
+        after=after.keys,
+        threshold_before=now.threshold,
+        threshold=after.threshold,
+    )
+    envelope = said.signed([*_signing(config, key), *([joins] if joins is not None else [])])
+    return envelope, members.change_leads(envelope, now)
+
+
+def _resting(store: Store, without: Leads) -> list[str]:
+    """Studies whose newest plan lacks a signature of those who lead, once somebody has left."""
+    newest = {stored.plan.study: stored for stored in store.plans()}
+    out = []
+    for study, stored in newest.items():
+        needed = max(without.threshold, stored.plan.floors.leads)
+        if len(stored.envelope.verified_by(without.trusted)) < needed:
+            out.append(study)
+    return sorted(out)
+
+
+@lead_app.command("add")
+def lead_add(
+    context: typer.Context,
+    name: Lead,
+    threshold: Annotated[int | None, typer.Option("--threshold", help="Leads who must sign from then on.")] = None,
+    key: Keys = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Add a lead: a new key, signed by the leads there are. Every site follows by itself."""
+    from dataclasses import replace
+
+    from coordinator.config import FILE_NAME
+    from coordinator.services.membership import Members
+    from shared.base.failpoints import reach
+    from shared.base.keys import SigningKey, write_private
+    from shared.passphrases import chosen
+    from shared.plans.invitation import is_plain_word
+    from shared.plans.leads import Leads
+
+    config = CoordinatorConfig.load(context.obj)
+    public, private = (config.home / "keys" / f"{name}.{kind}" for kind in ("pub", "pem"))
+    if not is_plain_word(name) or public.exists() or (public.parent / "retired" / public.name).exists():
+        raise ParameterError(
+            "a lead's name must be a plain word that nobody here had", given=repr(name), next_step="Choose another."
+        )
+    least = config.threshold if threshold is None else threshold
+    index = None
+    fingerprint = ""
+    with open_store(config) as store:
+        now = Members(store, config.name).leads(config.home)
+        if not 1 <= least <= len(now.keys) + 1:
+            raise ParameterError("there must be at least as many leads as signatures", given=f"{least}")
+        if not dry_run:
+            # Kept from a run that was interrupted: only what follows makes it a lead's.
+            new = SigningKey.load(private) if private.exists() else SigningKey.generate()
+            if not private.exists():
+                new.save(private, chosen(name, optional=True))
+            if new.public.hex not in now.keys:
+                after = Leads(keys=tuple(sorted({*now.keys, new.public.hex})), threshold=least)
+                _, index = _changed(config, store, name, after, key, new)
+            reach("leads.before_file")
+            write_private(public, f"{new.public.hex}\n".encode())
+            if least != config.threshold:
+                write_private(config.home / FILE_NAME, replace(config, threshold=least).to_toml().encode())
+            fingerprint = new.public.fingerprint
+    answer = {"lead": name, "fingerprint": fingerprint, "threshold": least, "log_index": index, "added": not dry_run}
+
+    def show(out: Console) -> None:
+        out.print(f"{'would add' if dry_run else 'added'} {name} as a lead; {least} must sign", style="bold")
+        if index is not None:
+            show_facts(out, ("key", fingerprint), ("log entry", f"{index}"))
+            out.print("Sites follow at their agents' next round: those who lead now have signed it.")
+
+    emit(answer, as_json=json, show=show)
+
+
+@lead_app.command("retire")
+def lead_retire(
+    context: typer.Context, name: Lead, key: Keys = None, dry_run: DryRun = False, json: Json = False
+) -> None:
+    """Retire a lead, signed by the leads: their key signs nothing new. What they signed stays signed."""
+    from coordinator.cli.options import lead_keys
+    from coordinator.services.membership import Members
+    from shared.base.failpoints import reach
+    from shared.plans.leads import Leads
+
+    config = CoordinatorConfig.load(context.obj)
+    known = lead_keys(config)
+    if name not in known:
+        raise ParameterError("the lead must have a key here", given=repr(name), next_step=f"Leads: {', '.join(known)}.")
+    index = None
+    with open_store(config) as store:
+        now = Members(store, config.name).leads(config.home)
+        after = Leads(keys=tuple(sorted(set(now.keys) - {known[name].hex})), threshold=config.threshold)
+        if len(after.keys) < config.threshold:
+            raise StateRefusal(
+                f"{config.threshold} lead(s) must be left, who must sign",
+                given=f"{len(after.keys)} without {name}",
+                next_step="Add another first: coordinator lead add NAME.",
+            )
+        resting = _resting(store, after)
+        if not dry_run:
+            if after.keys != now.keys:
+                _, index = _changed(config, store, name, after, key, None)
+            reach("leads.before_file")
+            retired = config.home / "keys" / "retired"
+            retired.mkdir(mode=0o700, exist_ok=True)
+            for kind in ("pub", "pem"):
+                path = config.home / "keys" / f"{name}.{kind}"
+                if path.exists():
+                    path.rename(retired / path.name)
+    answer = {"lead": name, "retired": not dry_run, "log_index": index, "to_sign_anew": resting}
+
+    def show(out: Console) -> None:
+        out.print(f"{'would retire' if dry_run else 'retired'} {name}", style="bold")
+        for study in resting:
+            words = (
+                f"The newest plan of {study} rests on this signature: a site that has not fetched it yet will not take"
+            )
+            out.print(f"{words} it. Sign it anew: coordinator plan amend {study}.", style="yellow")
+
+    emit(answer, as_json=json, show=show)
+
+
+@lead_app.command("list")
+def lead_list(context: typer.Context, json: Json = False) -> None:
+    """List who leads, how many must sign, and every change."""
+    from coordinator.cli.options import lead_keys
+    from coordinator.services.membership import Members
+
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
+        changes = [said for said, _ in Members(store, config.name).lead_changes()]
+    rows: list[dict[str, Any]] = [
+        {"number": one.number, "day": one.day, "name": one.name, "joined": bool(one.joins), "threshold": one.threshold}
+        for one in changes
+    ]
+    leads = {name: public.fingerprint for name, public in lead_keys(config).items()}
+
+    def show(out: Console) -> None:
+        show_facts(out, *leads.items(), ("must sign", f"{config.threshold}"))
+        for row in rows:
+            out.print(
+                f"{row['day']}: {row['name']} {'joined' if row['joined'] else 'left'}; {row['threshold']} must sign"
+            )
+
+    emit({"leads": leads, "threshold": config.threshold, "changes": rows}, as_json=json, show=show)

@@ -1,0 +1,428 @@
+"""A process that has imported once and forks the demo's commands: each stays a process of its own.
+
+A command of a hospital needs a tenth of a second, and Python needs one or two to import what it is made of; a demo has
+two hundred of them. So one *warm* process imports and then forks a child per command, with the command's own
+arguments, environment and streams, which runs the same `main` as the installed program. What a command leaves in memory
+is gone with it. A hospital may be a process of its own between the two (`hospital`): there a person who decides four
+times in one sitting types a passphrase once (`open_key`), and every decision finds the key open.
+
+The warm process has one thread, opens no connection and reads no file of the study. It ends with the line to the demo,
+and its children with it. Where the system cannot fork safely, every command is started anew (`Cold`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any, NoReturn, Protocol
+
+from shared.errors import StateRefusal
+
+__all__ = ["Cold", "EndedCommand", "Launcher", "RunningCommand", "Warm", "launcher", "main"]
+
+ORDER_CAP = 1 << 16
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+PRELOADED = (
+    "grpc",
+    "sqlalchemy.dialects.sqlite",
+    "shared.passphrases",
+    "pyarrow.parquet",
+    "rich.progress",
+    "google.protobuf.message",
+    "shared.wire.messages",
+    "shared.releases.receipt",
+    "shared.releases.synthetic",
+    "shared.flows.chain",
+    "shared.mechanisms.latent_noise.noise",
+    "site_agent.cli",
+    "site_agent.egress",
+    "site_agent.release.drawing",
+    "site_agent.release.pipeline",
+    "site_agent.models.flow",
+    "site_agent.release.audit.attacks",
+    "site_agent.release.checks",
+    "site_agent.records.table",
+    "site_agent.ledger.book",
+    "site_agent.release.outbox",
+    "site_agent.decide.plans",
+    "coordinator.cli",
+    "coordinator.services.collect",
+    "coordinator.services.authority",
+    "coordinator.store.store",
+)
+"""Modules that the demo's commands are made of. None of them starts a thread when it is imported."""
+
+
+@dataclass(frozen=True)
+class EndedCommand:
+    """A command that has run to its end: its exit code (minus the signal that ended it) and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+class RunningCommand(Protocol):
+    """A command that goes on until it is told to stop."""
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        ...
+
+    def stop(self, patience: float) -> None:
+        """Ask it to end; end it if it has not within so many seconds."""
+        ...
+
+
+class Launcher(Protocol):
+    """How the demo starts a command line."""
+
+    def run(self, module: str, argv: Sequence[str], env: Mapping[str, str], *, at: str = "") -> EndedCommand:
+        """Run it to its end. `at` names the hospital at which it is run."""
+        ...
+
+    def start(self, module: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> RunningCommand:
+        """Start it; what it writes goes to `log`."""
+        ...
+
+    def open_key(self, at: str, path: Path, passphrase: str) -> None:
+        """A person at a hospital opens a key for the decisions of this sitting."""
+        ...
+
+    def close(self) -> None:
+        """End what was started."""
+        ...
+
+
+def launcher(env: Mapping[str, str]) -> Launcher:
+    """A warm process where one may be forked from, else none."""
+    return Warm(env) if sys.platform == "linux" else Cold(env)
+
+
+@dataclass(frozen=True)
+class Cold:
+    """Every command is a new interpreter."""
+
+    env: Mapping[str, str]
+
+    def run(self, module: str, argv: Sequence[str], env: Mapping[str, str], *, at: str = "") -> EndedCommand:
+        """Run it to its end."""
+        done = subprocess.run(
+            [sys.executable, "-m", module, *argv],
+            capture_output=True,
+            text=True,
+            env={**self.env, **env},
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        return EndedCommand(done.returncode, done.stdout, done.stderr)
+
+    def start(self, module: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> RunningCommand:
+        """Start it; what it writes goes to `log`."""
+        with log.open("wb") as stream:
+            return _Process(
+                subprocess.Popen(
+                    [sys.executable, "-m", module, *argv],
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    env={**self.env, **env},
+                )
+            )
+
+    def open_key(self, at: str, path: Path, passphrase: str) -> None:
+        """Each command opens it anew."""
+
+    def close(self) -> None:
+        """Nothing is left to end."""
+
+
+@dataclass(frozen=True)
+class _Process:
+    process: subprocess.Popen[bytes]
+
+    def poll(self) -> int | None:
+        return self.process.poll()
+
+    def stop(self, patience: float) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(timeout=patience)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Warm:
+    """The demo's end of the line to a warm process.
+
+    Args:
+        env: environment of the warm process, and of every command but for what the command is given.
+        modules: what it imports.
+    """
+
+    def __init__(self, env: Mapping[str, str], modules: Sequence[str] = PRELOADED) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    f"from coordinator.demo.warm import main; main({theirs.fileno()}, {list(modules)})",
+                ],
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        self._lines = {"": ours}
+        self._begun: list[_Forked] = []
+        self._lock = Lock()
+
+    def run(self, module: str, argv: Sequence[str], env: Mapping[str, str], *, at: str = "") -> EndedCommand:
+        """Run it to its end: forked from the warm process, or from the hospital that it is `at`."""
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            begun = self._order(at, _command(module, argv, env), out.fileno(), err.fileno())
+            code = begun.wait()
+            out.seek(0)
+            err.seek(0)
+            return EndedCommand(code, out.read().decode(errors="replace"), err.read().decode(errors="replace"))
+
+    def start(self, module: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> RunningCommand:
+        """Start it; what it writes goes to `log`."""
+        with log.open("wb") as stream:
+            begun = self._order("", _command(module, argv, env), stream.fileno(), stream.fileno())
+        self._begun.append(begun)
+        return begun
+
+    def open_key(self, at: str, path: Path, passphrase: str) -> None:
+        """A hospital's process opens a key, at the price of one guess, for all that is forked from it."""
+        self._order(at, {"open": [str(path), passphrase]}).wait()
+
+    def close(self) -> None:
+        """End the warm process, and all that was forked from it."""
+        with self._lock:
+            for line in self._lines.values():
+                line.close()
+            self._lines.clear()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for one in self._begun:
+            one.close()
+
+    def _order(self, at: str, order: Mapping[str, Any], *handles: int) -> _Forked:
+        with self._lock:
+            if at and at not in self._lines:
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                with theirs:
+                    _send(self._lines[""], {"hospital": at}, [theirs.fileno()])
+                self._lines[at] = ours
+            line = self._lines[at]
+            ours, theirs = socket.socketpair()
+            with theirs:
+                _send(line, order, [theirs.fileno(), *handles])
+        return _Forked(ours)
+
+
+class _Forked:
+    """The demo's end of the line about one child: its process id, then its exit code."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._read = line.makefile("rb")
+        self._code: int | None = None
+        self._pid = self._next()
+
+    def _next(self) -> int:
+        line = self._read.readline()
+        if not line.endswith(b"\n"):
+            self.close()
+            raise StateRefusal("the process that the demo's commands are forked from must live", given="it has ended")
+        return int(line)
+
+    def wait(self) -> int:
+        if self._code is None:
+            self._code = self._next()
+            self.close()
+        return self._code
+
+    def close(self) -> None:
+        """Ask for no more."""
+        self._read.close()
+        self._line.close()
+
+    def poll(self) -> int | None:
+        if self._code is None and select.select([self._line], [], [], 0)[0]:
+            self.wait()
+        return self._code
+
+    def stop(self, patience: float) -> None:
+        # While no code was told the process is not reaped, so that the number is still its own.
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._pid, number)
+                select.select([self._line], [], [], patience)
+        self.wait()
+
+
+def _command(module: str, argv: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
+    return {"run": module, "argv": list(argv), "env": dict(env)}
+
+
+def _send(line: socket.socket, order: Mapping[str, Any], handles: list[int]) -> None:
+    try:
+        socket.send_fds(line, [json.dumps(order).encode()], handles)
+    except OSError as error:
+        raise StateRefusal(
+            "the process that the demo's commands are forked from must live", given=type(error).__name__
+        ) from None
+
+
+# -- the warm process --------------------------------------------------------------------------------------------
+def main(line_number: int, modules: Sequence[str]) -> None:
+    """Import, then fork what is ordered on the line with this file descriptor, until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who stops the demo ends this line
+    from typer import main as typer
+
+    # Putting a command line together from its functions takes longer than most commands: once for all of them.
+    typer.get_command = functools.cache(typer.get_command)
+    for name in modules:
+        module = importlib.import_module(name)
+        if name.endswith(".cli"):
+            typer.get_command(module.app)
+    gc.collect()
+    gc.freeze()  # what was imported stays shared with the children
+    with socket.socket(fileno=line_number) as line:
+        _serve(line)
+
+
+def _serve(line: socket.socket) -> None:
+    """Fork what is ordered, and say how it ended, until the line closes."""
+    woken, wake = socket.socketpair()
+    for end in (woken, wake):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # only so that the system tells of it
+    signal.set_wakeup_fd(wake.fileno())
+    alive: dict[int, socket.socket] = {}
+    while True:
+        ready, _, _ = select.select([line, woken], [], [])
+        if woken in ready:
+            woken.recv(4096)
+            _reap(alive)
+        if line not in ready:
+            continue
+        data, handles, _, _ = socket.recv_fds(line, ORDER_CAP, 4)
+        if not data:
+            return
+        order = json.loads(data)
+        if "open" in order:
+            with socket.socket(fileno=handles[0]) as asked:
+                asked.sendall(b"%d\n" % os.getpid())
+                asked.sendall(b"%d\n" % _open(*order["open"]))
+            continue
+        pid = os.fork()
+        if not pid:
+            signal.set_wakeup_fd(-1)
+            for end in (line, woken, wake, *alive.values()):
+                end.close()
+            _become(order, handles)
+        if "hospital" in order:
+            os.close(handles.pop())
+            continue
+        alive[pid] = socket.socket(fileno=handles.pop(0))
+        alive[pid].sendall(b"%d\n" % pid)
+        for handle in handles:
+            os.close(handle)
+
+
+def _reap(alive: dict[int, socket.socket]) -> None:
+    """Say of every child that has ended how it did."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            if pid in alive:
+                with alive.pop(pid) as line, contextlib.suppress(OSError):
+                    line.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+
+
+def _become(order: Mapping[str, Any], handles: list[int]) -> NoReturn:
+    """Be a hospital or a command; never returns."""
+    code = 1
+    try:
+        _die_with_parent()
+        if "hospital" in order:
+            with socket.socket(fileno=handles[0]) as line:
+                _serve(line)
+            code = 0
+        else:
+            code = _run(order, handles)
+    except SystemExit as leave:
+        code = leave.code if isinstance(leave.code, int) else 0 if leave.code is None else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _run(order: Mapping[str, Any], handles: list[int]) -> int:
+    """The command, with these as its standard streams."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.environ.update(order["env"])
+    os.close(handles[0])
+    for number, handle in zip((1, 2), handles[1:], strict=True):
+        os.dup2(handle, number)
+    for handle in handles[1:]:
+        os.close(handle)
+    sys.argv = [order["run"], *order["argv"]]
+    importlib.import_module(order["run"]).main(order["argv"])
+    return 0
+
+
+def _open(path: str, passphrase: str) -> int:
+    """Open a key for every process that is forked from this one from now on. Returns 0, or 1 if it does not open."""
+    from shared.base.keys import SigningKey
+    from shared.errors import Refusal
+
+    load = SigningKey.load
+    try:
+        opened = load(Path(path), passphrase)
+    except Refusal:
+        return 1
+
+    def loaded(asked: Path, given: str | None = None) -> SigningKey:
+        same = given == passphrase and asked.resolve() == Path(path).resolve()
+        return opened if same else load(asked, given)
+
+    SigningKey.load = loaded  # type: ignore[method-assign, assignment]
+    return 0
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)

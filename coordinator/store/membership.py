@@ -1,0 +1,175 @@
+"""Tables of who takes part, and since when: grants, leads, keys of sites, releases that nobody relies on any more.
+
+Each row holds the signed statement itself and its place in the log. Rows are read here; what writes them is
+`coordinator.services.membership`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from coordinator.store import schema as db
+from shared.base.canonical import canonical_json, sha256_hex
+from shared.base.keys import Envelope, PublicKey
+from shared.plans.grants import Grant
+from shared.plans.key_changes import KeyChange, SiteKeyring
+from shared.plans.leads import LeadChange
+
+__all__ = [
+    "declined",
+    "deputies",
+    "distrusted",
+    "ever_granted",
+    "grant_leaf",
+    "granted",
+    "grants",
+    "key_changes",
+    "key_leaf",
+    "keyring",
+    "lead_changes",
+    "lead_leaf",
+    "logged",
+    "takes_part",
+]
+
+_word = sa.String(64)
+grants = sa.Table(
+    "grants",
+    db.meta,
+    sa.Column("site", _word, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("study", _word, nullable=False),
+    sa.Column("granted", sa.Boolean, nullable=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
+)
+lead_changes = sa.Table(
+    "lead_changes",
+    db.meta,
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
+)
+# A change without a place in the log waits for the study lead: its old key is lost, and did not sign it.
+key_changes = sa.Table(
+    "key_changes",
+    db.meta,
+    sa.Column("site", _word, sa.ForeignKey("sites.site"), primary_key=True),
+    sa.Column("digest", _word, primary_key=True),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), unique=True),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+deputies = sa.Table(
+    "deputies",
+    db.meta,
+    sa.Column("site", _word, sa.ForeignKey("sites.site"), primary_key=True),
+    sa.Column("name", _word, primary_key=True),
+    sa.Column("deputy_of", _word, nullable=False),
+    sa.Column("until", sa.String(10), nullable=False),
+)
+# Releases that were accepted after a day from which a site's keys may have been in other hands.
+distrusted = sa.Table(
+    "distrusted",
+    db.meta,
+    sa.Column("bundle_sha256", _word, primary_key=True),
+    sa.Column("site", _word, nullable=False),
+    sa.Column("since", sa.String(10), nullable=False),
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+# What a steward chose to tell of a release that was declined.
+declined = sa.Table(
+    "declined",
+    db.meta,
+    sa.Column("site", _word, primary_key=True),
+    sa.Column("digest", _word, primary_key=True),
+    sa.Column("study", _word, nullable=False),
+    sa.Column("wave", sa.Integer, nullable=False),
+    sa.Column("decision", sa.String(16), nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+
+
+def grant_leaf(said: Grant) -> dict[str, Any]:
+    """A grant's entry in the log."""
+    body = {"kind": "grant" if said.granted else "ungrant", "site": said.site, "study": said.study}
+    return {**body, "number": said.number, "statement": said.digest}
+
+
+def lead_leaf(said: LeadChange) -> dict[str, Any]:
+    """The entry of a change of leads: the statement is public, and stands in it."""
+    body = {"kind": "lead_change", "number": said.number, "name": said.name, "statement": said.digest}
+    return {**body, "after": list(said.after), "threshold": said.threshold}
+
+
+def key_leaf(said: KeyChange) -> dict[str, Any]:
+    """The entry of a change of a site's keys."""
+    names = ("site", "number", "role", "action", "old", "new")
+    return {"kind": "key_change", "statement": said.digest, **{name: getattr(said, name) for name in names}}
+
+
+def distrust_leaf(site: str, since: str, bundles: list[str]) -> dict[str, Any]:
+    """The entry of a revocation that reaches back."""
+    return {"kind": "distrusted", "site": site, "since": since, "bundles": sorted(bundles)}
+
+
+def granted(c: sa.Connection, site: str) -> dict[str, bool]:
+    """The last word of the leads on each study that a site was granted."""
+    rows = c.execute(sa.select(grants).where(grants.c.site == site).order_by(grants.c.number))
+    return {row.study: bool(row.granted) for row in rows}
+
+
+def takes_part(c: sa.Connection, site: str, invited: Sequence[str]) -> list[str]:
+    """Studies of a site that joins by an invitation, with what it was granted and not taken out of since."""
+    said = granted(c, site)
+    return [*invited, *(study for study, within in said.items() if within and study not in invited)]
+
+
+def ever_granted(c: sa.Connection, site: str) -> set[str]:
+    """Studies that a site takes part in, or did: by invitation or by grant."""
+    invited = c.execute(sa.select(db.invitations.c.studies).where(db.invitations.c.site == site)).scalars()
+    return {name for given in invited for name in json.loads(given)} | granted(c, site).keys()
+
+
+def keyring(c: sa.Connection, site: str) -> SiteKeyring | None:
+    """The keys of a site that are in force; None of a site that is not known."""
+    rows = c.execute(sa.select(db.site_keys).where(db.site_keys.c.site == site)).all()
+    release = [PublicKey(row.public_key) for row in rows if row.role == "release"]
+    if not release:
+        return None
+    named = c.execute(sa.select(deputies).where(deputies.c.site == site))
+    return SiteKeyring(
+        release=release[0],
+        approvers={row.name: PublicKey(row.public_key) for row in rows if row.role == "approver"},
+        deputies={row.name: (row.deputy_of, row.until) for row in named},
+    )
+
+
+def logged(c: sa.Connection) -> dict[int, bytes]:
+    """What the log must say at each place that a row here names."""
+    out: dict[int, Mapping[str, Any]] = {}
+    for row in c.execute(sa.select(grants)):
+        out[row.log_index] = grant_leaf(Grant.said(Envelope.from_bytes(row.envelope)))
+    for row in c.execute(sa.select(lead_changes)):
+        out[row.log_index] = lead_leaf(LeadChange.said(Envelope.from_bytes(row.envelope)))
+    for row in c.execute(sa.select(key_changes).where(key_changes.c.log_index.is_not(None))):
+        out[row.log_index] = key_leaf(KeyChange.said(Envelope.from_bytes(row.envelope)))
+    back: dict[int, list[Any]] = {}
+    for row in c.execute(sa.select(distrusted)):
+        back.setdefault(row.log_index, []).append(row)
+    for index, rows in back.items():
+        out[index] = distrust_leaf(rows[0].site, rows[0].since, [row.bundle_sha256 for row in rows])
+    return {index: canonical_json(leaf) for index, leaf in out.items()}
+
+
+def digest_of(envelope: bytes) -> str:
+    """SHA-256 of what an envelope says."""
+    return sha256_hex(Envelope.from_bytes(envelope).payload)
