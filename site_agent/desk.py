@@ -268,7 +268,7 @@ class Desk:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder as its only agent, and settle what a crash left."""
-        from site_agent.ledger.lock import StateLock
+        from site_agent.lock import StateLock
 
         with StateLock(self.home):
             before = {hold.release_id for hold in self.ledger.holds() if hold.phase == "burnt"}

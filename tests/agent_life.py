@@ -25,7 +25,7 @@ from shared.privacy import accountant as privacy
 from shared.releases.receipt import STATEMENT_TYPE, Receipt, Statement
 from shared.wire.messages import ANCHOR_TYPE
 from site_agent.ledger.book import Ledger
-from site_agent.ledger.lock import StateLock
+from site_agent.lock import StateLock
 from site_agent.release.outbox import Outbox
 from site_agent.release.sealed_state import FIT, ROWS
 

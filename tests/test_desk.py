@@ -20,7 +20,7 @@ from shared.privacy.stated import FLOW, shown_price
 from shared.wire.messages import Reminder
 from site_agent import cli
 from site_agent.ledger.holds import SIGNED, decided_by
-from site_agent.ledger.lock import StateLock
+from site_agent.lock import StateLock
 from site_agent.release import drawing
 from site_agent.show import export, refusals, verifier
 from site_agent.show.refusals import Refusals

@@ -43,7 +43,7 @@ from shared.wire.messages import (
     require_countersigned,
 )
 from shared.wire.transport import Client
-from site_agent.ledger.recovery import survey
+from site_agent.decide.recovery import survey
 
 TODAY = dt.date(2026, 5, 1)
 

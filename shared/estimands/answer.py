@@ -63,6 +63,8 @@ __all__ = [
 ]
 
 Array = NDArray[np.float64]
+_CHANCE = 1.25
+"""Ratio of a sandwich variance to the model's that some hundred rows may have though they follow the model."""
 _HINT = 'Write for example: estimate(table, "ols", "sbp ~ age").'
 
 
@@ -156,10 +158,6 @@ class Estimate:
         own = self.naive
         found = self.vi_sandwich / own if own and self.vi_sandwich else 1.0
         return found if found > _CHANCE else 1.0
-
-
-_CHANCE = 1.25
-"""Ratio of a sandwich variance to the model's that some hundred rows may have though they follow the model."""
 
 
 @overload

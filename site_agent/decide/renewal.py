@@ -110,7 +110,7 @@ def renew(desk: RenewingSite, *, now: dt.datetime | None = None) -> RenewedIdent
 
     Raises: NetworkRefusal, LockedRefusal (somebody works in this folder), and the coordinator's refusal.
     """
-    from site_agent.ledger.lock import StateLock
+    from site_agent.lock import StateLock
 
     config, now = desk.config, now or utc_now()
     with StateLock(desk.home):
@@ -255,7 +255,7 @@ def ask_late(desk: RenewingSite, *, now: dt.datetime | None = None, dry_run: boo
     Raises: StateRefusal (never joined), LockedRefusal.
     """
     from site_agent.egress import new_tls_identity
-    from site_agent.ledger.lock import StateLock
+    from site_agent.lock import StateLock
 
     config, now = desk.config, now or utc_now()
     if not config.certificate.exists():
@@ -289,7 +289,7 @@ def take_late(
     Raises: SignatureRefusal (not the pinned coordinator's), IntegrityRefusal (an answer to another request),
         CertificateRefusal (another key's or site's, or of an authority that the pinned one does not lead to).
     """
-    from site_agent.ledger.lock import StateLock
+    from site_agent.lock import StateLock
 
     config, now = desk.config, now or utc_now()
     with StateLock(desk.home):
