@@ -209,6 +209,29 @@ def by_mechanism() -> str:
     return table(heads, rows)
 
 
+SIGNALS = {
+    "doubt": "share of its variance that is doubt about the model",
+    "unlike": "how unlike its sites are (Q over degrees of freedom)",
+    "strong": "its distance from 0, in its standard errors",
+}
+
+
+def by_signal() -> str:
+    """How well what a pool of noisy moments knows of itself tells its wrong answers from its right ones."""
+    record = results("zoo_moments_signals")
+    if record is None:
+        return "Not measured.\n"
+    rows = []
+    for epsilon, parts in record["summaries"].items():
+        wrong = _counted(record["cells"], epsilon, record["draws"])
+        for name, words in SIGNALS.items():
+            found = parts["all"].get(name, {})
+            row = [epsilon.removeprefix("epsilon="), words, f"{wrong['wrong']} of {sum(wrong.values())}"]
+            rows.append([*row, number(found, "roc_area"), number(found, "caught_at_20", 0)])
+    heads = ("ε", "signal", "wrong answers", "area under the ROC curve", "wrong ones caught at 20 % of the right, %")
+    return table(heads, rows)
+
+
 def _counted(cells: Sequence[Mapping[str, Any]], epsilon: str, draws: int) -> dict[str, int]:
     """Right and wrong answers, from the cells' shares held."""
     terms = [pair for one in cells for pair in one.get("terms", {}).items() if pair[0].endswith(epsilon)]
@@ -237,6 +260,8 @@ def page() -> str:
         by_part("zoo_joint", "kind"),
         "## Mechanisms that release figures\n",
         by_mechanism(),
+        "## What a pool of noisy moments knows of itself\n",
+        by_signal(),
         WORDS,
     ]
     return "\n".join(part for part in parts if part).rstrip() + "\n"
