@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export OMP_NUM_THREADS := 1
 export PYTHONWARNINGS := ignore::DeprecationWarning:nflows
 
-.PHONY: demo test soak faults check format bench docs site proto clean
+.PHONY: demo test soak faults fuzz check format bench docs site proto clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -26,6 +26,7 @@ test: $(STAMP)
 
 soak: $(STAMP)
 	@TRIBUTARY_SOAK=1 $(BIN)/python -m pytest -m soak
+	@$(BIN)/python -m tests.faults.fuzz --cases 40000
 	@$(BIN)/python -m tests.benchmarks.front
 	@$(BIN)/python -m tests.benchmarks.coverage
 	@$(BIN)/python -m tests.benchmarks.interval_coverage
@@ -39,6 +40,10 @@ soak: $(STAMP)
 faults: $(STAMP)
 	@$(BIN)/python -m tests.faults $(if $(FULL),--full)
 
+# A million other inputs to every parser of strangers' bytes.
+fuzz: $(STAMP)
+	@$(BIN)/python -m tests.faults.fuzz --cases 40000
+
 check: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -51,19 +56,20 @@ format: $(STAMP)
 	@$(BIN)/ruff format .
 
 bench: $(STAMP)
-	@for name in lni_311 lni_312 lni_cohorts lni_ablation lni_auc cohorts_gap noise_speed flow_speed ghost_clipping postures federated idle_agent \
-	  upload_memory log_proofs pooling_speed analysis_load sandbox tables_quality tables_coverage tables_adaptation slicing_quality slicing_coverage \
-	  slicing_table1 transport transport_one transport_grid discrepancy extremes equal_rows unlike_person lni_transfer lni_search; do \
+	@for name in lni_311 lni_312 lni_cohorts lni_ablation lni_auc cohorts_gap noise_speed flow_speed ghost_clipping postures federated idle_agent startup \
+	  upload_memory serving_memory log_proofs pooling_speed analysis_load sandbox tables_quality tables_coverage tables_adaptation slicing_quality slicing_coverage \
+	  slicing_table1 transport transport_one transport_grid discrepancy extremes equal_rows lni_transfer lni_search network_counts; do \
 	  echo "$$name"; $(BIN)/python -m tests.benchmarks.$$name || exit 1; done
+	@$(BIN)/python -m tests.benchmarks.unlike_person
 	@$(BIN)/python -m tests.benchmarks.lni_312 --oracles 500
 	@$(BIN)/python -m tests.benchmarks.cohorts_gap --carry
 	@$(BIN)/python -m tests.benchmarks.cohorts_gap 1 100 --events
-	@$(BIN)/python -m tests.benchmarks.zoo --half reporting --n 1000 --sites 12 --draws 4 --w 0.8 --jobs 2 --name zoo
-	@$(BIN)/python -m tests.benchmarks.zoo_moments --half reporting --n 2000 --sites 12 --draws 3 --epsilon 1,3 --name zoo_moments
+	@$(BIN)/python -m tests.benchmarks.zoo_page --measure
 
 # What documents take from the code and from the figures.
 docs: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.pages.write
+	@$(BIN)/python -m tests.benchmarks.zoo_page
 	@$(BIN)/python -m tests.test_architecture
 	@$(BIN)/python -m tests.test_privacy_page
 
@@ -73,7 +79,7 @@ $(SITE_STAMP): $(STAMP)
 
 # The documents as pages with a search and the code's reference; a dead link is an error.
 site: $(SITE_STAMP)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/site/index.html; search wants a server: $(BIN)/python -m http.server --directory build/site"
 
 proto: $(STAMP)

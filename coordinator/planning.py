@@ -293,7 +293,7 @@ def _dictionary(plan: StudyPlan) -> list[ChecklistLine]:
 
 
 def _estimand(plan: StudyPlan, name: str, formula: str) -> ChecklistLine:
-    from shared.estimands.answer import parse_estimand
+    from shared.estimands.questions import parse_estimand
 
     label = f"estimand {name}"
     try:
@@ -612,6 +612,8 @@ class Price:
         covered: what the ε is about.
         width: an interval of a regression coefficient, in widths of the same interval on the records, where that can be
             known before anything runs; else None.
+        unseen: what makes its answers wrong and leaves no trace in what is released, so that no caution can tell.
+        buys: what more ε would make better, where that is not simply the width.
     """
 
     name: str
@@ -619,8 +621,18 @@ class Price:
     covered: str
     width: float | None
     epsilon_given: str = ""
+    unseen: str = ""
+    buys: str = ""
 
 
+_UNSEEN = {
+    "noisy moments": "A bend or an interaction that the planned model lacks leaves no trace in the sums: no caution "
+    "can tell such an answer from a right one, and no larger ε does. Intervals allow for a small one (docs/zoo.md).",
+    "noisy tables": "A coefficient hangs on where persons lie within their bins, which no count shows: with more than "
+    "70 % of them in one bin it is not answered, below that it is drawn towards zero at every hospital alike, and the "
+    "interval of many hospitals is too sure (docs/zoo.md).",
+}
+"""Mechanism to what its release cannot show of a wrong answer."""
 PAPER_W = 0.8
 _STEPS = (0.1, 2.2, 150)
 """Rate, noise multiplier and steps of the training in the price list, where the plan has none: those of
@@ -641,6 +653,8 @@ def prices(plan: StudyPlan, *, figures: float = 1.0, private: float = 8.0) -> tu
     from shared.plans.plan import PrivateTraining
 
     own = plan.release
+    if own.edges is not None:
+        return _network_prices(plan)
     w = PAPER_W
     if isinstance(own, LatentNoisePlan):
         # What a plan prices by its ε it must be shown at the w that follows from it, and not at another.
@@ -679,6 +693,35 @@ def prices(plan: StudyPlan, *, figures: float = 1.0, private: float = 8.0) -> tu
     return tuple(lines)
 
 
+def _network_prices(plan: StudyPlan) -> tuple[Price, ...]:
+    """The two ways to release a network, at the plan's own ε: no mechanism of rows reads its edges."""
+    from shared.mechanisms.grand.plan import GrandPlan
+    from shared.mechanisms.network_counts.plan import NetworkCountsPlan
+
+    own = plan.release
+    assert isinstance(own, GrandPlan | NetworkCountsPlan), "what reads edges"
+    counts = own if isinstance(own, NetworkCountsPlan) else NetworkCountsPlan(epsilon=own.epsilon, most_contacts=50)
+    drawn = own if isinstance(own, GrandPlan) else GrandPlan(epsilon=own.epsilon)
+    lines = (
+        (
+            drawn,
+            "holdout",
+            "everybody who is released, with all edges; those held out not at all",
+            "a community or a level that is told first; not how edges close or mix, which are refused at every ε",
+        ),
+        (
+            counts,
+            "private",
+            "everybody, with all edges; nobody is held out",
+            "narrower intervals of every planned count: their noise is the caps over ε",
+        ),
+    )
+    return tuple(
+        replace(_priced(release.title, plan, {"release": release, "posture": posture}, who), buys=what)
+        for release, posture, who, what in lines
+    )
+
+
 def _priced(name: str, plan: StudyPlan, changes: Mapping[str, Any], covered: str, width: float | None = None) -> Price:
     from shared.privacy import accountant as privacy
     from shared.releases.receipt import given, planned_event
@@ -689,7 +732,10 @@ def _priced(name: str, plan: StudyPlan, changes: Mapping[str, Any], covered: str
         changed = replace(plan, training=joint, **changes)
         event = planned_event(changed)
         price = privacy.epsilon(event, plan.budget.delta) if privacy.guaranteed(event) else None
-        return Price(name=name, epsilon=price, covered=covered, width=width, epsilon_given=given(changed))
+        unseen = _UNSEEN.get(changed.release.title, "")
+        return Price(
+            name=name, epsilon=price, covered=covered, width=width, epsilon_given=given(changed), unseen=unseen
+        )
     except Refusal as refusal:
         return Price(name=name, epsilon=None, covered=f"not for this study: {refusal.must}", width=None)
 
@@ -704,7 +750,7 @@ def _latent_width(w: float) -> float:
 
 def _moments(plan: StudyPlan, epsilon: float) -> Any:
     """The moments release of the first planned model that gives every column a role; None without one."""
-    from shared.estimands.answer import parse_estimand
+    from shared.estimands.questions import parse_estimand
     from shared.mechanisms.moments.plan import MomentsPlan
 
     for formula in plan.estimands.values():

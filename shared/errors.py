@@ -91,7 +91,7 @@ class UnknownMethod(NetworkRefusal):
 class CertificateRefusal(Refusal):
     """A certificate is expired, foreign, revoked or not yet valid."""
 
-    code, exit_code, fixer = "E_CERT", 21, "study lead (re-enrol), hospital IT (clock)"
+    code, exit_code, fixer = "E_CERT", 21, "study lead (renew late, or invite anew), hospital IT (clock)"
     meaning = "A certificate is expired, foreign, revoked or not yet valid."
 
 

@@ -211,6 +211,9 @@ class TableSource:
         table: of a SQLite file, the table or view that is read.
         database: of a query, the environment variable that holds the database's address
             (`site_agent.records.databases`).
+        hospital: of several small hospitals in one table, under one steward's agreement: the column that says whose
+            row it is. It is among what the study ignores.
+        hospitals: their names in it, all that the agreement has.
     Raises: ConfigRefusal, at construction.
 
     >>> TableSource(path=Path("/data/cohort.csv"), columns={"SBP": "sbp"}).format
@@ -226,8 +229,11 @@ class TableSource:
     edges: Edges | None = None
     table: str = ""
     database: str = ""
+    hospital: str = ""
+    hospitals: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        self._check_hospitals()
         _must_be_a_table(self.path, self.encoding, self.delimiter)
         _must_be_in_a_database(self.path, self.table, self.database)
         twice = sorted({to for to in self.columns.values() if list(self.columns.values()).count(to) > 1})
@@ -239,6 +245,21 @@ class TableSource:
         object.__setattr__(self, "values", MappingProxyType(recoded))
         if self.edges is None and self.format == "graphml":
             object.__setattr__(self, "edges", Edges(path=self.path))
+
+    def _check_hospitals(self) -> None:
+        names = tuple(self.hospitals)
+        object.__setattr__(self, "hospitals", names)
+        _must(
+            bool(self.hospital) == bool(names), "hospital and hospitals must be given together", f"{len(names)} names"
+        )
+        if not self.hospital:
+            return
+        differ = len(set(names)) == len(names) and all(name and name == name.strip() for name in names)
+        _must(2 <= len(names) <= 1000 and differ, "hospitals must be 2 to 1000 different names", f"{len(names)}")
+        _must(self.hospital not in self.columns, "the column of hospitals must not be one of the study", self.hospital)
+        # It is read to hold the rows against the agreement, and is in nothing that is kept or leaves.
+        if self.hospital not in self.ignore:
+            object.__setattr__(self, "ignore", (*self.ignore, self.hospital))
 
     @property
     def format(self) -> Format:
@@ -423,6 +444,20 @@ class SiteConfig:
     def release_key(self) -> Path:
         """The agent's signing key, pinned by the coordinator at enrolment."""
         return self.home / "keys" / "release.pem"
+
+    @property
+    def next_release_key(self) -> Path:
+        """The agent's next signing key, from before the ledger names it until it takes the other's place."""
+        return self.home / "keys" / "release.next.pem"
+
+    @property
+    def tag_key(self) -> Path:
+        """The first release key, once there is another: it signs nothing more but the tags of studies."""
+        return self.home / "keys" / "tags.pem"
+
+    def former_snapshot_key(self, mark: str) -> Path:
+        """A secret of keyed hashes that studies go on with which began under it."""
+        return self.home / "keys" / "snapshot" / f"{mark[:32]}.key"
 
     @property
     def tls_key(self) -> Path:
@@ -614,6 +649,9 @@ class SiteConfig:
             if source.format == "csv":
                 lines += [f"encoding = {_quoted(source.encoding)}", f"delimiter = {_quoted(source.delimiter)}"]
             lines += _in_a_database(source)
+            if source.hospital:
+                lines.append(f"hospital = {_quoted(source.hospital)}        # the column that says whose row it is")
+                lines.append(f"hospitals = [{', '.join(map(_quoted, source.hospitals))}]")
             lines.append(f"ignore = [{', '.join(map(_quoted, source.ignore))}]")
             lines += ["", f"[data.{_quoted(study)}.columns]        # name in the file = name in the dictionary"]
             lines += [f"{_quoted(name)} = {_quoted(to)}" for name, to in source.columns.items()]
@@ -661,8 +699,12 @@ def _source(study: str, given: Any) -> TableSource:
     columns = values.get("columns", {})
     texts = isinstance(columns, dict) and all(isinstance(v, str) for v in columns.values())
     _must(texts, f"{where}.columns must map names to names", type(columns).__name__)
-    for name in ("encoding", "delimiter", "table", "database"):
+    for name in ("encoding", "delimiter", "table", "database", "hospital"):
         _must(isinstance(values.get(name, ""), str), f"{where}.{name} must be text", type(values.get(name)).__name__)
+    named = values.get("hospitals", [])
+    listed = isinstance(named, list) and all(isinstance(name, str) for name in named)
+    _must(listed, f"{where}.hospitals must be a list of names", type(named).__name__)
+    values["hospitals"] = tuple(named)
     recoded = values.get("values", {})
     tables = isinstance(recoded, dict) and all(isinstance(one, dict) for one in recoded.values())
     _must(tables, f"{where}.values must be a table for each column", type(recoded).__name__)

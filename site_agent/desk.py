@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
 
-from shared.errors import PausedRefusal, Refusal, StateRefusal, UsageRefusal
+from shared.base.clock import utc_now
+from shared.errors import ApprovalRefusal, PausedRefusal, Refusal, StateRefusal, UsageRefusal
 
 if TYPE_CHECKING:
     from shared.base.keys import SigningKey
@@ -74,16 +75,18 @@ class Desk:
     @cached_property
     def release_key(self) -> SigningKey:
         """The agent's key."""
-        from shared.base.keys import SigningKey
+        from site_agent.decide import key_files
 
-        return SigningKey.load(self.config.release_key)
+        return key_files.release_key(self.config)
 
     @cached_property
     def ledger(self) -> Ledger:
         """The ledger, verified."""
+        from shared.base.keys import SigningKey
         from site_agent.ledger.book import Ledger
 
-        return Ledger(self.config.ledger, self.release_key, site=self.config.site)
+        tagger = SigningKey.load(self.config.tag_key) if self.config.tag_key.exists() else None
+        return Ledger(self.config.ledger, self.release_key, site=self.config.site, tagger=tagger)
 
     @cached_property
     def outbox(self) -> Outbox:
@@ -111,9 +114,20 @@ class Desk:
             memory=self.ledger,
         )
 
+    @property
+    def begun_under(self) -> dict[str, bytes]:
+        """Secrets of the studies that began under another one than that in force. Raises: IntegrityRefusal (lost)."""
+        from site_agent.decide import key_files
+
+        return key_files.snapshot_keys(self.config, self.ledger.snapshot_marks())
+
+    def snapshot_key(self, study: str) -> bytes:
+        """The secret with which a study's tables and persons are hashed. Raises: IntegrityRefusal (lost)."""
+        return self.begun_under.get(study) or self.config.snapshot_key.read_bytes()
+
     def forget(self) -> None:
-        """Read site.toml anew when it is next asked for: something has changed it."""
-        for name in ("config", "plans", "outbox"):
+        """Read settings, keys and ledger anew when they are next asked for: something has changed them."""
+        for name in ("config", "release_key", "ledger", "plans", "outbox", "refusals"):
             self.__dict__.pop(name, None)
 
     @cached_property
@@ -121,7 +135,8 @@ class Desk:
         """The site's log of refusals."""
         from site_agent.show.refusals import Refusals
 
-        return Refusals(self.config.refused, self.release_key, site=self.config.site)
+        former = [key for _, key in self.ledger.membership().release]
+        return Refusals(self.config.refused, self.release_key, site=self.config.site, former=former)
 
     @property
     def paused(self) -> bool:
@@ -208,7 +223,9 @@ class Desk:
         """The one door. Raises: StateRefusal (not joined), CertificateRefusal."""
         if not self.config.certificate.exists():
             raise StateRefusal("this site must have joined", given="no certificate", next_step="Run site-agent join.")
-        return door(self.config, **{"paused": self.stopped(), "sealed": self.ledger.sealed_round, **settings})
+        given = {"paused": self.stopped(), "sealed": self.ledger.sealed_round, **settings}
+        untold = self.ledger.membership().untold
+        return door(self.config, **({"first": untold} if untold else {}), **given)
 
     def approver(self, name: str, *, beside: Iterable[str] = ()) -> SigningKey:
         """An approver's key, opened with the passphrase.
@@ -216,9 +233,22 @@ class Desk:
         Args:
             beside: people who must be somebody else: one shared variable must not open a second person's key.
         """
-        from shared.passphrases import opened
+        from shared.base.passphrases import opened
 
+        self.require_in_time(name)
         return opened(self.config.approver_key(name), name, beside=beside)
+
+    def require_in_time(self, name: str) -> None:
+        """Refuse a deputy whose days are over. Raises: ApprovalRefusal."""
+        if not self.config.release_key.exists():  # its replacement is the one thing left to sign, and no deputy's
+            return
+        deputy_of, until = self.ledger.membership().deputies.get(name, ("", ""))
+        if until and today().isoformat() > until:
+            raise ApprovalRefusal(
+                f"a deputy must act for {deputy_of} within the days that were signed",
+                given=f"{name}, until {until}",
+                next_step=f"Retire {name}, and add them again: site-agent approver add --deputy-of {deputy_of}.",
+            )
 
     def release_id(self, prefix: str, *, sealed: bool = True) -> str:
         """The one release whose id starts with `prefix`; a mere reservation only where `sealed` is false.
@@ -238,7 +268,7 @@ class Desk:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder as its only agent, and settle what a crash left."""
-        from site_agent.ledger.lock import StateLock
+        from site_agent.lock import StateLock
 
         with StateLock(self.home):
             before = {hold.release_id for hold in self.ledger.holds() if hold.phase == "burnt"}
@@ -267,16 +297,21 @@ def kept_replies(config: SiteConfig) -> AcknowledgedReplies | None:
 
 def door(config: SiteConfig, **settings: Any) -> Egress:
     """The connection of a site that has joined."""
+    from shared.wire.certificates import trusted
     from site_agent.egress import Egress
+    from site_agent.identity import identity, pinned
 
+    certificate, key = identity(config)
+    try:
+        chain = pinned(config)
+    except Refusal:  # the invitation's own stands whatever became of the others
+        chain = (config.ca.read_text(),)
     return Egress(
-        **{"paused": config.pause_file.exists, **settings},
+        **{"paused": config.pause_file.exists, "cert_pem": certificate, "key_pem": key, **settings},
         witness=kept_replies(config),
         address=config.address,
         server_name=config.server_name,
-        ca_pem=config.ca.read_text(),
-        cert_pem=config.certificate.read_text(),
-        key_pem=config.tls_key.read_text(),
+        ca_pem=trusted(chain, utc_now()),
     )
 
 
@@ -291,7 +326,7 @@ def today() -> dt.date:
     """The day, in UTC; see the module's text."""
     given = os.environ.get(TODAY_VARIABLE)
     if not given:
-        return dt.datetime.now(dt.UTC).date()
+        return utc_now().date()
     try:
         return dt.date.fromisoformat(given)
     except ValueError:
@@ -348,6 +383,7 @@ def working_site(at: Desk, witness: Any) -> WorkingSite:
         outbox=at.outbox,
         witness=witness,
         snapshot_key=at.config.snapshot_key.read_bytes(),
+        begun_under=at.begun_under,
         floors=at.config.floors,
         paused=at.stopped(),
         budget=at.config.budget,

@@ -49,6 +49,8 @@ from shared.wire.messages import (
     Acceptance,
     AnchorHead,
     AnchorReceipt,
+    Authorities,
+    AuthoritiesRequest,
     Chunk,
     Enrolment,
     EnrolmentRequest,
@@ -65,6 +67,7 @@ from shared.wire.messages import (
     MembershipRequest,
     Offered,
     OfferRequest,
+    Renewed,
     Reply,
     Revoked,
     RoundAnswer,
@@ -367,6 +370,8 @@ class Egress:
         allowed: refuses what must not be sent any more (the plan's approval was taken back); asked as often.
         sealed: SHA-256 of the answer that the ledger names for a training's plan and round; blank for none. No other
             answer leaves.
+        first: signed changes of this site's keys that the coordinator may not know: shown before anything else is
+            asked, because what else is signed here is signed by those keys.
     Raises: CertificateRefusal, when the certificate is expired.
     """
 
@@ -385,7 +390,9 @@ class Egress:
         paused: Callable[[], bool] = lambda: False,
         allowed: Callable[[], None] = lambda: None,
         sealed: Callable[[str, int], str] | None = None,
+        first: Sequence[Envelope] = (),
     ) -> None:
+        self._first = tuple(first)
         self._timeout, self._attempts, self._sleep = timeout, attempts, sleep
         self._paused, self._allowed, self._sealed = paused, allowed, sealed
         self._witness = witness
@@ -527,6 +534,19 @@ class Egress:
                 raise IntegrityRefusal(f"the answer must name this release's {name}", given="another")
         _log.info("withdrew release %s digest %s", withdrawal.release_id, withdrawal.bundle_sha256[:12])
         return self._witnessed(done)
+
+    def renew(self, envelope: Envelope) -> str:
+        """This site's next certificate (PEM), for a `shared.wire.certificates.RenewalRequest`; safe to repeat.
+
+        Raises: the coordinator's refusal, NetworkRefusal.
+        """
+        answer: Renewed = self._retried(lambda: self._ask("Renew", SignedDocument(envelope=envelope.to_bytes())))
+        return answer.certificate_pem
+
+    def authorities(self) -> tuple[bytes, ...]:
+        """Every change of the coordinator's authority, as signed; to be held against the pinned one."""
+        answer: Authorities = self._retried(lambda: self._ask("Authorities", AuthoritiesRequest()))
+        return answer.statements
 
     def revoke_standing(self, envelope: Envelope) -> None:
         """Tell the coordinator that a standing approval is over; safe to repeat.
@@ -781,6 +801,10 @@ class Egress:
         self._allowed()
 
     def _ask(self, method: str, request: Any) -> Any:
+        if self._first and method != "Membership":
+            shown, self._first = self._first, ()
+            with suppress(UnknownMethod):
+                self._ask("Membership", MembershipRequest(statements=tuple(one.to_bytes() for one in shown)))
         try:
             return self._client.call(method, request, timeout=self._timeout)
         except Refusal as refusal:

@@ -1,7 +1,7 @@
 """One wave in the life of a site's ledger and outbox, from nothing to delivery, for tests that interrupt it anywhere.
 
-The coordinator is a notebook in files that outlives the agent. Run as a script (``python tests/agent_life.py HOME
-RECEIPT``) it is the agent as a process of its own.
+The coordinator is a notebook in files that outlives the agent. As a script (``python tests/agent_life.py RECEIPT``) it
+is the agent as processes of their own, one for each home that is named on a line of standard input.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from test_ledger import Accepted, Anchored
 
 from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, SigningKey
-from shared.errors import LedgerRefusal, StateRefusal
+from shared.errors import LedgerRefusal, Refusal, StateRefusal
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import STATEMENT_TYPE, Receipt, Statement
 from shared.wire.messages import ANCHOR_TYPE
 from site_agent.ledger.book import Ledger
-from site_agent.ledger.lock import StateLock
+from site_agent.lock import StateLock
 from site_agent.release.outbox import Outbox
 from site_agent.release.sealed_state import FIT, ROWS
 
@@ -51,8 +51,8 @@ class Notebook:
     """A coordinator that keeps anchors and bundles in files, so that it outlives the agent's process."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         folder.mkdir(exist_ok=True)
+        self.folder = folder.resolve()  # it may lie elsewhere: it is another machine
 
     def note(self, name: str, line: object) -> None:
         handle = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -146,5 +146,23 @@ def assert_settled(home: Path, template: Receipt) -> None:
     assert not list(home.rglob("*.part"))
 
 
+def _live() -> None:
+    """Forked for each home that is named on a line: live there, and say by which code it was refused."""
+    receipt = Receipt.from_bytes(Path(sys.argv[1]).read_bytes())
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            said = "done"
+            try:
+                run_agent(Path(line.strip()), receipt)
+            except Refusal as refusal:
+                said = refusal.code
+            except BaseException as error:
+                said = f"{type(error).__name__} {error}"
+            os.write(1, f"{said}\n".encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
 if __name__ == "__main__":
-    run_agent(Path(sys.argv[1]), Receipt.from_bytes(Path(sys.argv[2]).read_bytes()))
+    _live()

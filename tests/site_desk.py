@@ -137,6 +137,9 @@ class Hub:
 
     held = holdings
 
+    def authorities(self):
+        return ()
+
     def watch(self):
         return None
 

@@ -690,7 +690,7 @@ def test_lines_that_wait_for_the_disk_together_are_written_together_and_fail_apa
         writes.append(1)
         first.set()
         assert gate.wait(20)
-        return own.store._write(work)
+        return own.store.write(work)
 
     own.analysts._together._write = write
     who = own.analysts.identify(own.analysts.add("ada", studies=["cvd"], today=TODAY)[1], today=TODAY)

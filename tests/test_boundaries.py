@@ -16,7 +16,7 @@ FIGURES = (
 )
 HEAVY = {"torch", "nflows", "matplotlib", "flwr", "grpc", "statsmodels", "starlette", "uvicorn", "jinja2"}
 # The demo looks for a free port.
-SOCKETS = {"shared/wire/transport.py", "shared/wire/door.py", "coordinator/demo/stage.py"}
+SOCKETS = {"shared/wire/transport.py", "shared/wire/door.py", "coordinator/demo/stage.py", "coordinator/demo/warm.py"}
 
 
 def sources() -> list[Path]:

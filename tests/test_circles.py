@@ -159,6 +159,12 @@ TIES: Mapping[tuple[str, str], str] = {
     ("shared.mechanisms.grand.plan", "shared.plans.plan"): SETTINGS,
     ("shared.mechanisms.latent_noise.plan", "shared.plans.plan"): SETTINGS,
     ("shared.mechanisms.moments.plan", "shared.plans.plan"): SETTINGS,
+    (
+        "shared.mechanisms.network_counts.answer",
+        "shared.mechanisms.network_counts.plan",
+    ): "answers are typed by the settings they are of",
+    ("shared.mechanisms.network_counts.answer", "shared.plans.plan"): SETTINGS,
+    ("shared.mechanisms.network_counts.plan", "shared.plans.plan"): SETTINGS,
     ("shared.mechanisms.slicing.plan", "shared.plans.plan"): SETTINGS,
     ("shared.mechanisms.tables.plan", "shared.plans.plan"): SETTINGS,
     (
@@ -180,6 +186,7 @@ CIRCLING_ROOMS: Mapping[frozenset[str], str] = {
             "shared.mechanisms.grand",
             "shared.mechanisms.latent_noise",
             "shared.mechanisms.moments",
+            "shared.mechanisms.network_counts",
             "shared.mechanisms.slicing",
             "shared.mechanisms.tables",
         }
@@ -218,7 +225,7 @@ def test_what_is_imported_by_a_name_in_a_table_is_seen_too():
         in ("import_module", "__import__")
     }
     # A fork server loads what its callers name: theirs are the names, and the imports.
-    named = {"coordinator/services/fork_server.py"}
+    named = {"coordinator/services/fork_server.py", "coordinator/demo/warm.py"}
     assert callers == {"shared/mechanisms/kinds.py", "coordinator/demo/catalogue.py"} | named
     at_run_time = product()[0]
     assert "shared.mechanisms.moments.plan" in at_run_time["shared.mechanisms.kinds"]

@@ -1057,8 +1057,10 @@ def test_a_reader_sees_whole_releases_only(hub, tally):
 # -- crashes ----------------------------------------------------------------------------------------------------
 SERVER = """
 import os, signal, sys
-import grpc, pandas, pyarrow.parquet  # noqa: before the fork, so that each server starts at once
+import grpc, pandas, pyarrow.compute, pyarrow.parquet  # noqa: before the fork, so that each server starts at once
 from pathlib import Path
+import coordinator.services.tasks
+from stem import plant
 import coordinator.services.collect as collect
 import shared.releases.receipt
 for line in sys.stdin:
@@ -1067,6 +1069,7 @@ for line in sys.stdin:
     child = os.fork()
     if not child:
         os.environ["TRIBUTARY_FAILPOINT"] = failpoint
+        plant()
         try:
             collect.serve(Path(home), "127.0.0.1:0", ready=lambda port: os.write(told, b"%d\\n" % port))
         finally:
@@ -1085,7 +1088,8 @@ class Servers:
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+        env["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # as workers have it
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVER],
             stdin=subprocess.PIPE,

@@ -15,7 +15,7 @@ from coordinator.pooling import analyses
 from coordinator.pooling.pool import pool, pooled_data
 from shared.estimands.answer import parse_estimand
 from shared.estimands.effects import SCALES, effect_name, shown
-from shared.estimands.questions import Kind, Scale
+from shared.estimands.kinds import Kind, Scale
 
 QUESTIONS = {
     "mean(sbp)": "Mean",

@@ -347,7 +347,7 @@ COMPUTE = {
     "coordinator/answers/spending.py",  # what the releases that arrived cost together
     "site_agent/decide/airlock.py",  # whether a signature in advance is good for the planned release
     "site_agent/decide/plan_facts.py",  # a plan's price before it is approved
-    "site_agent/ledger/recovery.py",  # the dearest plan of a study, when a ledger was put back
+    "site_agent/decide/recovery.py",  # the dearest plan of a study, when a ledger was put back
     "coordinator/planning.py",  # a plan's price before it is signed
 }
 """The only files that ask the accountant for an ε. What they ask about is held to a real release above."""

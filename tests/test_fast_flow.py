@@ -17,7 +17,8 @@ from shared.flows.affine import AffineAutoregressiveFlow, MaskedLayer
 from shared.flows.chain import from_arrays, to_arrays
 from shared.plans.plan import Training
 from site_agent.models.fast_flow import Adam, FusedFlow, first_layers, masks
-from site_agent.models.flow import SPLINE_BINS, FlowSettings, fit_flow
+from site_agent.models.flow import FlowSettings, fit_flow
+from site_agent.models.flow_trainer import SPLINE_BINS
 from site_agent.models.reference_flow import NflowsFlow, torch_session
 
 CASES = [

@@ -556,7 +556,7 @@ def test_a_round_that_was_answered_is_not_answered_again_to_other_weights(hub, h
     hospital.take_part(wait=0)
     import sqlalchemy as sa
 
-    hub.store._write(lambda c: [c.execute(sa.text(f"DELETE FROM {name}")) for name in ("round_of", "round_asked")])
+    hub.store.write(lambda c: [c.execute(sa.text(f"DELETE FROM {name}")) for name in ("round_of", "round_asked")])
     ask(hub, 1, seed=1)
     before = len(hospital.ledger.entries())
     with pytest.raises(ReplayRefusal, match="asked with before"):

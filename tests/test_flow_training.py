@@ -11,7 +11,7 @@ from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError, TrainingRefusal
 from shared.plans.plan import Training
 from shared.simulated import gaussian_table
-from site_agent.models import flow as training
+from site_agent.models import flow_shape, flow_trainer
 from site_agent.models.flow import FlowSettings, estimate_cost, fit_flow, refit_flow, smallest_n
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -117,7 +117,7 @@ def test_plain_arrays_agree_with_nflows(activation, layers):
     d = 5
     settings = FlowSettings(flows=3, hidden=16, layers=layers, epochs=4, activation=activation, engine="nflows")
     with torch_session(1):
-        trainer = training.Trainer(d, settings, 4)
+        trainer = flow_trainer.Trainer(d, settings, 4)
         trainer.run(np.random.default_rng(1).gamma(2.0, size=(400, d)) - 2, 64, 20, 5, None)
         steps = []
         for order, module in zip(trainer.engine.orders, trainer.engine.modules, strict=True):
@@ -146,14 +146,14 @@ def test_the_trainers_own_likelihood_is_the_flows(engine):
 
     settings = FlowSettings(flows=3, hidden=16, epochs=4, engine=engine)
     y = np.random.default_rng(1).gamma(2.0, size=(300, 3)) - 2
-    trainer = training.Trainer(3, settings, 4)
+    trainer = flow_trainer.Trainer(3, settings, 4)
     trainer.run(y, 64, 20, 5, None)
     flow = AffineAutoregressiveFlow(mean=np.zeros(3), scale=np.eye(3), layers=trainer.layers())
     assert np.allclose(-trainer.engine.nll(y), flow.log_prob(y), rtol=1e-4, atol=1e-4)
 
 
 def test_without_a_step_the_masked_layers_are_the_identity():
-    layers = training.Trainer(3, FlowSettings(), 1).layers()
+    layers = flow_trainer.Trainer(3, FlowSettings(), 1).layers()
     v = np.random.default_rng(1).normal(size=(3, 20))
     for layer in layers:
         assert np.allclose(layer.to_noise(v, "tanh")[0], v, atol=1e-6)
@@ -200,9 +200,9 @@ def test_the_law_of_a_level_is_the_same_by_either_method_of_fitting(levels, monk
     a = rng.normal(size=(500, 2))
     level = np.clip(np.floor(a[:, 0] + rng.normal(size=500) + levels / 2), 0, levels - 1)
     y = np.column_stack([a, level + rng.random(500)])
-    newton = training._level_model(y, 2, levels, (0, 1), (0, 0))
-    monkeypatch.setattr(training, "_NEWTON", 0)
-    other = training._level_model(y, 2, levels, (0, 1), (0, 0))
+    newton = flow_shape.level_model(y, 2, levels, (0, 1), (0, 0))
+    monkeypatch.setattr(flow_shape, "_NEWTON", 0)
+    other = flow_shape.level_model(y, 2, levels, (0, 1), (0, 0))
     assert np.allclose(newton.cumulative(y), other.cumulative(y), rtol=0, atol=1e-3)
     # The intercept is hardly penalised: every level is as frequent as it is.
     assert np.allclose(np.diff(newton.cumulative(y).mean(axis=0)), np.bincount(level.astype(int)) / 500, atol=1e-4)
@@ -292,7 +292,7 @@ def test_a_refusal_names_no_value():
 
 @pytest.mark.fault("F22")
 def test_a_diverging_likelihood_is_refused(monkeypatch):
-    monkeypatch.setattr(training.Trainer, "_cosine", lambda self, epoch: 1e30)
+    monkeypatch.setattr(flow_trainer.Trainer, "_cosine", lambda self, epoch: 1e30)
     with pytest.raises(TrainingRefusal, match="stay finite"):
         fit_flow(banana(300), PLAIN, seeded_rng(1))
 

@@ -353,7 +353,7 @@ def test_noise_on_rows_that_deny_the_model_is_counted_with_their_own_spread_and_
     assert all(row.sandwich_ratio == 1 for row in sites["tame"])
     assert pool_estimates(sites["tame"]).doubts == ()
     (caution,) = pool_estimates(sites["wild"]).doubts
-    assert "deny the model behind x" in caution
+    assert "deny the model behind x: " in caution
     shown = io.StringIO()
     show_pooled(Console(width=400, file=shown), pool_estimates(sites["wild"]))
     assert f"caution  {caution}" in shown.getvalue()

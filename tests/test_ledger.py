@@ -43,7 +43,7 @@ from shared.wire.messages import ANCHOR_TYPE, AnchorHead
 from site_agent.ledger import charge, state
 from site_agent.ledger import entries as entries_module
 from site_agent.ledger.book import Ledger
-from site_agent.ledger.lock import StateLock
+from site_agent.lock import StateLock
 
 DELTA = 1e-6
 GAUSSIAN = privacy.Gaussian(sigma=4.0, sensitivity=1.0)
@@ -800,7 +800,7 @@ def test_processes_that_create_the_ledger_at_once_make_one(tmp_path):
 @pytest.mark.fault("F6")
 def test_a_second_agent_is_refused_and_told_which_file_and_process(tmp_path):
     code = (
-        "import sys, pathlib, site_agent.ledger.lock as l\n"
+        "import sys, pathlib, site_agent.lock as l\n"
         "with l.StateLock(pathlib.Path(sys.argv[1])):\n print('held', flush=True); sys.stdin.read()"
     )
     agent = subprocess.Popen(

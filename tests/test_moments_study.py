@@ -156,6 +156,10 @@ def test_the_price_list_names_every_mechanism_with_its_epsilon_and_what_it_cover
         assert 0.99 < listed[name].epsilon <= 1.0
         assert listed[name].width is None
     assert 7.9 < listed["latent noise, flow trained with noise"].epsilon <= 8.0
+    # What no caution can tell is told with the price.
+    assert "no trace in the sums" in listed["noisy moments"].unseen == listed["noisy moments, sbp declared"].unseen
+    assert "within their bins" in listed["noisy tables"].unseen
+    assert latent.unseen == ""
     # A study of latent noise has the same list, by its own model.
     shipped = StudyPlan.from_toml((STUDIES / "cvd.toml").read_text())
     assert [price.name for price in prices(shipped)][:4] == list(listed)[:4]

@@ -32,6 +32,8 @@ from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.mechanisms.moments import noise as moments
 from shared.mechanisms.moments.draw import noised
 from shared.mechanisms.moments.noise import MomentsSpec
+from shared.mechanisms.network_counts.plan import NetworkCountsPlan
+from shared.mechanisms.network_counts.plan import noised as noised_counts
 from shared.mechanisms.slicing.noise import SlicingMechanism, noise_for
 from shared.mechanisms.tables.noise import CountTables, attributes, sensitivity
 from shared.plans.dictionary import Column, Dictionary
@@ -255,6 +257,33 @@ def moments_block(block: int) -> Callable[[int, Any], Drawn]:
     return draw
 
 
+NETWORK_BLOCKS = (
+    "edges",
+    "fewer edges",
+    "paths",
+    "fewer paths",
+    "triangles",
+    "fewer triangles",
+    "alike",
+    "apart",
+    "ends",
+)
+
+
+def network_counts(block: int) -> Callable[[int, Any], Drawn]:
+    """One block of a plan's counts, whose event stands in the composition that is charged."""
+
+    def draw(n: int, rng: Any) -> Drawn:
+        release = NetworkCountsPlan(epsilon=3.0, most_contacts=40, by=("ward",))
+        columns = (Column(name="ward", kind="nominal", levels=("a", "b", "c")),)
+        plan: Any = SimpleNamespace(dictionary=Dictionary(name="mini", version=1, columns=columns))
+        event = release.event(plan).events[block]
+        count = release.counts(plan)[block]
+        return Drawn(noised_counts(count, np.zeros(n, dtype=np.int64), rng), event.scale, "laplace")
+
+    return draw
+
+
 MECHANISMS: dict[str, Callable[[int, Any], Drawn]] = {
     "latent noise, w = 0": latent_noise(0.0),
     "latent noise, w = 0.02": latent_noise(0.02),
@@ -270,6 +299,7 @@ MECHANISMS: dict[str, Callable[[int, Any], Drawn]] = {
     "smooth densities": smooth_densities,
     "local reports": local_reports,
     "coordinates of nodes": node_coordinates,
+    **{f"network counts, {name}": network_counts(k) for k, name in enumerate(NETWORK_BLOCKS)},
     "moments, histograms": moments_block(0),
     "moments, moments": moments_block(1),
     "moments, products": moments_block(2),
@@ -357,6 +387,7 @@ DRAWN_IN = {
     "shared/mechanisms/tables/noise.py",
     "shared/mechanisms/slicing/noise.py",
     "shared/mechanisms/moments/draw.py",
+    "shared/mechanisms/network_counts/plan.py",
     "site_agent/models/private_flow.py",
 }
 """Production files that draw noise; each has an entry in MECHANISMS."""
@@ -373,6 +404,7 @@ MADE_IN: dict[type[Event], set[str]] = {
         "shared/mechanisms/grand/noise.py",
         "shared/mechanisms/densities/local.py",
         "shared/mechanisms/densities/scaling.py",
+        "shared/mechanisms/network_counts/plan.py",
     },
     # Choices have no scale: tests/test_choices.py goes through all of them, and holds their odds against their price.
     privacy.RandomisedResponse: {
@@ -399,6 +431,7 @@ MADE_IN: dict[type[Event], set[str]] = {
         "shared/mechanisms/slicing/noise.py",
         "shared/mechanisms/densities/plan.py",
         "shared/mechanisms/grand/plan.py",
+        "shared/mechanisms/network_counts/plan.py",
         "shared/mechanisms/latent_noise/plan.py",
         "shared/privacy/composition.py",
         "site_agent/decide/waves.py",

@@ -400,3 +400,13 @@ def test_after_leaving_the_page_the_cookie_is_worth_nothing(browser):
     browser.login()
     browser.post("/logout", {})
     assert browser.get("/").status == 303
+
+
+def test_a_certificate_that_did_not_renew_is_told_on_every_page(ready, browser, monkeypatch, tmp_path):
+    browser.login()
+    assert "The certificate of this site" not in browser.get("/").words
+    clock = tmp_path / "seconds"
+    clock.write_text(f"{340 * 86_400}")  # it lasts 365 days here
+    monkeypatch.setenv("TRIBUTARY_CLOCK", str(clock))
+    for path in PATHS:
+        assert "days left: it ends on" in browser.get(path).words, path

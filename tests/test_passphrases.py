@@ -12,8 +12,8 @@ from site_desk import PASSPHRASE, hospital  # noqa: F401
 
 from coordinator import cli
 from shared.base.keys import SigningKey
+from shared.base.passphrases import changed, chosen, opened
 from shared.errors import ParameterError, PassphraseRefusal, UsageRefusal
-from shared.passphrases import changed, chosen, opened
 from site_agent.desk import open_desk
 from site_agent.show.access import PAUSE, TRIES, KeyOpener
 

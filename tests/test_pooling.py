@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coordinator.pooling.few_studies import bayes, henmi_copas
@@ -336,6 +336,7 @@ EVEN = st.tuples(SIZES, st.lists(st.tuples(st.floats(-3, 3), st.floats(1e-6, 10)
     st.sampled_from(["FE", *METHODS]),
     st.sampled_from(TESTS),
 )
+@example([(0.0, 1.0), (1.2835664535557851e-157, 1.0)], "FE", "z")  # a Q whose inverse overflows
 @settings(max_examples=400, deadline=None)
 def test_whatever_comes_in_no_nan_and_no_empty_width_comes_out(rows, method, test):
     yi, vi = [y for y, _ in rows], [v for _, v in rows]

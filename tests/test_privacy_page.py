@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from shared.mechanisms.densities.plan import DensitiesPlan
 from shared.mechanisms.grand.plan import GrandPlan
 from shared.mechanisms.kinds import KINDS
 from shared.mechanisms.moments.plan import MomentsPlan
+from shared.mechanisms.network_counts.plan import NetworkCountsPlan
 from shared.mechanisms.slicing.plan import SlicingPlan
 from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.plan import POSTURES, PrivateTraining, StudyPlan
@@ -50,7 +52,7 @@ def receipt() -> Receipt:
         wave=1,
         site="north",
         release_id="3f9c" * 8,
-        agent_version="0.1.0",
+        agent_version=tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"],
         n=400,
         previous="0" * 64,
     )
@@ -141,6 +143,7 @@ def test_the_page_says_of_each_posture_and_mechanism_whether_it_is_offered():
         "densities": (DensitiesPlan(densities=[["sbp"]], epsilon=1.0, persons=300), None),
         "moments": (moments, None),
         "slicing": (SlicingPlan(epsilon=5.0), None),
+        "network_counts": (NetworkCountsPlan(epsilon=1.0, most_contacts=40), None),
         "grand": (GrandPlan(epsilon=1.0, d=2), None),
     }
     assert set(releases) == set(KINDS)

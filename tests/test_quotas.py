@@ -16,10 +16,10 @@ from coordinator.config import CoordinatorConfig, Quotas
 from coordinator.services.analysts import Analyst, Analysts
 from coordinator.services.quotas import CallRate
 from coordinator.store.store import remember
+from shared.base.clock import utc_now
 from shared.errors import ConfigRefusal, DictionaryRefusal, ParameterError, RateRefusal, StateRefusal, TooLarge
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, StudyPlan, Wave
-from shared.wire.clocks import utc_now
 from shared.wire.messages import Offered, OfferRequest, SignedDocument, StudyRequest
 
 DAY = dt.timedelta(days=1)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -25,6 +28,31 @@ def test_three_hospitals_become_a_forest_plot(tmp_path):
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert re.search(r"odds ratio per 10 mmHg \d\.\d\d \[\d\.\d\d, \d+\.\d\d\]", ran.stdout)
     assert "<svg" in (tmp_path / "forest.svg").read_text(encoding="utf-8")
+
+
+PROGRAMS = {
+    "analyst": [sys.executable, "-m", "coordinator.analyst.commands"],
+    "coordinator": [sys.executable, "-m", "coordinator.cli"],
+}
+
+
+@pytest.mark.parametrize("block", blocks("console"), ids=lambda block: block.splitlines()[-1][:20])
+def test_first_results_are_what_the_commands_print(block, tmp_path):
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
+    printed = ""
+    for line in re.findall(r"^\$ (.*)$", block, flags=re.MULTILINE):
+        name, _, rest = line.partition(" ")
+        command = " ".join([shlex.join(PROGRAMS[name]), rest]) if name in PROGRAMS else line
+        ran = subprocess.run(command, shell=True, cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr[-2000:]
+        printed += ran.stdout
+    shown = [line.strip() for line in printed.splitlines()]
+    assert [line for line in block.splitlines() if line[:1] != "$" and line.strip() not in shown] == []
+
+
+def test_the_page_is_short():
+    assert len(README.splitlines()) <= 200
 
 
 def test_the_commands_are_targets_of_the_makefile():

@@ -18,9 +18,9 @@ from shared.plans.plan import Budget, StudyPlan, Wave, sign_plan
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import planned_event
 from site_agent.decide.plans import Plans
+from site_agent.decide.recovery import draws_within, recover
 from site_agent.ledger.book import Ledger, Lost
 from site_agent.ledger.holds import curve_of, price_of
-from site_agent.ledger.recovery import draws_within, recover
 
 TODAY = dt.date(2026, 5, 1)
 PLAN = StudyPlan(

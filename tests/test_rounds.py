@@ -248,7 +248,7 @@ def test_an_answer_stays_that_of_the_key_it_came_under_and_a_damaged_one_hides_n
     for site in ("north", "south"):
         training.send(training.answer(said, site=site), site=site)
     row = f"site = '{{}}' AND asked = (SELECT number FROM round_asked WHERE plan_hash = '{said.plan_hash}')"
-    service.store._write(
+    service.store.write(
         lambda c: c.execute(sa.text(f"UPDATE round_of SET content = X'78' WHERE {row.format('south')}"))
     )
     found = training.boxes.answers(said.study, said.plan_hash, 1)
@@ -257,7 +257,7 @@ def test_an_answer_stays_that_of_the_key_it_came_under_and_a_damaged_one_hides_n
     assert set(training.boxes.answers(said.study, said.plan_hash, 1, among=["south"])) == {"south"}
     other = SigningKey.generate().public.hex  # a site that has enrolled anew signs with another key from then on
     mine = service.sites["north"].release.public.hex
-    service.store._write(
+    service.store.write(
         lambda c: c.execute(
             sa.text(f"UPDATE round_of SET key = '{other}' WHERE key = '{mine}' AND {row.format('north')}")
         )

@@ -89,7 +89,9 @@ def test_every_command_answers_in_json_and_every_changing_one_can_be_tried():
         *("curve", "outbox figures", "synthetic"),
         *("run", "withdraw-person", "data confirm-persons", "federate"),
         *("standing add", "standing revoke"),
+        *("grants", "approver add", "approver replace", "approver retire", "rotate-key", "data apart"),
         "resend",
+        "renew",
         "page",
     }
     for name, options in found.items():

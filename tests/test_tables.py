@@ -11,13 +11,15 @@ import pytest
 from test_pipeline import deliver, release, site, source  # noqa: F401
 
 from shared.base.randomness import seeded_rng
-from shared.errors import ParameterError, PlanRefusal, SchemaRefusal
+from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
+from shared.estimands.answer import parse_estimand
 from shared.mechanisms.tables.noise import CountTables, attributes, sensitivity
 from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, StudyPlan, Wave
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import read_bundle
+from tests.benchmarks import worlds, zoo_moments
 from tests.conftest import make_table
 
 TINY = Dictionary(
@@ -221,3 +223,31 @@ def test_the_coordinator_takes_no_other_figures_than_the_plan_s(study, table, sp
     study.release.validate(study, drawn, len(table))
     with pytest.raises(SchemaRefusal, match=words):
         study.release.validate(study, spoil(drawn), len(table))
+
+
+# -- what bins hide ------------------------------------------------------------------------------------------------
+def test_a_coefficient_of_a_column_that_lies_in_one_bin_is_not_answered_and_a_steward_is_told():
+    world = worlds.world("late_effects")
+    records = world(1500, np.random.default_rng(3), 0)
+
+    def asked(kind, **bins):
+        plan = zoo_moments.plan_of(world, kind, 3.0, "tables")
+        plan = replace(plan, release=replace(plan.release, bins=bins))
+        checked = plan.dictionary.check(records[list(plan.dictionary.names)])
+        lines = plan.release.draw(plan, checked, seeded_rng(5))
+        question = parse_estimand(world.question(kind))
+        origin = {"study": "s", "site": "a", "wave": 1, "levels": {}}
+        return plan.release.doubt(plan, lines, 1500), lambda: plan.release.answer(
+            plan, [(lines, 1500)], question, **origin
+        )
+
+    doubt, answer = asked("binary")
+    reasons = {row.term: row.reason for row in answer()}
+    assert "% of the persons in one bin of 3.75" in reasons.pop("marker")
+    assert set(reasons.values()) == {""}
+    assert doubt.startswith("A planned model will have no answer about marker: ")
+    assert "bins" in doubt
+    # Counts of 0 to 200 in sixteen bins: nearly all in the first.
+    with pytest.raises(EstimateRefusal, match=r"outcome of a model is spread, got visits: \d+ %"):
+        asked("count", marker=128)[1]()
+    assert asked("binary", marker=128)[0] == ""

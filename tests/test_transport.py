@@ -183,7 +183,7 @@ def test_a_certificate_that_expires_while_its_connection_lives_is_refused(author
         real = transport.peer_of
         later = dt.timedelta(days=1000)
         monkeypatch.setattr(transport, "peer_of", lambda pem, now: real(pem, now + later))
-        with pytest.raises(CertificateRefusal, match="Re-enrol"):
+        with pytest.raises(CertificateRefusal, match="renew it late"):
             ask(client)
 
 

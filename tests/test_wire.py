@@ -93,12 +93,18 @@ VALUES = [
     wire.GapReport(study="heart", lacking=()),
     wire.GapReport(study="heart", lacking=(ACCEPTED, dataclasses.replace(ACCEPTED, wave=2))),
     wire.GapNoted(lacking=2),
+    wire.MembershipRequest(statements=(b"{}", b"[]")),
+    wire.MembershipReply(grants=(b"{}",), leads=(b"[]",), keys=(b"1", b"2"), taken=("ab" * 32,)),
     wire.RoundRequest(study="heart"),
     wire.RoundRequest(study="heart", flow="a" * 64),
     wire.RoundReply(),
     wire.RoundReply(envelope=b"{}", content=b"\x00\xff"),
     wire.RoundAnswer(envelope=b"{}", content=b"\x00\xff"),
     wire.RoundReceipt(study="heart", round=3, answer=DIGEST),
+    wire.Renewed(certificate_pem="PEM"),
+    wire.AuthoritiesRequest(),
+    wire.Authorities(),
+    wire.Authorities(statements=(b"{}", b"{}")),
 ]
 
 
@@ -137,6 +143,9 @@ def test_no_method_lets_the_coordinator_start_work_or_send_code():
         "Withdraw",
         "Growth",
         "RevokeStanding",
+        # The site's own next certificate, and words of the authority that a site checks before it believes them.
+        "Renew",
+        "Authorities",
         # Reads of the coordinator's log, and a report of what the coordinator itself had signed.
         "Watch",
         "ReportGap",
@@ -146,6 +155,8 @@ def test_no_method_lets_the_coordinator_start_work_or_send_code():
         "UploadRound",
         # What a clock says, signed, for what the site's says.
         "Clock",
+        # Who takes part: signed statements of site and leads, each exchanged for the others'.
+        "Membership",
     }
 
 

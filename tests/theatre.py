@@ -30,6 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stem import plant
+
 ROOT = Path(__file__).resolve().parent.parent
 PASSPHRASE = "correct horse battery"
 PATIENCE = 120.0
@@ -170,7 +172,8 @@ def zygote() -> Path:
     process = subprocess.Popen(
         [sys.executable, __file__, str(place / "s")],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        # As the coordinator's fork servers are started, which are forked from this one.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
     )
@@ -361,7 +364,7 @@ class Theatre:
 
 
 def _environment() -> dict[str, str]:
-    kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV")
+    kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPYCACHEPREFIX")
     return {name: os.environ[name] for name in kept if name in os.environ} | {"OMP_NUM_THREADS": "1"}
 
 
@@ -405,6 +408,12 @@ PRELOADED = [
     "coordinator.services.collect",
     "coordinator.services.authority",
     "coordinator.store.store",
+    "pyarrow.compute",
+    "sqlalchemy.dialects.sqlite",
+    "coordinator.services.tasks",
+    "coordinator.answers.curves",
+    "coordinator.answers.harmonise",
+    "shared.releases.synthetic",
 ]
 
 
@@ -525,6 +534,8 @@ def _perform(order: dict[str, Any], handles: list[int]) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_size"], order["file_size"]))
     for name in order.get("hooks", ()):
         HOOKS[name]()
+    if order["module"] == "coordinator.cli" and "serve" in order["argv"]:
+        plant()
     code = 1
     try:
         code = importlib.import_module(order["module"]).main(order["argv"]) or 0

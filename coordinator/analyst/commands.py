@@ -21,7 +21,9 @@ from coordinator.analyst.own_table import OwnTable, counts, read_table
 from coordinator.analyst.remote import HarmonisedResult, Result, Study, connect, write_table
 from coordinator.analyst.show import check_figure, draw, p_shown, show_pooled, sides
 from coordinator.figures.options import produces
+from coordinator.pooling import METHODS
 from shared.errors import ParameterError
+from shared.estimands.kinds import KINDS, OPTIONS, QuestionKind
 from shared.releases.synthetic import DrawNumber, Draws, Out, Rows, run_synthesis
 from shared.terminal import application, emit, number, run
 
@@ -49,7 +51,7 @@ Cells = Annotated[
 Measure = Annotated[str, typer.Option("--measure", help="Of counts: OR, RR or RD.")]
 Effect = Annotated[str, typer.Option("--effect", help='What the estimates are called, as in "Hazard ratio".')]
 Labels = Annotated[str, typer.Option("--labels", help="Column that names the rows.")]
-Method = Annotated[str, typer.Option("--method", help="FE, or tau² by DL, HE, HS, HSk, SJ, ML, REML, EB, PM, PMM.")]
+Method = Annotated[str, typer.Option("--method", help=f"FE, or tau² by {', '.join(METHODS[1:])}.")]
 Test = Annotated[str, typer.Option("--test", help="z, t, knha (Knapp-Hartung) or adhoc (never below the model).")]
 Level = Annotated[float, typer.Option("--level", help="Coverage of every interval.")]
 Exp = Annotated[bool, typer.Option("--exp", help="The estimates are logarithms of ratios; a column scale says so too.")]
@@ -155,13 +157,6 @@ def query(
 
 @app.command(rich_help_panel=ASK)
 @_asks
-def cox(study: Study, formula: Question, **how: Any) -> Result:
-    """Cox regression at every site, pooled: "Surv(time, event) ~ sbp + age"."""
-    return study.cox(formula, **how)
-
-
-@app.command(rich_help_panel=ASK)
-@_asks
 def glm(
     study: Study,
     formula: Question,
@@ -188,100 +183,32 @@ def km(
     return result
 
 
-@app.command(rich_help_panel=ASK)
-@_asks
-def rmst(
-    study: Study,
-    formula: Question,
-    tau: Annotated[float, typer.Option("--tau", help="Until this time, the same at every site.")],
-    **how: Any,
-) -> Result:
-    """Restricted mean survival time at every site, pooled: "Surv(time, event) ~ arm"."""
-    return study.rmst(formula, tau=tau, **how)
+def _verb(kind: str, known: QuestionKind) -> Callable[..., Result]:
+    """The function behind a verb that asks one kind of question: its argument and options, from the kind's record."""
+    name, words = known.argument
+
+    def verb(study: Study, **given: Any) -> Result:
+        said = given.pop(name)
+        return getattr(study, kind)(*(said if known.shape == "columns" else [said]), **given)  # type: ignore[no-any-return]
+
+    place, last = Parameter.POSITIONAL_OR_KEYWORD, Parameter("how", Parameter.VAR_KEYWORD, annotation=Any)
+    shown = [Parameter("study", place, annotation=Study)]
+    text = typer.Argument(help=words)
+    asked = Annotated[list[str], text] if known.shape == "columns" else Annotated[str, text]
+    shown.append(Parameter(name, place, annotation=asked))
+    for option in known.verb_options:
+        default = Parameter.empty if option in known.must else OPTIONS[option].default
+        given = typer.Option(f"--{option}", help=OPTIONS[option].help)
+        annotation = Annotated[str, given] if OPTIONS[option].choices else Annotated[float, given]
+        shown.append(Parameter(option, Parameter.KEYWORD_ONLY, annotation=annotation, default=default))
+    verb.__name__, verb.__doc__ = kind, known.asks
+    verb.__signature__ = Signature([*shown, last])  # type: ignore[attr-defined]
+    return verb
 
 
-@app.command(rich_help_panel=ASK)
-@_asks
-def logrank(study: Study, formula: Question, **how: Any) -> Result:
-    """Log-rank comparison at every site, pooled as log hazard ratios: "Surv(time, event) ~ arm"."""
-    return study.logrank(formula, **how)
-
-
-@app.command(rich_help_panel=ASK)
-@_asks
-def ols(study: Study, formula: Question, **how: Any) -> Result:
-    """Linear regression at every site, pooled: "sbp ~ age + C(sex)"."""
-    return study.ols(formula, **how)
-
-
-@app.command(rich_help_panel=ASK)
-@_asks
-def logistic(study: Study, formula: Question, **how: Any) -> Result:
-    """Logistic regression at every site, pooled as log odds ratios: "died ~ age"."""
-    return study.logistic(formula, **how)
-
-
-@app.command(rich_help_panel=ASK)
-@_asks
-def poisson(study: Study, formula: Question, **how: Any) -> Result:
-    """Poisson regression at every site, pooled as log rate ratios: "count ~ age + offset(log(years))"."""
-    return study.poisson(formula, **how)
-
-
-@app.command("two-by-two", rich_help_panel=ASK)
-@_asks
-def two_by_two(
-    study: Study,
-    formula: Question,
-    measure: Annotated[str, typer.Option("--measure", help="OR, RR or RD.")] = "OR",
-    **how: Any,
-) -> Result:
-    """Two groups and an outcome at every site, pooled: "died ~ arm"."""
-    return study.two_by_two(formula, measure=measure, **how)
-
-
-@app.command(rich_help_panel=ASK)
-@_asks
-def difference(study: Study, formula: Question, **how: Any) -> Result:
-    """Difference of means to the first group at every site, pooled: "sbp ~ arm"."""
-    return study.difference(formula, **how)
-
-
-@app.command(rich_help_panel=ASK)
-@_asks
-def ratio(study: Study, formula: Question, **how: Any) -> Result:
-    """Ratio of means to the first group at every site, pooled: "sbp ~ arm"."""
-    return study.ratio(formula, **how)
-
-
-@app.command(rich_help_panel=ASK)
-@_asks
-def mean(study: Study, column: Annotated[str, typer.Argument(help='A column, as in "sbp".')], **how: Any) -> Result:
-    """Mean of a column at every site, pooled."""
-    return study.mean(column, **how)
-
-
-@app.command(rich_help_panel=ASK)
-@_asks
-def proportion(
-    study: Study, outcome: Annotated[str, typer.Argument(help='What holds or not, as in "sbp > 140".')], **how: Any
-) -> Result:
-    """Share of rows for which something holds at every site, pooled on the logit scale."""
-    return study.proportion(outcome, **how)
-
-
-@app.command(rich_help_panel=ASK)
-@_asks
-def correlation(
-    study: Study,
-    columns: Annotated[list[str], typer.Argument(help="Two columns; more with --structure cs.")],
-    structure: Annotated[
-        str, typer.Option("--structure", help="pearson, or cs: one correlation of all, of equal variance.")
-    ] = "pearson",
-    **how: Any,
-) -> Result:
-    """Correlation at every site, pooled on Fisher's scale."""
-    return study.correlation(*columns, structure=structure, **how)
+for _kind, _record in KINDS.items():
+    if _record.asks and _kind != "km":  # which draws its curves, too
+        app.command(_kind.replace("_", "-"), rich_help_panel=ASK)(_asks(_verb(_kind, _record)))
 
 
 @app.command(rich_help_panel=ASK)

@@ -80,6 +80,7 @@ class AnswerSource:
             None where `epsilon` is.
         epsilon_given: what `epsilon` takes as given, or what nothing bounds where there is none; blank for nothing.
         censoring: of a question about time to an event, in words: the wave at which follow-up ended.
+        hospitals: how many stand behind a site that speaks for several; 0 for a site that is one.
     """
 
     site: str
@@ -97,6 +98,7 @@ class AnswerSource:
     mechanism: str
     censoring: str = ""
     epsilon_given: str = ""
+    hospitals: int = 0
 
     @property
     def price(self) -> tuple[float | None, str]:
@@ -1015,6 +1017,7 @@ def _source(store: Store, release: AcceptedRelease, question: Estimand) -> Answe
         delta=receipt.delta,
         posture=receipt.posture,
         mechanism=receipt.mechanism,
+        hospitals=receipt.hospitals,
         censoring=_censoring(store, release, question),
     )
 

@@ -10,6 +10,7 @@ import typer
 from coordinator.config import CoordinatorConfig
 from coordinator.figures.options import produces
 from coordinator.figures.style import check_file
+from coordinator.pooling import METHODS
 from shared.errors import ParameterError, StateRefusal
 from shared.privacy.stated import shown_price
 from shared.releases.synthetic import DrawNumber, Draws, Out, Rows, run_synthesis
@@ -36,7 +37,7 @@ Combine = Annotated[
 Planned = Annotated[str, typer.Option("--estimand", help="Name of a planned analysis.")]
 Formula = Annotated[str, typer.Option("--formula", help='A question, as in "cox(time, cvd) ~ sbp/10 + age".')]
 Term = Annotated[str, typer.Option("--term", help="Which term to pool; the first if left out.")]
-Method = Annotated[str, typer.Option("--method", help="FE, or tau² by DL, HE, HS, HSk, SJ, ML, REML, EB, PM, PMM.")]
+Method = Annotated[str, typer.Option("--method", help=f"FE, or tau² by {', '.join(METHODS[1:])}.")]
 Test = Annotated[str, typer.Option("--test", help="z, t, knha (Knapp-Hartung) or adhoc (never below the model).")]
 Level = Annotated[float, typer.Option("--level", help="Coverage of every interval.")]
 Mods = Annotated[
@@ -524,6 +525,9 @@ def _show_answer(out: Console, answer: PooledAnswer, changed: Sequence[str] = ()
     for words in sorted({shown_price(*source.price) for source in answer.sources if source.epsilon is None}):
         open_ = sorted({source.site for source in answer.sources if shown_price(*source.price) == words})
         out.print(f"note  The rows of {', '.join(open_)}: {words}.", style="dim")
+    several = sorted({f"{source.site}: {source.hospitals}" for source in answer.sources if source.hospitals})
+    if several:
+        out.print(f"note  Hospitals behind one site, under one steward: {', '.join(several)}.", style="dim")
     if highest > 10:
         out.print(
             f"note  ε {shown_price(highest, given)} is not a meaningful formal guarantee for the persons behind these "

@@ -1,4 +1,4 @@
-"""Who may do what, signed by leads: ``grant``, ``ungrant``, ``grants``, ``lead add``, ``retire`` and ``list``."""
+"""Who may do what, signed by leads: ``grant``, ``ungrant``, ``grants``, ``rekey``; ``lead add``, ``retire``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.options import DryRun, Json, Site, app, lead_app, lead_key, open_store, show_facts, today
+from coordinator.cli.options import (
+    DryRun,
+    Json,
+    Site,
+    app,
+    lead_app,
+    lead_key,
+    lead_keys,
+    open_store,
+    plan_app,
+    show_facts,
+    today,
+)
 from coordinator.config import CoordinatorConfig
 from shared.errors import ParameterError, PlanRefusal, StateRefusal
 from shared.terminal import emit, table
@@ -18,10 +30,10 @@ if TYPE_CHECKING:
 
     from coordinator.store.store import Store
     from shared.base.keys import Envelope, SigningKey
-    from shared.plans.grants import Grant
-    from shared.plans.leads import Leads
+    from shared.membership.grants import Grant
+    from shared.membership.leads import Leads
 
-__all__ = ["grant", "grants", "lead_add", "lead_list", "lead_retire", "ungrant"]
+__all__ = ["declined", "grant", "grants", "lead_add", "lead_list", "lead_retire", "plan_cosign", "rekey", "ungrant"]
 
 InStudy = Annotated[str, typer.Option("--study", help="The study.")]
 Keys = Annotated[list[str] | None, typer.Option("--key", help="Name of a lead's key; repeat for several.")]
@@ -30,8 +42,6 @@ Lead = Annotated[str, typer.Argument(help="Name of the lead.")]
 
 def _signing(config: CoordinatorConfig, names: Sequence[str] | None, least: int = 1) -> list[SigningKey]:
     """The opened keys of as many leads as must sign. Raises: PlanRefusal (too few), PassphraseRefusal."""
-    from coordinator.cli.options import lead_keys
-
     known = lead_keys(config)
     chosen = list(dict.fromkeys(names or [*known][: max(config.threshold, least)]))
     unknown = [name for name in chosen if name not in known]
@@ -49,7 +59,7 @@ def _signing(config: CoordinatorConfig, names: Sequence[str] | None, least: int 
 def _next_grant(store: Store, config: CoordinatorConfig, site: str, study: str, *, granted: bool) -> Grant:
     from coordinator.services.membership import Members
     from shared.base.chain import GENESIS
-    from shared.plans.grants import Grant
+    from shared.membership.grants import Grant
 
     store.plan(study)
     found = store.enrolment(site)
@@ -166,6 +176,59 @@ def grants(context: typer.Context, json: Json = False) -> None:
     emit({"grants": rows, "studies": takes_part}, as_json=json, show=show)
 
 
+@app.command(rich_help_panel="Sites")
+def rekey(
+    context: typer.Context,
+    site: Site,
+    fingerprint: Annotated[str, typer.Option("--fingerprint", help="What the site's steward read to you.")],
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Put a new key of a site in force whose old one is lost, by the fingerprint that its steward read out."""
+    from coordinator.services.membership import Members
+
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
+        members = Members(store, config.name)
+        waiting = members.waiting(site)
+        if dry_run or not waiting:
+            said = waiting[0][0] if waiting else members.allow(site, fingerprint, today())
+        else:
+            said = members.allow(site, fingerprint, today())
+    answer = {"site": site, "role": said.role, "name": said.name, "new": said.new, "in_force": not dry_run}
+
+    def show(out: Console) -> None:
+        whose = f"of {said.name} at {site}" if said.name else f"of {site}"
+        out.print(f"{'would put' if dry_run else 'put'} another {said.role} key {whose} in force", style="bold")
+        out.print("The old key has not signed this: every later export of the site says so, and so does the log.")
+
+    emit(answer, as_json=json, show=show)
+
+
+@app.command(rich_help_panel="Releases")
+def declined(
+    context: typer.Context,
+    study: Annotated[str, typer.Option("--study", help="One study; all without it.")] = "",
+    json: Json = False,
+) -> None:
+    """List what stewards chose to tell of releases that they rejected or sent back."""
+    from coordinator.services.membership import Members
+
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
+        rows = Members(store, config.name).declined(study)
+
+    def show(out: Console) -> None:
+        if not rows:
+            out.print("Nothing was told. A steward tells it by --tell-lead, and need not.")
+            return
+        names = ("day", "site", "study", "wave", "decision", "reason")
+        cells = [tuple(row[name] for name in names) for row in rows]
+        out.print(table(names, cells, right=("wave",)))
+
+    emit({"declined": rows}, as_json=json, show=show)
+
+
 # -- leads ------------------------------------------------------------------------------------------------------------
 def _changed(
     config: CoordinatorConfig, store: Store, name: str, after: Leads, key: list[str] | None, joins: SigningKey | None
@@ -173,7 +236,7 @@ def _changed(
     """Sign and log a change from those who lead now to `after`."""
     from coordinator.services.membership import Members
     from shared.base.chain import GENESIS
-    from shared.plans.leads import LeadChange
+    from shared.membership.leads import LeadChange
 
     members = Members(store, config.name)
     now = members.leads(config.home)
@@ -220,9 +283,9 @@ def lead_add(
     from coordinator.services.membership import Members
     from shared.base.failpoints import reach
     from shared.base.keys import SigningKey, write_private
-    from shared.passphrases import chosen
+    from shared.base.passphrases import chosen
+    from shared.membership.leads import Leads
     from shared.plans.invitation import is_plain_word
-    from shared.plans.leads import Leads
 
     config = CoordinatorConfig.load(context.obj)
     public, private = (config.home / "keys" / f"{name}.{kind}" for kind in ("pub", "pem"))
@@ -250,13 +313,17 @@ def lead_add(
             if least != config.threshold:
                 write_private(config.home / FILE_NAME, replace(config, threshold=least).to_toml().encode())
             fingerprint = new.public.fingerprint
+        resting = _resting(store, Leads(keys=now.keys, threshold=least))
     answer = {"lead": name, "fingerprint": fingerprint, "threshold": least, "log_index": index, "added": not dry_run}
+    answer["to_sign_anew"] = resting
 
     def show(out: Console) -> None:
         out.print(f"{'would add' if dry_run else 'added'} {name} as a lead; {least} must sign", style="bold")
         if index is not None:
             show_facts(out, ("key", fingerprint), ("log entry", f"{index}"))
             out.print("Sites follow at their agents' next round: those who lead now have signed it.")
+        for study in resting:
+            out.print(f"The newest plan of {study} carries too few signatures: coordinator plan cosign {study}.")
 
     emit(answer, as_json=json, show=show)
 
@@ -266,10 +333,9 @@ def lead_retire(
     context: typer.Context, name: Lead, key: Keys = None, dry_run: DryRun = False, json: Json = False
 ) -> None:
     """Retire a lead, signed by the leads: their key signs nothing new. What they signed stays signed."""
-    from coordinator.cli.options import lead_keys
     from coordinator.services.membership import Members
     from shared.base.failpoints import reach
-    from shared.plans.leads import Leads
+    from shared.membership.leads import Leads
 
     config = CoordinatorConfig.load(context.obj)
     known = lead_keys(config)
@@ -309,10 +375,32 @@ def lead_retire(
     emit(answer, as_json=json, show=show)
 
 
+@plan_app.command("cosign")
+def plan_cosign(
+    context: typer.Context,
+    study: Annotated[str, typer.Argument(help="The study.")],
+    key: Keys = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Add leads' signatures to a study's newest plan: the same plan, which sites need not approve anew."""
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
+        stored = store.plan(study)
+        envelope = stored.envelope
+        names = list(dict.fromkeys(key or lead_keys(config)))
+        if not dry_run:
+            for name in names:
+                envelope = envelope.also_signed(lead_key(config, name))
+            store.add_plan(envelope, stored.plan)
+    answer = {"study": study, "version": stored.plan.version, "signed_by": names, "signed": not dry_run}
+    words = f"{'would add' if dry_run else 'added'} the signatures of {', '.join(names)} to {study}"
+    emit(answer, as_json=json, show=lambda out: out.print(f"{words}, version {stored.plan.version}"))
+
+
 @lead_app.command("list")
 def lead_list(context: typer.Context, json: Json = False) -> None:
     """List who leads, how many must sign, and every change."""
-    from coordinator.cli.options import lead_keys
     from coordinator.services.membership import Members
 
     config = CoordinatorConfig.load(context.obj)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.config import HOME_VARIABLE, CoordinatorConfig, default_home
+from shared.base.clock import utc_now
 from shared.errors import PlanRefusal, StateRefusal
 from shared.terminal import application
 
@@ -31,6 +32,7 @@ __all__ = [
     "Study",
     "analyst_app",
     "app",
+    "ca_app",
     "clock_app",
     "federate_app",
     "lead_app",
@@ -54,6 +56,7 @@ wave_app = application("The calendar of a study, and who has delivered. Nothing 
 federate_app = application("A flow that all sites of a study train together. The sites dial in; no record moves.")
 analyst_app = application("Analysts' tokens: who may ask, in which studies, until when.")
 log_app = application("The append-only log of accepted releases.", bare=True)
+ca_app = application("The certificate authority: how long it lasts, and the next one.", bare=True)
 lead_app = application("Who leads: whose signatures plans and grants carry, and how many.")
 clock_app = application("Whose clock says what, and what a wrong one has dated.", bare=True)
 
@@ -63,6 +66,7 @@ app.add_typer(wave_app, name="wave", rich_help_panel="Releases")
 app.add_typer(federate_app, name="federate", rich_help_panel="Releases")
 app.add_typer(analyst_app, name="analyst", rich_help_panel="Answers")
 app.add_typer(log_app, name="log", rich_help_panel="Releases")
+app.add_typer(ca_app, name="ca", rich_help_panel="Set up")
 app.add_typer(lead_app, name="lead", rich_help_panel="Set up")
 app.add_typer(clock_app, name="clock", rich_help_panel="Set up")
 
@@ -126,7 +130,7 @@ def _nearest(store: Store, given: str) -> str:
 
 def today() -> dt.date:
     """Today, by UTC: the day that plans, waves and tombstones are told in."""
-    return dt.datetime.now(dt.UTC).date()
+    return utc_now().date()
 
 
 def lead_keys(config: CoordinatorConfig) -> dict[str, PublicKey]:
@@ -142,7 +146,7 @@ def lead_keys(config: CoordinatorConfig) -> dict[str, PublicKey]:
 def lead_key(config: CoordinatorConfig, name: str) -> SigningKey:
     """A lead's key, opened with the passphrase where it has one. Raises: PassphraseRefusal, StateRefusal."""
     from shared.base.keys import SigningKey
-    from shared.passphrases import opened
+    from shared.base.passphrases import opened
 
     path = config.home / "keys" / f"{name}.pem"
     encrypted = path.is_file() and b"ENCRYPTED" in path.read_bytes()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.config import CoordinatorConfig
+from coordinator.config import FILE_NAME, CoordinatorConfig
 from shared.errors import ParameterError, PlanRefusal, PlanRollback, StateRefusal
 from shared.privacy.stated import shown_column, shown_delta, shown_epsilon, shown_price, shown_room
 from shared.terminal import checklist, emit, plain, table
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from coordinator.planning import Price
     from coordinator.store.store import Store
     from shared.plans.plan import StudyPlan
+    from shared.terminal import ChecklistLine
 from coordinator.cli.options import (
     DryRun,
     Json,
@@ -94,6 +96,8 @@ def plan_check(context: typer.Context, file: PlanFile, json: Json = False) -> No
     from coordinator.planning import review
 
     plan, checks = review(_text(file), today=today(), recipient=_name(context))
+    if plan is not None:
+        checks = (*checks, *_certificates(context, plan))
     good = all(check.state != "fail" for check in checks)
     answer = {
         "ok": good,
@@ -113,6 +117,19 @@ def plan_check(context: typer.Context, file: PlanFile, json: Json = False) -> No
     emit(answer, as_json=json, show=show)
     if not good:
         raise typer.Exit(PlanRefusal.exit_code)
+
+
+def _certificates(context: typer.Context, plan: StudyPlan) -> list[ChecklistLine]:
+    """What the plan's sites hold, beside its calendar; nothing where there is no coordinator here."""
+    from coordinator.services.authority import Authority
+    from coordinator.services.health import plan_lines
+
+    if not (context.obj / FILE_NAME).exists():
+        return []
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
+        authority = Authority.load(config.home)
+        return plan_lines(plan, store.sites(), authority, authority.now())
 
 
 @plan_app.command("prices")
@@ -135,14 +152,28 @@ def plan_prices(file: PlanFile, json: Json = False) -> None:
             for price in listed
         ]
         out.print(table(["mechanism", "ε of one wave", "what it covers", "width"], rows, right=["ε of one wave"]))
+        for price in listed:
+            if price.buys:
+                out.print(f"A larger ε of {price.name} buys: {price.buys}.")
         out.print(
             f"ε is exact, at δ {shown_delta(plan.budget.delta)}. width: of a coefficient's interval, in widths of the "
             "same interval on the records themselves.",
             style="dim",
         )
+        for unseen, names in _by_unseen(listed).items():
+            out.print(f"{names}: {unseen}", style="dim")
 
     found = {"study": plan.study, "delta": plan.budget.delta, "prices": [plain(asdict(one)) for one in listed]}
     emit(found, as_json=json, show=show)
+
+
+def _by_unseen(listed: Sequence[Price]) -> dict[str, str]:
+    """What leaves no trace, each once, to the first mechanism of which that is true."""
+    found: dict[str, str] = {}
+    for price in listed:
+        if price.unseen:
+            found.setdefault(price.unseen, price.name)
+    return found
 
 
 @plan_app.command("cost")

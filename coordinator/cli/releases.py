@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.config import CoordinatorConfig
+from shared.base.clock import utc_now
 from shared.errors import ParameterError, StateRefusal
 from shared.privacy.stated import all_given, shown_price
 from shared.terminal import checklist, emit, plain, table
@@ -116,6 +117,7 @@ def release_show(
             ("accepted", f"{found.accepted_day}, log entry {found.log_index}"),
             ("plan", f"version {receipt.plan_version}, {receipt.plan_hash}"),
             ("rows", f"{receipt.n:,} persons, {receipt.d} encoded columns"),
+            *([("hospitals", f"{receipt.hospitals} under one steward's agreement")] if receipt.hospitals else []),
             ("mechanism", f"{receipt.mechanism.replace('_', ' ')}, {_parameters(receipt.parameters)}"),
             ("posture", receipt.posture),
             *(
@@ -199,9 +201,11 @@ def wave_schedule(
 def wave_status(context: typer.Context, study: Study, json: Json = False) -> None:
     """Show each site in each wave: who has delivered, who is missing, how long the oldest wait has lasted."""
     from coordinator.answers.waves import STATES, grid
+    from coordinator.store.site_certificates import outlook
 
     with open_store(CoordinatorConfig.load(context.obj)) as store:
         found = grid(store, study, today())
+        ending = {one.site: one for one in outlook(store.sites(), utc_now()) if one.warning and one.site in found.sites}
 
     def show(out: Console) -> None:
         from rich.text import Text
@@ -234,8 +238,11 @@ def wave_status(context: typer.Context, study: Study, json: Json = False) -> Non
             names = ", ".join(waited.awaited)
             out.print(f"The oldest wait: wave {waited.number}, {found.waiting_days} days, for {names}.", style="bold")
             out.print(f"next: coordinator wave remind {study} {waited.number}", style="cyan")
+        for one in ending.values():
+            out.print(f"{one.warning}. {one.mend}", style="bold red")
 
-    emit({**plain(found), "states": STATES}, as_json=json, show=show)
+    warnings = {name: one.warning for name, one in ending.items()}
+    emit({**plain(found), "states": STATES, "certificates": warnings}, as_json=json, show=show)
 
 
 @wave_app.command("remind")

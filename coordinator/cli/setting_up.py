@@ -64,7 +64,7 @@ def init(
         return
     from coordinator.services.authority import Authority
     from shared.base.keys import SigningKey, write_private
-    from shared.passphrases import chosen
+    from shared.base.passphrases import chosen
 
     secrets = {who: chosen(who, optional=True) for who in leads}  # first: one that is too short leaves no folder
     home.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def passphrase(
     json: Json = False,
 ) -> None:
     """Give a lead's key another passphrase, or its first one. The key, and all that it signed, stays the same."""
-    from shared.passphrases import changed
+    from shared.base.passphrases import changed
 
     config = CoordinatorConfig.load(context.obj)
     known = lead_keys(config)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coordinator.config import CoordinatorConfig
+from shared.base.clock import utc_now
 from shared.errors import ParameterError, StateRefusal
 from shared.terminal import emit, table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from coordinator.store.site_certificates import SiteOutlook
     from coordinator.store.store import RegisteredSite as Enrolled
     from coordinator.store.store import Store
 from coordinator.cli.options import DryRun, Json, Site, app, lead_keys, open_store, show_facts, today
@@ -96,6 +98,7 @@ def sites(context: typer.Context, json: Json = False) -> None:
 
     from coordinator.services.health import alarms
     from coordinator.store.log_watch import LogWatch
+    from coordinator.store.site_certificates import outlook
 
     config = CoordinatorConfig.load(context.obj)
     with open_store(config) as store:
@@ -103,6 +106,7 @@ def sites(context: typer.Context, json: Json = False) -> None:
         gaps, returned, restored = watch.gaps(), watch.returned(), watch.restorations()
         compared = {one.site: one for one in watch.comparisons()}
         known = store.sites()
+        lives = {one.site: one for one in outlook(known, utc_now())}
         near = alarms(config, store)
         counts = {site.site: [0, 0] for site in known}
         for release in store.releases():
@@ -115,7 +119,7 @@ def sites(context: typer.Context, json: Json = False) -> None:
             "state": site.state,
             "studies": site.studies,
             "fingerprint": site.fingerprint,
-            "certificate_days": _days_left(site.certificate_pem),
+            **_certificate(lives.get(site.site)),
             "releases": counts[site.site][0],
             "quarantined": counts[site.site][1],
             "lacking": [one.release_id for one in gaps if one.site == site.site],
@@ -168,6 +172,8 @@ def sites(context: typer.Context, json: Json = False) -> None:
                 # Not filled in on purpose: pasted from here, the comparison would compare nothing.
                 out.print(f"{row['site']} waits. Telephone its steward, and type the fingerprint you hear:")
                 out.print(f'  coordinator accept {row["site"]} --fingerprint "…"', style="cyan")
+        for words in (f"{one.warning}. {one.mend}" for one in lives.values() if one.warning):
+            out.print(words, style="bold red")
         for use in near:
             out.print(f"near its quota: {use.words}", style="yellow")
 
@@ -228,16 +234,53 @@ def refuse(
 
 
 @app.command(rich_help_panel="Sites")
-def revoke(context: typer.Context, site: Site, dry_run: DryRun = False, json: Json = False) -> None:
-    """Shut a site out: its certificate and keys count for nothing from now on; its accepted releases stay."""
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        remaining = len([release for release in store.releases() if release.site == site])
+def revoke(
+    context: typer.Context,
+    site: Site,
+    since: Annotated[
+        str, typer.Option("--since", metavar="DATE", help="Day from which its keys may have been in other hands.")
+    ] = "",
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Shut a site out: its certificate and keys count for nothing from now on. --since: nor does what came after it."""
+    import datetime as dt
+
+    from coordinator.services.membership import Members
+
+    try:
+        first = dt.date.fromisoformat(since) if since else None
+    except ValueError:
+        raise ParameterError("--since must be an ISO date", given=repr(since)) from None
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
         _enrolment(store, site)
+        own = [release for release in store.releases() if release.site == site]
+        after = [release.release_id for release in own if first is not None and release.accepted_day >= since]
+        stale = [
+            result.id
+            for result in store.results()
+            if not result.withdrawn and {r.bundle_sha256 for r in own if r.release_id in after} & set(result.used)
+        ]
         if not dry_run:
             store.revoke_site(site)
-    answer = {"site": site, "revoked": not dry_run, "releases_kept": remaining}
-    words = f"{'would revoke' if dry_run else 'revoked'} {site}; {remaining} accepted releases stay"
-    emit(answer, as_json=json, show=lambda out: out.print(words))
+            if first is not None:
+                Members(store, config.name).distrust(site, first, today())
+    answer = {
+        "site": site,
+        "revoked": not dry_run,
+        "releases_kept": len(own) - len(after),
+        "distrusted": after,
+        "results_stale": stale,
+    }
+    words = f"{'would revoke' if dry_run else 'revoked'} {site}; {len(own) - len(after)} accepted releases stay"
+
+    def show(out: Console) -> None:
+        out.print(words)
+        if first is not None:
+            out.print(f"{len(after)} of {since} or later count for nothing any more; {len(stale)} results are stale.")
+
+    emit(answer, as_json=json, show=show)
 
 
 @app.command(rich_help_panel="Sites")
@@ -279,9 +322,8 @@ def _enrolment(store: Store, site: str) -> Enrolled:
     return known[site]
 
 
-def _days_left(certificate_pem: str) -> int | None:
-    if not certificate_pem:
-        return None
-    from cryptography import x509
-
-    return (x509.load_pem_x509_certificate(certificate_pem.encode()).not_valid_after_utc.date() - today()).days
+def _certificate(one: SiteOutlook | None) -> dict[str, Any]:
+    """What is told of a site's certificate; nothing of a site that takes no part."""
+    life = None if one is None else one.life
+    known = {"certificate_days": life.days, "certificate": life.facts} if life is not None else {}
+    return {"certificate_days": None, "certificate": None, **known, "certificate_warning": one.warning if one else ""}

@@ -7,6 +7,7 @@ the released answer can be held against the true one. What is shown is a `play.P
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from contextlib import closing, contextmanager
@@ -18,6 +19,7 @@ import typer
 from coordinator.demo.catalogue import PLAYS, play_of
 from coordinator.demo.play import DemoOptions
 from coordinator.demo.stage import STATE_MARK, DemoStage
+from coordinator.demo.warm import launcher
 from shared.errors import ParameterError
 from shared.terminal import application, console, run
 
@@ -54,18 +56,18 @@ def demo(
     state = out / STATE_MARK
     if state.exists():
         shutil.rmtree(state)
-    tables = shown.tables(state / "tables")
-    if not tables:
-        raise ParameterError("there must be at least one hospital's table", given="none")
     started = time.monotonic()
-    with _progress() as report:
-        stage = DemoStage(out=out, play=shown, tables=tables, workers=workers, report=report)
-        with closing(stage):
-            stage.run()
-            report(stage.steps, stage.steps, "asking the coordinator, drawing the figures")
-            from coordinator.demo import answers
+    # It imports what the commands are made of while this process makes the tables.
+    with _progress() as report, closing(launcher({**os.environ, "OMP_NUM_THREADS": "1"})) as commands:
+        tables = shown.tables(state / "tables")
+        if not tables:
+            raise ParameterError("there must be at least one hospital's table", given="none")
+        stage = DemoStage(out=out, launcher=commands, play=shown, tables=tables, workers=workers, report=report)
+        stage.run()
+        report(stage.steps, stage.steps, "asking the coordinator, drawing the figures")
+        from coordinator.demo import answers
 
-            found = shown.answers(stage)
+        found = shown.answers(stage)
         answers.write(found, shown, out)
     answers.show(found, shown, out, time.monotonic() - started)
 

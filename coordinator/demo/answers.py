@@ -34,11 +34,11 @@ def write(answers: Mapping[str, DemoAnswer], play: Play, out: Path) -> None:
         unit = play.unit(answer)
         priced = [dict([shown_column(answer.priced(label))]) for label in (first, *answer.apart)]
         whose = f" ({' / '.join([first, *answer.apart])})" if answer.others else ""
-        together = dict([shown_column(answer.together, "ε of both")]) if answer.together else {}
+        together = dict([shown_column(answer.together, "ε of all")]) if answer.together else {}
         noise = f" Noise: its part of the variance of {first}." if answer.apart else ""
         open_ = f" {BASELINE}: {_price(answer.priced(BASELINE))[0]}." if BASELINE in answer.others else ""
         caption = f"ε at the plan's δ{whose}, {play.covers}.{open_}{noise} Real records: only in this demo."
-        for label in answer.arms if answer.apart else ():
+        for label in answer.arms if answer.apart and play.figure_each else ():
             figures.forest(
                 answer.arms[label],
                 title=f"{answer.title}: {label}",
@@ -50,17 +50,16 @@ def write(answers: Mapping[str, DemoAnswer], play: Play, out: Path) -> None:
                 name=label,
                 path=out / f"forest_{key}_{re.sub(r'[^a-z0-9]+', '_', label)}.svg",
             )
-        for suffix in ("svg", "pdf", "png"):
-            figures.forest(
-                answer.arms[first],
-                title=answer.title,
-                note=f"{answer.question}; {caption}",
-                xlabel=f"{unit} (log scale)" if ratio else unit,
-                columns={"Posture": dict(answer.posture)} | _beside(priced) | together,
-                name=first,
-                compare={label: answer.arms[label] for label in others},
-                path=out / f"forest_{key}.{suffix}",
-            )
+        figures.forest(
+            answer.arms[first],
+            title=answer.title,
+            note=f"{answer.question}; {caption}",
+            xlabel=f"{unit} (log scale)" if ratio else unit,
+            columns={"Posture": dict(answer.posture)} | _beside(priced) | together,
+            name=first,
+            compare={label: answer.arms[label] for label in others},
+            path=[out / f"forest_{key}.{suffix}" for suffix in ("svg", "pdf", "png")],
+        )
         document[key] = {"question": answer.question, "term": answer.term} | _plain("epsilon", answer.epsilon)
         document[key] |= _plain("together", answer.together) if answer.together else {}
         document[key]["arms"] = {label: plain(pooled_data(result)) for label, result in answer.arms.items()}
@@ -171,7 +170,7 @@ def show(answers: Mapping[str, DemoAnswer], play: Play, out: Path, seconds: floa
     accounts = next((answer.together for answer in answers.values() if answer.together), {})
     if accounts:
         each = ", ".join(f"{site} ε = {shown_price(*together)}" for site, together in sorted(accounts.items()))
-        screen.print(f"Both releases of a person together, by each hospital's own account: {each}.", highlight=False)
+        screen.print(f"All releases of a person together, by each hospital's own account: {each}.", highlight=False)
     warned: dict[str, list[str]] = {}
     for key, answer in answers.items():
         for label, result in answer.arms.items():

@@ -13,6 +13,7 @@ __all__ = ["PLAYS", "play_of"]
 PLAYS: Mapping[str, str] = {
     "cvd": "coordinator.demo.cohorts:Cohorts",
     "cohorts": "coordinator.demo.cohorts:MomentsPlay",
+    "first": "coordinator.demo.cohorts:First",
     "heart": "coordinator.demo.cohorts:Heart",
     "federated": "coordinator.demo.federated:FederatedPlay",
     "network": "coordinator.demo.network:NetworkPlay",

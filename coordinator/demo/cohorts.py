@@ -2,13 +2,15 @@
 
 ``cvd`` is twelve simulated cohorts with the sizes, means, standard deviations and event rates of Table 3 of the Latent
 Noise Injection paper; ``cohorts`` the same tables released as noisy moments at a small ε, beside their latent noise;
-``heart`` the four hospitals of the UCI heart disease records (`--data`).
+``first`` three small hospitals with the plan that a newcomer copies; ``heart`` the four hospitals of the UCI heart
+disease records (`--data`).
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,9 +18,10 @@ from coordinator.demo.play import BASELINE, STUDIES, DemoAnswer, SideBySide, aro
 from shared.errors import ParameterError
 
 if TYPE_CHECKING:
+    from coordinator.demo.play import DemoOptions
     from shared.plans.plan import StudyPlan
 
-__all__ = ["Cohorts", "Heart", "MomentsPlay"]
+__all__ = ["Cohorts", "First", "Heart", "MomentsPlay"]
 
 
 class _RowsPlay(SideBySide):
@@ -33,11 +36,11 @@ class _RowsPlay(SideBySide):
         baseline = re.sub(r"^w = \S+", "w = 0.0", text, count=1, flags=re.MULTILINE)
         return {study: text, f"{study}-w0": baseline.replace(f'study = "{study}"', f'study = "{study}-w0"', 1)}
 
-    def labels(self, shown: StudyPlan, other: StudyPlan) -> tuple[str, str]:
-        """Names of the two plans' releases."""
+    def labels(self, plans: Sequence[StudyPlan]) -> tuple[str, ...]:
+        """Names of the plans' releases."""
         from shared.mechanisms.latent_noise.plan import mechanism
 
-        return f"released, w = {mechanism(shown).w:.4g}", BASELINE
+        return f"released, w = {mechanism(plans[0]).w:.4g}", BASELINE, *(plan.release.title for plan in plans[2:])
 
     @property
     def note(self) -> str:
@@ -48,7 +51,17 @@ class _RowsPlay(SideBySide):
 
 
 class Cohorts(_RowsPlay):
-    """Twelve simulated cohorts; with `DemoOptions.sites` the largest so many."""
+    """Twelve simulated cohorts; with `DemoOptions.sites` the largest so many.
+
+    Beside the paper's mechanism stands the same question at ε = 1, from noisy moments of the same records: what a
+    hospital could defend. Cohorts too small for it (`DemoOptions.scale`) do without.
+    """
+
+    figure_each = False
+
+    def __init__(self, options: DemoOptions) -> None:
+        super().__init__(options)
+        self.smallest = 0
 
     def tables(self, folder: Path) -> dict[str, Path]:
         """The tables as CSV files."""
@@ -62,7 +75,28 @@ class Cohorts(_RowsPlay):
         for name in sorted(cohorts, key=lambda name: -len(cohorts[name]))[: self.options.sites]:
             out[name] = folder / f"{name}.csv"
             cohorts[name].to_csv(out[name], index=False)
+        self.smallest = min(len(cohorts[name]) for name in out) if out else 0
         return out
+
+    def plans(self, today: dt.date) -> dict[str, str]:
+        """Latent noise as the paper sets it, with w = 0, and the same question at ε = 1."""
+        plans = super().plans(today)
+        text = around((STUDIES / "cohorts.toml").read_text(encoding="utf-8"), today)
+        if self.smallest < int(setting(text, "persons")):
+            return plans
+        name = f"{next(iter(plans))}-moments"
+        self.covers = "given the flow; that of the noisy moments covers every record"
+        return plans | {name: text.replace('study = "cohorts"', f'study = "{name}"', 1)}
+
+    @property
+    def note(self) -> str:
+        """Footnote: what each ε covers."""
+        more = (
+            ""
+            if self.covers == _RowsPlay.covers
+            else " The noisy moments cover every record and all that looked at it."
+        )
+        return super().note + more
 
     def unit(self, answer: DemoAnswer) -> str:
         """Label of the axis."""
@@ -72,6 +106,7 @@ class Cohorts(_RowsPlay):
 class MomentsPlay(Cohorts):
     """The same cohorts as noisy moments, beside latent noise as the paper sets it."""
 
+    figure_each = True
     covers = "of which the first covers every record, the second each row given the flow"
 
     def plans(self, today: dt.date) -> dict[str, str]:
@@ -83,11 +118,11 @@ class MomentsPlay(Cohorts):
         rows = around((STUDIES / "cvd.toml").read_text(encoding="utf-8"), today)
         return {study: text, f"{study}-rows": rows.replace('study = "cvd"', f'study = "{study}-rows"', 1)}
 
-    def labels(self, shown: StudyPlan, other: StudyPlan) -> tuple[str, str]:
+    def labels(self, plans: Sequence[StudyPlan]) -> tuple[str, ...]:
         """Names of the two plans' releases."""
         from shared.mechanisms.latent_noise.plan import mechanism
 
-        return shown.release.title, f"latent noise, w = {mechanism(other).w:.4g}"
+        return plans[0].release.title, f"latent noise, w = {mechanism(plans[1]).w:.4g}"
 
     @property
     def note(self) -> str:
@@ -96,6 +131,36 @@ class MomentsPlay(Cohorts):
             "gap: to the real records. ε of the noisy moments covers every record and all that looked at it; ε of "
             "latent noise covers each released row given the flow, and not the flow."
         )
+
+
+class First(_RowsPlay):
+    """Three small simulated hospitals and the plan that a newcomer copies; with `DemoOptions.sites` so many of them."""
+
+    def plans(self, today: dt.date) -> dict[str, str]:
+        """The shipped plan alone."""
+        return SideBySide.plans(self, today)
+
+    def tables(self, folder: Path) -> dict[str, Path]:
+        """The tables as CSV files."""
+        import numpy as np
+
+        from shared.simulated import small_hospitals
+
+        rng, n = np.random.default_rng(self.options.seed), max(100, round(1000 * self.options.scale))
+        folder.mkdir(parents=True, exist_ok=True)
+        out: dict[str, Path] = {}
+        for name, table in small_hospitals(rng, sites=self.options.sites or 3, n=n).items():
+            out[name] = folder / f"{name}.csv"
+            table.to_csv(out[name], index=False)
+        return out
+
+    def labels(self, plans: Sequence[StudyPlan]) -> tuple[str, ...]:
+        """Name of the release."""
+        return super().labels(plans)[:1]
+
+    def unit(self, answer: DemoAnswer) -> str:
+        """Label of the axis."""
+        return "Odds ratio of death per 10 mmHg"
 
 
 class Heart(_RowsPlay):

@@ -20,8 +20,7 @@ __all__ = ["NetworkPlay"]
 _UNITS = {
     "contacts": "Share of pairs in contact",
     "triangles": "Share of triples all in contact",
-    "closure": "Transitivity",
-    "wards": "Assortativity by ward (Fisher z)",
+    "unevenness": "Coefficient of variation of degrees",
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,11 +63,13 @@ class Play(ABC):
     """One study of the demo.
 
     `shipped` names the file of its plan in deploy/studies, where that is not the study's name. `covers` ends the
-    sentence "ε at the plan's δ, …" below a figure.
+    sentence "ε at the plan's δ, …" below a figure. `figure_each`: arms with a price of their own have a figure each,
+    beside the one of all.
     """
 
     shipped: ClassVar[str] = ""
-    covers: ClassVar[str] = "every record covered"
+    covers: str = "every record covered"
+    figure_each: ClassVar[bool] = True
 
     def __init__(self, options: DemoOptions) -> None:
         self.options = options
@@ -134,7 +136,7 @@ class DemoAnswer:
         arms: label to pooled result; the released one first.
         epsilon, posture: per site, of the released arm; a posture also of the other, where it has another. A price is
             ε and what it takes as given (`shared.privacy.stated`).
-        others: price per site, of an arm with a price of its own; where it is not `BASELINE`, each arm has a figure.
+        others: price per site, of an arm with a price of its own.
         together: per site, the price of all its releases in its one account; none where there is one release.
     """
 
@@ -153,12 +155,12 @@ class DemoAnswer:
 
     @property
     def apart(self) -> tuple[str, ...]:
-        """Arms beside the first that are told of in a figure of their own."""
+        """Arms beside the first whose price stands in a column of its own."""
         return tuple(label for label in self.others if label != BASELINE)
 
 
 class SideBySide(Play):
-    """Two plans of the same questions, beside the real records.
+    """Plans of the same questions, beside the real records.
 
     `focus` are the terms that the study is about; the others are adjusted for.
     """
@@ -166,47 +168,49 @@ class SideBySide(Play):
     focus: ClassVar[tuple[str, ...]]
 
     @abstractmethod
-    def labels(self, shown: StudyPlan, other: StudyPlan) -> tuple[str, str]:
-        """Names of the two plans' releases."""
+    def labels(self, plans: Sequence[StudyPlan]) -> tuple[str, ...]:
+        """Names of the plans' releases, in order."""
 
     def answers(self, stage: DemoStage) -> dict[str, DemoAnswer]:
-        """Every planned question and focus term: pooled from both plans' releases and from the real records."""
+        """Every planned question and focus term: pooled from each plan's releases and from the real records."""
         from coordinator.answers.queries import ask
         from coordinator.config import CoordinatorConfig
         from coordinator.store.store import Store
         from shared.plans.plan import StudyPlan
 
         plans = {study: StudyPlan.from_toml(text) for study, text in stage.plans.items()}
-        shown, other = plans
-        label, beside = self.labels(*plans.values())
-        # A person stands in both releases: what both say of one person together is in the hospital's own account.
-        priced = beside != BASELINE
+        labels = dict(zip(plans, self.labels(list(plans.values())), strict=True))
+        shown = next(iter(plans))
+        # A person stands in every release: what they say of one person together is in the hospital's own account.
+        priced = any(label != BASELINE for study, label in labels.items() if study != shown)
         accounts = {site: stage.agent(site, "budget")["site"] for site in stage.tables} if priced else {}
-        together = {site: (answers_of["epsilon"], answers_of["epsilon_given"]) for site, answers_of in accounts.items()}
+        together = {site: (account["epsilon"], account["epsilon_given"]) for site, account in accounts.items()}
         answers: dict[str, DemoAnswer] = {}
         with closing(Store.open(stage.hub, CoordinatorConfig.load(stage.hub).store)) as store:
             for name, formula in plans[shown].estimands.items():
                 for term in self.focus:
-                    answers_of = {study: ask(store, study, 1, formula, term=term) for study in plans}
-                    sources = {source.site: source for source in answers_of[shown].sources}
-                    others = {source.site: source.price for source in answers_of[other].sources}
-                    postures = {source.site: source.posture for source in answers_of[other].sources}
+                    asked = {label: ask(store, study, 1, formula, term=term) for study, label in labels.items()}
+                    first = asked[labels[shown]]
                     key = f"{name}_{re.sub(r'[^a-z0-9]+', '', term)}" if len(self.focus) > 1 else name
+                    postures: dict[str, dict[str, None]] = {source.site: {} for source in first.sources}
+                    for answer in asked.values():
+                        for source in answer.sources:
+                            postures.setdefault(source.site, {})[source.posture] = None
                     answers[key] = DemoAnswer(
-                        title=answers_of[shown].title,
+                        title=first.title,
                         question=formula,
                         term=term,
                         arms={
-                            label: answers_of[shown].result,
-                            beside: answers_of[other].result,
+                            **{label: answer.result for label, answer in asked.items()},
                             REAL: pooled_real(stage.tables, plans[shown], formula, term),
                         },
-                        epsilon={site: source.price for site, source in sources.items()},
-                        posture={
-                            site: " / ".join(dict.fromkeys((source.posture, postures.get(site, source.posture))))
-                            for site, source in sources.items()
+                        epsilon={source.site: source.price for source in first.sources},
+                        posture={source.site: " / ".join(postures[source.site]) for source in first.sources},
+                        others={
+                            label: {source.site: source.price for source in answer.sources}
+                            for label, answer in asked.items()
+                            if label != labels[shown]
                         },
-                        others={beside: others},
                         together=together,
                     )
         return answers

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,9 +52,9 @@ class Registries(SideBySide):
             "registry-slicing": sliced.replace('study = "registry"', 'study = "registry-slicing"'),
         }
 
-    def labels(self, shown: StudyPlan, other: StudyPlan) -> tuple[str, str]:
+    def labels(self, plans: Sequence[StudyPlan]) -> tuple[str, ...]:
         """The two mechanisms' names."""
-        return shown.release.title, other.release.title
+        return tuple(plan.release.title for plan in plans)
 
     def unit(self, answer: DemoAnswer) -> str:
         """Label of the axis."""

@@ -13,6 +13,7 @@ and its children with it. Where the system cannot fork safely, every command is 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -31,11 +32,14 @@ from typing import Any, NoReturn, Protocol
 
 from shared.errors import StateRefusal
 
-__all__ = ["Cold", "Ended", "Launcher", "Running", "Warm", "launcher", "main"]
+__all__ = ["Cold", "EndedCommand", "Launcher", "RunningCommand", "Warm", "launcher", "main"]
 
 ORDER_CAP = 1 << 16
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 PRELOADED = (
+    "grpc",
+    "sqlalchemy.dialects.sqlite",
+    "shared.base.passphrases",
     "pyarrow.parquet",
     "rich.progress",
     "google.protobuf.message",
@@ -64,7 +68,7 @@ PRELOADED = (
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedCommand:
     """A command that has run to its end: its exit code (minus the signal that ended it) and what it wrote."""
 
     code: int
@@ -72,7 +76,7 @@ class Ended:
     err: str
 
 
-class Running(Protocol):
+class RunningCommand(Protocol):
     """A command that goes on until it is told to stop."""
 
     def poll(self) -> int | None:
@@ -87,11 +91,11 @@ class Running(Protocol):
 class Launcher(Protocol):
     """How the demo starts a command line."""
 
-    def run(self, module: str, argv: Sequence[str], env: Mapping[str, str], *, at: str = "") -> Ended:
+    def run(self, module: str, argv: Sequence[str], env: Mapping[str, str], *, at: str = "") -> EndedCommand:
         """Run it to its end. `at` names the hospital at which it is run."""
         ...
 
-    def start(self, module: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> Running:
+    def start(self, module: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> RunningCommand:
         """Start it; what it writes goes to `log`."""
         ...
 
@@ -115,7 +119,7 @@ class Cold:
 
     env: Mapping[str, str]
 
-    def run(self, module: str, argv: Sequence[str], env: Mapping[str, str], *, at: str = "") -> Ended:
+    def run(self, module: str, argv: Sequence[str], env: Mapping[str, str], *, at: str = "") -> EndedCommand:
         """Run it to its end."""
         done = subprocess.run(
             [sys.executable, "-m", module, *argv],
@@ -125,9 +129,9 @@ class Cold:
             stdin=subprocess.DEVNULL,
             check=False,
         )
-        return Ended(done.returncode, done.stdout, done.stderr)
+        return EndedCommand(done.returncode, done.stdout, done.stderr)
 
-    def start(self, module: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> Running:
+    def start(self, module: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> RunningCommand:
         """Start it; what it writes goes to `log`."""
         with log.open("wb") as stream:
             return _Process(
@@ -168,34 +172,42 @@ class Warm:
 
     Args:
         env: environment of the warm process, and of every command but for what the command is given.
+        modules: what it imports.
     """
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, env: Mapping[str, str], modules: Sequence[str] = PRELOADED) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"from coordinator.demo.warm import main; main({theirs.fileno()})"],
+                [
+                    sys.executable,
+                    "-c",
+                    f"from coordinator.demo.warm import main; main({theirs.fileno()}, {list(modules)})",
+                ],
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
         self._lines = {"": ours}
+        self._begun: list[_Forked] = []
         self._lock = Lock()
 
-    def run(self, module: str, argv: Sequence[str], env: Mapping[str, str], *, at: str = "") -> Ended:
+    def run(self, module: str, argv: Sequence[str], env: Mapping[str, str], *, at: str = "") -> EndedCommand:
         """Run it to its end: forked from the warm process, or from the hospital that it is `at`."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             begun = self._order(at, _command(module, argv, env), out.fileno(), err.fileno())
             code = begun.wait()
             out.seek(0)
             err.seek(0)
-            return Ended(code, out.read().decode(errors="replace"), err.read().decode(errors="replace"))
+            return EndedCommand(code, out.read().decode(errors="replace"), err.read().decode(errors="replace"))
 
-    def start(self, module: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> Running:
+    def start(self, module: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> RunningCommand:
         """Start it; what it writes goes to `log`."""
         with log.open("wb") as stream:
-            return self._order("", _command(module, argv, env), stream.fileno(), stream.fileno())
+            begun = self._order("", _command(module, argv, env), stream.fileno(), stream.fileno())
+        self._begun.append(begun)
+        return begun
 
     def open_key(self, at: str, path: Path, passphrase: str) -> None:
         """A hospital's process opens a key, at the price of one guess, for all that is forked from it."""
@@ -212,6 +224,8 @@ class Warm:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        for one in self._begun:
+            one.close()
 
     def _order(self, at: str, order: Mapping[str, Any], *handles: int) -> _Forked:
         with self._lock:
@@ -237,18 +251,22 @@ class _Forked:
         self._pid = self._next()
 
     def _next(self) -> int:
-        told = self._read.readline()
-        if not told.endswith(b"\n"):
-            self._line.close()
+        line = self._read.readline()
+        if not line.endswith(b"\n"):
+            self.close()
             raise StateRefusal("the process that the demo's commands are forked from must live", given="it has ended")
-        return int(told)
+        return int(line)
 
     def wait(self) -> int:
         if self._code is None:
             self._code = self._next()
-            self._read.close()
-            self._line.close()
+            self.close()
         return self._code
+
+    def close(self) -> None:
+        """Ask for no more."""
+        self._read.close()
+        self._line.close()
 
     def poll(self) -> int | None:
         if self._code is None and select.select([self._line], [], [], 0)[0]:
@@ -279,11 +297,17 @@ def _send(line: socket.socket, order: Mapping[str, Any], handles: list[int]) -> 
 
 
 # -- the warm process --------------------------------------------------------------------------------------------
-def main(line_number: int) -> None:
+def main(line_number: int, modules: Sequence[str]) -> None:
     """Import, then fork what is ordered on the line with this file descriptor, until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who stops the demo ends this line
-    for name in PRELOADED:
-        importlib.import_module(name)
+    from typer import main as typer
+
+    # Putting a command line together from its functions takes longer than most commands: once for all of them.
+    typer.get_command = functools.cache(typer.get_command)
+    for name in modules:
+        module = importlib.import_module(name)
+        if name.endswith(".cli"):
+            typer.get_command(module.app)
     gc.collect()
     gc.freeze()  # what was imported stays shared with the children
     with socket.socket(fileno=line_number) as line:
@@ -297,12 +321,12 @@ def _serve(line: socket.socket) -> None:
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # only so that the system tells of it
     signal.set_wakeup_fd(wake.fileno())
-    told: dict[int, socket.socket] = {}
+    alive: dict[int, socket.socket] = {}
     while True:
         ready, _, _ = select.select([line, woken], [], [])
         if woken in ready:
             woken.recv(4096)
-            _reap(told)
+            _reap(alive)
         if line not in ready:
             continue
         data, handles, _, _ = socket.recv_fds(line, ORDER_CAP, 4)
@@ -317,27 +341,27 @@ def _serve(line: socket.socket) -> None:
         pid = os.fork()
         if not pid:
             signal.set_wakeup_fd(-1)
-            for end in (line, woken, wake, *told.values()):
+            for end in (line, woken, wake, *alive.values()):
                 end.close()
             _become(order, handles)
         if "hospital" in order:
             os.close(handles.pop())
             continue
-        told[pid] = socket.socket(fileno=handles.pop(0))
-        told[pid].sendall(b"%d\n" % pid)
+        alive[pid] = socket.socket(fileno=handles.pop(0))
+        alive[pid].sendall(b"%d\n" % pid)
         for handle in handles:
             os.close(handle)
 
 
-def _reap(told: dict[int, socket.socket]) -> None:
+def _reap(alive: dict[int, socket.socket]) -> None:
     """Say of every child that has ended how it did."""
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
-            if pid in told:
-                with told.pop(pid) as line, contextlib.suppress(OSError):
+            if pid in alive:
+                with alive.pop(pid) as line, contextlib.suppress(OSError):
                     line.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
 
 

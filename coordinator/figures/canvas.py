@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
@@ -419,12 +420,15 @@ def darker(colour: str, factor: float) -> str:
 
 def text_width(text: str, size: float, bold: bool = False) -> float:
     """Width of a text in inches."""
+    return _width(text, size, bold, style().font) if text else 0.0
+
+
+@lru_cache(maxsize=4096)
+def _width(text: str, size: float, bold: bool, font: str) -> float:
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextToPath
 
-    if not text:
-        return 0.0
-    properties = FontProperties(family=style().font, size=size, weight="bold" if bold else "normal")
+    properties = FontProperties(family=font, size=size, weight="bold" if bold else "normal")
     return float(TextToPath().get_text_width_height_descent(text, properties, False)[0]) / 72
 
 

@@ -113,7 +113,7 @@ def forest(
     favours: tuple[str, str] | None = None,
     whole: Mapping[str, PooledResult] | None = None,
     warnings: Sequence[str] = (),
-    path: str | Path | None = None,
+    path: str | Path | Sequence[Path] | None = None,
 ) -> Figure:
     """Draw one meta-analysis: sites, both models, prediction interval, heterogeneity, and who is missing.
 
@@ -134,7 +134,7 @@ def forest(
         whole: name -> result of one row, of the same question put to all sites' rows in one table: a diamond of its
             own below the pooled ones.
         warnings: sentences below the figure, after its own.
-        path: written when given; the suffix chooses SVG, PDF or PNG.
+        path: written when given, several of one drawing; the suffix chooses SVG, PDF or PNG.
     Returns: the figure. Its marks carry gids: ``site-0``, ``fixed``, ``random``, ``whole``, ``prediction``,
         ``null``, ``pooled``, ``group-0`` for the groups' diamonds; with a comparison the number of the series follows:
         ``site-0-1``. Sites are numbered as in `result`, whatever group they stand in.
@@ -472,7 +472,7 @@ def _draw(
     favours: tuple[str, str] | None,
     whole: Mapping[str, PooledResult],
     warnings: Sequence[str],
-    path: str | Path | None,
+    path: str | Path | Sequence[Path] | None,
 ) -> Figure:
     results = list(series.values())
     several = len(results) > 1
@@ -658,7 +658,8 @@ def _draw(
             f"{called}: {describe(row)}" if several else describe(row, groups=groups, by=by)
             for called, row in {**series, **whole}.items()
         )
-        save(figure, path, title=title or "Forest plot", description=description)
+        for target in [path] if isinstance(path, str | Path) else path:
+            save(figure, target, title=title or "Forest plot", description=description)
     return figure
 
 

@@ -23,6 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from coordinator.pooling import Method
+
 __all__ = [
     "Method",
     "Test",
@@ -39,7 +41,6 @@ __all__ = [
 
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-Method = Literal["FE", "DL", "HE", "HS", "HSk", "SJ", "ML", "REML", "EB", "PM", "PMM"]
 Test = Literal["z", "t", "knha", "adhoc"]
 
 _MOMENTS = ("DL", "HE", "HS", "HSk", "SJ")

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from coordinator.pooling.doubts import doubts, drawn_in, in_common, lacking
+from coordinator.pooling.cautions import doubts, drawn_in, in_common, lacking
 from coordinator.pooling.heterogeneity import (
     Method,
     Test,
@@ -105,7 +105,7 @@ class PooledResult:
         weights: percent, summing to 100, of the chosen model.
         excluded: rows that were not used, each with its reason.
         notes: sentences a reader of the result must see.
-        doubts: those of the notes that are cautions: what the interval may not hold (`coordinator.pooling.doubts`).
+        doubts: those of the notes that are cautions: what the interval may not hold (`coordinator.pooling.cautions`).
         term, scale, estimates: set when the rows came from `shared.estimands.answer`.
         effect: what people call its estimates (`shared.estimands.effects`); blank where nobody has said.
         shared: variance of the pooled estimate that all rows have in common, as by a map onto one site's scale; it
@@ -383,7 +383,7 @@ def pool(
     Args:
         yi: (K,) estimates on the analysis scale (log for ratios). None, NaN and infinities are rows to exclude.
         vi: (K,) variances of the estimates, in squared units of yi.
-        method: ``FE``, or the estimator of tau2: DL, HE, HS, HSk, SJ, ML, REML, EB, PM, PMM.
+        method: ``FE``, or the estimator of tau2 (`coordinator.pooling.METHODS`).
         test: ``z``, ``t`` (K - 1 df), ``knha`` (Knapp-Hartung), ``adhoc`` (Knapp-Hartung, never below the model).
         level: coverage of every interval.
         labels: (K,) names of the rows, used in messages and figures.
@@ -685,7 +685,8 @@ def _many(y: Array, v: Array, method: Method, test: Test, level: float) -> dict[
     critical = -float(special.ndtri(tail) if normal else special.stdtrit(df, tail))
     zval = beta / se
     fe = method == "FE"
-    with np.errstate(divide="ignore", invalid="ignore"):
+    # Sites that agree to the last digit have a Q next to nothing; I² is 0 there, however far the quotient goes.
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         share = np.where(q > 0, np.maximum(0.0, 1 - df / q), 0.0) if fe else tau2 / (tau2 + typical)
     return {
         "beta": beta,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from coordinator.pooling.doubts import in_common
+from coordinator.pooling.cautions import in_common
 from coordinator.pooling.heterogeneity import fit
 from coordinator.pooling.moderators import RegressionResult, absent, regress
 from coordinator.pooling.pool import PooledResult, pool

@@ -32,6 +32,10 @@ import sqlalchemy as sa
 from coordinator.config import Quotas
 from coordinator.services.quotas import SHARE
 from coordinator.store.engine import Writer
+from coordinator.store.schema import analyst_tokens as _tokens
+from coordinator.store.schema import answers as _answers
+from coordinator.store.schema import answers_kept as _kept
+from coordinator.store.schema import asked as _queries
 from coordinator.store.schema import results
 from coordinator.store.store import Store
 from shared.base.canonical import canonical_json, sha256_hex
@@ -45,55 +49,6 @@ DAYS = 365
 PAGE = 1000
 T = TypeVar("T")
 _NOBODY = sha256_hex(b"")
-
-_meta = sa.MetaData()
-_digest, _word = sa.String(64), sa.String(64)
-_tokens = sa.Table(
-    "analyst_tokens",
-    _meta,
-    sa.Column("id", sa.String(16), primary_key=True),
-    sa.Column("name", _word, nullable=False),
-    sa.Column("role", sa.String(16), nullable=False),
-    sa.Column("studies", sa.Text, nullable=False),
-    sa.Column("token_sha256", _digest, nullable=False, unique=True),
-    sa.Column("made", sa.Date, nullable=False),
-    sa.Column("expires", sa.Date, nullable=False),
-    sa.Column("revoked", sa.Date),
-)
-_answers = sa.Table(
-    "answers",
-    _meta,
-    sa.Column("result_id", _word, primary_key=True),
-    sa.Column("study", _word, nullable=False),
-    sa.Column("document", sa.LargeBinary, nullable=False),
-    sa.Column("day", sa.String(10), nullable=False),
-)
-# Who was first to ask for each answer, how large it is, so that no sum reads the documents, and what of it stands among
-# the results that were handed out.
-_kept = sa.Table(
-    "answers_kept",
-    _meta,
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("result_id", _word, nullable=False, unique=True),
-    sa.Column("analyst", _word, nullable=False, index=True),
-    sa.Column("bytes", sa.Integer, nullable=False),
-    sa.Column("day", sa.String(10), nullable=False),
-    sa.Column("result", sa.Integer),
-)
-_queries = sa.Table(
-    "asked",
-    _meta,
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("study", _word, nullable=False, index=True),
-    sa.Column("analyst", _word, nullable=False),
-    sa.Column("role", sa.String(16), nullable=False),
-    sa.Column("day", sa.String(10), nullable=False),
-    sa.Column("kind", sa.String(16), nullable=False),
-    sa.Column("label", sa.String(16), nullable=False),
-    sa.Column("planned", sa.Text, nullable=False),
-    sa.Column("question", sa.Text, nullable=False),
-    sa.Column("subject", _word, nullable=False),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +118,7 @@ class Analysts:
     """
 
     def __init__(self, store: Store, quotas: Quotas | None = None) -> None:
-        self._read, self._write = store.extended(_meta)
+        self._read, self._write = store.read, store.write
         self._together = _Together(self._write)
         self._quotas = quotas or Quotas()
 

@@ -25,6 +25,7 @@ from coordinator.config import Quotas
 from coordinator.services.analysis import LONGEST, REQUEST_CAP, WAITING, AnalysisService
 from coordinator.services.authority import server_credentials
 from coordinator.store.store import Store
+from shared.base.clock import utc_now
 from shared.errors import NetworkRefusal, Refusal, refusal_from_code
 from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE
 from shared.wire.transport import CallLimits, Credentials, Server
@@ -195,7 +196,7 @@ def main() -> None:
             given["listen"],
             credentials=lambda: server_credentials(home),
             workers=given["workers"],
-            today=lambda: dt.datetime.now(dt.UTC).date(),
+            today=lambda: utc_now().date(),
             analysis=given["analysis"],
             limits=given["limits"],
         )

@@ -7,6 +7,9 @@ certificate inside an invitation (``tributary:enrol:<site>``), which may ask to 
 Beside it lies the *witness key* (Ed25519): it signs what the coordinator acknowledges, its public half stands in every
 invitation, and a site keeps each signed answer, so that no acceptance can be denied later.
 
+An authority ends too: `coordinator ca rotate` makes the next one, signed by the one before
+(`coordinator.services.membership.authority_change`), and both are believed until the older one's own end.
+
 The authority vouches for connections only. A site's release key and its approvers' keys are pinned apart from it, so
 whoever held this key could knock at the door, but not sign a release.
 """
@@ -14,9 +17,11 @@ whoever held this key could knock at the door, but not sign a release.
 from __future__ import annotations
 
 import datetime as dt
+import fcntl
 import ipaddress
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,18 +31,19 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from shared.base.clock import utc_now
+from shared.base.failpoints import reach
 from shared.base.keys import PublicKey, SigningKey, write_private
 from shared.errors import CertificateRefusal, ParameterError, StateRefusal
 from shared.plans.invitation import Invitation, certificate_fingerprint
-from shared.wire.clocks import utc_now
+from shared.wire.certificates import CA_DAYS, SERVER_DAYS, SITE_DAYS, AuthorityStatement, trusted
 from shared.wire.transport import SERVER_NAME, Credentials
 
-__all__ = ["Authority", "server_credentials"]
+__all__ = ["WARNED_BEFORE_END", "Authority", "rotate", "server_credentials"]
 
-CA_DAYS = 3650
-SERVER_DAYS = 397
-SITE_DAYS = 397
-RENEW_DAYS = 30
+RENEW_DAYS = SERVER_DAYS // 2
+WARNED_BEFORE_END = 2 * SITE_DAYS
+"""Days before an authority's end at which its lead is told: half of them before sites can no longer be renewed."""
 # Clocks of hospitals differ: a certificate is valid from a little before it was made.
 SKEW = dt.timedelta(hours=1)
 
@@ -61,6 +67,8 @@ class Authority:
         certificate: the authority's own certificate.
         key: its private key.
         witness: signs acceptances, anchor receipts and withdrawals.
+        statements: every change of the authority before this one, as signed, oldest first.
+        before: certificates of the authorities before this one, oldest first.
         now: gives the time in UTC.
     """
 
@@ -69,6 +77,8 @@ class Authority:
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey = field(repr=False)
     witness: SigningKey = field(repr=False)
+    statements: tuple[bytes, ...] = field(default=(), repr=False)
+    before: tuple[str, ...] = field(default=(), repr=False)
     now: Callable[[], dt.datetime] = utc_now
 
     @classmethod
@@ -90,15 +100,8 @@ class Authority:
         if not (coordinator.isascii() and coordinator.replace("-", "").replace("_", "").isalnum()):
             raise ParameterError("a coordinator's id must be a plain word", given=repr(coordinator))
         key = ec.generate_private_key(ec.SECP256R1())
-        name = _name(coordinator)
-        usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-        certificate = (
-            _builder(name, name, key.public_key(), now() - SKEW, now() + dt.timedelta(days=CA_DAYS))
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(usage, critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .sign(key, hashes.SHA256())
-        )
+        since, until = now() - SKEW, now() + dt.timedelta(days=CA_DAYS)
+        certificate = authority_certificate(_name(coordinator), key.public_key(), key, since, until)
         write_private(folder / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
         witness = _witness(folder)
         made = cls(folder=folder, coordinator=coordinator, certificate=certificate, key=key, witness=witness, now=now)
@@ -111,7 +114,10 @@ class Authority:
         """The authority in `home`/ca. Raises: StateRefusal (none there), CertificateRefusal (not readable)."""
         folder = home / "ca"
         try:
-            pem, key_pem = (folder / "ca.pem").read_bytes(), (folder / "ca.key").read_bytes()
+            witness = _witness(folder) if (folder / "ca.pem").exists() else None
+            statements, line = _line(folder, witness)
+            pem = line[-1].encode()
+            key_pem = (folder / key_name(len(line))).read_bytes()
         except FileNotFoundError:
             raise StateRefusal(
                 "the coordinator must be set up", given="no authority", next_step="Run coordinator init."
@@ -124,8 +130,23 @@ class Authority:
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
             raise CertificateRefusal("the authority's key must be its certificate's", given="another key")
         coordinator = str(certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
-        witness = _witness(folder)
-        return cls(folder=folder, coordinator=coordinator, certificate=certificate, key=key, witness=witness, now=now)
+        assert witness is not None  # ca.pem was there
+        return cls(
+            folder=folder,
+            coordinator=coordinator,
+            certificate=certificate,
+            key=key,
+            witness=witness,
+            statements=statements,
+            before=line[:-1],
+            now=now,
+        )
+
+    def current(self) -> Authority:
+        """This authority, or the one that has followed it since it was read."""
+        if (self.folder / statement_name(len(self.before) + 2)).exists():
+            return Authority.load(self.folder.parent, now=self.now)
+        return self
 
     @property
     def ca_pem(self) -> str:
@@ -137,6 +158,16 @@ class Authority:
         """Fingerprint of the authority's certificate."""
         return certificate_fingerprint(self.ca_pem)
 
+    @property
+    def trusted_pem(self) -> str:
+        """Every authority whose certificates are believed here: this one, and those before it until they end."""
+        return trusted((*self.before, self.ca_pem), self.now())
+
+    @property
+    def ends(self) -> dt.datetime:
+        """The authority's own last moment."""
+        return self.certificate.not_valid_after_utc
+
     def renew_server(self, names: Sequence[str] = ()) -> None:
         """Write a new server key and certificate. A running server takes them up at the next connection."""
         key = ec.generate_private_key(ec.SECP256R1())
@@ -146,15 +177,20 @@ class Authority:
                 places.append(x509.IPAddress(ipaddress.ip_address(name)))
             except ValueError:
                 places.append(x509.DNSName(name))
+        left = (self.ends - self.now()) / dt.timedelta(days=1)
         certificate = self._leaf(
             key.public_key(),
             common=SERVER_NAME,
             names=places,
             usage=ExtendedKeyUsageOID.SERVER_AUTH,
-            days=SERVER_DAYS,
+            days=min(float(SERVER_DAYS), left),
         )
+        # For whoever pins an earlier authority: what each signed of the next, newest first.
+        crosses = [AuthorityStatement.opened(data, self.witness.public).cross_pem for data in self.statements]
         # One file, so that a key is never read beside the certificate of another.
-        write_private(self.folder / "server.pem", _pem(key) + certificate.encode())
+        reach("authority.before_server")
+        write_private(self.folder / "server.pem", _pem(key) + (certificate + "".join(reversed(crosses))).encode())
+        reach("authority.after_server")
 
     def server(self, believed: Callable[[], bool] = lambda: True) -> Credentials:
         """The server's credentials, renewed under the same names when they are about to expire.
@@ -163,9 +199,25 @@ class Authority:
             believed: whether this machine's clock may date a certificate (`coordinator.services.clocks`); asked only
                 when it would.
         """
-        if self.server_certificate.not_valid_after_utc - self.now() < dt.timedelta(days=RENEW_DAYS) and believed():
-            self.renew_server(self.server_names)
-        return server_credentials(self.folder.parent)
+        here = self.current()
+        if here.server_due and believed():
+            with _alone(self.folder):
+                if here.server_due:  # else another connection has just renewed it
+                    here.renew_server(here.server_names)
+        return server_credentials(self.folder.parent, now=self.now)
+
+    @property
+    def server_due(self) -> bool:
+        """True if the server's certificate is past half its life, or not of this authority."""
+        shown, day = self.server_certificate, dt.timedelta(days=1)
+        # One that ends with its authority cannot be made to last longer.
+        if shown.not_valid_after_utc - self.now() < RENEW_DAYS * day and self.ends - shown.not_valid_after_utc > day:
+            return True
+        try:
+            shown.verify_directly_issued_by(self.certificate)
+        except (ValueError, TypeError, InvalidSignature):
+            return True
+        return False
 
     @property
     def server_certificate(self) -> x509.Certificate:
@@ -235,10 +287,13 @@ class Authority:
             bootstrap_key_pem=_pem(key).decode(),
         )
 
-    def issue(self, csr_pem: str, site: str) -> str:
+    def issue(self, csr_pem: str, site: str, *, serial: int = 0) -> str:
         """A site's certificate for the key of its request; every name in the request is ignored.
 
-        Raises: CertificateRefusal: not a request, not signed by its own key, or not an ECDSA P-256 key.
+        Args:
+            serial: its number (`coordinator.services.membership.renewal.new_serial`); drawn where none is given.
+        Raises: CertificateRefusal: not a request, not signed by its own key, not an ECDSA P-256 key, or it would
+            outlive this authority.
         """
         return self._leaf(
             requested_key(csr_pem),
@@ -246,6 +301,7 @@ class Authority:
             names=[x509.UniformResourceIdentifier(f"tributary:site:{site}")],
             usage=ExtendedKeyUsageOID.CLIENT_AUTH,
             days=SITE_DAYS,
+            serial=serial,
         )
 
     def _leaf(
@@ -255,13 +311,20 @@ class Authority:
         common: str,
         names: Sequence[x509.GeneralName],
         usage: x509.ObjectIdentifier,
-        days: int,
+        days: float,
+        serial: int = 0,
     ) -> str:
         # Valid from when the authority was made, whatever the clock says now: if it is ahead, what it dates is valid
         # all the same once it has been set right.
         since, until = self.certificate.not_valid_before_utc, self.now() + dt.timedelta(days=days)
+        if until > self.ends:
+            raise CertificateRefusal(
+                "a certificate must end before its authority",
+                given=f"one until {until:%Y-%m-%d}, where the authority ends on {self.ends:%Y-%m-%d}",
+                next_step="The study lead makes the next authority: coordinator ca rotate. No site has to do anything.",
+            )
         certificate = (
-            _builder(_name(common[:64]), self.certificate.subject, public, since, until)
+            _builder(_name(common[:64]), self.certificate.subject, public, since, until, serial)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.KeyUsage(True, False, False, False, False, False, False, False, False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
@@ -283,11 +346,107 @@ def _witness(folder: Path) -> SigningKey:
     return SigningKey.load(path)
 
 
-def server_credentials(home: Path) -> Credentials:
+def key_name(number: int) -> str:
+    """File of an authority's private key; the first one is number 1."""
+    return "ca.key" if number == 1 else f"ca-{number}.key"
+
+
+def statement_name(number: int) -> str:
+    """File of the signed word by which authority `number` follows the one before: with it, it is the authority."""
+    return f"ca-{number}.json"
+
+
+def _line(folder: Path, witness: SigningKey | None) -> tuple[tuple[bytes, ...], tuple[str, ...]]:
+    """Every change of the authority as signed, and all authorities' certificates, oldest first.
+
+    Raises: FileNotFoundError (no authority), CertificateRefusal (one that the one before has not signed).
+    """
+    line, statements = [(folder / "ca.pem").read_text()], list[bytes]()
+    while witness is not None and (path := folder / statement_name(len(line) + 1)).exists():
+        statements.append(path.read_bytes())
+        said = AuthorityStatement.opened(statements[-1], witness.public)
+        said.require_signed_by(line[-1])
+        line.append(said.ca_pem)
+    return tuple(statements), tuple(line)
+
+
+def server_credentials(home: Path, *, now: Callable[[], dt.datetime] = utc_now) -> Credentials:
     """The server's credentials as they are in `home`, without the authority's key."""
     folder = home / "ca"
     key_pem, mark, cert_pem = (folder / "server.pem").read_text().partition("-----BEGIN CERTIFICATE-----")
-    return Credentials(ca_pem=(folder / "ca.pem").read_text(), cert_pem=mark + cert_pem, key_pem=key_pem)
+    _, line = _line(folder, SigningKey.load(folder / "witness.pem") if (folder / statement_name(2)).exists() else None)
+    return Credentials(ca_pem=trusted(line, now()), cert_pem=mark + cert_pem, key_pem=key_pem)
+
+
+def authority_certificate(
+    name: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    signer: ec.EllipticCurvePrivateKey,
+    since: dt.datetime,
+    until: dt.datetime,
+) -> x509.Certificate:
+    """The certificate of an authority, signed by itself or by the one before."""
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    return (
+        _builder(name, name, public, since, until)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .sign(signer, hashes.SHA256())
+    )
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One at a time in ``ca/``, of the threads of a server and of commands beside it."""
+    with (folder / "ca.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def rotate(authority: Authority, *, dry_run: bool = False) -> tuple[Authority, AuthorityStatement | None]:
+    """Make the next authority; (the one in force, the word that it follows; None in a dry run).
+
+    It has this one's name and, like all that is made here, its first day. This one signs its key once: a server shows
+    that certificate beside its own, so that whoever pins this one still connects, and sites take it as the word by
+    which they pin the next one. The word's file is written last: before it nothing has changed, with it everything has.
+
+    Raises: StateRefusal (another has followed meanwhile, or is being made), CertificateRefusal (it has ended: nothing
+        that it signs is believed).
+    """
+    now = authority.now()
+    if authority.current() is not authority:
+        raise StateRefusal("an authority must be the newest to be followed", given="one that was followed already")
+    if now >= authority.ends:
+        raise CertificateRefusal(
+            "an authority must still last to sign the next one",
+            given=f"one that ended on {authority.ends:%Y-%m-%d}",
+            next_step="Set a new coordinator up and invite its sites anew.",
+        )
+    if dry_run:
+        return authority, None
+    folder, number = authority.folder, len(authority.before) + 2
+    with _alone(folder):
+        if authority.current() is not authority:
+            raise StateRefusal("an authority must be the newest to be followed", given="one that was followed already")
+        key = ec.generate_private_key(ec.SECP256R1())
+        name, since = authority.certificate.subject, authority.certificate.not_valid_before_utc
+        made = authority_certificate(name, key.public_key(), key, since, now + dt.timedelta(days=CA_DAYS))
+        cross = authority_certificate(name, key.public_key(), authority.key, since, authority.ends)
+        said = AuthorityStatement(
+            coordinator=authority.coordinator,
+            before=authority.fingerprint,
+            ca_pem=made.public_bytes(serialization.Encoding.PEM).decode(),
+            cross_pem=cross.public_bytes(serialization.Encoding.PEM).decode(),
+            day=now.date().isoformat(),
+        )
+        reach("authority.before_key")
+        write_private(folder / key_name(number), _pem(key))  # of no authority yet: a crash here is tried again
+        reach("authority.before_statement")
+        write_private(folder / statement_name(number), said.signed(authority.witness).to_bytes())
+        reach("authority.after_statement")
+        return authority.current(), said
 
 
 def requested_key(csr_pem: str) -> ec.EllipticCurvePublicKey:
@@ -310,13 +469,14 @@ def _builder(
     public: ec.EllipticCurvePublicKey,
     since: dt.datetime,
     until: dt.datetime,
+    serial: int = 0,
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(public)
-        .serial_number(x509.random_serial_number())
+        .serial_number(serial or x509.random_serial_number())
         .not_valid_before(since)
         .not_valid_after(until)
     )

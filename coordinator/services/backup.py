@@ -47,6 +47,7 @@ MANIFEST = "manifest.json"
 NAMES = re.compile(
     r"coordinator\.toml|store\.db|(bundles|quarantine)/[0-9a-f]{64}\.zip|(ca|keys)/[A-Za-z0-9_.-]{1,128}"
 )
+LATER = re.compile(r"ca-[0-9]{1,3}\.(key|json)")
 NEEDED = ("ca/ca.key", "ca/witness.pem")
 ATTEMPTS = 5  # a release that is withdrawn while it is copied makes the copy begin anew
 BLOCK = 1 << 20
@@ -95,6 +96,11 @@ class BackupManifest:
         )
         if not good or not {FILE_NAME, "store.db", "ca/ca.pem"} <= files.keys():
             raise SchemaRefusal("a backup must hold a coordinator's files, and nothing else", given="others")
+        texts = ("coordinator", "day", "root", "head", "witness")
+        counts = all(type(body[name]) is int and body[name] >= 0 for name in ("size", "releases"))
+        keys = isinstance(body["left_out"], list) and all(isinstance(name, str) for name in body["left_out"])
+        if not (counts and keys and all(isinstance(body[name], str) for name in texts)):
+            raise SchemaRefusal("a backup's list of contents must have every field, each of its type")
         return cls(**{**{name: body[name] for name in names}, "left_out": tuple(body["left_out"])})
 
 
@@ -401,7 +407,13 @@ def _give_keys(manifest: BackupManifest, made: Path, keys: Path | None) -> tuple
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copyfile(source, place)
         place.chmod(0o600)
-    needed = [name for name in NEEDED if name in missing]
+    # Authorities that have followed since the archive was written: sites have certificates of them.
+    for path in [] if keys is None else sorted({*keys.glob("ca-*"), *(keys / "ca").glob("ca-*")}):
+        place = made / "ca" / path.name
+        if LATER.fullmatch(path.name) and not place.exists():
+            shutil.copyfile(path, place)
+            place.chmod(0o600)
+    needed = [name for name in missing if name in NEEDED or LATER.fullmatch(Path(name).name)]
     if needed:
         raise StateRefusal(
             "the keys that the backup leaves out must be given back",

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from cryptography import x509
 
+from coordinator.store.schema import clock_words as _words
+from coordinator.store.schema import site_clocks as _readings
 from coordinator.store.store import Store
 from shared.errors import CertificateRefusal, ParameterError
 from shared.wire.clocks import TOLERATED, WRONG, span
@@ -29,21 +31,6 @@ REMEMBERED = 45
 """Days for which a reading, a person's word or the set-up itself vouches for this clock."""
 WORD = 7
 """Days for which a person's word counts for more than the sites' readings."""
-
-_meta = sa.MetaData()
-_readings = sa.Table(
-    "site_clocks",
-    _meta,
-    sa.Column("site", sa.String(64), primary_key=True),
-    sa.Column("offset", sa.Float, nullable=False),
-    sa.Column("day", sa.String(10), nullable=False),
-)
-_words = sa.Table(
-    "clock_words",
-    _meta,
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("day", sa.String(10), nullable=False),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +136,12 @@ class SeenClocks:
     """
 
     def __init__(self, store: Store, certificate: x509.Certificate) -> None:
-        self._read, self._write = store.extended(_meta)
+        self._read, self._write = store.read, store.write
         self._store = store
+        self._valid = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+
+    def follow(self, certificate: x509.Certificate) -> None:
+        """Judge by the dates of the authority that has followed."""
         self._valid = certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
     def note(self, site: str, said: dt.datetime, now: dt.datetime) -> SiteClock:

@@ -48,6 +48,7 @@ from coordinator.services.tasks import READING, require_stated
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.round_queue import RoundQueue
+from coordinator.store.site_certificates import SiteCertificates
 from coordinator.store.store import AcceptedRelease, RegisteredSite, Store
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.failpoints import reach
@@ -84,6 +85,8 @@ from shared.wire.messages import (
     Acceptance,
     AnchorHead,
     AnchorReceipt,
+    Authorities,
+    AuthoritiesRequest,
     Chunk,
     Enrolment,
     EnrolmentRequest,
@@ -98,6 +101,7 @@ from shared.wire.messages import (
     MembershipRequest,
     Offered,
     OfferRequest,
+    Renewed,
     Reply,
     Revoked,
     RoundAnswer,
@@ -126,6 +130,7 @@ OPENINGS = 2  # how often a bundle is opened whose opening does not end
 # The second time it has the room of a table of its own size, many times over: more is for tables that are packed well.
 LITTLE, LITTLE_FACTOR = 256 << 20, 8
 STAGED_PER_SITE = 8
+RENEWALS_A_DAY = 12
 STATEMENT_CAP = 64 << 10
 UNFINISHED_DAYS = 30
 DESCRIPTORS = 65_536
@@ -135,7 +140,7 @@ _log = logging.getLogger("tributary.collect")
 
 def utc_today() -> dt.date:
     """Today in UTC; the coordinator tells days only."""
-    return dt.datetime.now(dt.UTC).date()
+    return utc_now().date()
 
 
 class CollectionService:
@@ -164,6 +169,8 @@ class CollectionService:
     ) -> None:
         self._store, self._authority, self._today, self._now = store, authority, today, now
         self.clocks = SeenClocks(store, authority.certificate)
+        self.certificates = SiteCertificates(store)
+        self._renewals = CallRate(RENEWALS_A_DAY / 86_400, RENEWALS_A_DAY, "a site may renew 12 times a day")
         self._disbelieved: dt.date | None = None
         self._quotas = mine = quotas or Quotas()
         self._calls = CallRate(mine.calls / 60, mine.calls // 2, f"a site may call {mine.calls} times a minute")
@@ -217,6 +224,8 @@ class CollectionService:
             "NextRound": self.next_round,
             "UploadRound": self.upload_round,
             "Clock": self.clock,
+            "Renew": self.renew,
+            "Authorities": self.authorities,
             "Membership": self.membership,
         }
 
@@ -227,6 +236,7 @@ class CollectionService:
         """
         if peer.role == "site":
             self._store.require_site(peer.site, peer.serial)
+            self.certificates.require(peer, self._today())
         else:
             self._store.require_invited(peer.site)
 
@@ -250,8 +260,10 @@ class CollectionService:
             return Enrolment(state="pending", fingerprint=site.fingerprint)
         if site.state == "accepted":
             if not site.certificate_pem:
+                authority = self._in_force()
                 self.clocks.verdict(self._now()).require()
-                issued = self._authority.issue(site.csr_pem, site.site)
+                serial = self.certificates.first_serial(site.site)
+                issued = authority.issue(site.csr_pem, site.site, serial=serial)
                 site = self._store.set_certificate(site.site, site.csr_pem, issued)
             return Enrolment(state="accepted", certificate_pem=site.certificate_pem)
         return Enrolment(state="refused", reason=site.reason or site.state)
@@ -267,6 +279,7 @@ class CollectionService:
         self._tend()
         if call.peer.serial not in self._seen:
             with suppress(StorageRefusal):  # a full disk: the next call tells it again
+                self.certificates.arrived(call.peer, self._today())
                 self._store.arrived(call.peer.site, call.peer.serial)
                 self._seen.add(call.peer.serial)
         return self._members.in_force(site, self._today())
@@ -358,8 +371,37 @@ class CollectionService:
                 _log.warning("the clock of %s is %s", seen.site, seen.words)
         return SignedDocument(envelope=question.answered(now).signed(self._authority.witness).to_bytes())
 
+    def renew(self, call: Call, request: SignedDocument) -> Renewed:
+        """The calling site's next certificate. Raises: see `SiteCertificates.renew`."""
+        site = self._site(call)
+        envelope = _envelope(request.envelope)
+        call.digest = envelope.digest
+        self._renewals.take(site.site)
+        authority, verdict = self._in_force(), self.clocks.verdict(self._now())
+
+        def issue(csr_pem: str, name: str, serial: int) -> str:
+            verdict.require()
+            return authority.issue(csr_pem, name, serial=serial)
+
+        issued = self.certificates.renew(envelope, call.peer, site, issue=issue, today=self._today())
+        return Renewed(certificate_pem=issued)
+
+    def authorities(self, call: Call, request: AuthoritiesRequest) -> Authorities:
+        """Every change of the certificate authority, as the older ones and the witness key have signed it."""
+        self._site(call)
+        return Authorities(statements=self._in_force().statements)
+
+    def _in_force(self) -> Authority:
+        """The authority that issues now: another may have followed since this began to serve."""
+        found = self._authority.current()
+        if found is not self._authority:
+            self._authority = found
+            self.clocks.follow(found.certificate)
+        return found
+
     def may_issue(self) -> bool:
         """True if a certificate may be dated by this clock now; says so in the log, once a day, where it may not."""
+        self._in_force()
         verdict, today = self.clocks.verdict(self._now()), self._today()
         if not verdict.believed and self._disbelieved != today:
             self._disbelieved = today
@@ -550,7 +592,10 @@ class CollectionService:
             )
         if standing is not None:
             signers |= {self._stands(site, statement, newest, standing)}
-        approved = len(signers)
+        # A deputy signs in the place of another approver: the two together are one.
+        stands_in = self._members.stands_in(site.site)
+        signed = {name for name, key in site.approvers.items() if key.key_id in signers}
+        approved = len({stands_in.get(name, name) for name in signed})
         if newest.floors.author_apart and statement.author != AGENT:
             author = site.approvers.get(statement.author)
             if author is None or author.key_id in signers:
@@ -709,6 +754,7 @@ class CollectionService:
 
             def recheck(receipt: Receipt) -> None:
                 now = self._site(call)
+                self._signed(now, envelope)  # by the key that is in force where it is logged: the site may have another
                 self._planned(now, statement, envelope, standing)
                 if self._acknowledged(statement):
                     self._require_once(receipt, plan)
@@ -1030,7 +1076,7 @@ class CollectionService:
         A bundle that no transaction names was never acknowledged: it goes back to staging when its offer is there,
         else it is deleted. What is staged for a release that is settled is deleted.
         """
-        withdrawn = {stone.bundle_sha256 for stone in self._store.withdrawals()}
+        withdrawn = {stone.bundle_sha256 for stone in self._store.withdrawals(distrusted=False)}
         for folder in (self._bundles, self._quarantine):
             for digest in sorted(withdrawn & {path.stem for path in folder.glob("*.zip")}):
                 self._delete(digest)

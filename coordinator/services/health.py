@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import sqlalchemy as sa
 
+from coordinator.store.schema import home as _home
+from shared.base.clock import CLOCK_VARIABLE
 from shared.base.keys import write_private
 from shared.errors import CertificateRefusal, IntegrityRefusal, Refusal, StateRefusal, StorageRefusal
 from shared.terminal import ChecklistLine
+from shared.wire.certificates import SITE_DAYS
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -20,9 +25,10 @@ if TYPE_CHECKING:
     from coordinator.config import CoordinatorConfig
     from coordinator.services.authority import Authority
     from coordinator.services.quotas import QuotaUse
-    from coordinator.store.store import Store
+    from coordinator.store.store import RegisteredSite, Store
+    from shared.plans.plan import StudyPlan
 
-__all__ = ["alarms", "diagnose", "misdated", "repair", "require_home", "require_whole"]
+__all__ = ["alarms", "authority_line", "diagnose", "misdated", "plan_lines", "repair", "require_home", "require_whole"]
 
 TOO_LITTLE_SPACE = 1 << 30
 FULL = 0.8
@@ -59,7 +65,10 @@ def _clock(authority: Authority, store: Store) -> Iterable[Finding]:
     clocks, now = SeenClocks(store, authority.certificate), authority.now()
     verdict = clocks.verdict(now)
     verdict.require()
-    yield "ok", f"{now:%Y-%m-%d %H:%M} UTC: {verdict.why}", ""
+    if os.environ.get(CLOCK_VARIABLE):
+        yield "warn", f"{now:%Y-%m-%d %H:%M} UTC is what {CLOCK_VARIABLE} makes of it", "Unset it, outside tests."
+    else:
+        yield "ok", f"{now:%Y-%m-%d %H:%M} UTC: {verdict.why}", ""
     for one in clocks.readings():
         if one.state != "agrees":
             yield (
@@ -106,10 +115,6 @@ def require_whole(store: Store, *, thorough: bool = False) -> None:
         )
 
 
-_meta = sa.MetaData()
-_home = sa.Table("home", _meta, sa.Column("id", sa.String(32), primary_key=True))
-
-
 def require_home(store: Store, home: Path) -> None:
     """Refuse to serve a database from a second home folder: accepted bundles lie in the first.
 
@@ -121,7 +126,7 @@ def require_home(store: Store, home: Path) -> None:
     place = sa.make_url(store.place[0])
     if place.get_backend_name() == "sqlite" and Path(place.database or "").parent.resolve() == home.resolve():
         return  # it lies in the home folder itself
-    read, write = store.extended(_meta)
+    read, write = store.read, store.write
     path = home / "home.id"
     mine = path.read_text().strip() if path.exists() else ""
     known = read(lambda c: c.execute(sa.select(_home.c.id)).scalar()) or ""
@@ -148,12 +153,16 @@ def _certificates(authority: Authority, store: Store) -> Iterable[Finding]:
             given=wrong.pop("the server"),
             next_step="Set the clock (NTP), then coordinator clock repair.",
         )
+    from coordinator.store.site_certificates import outlook
+
     now = authority.now()
     left = (authority.server_certificate.not_valid_after_utc - now).days
     yield "ok", f"the server's has {left} days left, and is renewed by itself", ""
-    rest = (authority.certificate.not_valid_after_utc - now).days
-    state: Literal["ok", "warn"] = "warn" if rest < 365 else "ok"
-    yield state, f"the authority's has {rest} days left", "Sites must be invited anew under a new one before it ends."
+    line = authority_line(authority, now)
+    yield line.state, line.detail, line.fix
+    for one in outlook(store.sites(), now):
+        if one.warning:
+            yield "warn", one.warning, one.mend
     for whose, what in wrong.items():
         yield "warn", f"that of {whose} is {what}", "coordinator clock repair, or revoke the site and invite it anew."
 
@@ -187,3 +196,52 @@ def alarms(config: CoordinatorConfig, store: Store) -> list[QuotaUse]:
 
     answers = Analysts(store, config.quotas).kept()
     return [use for use in quota_uses(config.home, store, config.quotas, answers) if use.near]
+
+
+def authority_line(authority: Authority, now: dt.datetime) -> ChecklistLine:
+    """How long the authority lasts; a warning while there is still time for the next one to be made at leisure."""
+    from coordinator.services.authority import WARNED_BEFORE_END
+
+    left = (authority.ends - now) // dt.timedelta(days=1)
+    until = authority.ends - dt.timedelta(days=SITE_DAYS)
+    detail = f"the authority's has {left} days left; sites renew under it until {until:%Y-%m-%d}"
+    state = "ok" if left >= WARNED_BEFORE_END else "warn" if left >= SITE_DAYS else "fail"
+    return ChecklistLine(
+        name="authority",
+        state=state,  # type: ignore[arg-type]
+        detail=detail,
+        fix="" if state == "ok" else "coordinator ca rotate: sites follow by themselves.",
+    )
+
+
+def plan_lines(
+    plan: StudyPlan, sites: Sequence[RegisteredSite], authority: Authority, now: dt.datetime
+) -> list[ChecklistLine]:
+    """A plan's calendar held against what its sites hold: red where it outlives what does not renew by itself."""
+    from coordinator.services.authority import WARNED_BEFORE_END
+    from coordinator.store.site_certificates import outlook
+
+    last = max(wave.closes for wave in plan.waves)
+    known = [one for one in outlook(sites, now) if one.life is not None]
+    members = {one.site for one in sites if plan.study in one.studies}
+    lines = [
+        ChecklistLine(name="certificates", state="fail", detail=f"{one.warning}; wave until {last}", fix=one.mend)
+        for one in known
+        if one.site in members and one.warning and one.life is not None and one.life.ends.date() <= last
+    ]
+    good = [one for one in known if one.site in members and not one.warning]
+    if good:
+        first = min(good, key=lambda one: one.life.renews if one.life else last)
+        assert first.life is not None
+        many = f"{len(good)} site{'s' if len(good) > 1 else ''}"
+        detail = f"{many} renew by themselves while their agents run; next {first.site}, from {first.life.renews}"
+        lines.append(ChecklistLine(name="certificates", state="ok", detail=detail))
+    if authority.ends.date() <= last:
+        line = authority_line(authority, now)
+        late = (authority.ends - now) // dt.timedelta(days=1) < WARNED_BEFORE_END
+        by = authority.ends - dt.timedelta(days=SITE_DAYS)
+        detail = (
+            f"ends on {authority.ends:%Y-%m-%d}, before the last wave closes ({last}); the next one by {by:%Y-%m-%d}"
+        )
+        lines.append(ChecklistLine(name="authority", state="fail" if late else "ok", detail=detail, fix=line.fix))
+    return lines

@@ -1,6 +1,6 @@
 """Who takes part, as the leads say it and as sites say it of themselves: grants, leads, keys, approvers.
 
-Everything is a signed statement that follows the one before it (`shared.plans.statements`), is logged in the
+Everything is a signed statement that follows the one before it (`shared.membership.statements`), is logged in the
 transaction that makes it true, and is taken once however often it is shown. What a coordinator that was put back has
 forgotten, the sites show it again: what leads have signed, leads need not sign anew.
 """
@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -24,14 +25,18 @@ from coordinator.store.rows import RegisteredSite
 from coordinator.store.store import Store
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey
-from shared.errors import ReplayRefusal, RoleRefusal, SchemaRefusal, SignatureRefusal, StateRefusal
-from shared.plans.grants import GRANT_TYPE, Grant
-from shared.plans.key_changes import KEY_CHANGE_TYPE, KeyChange, SiteKeyring, after, open_key_change
-from shared.plans.leads import LEAD_CHANGE_TYPE, LeadChange, Leads, open_lead_change
-from shared.plans.statements import require_next
+from shared.errors import ReplayRefusal, RoleRefusal, SchemaRefusal, SignatureRefusal, StateRefusal, TooLarge
+from shared.membership.declined import DECLINED_TYPE, open_notice
+from shared.membership.grants import GRANT_TYPE, Grant
+from shared.membership.key_changes import KEY_CHANGE_TYPE, KeyChange, SiteKeyring, after, open_key_change
+from shared.membership.leads import LEAD_CHANGE_TYPE, LeadChange, Leads, open_lead_change
+from shared.membership.statements import require_next
 from shared.wire.messages import MembershipReply
 
 __all__ = ["Members"]
+
+NOTICES_CAP = 1000
+"""Most declined releases of which one site may tell."""
 
 
 class Members:
@@ -44,7 +49,7 @@ class Members:
 
     def __init__(self, store: Store, coordinator: str) -> None:
         self._store, self.coordinator = store, coordinator
-        self._read, self._write = store.extended(db.meta)
+        self._read, self._write = store.read, store.write
 
     # -- grants -----------------------------------------------------------------------------------------------------
     def grants(self, site: str) -> tuple[tuple[Grant, Envelope], ...]:
@@ -217,6 +222,62 @@ class Members:
         )
         return min(most, len(ring.approvers) - len(ring.deputies))
 
+    # -- what stewards chose to tell ---------------------------------------------------------------------------------
+    def note_declined(self, site: RegisteredSite, envelope: Envelope, today: dt.date) -> None:
+        """Keep a person's word on a release that they declined; again changes nothing.
+
+        Raises: SignatureRefusal, ReplayRefusal, RoleRefusal, TooLarge (beyond `NOTICES_CAP` of one site).
+        """
+        said = open_notice(envelope, site.approvers, coordinator=self.coordinator, site=site.site)
+        self.require_known(site, said.study)
+
+        def work(c: sa.Connection) -> None:
+            known = set(
+                c.execute(sa.select(tables.declined.c.digest).where(tables.declined.c.site == site.site)).scalars()
+            )
+            if envelope.digest in known:
+                return
+            if len(known) >= NOTICES_CAP:
+                raise TooLarge(f"a site may tell of at most {NOTICES_CAP} declined releases", given=f"{len(known)}")
+            names = ("study", "wave", "decision", "reason")
+            values = {"site": site.site, "digest": envelope.digest, **{name: getattr(said, name) for name in names}}
+            c.execute(tables.declined.insert().values(**values, envelope=envelope.to_bytes(), day=today.isoformat()))
+
+        self._write(work)
+
+    def declined(self, study: str = "") -> tuple[dict[str, Any], ...]:
+        """What stewards chose to tell of releases that they declined, oldest first."""
+        names = ("day", "site", "study", "wave", "decision", "reason")
+        query = sa.select(*(tables.declined.c[name] for name in names)).order_by(tables.declined.c.day)
+        if study:
+            query = query.where(tables.declined.c.study == study)
+        return tuple(dict(row) for row in self._read(lambda c: c.execute(query).mappings().all()))
+
+    # -- keys that were in other hands --------------------------------------------------------------------------------
+    def distrust(self, site: str, since: dt.date, today: dt.date) -> tuple[str, ...]:
+        """Rely no more on what was accepted of a site on a day or after it; ids of those releases.
+
+        They stay in the log and on the disk; no question sees them, and results that rest on them are stale.
+        """
+
+        def work(c: sa.Connection) -> tuple[str, ...]:
+            already = sa.select(tables.distrusted.c.bundle_sha256)
+            query = sa.select(db.releases.c.bundle_sha256, db.releases.c.release_id).where(
+                (db.releases.c.site == site)
+                & (db.releases.c.accepted_day >= since.isoformat())
+                & db.releases.c.bundle_sha256.not_in(already)
+            )
+            rows = c.execute(query.order_by(db.releases.c.log_index)).all()
+            if not rows:
+                return ()
+            leaf = tables.distrust_leaf(site, since.isoformat(), [row.bundle_sha256 for row in rows])
+            index, _ = append_entry(c, leaf)
+            values = {"site": site, "since": since.isoformat(), "log_index": index, "day": today.isoformat()}
+            c.execute(tables.distrusted.insert(), [{"bundle_sha256": row.bundle_sha256, **values} for row in rows])
+            return tuple(row.release_id for row in rows)
+
+        return self._write(work)
+
     # -- one call of a site -----------------------------------------------------------------------------------------
     def exchange(
         self, site: RegisteredSite, statements: Iterable[Envelope], leads: Leads, today: dt.date
@@ -234,6 +295,8 @@ class Members:
                 if Grant.said(envelope).site != site.site:
                     raise ReplayRefusal("a grant must be of the calling site", given="another's")
                 self.grant(envelope, leads)
+            elif envelope.payload_type == DECLINED_TYPE:
+                self.note_declined(site, envelope, today)
             elif envelope.payload_type == LEAD_CHANGE_TYPE:
                 raise RoleRefusal("a change of leads must come from the leads", given="one that a site shows")
             else:

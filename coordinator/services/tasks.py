@@ -131,7 +131,7 @@ def answer(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises: what `coordinator.answers.queries.ask` raises.
     """
     from coordinator.answers import queries
-    from shared.estimands.answer import parse_estimand
+    from shared.estimands.questions import parse_estimand
     from shared.releases.synthetic import versions
 
     store, cache = _opened(*given["store"])

@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from coordinator.store import schema as db
-from coordinator.store.log import MerkleTree, append, leaf_hash, peaks_root
 from shared.base.canonical import canonical_json
+from shared.base.merkle_tree import MerkleTree, append, leaf_hash, peaks_root
 from shared.errors import StateRefusal, StorageRefusal
 
 __all__ = ["Database", "Reader", "Writer", "append_entry", "log_size", "storage_refusal"]
@@ -82,17 +82,6 @@ class Database:
         except StorageRefusal as refusal:
             return refusal.given
         return "" if said == "ok" else said.splitlines()[0][:200]
-
-    def extended(self, tables: sa.MetaData) -> tuple[Reader, Writer]:
-        """Make further tables in this database; how to read, and how to write in one transaction.
-
-        Raises: StorageRefusal.
-        """
-        try:
-            tables.create_all(self._engine)
-        except DBAPIError as error:
-            raise storage_refusal(error) from None
-        return self.read, self.write
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
         """What `work` gives on a connection. Raises: StorageRefusal."""

@@ -66,7 +66,7 @@ class LogWatch:
 
     def __init__(self, store: Store, *, coordinator: str = "", key: SigningKey | None = None) -> None:
         self._store, self._coordinator, self._key = store, coordinator, key
-        self._read, self._write = store.extended(db.meta)
+        self._read, self._write = store.read, store.write
 
     # -- heads ------------------------------------------------------------------------------------------------------
     def signer(self, today: dt.date) -> Callable[[int, str], bytes]:

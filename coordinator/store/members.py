@@ -10,6 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from coordinator.store import membership
 from coordinator.store import schema as db
 from coordinator.store.engine import Database, append_entry, log_size
 from coordinator.store.rows import KeyHistory, RegisteredSite, StoredPlan
@@ -37,6 +38,7 @@ __all__ = [
     "refuse_site",
     "require_invited",
     "require_site",
+    "retire_keys",
     "revoke_site",
     "set_certificate",
     "stored_plan",
@@ -145,13 +147,14 @@ def enrol(
         values = {
             "site": site,
             "state": "pending",
-            "studies": found.studies,
+            "studies": json.dumps(membership.takes_part(c, site, json.loads(found.studies))),
             "request_sha256": digest,
             "csr_pem": request.csr_pem,
             "certificate_pem": "",
             "reason": "",
         }
         retire_keys(c, site)
+        c.execute(membership.deputies.delete().where(membership.deputies.c.site == site))
         if old is None:
             c.execute(db.sites.insert().values(**values))
         else:

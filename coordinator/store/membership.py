@@ -7,7 +7,7 @@ Each row holds the signed statement itself and its place in the log. Rows are re
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from coordinator.store import schema as db
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.keys import Envelope, PublicKey
-from shared.plans.grants import Grant
-from shared.plans.key_changes import KeyChange, SiteKeyring
-from shared.plans.leads import LeadChange
+from shared.membership.grants import Grant
+from shared.membership.key_changes import KeyChange, SiteKeyring
+from shared.membership.leads import LeadChange
 
 __all__ = [
     "declined",
@@ -33,6 +33,7 @@ __all__ = [
     "lead_changes",
     "lead_leaf",
     "logged",
+    "takes_part",
 ]
 
 _word = sa.String(64)
@@ -124,6 +125,12 @@ def granted(c: sa.Connection, site: str) -> dict[str, bool]:
     """The last word of the leads on each study that a site was granted."""
     rows = c.execute(sa.select(grants).where(grants.c.site == site).order_by(grants.c.number))
     return {row.study: bool(row.granted) for row in rows}
+
+
+def takes_part(c: sa.Connection, site: str, invited: Sequence[str]) -> list[str]:
+    """Studies of a site that joins by an invitation, with what it was granted and not taken out of since."""
+    said = granted(c, site)
+    return [*invited, *(study for study, within in said.items() if within and study not in invited)]
 
 
 def ever_granted(c: sa.Connection, site: str) -> set[str]:

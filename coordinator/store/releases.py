@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
+from coordinator.store import membership
 from coordinator.store import schema as db
 from coordinator.store.engine import Database, append_entry
 from coordinator.store.rows import AcceptedRelease, Quarantined, Tombstone
@@ -43,6 +44,7 @@ __all__ = [
     "select_releases",
     "select_tombstones",
     "standing_revoked",
+    "tombstones",
     "uncompared",
     "withdraw",
     "withdrawals",
@@ -50,6 +52,10 @@ __all__ = [
 
 REVOCATIONS_CAP = 10_000
 """Most standing approvals that one site may end: what a site sends must not decide how much is kept."""
+
+DISTRUSTED = "distrusted"
+"""In the place of a withdrawal's reason: the site did not take it back, its keys may have been in other hands."""
+VISIBLE = db.withdrawals.c.day.is_(None) & membership.distrusted.c.day.is_(None)
 
 
 def accept_release(
@@ -204,7 +210,7 @@ def accepted_releases(
         if value is not None:
             query = query.where(column == value)
     if not withdrawn:
-        query = query.where(db.withdrawals.c.day.is_(None))
+        query = query.where(VISIBLE)
     return tuple(release_row(row) for row in store.read(lambda c: c.execute(query).all()))
 
 
@@ -231,7 +237,7 @@ def holdings(store: Database, study: str, site: str) -> tuple[Holding, ...]:
             study=r.study,
             wave=r.wave,
             release_id=r.release_id,
-            state="withdrawn" if r.withdrawn else "accepted",
+            state="withdrawn" if r.withdrawn not in ("", DISTRUSTED) else "accepted",
             log_index=r.log_index,
             statement=r.envelope.to_bytes(),
         )
@@ -318,7 +324,7 @@ def withdraw(store: Database, *, withdrawal: Withdrawal, envelope: Envelope, tod
         c.execute(db.withdrawals.insert().values(**values, envelope=envelope.to_bytes()))
 
     store.write(work)
-    (stone,) = withdrawals(store, bundle_sha256=withdrawal.bundle_sha256)
+    (stone,) = withdrawals(store, bundle_sha256=withdrawal.bundle_sha256, distrusted=False)
     if stone.site != withdrawal.site:
         raise ReplayRefusal("a withdrawal must be of the calling site's release", given="another site's")
     return stone
@@ -353,15 +359,38 @@ def standing_revoked(store: Database, site: str, standing: str) -> bool:
 
 
 def withdrawals(
-    store: Database, study: str | None = None, *, bundle_sha256: str | None = None
+    store: Database, study: str | None = None, *, bundle_sha256: str | None = None, distrusted: bool = True
 ) -> tuple[Tombstone, ...]:
-    """Releases that were withdrawn, in the order of the log."""
-    query = select_tombstones().order_by(db.withdrawals.c.log_index)
-    if study is not None:
-        query = query.where(db.withdrawals.c.study == study)
-    if bundle_sha256 is not None:
-        query = query.where(db.withdrawals.c.bundle_sha256 == bundle_sha256)
-    return tuple(Tombstone(**row) for row in store.read(lambda c: c.execute(query).mappings().all()))
+    """Releases that were withdrawn, in the order of the log.
+
+    Args:
+        distrusted: name those as well that nobody relies on since their site was revoked from a day on: no question
+            sees them either, and their bytes are kept as evidence.
+    """
+    return store.read(lambda c: tombstones(c, study, bundle_sha256=bundle_sha256, distrusted=distrusted))
+
+
+def tombstones(
+    c: sa.Connection, study: str | None = None, *, bundle_sha256: str | None = None, distrusted: bool = True
+) -> tuple[Tombstone, ...]:
+    """The same within a transaction."""
+    found = [dict(row) for row in c.execute(select_tombstones()).mappings()]
+    if distrusted:
+        taken = {row["bundle_sha256"] for row in found}
+        names = ("release_id", "study", "wave")
+        also = membership.distrusted
+        query = sa.select(*also.c, *(db.releases.c[name] for name in names), db.log.c.root)
+        query = query.join(db.releases, also.c.bundle_sha256 == db.releases.c.bundle_sha256)
+        query = query.join(db.log, also.c.log_index == db.log.c.index)
+        for row in c.execute(query).mappings():
+            if row["bundle_sha256"] not in taken:
+                kept = {name: row[name] for name in (*names, "bundle_sha256", "site", "log_index", "day")}
+                found.append({**kept, "log_root": row["root"], "reason_code": DISTRUSTED})
+    return tuple(
+        Tombstone(**row)
+        for row in sorted(found, key=lambda row: int(row["log_index"]))
+        if study in (None, row["study"]) and bundle_sha256 in (None, row["bundle_sha256"])
+    )
 
 
 @functools.lru_cache(maxsize=8192)
@@ -380,7 +409,10 @@ def select_releases() -> sa.Select[Any]:
     """The query for releases, each with its withdrawal and its standing approval."""
     joined = db.releases.outerjoin(db.withdrawals, db.releases.c.bundle_sha256 == db.withdrawals.c.bundle_sha256)
     joined = joined.outerjoin(db.standing, db.releases.c.release_id == db.standing.c.release_id)
-    withdrawn = db.withdrawals.c.reason_code.label("withdrawn")
+    own = membership.distrusted.c.bundle_sha256 == db.releases.c.bundle_sha256
+    joined = joined.outerjoin(membership.distrusted, own)
+    since = sa.case((membership.distrusted.c.day.is_not(None), DISTRUSTED), else_=None)
+    withdrawn = sa.func.coalesce(db.withdrawals.c.reason_code, since).label("withdrawn")
     return sa.select(*db.releases.c, withdrawn, db.standing.c.standing).select_from(joined)
 
 

@@ -16,44 +16,20 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from coordinator.store.schema import round_asked as _orders
+from coordinator.store.schema import round_of as _of
 from coordinator.store.store import RegisteredSite, Store
 from shared.base.canonical import sha256_hex
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import Refusal, ReplayRefusal, RoleRefusal, RoundsRefusal, StateRefusal
-from shared.wire.messages import ROUND_CAP, RoundAnswer, RoundReceipt, RoundReply
+from shared.wire.messages import RoundAnswer, RoundReceipt, RoundReply
 from shared.wire.rounds import Answered, RoundOrder, open_answer, open_order, unpack
 
 if TYPE_CHECKING:
     from shared.plans.federated import FederatedFlow
 
 __all__ = ["RoundQueue", "SiteReply", "TrainingProgress"]
-
-_meta = sa.MetaData()
-_word, _digest = sa.String(64), sa.String(64)
-_content = sa.LargeBinary(ROUND_CAP)
-_orders = sa.Table(
-    "round_asked",
-    _meta,
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("study", _word, nullable=False, index=True),
-    sa.Column("plan_hash", _digest, nullable=False),
-    sa.Column("kind", sa.String(16), nullable=False),
-    sa.Column("round", sa.Integer, nullable=False),
-    sa.Column("digest", _digest, nullable=False),
-    sa.Column("envelope", sa.LargeBinary(16 << 10), nullable=False),
-    sa.Column("content", _content, nullable=False),
-    sa.UniqueConstraint("study", "plan_hash", "kind", "round"),
-)
-_of = sa.Table(
-    "round_of",
-    _meta,
-    sa.Column("asked", sa.Integer, sa.ForeignKey("round_asked.number"), primary_key=True),
-    sa.Column("site", _word, primary_key=True),
-    sa.Column("envelope", sa.LargeBinary(16 << 10)),
-    sa.Column("content", _content),
-    sa.Column("key", _digest),  # under which it was taken: the site may have another one by the time it is read
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +69,7 @@ class RoundQueue:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._read, self._write = store.extended(_meta)
+        self._read, self._write = store.read, store.write
 
     # -- the coordinator's side ---------------------------------------------------------------------------------
     def ask(self, said: RoundOrder, content: bytes, sites: Sequence[str], key: SigningKey) -> None:

@@ -10,11 +10,19 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from shared.wire.messages import ROUND_CAP
+
 __all__ = [
+    "analyst_tokens",
     "anchors",
+    "answers",
+    "answers_kept",
     "arrived",
+    "asked",
+    "clock_words",
     "comparisons",
     "gaps",
+    "home",
     "invitations",
     "log",
     "meta",
@@ -28,6 +36,10 @@ __all__ = [
     "retired",
     "revocations",
     "revoked",
+    "round_asked",
+    "round_of",
+    "site_certificates",
+    "site_clocks",
     "site_keys",
     "sites",
     "sqlite_begin",
@@ -257,6 +269,104 @@ results = sa.Table(
     sa.Column("figure", sa.Text, nullable=False),
     sa.Column("day", sa.String(10), nullable=False),
     sa.Index("results_by_question", "study", "question"),
+)
+analyst_tokens = sa.Table(
+    "analyst_tokens",
+    meta,
+    sa.Column("id", sa.String(16), primary_key=True),
+    sa.Column("name", _word, nullable=False),
+    sa.Column("role", sa.String(16), nullable=False),
+    sa.Column("studies", sa.Text, nullable=False),
+    sa.Column("token_sha256", _digest, nullable=False, unique=True),
+    sa.Column("made", sa.Date, nullable=False),
+    sa.Column("expires", sa.Date, nullable=False),
+    sa.Column("revoked", sa.Date),
+)
+answers = sa.Table(
+    "answers",
+    meta,
+    sa.Column("result_id", _word, primary_key=True),
+    sa.Column("study", _word, nullable=False),
+    sa.Column("document", sa.LargeBinary, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+# Who was first to ask for each answer, how large it is, so that no sum reads the documents, and what of it stands among
+# the results that were handed out.
+answers_kept = sa.Table(
+    "answers_kept",
+    meta,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("result_id", _word, nullable=False, unique=True),
+    sa.Column("analyst", _word, nullable=False, index=True),
+    sa.Column("bytes", sa.Integer, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+    sa.Column("result", sa.Integer),
+)
+asked = sa.Table(
+    "asked",
+    meta,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("study", _word, nullable=False, index=True),
+    sa.Column("analyst", _word, nullable=False),
+    sa.Column("role", sa.String(16), nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("label", sa.String(16), nullable=False),
+    sa.Column("planned", sa.Text, nullable=False),
+    sa.Column("question", sa.Text, nullable=False),
+    sa.Column("subject", _word, nullable=False),
+)
+site_clocks = sa.Table(
+    "site_clocks",
+    meta,
+    sa.Column("site", sa.String(64), primary_key=True),
+    sa.Column("offset", sa.Float, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+# Every certificate that a site was given; the first one only from when another followed it.
+site_certificates = sa.Table(
+    "site_certificates",
+    meta,
+    sa.Column("serial", _word, primary_key=True),
+    sa.Column("site", _word, nullable=False, index=True),
+    # What tells this membership from an earlier one: the tokens and the request with which the site joined.
+    sa.Column("membership", _digest, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),  # issued, shown, or replaced by another before it was shown
+    sa.Column("request", _digest, nullable=False),  # SHA-256 of the signed request; blank for the first one
+    sa.Column("csr_pem", sa.Text, nullable=False),
+    sa.Column("certificate_pem", sa.Text, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+    sa.Column("good_until", sa.String(10), nullable=False),  # last day, where a newer one was shown; blank: its own
+)
+clock_words = sa.Table(
+    "clock_words",
+    meta,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+home = sa.Table("home", meta, sa.Column("id", sa.String(32), primary_key=True))
+_content = sa.LargeBinary(ROUND_CAP)
+round_asked = sa.Table(
+    "round_asked",
+    meta,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("study", _word, nullable=False, index=True),
+    sa.Column("plan_hash", _digest, nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("round", sa.Integer, nullable=False),
+    sa.Column("digest", _digest, nullable=False),
+    sa.Column("envelope", sa.LargeBinary(16 << 10), nullable=False),
+    sa.Column("content", _content, nullable=False),
+    sa.UniqueConstraint("study", "plan_hash", "kind", "round"),
+)
+round_of = sa.Table(
+    "round_of",
+    meta,
+    sa.Column("asked", sa.Integer, sa.ForeignKey("round_asked.number"), primary_key=True),
+    sa.Column("site", _word, primary_key=True),
+    sa.Column("envelope", sa.LargeBinary(16 << 10)),
+    sa.Column("content", _content),
+    sa.Column("key", _digest),  # under which it was taken: the site may have another one by the time it is read
 )
 
 

@@ -9,14 +9,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from coordinator.store import membership
 from coordinator.store import schema as db
 from coordinator.store.engine import Database, append_entry, log_size
-from coordinator.store.log import append, leaf_hash, peaks_root
 from coordinator.store.members import all_plans, enrolment, key_history
 from coordinator.store.releases import accepted_releases, quarantined
 from coordinator.store.rows import AcceptedRelease, LogEntry
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.keys import Envelope
+from shared.base.merkle_tree import append, leaf_hash, peaks_root
 from shared.errors import IntegrityRefusal, SignatureRefusal
 from shared.plans.standing import STANDING_TYPE
 from shared.wire.messages import ANCHOR_TYPE, WITHDRAWAL_TYPE, AnchorHead, Withdrawal
@@ -43,8 +44,7 @@ def site_list(store: Database, study: str, site: str, *, today: dt.date) -> dict
     Raises: StateRefusal (no such site).
     """
     enrolment(store, site)
-    query = sa.select(db.invitations.c.studies).where(db.invitations.c.site == site)
-    invited = {name for row in store.read(lambda c: c.execute(query).all()) for name in json.loads(row.studies)}
+    invited = store.read(lambda c: membership.ever_granted(c, site))
     witnessed = sa.select(db.anchors).where(db.anchors.c.site == site).order_by(db.anchors.c.log_index)
     anchors = store.read(lambda c: c.execute(witnessed).all())
     return {
@@ -148,6 +148,8 @@ def verify_log(store: Database) -> int:
             raise IntegrityRefusal("a wave's closing must be in the log", given=f"another entry {row.log_index}")
     for row in store.read(lambda c: c.execute(sa.select(db.restorations)).all()):
         must(row.log_index, "a restoration", parse_json(row.entry))
+    for index, entry in store.read(membership.logged).items():
+        must(index, "who takes part", parse_json(entry))
     for row in store.read(lambda c: c.execute(sa.select(db.tree_heads)).all()):
         if not 0 < row.size <= len(entries) or entries[row.size - 1].root != row.root:
             raise IntegrityRefusal("a signed head must be of this log", given=f"another root of {row.size} entries")

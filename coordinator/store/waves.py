@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from coordinator.store import schema as db
 from coordinator.store.engine import Database, append_entry
-from coordinator.store.releases import accepted_releases, select_releases, select_tombstones
+from coordinator.store.releases import VISIBLE, accepted_releases, select_releases, tombstones
 from coordinator.store.rows import Revision, SavedResult, WaveRecord
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.failpoints import reach
@@ -63,7 +63,7 @@ def close_wave(
         if _wave_record(c, study, wave).closed:
             raise StateRefusal("a wave must be open to be closed", given="a closed one", next_step="See wave status.")
         query = select_releases().where((db.releases.c.study == study) & (db.releases.c.wave == wave))
-        rows = c.execute(query.where(db.withdrawals.c.day.is_(None)).order_by(db.releases.c.log_index)).all()
+        rows = c.execute(query.where(VISIBLE).order_by(db.releases.c.log_index)).all()
         delivered = {row.site for row in rows}
         if len(delivered) < quorum and not reason.strip():
             raise StateRefusal(
@@ -163,7 +163,7 @@ def results(store: Database, study: str | None = None) -> tuple[SavedResult, ...
         query = query.where(db.results.c.study == study)
 
     def work(c: sa.Connection) -> tuple[SavedResult, ...]:
-        withdrawn = {row.bundle_sha256 for row in c.execute(sa.select(db.withdrawals.c.bundle_sha256))}
+        withdrawn = {stone.bundle_sha256 for stone in tombstones(c)}
         return tuple(_result(row, withdrawn) for row in c.execute(query).mappings())
 
     return store.read(work)
@@ -219,10 +219,8 @@ def _wave_record(c: sa.Connection, study: str, wave: int) -> WaveRecord:
         arrived = c.execute(select_releases().where(place)).all()
         steps += [(row.log_index, "late", row) for row in arrived]
         accepted = {row.bundle_sha256 for row in arrived}
-        withdrawn = c.execute(
-            select_tombstones().where((db.withdrawals.c.study == study) & (db.withdrawals.c.wave == wave))
-        )
-        steps += [(row.log_index, "withdrawn", row) for row in withdrawn if row.bundle_sha256 in accepted]
+        gone = [stone for stone in tombstones(c, study) if stone.wave == wave and stone.bundle_sha256 in accepted]
+        steps += [(stone.log_index, "withdrawn", stone) for stone in gone]
     closed, revisions = False, list[Revision]()
     for index, kind, row in sorted(steps, key=lambda step: step[0]):
         if kind == "wave_reopened":

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from shared.estimands.kinds import KINDS
 from shared.estimands.questions import INTERCEPT
 
 if TYPE_CHECKING:
@@ -25,20 +26,6 @@ _BACK: Mapping[str, Callable[[float], float]] = {
     "log": lambda y: math.exp(min(y, 700.0)),
     "logit": lambda y: 1 / (1 + math.exp(-max(min(y, 700.0), -700.0))),
     "fisher_z": math.tanh,
-}
-_NAMES: Mapping[str, str] = {
-    "mean": "Mean",
-    "difference": "Mean difference",
-    "ratio": "Ratio of means",
-    "proportion": "Proportion",
-    "correlation": "Correlation",
-    "ols": "Coefficient",
-    "logistic": "Odds ratio",
-    "poisson": "Rate ratio",
-    "cox": "Hazard ratio",
-    "km": "Survival",
-    "rmst": "Restricted mean survival time",
-    "logrank": "Hazard ratio",
 }
 _TABLES = {"OR": "Odds ratio", "RR": "Risk ratio", "RD": "Risk difference"}
 _BASELINES = {"ols": "Intercept", "logistic": "Odds", "poisson": "Rate"}
@@ -72,7 +59,7 @@ def effect_name(question: Estimand, term: str = "", unit: str = "") -> str:
         return _TABLES[question.measure]
     if term == INTERCEPT and question.kind in _BASELINES:
         return _BASELINES[question.kind]
-    name, time = _NAMES[question.kind], question.at if question.kind == "km" else question.tau
+    name, time = KINDS[question.kind].effect, question.at if question.kind == "km" else question.tau
     if question.kind not in ("km", "rmst") or time is None:
         return name
     return " ".join(filter(None, (name, "at" if question.kind == "km" else "to", f"{time:g}", unit)))

@@ -19,13 +19,15 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from shared.errors import EstimateRefusal, ParameterError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "DEEPEST",
@@ -466,6 +468,7 @@ class QuestionRows:
     Args:
         table: (n, …); it must not change afterwards.
 
+    >>> import pandas as pd
     >>> rows = QuestionRows(pd.DataFrame({"age": [40, 50, 60]}))
     >>> rows.part(np.array([True, False, True])).numbers("age")
     array([40., 60.])
@@ -593,6 +596,8 @@ def _apply(op: str, a: Array, b: Array) -> Array:
 
 def _compared(name: str, op: str, right: Node, rows: QuestionRows) -> Array:
     """A column compared with a quoted level or with numbers; numeric levels compare as numbers."""
+    import pandas as pd
+
     column = rows[name] if right.kind == "text" or rows.is_category(name) else None
     category = column.dtype if column is not None and isinstance(column.dtype, pd.CategoricalDtype) else None
     if column is not None and right.kind == "text":
@@ -611,6 +616,8 @@ def _compared(name: str, op: str, right: Node, rows: QuestionRows) -> Array:
 
 def is_category(column: pd.Series) -> bool:
     """True if a column holds categories: words, or levels that are not numbers in order."""
+    import pandas as pd
+
     if isinstance(column.dtype, pd.CategoricalDtype):
         return not (column.dtype.ordered and pd.api.types.is_numeric_dtype(column.dtype.categories))
     return not pd.api.types.is_numeric_dtype(column) and bool(column.notna().any())
@@ -621,6 +628,8 @@ def numbers(column: pd.Series) -> Array:
 
     Raises: EstimateRefusal: a column of words.
     """
+    import pandas as pd
+
     if is_category(column):
         raise EstimateRefusal(
             f"column {column.name!r} must hold numbers",

@@ -1,6 +1,6 @@
 """Estimands of one table: a frozen question, its checks, and its two spellings.
 
-    cox(years, died, subset = sex == 1) ~ sbp/10 * C(arm)            the whole question in one text, as plans hold it
+    cox(years, died, subset = sex == 1) ~ sbp/10 + C(arm)            the whole question in one text, as plans hold it
     "cox", "Surv(years, died) ~ sbp + age", subset="sex == 1"        a kind and a formula, as in R
 
 Both become an `Estimand`, whose `str` is the first spelling in one form: equal questions have equal texts, which is
@@ -14,47 +14,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from shared.errors import ParameterError
 from shared.estimands.formulas import Node, RightSide, check_arithmetic, is_logical, names, parse, right_side
+from shared.estimands.kinds import GROUPED, KINDS, MODELS, OPTIONS, SURVIVAL, Kind, Scale
 from shared.estimands.regression import Robust
 from shared.estimands.survival import Ties
 
 __all__ = ["GROUPED", "INTERCEPT", "MODELS", "NETWORK", "SURVIVAL", "Estimand", "Kind", "Scale"]
 __all__ += ["parse_estimand", "parse_formula"]
 
-Kind = Literal[
-    "mean",
-    "difference",
-    "ratio",
-    "proportion",
-    "two_by_two",
-    "correlation",
-    "ols",
-    "logistic",
-    "poisson",
-    "cox",
-    "km",
-    "rmst",
-    "logrank",
-    "network",
-]
-Scale = Literal["identity", "log", "logit", "fisher_z"]
 Measure = Literal["OR", "RR", "RD"]
 
 INTERCEPT = "intercept"
-_SCALES: dict[str, Scale] = {
-    "ratio": "log",
-    "proportion": "logit",
-    "correlation": "fisher_z",
-    "logistic": "log",
-    "poisson": "log",
-    "cox": "log",
-    "km": "logit",
-    "logrank": "log",
-    "network": "log",
-}
 NETWORK: Mapping[str, str] = {
     "edge": "share of pairs that are connected",
     "v_shape": "share of the possible V-shapes (one person connected with two others) that are there",
@@ -74,19 +47,6 @@ NETWORK: Mapping[str, str] = {
 """Network estimands, in words, for messages."""
 ACROSS = ("assortativity", "recovery")
 """Those of a column, which stands after ~."""
-SURVIVAL = ("cox", "km", "rmst", "logrank")
-MODELS = ("ols", "logistic", "poisson", "cox")
-GROUPED = ("difference", "ratio", "two_by_two", "logrank")
-_OPTIONS: dict[str, tuple[str, ...]] = {
-    "two_by_two": ("measure",),
-    "correlation": ("structure",),
-    "ols": ("weights", "robust"),
-    "logistic": ("weights", "robust"),
-    "poisson": ("weights", "robust"),
-    "cox": ("weights", "ties", "start", "stop"),
-    "km": ("at",),
-    "rmst": ("tau",),
-}
 _HINT = "Write for example: logistic(died) ~ age/10 + C(smoking)."
 
 
@@ -139,14 +99,14 @@ class Estimand:
     structure: Literal["pearson", "cs"] = "pearson"
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise ParameterError(f"kind must be one of {', '.join(get_args(Kind))}", given=repr(self.kind))
+        if self.kind not in KINDS:
+            raise ParameterError(f"kind must be one of {', '.join(KINDS)}", given=repr(self.kind))
         object.__setattr__(self, "terms", tuple(self.terms))
         object.__setattr__(self, "per", {name: float(units) for name, units in self.per.items()})
         kind, survival = self.kind, self.kind in SURVIVAL
         complete = bool(self.duration and self.event) == survival
         if not complete or bool(self.outcome) != (not survival and kind != "correlation"):
-            raise ParameterError(f"{kind} must name {_NEEDS[kind]}", next_step="See docs/estimands.md.")
+            raise ParameterError(f"{kind} must name {KINDS[kind].needs}", next_step="See docs/estimands.md.")
         if kind in ("mean", "proportion") and self.terms:
             raise ParameterError(f"{kind} takes no terms", given=", ".join(self.terms))
         if kind == "correlation" and len(self.terms) < 2:
@@ -216,12 +176,12 @@ class Estimand:
             check_arithmetic(node)
             if not is_logical(node):
                 raise ParameterError("a subset must be true or false for every row", given=repr(self.subset))
-        for name, default in _DEFAULTS.items():
-            value = getattr(self, name)
-            if value != default and name not in _OPTIONS.get(self.kind, ()):
+        for name, option in OPTIONS.items():
+            value, default = getattr(self, name), option.default
+            if value != default and name not in KINDS[self.kind].options:
                 raise ParameterError(f"{self.kind} takes no {name}", given=f"{value}")
-            if isinstance(default, str) and name in _CHOICES and value not in _CHOICES[name]:
-                choices = ", ".join(filter(None, _CHOICES[name]))
+            if option.choices and value not in option.choices:
+                choices = ", ".join(filter(None, option.choices))
                 raise ParameterError(f"{name} must be one of {choices}", given=repr(value))
             if default is None and value is not None and not (math.isfinite(value) and value >= 0):
                 raise ParameterError(f"{name} must be a time of at least 0", given=f"{value}")
@@ -242,9 +202,9 @@ class Estimand:
             inside = [self.outcome]
         else:
             inside = [str(_side(self.outcome))]
-        for name, default in _DEFAULTS.items():
+        for name, option in OPTIONS.items():
             value = getattr(self, name)
-            if value != default:
+            if value != option.default:
                 inside.append(f"{name} = {value if isinstance(value, str) else Node('number', float(value))}")
         if self.subset:
             inside.append(f"subset = {parse(self.subset)}")
@@ -276,7 +236,7 @@ class Estimand:
             return "identity" if self.measure == "RD" else "log"
         if self.kind == "network" and self.outcome in ("assortativity", "recovery", "modularity"):
             return "fisher_z" if self.outcome == "assortativity" else "identity"
-        return _SCALES.get(self.kind, "identity")
+        return KINDS[self.kind].scale
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -285,41 +245,6 @@ class Estimand:
         pieces = (outcome, self.event, self.duration, *self.terms, *self.strata, self.offset)
         texts = (text for text in (*pieces, self.weights, self.subset) if text)
         return tuple(dict.fromkeys(name for text in texts for name in names(parse(text))))
-
-
-_NEEDS = {
-    "mean": "an outcome",
-    "difference": "an outcome and a group column",
-    "ratio": "an outcome and a group column",
-    "proportion": "an outcome",
-    "two_by_two": "an outcome and a group column",
-    "correlation": "two columns",
-    "ols": "an outcome and its terms",
-    "logistic": "an outcome and its terms",
-    "poisson": "an outcome and its terms",
-    "cox": "a duration and an event",
-    "km": "a duration and an event",
-    "rmst": "a duration and an event",
-    "logrank": "a duration and an event",
-    "network": "what to ask of the network",
-}
-_DEFAULTS: dict[str, Any] = {
-    "weights": "",
-    "ties": "efron",
-    "robust": "",
-    "measure": "OR",
-    "start": None,
-    "stop": None,
-    "at": None,
-    "tau": None,
-    "structure": "pearson",
-}
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "ties": ("efron", "breslow"),
-    "robust": ("", "HC0", "HC1", "HC2", "HC3"),
-    "measure": ("OR", "RR", "RD"),
-    "structure": ("pearson", "cs"),
-}
 
 
 @lru_cache(maxsize=256)
@@ -355,9 +280,9 @@ def parse_estimand(text: str) -> Estimand:
     """
     node = parse(text)
     left, right = node.parts if (node.kind, node.value) == ("binary", "~") else (node, None)
-    if left.kind != "call" or left.value not in get_args(Kind):
+    if left.kind != "call" or left.value not in KINDS:
         raise ParameterError(
-            f"an estimand must read kind(columns) or kind(columns) ~ terms, with kind one of {', '.join(_NEEDS)}",
+            f"an estimand must read kind(columns) or kind(columns) ~ terms, with kind one of {', '.join(KINDS)}",
             given=repr(text[:80]),
             next_step=_HINT,
         )
@@ -371,7 +296,7 @@ def parse_estimand(text: str) -> Estimand:
     wanted = 2 if kind in SURVIVAL else 1
     if len(inside) != wanted if kind != "correlation" else len(inside) < 2:
         raise ParameterError(
-            f"{kind} must name {_NEEDS[kind]} in its brackets", given=repr(str(left)[:80]), next_step=_HINT
+            f"{kind} must name {KINDS[kind].needs} in its brackets", given=repr(str(left)[:80]), next_step=_HINT
         )
     needs_terms = kind in MODELS or kind in GROUPED
     takes_terms = needs_terms or kind in ("km", "rmst", "network")
@@ -394,10 +319,10 @@ def parse_formula(kind: str, formula: str, **options: Any) -> Estimand:
     >>> str(parse_formula("cox", "Surv(years, died) ~ age", subset="sex == 1"))
     'cox(years, died, subset = sex == 1) ~ age'
     """
-    if kind not in get_args(Kind):
-        near = difflib.get_close_matches(str(kind), get_args(Kind), n=1)
+    if kind not in KINDS:
+        near = difflib.get_close_matches(str(kind), KINDS, n=1)
         raise ParameterError(
-            f"kind must be one of {', '.join(get_args(Kind))}",
+            f"kind must be one of {', '.join(KINDS)}",
             given=repr(kind),
             next_step=f"Did you mean {near[0]!r}?" if near else "",
         )
@@ -436,8 +361,8 @@ def _question(kind: Any, left: Sequence[Node], right: Node | None, options: Mapp
         side = right_side(right)
     parts: dict[str, Any] = {}
     for name, node in options.items():
-        if name not in ("subset", *_OPTIONS.get(kind, ())):
-            allowed = ", ".join(("subset", *_OPTIONS.get(kind, ())))
+        if name not in ("subset", *KINDS[kind].options):
+            allowed = ", ".join(("subset", *KINDS[kind].options))
             raise ParameterError(f"{kind} takes the options {allowed}", given=repr(name))
         if name in ("start", "stop", "at", "tau"):
             if node.kind != "number":

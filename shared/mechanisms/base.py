@@ -263,9 +263,19 @@ class Aggregates(Answering):
             "weights come from the plan. What is made of the figures afterwards costs nothing more.",
         )
 
+    def measure(self, plan: StudyPlan, records: pd.DataFrame) -> Any:
+        """What `draw` noises, of checked records (`Dictionary.check`): by default the records themselves.
+
+        It draws nothing, and is asked before the draw, so that it may refuse without anything being lost.
+
+        Args:
+            records: with their edges in the column ``neighbours`` where the mechanism reads any.
+        """
+        return records
+
     @abstractmethod
-    def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:
-        """The noisy figures of checked records (`Dictionary.check`): the one draw."""
+    def draw(self, plan: StudyPlan, records: Any, rng: Noise) -> pd.DataFrame:
+        """The noisy figures of what `measure` gave: the one draw."""
 
     def clipped(self, plan: StudyPlan, records: pd.DataFrame) -> int | None:
         """Number of checked records with a value beyond this mechanism's own bounds; None where it has none.

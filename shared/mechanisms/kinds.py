@@ -18,6 +18,7 @@ KINDS: Mapping[str, str] = {
     "tables": "shared.mechanisms.tables.plan:TablesPlan",
     "slicing": "shared.mechanisms.slicing.plan:SlicingPlan",
     "densities": "shared.mechanisms.densities.plan:DensitiesPlan",
+    "network_counts": "shared.mechanisms.network_counts.plan:NetworkCountsPlan",
     "grand": "shared.mechanisms.grand.plan:GrandPlan",
 }
 

@@ -364,9 +364,12 @@ class Dictionary:
         closed(given, {"name", "version", "columns"}, where="the dictionary", refusal=DictionaryRefusal)
         if not isinstance(given.get("columns"), list) or not all(isinstance(c, Mapping) for c in given["columns"]):
             raise DictionaryRefusal("a dictionary must have a list of columns", given="none")
+        version = given.get("version", 1)
+        if type(version) is not int:
+            raise DictionaryRefusal("a dictionary's version must be a whole number", given=type(version).__name__)
         return cls(
             name=str(given.get("name", "")),
-            version=int(given.get("version", 1)),
+            version=version,
             columns=tuple(Column.from_canonical(column) for column in given["columns"]),
         )
 

@@ -422,7 +422,7 @@ class StudyPlan:
             parts["expires"] = _date(parts["expires"])
             parts["estimands"] = {str(k): str(v) for k, v in dict(parts.get("estimands", {})).items()}
             return cls(**parts)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             absent = [name for name in NEEDED if name not in given]
             raise PlanRefusal(
                 "a study plan must have every required field, each of its type",
@@ -442,6 +442,8 @@ class StudyPlan:
             raise PlanRefusal("a study plan must be TOML", given=str(error)) from None
         dictionary = given.get("dictionary")
         if isinstance(dictionary, dict) and isinstance(dictionary.get("columns"), dict):
+            for name, column in dictionary["columns"].items():
+                must(isinstance(column, dict), "every column of a dictionary must be a table", f"{name!r}"[:40])
             columns = [{"name": name, **column} for name, column in dictionary["columns"].items()]
             given["dictionary"] = {**dictionary, "columns": columns}
         if isinstance(given.get("release"), dict):

@@ -496,6 +496,7 @@ def _slicing_delta(event: Slicing, delta: float, mu0: float = 0.0, bins: int = _
     return curve
 
 
+@lru_cache(maxsize=256)  # an integral at each step of a root, and a plan asks for it again and again
 def _slicing_epsilon(event: Slicing, delta: float, mu0: float = 0.0) -> float:
     if event.distance == 0:
         return _gaussian_epsilon(mu0, delta)

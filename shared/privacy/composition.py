@@ -19,13 +19,14 @@ strata do not add up. Three rules keep the figure from ever being too small:
 Across the studies of a site the classes are not matched. Pseudonyms are keyed per site, so equal identifiers give
 equal pseudonyms in all studies; but whether two studies identify a patient by the same number nobody here can tell,
 and a patient with two numbers would be counted as two. The total of a site therefore adds the worst class of each
-study, order by order: an upper bound for whoever took part in all of them.
+study, order by order: an upper bound for whoever took part in all of them. Only where an approver has signed that two
+studies are about different people are the two not added up.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,16 +122,41 @@ class StudyCharges:
             yield curve, None if any(value is None for value, _ in pures) else pure
 
 
-def site_total(studies: Iterable[StudyCharges], delta: float) -> float:
-    """ε at `delta` of somebody who was in the worst class of every study."""
+def site_total(studies: Iterable[StudyCharges], delta: float, apart: Collection[frozenset[int]] = frozenset()) -> float:
+    """ε at `delta` of somebody who was in the worst class of every study that one person can have been in.
+
+    Args:
+        apart: pairs of positions in `studies` whose persons are different people, by somebody's word; all others are
+            taken to be of the same people, whatever they call them.
+    """
     import numpy as np
 
     bounds = [study.bound() for study in studies]
-    if not bounds:
-        return 0.0
-    pures = [pure for _, pure in bounds]
-    pure = None if None in pures else math.fsum(p for p in pures if p is not None)
-    return _epsilon(np.sum([curve for curve, _ in bounds], axis=0), pure, delta)
+    total = 0.0
+    for group in _together(range(len(bounds)), apart):
+        pures = [bounds[k][1] for k in group]
+        pure = None if None in pures else math.fsum(p for p in pures if p is not None)
+        total = max(total, _epsilon(np.sum([bounds[k][0] for k in group], axis=0), pure, delta))
+    return total
+
+
+def _together(
+    studies: Iterable[int], apart: Collection[frozenset[int]], chosen: tuple[int, ...] = ()
+) -> Iterator[tuple[int, ...]]:
+    """Sets of studies of which no two are told apart, every largest one among them.
+
+    >>> sorted(_together(range(3), [frozenset({0, 1})]))
+    [(0, 2), (1, 2)]
+    """
+    left = list(studies)
+    pairs = [pair for pair in apart if pair <= set(left)]
+    if not pairs:
+        if chosen or left:
+            yield (*chosen, *left)
+        return
+    first, second = sorted(pairs[0])
+    for without in (second, first):
+        yield from _together([study for study in left if study != without], apart, chosen)
 
 
 def _epsilon(curve: Any, pure: float | None, delta: float) -> float:

@@ -286,6 +286,22 @@ class RoundReceipt(_message.Message):
     answer: str
     def __init__(self, study: _Optional[str] = ..., round: _Optional[int] = ..., answer: _Optional[str] = ...) -> None: ...
 
+class RenewalReply(_message.Message):
+    __slots__ = ("certificate_pem",)
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    certificate_pem: str
+    def __init__(self, certificate_pem: _Optional[str] = ...) -> None: ...
+
+class AuthoritiesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AuthoritiesReply(_message.Message):
+    __slots__ = ("statements",)
+    STATEMENTS_FIELD_NUMBER: _ClassVar[int]
+    statements: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, statements: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class MembershipRequest(_message.Message):
     __slots__ = ("statements",)
     STATEMENTS_FIELD_NUMBER: _ClassVar[int]

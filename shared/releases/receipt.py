@@ -65,6 +65,8 @@ AGENT = "agent"
 TRAINED = ("release_id", "plan_hash", "day", "approver", "rounds", "epsilon", "delta")
 """What a receipt says of a training's charge: its place in the ledger, the plan, the day, who had approved it, how many
 rounds, and its whole price."""
+MOST_HOSPITALS = 1000
+"""Behind one site."""
 LABEL = "synthetic / privatised, not patient records"
 BUNDLE_FORMAT = "tributary-bundle/1"
 MEMBERS = ("manifest.json", "receipt.json", "table.parquet")
@@ -158,6 +160,8 @@ class Receipt:
         study_epsilon: the most that the study may cost a person here by this version of the plan, at `delta`: its cap.
             It takes as given what any release of the study does, an earlier one too. Until version 0.1 it was what the
             ledger had charged so far, which told how often a draw was refused.
+        hospitals: how many stand behind a site that speaks for several under one steward's agreement; 0 for a site that
+            is one. Their number by the agreement, not counted in records.
         trained: where the plan names a flow that several sites have trained, and this one was among them: what its
             ledger was charged for that (`TRAINED`), before the first round; empty otherwise.
     """
@@ -196,6 +200,7 @@ class Receipt:
     not_covered: tuple[str, ...]
     previous: str
     trained: Mapping[str, Any] = field(default_factory=dict)
+    hospitals: int = 0
 
     @cached_property
     def hash(self) -> str:
@@ -247,6 +252,8 @@ class Receipt:
         body |= {"parameters": dict(self.parameters), "event": dict(self.event), "trained": dict(self.trained)}
         if not self.trained:  # absent, as on receipts from before there was such a training
             del body["trained"]
+        if not self.hospitals:  # the same
+            del body["hospitals"]
         return canonical_json(body)
 
     @classmethod
@@ -274,6 +281,10 @@ class Receipt:
             raise ReceiptRefusal(
                 "a receipt must say how many of its rows were drawn, and through which release's flow",
                 given=f"{self.drawn} of {self.n} rows",
+            )
+        if self.hospitals and not 2 <= self.hospitals <= MOST_HOSPITALS:
+            raise ReceiptRefusal(
+                f"a site must speak for itself, or for 2 to {MOST_HOSPITALS} hospitals", given=f"{self.hospitals}"
             )
         if self.trained and (not plan.flow or not _is_charge(self.trained)):
             raise ReceiptRefusal(
@@ -447,6 +458,7 @@ def write_receipt(
     flow_of: str = "",
     reused: bool = False,
     trained: Mapping[str, Any] | None = None,
+    hospitals: int = 0,
 ) -> Receipt:
     """The receipt of a release that this plan prescribes; every figure follows from the parameters.
 
@@ -456,7 +468,7 @@ def write_receipt(
         drawn: rows drawn for this release; None for all.
         flow_of: release for which the flow was fitted; blank for this one.
         reused: whether it was charged as a release through that flow (`planned_event`).
-        trained: see `Receipt`.
+        trained, hospitals: see `Receipt`.
     """
     event = planned_event(plan, reused=reused)
     return Receipt(
@@ -474,6 +486,7 @@ def write_receipt(
         translation=in_words(plan, event, reused=reused),
         previous=previous,
         trained=dict(trained or {}),
+        hospitals=hospitals,
     )
 
 
@@ -862,7 +875,9 @@ def _document(data: bytes, kind: Any, what: str) -> dict[str, Any]:
         raise SchemaRefusal(f"{what} must be a JSON object")
     types = {item.name: str(item.type) for item in fields(kind)}
     closed(body, types, where=what, refusal=SchemaRefusal)
-    optional = {item.name for item in fields(kind) if item.default_factory is not MISSING}
+    optional = {
+        item.name for item in fields(kind) if item.default_factory is not MISSING or item.default is not MISSING
+    }
     for name, written in types.items():
         if name in optional and name not in body:
             continue

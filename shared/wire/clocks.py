@@ -13,6 +13,7 @@ import secrets
 from dataclasses import asdict, dataclass, fields
 
 from shared.base.canonical import canonical_json, parse_json
+from shared.base.clock import utc_now
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import IntegrityRefusal, SchemaRefusal
 
@@ -33,11 +34,6 @@ TOLERATED = dt.timedelta(minutes=2)
 """Clocks that are no further apart than this agree."""
 WRONG = dt.timedelta(hours=1)
 """Of clocks that are further apart than this, one is wrong."""
-
-
-def utc_now() -> dt.datetime:
-    """What this machine's clock says, in UTC."""
-    return dt.datetime.now(dt.UTC)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,8 @@ __all__ = [
     "Acceptance",
     "AnchorHead",
     "AnchorReceipt",
+    "Authorities",
+    "AuthoritiesRequest",
     "Chunk",
     "DescribeRequest",
     "Document",
@@ -64,6 +66,7 @@ __all__ = [
     "QueryRequest",
     "ReleasesRequest",
     "Reminder",
+    "Renewed",
     "Reply",
     "Restoration",
     "Revoked",
@@ -201,6 +204,31 @@ class SignedDocument:
 
     def __post_init__(self) -> None:
         _must(0 < len(self.envelope) <= SIGNED_CAP, f"a signed document must have at most {SIGNED_CAP} bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Renewed:
+    """A site's next certificate."""
+
+    certificate_pem: str
+
+    def __post_init__(self) -> None:
+        _must(0 < len(self.certificate_pem) <= 1 << 14, "a renewal's answer must hold a certificate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuthoritiesRequest:
+    """Request for every change of the certificate authority."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Authorities:
+    """Every change of the certificate authority, oldest first; each a signed `shared.wire.certificates` statement."""
+
+    statements: tuple[bytes, ...] = ()
+
+    def __post_init__(self) -> None:
+        _must(len(self.statements) <= 64, "an authority must have changed at most 64 times")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -506,7 +534,7 @@ class Holdings:
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipRequest:
-    """Signed statements (`shared.plans.statements`) that the coordinator may not have yet, oldest first."""
+    """Signed statements (`shared.membership.statements`) that the coordinator may not have yet, oldest first."""
 
     statements: tuple[bytes, ...] = ()
 
@@ -521,9 +549,9 @@ class MembershipReply:
     """What the coordinator has of the calling site, each an envelope's bytes, oldest first.
 
     Args:
-        grants: of further studies, and their ends (`shared.plans.grants`).
-        leads: changes of its leads (`shared.plans.leads`).
-        keys: changes of the site's keys that are in force there (`shared.plans.key_changes`).
+        grants: of further studies, and their ends (`shared.membership.grants`).
+        leads: changes of its leads (`shared.membership.leads`).
+        keys: changes of the site's keys that are in force there (`shared.membership.key_changes`).
         taken: SHA-256 of each statement of the request that waits for the study lead.
     """
 
@@ -923,6 +951,9 @@ _MESSAGES: Mapping[type, type[Message]] = {
     LogView: pb.LogView,
     GapReport: pb.GapReport,
     GapNoted: pb.GapNoted,
+    Renewed: pb.RenewalReply,
+    AuthoritiesRequest: pb.AuthoritiesRequest,
+    Authorities: pb.AuthoritiesReply,
     MembershipRequest: pb.MembershipRequest,
     MembershipReply: pb.MembershipReply,
     RoundReply: pb.RoundReply,
@@ -1069,6 +1100,8 @@ COLLECTION: Mapping[str, Method] = {
     "NextRound": Method(request=RoundRequest, reply=RoundReply),
     "UploadRound": Method(request=RoundAnswer, reply=RoundReceipt),
     "Clock": Method(request=SignedDocument, reply=SignedDocument),
+    "Renew": Method(request=SignedDocument, reply=Renewed),
+    "Authorities": Method(request=AuthoritiesRequest, reply=Authorities),
     "Membership": Method(request=MembershipRequest, reply=MembershipReply),
 }
 

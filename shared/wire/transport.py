@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from cryptography import x509
 
 from shared import errors
+from shared.base.clock import utc_now
 from shared.errors import (
     CertificateRefusal,
     IntegrityRefusal,
@@ -91,11 +92,13 @@ class Peer:
         role: ``site`` or ``enrol``; of an analyst the token's role.
         site: the site's id; an analyst's name.
         serial: the certificate's serial number, hexadecimal; the token's id.
+        certificate_pem: a site's certificate, as it was shown.
     """
 
     role: str
     site: str
     serial: str
+    certificate_pem: str = field(default="", repr=False)
 
 
 def peer_of(certificate_pem: bytes, now: dt.datetime) -> Peer:
@@ -114,9 +117,10 @@ def peer_of(certificate_pem: bytes, now: dt.datetime) -> Peer:
         raise CertificateRefusal(
             "a certificate must be valid now",
             given="an expired one",
-            next_step="Re-enrol the site, or set the clock.",
+            next_step="Set the clock, or renew it late (site-agent renew --late).",
         )
-    return Peer(role=parts[1], site=parts[2], serial=f"{certificate.serial_number:x}")
+    pem = certificate_pem.decode() if parts[1] == "site" else ""
+    return Peer(role=parts[1], site=parts[2], serial=f"{certificate.serial_number:x}", certificate_pem=pem)
 
 
 def _status(refusal: Refusal) -> Any:
@@ -385,7 +389,7 @@ class Server:
         shown = proved.get("x509_pem_cert", [])
         if len(shown) != 1:
             raise CertificateRefusal("a client must show one certificate", given=f"{len(shown)}")
-        peer = peer_of(shown[0], dt.datetime.now(dt.UTC))
+        peer = peer_of(shown[0], utc_now())
         await self._by_porter(functools.partial(self._admit, peer))
         return peer
 
@@ -732,12 +736,12 @@ def _require_current(pem: str, whose: str) -> None:
         certificate = x509.load_pem_x509_certificate(pem.encode())
     except ValueError:
         raise CertificateRefusal(f"{whose} must be readable", given="another text") from None
-    now = dt.datetime.now(dt.UTC)
+    now = utc_now()
     if now > certificate.not_valid_after_utc:
         raise CertificateRefusal(
             f"{whose} must not be expired",
             given=f"last day {certificate.not_valid_after_utc.date()}",
-            next_step="Ask the study lead for a new invitation, or set the clock.",
+            next_step="Set the clock, or run site-agent renew --late.",
         )
     if now < certificate.not_valid_before_utc:
         raise CertificateRefusal(

@@ -281,10 +281,14 @@ def _gated(releases: Sequence[str]) -> list[ChecklistLine]:
 @attempted("ledger recover")
 def ledger_recover(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """After a restored backup: count as spent whatever may be missing, and show what the study lead must allow."""
-    from site_agent.ledger.lock import StateLock
-    from site_agent.ledger.recovery import recover, survey
+    from site_agent.decide import keys
+    from site_agent.decide.recovery import recover, survey
+    from site_agent.lock import StateLock
 
     desk = open_desk(home)
+    if not dry_run and desk.config.certificate.exists():
+        with StateLock(desk.home):
+            keys.adopt_forgotten(desk)
     with StateLock(desk.home), desk.egress() as egress:
         work = survey if dry_run else recover
         found = work(desk.ledger, desk.plans, egress, desk.config.studies)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import sys
 from contextlib import suppress
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shared.base.clock import utc_now
 from shared.errors import CATALOGUE, NetworkRefusal, Refusal, UsageRefusal
 from shared.privacy.stated import shown_epsilon, shown_price
 from shared.terminal import emit
@@ -139,7 +139,7 @@ def run_(
         if json:
             typer.echo(plain_json.dumps(asdict(event), ensure_ascii=False))
             return
-        stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M")
+        stamp = utc_now().strftime("%Y-%m-%d %H:%M")
         where = " ".join(part for part in (event.study, f"wave {event.wave}" if event.wave else "") if part)
         typer.echo(f"{stamp}  {': '.join(part for part in (where, event.what) if part)}  {event.detail}".rstrip())
 
@@ -226,7 +226,7 @@ def withdraw_person(
         raise UsageRefusal("the file of identifiers must be UTF-8", given="another encoding") from None
     if not listed:
         raise UsageRefusal("the file must hold at least one identifier", given="none")
-    key = desk.config.snapshot_key.read_bytes()
+    key = desk.snapshot_key(study)
     as_written = desk.ledger.as_written(study)
     persons = {pseudonym(one if as_written else normalised(one), key=key) for one in listed}
     noted = desk.ledger.persons_withdrawn(study)

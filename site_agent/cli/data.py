@@ -47,6 +47,18 @@ def data_add(
             metavar="VARIABLE", help="Of a query: the environment variable that holds the database's address."
         ),
     ] = "",
+    hospitals: Annotated[
+        str,
+        typer.Option(
+            "--hospitals",
+            metavar="COLUMN",
+            help="Of several small hospitals in one table, under one steward's agreement: the column that says whose "
+            "row it is. It never leaves; how many they are stands on every receipt.",
+        ),
+    ] = "",
+    of: Annotated[
+        list[str] | None, typer.Option("--of", metavar="NAME", help="A hospital of the agreement; repeat.")
+    ] = None,
     home: Home = None,
     json: Json = False,
     dry_run: Dry = False,
@@ -72,13 +84,21 @@ def data_add(
     if edges is None and edges_table:
         edges = file
     listed = None if edges is None else Edges(**placed(edges, edges_table), start=start, end=end)
-    source = TableSource(**placed(file, table), edges=listed)
+    source = TableSource(**placed(file, table), edges=listed, hospital=hospitals, hospitals=tuple(of or ()))
     if study in desk.config.data:
         # A newer extract, or the same one read otherwise: what was mapped stays mapped where it is still there.
         before, names = desk.config.source(study), records.header(source)
         columns = {name: to for name, to in before.columns.items() if name in names}
         ignored = tuple(name for name in before.ignore if name in names)
-        source = replace(source, columns=columns, ignore=ignored, values=before.values)
+        agreed = source if source.hospital else before
+        source = replace(
+            source,
+            columns=columns,
+            ignore=ignored,
+            values=before.values,
+            hospital=agreed.hospital,
+            hospitals=agreed.hospitals,
+        )
     _show_mapping(desk, study, source, json=json, dry_run=dry_run)
 
 
@@ -244,6 +264,7 @@ def _show_mapping(desk: Desk, study: str, source: Any, *, json: bool, dry_run: b
         "missing": open_columns,
         "suggestions": proposed,
         "values": {name: how.to_canonical() for name, how in source.values.items()},
+        "hospitals": source.hospitals,
         "dry_run": dry_run,
     }
 
@@ -307,16 +328,19 @@ def data_check(study: Study, home: Home = None, json: Json = False) -> None:
     rows = left_out = 0
     network: dict[str, int] | None = None
     unseen: dict[str, int] = {}
+    hospitals: dict[str, int] = {}
     if not found:
-        key = desk.config.snapshot_key.read_bytes()
+        key = desk.snapshot_key(study)
         table = records.read(source, plan.dictionary, key=key, rules=rules, as_written=as_written)
         rows, left_out, unseen = table.rows, table.rows - table.n, dict(table.unseen)
         network = None if table.contacts is None else table.contacts.counts
+        hospitals = dict(table.hospitals)
     answer = {
         "study": study,
         "rows": rows,
         "left_out": left_out,
         "network": network,
+        "hospitals": hospitals,
         "recoded_never_seen": unseen,
         "problems": [
             {"code": p.code, "must": p.must, "given": p.given, "next_step": p.next_step, "fixer": p.fixer}
@@ -339,6 +363,9 @@ def data_check(study: Study, home: Home = None, json: Json = False) -> None:
         if network is not None:
             said = ", ".join(f"{count} {what}" for what, count in network.items())
             lines.append(ChecklistLine(name="a network by the plan's rules", detail=said))
+        if hospitals:
+            said = ", ".join(f"{name} {count}" for name, count in hospitals.items())
+            lines.append(ChecklistLine(name=f"rows of {len(hospitals)} hospitals", detail=said))
         for name, count in unseen.items():
             said = f"{name}: {count} of {len(source.values[name].levels)} recoded values never occur"
             fix = f"If they are misspelt: site-agent data map {study} --as-is {name}, then --level again."

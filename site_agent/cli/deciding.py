@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shared.errors import StateRefusal, UsageRefusal
+from shared.errors import Refusal, StateRefusal, UsageRefusal
 from shared.privacy.stated import shown_epsilon
 from shared.terminal import emit
 from site_agent.cli.frame import As, Dry, Home, Json, Reason, ReleaseId, Study, app, standing_app
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
     from site_agent.ledger.book import Hold
 
+TellLead = Annotated[
+    bool, typer.Option("--tell-lead", help="Send the reason to the study lead. Without it the reason stays here.")
+]
 __all__ = ["approve", "leave", "reject", "send_back", "standing_add", "standing_list", "standing_revoke", "withdraw"]
 
 
@@ -247,9 +251,17 @@ def _others(hold: Hold) -> list[str]:
 
 
 def _decide(
-    for_good: bool, done: str, release_id: str, name: str, reason: str, home: Path | None, json: bool, dry_run: bool
+    for_good: bool,
+    done: str,
+    release_id: str,
+    name: str,
+    reason: str,
+    home: Path | None,
+    json: bool,
+    dry_run: bool,
+    tell: bool,
 ) -> None:
-    from site_agent.decide import airlock
+    from site_agent.decide import airlock, membership
 
     desk = open_desk(home)
     desk.config.approver_key(name)
@@ -257,8 +269,11 @@ def _decide(
     hold = desk.outbox.get(full)
     if not dry_run:
         hold = airlock.decline(
-            desk, full, name=name, reason=reason, open_key=lambda: desk.approver(name), for_good=for_good
+            desk, full, name=name, reason=reason, open_key=lambda: desk.approver(name), for_good=for_good, tell=tell
         )
+        if tell and desk.config.certificate.exists():
+            with suppress(Refusal), desk.egress() as egress:  # where it cannot be told now, the next round tells it
+                membership.look(desk, egress)
 
     def show(out: Console) -> None:
         from site_agent.show import screens
@@ -272,20 +287,32 @@ def _decide(
 @app.command()
 @attempted("reject")
 def reject(
-    release_id: ReleaseId, name: As, reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
+    release_id: ReleaseId,
+    name: As,
+    reason: Reason = "",
+    tell_lead: TellLead = False,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
 ) -> None:
     """Decline sealed bytes for good. They are never sent; their charge stays."""
     done = "rejected: never sent, the charge stays"
-    _decide(True, done, release_id, name, reason, home, json, dry_run)
+    _decide(True, done, release_id, name, reason, home, json, dry_run, tell_lead)
 
 
 @app.command("send-back")
 @attempted("send-back")
 def send_back(
-    release_id: ReleaseId, name: As, reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
+    release_id: ReleaseId,
+    name: As,
+    reason: Reason = "",
+    tell_lead: TellLead = False,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
 ) -> None:
     """Ask a question first: the bytes stay sealed, approvals given so far lapse."""
-    _decide(False, "sent back: sealed, not approved", release_id, name, reason, home, json, dry_run)
+    _decide(False, "sent back: sealed, not approved", release_id, name, reason, home, json, dry_run, tell_lead)
 
 
 @app.command()

@@ -18,6 +18,7 @@ __all__ = [
     "ReleaseId",
     "Study",
     "app",
+    "approver_app",
     "audit_app",
     "data_app",
     "ledger_app",
@@ -34,11 +35,13 @@ plan_app = application("The study plan: what leaves, how often, to whom, at whic
 outbox_app = application("Sealed releases that wait for a person.")
 ledger_app = application("The book of charges: is it whole, and what to do when it was put back.")
 audit_app = application("The whole record of this site: is it true, and a copy that a stranger can check.")
+approver_app = application("Who approves at this site: others join and leave by the signatures of those who do.")
 standing_app = application("Approvals that a person signs once, in advance, for releases within limits.")
 
 app.add_typer(data_app, name="data")
 app.add_typer(plan_app, name="plan")
 app.add_typer(outbox_app, name="outbox")
+app.add_typer(approver_app, name="approver")
 app.add_typer(standing_app, name="standing")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(audit_app, name="audit")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shared.base.clock import utc_now
 from shared.errors import (
     ApprovalRefusal,
     CertificateRefusal,
@@ -91,7 +92,7 @@ def init(
     config = settings(dict.fromkeys(names, "00" * 32))
     fingerprint = ""
     if not dry_run:
-        from shared.passphrases import chosen, opened
+        from shared.base.passphrases import chosen, opened
         from site_agent.egress import new_tls_identity
 
         # Asked for first: one that is too short leaves no half-made folder.
@@ -252,7 +253,7 @@ def _require_own_certificate(config: SiteConfig, pem: str) -> None:
 @attempted("passphrase")
 def passphrase(name: As, home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """Give an approver's key another passphrase. The key, and all that it signed, stays the same."""
-    from shared.passphrases import changed
+    from shared.base.passphrases import changed
 
     desk = open_desk(home)
     path = desk.config.approver_key(name)
@@ -294,10 +295,13 @@ def status(home: Home = None, json: Json = False) -> None:
     """Where this site stands, and what to do next."""
     from dataclasses import asdict
 
+    from site_agent.identity import certificate_life
+
     desk = open_desk(home)
     config = desk.config
     joined = config.certificate.exists()
     day = today()
+    said = desk.ledger.membership().studies
     studies = []
     steps: list[str] = [] if joined else ["site-agent join"]
     for study in sorted({*config.studies, *config.data, *desk.plans.studies()}):
@@ -308,6 +312,11 @@ def status(home: Home = None, json: Json = False) -> None:
             "table": study in config.data,
             "due": [],
         }
+        if study in said:
+            row["granted"] = said[study]
+            if not said[study]:
+                studies.append(row)
+                continue
         try:
             plan = desk.plans.plan(study)
             row["plan"] = plan.version
@@ -330,17 +339,12 @@ def status(home: Home = None, json: Json = False) -> None:
     if not heard:
         found = reconciliation.noted(desk)
     waiting = [h for h in desk.outbox.list() if h.state in ("held", "sent_back", "approved")]
-    steps = [*(f"site-agent outbox show {h.release_id[:8]}" for h in waiting), *steps]
-    for h in desk.outbox.list():
-        if h.left and h.withdrawal is not None and not h.withdrawal.settled:
-            command = f"--as {h.withdrawal.name} --reason {h.withdrawal.reason_code}"
-            steps.insert(0, f"site-agent withdraw {h.release_id[:8]} {command}")
-    if found:
-        steps.insert(0, "site-agent resend")
-    if desk.paused:
-        steps = ["site-agent resume --as NAME"]
+    waiting = [h for h in desk.outbox.list() if h.state in ("held", "sent_back", "approved")]
+    life = certificate_life(config, utc_now())
+    steps = _pressing(desk, steps, differing=bool(found), over=life is not None and life.state == "over")
     answer = {
         "site": config.site,
+        "certificate": None if life is None else life.facts,
         "coordinator": config.coordinator,
         "agent_version": agent_version(),
         "fingerprint": desk.release_key.public.fingerprint,
@@ -360,13 +364,17 @@ def status(home: Home = None, json: Json = False) -> None:
 
         state = "PAUSED" if desk.paused else "joined" if joined else "not joined"
         screens.heading(out, f"Site {config.site}", f"{state} · coordinator {config.coordinator}")
-        screens.settings(out, [("fingerprint", answer["fingerprint"])])
+        screens.settings(out, [("fingerprint", answer["fingerprint"]), *screens.certificate(life)])
         rows = []
         for row in studies:
             plan = "none" if row["plan"] is None else f"version {row['plan']}"
             # That there is no plan, or no approval yet, the table says itself.
             explained = row["plan"] is None or row.get("refused") == ApprovalRefusal.code
             approved = "yes" if row["approved"] else "no" if explained else f"no ({row['refused']})"
+            if not row.get("granted", True):
+                approved = "taken away by the study lead"
+            elif row.get("granted") and not row["approved"]:
+                approved = "no (granted by the study lead)"
             due = ", ".join(map(str, row["due"])) or "none"
             rows.append((row["study"], plan, approved, "yes" if row["table"] else "no", due))
         if rows:
@@ -382,6 +390,27 @@ def status(home: Home = None, json: Json = False) -> None:
         screens.next_step(out, *(steps[:1] or ["nothing to do"]))
 
     emit(answer, as_json=json, show=show)
+
+
+def _pressing(desk: Desk, steps: list[str], *, differing: bool, over: bool) -> list[str]:
+    """What is to be done, the most pressing first.
+
+    Args:
+        steps: what the studies ask for.
+        differing: the coordinator says something else than this site knows.
+        over: the certificate has ended.
+    """
+    waiting = [h for h in desk.outbox.list() if h.state in ("held", "sent_back", "approved")]
+    steps = [*(f"site-agent outbox show {h.release_id[:8]}" for h in waiting), *steps]
+    for h in desk.outbox.list():
+        if h.left and h.withdrawal is not None and not h.withdrawal.settled:
+            command = f"--as {h.withdrawal.name} --reason {h.withdrawal.reason_code}"
+            steps.insert(0, f"site-agent withdraw {h.release_id[:8]} {command}")
+    if differing:
+        steps.insert(0, "site-agent resend")
+    if desk.paused:
+        steps = ["site-agent resume --as NAME"]
+    return ["site-agent renew --late --out FILE", *steps] if over else steps
 
 
 def _asked(desk: Desk, studies: list[str]) -> tuple[list[dict[str, Any]], tuple[reconciliation.Discrepancy, ...], bool]:

@@ -1,17 +1,25 @@
-"""Who takes part here: ``grants``."""
+"""Who takes part here: ``grants``, ``approver add``, ``retire``, ``replace``, ``rotate-key``; ``data apart``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from shared.errors import UsageRefusal
 from shared.terminal import emit
-from site_agent.cli.frame import Dry, Home, Json, app
-from site_agent.desk import attempted, open_desk
+from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, app, approver_app, data_app
+from site_agent.desk import Desk, attempted, open_desk, today
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["grants"]
+    from shared.base.keys import SigningKey
+    from site_agent.decide.keys import ChangedKey
+
+__all__ = ["approver_add", "approver_replace", "approver_retire", "data_apart", "grants", "rotate_key"]
 
 
 @app.command()
@@ -44,10 +52,206 @@ def grants(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
             cells = [(row["number"], row["study"], "in" if row["granted"] else "out", row["day"]) for row in rows]
             out.print(table(("number", "study", "let", "day"), cells, right=("number",)))
         for study in news.granted:
-            screens.note(out, f"New: the study lead has let this site into {study}. Nothing of it happens before you "
-                         "approve its plan.")  # fmt: skip
+            screens.note(
+                out, f"The study lead has let this site into {study}. Nothing happens before you approve its plan."
+            )
         for study in news.ungranted:
             screens.note(out, f"The study lead has taken this site out of {study}: nothing more is made or sent of it.")
         screens.next_step(out, *(f"site-agent plan fetch {study}" for study in news.granted), "site-agent status")
 
     emit(answer, as_json=json, show=show)
+
+
+@data_app.command("apart")
+@attempted("data apart")
+def data_apart(
+    study: Study,
+    other: Annotated[str, typer.Argument(metavar="OTHER", help="The other study.")],
+    name: As,
+    reason: Reason = "",
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Sign that two studies are about different people. Without it they count as the same, whatever they are called."""
+    from site_agent.decide import approvers
+
+    desk = open_desk(home)
+    desk.config.approver_key(name)
+    before, after = approvers.tell_apart(
+        desk, study, other, name=name, reason=reason, open_key=lambda: desk.approver(name), dry_run=dry_run
+    )
+    answer = {"study": study, "other": other, "by": name, "total_before": before, "total": after, "dry_run": dry_run}
+
+    def show(out: Console) -> None:
+        from site_agent.show import screens
+
+        screens.heading(out, f"{study} and {other}", "dry run, not signed" if dry_run else f"told apart by {name}")
+        out.print(
+            "From now on nobody is taken to be in both: their charges are not added up, and their releases not held"
+        )
+        out.print("against each other. It cannot be taken back: what was allowed by it has left.")
+        screens.next_step(out, "site-agent budget")
+
+    emit(answer, as_json=json, show=show)
+
+
+# -- approvers --------------------------------------------------------------------------------------------------------
+By = Annotated[list[str], typer.Option("--as", metavar="NAME", help="Who signs; repeat where two must.")]
+Person = Annotated[str, typer.Argument(metavar="NAME", help="The person.")]
+
+
+def _openers(desk: Desk, by: list[str]) -> dict[str, Callable[[], SigningKey]]:
+    """Each person's key, opened with their own passphrase."""
+    for name in by:
+        desk.config.approver_key(name)
+    people = list(dict.fromkeys(by))
+    return {name: partial(desk.approver, name, beside=[one for one in people if one != name]) for name in people}
+
+
+def _new_key(desk: Desk, name: str) -> Callable[[], SigningKey]:
+    """Makes a person's key under a passphrase that they choose; the one that an interrupted command made is kept."""
+
+    def made() -> SigningKey:
+        from shared.base.keys import SigningKey
+        from shared.base.passphrases import chosen, opened
+
+        path = desk.config.home / "keys" / "approvers" / f"{name}.pem"
+        if path.exists():
+            return opened(path, name)
+        key = SigningKey.generate()
+        key.save(path, chosen(name))
+        return key
+
+    return made
+
+
+def _show_change(done: ChangedKey | None, what: str, *, dry_run: bool, json: bool, **facts: object) -> None:
+    answer = {
+        "number": done.said.number if done else None,
+        "fingerprint": done.fingerprint if done else "",
+        "in_force": bool(done and done.in_force),
+        "waits_for_lead": bool(done and done.waits),
+        "standing_ended": done.lapsed if done else 0,
+        "dry_run": dry_run,
+        **facts,
+    }
+
+    def show(out: Console) -> None:
+        from site_agent.show import screens
+
+        screens.heading(out, what, "dry run, nothing changed" if dry_run else "signed, and in the ledger")
+        if done is None:
+            return
+        if done.fingerprint:
+            screens.settings(out, [("fingerprint", done.fingerprint)])
+        if done.waits:
+            out.print("The old key has not signed it: read this fingerprint to the study lead on the telephone.")
+            out.print(f"There: coordinator rekey {done.said.site} --fingerprint …")
+        elif done.in_force:
+            out.print("The coordinator has it in force.")
+        else:
+            screens.note(out, "The coordinator could not be told yet; the next contact tells it.")
+        if done.lapsed:
+            screens.note(out, f"{done.lapsed} standing approval(s) ended: somebody who approves here signs them anew.")
+        screens.next_step(out, "site-agent status")
+
+    emit(answer, as_json=json, show=show)
+
+
+@approver_app.command("add")
+@attempted("approver add")
+def approver_add(
+    person: Person,
+    by: By,
+    deputy_of: Annotated[str, typer.Option("--deputy-of", metavar="NAME", help="For whose absence.")] = "",
+    until: Annotated[str, typer.Option("--until", metavar="DATE", help="A deputy's last day.")] = "",
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Let another person approve here, signed by those who do. With --deputy-of: only until a day, for somebody."""
+    from site_agent.decide import keys
+
+    desk = open_desk(home)
+    openers = _openers(desk, by)
+    done = None
+    if not dry_run:
+        made = _new_key(desk, person)
+        done = keys.add_approver(desk, person, by=openers, new=made, today=today(), deputy_of=deputy_of, until=until)
+    _show_change(
+        done, f"Approver {person}", dry_run=dry_run, json=json, approver=person, by=by, needed=keys.needed(desk)
+    )
+
+
+@approver_app.command("retire")
+@attempted("approver retire")
+def approver_retire(person: Person, by: By, home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
+    """Let a person approve no more. What they approved stays; their standing approvals end."""
+    from site_agent.decide import keys
+
+    desk = open_desk(home)
+    desk.config.approver_key(person)
+    openers = _openers(desk, by)
+    done = None if dry_run else keys.retire_approver(desk, person, by=openers, today=today())
+    _show_change(
+        done, f"Approver {person}", dry_run=dry_run, json=json, approver=person, by=by, needed=keys.needed(desk)
+    )
+
+
+@approver_app.command("replace")
+@attempted("approver replace")
+def approver_replace(
+    person: Person,
+    by: Annotated[list[str] | None, typer.Option("--as", metavar="NAME", help="The others who approve here.")] = None,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Give a person another key whose old one is lost: the study lead compares the new one on the telephone."""
+    from site_agent.decide import keys
+
+    desk = open_desk(home)
+    path = desk.config.approver_key(person)
+    openers = _openers(desk, by or [])
+    done = None
+    if not dry_run:
+        lost = path.with_suffix(".lost")
+        if path.exists() and not lost.exists():
+            path.rename(lost)
+        done = keys.replace_approver(desk, person, by=openers, new=_new_key(desk, person), today=today())
+    _show_change(done, f"Approver {person}", dry_run=dry_run, json=json, approver=person, by=by or [])
+
+
+@app.command("rotate-key")
+@attempted("rotate-key")
+def rotate_key(
+    which: Annotated[str, typer.Argument(metavar="KEY", help="release, tls or snapshot.")],
+    by: By,
+    lost: Annotated[bool, typer.Option("--lost", help="The release key is lost: without its word.")] = False,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Give this site another key, signed by the old one and the new: what the old one signed stays signed."""
+    from site_agent.decide import keys
+
+    desk = open_desk(home)
+    openers = _openers(desk, by)
+    if which not in ("release", "tls", "snapshot") or (lost and which != "release"):
+        raise UsageRefusal(
+            "the key must be release, tls or snapshot, and only the release key can be lost",
+            given=f"{which}{' --lost' if lost else ''}",
+            next_step="A lost tls or snapshot key comes back with a backup of the folder, or by joining anew.",
+        )
+    done = None
+    if not dry_run and which == "release":
+        done = (keys.replace_release if lost else keys.rotate_release)(desk, by=openers, today=today())
+    elif not dry_run and which == "snapshot":
+        done = keys.rotate_snapshot(desk, by=openers, today=today())
+    elif not dry_run:
+        from site_agent.decide import renewal
+
+        keys.signed_for(desk, openers)
+        renewal.renew(desk)
+    _show_change(done, f"Key {which}", dry_run=dry_run, json=json, key=which, by=by)

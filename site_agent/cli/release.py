@@ -327,7 +327,7 @@ def curve(
             table = records.read(
                 desk.config.source(study),
                 plan.dictionary,
-                key=desk.config.snapshot_key.read_bytes(),
+                key=desk.snapshot_key(study),
                 as_written=desk.ledger.as_written(study),
             ).table
         drawn = price_curve(plan=plan, table=table, rng=rng, made_up=made_up, progress=progress)
@@ -543,7 +543,7 @@ def outbox_figures(
     title = f"{made.hold.study}, wave {made.hold.wave}"
     audited = AuditReport.from_canonical(made.audit) if "membership" in made.audit else None
     source = desk.config.source(made.hold.study)
-    key = desk.config.snapshot_key.read_bytes()
+    key = desk.snapshot_key(made.hold.study)
     as_written = desk.ledger.as_written(made.hold.study)
     table = records.read(source, plan.dictionary, key=key, rules=plan.release.edges, as_written=as_written)
     drawn: dict[Path, tuple[str, Any]] = {}

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shared.base.clock import utc_now
 from shared.errors import (
     ApprovalRefusal,
     IntegrityRefusal,
@@ -111,6 +112,12 @@ STEPS = {
     "left": "study left",
     "lost": "lost charges counted",
     "recovered": "ledger recovered",
+    "study_granted": "study granted by the lead",
+    "study_ungranted": "study taken away by the lead",
+    "leads_changed": "leads changed",
+    "keys_changed": "keys changed",
+    "keys_told": "coordinator told of it",
+    "persons_apart": "persons told apart",
 }
 """The ledger's entries in a steward's words; the others are words already."""
 
@@ -400,9 +407,13 @@ def _require_no_old_copy(desk: Desk, last: AnchoredHead | None) -> None:
         )
 
 
-def decline(desk: Desk, release_id: str, *, name: str, reason: str, open_key: OpenKey, for_good: bool) -> Hold:
+def decline(
+    desk: Desk, release_id: str, *, name: str, reason: str, open_key: OpenKey, for_good: bool, tell: bool = False
+) -> Hold:
     """Reject sealed bytes for good, or send them back with a question; the charge stays either way.
 
+    Args:
+        tell: whether the study lead is told the reason; else it stays here, and that it was declined as well.
     Raises: UsageRefusal (no reason); SignatureRefusal (only who can open the key may decide in its name);
     ApprovalRefusal (a key that is not the registered one); StateRefusal.
     """
@@ -412,7 +423,8 @@ def decline(desk: Desk, release_id: str, *, name: str, reason: str, open_key: Op
     desk.outbox.get(release_id)
     key = open_key()
     with desk.locked():
-        hold = desk.outbox.decline(release_id, key, name, reason=reason, for_good=for_good)
+        recipient = desk.config.coordinator if tell else ""
+        hold = desk.outbox.decline(release_id, key, name, reason=reason, for_good=for_good, tell=recipient)
     witnessed(desk)
     return hold
 
@@ -424,7 +436,16 @@ def _apart(desk: Desk, plan: StudyPlan) -> bool:
 
 
 def _require_another_person(desk: Desk, hold: Hold, plan: StudyPlan, name: str) -> None:
-    """The site may have become stricter since the seal; the stricter of then and now holds."""
+    """The site may have become stricter since the seal; the stricter of then and now holds. A deputy and the one for
+    whom they stand in are one."""
+    deputies = {who: given[0] for who, given in desk.ledger.membership().deputies.items()}
+    signed = {deputies.get(one.name, one.name) for one in hold.approvals if not one.standing}
+    if name not in {one.name for one in hold.approvals} and deputies.get(name, name) in signed:
+        raise ApprovalRefusal(
+            f"{hold.approvals_needed} different approvers must sign, and a deputy signs in another's place",
+            given=f"{name}, beside {deputies.get(name, name)} or a deputy of theirs",
+            next_step="Another approver decides.",
+        )
     if (hold.author_apart or _apart(desk, plan)) and name == hold.author:
         raise ApprovalRefusal(
             "whoever had the release made must not approve it",
@@ -509,7 +530,7 @@ def vanished(desk: Desk, study: str) -> Vanished:
     from site_agent.config import Limits
     from site_agent.records import table as records
 
-    plan, source, key = desk.plans.plan(study), desk.config.source(study), desk.config.snapshot_key.read_bytes()
+    plan, source, key = desk.plans.plan(study), desk.config.source(study), desk.snapshot_key(study)
     waiting = [hold for hold in desk.ledger.holds(study) if hold.state in ("reserved", "anchored") and not hold.rounds]
     if not waiting:
         raise StateRefusal(
@@ -577,7 +598,7 @@ def require_witnessed(desk: Desk) -> None:
     Raises: NetworkRefusal, LedgerRefusal (this ledger is an old copy), LockedRefusal, StateRefusal (not joined).
     """
     from site_agent.ledger.holds import WITNESSED_AT_ONCE
-    from site_agent.ledger.lock import StateLock
+    from site_agent.lock import StateLock
 
     entries = desk.ledger.entries()
     last = max((entry.seq for entry in entries if entry.kind in WITNESSED_AT_ONCE), default=0)
@@ -1107,7 +1128,7 @@ def pause(desk: Desk, reason: str, *, name: str = "", open_key: OpenKey | None =
     from shared.base.keys import write_private
     from shared.errors import Refusal
 
-    stamp = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    stamp = utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
     write_private(desk.config.pause_file, f"{stamp} {reason}\n".encode())
     key = None
     try:

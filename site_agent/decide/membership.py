@@ -11,16 +11,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shared.base.keys import Envelope
-from shared.errors import IntegrityRefusal, Refusal, UnknownMethod
-from shared.plans.grants import Grant, open_grant
-from shared.plans.leads import Leads, follow
+from shared.errors import IntegrityRefusal, LedgerRefusal, Refusal, UnknownMethod
+from shared.membership.grants import Grant, open_grant
+from shared.membership.leads import Leads, follow
 
 if TYPE_CHECKING:
     from shared.wire.messages import MembershipReply
     from site_agent.desk import Desk
     from site_agent.egress import Egress
 
-__all__ = ["MembershipNews", "look", "own_leads", "settle_studies"]
+__all__ = ["MembershipNews", "look", "own_leads", "settle_approvers", "settle_studies"]
+
+
+NOTICES = 20
+"""Reasons that are shown again at each look, in case an earlier one did not arrive."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,20 +53,28 @@ def look(desk: Desk, egress: Egress, *, dry_run: bool = False) -> MembershipNews
         (another history than the one noted here): nothing of it is noted then; NetworkRefusal.
     """
     try:
-        reply = egress.membership(desk.ledger.membership().untold)
+        reply = egress.membership([*desk.ledger.membership().untold, *_notices(desk)])
     except UnknownMethod:
         return MembershipNews()
     if dry_run:
         return _new(desk, reply)
     with desk.locked():
         known = desk.ledger.membership()
-        if len(known.keys) > known.acknowledged:
-            desk.ledger.keys_told(_in_force(desk, reply))
+        in_force = _in_force(desk, reply)
+        if in_force > known.acknowledged:
+            desk.ledger.keys_told(in_force)
         leads = _follow_leads(desk, reply)
         granted, ungranted = _note_grants(desk, reply)
         settle_studies(desk)
+        settle_approvers(desk)
     _show_again(desk, egress, reply)
     return MembershipNews(granted=granted, ungranted=ungranted, leads=leads)
+
+
+def _notices(desk: Desk) -> list[Envelope]:
+    """The last reasons that a person chose to tell; what the coordinator has already it takes once."""
+    said = [entry.body["notice"] for entry in desk.ledger.entries() if "notice" in entry.body]
+    return [Envelope.from_bytes(str(text).encode()) for text in said[-NOTICES:]]
 
 
 def settle_studies(desk: Desk) -> None:
@@ -76,10 +88,52 @@ def settle_studies(desk: Desk) -> None:
         desk.forget()
 
 
+def settle_approvers(desk: Desk) -> None:
+    """Write into site.toml who approves here by the ledger; a crash may have come between the two.
+
+    Whom somebody has moved to the retired ones by hand stays there.
+    """
+    config = desk.config
+    approvers = dict(config.approvers)
+    retired = {name: [*keys] for name, keys in config.retired_approvers.items()}
+
+    def end(name: str) -> None:
+        key = approvers.pop(name, None)
+        if key is not None:
+            retired[name] = [*retired.get(name, []), key]
+
+    for said, _ in desk.ledger.membership().keys:
+        if said.role != "approver":
+            continue
+        if said.old and approvers.get(said.name) == said.old:
+            end(said.name)
+        if said.action == "retire":
+            for name, (deputy_of, _) in _deputies(desk, upto=said.number).items():
+                if deputy_of == said.name:
+                    end(name)
+        gone = {key for keys in retired.values() for key in keys}
+        if said.new and said.new not in gone:
+            approvers[said.name] = said.new
+    if (approvers, retired) != (dict(config.approvers), {n: [*keys] for n, keys in config.retired_approvers.items()}):
+        replace(config, approvers=approvers, retired_approvers=retired).save()
+        desk.forget()
+
+
+def _deputies(desk: Desk, upto: int) -> dict[str, tuple[str, str]]:
+    known = desk.ledger.membership()
+    return replace(known, keys=known.keys[: upto - 1]).deputies
+
+
 def _in_force(desk: Desk, reply: MembershipReply) -> int:
     """How many of this site's changes of keys the coordinator has in force: those that it shows as they were signed."""
     own = [envelope.payload for _, envelope in desk.ledger.membership().keys]
     shown = [Envelope.from_bytes(data).payload for data in reply.keys]
+    if len(shown) > len(own) and shown[: len(own)] == own:
+        raise LedgerRefusal(
+            "the ledger must hold every change of this site's keys",
+            given="an old copy",
+            next_step="Nothing is sent. Run site-agent ledger recover.",
+        )
     if shown != own[: len(shown)]:
         raise _another("changes of this site's keys")
     return len(shown)

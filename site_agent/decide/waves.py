@@ -62,20 +62,16 @@ _OPEN = {
 }
 _VERBS = {
     "no plan": "plan fetch",
-    "offline": "run",
-    "not connected": "run",
     "not sent": "send",
     "not approved": "approve",
     "not released": "release",
     "withdrawal not told": "withdraw",
     "revocation not told": "standing revoke",
-    "decision not witnessed": "run",
     "no part in the training": "federate",
     "not compared": "resend",
-    "log not followed": "run",
-    "membership not taken": "run",
+    "certificate not renewed": "renew",
 }
-"""Verb of each attempt for the log of refusals, by the event that `attend` reports."""
+"""Verb of each attempt for the log of refusals, by the event that `attend` reports; ``run`` of all others."""
 _RESUMED = ("due", "reserved", "sealed, not yet checked")
 
 
@@ -264,26 +260,23 @@ def attend(
     Nothing is reserved while the coordinator does not answer: the draw could not be witnessed. A pause ends the
     round at its next step, which is within a second or two also while a flow is fitted.
     """
-    from site_agent.decide import airlock
+    from site_agent.decide import airlock, renewal
     from site_agent.release import pipeline
 
     def refused(study: str, what: str, refusal: Refusal, wave: int | None = None, release_id: str = "") -> None:
         say(AttendEvent(study=study, what=what, wave=wave, detail=str(refusal), code=refusal.code))
         # That nobody answers is the weather, and refuses nothing.
         if not dry_run and not isinstance(refusal, NetworkRefusal):
-            desk.note_refusal(_VERBS[what], refusal, study=study, release_id=release_id, agent=True)
+            desk.note_refusal(_VERBS.get(what, "run"), refusal, study=study, release_id=release_id, agent=True)
 
-    if not dry_run:
-        try:
-            airlock.require_witnessed(desk)
-        except Refusal as refusal:
-            # That nobody answers, or that another agent is at work, the round itself will say.
-            if isinstance(refusal, IntegrityRefusal) and not isinstance(refusal, LockedRefusal):
-                refused("", "decision not witnessed", refusal)
+    unseen = None if dry_run else _unwitnessed(desk)
+    if unseen is not None:
+        refused("", "decision not witnessed", unseen)
     if desk.paused:
         say(AttendEvent(study="", what="paused", detail="Nothing is drawn or sent until site-agent resume --as NAME."))
         return
     studies = _studies(desk)
+    renewal.in_round(desk, AttendEvent, say=say, refused=refused, dry_run=dry_run)
     try:
         with desk.egress() as egress:
             _look_at_membership(desk, egress, say=say, refused=refused, dry_run=dry_run)
@@ -302,6 +295,7 @@ def attend(
                     step = f"Read site-agent plan show {study}."
                     say(AttendEvent(study=study, what=f"plan version {plan.version} has come", detail=step))
             _compare_clocks(desk, egress, say)
+            renewal.follow_in_round(desk, egress, AttendEvent, say=say, refused=refused, dry_run=dry_run)
     except NetworkRefusal as refusal:
         refused("", "offline", refusal)
         return
@@ -422,6 +416,17 @@ def attend(
         if desk.paused:
             return
         prepare(study, lambda plan: plan.federated is not None)
+
+
+def _unwitnessed(desk: Desk) -> Refusal | None:
+    """Why a decision of this site is not witnessed; the round itself says that nobody answers, or who works here."""
+    from site_agent.decide import airlock
+
+    try:
+        airlock.require_witnessed(desk)
+    except Refusal as refusal:
+        return refusal if isinstance(refusal, IntegrityRefusal) and not isinstance(refusal, LockedRefusal) else None
+    return None
 
 
 def _studies(desk: Desk) -> list[str]:

@@ -182,7 +182,11 @@ class Ledger(Chain):
     note_grant = writing(members.note_grant)
     note_leads = writing(members.note_leads)
     keys_told = writing(members.keys_told)
+    change_keys = writing(members.change_keys)
+    forgotten_keys = writing(members.forgotten_keys)
+    snapshot_marks = reading(members.snapshot_marks)
     tell_apart = writing(members.tell_apart)
+    told_apart = reading(members.told_apart)
 
     def folder(self, hold: Hold) -> Path:
         """Where the files of a release lie."""

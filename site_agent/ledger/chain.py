@@ -62,6 +62,9 @@ class Chain:
     Raises: LedgerRefusal, if the ledger is missing, edited, truncated, restored, or another site's; StorageRefusal.
     """
 
+    keyless = False
+    """Whether the key that signed the last entry is lost."""
+
     def __init__(self, path: Path, signer: SigningKey, *, site: str, tagger: SigningKey | None = None) -> None:
         self.path, self.signer, self.site = path, signer, site
         self.tagger = tagger or signer
@@ -74,6 +77,19 @@ class Chain:
         if self._read_head() is None or self._lags():
             with self.transaction(write=True) as book:
                 self._publish(book.connection)
+
+    @classmethod
+    def without_key(cls, path: Path, signer: SigningKey, *, site: str, tagger: SigningKey | None = None) -> Self:
+        """The ledger of a site whose release key is lost: nothing but a change to the key `signer` can follow.
+
+        Raises: as `Ledger`; the entries are verified under the keys that signed them.
+        """
+        made = cls.__new__(cls)
+        made.path, made.signer, made.site, made.tagger = path, signer, site, tagger or signer
+        made.head_path = path.with_name("ledger.head")
+        made.keyless = True
+        made.verify()
+        return made
 
     @classmethod
     def create(cls, path: Path, signer: SigningKey, *, site: str) -> Self:
@@ -215,7 +231,7 @@ class Chain:
             raise broken("a ledger must begin with its genesis", "no entry")
         if entries[0].kind != "genesis" or entries[0].body.get("site") != self.site:
             raise broken("the ledger must be this site's", "another site's")
-        if book.membership.current != self.signer.public:
+        if book.membership.current != self.signer.public and not self.keyless:
             raise broken("the ledger must be signed by this release key", "another key")
         self._require_signed(book, entries[-1])
         if envelope is None:

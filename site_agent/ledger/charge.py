@@ -17,6 +17,7 @@ from shared.privacy.composition import Charge, StudyCharges
 from shared.privacy.stated import CHARGED_BEFORE, all_given, shown_delta, shown_epsilon, shown_price
 from site_agent.ledger.chain import Chain
 from site_agent.ledger.holds import Hold, Phase, Touches, curve_of, price_of, require_word
+from site_agent.ledger.members import told_apart
 from site_agent.ledger.persons import beside, persons_of
 from site_agent.ledger.state import Book
 
@@ -225,8 +226,10 @@ def _total(book: Book, study: str | None, delta: float) -> float:
     """Of one study; or of all, for None."""
     if study is not None:
         return charges_of(book, study).total(delta)
-    names = dict.fromkeys(hold.study for hold in book.holds.values())
-    return composition.site_total([charges_of(book, name) for name in names], delta)
+    names = list(dict.fromkeys(hold.study for hold in book.holds.values()))
+    apart = told_apart(book, names)
+    pairs = {frozenset({names.index(one), names.index(other)}) for one, other in apart}
+    return composition.site_total([charges_of(book, name) for name in names], delta, pairs)
 
 
 def study_total(book: Book, study: str, delta: float) -> Spent:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -50,9 +50,18 @@ LOST_CAP = LINKS_CAP
 """Most charges in one `Lost`: a number that came over the wire must not decide how many holds are made."""
 _LOST_BYTES = 1 << 18
 DECISION_TYPE = "application/vnd.tributary.site-decision+json"
-SIGNED = frozenset({"plan_revoked", "standing_revoked", "persons_withdrew", "persons_confirmed", "left", "resumed"})
+SIGNED = frozenset(
+    {"plan_revoked", "standing_revoked", "persons_withdrew", "persons_confirmed", "persons_apart", "left", "resumed"}
+)
 """Kinds of entry that a person signs; one of kind ``paused`` may be signed, because stopping waits for nobody."""
-WITNESSED_AT_ONCE = (SIGNED - {"persons_withdrew", "persons_confirmed"}) | {"paused", "reject", "send_back", "withdraw"}
+WITNESSED_AT_ONCE = (SIGNED - {"persons_withdrew", "persons_confirmed"}) | {
+    "paused",
+    "reject",
+    "send_back",
+    "withdraw",
+    "study_ungranted",
+    "keys_changed",
+}
 """Kinds of entry by which somebody stops something: an older copy of the ledger must not undo them unnoticed.
 
 Not that a person withdrew from a study: an anchor that came alone would tell of it, and the next one holds it as well.
@@ -471,72 +480,99 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
     change: dict[str, Any] = {"state": following}
     if following in ("burnt", "rejected") and not hold.closed_seq:
         change["closed_seq"] = entry.seq
-    if entry.kind == "carry":
-        change |= {name: body[name] for name in ("wave", "plan_hash", "cap_epsilon")}
-        change |= {"uncovered": tuple(body["uncovered"]), "merged": (*hold.merged, hold.wave), "state": hold.state}
-    elif entry.kind == "persons_confirmed":
-        if body["wave"] != hold.wave:
-            raise StateRefusal("persons must be confirmed for the wave that is reserved", given=f"wave {body['wave']}")
-        table = str(body.get("kept", {}).get("snapshot", ""))
-        change |= {"confirmed": hold.wave, "confirmed_table": table, "state": hold.state}
-    elif entry.kind in ("drawing", "train"):
-        change |= {
-            "drawn": True,
-            "persons_sha256": body.get("persons_sha256", ""),
-            "persons": body.get("kept", body).get("persons"),
-        }
-        change |= {"trained_sha256": body.get("trained_sha256", ""), "space": body.get("space", "")}
-        change["snapshot"] = body.get("kept", body).get("snapshot", "")
-    elif entry.kind in ("round", "witnessed", "answer"):
-        change["begun"] = {**hold.begun, body["number"]: _rounded(hold, entry)}
-    elif entry.kind == "trained":
-        change["flow"] = body["flow_sha256"]
-    elif entry.kind == "seal":
-        for name in ("bundle_sha256", "bundle_bytes", "receipt_sha256", "plan_version", "recipient"):
-            change[name] = body[name]
-        change |= {"approvals_needed": body["approvals"], "sealed_head": entry.hash, "files": body.get("files", {})}
-        change |= {"author": body.get("author", "agent"), "author_apart": body.get("author_apart", False)}
-    elif entry.kind == "hold":
-        change |= {"documents": body["documents"], "approvals": (), "reason": ""}
-    elif entry.kind == "approve":
-        given = Approval(
-            name=body["name"],
-            key=PublicKey(body["key"]),
-            signature=bytes.fromhex(body["signature"]),
-            standing=body.get("standing", ""),
-        )
-        if hold.state == "approved" and (given.standing or not any(one.standing for one in hold.approvals)):
-            raise StateRefusal("an approved release must need no further approval", given=hold.state)
-        # A person takes the place of a standing approval: of their own, or of one that was enough and did not serve.
-        over = not given.standing and hold.state == "approved"
-        remaining = (one for one in hold.approvals if not (one.standing and (over or one.name == given.name)))
-        approvals = (*remaining, given)
-        change |= {"approvals": approvals, "reason": ""}
-        if len(approvals) >= hold.approvals_needed:
-            change |= {"state": "approved", "left": True}
-    elif entry.kind == "commit":
-        change["log_index"] = body["log_index"]
-    elif entry.kind in ("reject", "send_back"):
-        change |= {"reason": body["reason"], "approvals": ()}
-    elif entry.kind == "burn":
-        change["reason"] = body["reason"]
-    elif entry.kind == "withdraw":
-        change["reason"] = body["reason"]
-        change["withdrawal"] = SignedWithdrawal(
-            name=body["by"],
-            key=PublicKey(body["key"]),
-            signature=bytes.fromhex(body["signature"]),
-            reason_code=body["reason_code"],
-        )
-        if hold.state == "delivered":
-            change["state"] = "withdrawn"
-    elif entry.kind == "tombstone":
-        if hold.withdrawal is None:
-            raise StateRefusal("a tombstone must follow a withdrawal", given="none")
-        if body["log_index"] is None:
-            change["state"] = hold.state
-        change["withdrawal"] = replace(hold.withdrawal, settled=True, log_index=body["log_index"])
+    change |= _CHANGES[entry.kind](hold, entry)
     holds[hold.release_id] = _honest(replace(hold, **change))
+
+
+# -- what each kind of entry changes of its hold -------------------------------------------------------------------
+def _carry(hold: Hold, entry: Entry) -> dict[str, Any]:
+    body = entry.body
+    terms = {name: body[name] for name in ("wave", "plan_hash", "cap_epsilon")}
+    return terms | {"uncovered": tuple(body["uncovered"]), "merged": (*hold.merged, hold.wave), "state": hold.state}
+
+
+def _confirm(hold: Hold, entry: Entry) -> dict[str, Any]:
+    body = entry.body
+    if body["wave"] != hold.wave:
+        raise StateRefusal("persons must be confirmed for the wave that is reserved", given=f"wave {body['wave']}")
+    table = str(body.get("kept", {}).get("snapshot", ""))
+    return {"confirmed": hold.wave, "confirmed_table": table, "state": hold.state}
+
+
+def _draw(hold: Hold, entry: Entry) -> dict[str, Any]:
+    body, record = entry.body, entry.body.get("kept", entry.body)
+    bound = {name: body.get(name, "") for name in ("persons_sha256", "trained_sha256", "space")}
+    return bound | {"drawn": True, "persons": record.get("persons"), "snapshot": record.get("snapshot", "")}
+
+
+def _seal(hold: Hold, entry: Entry) -> dict[str, Any]:
+    body = entry.body
+    said = {name: body[name] for name in ("bundle_sha256", "bundle_bytes", "receipt_sha256", "plan_version")}
+    said |= {"recipient": body["recipient"], "approvals_needed": body["approvals"], "sealed_head": entry.hash}
+    said |= {"files": body.get("files", {}), "author": body.get("author", "agent")}
+    return said | {"author_apart": body.get("author_apart", False)}
+
+
+def _approve(hold: Hold, entry: Entry) -> dict[str, Any]:
+    body = entry.body
+    given = Approval(
+        name=body["name"],
+        key=PublicKey(body["key"]),
+        signature=bytes.fromhex(body["signature"]),
+        standing=body.get("standing", ""),
+    )
+    if hold.state == "approved" and (given.standing or not any(one.standing for one in hold.approvals)):
+        raise StateRefusal("an approved release must need no further approval", given=hold.state)
+    # A person takes the place of a standing approval: of their own, or of one that was enough and did not serve.
+    over = not given.standing and hold.state == "approved"
+    remaining = (one for one in hold.approvals if not (one.standing and (over or one.name == given.name)))
+    approvals = (*remaining, given)
+    enough = {"state": "approved", "left": True} if len(approvals) >= hold.approvals_needed else {}
+    return {"approvals": approvals, "reason": "", **enough}
+
+
+def _withdraw(hold: Hold, entry: Entry) -> dict[str, Any]:
+    body = entry.body
+    signed = SignedWithdrawal(
+        name=body["by"],
+        key=PublicKey(body["key"]),
+        signature=bytes.fromhex(body["signature"]),
+        reason_code=body["reason_code"],
+    )
+    seen = {"state": "withdrawn"} if hold.state == "delivered" else {}
+    return {"reason": body["reason"], "withdrawal": signed, **seen}
+
+
+def _tombstone(hold: Hold, entry: Entry) -> dict[str, Any]:
+    if hold.withdrawal is None:
+        raise StateRefusal("a tombstone must follow a withdrawal", given="none")
+    index = entry.body["log_index"]
+    never = {"state": hold.state} if index is None else {}
+    return {"withdrawal": replace(hold.withdrawal, settled=True, log_index=index), **never}
+
+
+_CHANGES: dict[str, Callable[[Hold, Entry], dict[str, Any]]] = {
+    "anchor": lambda hold, entry: {},
+    "carry": _carry,
+    "persons_confirmed": _confirm,
+    "drawing": _draw,
+    "train": _draw,
+    **dict.fromkeys(("round", "witnessed", "answer"), lambda hold, entry: {"begun": _begun(hold, entry)}),
+    "trained": lambda hold, entry: {"flow": entry.body["flow_sha256"]},
+    "seal": _seal,
+    "hold": lambda hold, entry: {"documents": entry.body["documents"], "approvals": (), "reason": ""},
+    "send_back": lambda hold, entry: {"reason": entry.body["reason"], "approvals": ()},
+    "approve": _approve,
+    "commit": lambda hold, entry: {"log_index": entry.body["log_index"]},
+    "reject": lambda hold, entry: {"reason": entry.body["reason"], "approvals": ()},
+    "burn": lambda hold, entry: {"reason": entry.body["reason"]},
+    "withdraw": _withdraw,
+    "tombstone": _tombstone,
+}
+
+
+def _begun(hold: Hold, entry: Entry) -> dict[int, Round]:
+    return {**hold.begun, entry.body["number"]: _rounded(hold, entry)}
 
 
 def _rounded(hold: Hold, entry: Entry) -> Round:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import ParameterError, StateRefusal
-from shared.plans.grants import Grant
-from shared.plans.key_changes import KeyChange
-from shared.plans.leads import LeadChange
+from shared.membership.grants import Grant
+from shared.membership.key_changes import KeyChange
+from shared.membership.leads import LeadChange
 from site_agent.ledger.entries import tag_proof
 from site_agent.ledger.holds import require_word
 from site_agent.ledger.membership import Membership
 from site_agent.ledger.state import Book
 
-__all__ = ["change_keys", "forgotten_keys", "keys_told", "membership", "note_grant", "note_leads", "tell_apart"]
+__all__ = [
+    "change_keys",
+    "forgotten_keys",
+    "keys_told",
+    "membership",
+    "note_grant",
+    "note_leads",
+    "snapshot_marks",
+    "tell_apart",
+    "told_apart",
+]
 
 
 def membership(book: Book) -> Membership:
@@ -37,32 +47,53 @@ def note_leads(book: Book, envelope: Envelope) -> None:
 
 
 def change_keys(
-    book: Book, envelope: Envelope, *, new_tags: bool = False, rekeyed: Mapping[str, object] | None = None
+    book: Book, envelope: Envelope, *, signer: SigningKey | None = None, tagger: SigningKey | None = None
 ) -> None:
-    """Note a change of keys or approvers, for the entry that follows now.
+    """Note a change of keys or approvers, made for the entry that follows now.
 
     Args:
-        new_tags: whether the key that made the tags of studies is lost with the old release key.
-        rekeyed: of a change of the snapshot key, the lists and spaces under the next secret (kind ``lists_rekeyed``).
+        signer: the new release key, where that is what changes: it signs this entry and all that follow.
+        tagger: what makes the tags of studies from here on, where the key that did is lost.
     Raises: ReplayRefusal, StateRefusal (made for another place), SignatureRefusal.
     """
     said = KeyChange.said(envelope)
     body = {"number": said.number, "role": said.role, "action": said.action, "name": said.name}
-    body |= {"envelopes": [envelope.to_bytes().decode()]} | ({"tags": True} if new_tags else {})
+    body |= {"envelopes": [envelope.to_bytes().decode()]} | ({"new_tags": True} if tagger is not None else {})
+    book.signer, book.tagger = signer or book.signer, tagger or book.tagger
     book.append("keys_changed", body)
-    if rekeyed:
-        book.append("lists_rekeyed", rekeyed)
 
 
-def forgotten_keys(book: Book, envelopes: Sequence[Envelope]) -> None:
+def forgotten_keys(book: Book, envelopes: Sequence[Envelope], *, signer: SigningKey) -> None:
     """Note changes of keys that a ledger put back has forgotten and the coordinator has kept, as this site signed them.
 
+    Args:
+        signer: the release key to which they lead.
     Raises: ReplayRefusal, SignatureRefusal: they do not lead from the keys of this ledger.
     """
     said = KeyChange.said(envelopes[-1])
     texts = [envelope.to_bytes().decode() for envelope in envelopes]
     body = {"number": said.number, "role": said.role, "action": said.action, "name": said.name, "envelopes": texts}
+    book.signer = signer
     book.append("keys_changed", {**body, "again": True})
+
+
+def snapshot_marks(book: Book) -> dict[str, str]:
+    """The secret under which each study that has begun tells persons apart, by its mark; blank for the first one.
+
+    A study goes on as it began: who has trained, and who was charged, hangs on its pseudonyms.
+    """
+    begun: dict[str, int] = {}
+    changes: list[tuple[int, str]] = []
+    for entry in book.entries:
+        if entry.kind in ("drawing", "train") and entry.body.get("persons_sha256"):
+            begun.setdefault(book.holds[entry.body["release_id"]].study, entry.seq)
+        elif entry.kind == "persons_withdrew":
+            begun.setdefault(str(entry.body["study"]), entry.seq)
+        elif entry.kind == "keys_changed" and entry.body["role"] == "snapshot":
+            said = KeyChange.said(Envelope.from_bytes(str(entry.body["envelopes"][-1]).encode()))
+            changes.append((entry.seq, said.old))
+    # The first change after a study began names, as the old one, the secret under which it began.
+    return {study: next((old for at, old in changes if at > seq), "") for study, seq in begun.items()}
 
 
 def keys_told(book: Book, number: int) -> None:
@@ -84,3 +115,11 @@ def tell_apart(book: Book, study: str, other: str, *, name: str, reason: str, ke
     for word, beside in ((study, other), (other, study)):
         body = {"study": word, "apart": tags[beside], "name": name, "reason": reason}
         book.append("persons_apart", body, person=key)
+
+
+def told_apart(book: Book, studies: Iterable[str]) -> set[tuple[str, str]]:
+    """Pairs of these studies whose persons an approver has told apart; all others are taken to be the same people."""
+    if not book.membership.apart:
+        return set()
+    tags = {sha256_hex(tag_proof(book.tagger, book.site, study)): study for study in studies}
+    return {(one, tags[tag]) for one, tag in book.membership.apart if tag in tags and one in tags.values()}

@@ -6,23 +6,20 @@ one from the genesis on, and each later one from the entry that holds its change
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shared.base.keys import Envelope, PublicKey
 from shared.errors import StateRefusal
-from shared.plans.grants import Grant
-from shared.plans.key_changes import KEY_CHANGE_TYPE, KeyChange
-from shared.plans.leads import LeadChange
-from shared.plans.statements import Chained, require_next
+from shared.membership.grants import Grant
+from shared.membership.key_changes import KEY_CHANGE_TYPE, KeyChange
+from shared.membership.leads import LeadChange
+from shared.membership.statements import Chained, require_next
 from site_agent.ledger.holds import Entry
 
 __all__ = ["KINDS", "Membership", "folded"]
 
-KINDS = frozenset(
-    {"study_granted", "study_ungranted", "leads_changed", "keys_changed", "keys_told", "persons_apart", "lists_rekeyed"}
-)
+KINDS = frozenset({"study_granted", "study_ungranted", "leads_changed", "keys_changed", "keys_told", "persons_apart"})
 """Kinds of entry that are about who takes part."""
 
 
@@ -38,8 +35,6 @@ class Membership:
         release: (first entry that it signs, key) of each release key, oldest first.
         tags: (first entry, key) of each key that makes the tags of studies.
         apart: pairs of (study, tag of another) whose persons an approver has told apart.
-        rekeyed: SHA-256 of a list of persons as it was bound, to that of the same persons under the next secret.
-        spaces: by what persons were told apart, to the same under the next secret.
     """
 
     grants: tuple[tuple[Grant, Envelope], ...] = ()
@@ -49,8 +44,6 @@ class Membership:
     release: tuple[tuple[int, PublicKey], ...] = ()
     tags: tuple[tuple[int, PublicKey], ...] = ()
     apart: frozenset[tuple[str, str]] = frozenset()
-    rekeyed: Mapping[str, str] = field(default_factory=dict)
-    spaces: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def studies(self) -> dict[str, bool]:
@@ -82,18 +75,6 @@ class Membership:
         """The release key that signs entry `seq`."""
         return next(key for first, key in reversed(self.release) if first <= seq)
 
-    def list_now(self, digest: str) -> str:
-        """SHA-256 of a list of persons as it is now, by what was bound when it was made."""
-        while digest in self.rekeyed:
-            digest = self.rekeyed[digest]
-        return digest
-
-    def space_now(self, space: str) -> str:
-        """By what persons are told apart now who were told apart by `space`."""
-        while space in self.spaces:
-            space = self.spaces[space]
-        return space
-
 
 def folded(known: Membership, entry: Entry) -> Membership:
     """`known` from before `entry` to after it. Raises: StateRefusal, ReplayRefusal, SchemaRefusal, SignatureRefusal."""
@@ -118,10 +99,7 @@ def folded(known: Membership, entry: Entry) -> Membership:
         return _keys(known, entry)
     if entry.kind == "keys_told":
         return replace(known, acknowledged=max(known.acknowledged, int(body["number"])))
-    if entry.kind == "persons_apart":
-        return replace(known, apart=known.apart | {(str(body["study"]), str(body["apart"]))})
-    rekeyed, spaces = dict(body["lists"]), dict(body["spaces"])
-    return replace(known, rekeyed={**known.rekeyed, **rekeyed}, spaces={**known.spaces, **spaces})
+    return replace(known, apart=known.apart | {(str(body["study"]), str(body["apart"]))})
 
 
 def _last(said: tuple[tuple[Any, Envelope], ...]) -> Chained | None:
@@ -149,6 +127,6 @@ def _keys(known: Membership, entry: Entry) -> Membership:
                 raise StateRefusal("a change of the release key must begin at the key in force", given="another key")
             now = (entry.seq, PublicKey(said.new))
             release = (*[one for one in known.release if one[0] != entry.seq], now)
-            known = replace(known, release=release, tags=(*known.tags, now) if body.get("tags") else known.tags)
+            known = replace(known, release=release, tags=(*known.tags, now) if body.get("new_tags") else known.tags)
         known = replace(known, keys=(*known.keys, (said, envelope)))
     return replace(known, acknowledged=len(known.keys)) if body.get("again") else known

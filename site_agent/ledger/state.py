@@ -7,7 +7,6 @@ it before it is written, so that what may not follow is refused.
 from __future__ import annotations
 
 import copy
-import datetime as dt
 import secrets
 import sqlite3
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any
 
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.chain import GENESIS, extend_head
+from shared.base.clock import utc_now
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import ApprovalRefusal, PausedRefusal, PlanChanged, Refusal, RoleRefusal, StateRefusal, TooLarge
@@ -187,7 +187,7 @@ class Book:
             record: what is told to nobody outside: counts of records.
         """
         seq = len(self.entries) + 1
-        time = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        time = utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
         body = {**body, "salt": secrets.token_hex(16), "tags": self._tags(body)}
         if record:
             body["kept"] = {**record, "salt": secrets.token_hex(16)}

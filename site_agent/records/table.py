@@ -1,6 +1,6 @@
 """Reading the hospital's table: in place, never copied, and refused unless it is exactly what the dictionary says.
 
-A file, or what is read from a database (`site_agent.records.databases`), goes through three gates: it must be readable
+A file, or what is read from a database (`site_agent.records.readers`), goes through three gates: it must be readable
 (`DataFileRefusal`), its columns must be the dictionary's (`DictionaryRefusal`), and its values must be within it
 (`Dictionary.check`). Whatever goes wrong, the message names column, rule and count. Two traps make that harder than it
 looks. A parser's own message quotes the cell it stumbled over, so none is ever passed on. And in a file without a
@@ -12,13 +12,11 @@ Persons are told apart by their identifiers alone, normalised first (`site_agent
 from __future__ import annotations
 
 import codecs
-import csv
 import hashlib
 import hmac
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -34,6 +32,7 @@ from shared.errors import (
 from shared.plans.dictionary import Column, Dictionary
 from site_agent.config import DATABASES, Edges, TableSource
 from site_agent.records.identifiers import NORMALISED, compared
+from site_agent.records.readers import reader
 from site_agent.records.recoding import recoded_table, with_point
 
 if TYPE_CHECKING:
@@ -72,6 +71,7 @@ class Records:
             site, and only here, which files were read. Of a database, of the rows that were read.
         contacts: of a study of a network, who is connected with whom.
         unseen: column to how many of its values that are recoded never occur.
+        hospitals: of a site that speaks for several, the rows of each; shown at the site and nowhere else.
     """
 
     table: pd.DataFrame
@@ -79,6 +79,7 @@ class Records:
     snapshot: str
     contacts: Contacts | None = None
     unseen: Mapping[str, int] = field(default_factory=dict)
+    hospitals: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def n(self) -> int:
@@ -105,7 +106,8 @@ def read(
     """
     require_edges(source, rules)
     unseen: dict[str, int] = {}
-    table = _mapped(source, dictionary, unseen=unseen)
+    hospitals: dict[str, int] = {}
+    table = _mapped(source, dictionary, unseen=unseen, hospitals=hospitals)
     digest = hmac.new(key, digestmod=hashlib.sha256)
     size = _digested(digest, source, table)
     if source.values:  # the same file, read otherwise, is another table
@@ -120,7 +122,14 @@ def read(
         contacts = _contacts(source, table, checked, dictionary, rules, as_written, seen=digest.update)
         if source.edges.format not in DATABASES:
             _digested(digest, source.edges, None)
-    return Records(table=checked, rows=len(table), snapshot=digest.hexdigest(), contacts=contacts, unseen=unseen)
+    return Records(
+        table=checked,
+        rows=len(table),
+        snapshot=digest.hexdigest(),
+        contacts=contacts,
+        unseen=unseen,
+        hospitals=hospitals,
+    )
 
 
 def problems(
@@ -206,25 +215,9 @@ def dialect(path: Path) -> tuple[str, str]:
 
 
 def header(source: TableSource) -> tuple[str, ...]:
-    """The column names of a file, as they stand in it. Raises: DataFileRefusal."""
+    """The column names of a table, as they stand in it. Raises: DataFileRefusal; of a database StateRefusal too."""
     _must_be_a_file(source)
-    if source.format == "parquet":
-        return tuple(str(name) for name in _parquet(source).schema_arrow.names)
-    if source.format == "graphml":
-        return tuple(str(name) for name in _graphml_table(source).columns)
-    if source.format in DATABASES:
-        from site_agent.records import databases
-
-        return databases.columns(source)
-    try:
-        with source.path.open(encoding=_encoding(source), newline="") as file:
-            first = next(csv.reader(file, delimiter=source.delimiter), [])
-    except (UnicodeError, csv.Error) as error:
-        raise _unreadable(source, error) from None
-    names = tuple(name.strip() for name in first)
-    if not any(names):
-        raise DataFileRefusal("the table must have a first line with column names", given="an empty line")
-    return names
+    return reader(source).columns(source)
 
 
 def named(source: TableSource, dictionary: Dictionary) -> tuple[bool, tuple[str, ...]]:
@@ -243,21 +236,9 @@ def named(source: TableSource, dictionary: Dictionary) -> tuple[bool, tuple[str,
 
 
 def count(source: TableSource) -> int:
-    """Rows of a file, for an estimate of time; nothing is checked. Raises: DataFileRefusal."""
+    """Rows of a table, for an estimate of time; nothing is checked. Raises: as of `header`."""
     header(source)
-    if source.format == "parquet":
-        return int(_parquet(source).metadata.num_rows)
-    if source.format == "graphml":
-        return len(_graphml_table(source))
-    if source.format in DATABASES:
-        from site_agent.records import databases
-
-        return databases.count(source)
-    try:
-        with source.path.open(encoding=_encoding(source), newline="") as file:
-            return sum(1 for line in csv.reader(file, delimiter=source.delimiter) if line) - 1
-    except (csv.Error, UnicodeError) as error:
-        raise _unreadable(source, error) from None
+    return reader(source).count(source)
 
 
 def suggestions(names: Iterable[str], dictionary: Dictionary) -> dict[str, str]:
@@ -339,12 +320,14 @@ def _mapped(
     *,
     found: list[DataRefusal] | None = None,
     unseen: dict[str, int] | None = None,
+    hospitals: dict[str, int] | None = None,
 ) -> pd.DataFrame:
     """The source table under the dictionary's names, recoded; columns as planned, rows as found.
 
     Args:
         found: takes the faults of recoded values, and gives those columns that are the dictionary's; None refuses any.
         unseen: as of `recoded_table`.
+        hospitals: takes how many rows each hospital has.
     """
     names = header(source)
     renamed = [source.columns.get(name, name) for name in names]
@@ -354,14 +337,20 @@ def _mapped(
     wanted = [i for i, name in enumerate(names) if name not in source.ignore and renamed[i] in expected]
     if not wanted or len({renamed[i] for i in wanted}) < len(wanted):
         raise _column_faults(source, dictionary)[0]
-    if source.format == "parquet":
-        table = _parquet_table(source, [names[i] for i in wanted])
-    elif source.format in DATABASES:
-        from site_agent.records import databases
-
-        table = databases.table(source, [names[i] for i in wanted])
-    else:
-        table = (_csv_table(source) if source.format == "csv" else _graphml_table(source)).iloc[:, wanted]
+    if source.hospital in names:
+        wanted.append(names.index(source.hospital))
+    elif source.hospital:
+        raise _column_faults(source, dictionary)[0]
+    table = reader(source).table(source, wanted)
+    if source.hospital:
+        faults_of, rows_of = _of_hospitals(source, table.pop(source.hospital))
+        wanted.remove(names.index(source.hospital))
+        if found is None and faults_of:
+            raise faults_of[0]
+        if found is not None:
+            found += faults_of
+        if hospitals is not None:
+            hospitals.update(rows_of)
     table.columns = pd.Index([renamed[i] for i in wanted])
     table = recoded_table(table, source.values, dictionary, found=found, unseen=unseen)
     if len(table) == 0:
@@ -375,6 +364,28 @@ def _mapped(
             next_step="Check the export and the mapping (site-agent data map).",
         )
     return table
+
+
+def _of_hospitals(source: TableSource, whose: pd.Series) -> tuple[list[DataRefusal], dict[str, int]]:
+    """What is wrong with whose rows these are, by the agreement; and the rows of each hospital."""
+    names = whose.astype("string").str.strip().fillna("")
+    rows = {name: int((names == name).sum()) for name in source.hospitals}
+    blank, other = int((names == "").sum()), int((~names.isin(["", *source.hospitals])).sum())
+    none = sum(count == 0 for count in rows.values())
+    agreed = "Correct the extract, or the agreement: site-agent data add FILE --as STUDY --hospitals COLUMN --of NAME …"
+    found: list[DataRefusal] = []
+    if blank:
+        rule = f"column {source.hospital!r} must name the hospital of every row"
+        found.append(MissingRefusal(rule, given=f"{blank} blank", next_step=agreed))
+    if other:
+        rule = f"column {source.hospital!r} must name one of the {len(rows)} hospitals of the agreement"
+        found.append(DictionaryRefusal(rule, given=f"{other} rows that do not", next_step=agreed))
+    if none:
+        rule = (
+            f"each of the {len(rows)} hospitals of the agreement must have rows: the receipt says that it stands behind"
+        )
+        found.append(DictionaryRefusal(rule, given=f"{none} without", next_step=agreed))
+    return found, rows
 
 
 def _column_faults(source: TableSource, dictionary: Dictionary) -> tuple[DataRefusal, ...]:
@@ -465,69 +476,6 @@ def _checked(table: pd.DataFrame, dictionary: Dictionary) -> pd.DataFrame:
         raise type(refusal)(refusal.must, given=refusal.given, next_step=step) from None
 
 
-def _csv_table(source: TableSource) -> pd.DataFrame:
-    try:
-        # pandas pads a line that was cut off and makes an index of fields that are too many: counted first.
-        with source.path.open(encoding=_encoding(source), newline="") as file:
-            lines = csv.reader(file, delimiter=source.delimiter, strict=True)
-            wide = len(next(lines))
-            widths = Counter(len(line) for line in lines if line)
-        short, long = (sum(c for w, c in widths.items() if (w < wide) == less and w != wide) for less in (True, False))
-        if short or long:
-            raise DataFileRefusal(
-                f"every row must have {wide} fields, as the first line has",
-                given=f"{short} rows with fewer, {long} with more",
-                next_step="Check the delimiter and the quoting, and that the export is complete.",
-            )
-        # Everything stays text: a parser that guesses would turn the identifier 007 into 7.
-        return pd.read_csv(
-            source.path,
-            dtype=str,
-            keep_default_na=False,
-            encoding=_encoding(source),
-            sep=source.delimiter,
-            skip_blank_lines=True,
-        )
-    except (csv.Error, UnicodeError, pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, OSError) as error:
-        raise _unreadable(source, error) from None
-
-
-def _parquet(source: TableSource) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.ParquetFile(source.path)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _unreadable(source, error) from None
-
-
-def _parquet_table(source: TableSource, names: list[str]) -> pd.DataFrame:
-    import pyarrow as pa
-
-    try:
-        return _parquet(source).read(columns=names).to_pandas()[names].reset_index(drop=True)
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        raise _unreadable(source, error) from None
-
-
-def _graphml_table(source: TableSource) -> pd.DataFrame:
-    """The nodes of a GraphML file: their ids as ``id``, and their attributes."""
-    from site_agent.records import contacts
-
-    found = contacts.graph(source.path)
-    table = pd.DataFrame.from_records([dict(attributes) for _, attributes in found.nodes(data=True)])
-    table = table.reindex(range(found.number_of_nodes()))
-    if "id" in table.columns:
-        raise DataFileRefusal(
-            "a GraphML file's attributes must not be called 'id'",
-            given="one that is",
-            next_step="Rename it at the source: the node's own id has that name.",
-        )
-    table.insert(0, "id", [str(node) for node in found.nodes()])
-    return table
-
-
 def _contacts(
     source: TableSource,
     table: pd.DataFrame,
@@ -556,31 +504,6 @@ def _must_be_a_file(source: TableSource) -> None:
         raise DataFileRefusal(
             f"the table {source.path.name} must not be empty", given="0 bytes", next_step="Check the export."
         )
-
-
-def _encoding(source: TableSource) -> str:
-    return "utf-8-sig" if source.encoding == "utf-8" else source.encoding
-
-
-def _unreadable(source: TableSource, error: Exception) -> DataFileRefusal:
-    """Kind of a parser's error, without its message, which quotes the file."""
-    if isinstance(error, UnicodeError):
-        return DataFileRefusal(
-            f"the table {source.path.name} must be text in {source.encoding}",
-            given="bytes that are not",
-            next_step="Export it as UTF-8, or name its encoding: site-agent data add … --encoding cp1252.",
-        )
-    if source.format == "parquet":
-        return DataFileRefusal(
-            f"the table {source.path.name} must be a whole Parquet file",
-            given="a truncated or damaged one",
-            next_step="Export it again.",
-        )
-    return DataFileRefusal(
-        f"the table {source.path.name} must be readable as CSV",
-        given="rows of unequal length or an open quote",
-        next_step="Check the delimiter and the quoting, and that the export is complete.",
-    )
 
 
 def _blank(values: pd.Series) -> pd.Series:

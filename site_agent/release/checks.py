@@ -208,7 +208,8 @@ def before_draw(
         raise SmallN(
             f"a release must hold at least {limits.persons} persons",
             given=f"{n}",
-            next_step="Wait until the table has grown; the reservation is kept and nothing was drawn.",
+            next_step="Wait until the table has grown; the reservation is kept and nothing was drawn. Several small "
+            "hospitals can be one site under one steward: site-agent data add --hospitals (docs/operators-manual.md).",
         )
     if held is not None and held < limits.persons:
         raise SmallN(

@@ -278,7 +278,7 @@ class AggregateRelease(Drawing):
     def take(
         self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: sealed_state.SealedFlow | None
     ) -> None:
-        self._real = table.table.iloc[list(chosen.rows)].reset_index(drop=True)
+        self._real = _with_edges(table, list(chosen.rows))
         self.n = self.drawn = len(self._real)
         self.left_out = table.rows - table.n
         self.rows = sealed_state.ReleasedRows(
@@ -291,13 +291,14 @@ class AggregateRelease(Drawing):
         """Figures are taken of the checked records themselves."""
 
     def fit(self, rng: Noise, progress: Progress) -> None:
-        """Nothing is fitted."""
+        """Nothing is fitted: what is to be noised is taken, and may be refused before anything is drawn."""
+        self._measured = self._figures.measure(self.plan, self._real)
 
     def rehearse(self) -> None:
         """No check of figures reads a record."""
 
     def draw(self, rng: Noise) -> None:
-        self._table = self._figures.draw(self.plan, self._real, rng)
+        self._table = self._figures.draw(self.plan, self._measured, rng)
 
     def released(self, rng: Noise) -> pd.DataFrame:
         return self._table
@@ -307,7 +308,7 @@ class AggregateRelease(Drawing):
 
     def resume(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
         self.rows = sealed_state.read_rows(folder, hold)
-        self._real = table.table.iloc[list(self.rows.source)].reset_index(drop=True)
+        self._real = _with_edges(table, list(self.rows.source))
         self.n = self.drawn = len(self._real)
         self.left_out = table.rows - table.n
 
@@ -328,6 +329,21 @@ class AggregateRelease(Drawing):
 
 
 # -- inside -----------------------------------------------------------------------------------------------------
+def _with_edges(table: Records, rows: list[int]) -> pd.DataFrame:
+    """The records of some rows; of a network with the edges among them, each at its smaller place."""
+    real = table.table.iloc[rows].reset_index(drop=True)
+    if table.contacts is not None:
+        from scipy.sparse import triu
+
+        from shared.mechanisms.grand.edges import NEIGHBOURS
+
+        upper = triu(table.contacts.matrix[rows][:, rows], k=1, format="csr")
+        upper.sort_indices()
+        lists: list[Any] = np.split(upper.indices.astype(np.int32), upper.indptr[1:-1])
+        real[NEIGHBOURS] = lists
+    return real
+
+
 def _fit(
     plan: StudyPlan,
     encoder: Encoder,

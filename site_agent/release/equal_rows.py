@@ -183,10 +183,10 @@ def held_against(released: pd.DataFrame, dictionary: Dictionary, chance: Chance)
     if not found.beyond_chance:
         return found
 
-    def again(so_far: ChanceHits) -> Hits:
+    def confirmed(so_far: ChanceHits) -> Hits:
         return replace(so_far, places=first.places).of(released, dictionary)
 
-    return again(chance(CONFIRMED, lambda so_far: not again(so_far).beyond_chance))
+    return confirmed(chance(CONFIRMED, lambda so_far: not confirmed(so_far).beyond_chance))
 
 
 def hits_on(real: pd.DataFrame, released: pd.DataFrame, dictionary: Dictionary, chance: float) -> Hits:

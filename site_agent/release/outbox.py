@@ -24,6 +24,7 @@ from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, Signature, SigningKey
 from shared.errors import ApprovalRefusal, IntegrityRefusal, ParameterError, StateRefusal, StorageRefusal
+from shared.membership.declined import DeclinedNotice
 from site_agent.ledger.book import Hold, Ledger, StoredBundle
 from site_agent.ledger.files import fsync_folder, private_folder, write_whole
 from site_agent.release.sealed_state import FIT, ROWS
@@ -227,9 +228,13 @@ class Outbox:
         """Ask a question first: the bytes stay, approvals lapse, and a later approval is possible."""
         return self.ledger.send_back(self.ledger.hold(release_id), reason, by=by)
 
-    def decline(self, release_id: str, approver: SigningKey, name: str, *, reason: str, for_good: bool) -> Hold:
+    def decline(
+        self, release_id: str, approver: SigningKey, name: str, *, reason: str, for_good: bool, tell: str = ""
+    ) -> Hold:
         """Reject or send back as the registered approver `name`, signed over the bytes, the decision and its reason.
 
+        Args:
+            tell: id of the coordinator whose study lead is to hear of the reason; blank: it stays here.
         Raises: ApprovalRefusal (not a registered approver); StateRefusal.
         """
         current = self.ledger.hold(release_id)
@@ -249,7 +254,20 @@ class Outbox:
         }
         signature = approver.sign(Envelope.encoding(DECLINE_TYPE, canonical_json(said)))
         move = self.ledger.reject if for_good else self.ledger.send_back
-        return move(current, reason, by=name, key=approver.public.hex, signature=signature.hex())
+        passed_on = {}
+        if tell:
+            notice = DeclinedNotice(
+                coordinator=tell,
+                site=self.ledger.site,
+                study=current.study,
+                wave=current.wave,
+                release_id=release_id,
+                decision=decision,
+                reason=reason,
+                approver=name,
+            )
+            passed_on["notice"] = notice.signed(approver).to_bytes().decode()
+        return move(current, reason, by=name, key=approver.public.hex, signature=signature.hex(), **passed_on)
 
     def withdraw(self, release_id: str, approver: SigningKey, name: str, *, reason_code: str, reason: str) -> Hold:
         """Take a release back as the registered approver `name`. Nothing of it is sent from now on; the charge stays.

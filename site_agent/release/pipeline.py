@@ -251,9 +251,9 @@ def make_release(
 
     clock.enter(ReleaseStage.READ)
     table = _read(plan, source, site)
-    everyone = records.row_pseudonyms(table, plan.dictionary, key=site.snapshot_key)
+    everyone = records.row_pseudonyms(table, plan.dictionary, key=site.secret(plan.study))
     as_written = ledger.as_written(plan.study)
-    space = records.person_space(source, plan.dictionary, key=site.snapshot_key, as_written=as_written)
+    space = records.person_space(source, plan.dictionary, key=site.secret(plan.study), as_written=as_written)
     roles = plan.posture == "holdout"
     ledger.require_same_persons(hold, space, roles=roles)
     if everyone is not None and (roles or hold.touches == "new"):
@@ -262,18 +262,19 @@ def make_release(
     fitting.require_roles_kept(plan, _earlier_receipts(outbox, plan.study, except_for=hold.release_id))
     eligible = [int(row) for row in fitting.released_rows(plan, table.n, everyone)]
     chosen = _choose(plan, ledger, outbox, hold, base, everyone, eligible)
+    others, unlike = _of_other_studies(plan, ledger, space)
     checks.before_draw(
         n=len(chosen.rows),
         total=chosen.total,
         delta=plan.budget.delta,
         limits=limits,
         persons=chosen.population,
-        earlier=chosen.earlier,
+        earlier={**chosen.earlier, **others},
         waits=base is not None and hold.touches == "new",
         withdrawn=chosen.withdrawn,
         leaving=chosen.leaving,
-        sizes=chosen.sizes,
-        held=len(chosen.train) if plan.release.edges is not None else None,
+        sizes=(*chosen.sizes, *unlike),
+        held=len(chosen.train) if plan.release.edges is not None and plan.posture == "holdout" else None,
         exact=checks.exact_counts(plan, table.table.iloc[list(chosen.rows)]),
     )
     drawing = drawing_of(plan, trained.flow if trained else None, embedding)
@@ -322,6 +323,7 @@ def make_release(
             reused=reused,
             previous=ledger.last_receipt(plan.study),
             trained=trained.charge if trained else None,
+            hospitals=len(source.hospitals),
         )
         receipt.require_true(plan)
         plan.release.validate(plan, released, receipt.n)
@@ -382,7 +384,9 @@ def _read(plan: StudyPlan, source: TableSource, site: WorkingSite) -> Records:
     from site_agent.records import table as records
 
     as_written = site.ledger.as_written(plan.study)
-    return records.read(source, plan.dictionary, key=site.snapshot_key, rules=plan.release.edges, as_written=as_written)
+    return records.read(
+        source, plan.dictionary, key=site.secret(plan.study), rules=plan.release.edges, as_written=as_written
+    )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -774,6 +778,34 @@ def _choose(
         withdrawn=len(leaving),
         leaving=len(leaving),
     )
+
+
+def _of_other_studies(plan: StudyPlan, ledger: Ledger, space: str) -> tuple[dict[str, frozenset[str]], list[int]]:
+    """Releases of this site's other studies with which a release must not be compared too closely.
+
+    Where neither has a price for everybody, nothing but this guard stands between the two: two tables of all but one
+    and the same persons would show the one. Two studies are of the same people unless an approver has told them apart.
+
+    Returns: release to pseudonyms; and the sizes of those that tell persons apart by something else, who may all the
+        same be the same people.
+    """
+    from site_agent.release.sealed_state import read_rows
+
+    if not plan.records_decide:
+        return {}, []
+    holds = [hold for hold in ledger.holds() if hold.study != plan.study and hold.may_be_out and hold.files]
+    gone, apart = ledger.deleted(), ledger.told_apart({plan.study, *(hold.study for hold in holds)})
+    persons: dict[str, frozenset[str]] = {}
+    sizes = []
+    for hold in holds:
+        bounded = hold.epsilon is not None and not hold.given
+        if bounded or hold.release_id in gone or (plan.study, hold.study) in apart:
+            continue
+        rows = read_rows(ledger.folder(hold), hold)
+        persons[hold.release_id] = frozenset(rows.persons)
+        if not space or hold.space != space:
+            sizes.append(len(rows.source))
+    return persons, sizes
 
 
 def _base(ledger: Ledger, plan: StudyPlan, wave: int) -> Hold | None:

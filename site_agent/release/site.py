@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -40,6 +40,7 @@ class WorkingSite:
         floors: what this site tightens.
         paused: whether the steward has paused the site; asked again and again until the draw, and in the audit.
         budget: what all studies together may cost.
+        begun_under: secrets of the studies that began under another one than `snapshot_key`.
         approved: asked once more right before the draw whether it is still approved, where the plan wants that ahead.
     """
 
@@ -53,6 +54,11 @@ class WorkingSite:
     paused: Callable[[], bool]
     budget: SiteBudget = field(default_factory=SiteBudget)
     approved: Callable[[StudyPlan], None] = lambda plan: None
+    begun_under: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+    def secret(self, study: str) -> bytes:
+        """The secret of a study's keyed hashes: it goes on with the one that it began with."""
+        return self.begun_under.get(study, self.snapshot_key)
 
     def require_running(self) -> None:
         """Raises: PausedRefusal."""

@@ -152,9 +152,9 @@ def record(desk: Desk, study: str) -> dict[str, bytes]:
     """
     holds = desk.ledger.holds()
     studies = {hold.release_id: hold.study for hold in holds}
-    tag = desk.ledger.tag(study)
+    tag, since = desk.ledger.tag(study), desk.ledger.membership().tags[-1][0]
     files = {
-        "ledger.json": canonical_json([_line(entry, tag, study, studies) for entry in desk.ledger.entries()]),
+        "ledger.json": canonical_json([_line(entry, tag, study, studies, since) for entry in desk.ledger.entries()]),
         "keys.json": canonical_json(_keys(desk, study)),
         "acknowledged.json": canonical_json(_acknowledged(desk, study)),
         **_plans(desk, study),
@@ -166,8 +166,12 @@ def record(desk: Desk, study: str) -> dict[str, bytes]:
     return files
 
 
-def _line(entry: Entry, tag: str, study: str, studies: Mapping[str, str]) -> dict[str, Any]:
-    """An entry; of another study only what the chain needs, and its tags."""
+def _line(entry: Entry, tag: str, study: str, studies: Mapping[str, str], since: int = 1) -> dict[str, Any]:
+    """An entry; of another study only what the chain needs, and its tags.
+
+    Args:
+        since: the first entry of which `tag` is the tag: what made it before is lost.
+    """
     line: dict[str, Any] = {"seq": entry.seq, "hash": entry.hash, "signature": entry.signature.hex()}
     tags = entry.body.get("tags")
     if tags is None:
@@ -175,7 +179,8 @@ def _line(entry: Entry, tag: str, study: str, studies: Mapping[str, str]) -> dic
             return {**line, "link": entry.link}
         return {**line, "time": entry.time, "kind": entry.kind, "body": dict(entry.body)}
     line["tags"] = tags
-    if tags and tag not in tags:
+    mine = tag in tags if entry.seq >= since else _concerns(entry, study, studies)
+    if tags and not mine:
         return {**line, "told": signed_digest(entry.time, entry.kind, entry.body)}
     return {**line, "time": entry.time, "kind": entry.kind, "body": signed_part(entry.body)}
 
@@ -208,11 +213,22 @@ def _keys(desk: Desk, study: str) -> dict[str, Any]:
         "coordinator": config.coordinator,
         "ca_fingerprint": config.ca_fingerprint,
         "release_key": desk.release_key.public.hex,
+        "tag_keys": _tag_keys(desk, study),
         "approvers": dict(config.approvers),
         "retired_approvers": {name: list(keys) for name, keys in config.retired_approvers.items()},
         "leads": {key.key_id: key.hex for key in config.pinned_leads.values()},
+        "former_leads": {key.key_id: key.hex for key in config.every_lead.values() if key.hex not in config.leads},
         "threshold": config.threshold,
     }
+
+
+def _tag_keys(desk: Desk, study: str) -> list[dict[str, Any]]:
+    """Each key that made the tags of studies, since which entry, and its proof of this study's; of a lost one none."""
+    ledger = desk.ledger
+    return [
+        {"from": seq, "key": key.hex, "proof": ledger.tag_proof(study).hex() if key == ledger.tagger.public else ""}
+        for seq, key in ledger.membership().tags
+    ]
 
 
 def _plans(desk: Desk, study: str) -> dict[str, bytes]:
@@ -304,7 +320,7 @@ def _summary(
         entries=len(entries),
         head=entries[-1].hash,
         fingerprint=desk.release_key.public.fingerprint,
-        leads=[key.fingerprint for key in desk.config.pinned_leads.values()],
+        leads=[key.fingerprint for key in desk.config.every_lead.values()],
         style=jinja2.utils.markupsafe.Markup((HERE / "pages" / "style.css").read_text(encoding="utf-8")),
     )
 

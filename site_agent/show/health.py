@@ -10,9 +10,9 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from shared.base.clock import CLOCK_VARIABLE, utc_now
 from shared.errors import CertificateRefusal, NetworkRefusal, Refusal, StorageRefusal
 from shared.terminal import ChecklistLine
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["diagnose"]
 
-CERTIFICATE_WARNING_DAYS = 30
 Finding = tuple[Literal["ok", "warn", "fail"], str, str]
 COMPARING_SECONDS = 5.0
 LITTLE_SPACE, TOO_LITTLE_SPACE = 2 << 30, 200 << 20
@@ -113,7 +112,7 @@ def _contacted(desk: Desk) -> Contact:
 
 def _clock(desk: Desk, today: dt.date, contact: Contact) -> Finding:
     """This machine's clock beside the coordinator's, which signs what it says: no clock can vouch for itself."""
-    now = dt.datetime.now(dt.UTC)
+    now = utc_now()
     shown = f"{now:%Y-%m-%d %H:%M} UTC"
     offset = contact.offset
     if offset is not None and offset.state == "wrong":
@@ -122,8 +121,9 @@ def _clock(desk: Desk, today: dt.date, contact: Contact) -> Finding:
             given=f"{shown}, {offset.words} of the time that the coordinator signs",
             next_step="Set the clock (NTP). If it is right, tell the study lead: coordinator clock.",
         )
-    if os.environ.get("TRIBUTARY_TODAY"):
-        return "warn", f"the day is set to {today} by TRIBUTARY_TODAY", "Unset it, outside tests."
+    for variable in ("TRIBUTARY_TODAY", CLOCK_VARIABLE):
+        if os.environ.get(variable):
+            return "warn", f"the day is set to {today} by {variable}", "Unset it, outside tests."
     if offset is None:
         refusal = contact.clock
         why = "it does not answer" if refusal is None or refusal is contact.reach else refusal.must
@@ -172,6 +172,7 @@ def _permissions(desk: Desk, today: dt.date) -> Finding:
 
 def _authority(desk: Desk, today: dt.date) -> Finding:
     from shared.plans.invitation import certificate_fingerprint
+    from site_agent.identity import pinned
 
     fingerprint = certificate_fingerprint(desk.config.ca.read_text())
     if fingerprint != desk.config.ca_fingerprint:
@@ -180,6 +181,9 @@ def _authority(desk: Desk, today: dt.date) -> Finding:
             given="another certificate",
             next_step="Do not go on. Call the study lead.",
         )
+    newest = certificate_fingerprint(pinned(desk.config)[-1])
+    if newest != fingerprint:
+        return "ok", f"{newest[:29]} …, which the invitation's ({fingerprint[:9]} …) has signed", ""
     return "ok", fingerprint[:29] + " …", ""
 
 
@@ -198,36 +202,20 @@ def _witness(desk: Desk, today: dt.date) -> Finding:
 
 
 def _certificate(desk: Desk, today: dt.date) -> Finding:
-    from cryptography import x509
+    """How long the certificate lasts: from half of its life on the agent renews it, so that few days left are news."""
+    from site_agent.identity import certificate_life
 
-    path: Path = desk.config.certificate
-    if not path.exists():
+    life = certificate_life(desk.config, utc_now())
+    if life is None:
         return "warn", "none yet", "site-agent join"
-    try:
-        certificate = x509.load_pem_x509_certificate(path.read_bytes())
-    except ValueError:
-        raise CertificateRefusal(
-            "the certificate must be readable", given="other bytes", next_step="Re-enrol."
-        ) from None
-    now = dt.datetime.now(dt.UTC)
-    left = (certificate.not_valid_after_utc - now).days
-    if now < certificate.not_valid_before_utc:
-        raise CertificateRefusal(
-            "the certificate must be valid already",
-            given=f"valid from {certificate.not_valid_before_utc:%Y-%m-%d}",
-            next_step="Set the clock (NTP).",
-        )
-    if now > certificate.not_valid_after_utc:
+    if life.state == "over":
         raise CertificateRefusal(
             "the certificate must not be expired",
-            given=f"expired {certificate.not_valid_after_utc:%Y-%m-%d}",
-            next_step="Ask the study lead for a new invitation.",
+            given=f"one that {life.words}",
+            next_step="Renew it by hand: site-agent renew --late --out FILE, and telephone the study lead.",
         )
-    return (
-        "warn" if left < CERTIFICATE_WARNING_DAYS else "ok",
-        f"{left} days left",
-        "Ask the study lead for a new invitation before it expires.",
-    )
+    fix = "Does site-agent run? site-agent renew says what is in the way; tell the study lead."
+    return ("warn" if life.state == "near" else "ok"), life.words, fix
 
 
 def _ledger(desk: Desk, today: dt.date) -> Finding:

@@ -80,8 +80,10 @@ def application(
     from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
     from starlette.routing import Route
 
+    from shared.base.clock import utc_now
     from shared.privacy import stated
     from site_agent.decide import reconciliation
+    from site_agent.identity import ending
 
     opener = KeyOpener()
 
@@ -104,6 +106,7 @@ def application(
             "session": session,
             "paused": desk.paused,
             "differing": reconciliation.sentence(reconciliation.noted(desk)) if session else "",
+            "ending": ending(desk.config, utc_now()) if session else "",
             "everybody": tuple(desk.config.approvers),
             "here": "",
         }
@@ -248,6 +251,7 @@ def application(
             desk,
             session,
             here="/plans",
+            grants=sorted(desk.ledger.membership().studies.items()),
             plans=found,
             missing=MISSING,
             standing=standing,

@@ -12,7 +12,6 @@ what a loop can write.
 
 from __future__ import annotations
 
-import datetime as dt
 import fcntl
 import os
 from collections.abc import Sequence
@@ -21,7 +20,8 @@ from pathlib import Path
 
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.chain import GENESIS, extend_head
-from shared.base.keys import Envelope, SigningKey
+from shared.base.clock import utc_now
+from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import IntegrityRefusal, Refusal
 
 __all__ = ["A_DAY", "SAME", "Refusals", "Refused"]
@@ -71,10 +71,12 @@ class Refusals:
         path: ``refused.jsonl``; made with its first line.
         signer: the site's release key.
         site: the site's id.
+        former: release keys of the site that may have signed earlier lines.
     """
 
-    def __init__(self, path: Path, signer: SigningKey, *, site: str) -> None:
+    def __init__(self, path: Path, signer: SigningKey, *, site: str, former: Sequence[PublicKey] = ()) -> None:
         self.path, self.signer, self.site = path, signer, site
+        self.keys = {signer.public, *former}
 
     def note(
         self,
@@ -93,7 +95,7 @@ class Refusals:
             fcntl.flock(book, fcntl.LOCK_EX)
             data = book.read()
             lines = _parsed(data)
-            now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            now = utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
             new = Refused(
                 seq=len(lines) + 1,
                 time=now,
@@ -126,7 +128,8 @@ class Refusals:
             try:
                 line = Refused(**parse_json(text))
                 good = line.seq == number and replace(line.chained(previous), signature=line.signature) == line
-                good = good and self.signer.public.verifies(bytes.fromhex(line.signature), self._message(line))
+                signature, message = bytes.fromhex(line.signature), self._message(line)
+                good = good and any(key.verifies(signature, message) for key in self.keys)
             except (Refusal, TypeError, ValueError):
                 good = False
             if not good:

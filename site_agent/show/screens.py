@@ -16,7 +16,9 @@ from shared.terminal import table
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
+    from shared.wire.certificates import CertificateLife
     from site_agent.decide.airlock import Earlier
     from site_agent.ledger.book import StatementLine
     from site_agent.release.checks import Check
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "budget",
     "cell",
+    "certificate",
     "charged_words",
     "curve_page",
     "heading",
@@ -63,6 +66,15 @@ def note(out: Console, text: str) -> None:
     from rich.text import Text
 
     out.print(Text(text, style="yellow"))
+
+
+def certificate(life: CertificateLife | None) -> list[tuple[str, Text]]:
+    """The row of a site's certificate, in yellow where it should have been renewed long ago; none before the first."""
+    from rich.text import Text
+
+    if life is None:
+        return []
+    return [("certificate", Text(life.words, style="yellow" if life.state in ("near", "over") else ""))]
 
 
 def settings(out: Console, rows: Iterable[tuple[str, Any]]) -> None:
@@ -240,6 +252,7 @@ def release_page(
         (
             ("what", "synthetic / privatised, not patient records"),
             ("by", receipt.mechanism.replace("_", " ") + f", of {receipt.n} persons"),
+            *([("for", f"{receipt.hospitals} hospitals under one steward's agreement")] if receipt.hospitals else []),
             ("size", f"{len(release.table)} rows, {release.table.shape[1]} columns, {hold.bundle_bytes:,} bytes"),
             ("to", receipt.recipient),
             (

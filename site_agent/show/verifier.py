@@ -128,10 +128,18 @@ def ledger(files: Files, keys: Body, study: str) -> list[Body]:
     known: no entry about it can be shown without what it says.
     """
     entries: list[Body] = json.loads(files["ledger.json"])
-    proof = bytes.fromhex(keys["study_tag"])
-    own = signed(keys["release_key"], proof, TYPE % "study-tag", canonical({"site": keys["site"], "study": study}))
-    must(own, "the study's tag must be signed by the site's release key")
-    tag, head, tagged = sha(proof), NOTHING, False
+    made = keys.get("tag_keys") or [{"from": 1, "key": keys["release_key"], "proof": keys["study_tag"]}]
+    for one in made:
+        own = one["proof"] and signed(
+            one["key"],
+            bytes.fromhex(one["proof"]),
+            TYPE % "study-tag",
+            canonical({"site": keys["site"], "study": study}),
+        )
+        must(own or (not one["proof"] and one is not made[-1]), "the study's tag must be signed by the site's key")
+    first = entries[0].get("body", {})
+    chain = KeyChain(first.get("release_key", keys["release_key"]), keys)
+    head, tagged = NOTHING, False
     for number, entry in enumerate(entries, start=1):
         about, whole = entry.get("tags"), "body" in entry
         said = {name: entry[name] for name in ("time", "kind", "body")} if whole else {}
@@ -141,28 +149,34 @@ def ledger(files: Files, keys: Body, study: str) -> list[Body]:
             )
         else:
             link = sha(canonical({"seq": number, **said})) if whole else entry["link"]
-        head = sha(bytes.fromhex(head) + bytes.fromhex(link))
+        before, head = head, sha(bytes.fromhex(head) + bytes.fromhex(link))
         must(entry["seq"] == number and entry["hash"] == head, f"entry {number} must follow from those before it")
+        if whole and entry["kind"] == "keys_changed":
+            chain.follow(entry, before)
         payload = canonical({"site": keys["site"], "seq": number, "head": head})
         must(
-            signed(keys["release_key"], bytes.fromhex(entry["signature"]), TYPE % "ledger-head", payload),
+            signed(chain.key, bytes.fromhex(entry["signature"]), TYPE % "ledger-head", payload),
             f"entry {number} must be signed by the site's release key",
         )
         must(about is not None or not tagged, f"entry {number} must say which studies it is about")
         tagged = about is not None
+        proof = [one["proof"] for one in made if one["from"] <= number][-1]
+        tag = sha(bytes.fromhex(proof)) if proof else ""
         must(
             whole or not tagged or (about and tag not in about), f"entry {number} is about this study, and must be told"
         )
         if whole and tagged:
             of = [entry["body"]["study"]] if "study" in entry["body"] else []
             of += [charge["study"] for charge in entry["body"].get("charges", ())] if entry["kind"] == "lost" else []
-            must(study not in of or tag in (about or []), f"entry {number} must carry the tag of its study")
+            must(study not in of or tag in (about or []) or not tag, f"entry {number} must carry the tag of its study")
             must(set(of) <= {study}, f"entry {number} must name the study whose tag it carries")
-    first = entries[0].get("body", {})
-    must(
-        first.get("release_key") == keys["release_key"] and first.get("site") == keys["site"],
-        "the first entry must name this site and its key",
-    )
+    named = (first.get("release_key"), first.get("site")) == (chain.keys[0], keys["site"])
+    must(named, "the first entry must name this site and its key")
+    must(chain.key == keys["release_key"], "the last release key must be the one that signs this export")
+    must(made[-1]["proof"] == keys["study_tag"], "the study's tag must be signed by the site's key")
+    own = [(one["from"], one["key"]) for one in made]
+    must(own == chain.tags, "the keys of the tags must be those that the ledger names")
+    keys["release_keys"], keys["key_chain"] = chain.keys, chain
     must(first.get("format") in FORMATS, "the ledger must be of a format that this script knows")
     must(first["format"] == FORMATS[0] or "tags" in entries[0], "entry 1 must say which studies it is about")
     for entry in entries:
@@ -171,6 +185,53 @@ def ledger(files: Files, keys: Body, study: str) -> list[Body]:
             here = 1 <= at < entry["seq"] and entries[at - 1]["hash"] == entry["body"]["head"]
             must(here, f"entry {entry['seq']} must name a witnessed head of this ledger")
     return entries
+
+
+class KeyChain:
+    """The release keys of a ledger, one after the other, and who signed each change.
+
+    Args:
+        key: the one that signs the first entry.
+        keys: every one so far.
+        tags: (first entry, key) of those that made the tags of studies.
+        changes: how many changes of keys and approvers there were.
+        lost: (entry, whose key) of each that the key before has not signed.
+    """
+
+    def __init__(self, key: str, keys: Body) -> None:
+        self.key, self.keys, self.tags, self.known = key, [key], [(1, key)], keys
+        self.changes, self.last = 0, NOTHING
+        self.lost: list[tuple[int, str]] = []
+
+    def follow(self, entry: Body, before: str) -> None:
+        """Take the changes of an entry. Raises: Wrong: one that those who must have not signed, or of another place."""
+        what, persons = f"entry {entry['seq']}: a change of keys", people(self.known)
+        again = entry["body"].get("again")
+        must(len(entry["body"]["envelopes"]) == 1 or again, f"{what} must be one")
+        for text in entry["body"]["envelopes"]:
+            body = json.loads(text)
+            claimed = json.loads(base64.b64decode(body["payload"]))
+            shown = claimed["new"] if claimed["role"] in ("release", "approver") else ""
+            known = {"before": [self.key], "new": [shown] if shown else []}
+            said, signers, payload = opened(what, text.encode(), "key-change", {**persons, **known})
+            here = (said["site"], said["coordinator"]) == (self.known["site"], self.known["coordinator"])
+            must(here, f"{what} must be of this site and its coordinator")
+            must((said["number"], said["previous"]) == (self.changes + 1, self.last), f"{what} must follow the last")
+            at = (said["seq"], said["head"]) == (entry["seq"] - 1, before)
+            must(at or again, f"{what} must be for the place where it stands")
+            release, lost = said["role"] == "release", said["action"] == "replace"
+            must("before" in signers or (release and lost), f"{what} must be signed by the release key before it")
+            must("new" in signers or not shown, f"{what} must be signed by the new key")
+            named = signers & persons.keys() - ({said["name"]} if said["new"] and not lost else set())
+            must(named or (lost and not release), f"{what} must be signed by somebody who approves here")
+            must(not release or said["old"] == self.key, f"{what} must begin at the key in force")
+            if lost:
+                self.lost.append((entry["seq"], f"of {said['name']}" if said["name"] else "of the site"))
+            if release:
+                self.key = said["new"]
+                self.keys.append(self.key)
+                self.tags += [(entry["seq"], self.key)] if entry["body"].get("new_tags") else []
+            self.changes, self.last = said["number"], sha(payload)
 
 
 class Acknowledged:
@@ -245,8 +306,11 @@ class VerifiedPlans:
         self.known: dict[str, Body] = {}
         self.at: list[tuple[int, str, Body | None]] = []
         for name, data in named(files, "plans/plan-"):
-            plan, leads, payload = opened(name, data, "plan", {n: [key] for n, key in keys["leads"].items()})
-            must(len(leads) >= keys["threshold"], f"{name} must be signed by the study lead")
+            former = keys.get("former_leads", {})
+            plan, leads, payload = opened(name, data, "plan", {n: [k] for n, k in {**former, **keys["leads"]}.items()})
+            # One who led alone may have been joined by others since.
+            least = max(1 if former else keys["threshold"], plan["floors"].get("leads", 1))
+            must(len(leads) >= least, f"{name} must be signed by the study lead")
             here = (plan["study"], plan["coordinator"]) == (study, keys["coordinator"])
             must(here, f"{name} must be of this study and its coordinator")
             self.known[sha(payload)] = plan
@@ -267,7 +331,7 @@ class VerifiedPlans:
                     self.agrees(said, body, what)
                     noted[sha(payload)] = said
                 self.at.append((entry["seq"], body["plan_hash"], said))
-            elif entry.get("kind") == "plan_revoked":
+            elif entry.get("kind") in ("plan_revoked", "study_ungranted"):
                 self.at.append((entry["seq"], "", None))
         before = {(body["version"], body["plan_hash"], body["name"]): place for place, body in self.of_old(entries)}
         for name, data in named(files, "plans/approval-"):
@@ -326,7 +390,7 @@ def standings(entries: list[Body], keys: Body) -> dict[str, Body]:
             )
             out[body["standing"]] = {**said, "from": entry["seq"], "to": len(entries) + 1}
         ended = [body["standing"]] if entry.get("kind") == "standing_revoked" else []
-        if entry.get("kind") in ("plan_revoked", "left"):
+        if entry.get("kind") in ("plan_revoked", "left", "study_ungranted"):
             ended = [digest for digest, one in out.items() if one["study"] == body["study"]]
         for digest in ended:
             out[digest]["to"] = min(out[digest]["to"], entry["seq"])
@@ -334,7 +398,15 @@ def standings(entries: list[Body], keys: Body) -> dict[str, Body]:
 
 
 # -- decisions about the site ---------------------------------------------------------------------------------------
-DECIDED = {"plan_revoked", "standing_revoked", "persons_withdrew", "persons_confirmed", "left", "resumed"}
+DECIDED = {
+    "plan_revoked",
+    "standing_revoked",
+    "persons_withdrew",
+    "persons_confirmed",
+    "persons_apart",
+    "left",
+    "resumed",
+}
 
 
 def decided(entries: list[Body], keys: Body) -> int:
@@ -417,7 +489,7 @@ class VerifiedRelease:
         Args:
             delivered: whether it arrived, by the ledger or by the coordinator's list.
         """
-        persons, agent = people(keys), {"agent": [keys["release_key"]]}
+        persons, agent = people(keys), {"agent": keys["release_keys"]}
         self.stated, signers, payload = opened(
             "statement.json", self.files["statement.json"], "release", persons | agent
         )
@@ -906,6 +978,8 @@ def check(folder: Path, bundles: list[Path], coordinator_list: Path | None = Non
     whose |= {f"approver {name}": key for name, key in keys["approvers"].items()}
     for name, former in keys.get("retired_approvers", {}).items():
         whose |= {f"former approver {name}{f' ({place})' if place else ''}": key for place, key in enumerate(former)}
+    whose |= {f"former study lead {name}": key for name, key in keys.get("former_leads", {}).items()}
+    whose |= {f"site, until its {n}. change of keys": key for n, key in enumerate(keys["release_keys"][:-1], start=1)}
     whose |= {"coordinator": keys["witness_key"]} if keys.get("witness_key") else {}
     lines = [
         f"{len(manifest['files'])} files are as they were exported.",
@@ -917,6 +991,18 @@ def check(folder: Path, bundles: list[Path], coordinator_list: Path | None = Non
     ]
     if found["standing"]:
         lines.append(f"{found['standing']} standing approvals are signed, and good for what they approved.")
+    chain = keys["key_chain"]
+    if chain.changes:
+        lines.append(
+            f"{chain.changes} changes of keys and approvers are signed by the key before, and by who approved."
+        )
+    for seq, key in chain.lost:
+        lines.append(f"! entry {seq}: the key {key} was lost, and another took its place without its word")
+    lines += [
+        f"! entries {one['from']} to the next loss: what made their tags is lost, and nobody can show that all are told"
+        for one in keys.get("tag_keys", ())
+        if not one["proof"]
+    ]
     counted = f"{found['countersigned']} of {found['deliveries']} deliveries"
     lines.append(f"{counted} are acknowledged under the coordinator's signature.")
     if bundles:

@@ -379,7 +379,9 @@ class _Work:
 
         self._read(hold)
         as_written = self.ledger.as_written(self.plan.study)
-        space = records.person_space(self.source, self.plan.dictionary, key=self.at.snapshot_key, as_written=as_written)
+        space = records.person_space(
+            self.source, self.plan.dictionary, key=self.at.secret(self.plan.study), as_written=as_written
+        )
         hold = self.ledger.start_training(hold, self._persons, space=space, snapshot=self._snapshot)
         reach("federate.bound")
         return hold
@@ -390,7 +392,7 @@ class _Work:
         from site_agent.records import table as records
         from site_agent.release import checks
 
-        plan, key = self.plan, self.at.snapshot_key
+        plan, key = self.plan, self.at.secret(self.plan.study)
         as_written = self.ledger.as_written(plan.study)
         table = records.read(self.source, plan.dictionary, key=key, as_written=as_written)
         if hold.snapshot and hold.snapshot != table.snapshot:

@@ -14,7 +14,9 @@ coordinator's estimate, variance and pooling. What is held against the records i
   (`PooledResult.doubts`); told: how often the records' answer lay within the distance that the answer tells.
 
 python -m tests.benchmarks.zoo [--quick] [--half tuning|reporting] [--worlds a,b] [--kinds binary,…] [--some K]
-    [--n 1000,5000] [--sites 4,12] [--w 0.8,0] [--draws 6] [--jobs 2] [--outcomes last|joint] [--name zoo]
+    [--n 1000,5000] [--sites 4,12] [--w 0.8,0] [--draws 6] [--jobs 2] [--outcomes last|joint] [--fewer] [--name zoo]
+
+`--fewer` asks the planned model on every second covariate: a question that the plan does not name.
 """
 
 from __future__ import annotations
@@ -33,12 +35,13 @@ from typing import Any
 
 import numpy as np
 
+from coordinator.pooling.cautions import denial
 from coordinator.pooling.gaps import pooled_gap
 from coordinator.pooling.intervals import Draw, with_release_variance
 from coordinator.pooling.pool import PooledResult, pool_estimates
 from shared.base.randomness import seeded_rng
 from shared.errors import Refusal
-from shared.estimands.answer import Estimate, estimate, parse_estimand
+from shared.estimands.answer import Estimand, Estimate, estimate, parse_estimand
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.encoding import Encoder
 from shared.plans.plan import Budget, StudyPlan, Training, Wave
@@ -95,19 +98,32 @@ def _levels(world: worlds.HardWorld, kind: str) -> dict[str, Sequence[Any]]:
     return {column.name: column.levels for column in world.dictionary(kind).columns if column.levels}
 
 
-def asked_of(world: worlds.HardWorld, kind: str, table: Any, site: str = "s") -> list[Estimate]:
+def asked_for(world: worlds.HardWorld, kind: str, fewer: bool = False) -> Estimand:
+    """The question of a cell: the planned one, or that on every second covariate."""
+    head, _, terms = world.question(kind).partition(" ~ ")
+    return parse_estimand(f"{head} ~ {' + '.join(terms.split(' + ')[:: 2 if fewer else 1])}")
+
+
+def asked_of(world: worlds.HardWorld, kind: str, table: Any, site: str = "s", *, fewer: bool = False) -> list[Estimate]:
     """The records' own answer at one site."""
-    question = parse_estimand(world.question(kind))
+    question = asked_for(world, kind, fewer)
     return estimate(table, question, study="zoo", site=site, wave=1, levels=_levels(world, kind))
 
 
 def cell(
-    name: str, kind: str, n: int, sizes: Sequence[int], weights: Sequence[float], draws: int, training: Training
+    name: str,
+    kind: str,
+    n: int,
+    sizes: Sequence[int],
+    weights: Sequence[float],
+    draws: int,
+    training: Training,
+    fewer: bool = False,
 ) -> list[dict[str, Any]]:
     """One world, outcome and n, at several numbers of sites: what was pooled at every w, and what the records say."""
     world = worlds.world(name)
     sizes = (world.sites,) if world.sites else tuple(sizes)
-    question, levels = parse_estimand(world.question(kind)), _levels(world, kind)
+    question, levels = asked_for(world, kind, fewer), _levels(world, kind)
     encoder = Encoder(dictionary=world.dictionary(kind))
     last = training.outcomes == "last"
     real: list[list[Estimate]] = []
@@ -120,7 +136,7 @@ def cell(
         rng = seeded_rng(seed_of(name, kind, n, site))
         x = encoder.encode(checked, rng)
         try:
-            answers = asked_of(world, kind, table, f"s{site}")
+            answers = asked_of(world, kind, table, f"s{site}", fewer=fewer)
             began = time.process_time()
             fitted = fit(plan_of(world, kind, 0.8, training), encoder, x, None, rng)
             seconds += time.process_time() - began
@@ -139,7 +155,7 @@ def cell(
             rows.append(with_release_variance(found, out, question, drawn, levels=levels, postures=("local",)))
     out = []
     for size in sizes:
-        truth, terms = law(name, kind, size), []
+        truth, terms = {} if fewer else law(name, kind, size), []
         for term in dict.fromkeys(row.term for answers in real for row in answers):
             for w in weights:
                 got = [_pooled(released[w, b][:size], term) for b in range(draws)]
@@ -183,6 +199,8 @@ def _held_against(got: Sequence[PooledResult], truly: PooledResult | None) -> di
         "wrong_cautioned": int((~held & cautioned).sum()),
         "told": float(np.mean(within)),
         "alike": float(np.mean([one.tau2 <= 0 for one in got])),
+        "denial": [denial(one) for one in got],
+        "missed": [not one for one in held],
     }
 
 
@@ -215,7 +233,19 @@ def _misfit(drawn: Sequence[list[Estimate]], real: Sequence[list[Estimate]], ter
     return float(weights @ np.array([y for y, _ in both]) / np.sqrt(weights.sum())) if both else 0.0
 
 
-KEPT = ("bias", "flow", "held", "width", "I2", "I2_real", "law_held", "right_cautioned", "wrong_cautioned", "told")
+KEPT = (
+    "bias",
+    "flow",
+    "held",
+    "width",
+    "I2",
+    "I2_real",
+    "law_held",
+    "law_held_real",
+    "right_cautioned",
+    "wrong_cautioned",
+    "told",
+)
 
 
 def brief(one: dict[str, Any]) -> dict[str, Any]:
@@ -249,7 +279,7 @@ def summary(cells: Sequence[dict[str, Any]], w: float) -> dict[str, Any]:
         "width": float(np.median([row["width"] for row in rows])),
         "I2_excess": float(excess.mean()),
     }
-    known = [row for row in rows if "law" in row]
+    known = [row for row in rows if "law_held" in row]
     if known:
         out["law_held"] = float(100 * np.mean([row["law_held"] for row in known]))
         out["law_held_real"] = float(100 * np.mean([row["law_held_real"] for row in known]))
@@ -258,7 +288,22 @@ def summary(cells: Sequence[dict[str, Any]], w: float) -> dict[str, Any]:
         if out[name]:
             out[f"{name}_cautioned"] = 100 * sum(row[f"{name}_cautioned"] for row in rows) / out[name]
     out |= {name: float(100 * np.mean([row[name] for row in rows])) for name in ("told", "alike")}
+    out |= told_apart([v for row in rows for v in row["denial"]], [v for row in rows for v in row["missed"]])
     return {key: round(value, 3) if isinstance(value, float) else value for key, value in out.items()}
+
+
+def told_apart(signal: Sequence[float], wrong: Sequence[bool]) -> dict[str, float]:
+    """How well a signal tells wrong answers from right ones: area under the ROC curve; share of the wrong ones above
+    nine tenths and four fifths of the right ones; empty where there are not both.
+    """
+    of_wrong, of_right = (
+        np.array([v for v, w in zip(signal, wrong, strict=True) if w is one]) for one in (True, False)
+    )
+    if not len(of_wrong) or not len(of_right):
+        return {}
+    above = (of_wrong[:, None] > of_right).mean() + (of_wrong[:, None] == of_right).mean() / 2
+    beyond = {share: float(100 * (of_wrong > np.quantile(of_right, share)).mean()) for share in (0.9, 0.8)}
+    return {"roc_area": float(above), "caught_at_10": beyond[0.9], "caught_at_20": beyond[0.8]}
 
 
 def summaries(cells: Sequence[dict[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
@@ -312,6 +357,7 @@ def main() -> None:
     asked.add_argument("--draws", type=int, default=6)
     asked.add_argument("--jobs", type=int, default=1, help="processes")
     asked.add_argument("--outcomes", choices=("last", "joint"), default="last")
+    asked.add_argument("--fewer", action="store_true", help="a question that is not planned: every second covariate")
     asked.add_argument("--name", default="", help="writes tests/benchmarks/results/<name>.json")
     given = asked.parse_args()
     if given.quick:
@@ -319,7 +365,7 @@ def main() -> None:
         given.sites, given.draws = (4,), 1
     training = Training(outcomes=given.outcomes)
     asked_cells = list(cells_of(given))
-    work = partial(_cell, sizes=given.sites, weights=given.w, draws=given.draws, training=training)
+    work = partial(_cell, sizes=given.sites, weights=given.w, draws=given.draws, training=training, fewer=given.fewer)
     found = []
     pool = ProcessPoolExecutor(given.jobs)
     for (name, kind, n), several in zip(asked_cells, pool.map(work, asked_cells), strict=True):
@@ -339,6 +385,7 @@ def main() -> None:
         results = {
             "half": given.half,
             "outcomes": given.outcomes,
+            "fewer": given.fewer,
             "sites": given.sites,
             "draws": given.draws,
             "worlds": code,

@@ -9,6 +9,8 @@ against the records, by term and ε:
 * bias_own, bias_real: released less real pooled estimate, averaged over the draws, in the released pooled standard
   error and in the real one;
 * held: how often the released 95 % interval holds the records' pooled estimate; width: over that of the records';
+* doubt, unlike, strong: how well each tells wrong answers from right ones: the share of its variance that is doubt
+  about the model, how unlike its sites are (Q over its degrees of freedom), its distance from 0 in its own errors;
 * I2, I2_real; cautioned: how often a caution stood by (`PooledResult.doubts`), where the interval held and where it
   did not.
 
@@ -22,7 +24,7 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,7 @@ from shared.mechanisms.slicing.plan import SlicingPlan
 from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.plan import Budget, StudyPlan, Wave
 from tests.benchmarks import record, worlds
-from tests.benchmarks.zoo import SEED, cells_of, listed, seed_of
+from tests.benchmarks.zoo import SEED, cells_of, listed, seed_of, told_apart
 
 KINDS = ("binary", "count", "linear", "survival")
 
@@ -148,7 +150,7 @@ def _pooled(rows: Sequence[Estimate], term: str) -> PooledResult | None:
         return None
 
 
-def _held_against(got: Sequence[PooledResult], truly: PooledResult) -> dict[str, float]:
+def _held_against(got: Sequence[PooledResult], truly: PooledResult) -> dict[str, Any]:
     held = np.array([one.ci_lb <= truly.beta <= one.ci_ub for one in got])
     cautioned = np.array([bool(one.doubts) for one in got])
     bias = float(np.mean([one.beta for one in got])) - truly.beta
@@ -164,7 +166,16 @@ def _held_against(got: Sequence[PooledResult], truly: PooledResult) -> dict[str,
         "wrong": float((~held).sum()),
         "right_cautioned": float((held & cautioned).sum()),
         "wrong_cautioned": float((~held & cautioned).sum()),
+        "missed": [not one for one in held],
+        "signals": {name: [of(one) for one in got] for name, of in SIGNALS.items()},
     }
+
+
+SIGNALS: Mapping[str, Callable[[PooledResult], float]] = {
+    "doubt": lambda one: one.shared / one.se**2,
+    "unlike": lambda one: one.QE / max(one.df, 1),
+    "strong": lambda one: abs(one.zval),
+}
 
 
 def summary(cells: Sequence[dict[str, Any]], epsilon: float) -> dict[str, Any]:
@@ -185,7 +196,14 @@ def summary(cells: Sequence[dict[str, Any]], epsilon: float) -> dict[str, Any]:
     for name in ("right", "wrong"):
         if total(name):
             out[f"{name}_cautioned"] = 100 * total(f"{name}_cautioned") / total(name)
-    return {key: round(value, 3) for key, value in out.items()}
+    missed = [one for row in rows for one in row["missed"]]
+    apart = {
+        name: told_apart([one for row in rows for one in row["signals"][name]], missed)
+        for name in SIGNALS
+        if 0 < sum(missed) < len(missed)
+    }
+    rounded: dict[str, Any] = {key: round(value, 3) for key, value in out.items()}
+    return rounded | {name: {k: round(v, 3) for k, v in found.items()} for name, found in apart.items()}
 
 
 def summaries(cells: Sequence[dict[str, Any]], epsilons: Sequence[float]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 /* A disk that remembers what was flushed, that fills up, or that may not be written: preloaded before libc.
 
    FAULTY_DISK is the folder it watches. FAULTY_LOG is where every change below that folder is written down, in order,
-   as one record each; FAULTY_FULL is how many bytes may still be written (and FAULTY_ROOM a file that, once it
-   exists, means there is room again); FAULTY_READONLY makes the folder read-only. A record is
-   (op, inode, place, length of the first name, length of the second name or data), then both. */
+   as one record each: (op, inode, place, length of the first name, length of the second name or data), then both.
+   FAULTY_LEFT is a file of eight bytes that the test holds as well: how many bytes may still be written, -1 for a
+   disk with room, -2 for one that is read-only. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -23,20 +24,25 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned char watched[FILES];
-static const char *root, *room;
+static const char *root;
 static size_t root_length;
-static int log_file = -1, read_only;
-static long long left = -1;
+static int log_file = -1;
+static int64_t no_limit = -1;
+static volatile int64_t *left = &no_limit;
+#define read_only (*left == -2)
 
 
 __attribute__((constructor)) static void begin(void) {
-  const char *log = getenv("FAULTY_LOG"), *full = getenv("FAULTY_FULL");
+  const char *log = getenv("FAULTY_LOG"), *bytes = getenv("FAULTY_LEFT");
   root = getenv("FAULTY_DISK");
   if (!root) return;
   root_length = strlen(root);
-  room = getenv("FAULTY_ROOM");
-  read_only = getenv("FAULTY_READONLY") != NULL;
-  if (full) left = atoll(full);
+  if (bytes) {
+    int file = (int)syscall(SYS_openat, AT_FDCWD, bytes, O_RDWR | O_CLOEXEC, 0);
+    void *shared = mmap(NULL, 8, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (shared != MAP_FAILED) left = shared;
+    syscall(SYS_close, file);
+  }
   if (log) log_file = (int)syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 }
 
@@ -86,7 +92,7 @@ static int opened(int folder, const char *path, int flags, mode_t mode, int (*ca
   if (!mine) { errno = kept; return call(folder, path, flags, mode); }
   pthread_mutex_lock(&lock);
   int was = !access(name, F_OK);
-  if (!was && (flags & O_CREAT) && !left && !(room && !access(room, F_OK))) {
+  if (!was && (flags & O_CREAT) && !*left) {
     pthread_mutex_unlock(&lock);
     errno = ENOSPC;
     return -1;
@@ -125,10 +131,11 @@ static int mine(int file) { return file >= 0 && file < FILES && watched[file]; }
 
 /* How many of n bytes fit; -1 where none does. */
 static ssize_t fits(size_t n) {
-  if (left < 0 || (room && !access(room, F_OK))) return (ssize_t)n;
-  if (!left) { errno = ENOSPC; return -1; }
-  if ((long long)n > left) n = (size_t)left;
-  left -= (long long)n;
+  if (read_only) { errno = EROFS; return -1; }
+  if (*left < 0) return (ssize_t)n;
+  if (!*left) { errno = ENOSPC; return -1; }
+  if ((int64_t)n > *left) n = (size_t)*left;
+  *left -= (int64_t)n;
   return (ssize_t)n;
 }
 

@@ -4,7 +4,7 @@
 SQLite included. `Record.image` makes a folder as a power cut could leave it at any moment of that record: a file holds
 what was flushed of it, and of what came later nothing, all, or some writes and not others; a name is there once its
 folder was flushed, and of later changes of names in that folder none, all, or the first few. (POSIX promises no more.)
-The same library fills the disk up after so many bytes, or makes the folder read-only.
+The same library fills the disk up, or makes it read-only, whenever the test says so (`Room`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["VARIANTS", "Record", "faulty", "library"]
+__all__ = ["READ_ONLY", "VARIANTS", "WHOLE", "Record", "Room", "faulty", "library"]
 
 VARIANTS = ("none", "all", "some")
 """What is left of that which nobody had flushed."""
@@ -42,22 +42,38 @@ def library() -> Path:
     return path
 
 
-def faulty(
-    root: Path, *, log: Path | None = None, full: int | None = None, room: Path | None = None, read_only: bool = False
-) -> dict[str, str]:
-    """Environment of a process whose disk below `root` is recorded, small, or read-only.
+class Room:
+    """How many bytes may still be written to a faulty disk, for the test to say while a process works there.
 
     Args:
-        full: bytes that may still be written there.
-        room: a file elsewhere; once it exists the disk has room again.
+        path: a file of eight bytes, not on that disk.
     """
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(struct.pack("<q", -1))
+        self.path = path
+
+    @property
+    def left(self) -> int:
+        """Bytes; below 0 without a limit."""
+        return int(struct.unpack("<q", self.path.read_bytes())[0])
+
+    def set(self, left: int) -> None:
+        """So many bytes from now on; `WHOLE` for any number, `READ_ONLY` for none and no change either."""
+        with self.path.open("r+b") as file:
+            file.write(struct.pack("<q", left))
+
+
+WHOLE, READ_ONLY = -1, -2
+
+
+def faulty(root: Path, *, log: Path | None = None, room: Room | None = None) -> dict[str, str]:
+    """Environment of a process whose disk below `root` is recorded, or has as much room as the test says."""
     wanted = {
         "LD_PRELOAD": library(),
         "FAULTY_DISK": root.resolve(),
         "FAULTY_LOG": log,
-        "FAULTY_FULL": full,
-        "FAULTY_ROOM": room,
-        "FAULTY_READONLY": 1 if read_only else None,
+        "FAULTY_LEFT": room.path if room else None,
     }
     return {name: str(value) for name, value in wanted.items() if value is not None}
 

@@ -29,7 +29,7 @@ def hub(tmp_path, plan):
 def test_whatever_the_network_does_a_release_arrives_once_as_it_was_signed(hub, lie, tally):
     """Through a liar it arrives, or is refused by type; through an honest line it then is there, once."""
     honest = hub.port
-    times = soak(1, 20, usual=5 if lie in HOPELESS else 10)
+    times = soak(1, 20, usual=3 if lie in HOPELESS else 6)
     arrived, steps = 0, []
     for turn in range(times):
         # Larger than one chunk, so that there is a middle to cut.

@@ -30,7 +30,7 @@ from shared.errors import ParameterError
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
 from shared.privacy.accountant import Gaussian
 
-__all__ = ["Attribute", "CountTable", "CountTables", "Zero", "attributes", "sensitivity"]
+__all__ = ["Attribute", "CountTable", "CountTables", "Zero", "attributes", "bin_edges", "sensitivity"]
 
 Counts = NDArray[np.int64]
 Codes = NDArray[np.int64]
@@ -92,7 +92,7 @@ class Attribute:
             if len(left) != 2 or any(isinstance(end, bool) or not isinstance(end, int | float) for end in left):
                 raise ParameterError(f"zeros of {name!r} must be its least and its largest value", given="others")
             low, high = (float(str(end)) for end in left)
-            edges = _edges(column, bins)
+            edges = bin_edges(column, bins)
             ends = edges[1:] - (1 if column.kind == "integer" else 0)
             wanted |= {k for k in range(bins) if low <= edges[k] and ends[k] <= high}
         elif not bins:
@@ -127,7 +127,7 @@ class Attribute:
                 # A histogram along this column, for each group and each cell of the other column.
                 lines = np.moveaxis(shares.reshape(-1, *self.shape), axis + 1, -1)[..., :bins]
                 line = np.ravel_multi_index((groups, *(p for k, p in enumerate(places) if k != axis)), lines.shape[:-1])
-                density = lines.reshape(-1, bins) / np.diff(_edges(column, bins))
+                density = lines.reshape(-1, bins) / np.diff(bin_edges(column, bins))
                 within = _within(density, line, np.minimum(places[axis], bins - 1), within)
             out[column.name] = _values(column, bins, places[axis], within)
         return out
@@ -301,7 +301,7 @@ def _size(column: Column, bins: int) -> int:
     return (bins or len(column.levels)) + (column.missing == "level")
 
 
-def _edges(column: Column, bins: int) -> NDArray[np.float64]:
+def bin_edges(column: Column, bins: int) -> NDArray[np.float64]:
     """(bins + 1,) the bins' edges; those of an integer column are whole numbers, the last one past the upper bound."""
     lower, upper = column.span
     if column.kind == "integer":
@@ -313,17 +313,17 @@ def _labels(column: Column, bins: int) -> list[str]:
     if not bins:
         names = [f"{column.name} = {level}" for level in column.levels]
     elif column.kind == "integer":
-        ends = [(low, high - 1) for low, high in itertools.pairwise(_edges(column, bins))]
+        ends = [(low, high - 1) for low, high in itertools.pairwise(bin_edges(column, bins))]
         names = [f"{column.name} {low:g}" + (f" to {high:g}" if high > low else "") for low, high in ends]
     else:
-        names = [f"{column.name} {low:.6g} to {high:.6g}" for low, high in itertools.pairwise(_edges(column, bins))]
+        names = [f"{column.name} {low:.6g} to {high:.6g}" for low, high in itertools.pairwise(bin_edges(column, bins))]
     return names + ([f"{column.name} missing"] if column.missing == "level" else [])
 
 
 def _codes(column: Column, bins: int, values: NDArray[np.float64]) -> Codes:
     absent = np.isnan(values)
     if bins:
-        inner = _edges(column, bins)[1:-1]
+        inner = bin_edges(column, bins)[1:-1]
         code = np.searchsorted(inner, np.where(absent, 0.0, values), side="right")
     else:
         code = np.where(absent, 0.0, values).astype(np.int64)
@@ -334,7 +334,7 @@ def _values(column: Column, bins: int, codes: Codes, within: NDArray[np.float64]
     absent = (codes == _size(column, bins) - 1) & (column.missing == "level")
     if not bins:
         return np.where(absent, np.nan, codes.astype(np.float64))
-    edges = _edges(column, bins)
+    edges = bin_edges(column, bins)
     at = np.minimum(codes, bins - 1)
     value = edges[at] + within * (edges[at + 1] - edges[at])
     if column.kind == "integer":

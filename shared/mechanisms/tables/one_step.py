@@ -40,6 +40,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,6 +56,7 @@ from scipy.sparse.linalg import lsmr
 from shared.errors import ParameterError, Refusal
 from shared.estimands.answer import Estimand, Estimate, estimate, influence
 from shared.estimands.questions import INTERCEPT, MODELS
+from shared.mechanisms.tables.coarse import coarse, unspread
 from shared.mechanisms.tables.latent_class import LatentClasses, fit
 from shared.mechanisms.tables.noise import CountTables
 from shared.plans.dictionary import Dictionary
@@ -152,10 +154,11 @@ def answer(
         model: `fitted` of the release.
         draws: m, at least 5.
         levels: as of `estimate`. origin: its study, site, wave and receipts.
-    Raises: ParameterError (m < 5); EstimateRefusal, as `estimate`.
+    Raises: ParameterError (m < 5); EstimateRefusal, as `estimate`, and where the bins hide the outcome of a model.
     """
     if draws < 5:
         raise ParameterError("draws must be at least 5 to be combined", given=f"{draws}")
+    hides = unspread(question, coarse(released.tables, released.counts, released.n, released.variance))
     rows = min(released.n, MOST_ROWS)
     tables = synthetic(model, dictionary, draws=draws, rng=np.random.default_rng(_SEED), rows=rows)
     each = [estimate(table, question, levels=levels, **origin) for table in tables]
@@ -172,6 +175,11 @@ def answer(
             del reasons[""]
             told_as = f"in {draws - len(found)} of {draws} synthetic tables: {reasons.most_common(1)[0][0]}"
             out.append(replace(row, yi=None, vi_sampling=None, vi_privacy=0.0, reason=told_as))
+            continue
+        in_bins = next((f"{name}: {hides[name]}" for name in re.findall(r"\w+", row.term) if name in hides), "")
+        if in_bins:
+            told_as = f"the released bins do not show how it is spread ({in_bins})"
+            out.append(replace(row, yi=None, vi_sampling=None, vi_privacy=0.0, vi_sandwich=None, reason=told_as))
             continue
         point = float(np.mean([one.yi for one in found]))
         naive = float(np.mean([one.vi_sampling for one in found]))

@@ -207,6 +207,19 @@ class TablesPlan(Aggregates):
         released = self.released(plan, tables)
         return answer(released, fitted(released), plan.dictionary, question, levels=levels, **origin)
 
+    def doubt(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> str:
+        """Warning that bins hide a column of a planned model, of which no coefficient will be told; else empty."""
+        from shared.estimands.answer import parse_estimand
+        from shared.estimands.questions import MODELS
+        from shared.mechanisms.tables.coarse import MORE_BINS, coarse
+
+        released = self.released(plan, [(table, n)])
+        hidden = coarse(released.tables, released.counts, n, released.variance)
+        planned = [parse_estimand(formula) for formula in plan.estimands.values()]
+        asked = {name for question in planned if question.kind in MODELS for name in question.columns}
+        words = [f"{name}: {how}" for name, how in hidden.items() if name in asked]
+        return f"A planned model will have no answer about {'; '.join(words)}. {MORE_BINS}" if words else ""
+
     def extent(self, plan: StudyPlan, n: int) -> Extent:
         """A line per cell."""
         names, cells = self._labels(plan)

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from shared.base.keys import Envelope, PublicKey
 from shared.errors import Refusal, ReplayRefusal, SignatureRefusal
-from shared.plans.statements import Chained, is_digest, is_word, must_be, require_next
+from shared.membership.statements import Chained, is_digest, is_word, must_be, require_next
 
 __all__ = ["LEAD_CHANGE_TYPE", "LeadChange", "Leads", "follow", "open_lead_change"]
 

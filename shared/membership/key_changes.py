@@ -18,7 +18,7 @@ from typing import ClassVar
 from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, PublicKey
 from shared.errors import ApprovalRefusal, SignatureRefusal
-from shared.plans.statements import Chained, is_digest, is_word, must_be
+from shared.membership.statements import Chained, is_digest, is_word, must_be
 
 __all__ = [
     "ACTIONS",

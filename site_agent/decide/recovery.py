@@ -197,7 +197,7 @@ def _own(ledger: Ledger, study: str, answer: Holdings) -> list[tuple[Holding, St
 
 
 def _release_key(ledger: Ledger) -> dict[str, PublicKey]:
-    return {ledger.signer.public.key_id: ledger.signer.public}
+    return {key.key_id: key for _, key in ledger.membership().release}
 
 
 def recover(ledger: Ledger, plans: Plans, door: CoordinatorView, studies: Iterable[str]) -> Recovery:

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from shared.base.keys import Envelope, PublicKey
 from shared.errors import ReplayRefusal
-from shared.plans.statements import Chained, is_word, must_be, require_next
+from shared.membership.statements import Chained, is_word, must_be, require_next
 
 __all__ = ["GRANT_TYPE", "Grant", "open_grant"]
 

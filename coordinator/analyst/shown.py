@@ -1,0 +1,251 @@
+"""What an analyst sees of a document: tables, records, explanations and figures, each of one JSON answer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+
+__all__ = [
+    "Explanation",
+    "Log",
+    "Picture",
+    "ResultTable",
+    "Shown",
+    "caption_of",
+    "cell",
+    "drawn",
+    "effect_of",
+    "headed",
+    "html",
+    "percent",
+    "pooled_line",
+    "title_of",
+]
+
+
+class Shown(ABC):
+    """An object that prints as its table: in a terminal, in a notebook, as a text."""
+
+    @abstractmethod
+    def show(self, out: Console) -> None:
+        """Draw it."""
+
+    def __repr__(self) -> str:
+        from rich.console import Console
+
+        # A page of text, not a terminal: no colours, and one width wherever it is printed.
+        out = Console(width=100, markup=False, highlight=False, emoji=False, color_system=None)
+        with out.capture() as taken:
+            self.show(out)
+        return "\n".join(line.rstrip() for line in taken.get().strip("\n").splitlines())
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<pre>{escape(repr(self))}</pre>"
+
+
+class ResultTable(Shown):
+    """Rows that the coordinator sent, with the document they stand in.
+
+    Args:
+        title: one line above.
+        rows: one mapping per row; the first one's keys are the columns.
+        document: all that was sent.
+    """
+
+    def __init__(self, title: str, rows: list[dict[str, Any]], document: Mapping[str, Any]) -> None:
+        self.title, self.rows, self.document = title, rows, document
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return self.rows[row]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as a DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows, columns=list(self.rows[0]) if self.rows else None)
+
+    def show(self, out: Console) -> None:
+        """Draw it."""
+        from shared.terminal import table
+
+        out.print(self.title, style="bold")
+        if self.rows:
+            heads = list(self.rows[0])
+            numeric = [name for name in heads if all(isinstance(row[name], (int, float)) for row in self.rows)]
+            out.print(table(heads, [[cell(row[name]) for name in heads] for row in self.rows], right=numeric))
+        else:
+            out.print("none yet")
+
+    def _repr_html_(self) -> str:
+        return html(self.title, self.to_frame() if self.rows else None)
+
+
+class Log(ResultTable):
+    """The multiplicity record of a study."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of questions: answered (confirmatory and exploratory), distinct, and refused."""
+        return dict(self.document["counts"])
+
+
+class Explanation(Shown):
+    """Provenance of a result: releases, receipts, plan, code, who asked."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self.document = document
+
+    @property
+    def stale(self) -> tuple[str, ...]:
+        """Reasons why the same question has other releases behind it today; empty where it has not."""
+        return tuple(self.document["stale"])
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per release."""
+        import pandas as pd
+
+        rows = [{k: v for k, v in row.items() if k != "receipt"} for row in self.document["releases"]]
+        return pd.DataFrame(rows)
+
+    def _repr_html_(self) -> str:
+        document = self.document["answer"]
+        plan, code = document["provenance"]["plan"], document["provenance"]["code"]
+        notes = [f"stale: {why}" for why in self.stale] + [
+            pooled_line(document),
+            *(f"note: {sentence}" for sentence in document.get("cautions", ())),
+            f"plan version {plan['version']}, {plan['hash']}",
+        ]
+        notes.append(", ".join(f"{name} {version}" for name, version in code.items()))
+        return html(f"result {self.document['result']}: {title_of(document)}", self.to_frame(), *notes)
+
+    def show(self, out: Console) -> None:
+        """Draw it."""
+        from shared.terminal import number, table
+
+        document = self.document["answer"]
+        out.print(f"result {self.document['result']}: {title_of(document)}", style="bold")
+        out.print(caption_of(document), style="dim")
+        for why in self.stale:
+            out.print(f"stale: {why}", style="bold red")
+        out.print(pooled_line(document))
+        found = [row for row in document["estimates"] if row.get("vi_naive") is not None]
+        for how in dict.fromkeys(row["how"] for row in found):
+            out.print(f"variance by {how}")
+        parts = [
+            [row["site"], *(number(row[name] ** 0.5) for name in ("vi_sampling", "vi_privacy", "vi_naive"))]
+            for row in found
+        ]
+        heads = ["site", "se of patients and flow", "of noise", "naive"]
+        out.print(table(heads, parts, right=heads[1:]))
+        for note in document["notes"]:
+            out.print(f"note    {note}", style="dim")
+        plan, code = document["provenance"]["plan"], document["provenance"]["code"]
+        out.print(f"plan    version {plan['version']}, {plan['hash']}")
+        out.print(f"code    {', '.join(f'{name} {version}' for name, version in code.items())}")
+        rows = [
+            [row["site"], row["wave"], row["n"], row["bundle_sha256"][:16], row["receipt_hash"][:16], row["log_index"]]
+            for row in self.document["releases"]
+        ]
+        heads = ["site", "wave", "n", "bundle", "receipt", "log entry"]
+        out.print(table(heads, rows, right=["wave", "n", "log entry"]))
+        for line in self.document["asked_by"]:
+            out.print(f"asked by {line['analyst']} on {line['day']}, {line['label']}")
+
+
+class Picture:
+    """A figure that a notebook shows.
+
+    Args:
+        title: what it is of.
+        svg: the drawing.
+    """
+
+    def __init__(self, title: str, svg: str) -> None:
+        self.title, self.svg = title, svg
+
+    def __repr__(self) -> str:
+        return f"figure: {self.title}"
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+
+def drawn(draw: Callable[[Path], object], title: str, path: str | Path | None, kind: str = "") -> Path | Picture:
+    """The figure that `draw` writes: a file, or without one a picture. Raises: ParameterError: another suffix."""
+    from tempfile import TemporaryDirectory
+
+    from coordinator.analyst.show import check_figure
+
+    if path is None:
+        with TemporaryDirectory() as folder:
+            draw(Path(folder) / "figure.svg")
+            return Picture(title, (Path(folder) / "figure.svg").read_text(encoding="utf-8"))
+    path = Path(path)
+    check_figure(path, kind)
+    draw(path)
+    return path
+
+
+def effect_of(document: Mapping[str, Any]) -> str:
+    """What the estimates are called; a coordinator of version 0.1 does not say."""
+    return str(document.get("effect", "")).lower() or ("ratio" if document["scale"] == "log" else "estimate")
+
+
+def title_of(document: Mapping[str, Any]) -> str:
+    """The title of an answer."""
+    return str(document["title"])
+
+
+def caption_of(document: Mapping[str, Any]) -> str:
+    """What stands under a title; an answer that was kept by an earlier version has less of it."""
+    return str(document.get("caption") or f"{document['study']}, wave {document['wave']}. {document['told']}")
+
+
+def headed(out: Console, document: Mapping[str, Any]) -> None:
+    """Draw an answer's title and what stands under it."""
+    out.print(title_of(document), style="bold")
+    out.print(caption_of(document), style="dim")
+
+
+def pooled_line(document: Mapping[str, Any]) -> str:
+    """The pooled result in one line, off the analysis scale."""
+    from shared.estimands.effects import shown
+    from shared.terminal import number
+
+    pooled = document["pooled"]
+    value, low, high = (number(shown(pooled[name], document["scale"])) for name in ("beta", "ci_lb", "ci_ub"))
+    how = f"{pooled['method']}, {pooled['test']}, {document['k']} sites"
+    return f"pooled {effect_of(document)} {value} ({100 * document['level']:g} % CI {low} to {high}; {how})"
+
+
+def html(title: str, frame: pd.DataFrame | None, *notes: str) -> str:
+    """HTML for a notebook: a heading, a table, sentences below it. Names and texts of others are only text."""
+    from html import escape
+
+    shown = "<p>none yet</p>" if frame is None else frame.to_html(index=frame.index.name is not None, na_rep="–")
+    return f"<p><b>{escape(title)}</b></p>{shown}{''.join(f'<p>{escape(note)}</p>' for note in notes)}"
+
+
+def cell(value: Any) -> Any:
+    """A value of a table, short."""
+    return f"{value:.4g}" if isinstance(value, float) else value if value != "" else None
+
+
+def percent(share: float) -> str:
+    """A share as a percentage."""
+    return f"{100 * share:.3g} %"

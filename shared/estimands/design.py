@@ -1,0 +1,142 @@
+"""The columns of a model: terms and their levels, crossed and coded, and the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from shared.errors import EstimateRefusal, ParameterError
+from shared.estimands.formulas import CATEGORY, Node, QuestionRows, is_logical, names, parse, right_side, values
+from shared.estimands.questions import Estimand
+
+__all__ = ["_MOST_COLUMNS", "TermColumns", "design_of", "is_levelled", "levels_of", "numeric_columns", "outcome_of"]
+
+Array = NDArray[np.float64]
+_MOST_COLUMNS = 200
+_Piece = tuple[str, str, Array]
+
+
+def levels_of(column: pd.Series, given: Sequence[Any] | None) -> list[Any]:
+    """The levels of a column: those given, or those that the rows have."""
+    if given is not None:
+        return list(given)
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return list(column.cat.categories)
+    known = column.dropna().unique().tolist()
+    known.sort(key=str if len({isinstance(level, str) for level in known}) > 1 else None)
+    if len(known) > 50:
+        raise EstimateRefusal(
+            f"column {column.name!r} must have few levels to be a category",
+            given=f"{len(known)} different values",
+            next_step="Group its values first, or use it as a number.",
+        )
+    return known
+
+
+@dataclass(kw_only=True)
+class TermColumns:
+    """Columns of the terms by label, the names R prints, and reasons better than what the algebra will find."""
+
+    labels: list[str] = field(default_factory=list)
+    columns: list[Array] = field(default_factory=list)
+    r_names: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    levelled: set[str] = field(default_factory=set)
+    broken: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+
+
+def design_of(table: QuestionRows, estimand: Estimand, levels: dict[str, Sequence[Any]]) -> TermColumns:
+    """The columns of the terms of a question."""
+    design = TermColumns()
+    terms = [right_side(parse(term)).terms[0] for term in estimand.terms]
+    # R's rule: a factor loses its reference level in a term when the term without that factor is in the model too.
+    present = {frozenset(map(str, term)) for term in terms}
+    if estimand.intercept or estimand.kind == "cox":
+        present.add(frozenset())
+    for term, text in zip(terms, estimand.terms, strict=True):
+        crossed: list[_Piece] = []
+        for factor in term:
+            rest = frozenset(map(str, term)) - {str(factor)}
+            pieces = _factor(factor, table, levels, rest in present, design)
+            if len(pieces) * max(len(crossed), 1) + len(design.labels) > _MOST_COLUMNS:
+                raise ParameterError(
+                    f"a model must have at most {_MOST_COLUMNS} coefficients",
+                    given="more",
+                    next_step="Cross columns with fewer levels.",
+                )
+            # The first factor's levels vary fastest, as in R.
+            crossed = pieces if not crossed else [_cross(a, b) for b in pieces for a in crossed]
+        if any(is_levelled(factor, table) for factor in term) and len(term) == 1:
+            present.add(frozenset())  # its full set of levels spans the constant
+        for label, r_name, column in crossed:
+            named = estimand.label(text) if label == text else label
+            design.labels.append(named)
+            design.columns.append(column)
+            design.r_names[named] = named if label == text and text in estimand.per else r_name
+    return design
+
+
+def _cross(a: _Piece, b: _Piece) -> _Piece:
+    return f"{a[0]}:{b[0]}", f"{a[1]}:{b[1]}", a[2] * b[2]
+
+
+def is_levelled(node: Node, table: QuestionRows) -> bool:
+    """True if a term is of a column with levels."""
+    if node.kind == "name":
+        return table.is_category(str(node.value))
+    return node.kind == "call" and node.value in CATEGORY
+
+
+def _factor(
+    node: Node, table: QuestionRows, levels: dict[str, Sequence[Any]], contrasts: bool, design: TermColumns
+) -> list[_Piece]:
+    text = str(node)
+    if not is_levelled(node, table):
+        column = values(node, table)
+        if node.kind != "name":
+            whole: NDArray[np.bool_] = np.all(
+                [np.isfinite(table.numbers(name)) for name in numeric_columns(node, table)], axis=0
+            )
+            design.broken[text] = whole & ~np.isfinite(column)
+        truth = node.kind == "call" and node.value == "I" and is_logical(node.parts[0])
+        return [(text, text + ("TRUE" if truth else ""), column)]
+    name = str(node.value) if node.kind == "name" else str(node.parts[0])
+    series = table[name]
+    known = levels_of(series, levels.get(name))
+    missing = (series.isna() | ~series.isin(known)).to_numpy(dtype=bool)
+    dummies = [np.where(missing, np.nan, (series == level).to_numpy(dtype=bool, na_value=False)) for level in known]
+    pieces = [(f"{text}[{level}]", f"{text}{level}", dummy) for level, dummy in zip(known, dummies, strict=True)]
+    design.levelled.update(piece[0] for piece in pieces)
+    if not contrasts and known:
+        return pieces
+    shown = pieces[1:] or [(text, text, np.where(missing, np.nan, 0.0))]
+    if len(known) < 2 or not np.nansum(dummies[0]):
+        rule = "fewer than two levels" if len(known) < 2 else "no rows at its reference level"
+        design.reasons.update(dict.fromkeys([piece[0] for piece in shown], f"{name} has {rule} at this site"))
+    return shown
+
+
+def numeric_columns(node: Node, table: QuestionRows) -> list[str]:
+    """Columns of a piece of arithmetic that hold numbers (others are only compared with a level)."""
+    return [name for name in names(node) if not table.is_category(name)]
+
+
+def outcome_of(table: QuestionRows, text: str, *, binary: bool) -> Array:
+    """The outcome of a model or a comparison (n,), as numbers."""
+    node = parse(text)
+    column = values(node, table)
+    wrong = int((np.isfinite(column) & ~np.isin(column, (0.0, 1.0))).sum())
+    if binary and wrong:
+        raise EstimateRefusal(
+            f"outcome {text!r} must be 0 or 1",
+            given=f"{wrong} other values",
+            next_step=f"Compare it with a number: {text} > 0.",
+        )
+    column = column.copy()
+    column[~np.isfinite(column)] = np.nan
+    return column

@@ -1,0 +1,217 @@
+"""Answers that compare the groups of one column: means, tables of counts, survival, the log-rank statistic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from shared.errors import EstimateRefusal
+from shared.estimands.design import levels_of, outcome_of
+from shared.estimands.floors import FAR, Answer, LeastRows, QuestionResult, few
+from shared.estimands.formulas import CATEGORY, Node, QuestionRows, is_logical, parse, values
+from shared.estimands.questions import SURVIVAL, Estimand
+from shared.estimands.survival import SurvivalCurve, kaplan_meier, log_rank, restricted_mean
+
+__all__ = ["group_answers", "membership", "strata_of"]
+
+Array = NDArray[np.float64]
+
+
+def group_answers(
+    table: QuestionRows, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: LeastRows
+) -> QuestionResult:
+    """Kinds that compare the groups of one column; the first level is the reference."""
+    kind, survival = estimand.kind, estimand.kind in SURVIVAL
+    y = outcome_of(table, estimand.event if survival else estimand.outcome, binary=survival or kind == "two_by_two")
+    duration = table.numbers(estimand.duration) if survival else np.zeros(len(table))
+    strata, strata_used = strata_of(table, estimand)
+    if estimand.terms:
+        term = estimand.terms[0]
+        known, member = membership(parse(term), table, levels)
+        column = parse(term)
+        text = str(column.parts[0]) if column.kind == "call" and column.value in CATEGORY else term
+    else:
+        term, text, known, member = str(estimand), "", [""], np.zeros(len(table), dtype=np.int64)
+    used = np.isfinite(y) & np.isfinite(duration) & (member >= 0) & strata_used
+    y, duration, member, strata = y[used], duration[used], member[used], strata[used]
+    counts = np.bincount(member, minlength=len(known))
+    result = QuestionResult(answers={}, n=len(y))
+    every = kind in ("km", "rmst")
+    alone = every and not estimand.terms
+    labels = [term] if alone else [f"{term}[{level}]" for level in known]
+    for label, level in zip(labels, known, strict=True):
+        prefix = str(column) if not alone else ""
+        result.r_names[label] = "(Intercept)" if alone else f"{prefix}{'=' if kind == 'km' else ''}{level}"
+
+    def excluded(reason: str) -> QuestionResult:
+        result.answers = dict.fromkeys((labels if kind == "km" or alone else labels[1:]) or [term], reason)
+        return result
+
+    if len(y) == 0:
+        return excluded("no complete rows at this site")
+    if len(known) < 2 and not alone and kind != "km":
+        return excluded(f"{text} has fewer than two levels at this site")
+    if survival and (duration < 0).any():
+        return excluded(f"{int((duration < 0).sum())} durations are negative")
+    if kind == "logrank":
+        return _log_rank(result, labels, (duration, y, member, strata), excluded, floors)
+
+    def summary(g: int) -> Answer:
+        mine = member == g
+        if counts[g] == 0:
+            return "the level has no rows at this site"
+        if counts[g] <= max(floors.residual_df, 1):
+            return f"{int(counts[g])} rows in a group: fewer than {floors.residual_df} residual degrees of freedom"
+        if survival:
+            return _survival_number(estimand, kaplan_meier(duration[mine], y[mine]), floors)
+        return float(y[mine].mean()), float(y[mine].var(ddof=1) / counts[g])
+
+    if kind == "km":
+        for g, label in enumerate(labels):
+            if counts[g]:
+                result.curves[result.r_names[label] if not alone else ""] = kaplan_meier(
+                    duration[member == g], y[member == g]
+                )
+            result.answers[label] = summary(g) if estimand.at is not None else "the question has no time"
+            result.extra[label] = {"n": int(counts[g]), "events": int(y[member == g].sum())}
+        return result
+    first = summary(0)
+    if alone:
+        result.answers[term] = first
+        return result
+    if counts[0] == 0:
+        return excluded(f"{text} has no rows at its reference level at this site")
+    for g, label in enumerate(labels[1:], start=1):
+        if kind == "two_by_two":
+            result.answers[label], result.extra[label] = _two_by_two(estimand.measure, y, member, g, floors)
+            continue
+        result.answers[label] = _compared(kind, first, summary(g))
+    return result
+
+
+def _compared(kind: str, first: Answer, other: Answer) -> Answer:
+    """One group against the first: a ratio or a difference, or the reason of the one that has none."""
+    if isinstance(first, str) or isinstance(other, str):
+        return other if isinstance(other, str) else first
+    if kind == "ratio":
+        return _ratio(first, other)
+    if kind != "rmst" and other[1] + first[1] == 0:
+        return "the column is constant at this site"
+    return other[0] - first[0], other[1] + first[1]
+
+
+def membership(
+    node: Node, table: QuestionRows, levels: dict[str, Sequence[Any]]
+) -> tuple[list[Any], NDArray[np.int64]]:
+    """Levels of a group column, and each row's place among them; −1 where missing."""
+    if node.kind == "call" and node.value in CATEGORY:
+        node = node.parts[0]
+    if node.kind == "name":
+        column = table[str(node.value)]
+        known = levels_of(column, levels.get(str(node.value)))
+        place = np.full(len(table), -1, dtype=np.int64)
+        for k, level in enumerate(known):
+            place[(column == level).to_numpy(dtype=bool, na_value=False)] = k
+        return known, place
+    number = values(node, table)
+    if is_logical(node.parts[0] if node.kind == "call" else node):
+        known = [0, 1]
+    else:
+        known = sorted({float(v) for v in number[np.isfinite(number)]})
+    if len(known) > 50:
+        raise EstimateRefusal("a group column must have few values", given=f"{len(known)} of {node}")
+    place = np.full(len(table), -1, dtype=np.int64)
+    for k, level in enumerate(known):
+        place[number == level] = k
+    return known, place
+
+
+def _ratio(first: tuple[float, float], other: tuple[float, float]) -> Answer:
+    if first[0] <= 0 or other[0] <= 0:
+        return "a mean is not positive at this site: its logarithm is not finite"
+    return math.log(other[0] / first[0]), first[1] / first[0] ** 2 + other[1] / other[0] ** 2
+
+
+def _two_by_two(
+    measure: str, y: Array, member: NDArray[np.int64], g: int, floors: LeastRows
+) -> tuple[Answer, dict[str, float]]:
+    """Odds ratio, risk ratio or risk difference of level g against the reference.
+
+    As `metafor::escalc`: one half is added to all four cells when, and only when, one of them is 0.
+    """
+    a, b = float(y[member == g].sum()), float((1 - y[member == g]).sum())
+    c, d = float(y[member == 0].sum()), float((1 - y[member == 0]).sum())
+    cells = {"n": a + b + c + d, "a": a, "b": b, "c": c, "d": d, "added": 0.0}
+    if a + b == 0:
+        return "the level has no rows at this site", cells
+    if a + b + c + d - 2 < floors.residual_df:
+        return few(int(a + b + c + d), 2, floors), cells
+    if a + c == 0 or b + d == 0:
+        return f"{'no' if a + c == 0 else 'only'} events in both groups: {FAR}", cells
+    if 0 in (a, b, c, d):
+        a, b, c, d, cells["added"] = a + 0.5, b + 0.5, c + 0.5, d + 0.5, 0.5
+    p, q = a / (a + b), c / (c + d)
+    if measure == "OR":
+        return (math.log(a * d / (b * c)), 1 / a + 1 / b + 1 / c + 1 / d), cells
+    if measure == "RR":
+        return (math.log(p / q), 1 / a - 1 / (a + b) + 1 / c - 1 / (c + d)), cells
+    return (p - q, p * (1 - p) / (a + b) + q * (1 - q) / (c + d)), cells
+
+
+def _survival_number(estimand: Estimand, curve: SurvivalCurve, floors: LeastRows) -> Answer:
+    if estimand.kind == "rmst":
+        horizon = float(estimand.tau or 0)
+        if curve.time[-1] < horizon and curve.survival[-1] > 0:
+            return f"follow-up ends before {horizon:g} at this site"
+        if curve.events[curve.time < horizon].sum() < max(floors.events, 1):
+            return f"fewer than {max(floors.events, 1)} events before {horizon:g} at this site"
+        return restricted_mean(curve, horizon)
+    at = float(estimand.at or 0)
+    if curve.time[-1] < at and curve.survival[-1] > 0:
+        return f"follow-up ends before {at:g} at this site"
+    survival, variance = curve.at(at)
+    if survival in (0.0, 1.0):
+        return f"survival at {at:g} is 0 or 1 at this site: its logit is not finite"
+    if curve.events[curve.time <= at].sum() < floors.events:
+        return f"fewer than {floors.events} events up to {at:g} at this site"
+    return math.log(survival / (1 - survival)), variance / (1 - survival) ** 2
+
+
+def _log_rank(
+    result: QuestionResult,
+    labels: list[str],
+    data: tuple[Array, Array, NDArray[np.int64], NDArray[np.int64]],
+    excluded: Callable[[str], QuestionResult],
+    floors: LeastRows,
+) -> QuestionResult:
+    """The test, and for each level Peto's one-step log hazard ratio (O − E) / V against the other rows."""
+    duration, y, member, strata = data
+    if y.sum() < floors.events:
+        return excluded(f"{int(y.sum())} events: too few")
+    test = log_rank(duration, y, member, len(labels), strata)
+    for g, label in enumerate(labels):
+        result.extra[label] = {"n": test.n[g], "observed": test.observed[g], "expected": test.expected[g]}
+        if g == 0:
+            continue
+        spread = float(test.covariance[g, g])
+        difference = float(test.observed[g] - test.expected[g])
+        result.answers[label] = (
+            (difference / spread, 1 / spread) if spread > 1e-12 else "no event could tell the groups apart at this site"
+        )
+    result.attrs = {"chisq": test.chisq, "df": test.df, "p": test.p}
+    return result
+
+
+def strata_of(table: QuestionRows, estimand: Estimand) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Strata of each row, and which rows have them."""
+    if not estimand.strata:
+        return np.zeros(len(table), dtype=np.int64), np.ones(len(table), dtype=bool)
+    columns = pd.DataFrame({name: table[name] for name in estimand.strata})
+    codes = columns.groupby(list(estimand.strata), observed=True, sort=True).ngroup()
+    whole: NDArray[np.bool_] = np.asarray(columns.notna().all(axis=1), dtype=bool)
+    return np.asarray(codes, dtype=np.int64), whole

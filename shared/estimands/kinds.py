@@ -1,0 +1,195 @@
+"""The kinds of question, one record each: the grammar, the analyst's methods and the verbs are made of these.
+
+A new kind of question is a record here, its name in `Kind`, and its solver in `shared.estimands.answer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["GROUPED", "KINDS", "MODELS", "OPTIONS", "SURVIVAL", "Kind", "QuestionKind", "QuestionOption", "Scale"]
+
+Kind = Literal[
+    "mean",
+    "difference",
+    "ratio",
+    "proportion",
+    "two_by_two",
+    "correlation",
+    "ols",
+    "logistic",
+    "poisson",
+    "cox",
+    "km",
+    "rmst",
+    "logrank",
+    "network",
+]
+Scale = Literal["identity", "log", "logit", "fisher_z"]
+_OUTCOME, _GROUPS = "an outcome", "an outcome and a group column"
+_TERMS, _SURVIVAL = "an outcome and its terms", "a duration and an event"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionOption:
+    """An option of some kinds of question: its default (None: a number that may be left out), choices, and a help."""
+
+    default: str | None = None
+    choices: tuple[str, ...] = ()
+    help: str = ""
+
+
+OPTIONS: Mapping[str, QuestionOption] = {
+    "weights": QuestionOption(default=""),
+    "ties": QuestionOption(default="efron", choices=("efron", "breslow")),
+    "robust": QuestionOption(default="", choices=("", "HC0", "HC1", "HC2", "HC3")),
+    "measure": QuestionOption(default="OR", choices=("OR", "RR", "RD"), help="OR, RR or RD."),
+    "start": QuestionOption(),
+    "stop": QuestionOption(),
+    "at": QuestionOption(help="The time, the same at every site."),
+    "tau": QuestionOption(help="Until this time, the same at every site."),
+    "structure": QuestionOption(
+        default="pearson", choices=("pearson", "cs"), help="pearson, or cs: one correlation of all, of equal variance."
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionKind:
+    """What sets one kind of question apart.
+
+    Args:
+        needs: what it must name, in words.
+        effect: what its estimates are called; blank where the question itself says.
+        scale: on which they are pooled, where no option changes it.
+        shape: what it is asked of: one ``column``, ``columns``, the ``groups`` of one column, the terms of a ``model``,
+            a network's ``statistic``.
+        survival: its outcome is a time and an event.
+        options: those of `OPTIONS` that it takes; those in `verb_options` are the verb's, too.
+        asks: what an analyst asks by it, in a sentence; blank where there is no verb of its own.
+        argument: what the verb takes, and how that reads.
+        must: options without which it cannot be asked.
+    """
+
+    needs: str
+    effect: str = ""
+    scale: Scale = "identity"
+    shape: Literal["column", "columns", "groups", "model", "statistic"] = "column"
+    survival: bool = False
+    options: tuple[str, ...] = ()
+    asks: str = ""
+    argument: tuple[str, str] = ("formula", 'As in R: "Surv(time, event) ~ sbp + age", "died ~ age".')
+    verb_options: tuple[str, ...] = ()
+    must: tuple[str, ...] = ()
+
+
+KINDS: Mapping[Kind, QuestionKind] = {
+    "mean": QuestionKind(
+        needs=_OUTCOME,
+        effect="Mean",
+        asks="Mean of a column at every site, pooled.",
+        argument=("column", 'A column, as in "sbp".'),
+    ),
+    "difference": QuestionKind(
+        needs=_GROUPS,
+        effect="Mean difference",
+        shape="groups",
+        asks='Difference of means to the first group at every site, pooled: "sbp ~ arm".',
+    ),
+    "ratio": QuestionKind(
+        needs=_GROUPS,
+        effect="Ratio of means",
+        scale="log",
+        shape="groups",
+        asks='Ratio of means to the first group at every site, pooled: "sbp ~ arm".',
+    ),
+    "proportion": QuestionKind(
+        needs=_OUTCOME,
+        effect="Proportion",
+        scale="logit",
+        asks="Share of rows for which something holds at every site, pooled on the logit scale.",
+        argument=("outcome", 'What holds or not, as in "sbp > 140".'),
+    ),
+    "two_by_two": QuestionKind(
+        needs=_GROUPS,
+        shape="groups",
+        options=("measure",),
+        asks='Two groups and an outcome at every site, pooled: "died ~ arm".',
+        verb_options=("measure",),
+    ),
+    "correlation": QuestionKind(
+        needs="two columns",
+        effect="Correlation",
+        scale="fisher_z",
+        shape="columns",
+        options=("structure",),
+        asks="Correlation at every site, pooled on Fisher's scale.",
+        argument=("columns", "Two columns; more with --structure cs."),
+        verb_options=("structure",),
+    ),
+    "ols": QuestionKind(
+        needs=_TERMS,
+        effect="Coefficient",
+        shape="model",
+        options=("weights", "robust"),
+        asks='Linear regression at every site, pooled: "sbp ~ age + C(sex)".',
+    ),
+    "logistic": QuestionKind(
+        needs=_TERMS,
+        effect="Odds ratio",
+        scale="log",
+        shape="model",
+        options=("weights", "robust"),
+        asks='Logistic regression at every site, pooled as log odds ratios: "died ~ age".',
+    ),
+    "poisson": QuestionKind(
+        needs=_TERMS,
+        effect="Rate ratio",
+        scale="log",
+        shape="model",
+        options=("weights", "robust"),
+        asks='Poisson regression at every site, pooled as log rate ratios: "count ~ age + offset(log(years))".',
+    ),
+    "cox": QuestionKind(
+        needs=_SURVIVAL,
+        effect="Hazard ratio",
+        scale="log",
+        shape="model",
+        survival=True,
+        options=("weights", "ties", "start", "stop"),
+        asks='Cox regression at every site, pooled: "Surv(time, event) ~ sbp + age".',
+    ),
+    "km": QuestionKind(
+        needs=_SURVIVAL,
+        effect="Survival",
+        scale="logit",
+        survival=True,
+        options=("at",),
+        asks='Kaplan-Meier at every site, pooled: the share without the event at a time: "Surv(time, event) ~ 1".',
+        verb_options=("at",),
+        must=("at",),
+    ),
+    "rmst": QuestionKind(
+        needs=_SURVIVAL,
+        effect="Restricted mean survival time",
+        survival=True,
+        options=("tau",),
+        asks='Restricted mean survival time at every site, pooled: "Surv(time, event) ~ arm".',
+        verb_options=("tau",),
+        must=("tau",),
+    ),
+    "logrank": QuestionKind(
+        needs=_SURVIVAL,
+        effect="Hazard ratio",
+        scale="log",
+        shape="groups",
+        survival=True,
+        asks='Log-rank comparison at every site, pooled as log hazard ratios: "Surv(time, event) ~ arm".',
+    ),
+    "network": QuestionKind(needs="what to ask of the network", scale="log", shape="statistic"),
+}
+SURVIVAL = tuple(name for name, kind in KINDS.items() if kind.survival)
+MODELS = tuple(name for name, kind in KINDS.items() if kind.shape == "model")
+GROUPED = tuple(name for name, kind in KINDS.items() if kind.shape == "groups")

@@ -1,0 +1,447 @@
+"""Answers of models: which terms a table can support, and the fit of those that it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.errors import EstimateRefusal
+from shared.estimands.design import TermColumns, design_of, numeric_columns, outcome_of
+from shared.estimands.floors import FAR, HANGS, Answer, LeastRows, QuestionResult, few
+from shared.estimands.formulas import QuestionRows, parse, values
+from shared.estimands.groups import strata_of
+from shared.estimands.questions import INTERCEPT, Estimand
+from shared.estimands.regression import RegressionFit, generalised, least_squares
+from shared.estimands.survival import cox
+
+__all__ = ["model_answers"]
+
+Array = NDArray[np.float64]
+
+
+@dataclass(kw_only=True)
+class _Data:
+    """Complete rows of a model: x (n, p), the rest (n,); `place` is where each stands in the table."""
+
+    x: Array
+    y: Array
+    duration: Array
+    weights: Array
+    offset: Array
+    strata: NDArray[np.int64]
+    place: NDArray[np.int64]
+
+    def rows(self, keep: NDArray[np.bool_]) -> _Data:
+        if keep.all():
+            return self
+        return _Data(
+            x=self.x[keep],
+            y=self.y[keep],
+            duration=self.duration[keep],
+            weights=self.weights[keep],
+            offset=self.offset[keep],
+            strata=self.strata[keep],
+            place=self.place[keep],
+        )
+
+
+def model_answers(
+    table: QuestionRows, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: LeastRows
+) -> QuestionResult:
+    """Answers of a model: an estimate for each term that the table supports, a reason for each other."""
+    kind, is_cox = estimand.kind, estimand.kind == "cox"
+    constant = estimand.intercept and not is_cox
+    design = design_of(table, estimand, levels)
+    data, broken = _model_data(table, estimand, design)
+    labels = design.labels
+    shown = ([INTERCEPT] if constant else []) + labels
+    result = QuestionResult(answers={}, n=len(data.y), r_names={INTERCEPT: "(Intercept)", **design.r_names})
+
+    def all_for(reason: str) -> QuestionResult:
+        result.answers = {label: design.reasons.get(label, reason) for label in shown}
+        return result
+
+    reason = _unusable(data, broken, is_cox)
+    if reason:
+        return all_for(reason)
+    data = data.rows(data.weights > 0)
+    if is_cox:
+        data = _window(data, estimand)
+    result.n = n = len(data.y)
+    if n == 0:
+        return all_for("no rows with a weight, or in the time window, at this site")
+    alive = _varying(result, design, data, constant=constant, is_cox=is_cox)
+    parameters = len(alive) + constant
+    if n - parameters < max(floors.residual_df, 1):
+        return all_for(few(n, parameters, floors))
+    if is_cox and data.y.sum() < max(floors.events, len(alive), 1):
+        return all_for(f"{int(data.y.sum())} events for {len(alive)} terms: too few")
+    if not is_cox and np.ptp(data.y) == 0:
+        return all_for("the outcome is constant at this site")
+    data.x = data.x[:, alive]
+    names_ = [labels[j] for j in alive]
+    solve = {"ols": _ols, "logistic": _logistic, "poisson": _logistic, "cox": _cox}[kind]
+    moved: dict[str, Array] = {}
+    fitted = solve(names_, data, estimand, floors, moved) if names_ or constant else {}
+    for label in shown:
+        if label not in result.answers:
+            answer = fitted[label]
+            result.answers[label] = design.reasons.get(label, answer) if isinstance(answer, str) else answer
+    scale_of = {estimand.label(term): units for term, units in estimand.per.items()}
+    for label, units in scale_of.items():
+        answer = result.answers[label]
+        if not isinstance(answer, str):
+            result.answers[label] = (answer[0] * units, answer[1] * units**2)
+    for label, (place, pushes) in moved.items():
+        result.influence[label] = np.zeros(len(table))
+        result.influence[label][place.astype(np.int64)] = pushes * scale_of.get(label, 1.0)
+    result.answers = {label: result.answers[label] for label in shown}
+    if is_cox:
+        result.attrs = {"events": int(data.y.sum())}
+    return result
+
+
+def _model_data(table: QuestionRows, estimand: Estimand, design: TermColumns) -> tuple[_Data, dict[str, int]]:
+    """The complete rows of a model, and in how many of the others each term is not finite."""
+    kind, is_cox = estimand.kind, estimand.kind == "cox"
+    y = outcome_of(table, estimand.event if is_cox else estimand.outcome, binary=kind in ("logistic", "cox"))
+    if kind == "poisson" and (y < 0).any():
+        raise EstimateRefusal(
+            f"outcome {estimand.outcome!r} must be a count", given=f"{int((y < 0).sum())} negative values"
+        )
+    duration = table.numbers(estimand.duration) if is_cox else np.ones(len(table))
+    strata, used = strata_of(table, estimand)
+    data = _Data(
+        x=np.column_stack([*design.columns, np.zeros((len(table), 0))]),
+        y=y,
+        duration=duration,
+        weights=table.numbers(estimand.weights) if estimand.weights else np.ones(len(table)),
+        offset=values(parse(estimand.offset), table) if estimand.offset else np.zeros(len(table)),
+        strata=strata,
+        place=np.arange(len(table)),
+    )
+    others = np.isfinite(y) & np.isfinite(duration) & np.isfinite(data.weights) & used
+    if estimand.offset:
+        read = numeric_columns(parse(estimand.offset), table)
+        whole: NDArray[np.bool_] = np.all([np.isfinite(table.numbers(name)) for name in read], axis=0)
+        design.broken[f"offset({estimand.offset})"] = whole & ~np.isfinite(data.offset)
+    broken = {text: int((bad & others).sum()) for text, bad in design.broken.items() if (bad & others).any()}
+    return data.rows(others & np.isfinite(data.x).all(axis=1) & np.isfinite(data.offset)), broken
+
+
+def _unusable(data: _Data, broken: dict[str, int], is_cox: bool) -> str:
+    """Why no term can have an estimate from these rows; blank where some may."""
+    if broken:
+        return "; ".join(f"{text} is not finite in {count} rows" for text, count in broken.items())
+    if len(data.y) == 0:
+        return "no complete rows at this site"
+    if is_cox and (data.duration < 0).any():
+        return f"{int((data.duration < 0).sum())} durations are negative"
+    if (data.weights < 0).any():
+        return f"{int((data.weights < 0).sum())} weights are negative"
+    return ""
+
+
+def _varying(result: QuestionResult, design: TermColumns, data: _Data, *, constant: bool, is_cox: bool) -> list[int]:
+    """Columns that tell rows apart; those that do not get their reason."""
+    alive = []
+    for j, label in enumerate(design.labels):
+        if np.ptp(data.x[:, j]) == 0 and (constant or is_cox or data.x[0, j] == 0):
+            empty_level = label in design.levelled and data.x[0, j] == 0
+            default = "the level has no rows at this site" if empty_level else "the column is constant at this site"
+            result.answers[label] = design.reasons.get(label, default)
+            if constant and data.x[0, j] != 0:
+                result.answers[INTERCEPT] = HANGS
+        else:
+            alive.append(j)
+    return alive
+
+
+def _window(data: _Data, estimand: Estimand) -> _Data:
+    """Persons still at risk just after `start`, followed until `stop`: everyone enters together, so rows are enough."""
+    if estimand.start is not None:
+        data = data.rows(data.duration > estimand.start)
+    if estimand.stop is not None:
+        data.y = np.where(data.duration > estimand.stop, 0.0, data.y)
+        data.duration = np.minimum(data.duration, estimand.stop)
+    return data
+
+
+def _unseen(x: Array, constant: bool = True) -> list[list[int]]:
+    """For each column of (n, p) x, the columns it is confounded with; empty when its coefficient is identified.
+
+    That is so exactly when no vector of the null space of x, beside a constant if there is one, touches the column.
+    """
+    centre = x.mean(axis=0) if constant else np.zeros(x.shape[1])
+    apart = x - centre
+    scale = np.sqrt((apart**2).mean(axis=0))
+    standard = apart / np.where(scale > 0, scale, 1.0)
+    if scale.all():
+        # Squares lose half the digits, and few columns are near enough to each other for that to be too few.
+        together = standard.T @ standard / len(x)
+        if np.linalg.eigvalsh(together)[:1].min(initial=1.0) > 1e-6:
+            return [[] for _ in range(x.shape[1])]
+    standard[:, scale <= 1e-12 * (np.abs(x).max(axis=0, initial=0.0) + 1e-300)] = 0.0
+    standard = np.column_stack([np.full(len(x), float(constant)), standard])
+    # The triangular factor has the singular values and right vectors of the whole, in p rows instead of n.
+    standard = np.asarray(np.linalg.qr(standard, mode="r"), dtype=float)
+    if len(standard) < standard.shape[1]:
+        standard = np.vstack([standard, np.zeros((standard.shape[1] - len(standard), standard.shape[1]))])
+    _, singular, right = np.linalg.svd(standard, full_matrices=False)
+    null = right[singular <= 1e-9 * max(singular[0], 1e-300)][:, 1:]
+    touched = np.abs(null) > 1e-6
+    groups = []
+    for j in range(x.shape[1]):
+        joined = touched[touched[:, j]].any(axis=0) if touched[:, j].any() else np.zeros(x.shape[1], dtype=bool)
+        groups.append([int(i) for i in np.flatnonzero(joined)])
+    return groups
+
+
+def _independent(x: Array, first: Sequence[int], constant: bool) -> list[int]:
+    """Columns of x, `first` among them, that span what x spans (beside a constant)."""
+    chosen = list(first)
+    for j in (j for j in range(x.shape[1]) if j not in first):
+        if not any(_unseen(x[:, [*chosen, j]], constant)):
+            chosen.append(j)
+    return sorted(chosen)
+
+
+class _NoMaximum(Exception):
+    """The likelihood has no maximum that could be found."""
+
+
+def _fit(
+    names_: list[str],
+    x: Array,
+    why: Callable[[int, list[int]], str],
+    run: Callable[[Array], RegressionFit],
+    *,
+    constant: bool,
+    moved: dict[str, Array],
+    place: NDArray[np.int64],
+    seen: Array | None = None,
+    groups: list[list[int]] | None = None,
+) -> dict[str, Answer]:
+    """Fit the identified columns, the span of the others kept as nuisance; `why` words the exclusion of a column.
+
+    Args:
+        run: fits a matrix whose columns are centred (with a constant) and scaled, the constant first if there is one.
+        moved: takes each label's (2, n): where its rows stand in the table, and what each moves the estimate by.
+        place: where the rows of x stand in the table.
+        seen: what the likelihood sees of x, where that is less (a Cox model within strata).
+        groups: `_unseen` of that, where the caller knows it already.
+    """
+    look = x if seen is None else seen
+    see_constant = constant or seen is not None
+    groups = _unseen(look, see_constant) if groups is None else groups
+    answers: dict[str, Answer] = {names_[j]: why(j, group) for j, group in enumerate(groups) if group}
+    supported = [j for j, group in enumerate(groups) if not group]
+    basis = _independent(look, supported, see_constant)
+    # Centred and scaled columns: a blood pressure in mmHg and a rate per day fit equally well.
+    chosen = x if len(basis) == x.shape[1] else x[:, basis]
+    centre = chosen.mean(axis=0) if see_constant else np.zeros(len(basis))
+    standard = chosen - centre
+    scale = np.sqrt((standard**2).mean(axis=0))
+    standard /= scale
+    fit = run(np.column_stack([np.ones(len(x)), standard]) if constant else standard)
+    back = np.diag(1 / scale)
+    if constant:
+        back = np.block([[np.ones((1, 1)), -(centre / scale)[None, :]], [np.zeros((len(basis), 1)), back]])
+    beta, variance = back @ fit.beta, np.diag(back @ fit.cov @ back.T)
+    pushes = fit.influence @ back.T
+    for position, j in enumerate(basis, start=int(constant)):
+        if j in supported:
+            answers[names_[j]] = (float(beta[position]), float(variance[position]))
+            moved[names_[j]] = np.stack([place, pushes[:, position]])
+    if constant:
+        whole = len(supported) == x.shape[1]
+        answers[INTERCEPT] = (float(beta[0]), float(variance[0])) if whole else HANGS
+        moved[INTERCEPT] = np.stack([place, pushes[:, 0]])
+    return answers
+
+
+def _confounded(names_: list[str]) -> Callable[[int, list[int]], str]:
+    def why(j: int, group: list[int]) -> str:
+        others = ", ".join(names_[i] for i in group if i != j)
+        return f"collinear with {others} at this site" if others else "the column is constant at this site"
+
+    return why
+
+
+def _ols(
+    names_: list[str], data: _Data, estimand: Estimand, _: LeastRows, moved: dict[str, Array]
+) -> dict[str, Answer]:
+    constant = estimand.intercept
+    y = data.y - data.offset
+    spread = float(y.std()) or 1.0
+    exact = False
+
+    def run(matrix: Array) -> RegressionFit:
+        nonlocal exact
+        fit = least_squares(matrix, y / spread, data.weights, estimand.robust)
+        exact = -fit.loglik <= 1e-18 * float(data.weights.sum())
+        return replace(fit, beta=fit.beta * spread, cov=fit.cov * spread**2, influence=fit.influence * spread)
+
+    answers = _fit(names_, data.x, _confounded(names_), run, constant=constant, moved=moved, place=data.place)
+    if exact:
+        return dict.fromkeys([*names_, INTERCEPT], "the terms determine the outcome: there is no residual variance")
+    return answers
+
+
+def _determined(x: Array, y: Array, *, constant: bool, counts: bool) -> NDArray[np.bool_]:
+    """Rows whose outcome some direction predicts without error: a logistic model's rows, a Poisson model's zeros.
+
+    The linear programme of Konis (2007): among directions that contradict no row, the one that agrees most. In a
+    Poisson model a direction contradicts no row when it is flat at positive counts and falls, or is flat, at zeros.
+    """
+    from scipy.optimize import linprog
+
+    centre = x.mean(axis=0) if constant else np.zeros(x.shape[1])
+    scale = np.sqrt(((x - centre) ** 2).mean(axis=0))
+    standard = (x - centre) / np.where(scale > 0, scale, 1.0)
+    if constant:
+        standard = np.column_stack([np.ones(len(x)), standard])
+    signed = np.where(counts, -1.0, 2 * y - 1)[:, None] * standard
+    free: NDArray[np.bool_] = np.asarray(y == 0 if counts else np.ones(len(y)), dtype=bool)
+    flat = {"A_eq": signed[~free], "b_eq": np.zeros(int((~free).sum()))} if counts and (~free).any() else {}
+    found = linprog(
+        -signed[free].sum(axis=0),
+        A_ub=-signed[free],
+        b_ub=np.zeros(int(free.sum())),
+        bounds=(-1, 1),
+        method="highs",
+        **flat,
+    )
+    if found.status != 0:
+        return np.zeros(len(x), dtype=bool)
+    agrees: NDArray[np.bool_] = np.asarray(signed @ found.x > 1e-7, dtype=bool)
+    return free & agrees
+
+
+def _logistic(
+    names_: list[str], data: _Data, estimand: Estimand, floors: LeastRows, moved: dict[str, Array]
+) -> dict[str, Answer]:
+    """Logistic and Poisson models."""
+    constant, counts = estimand.intercept, estimand.kind == "poisson"
+    sure = False
+
+    def run(rows: NDArray[np.bool_]) -> Callable[[Array], RegressionFit]:
+        def fit(matrix: Array) -> RegressionFit:
+            nonlocal sure
+            family: Any = "poisson" if counts else "binomial"
+            part = data.rows(rows)
+            out = generalised(matrix, part.y, family, part.weights, part.offset, estimand.robust)
+            edge = out.fitted.min() if counts else np.minimum(out.fitted, 1 - out.fitted).min()
+            sure = bool(out.converged and edge > 1e-6)
+            if not out.converged and rows is not every:
+                raise _NoMaximum
+            converged.append(out.converged)
+            return out
+
+        return fit
+
+    every = np.ones(len(data.y), dtype=bool)
+    rows = every
+    converged: list[bool] = []
+    before = _unseen(data.x, constant)
+    why = _confounded(names_)
+    answers = _fit(names_, data.x, why, run(rows), constant=constant, moved=moved, place=data.place, groups=before)
+    nowhere = f"the likelihood has no maximum: {FAR}"
+    if not sure and names_:  # fitted means at the edge: perhaps separation, perhaps only strong effects
+        rows = every.copy()
+        while rows.any():
+            determined = _determined(data.x[rows], data.y[rows], constant=constant, counts=counts)
+            if not determined.any():
+                break
+            rows[np.flatnonzero(rows)[determined]] = False
+        if not rows.all():
+            separated = f"separates the outcome: {FAR}"
+            lost = sum(bool(group) for group in _unseen(data.x[rows], constant)) if rows.any() else 0
+            left = int(rows.sum()) - (data.x.shape[1] + constant - lost if rows.any() else 0)
+            if left < max(floors.residual_df, 1):
+                return dict.fromkeys([*names_, INTERCEPT], f"the terms together separate the outcome: {FAR}")
+
+            def word(j: int, group: list[int]) -> str:
+                return why(j, before[j]) if before[j] else separated
+
+            moved.clear()
+            try:
+                part = data.place[rows]
+                return _fit(names_, data.x[rows], word, run(rows), constant=constant, moved=moved, place=part)
+            except _NoMaximum:
+                return dict.fromkeys([*names_, INTERCEPT], nowhere)
+    if not converged[-1]:
+        return {
+            name: answers[name] if before_ else nowhere
+            for name, before_ in zip([*names_, INTERCEPT], [*before, []], strict=True)
+        }
+    return answers
+
+
+def _cox(
+    names_: list[str], data: _Data, estimand: Estimand, floors: LeastRows, moved: dict[str, Array]
+) -> dict[str, Answer]:
+    x, y = data.x, data.y
+    rows, separated = np.ones(len(y), dtype=bool), set[int]()
+    found = True
+    while found:  # a level without events: its rows leave every risk set in the limit
+        found = False
+        for j in (j for j in range(x.shape[1]) if j not in separated):
+            column = x[:, j] if rows.all() else x[rows, j]
+            distinct = column.min(initial=np.inf), column.max(initial=-np.inf)
+            two = distinct[0] < distinct[1] and bool(((column == distinct[0]) | (column == distinct[1])).all())
+            events = [int(y[rows & (x[:, j] == value)].sum()) for value in distinct] if two else []
+            if 0 in events:
+                rows &= x[:, j] != distinct[events.index(0)]
+                separated.add(j)
+                found = True
+    part = data.rows(rows)
+
+    def run(standard: Array) -> RegressionFit:
+        fit = cox(
+            standard,
+            part.duration,
+            part.y,
+            ties=estimand.ties,
+            strata=part.strata,
+            weights=part.weights,
+            offset=part.offset - part.offset.mean(),
+        )
+        if not fit.converged or float(np.ptp(fit.fitted)) > 50:
+            raise _NoMaximum
+        return fit
+
+    seen, before = _within(part.x, part.strata), _unseen(_within(x, data.strata))
+    why = _confounded(names_)
+
+    def exclusion(j: int, group: list[int]) -> str:
+        if before[j]:
+            inside = estimand.strata and before[j] == [j]
+            return "the column is constant within every stratum" if inside else why(j, before[j])
+        return f"all events lie on one side: {FAR}" if j in separated else why(j, group)
+
+    groups = before if rows.all() else _unseen(seen)
+    if all(groups):
+        return {name: exclusion(j, groups[j]) for j, name in enumerate(names_)}
+    try:
+        more: dict[str, Any] = {"moved": moved, "place": part.place, "seen": seen, "groups": groups}
+        return _fit(names_, part.x, exclusion, run, constant=False, **more)
+    except _NoMaximum:
+        return dict.fromkeys(names_, f"the partial likelihood has no maximum: {FAR}")
+
+
+def _within(x: Array, strata: NDArray[np.int64]) -> Array:
+    """x less its mean in each stratum: all that a partial likelihood sees of it."""
+    if not strata.any():
+        return x
+    _, place = np.unique(strata, return_inverse=True)
+    size = np.bincount(place)
+    means = np.column_stack([np.bincount(place, weights=x[:, j]) / size for j in range(x.shape[1])])
+    inside = x - means[place]
+    # What centring leaves of a column that is constant within strata is rounding, not information.
+    inside[np.abs(inside) <= 1e-11 * np.abs(x).max(axis=0, initial=0.0)] = 0.0
+    return np.asarray(inside)

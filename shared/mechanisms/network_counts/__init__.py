@@ -1,0 +1,1 @@
+"""Counts of a network's edges, paths and triangles, capped so that one person moves them by little."""

@@ -1,0 +1,122 @@
+"""The site's next certificate, where somebody must lend a hand: ``renew``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shared.base.clock import utc_now
+from shared.errors import DataFileRefusal, StateRefusal, UsageRefusal
+from shared.terminal import emit
+from site_agent.cli.frame import Dry, Home, Json, app
+from site_agent.desk import Desk, attempted, open_desk
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["renew"]
+
+
+@app.command()
+@attempted("renew")
+def renew(
+    late: Annotated[
+        bool, typer.Option("--late", help="By hand: the certificate is over, and nothing else opens the door.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", dir_okay=False, help="With --late: file to write for the study lead.")
+    ] = None,
+    answer: Annotated[
+        Path | None,
+        typer.Option("--answer", exists=True, dir_okay=False, help="With --late: the file that came back."),
+    ] = None,
+    home: Home = None,
+    json: Json = False,
+    dry_run: Dry = False,
+) -> None:
+    """Get this site's next certificate now. `run` does it by itself from half of the certificate's life on.
+
+    A site that was away for longer than its certificate lives adds --late: a file goes to the study lead, who compares
+    its fingerprint with you on the telephone, and a file comes back. Ledger, keys and history stay as they are.
+    """
+    desk = open_desk(home)
+    if late == (out is None and answer is None) or (out is not None and answer is not None):
+        raise UsageRefusal(
+            "--late must be given with --out FILE, then with --answer FILE, and these only with it",
+            given="another choice",
+            next_step="Without --late: site-agent renew.",
+        )
+    if out is not None:
+        _ask(desk, out, json=json, dry_run=dry_run)
+    elif answer is not None:
+        _take(desk, answer, json=json, dry_run=dry_run)
+    else:
+        _now(desk, json=json, dry_run=dry_run)
+
+
+def _now(desk: Desk, *, json: bool, dry_run: bool) -> None:
+    from site_agent.decide import renewal
+    from site_agent.identity import certificate_life
+
+    before = certificate_life(desk.config, utc_now())
+    if before is None:
+        raise StateRefusal("a site must have joined to renew", given="no certificate", next_step="site-agent join")
+    life = before if dry_run else renewal.renew(desk).life
+    body = {"site": desk.config.site, "until": life.ends.date(), "days": life.days, "renewed": not dry_run}
+
+    def show(shown: Console) -> None:
+        from site_agent.show import screens
+
+        what = "dry run, nothing asked" if dry_run else "renewed"
+        screens.heading(shown, f"Certificate of {desk.config.site}", what)
+        shown.print(f"{'The one in force: ' if dry_run else ''}{life.words}.")
+        screens.next_step(shown, "site-agent status")
+
+    emit(body, as_json=json, show=show)
+
+
+def _ask(desk: Desk, out: Path, *, json: bool, dry_run: bool) -> None:
+    from shared.base.keys import write_private
+    from site_agent.decide import renewal
+
+    if out.exists():
+        raise StateRefusal("the request's file must be new", given=f"{out}", next_step="Choose another --out.")
+    data, fingerprint = renewal.ask_late(desk, dry_run=dry_run)
+    if not dry_run:
+        write_private(out, data)
+    body: dict[str, Any] = {"site": desk.config.site, "file": out, "fingerprint": fingerprint, "written": not dry_run}
+
+    def show(shown: Console) -> None:
+        from site_agent.show import screens
+
+        screens.heading(shown, f"Late renewal of {desk.config.site}", "dry run, nothing written" if dry_run else "")
+        if not dry_run:
+            screens.settings(shown, [("request", f"{out}"), ("fingerprint", fingerprint)])
+            shown.print()
+            shown.print("Send the file to the study lead; it holds no secret. Read the fingerprint on the telephone.")
+        screens.next_step(shown, "site-agent renew --late --answer FILE     (the file that comes back)")
+
+    emit(body, as_json=json, show=show)
+
+
+def _take(desk: Desk, answer: Path, *, json: bool, dry_run: bool) -> None:
+    from site_agent.decide import renewal
+
+    try:
+        data = answer.read_bytes()
+    except OSError as error:
+        raise DataFileRefusal(f"{answer.name} must be readable", given=error.strerror or "an error") from None
+    life = renewal.take_late(desk, data, dry_run=dry_run)
+    body = {"site": desk.config.site, "until": life.ends.date(), "days": life.days, "renewed": not dry_run}
+
+    def show(shown: Console) -> None:
+        from site_agent.show import screens
+
+        what = "dry run, nothing changed" if dry_run else "renewed; ledger and keys are as they were"
+        screens.heading(shown, f"Certificate of {desk.config.site}", what)
+        shown.print(f"{life.words}.".capitalize())
+        screens.next_step(shown, "site-agent run --once")
+
+    emit(body, as_json=json, show=show)

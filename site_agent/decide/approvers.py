@@ -1,0 +1,48 @@
+"""What approvers sign about themselves and about the persons of studies: who else approves, whose people are whose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from shared.errors import ApprovalRefusal, ParameterError
+
+if TYPE_CHECKING:
+    from shared.base.keys import SigningKey
+    from site_agent.desk import Desk
+
+__all__ = ["registered", "tell_apart"]
+
+OpenKey = Callable[[], "SigningKey"]
+
+
+def registered(desk: Desk, name: str, open_key: OpenKey) -> SigningKey:
+    """The opened key of an approver. Raises: ApprovalRefusal, unless it is the registered one."""
+    key = open_key()
+    if desk.config.approvers.get(name) != key.public.hex:
+        raise ApprovalRefusal(
+            "an approver must be registered at this site with this key",
+            given=repr(name),
+            next_step=f"Approvers here: {', '.join(desk.config.approvers) or 'none'}.",
+        )
+    return key
+
+
+def tell_apart(
+    desk: Desk, study: str, other: str, *, name: str, reason: str, open_key: OpenKey, dry_run: bool = False
+) -> tuple[float, float]:
+    """Sign, as the approver `name`, that nobody is in both of two studies; the site's total before and after.
+
+    Raises: ParameterError (one study, or one that is not known here; no reason), StateRefusal (said already).
+    """
+    known = {*desk.config.studies, *desk.plans.studies(), *(hold.study for hold in desk.ledger.holds())}
+    unknown = sorted({study, other} - known)
+    if unknown:
+        raise ParameterError("both must be studies of this site", given=repr(unknown[0]), next_step="site-agent status")
+    delta = desk.config.budget.delta
+    before = desk.ledger.site_total(delta)
+    if not dry_run:
+        key = registered(desk, name, open_key)
+        with desk.locked():
+            desk.ledger.tell_apart(study, other, name=name, reason=reason, key=key)
+    return before, desk.ledger.site_total(delta)

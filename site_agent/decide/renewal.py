@@ -1,0 +1,320 @@
+"""The site's next certificate, before anybody has to think of it.
+
+From half of its life on the agent asks for the next one over its own connection: a new key, a request signed with the
+release key, bound to the certificate in force and to the head of the ledger that the coordinator has just witnessed.
+What comes is checked, shown to the coordinator once, and only then put in force; until the coordinator has seen it, the
+one before is good, and for a week after that.
+
+A site that was away longer than its certificate lives is renewed by hand (`ask_late`, `take_late`): a file to the study
+lead, who compares its fingerprint on the telephone, and a file back. Ledger, keys and history stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from shared.base.clock import utc_now
+from shared.base.failpoints import reach
+from shared.base.keys import Envelope
+from shared.errors import (
+    CertificateRefusal,
+    IntegrityRefusal,
+    LedgerRefusal,
+    LockedRefusal,
+    NetworkRefusal,
+    Refusal,
+    ReplayRefusal,
+    StateRefusal,
+    UnknownMethod,
+)
+from shared.wire.certificates import (
+    LATE_ANSWER_TYPE,
+    CertificateLife,
+    LateAnswer,
+    RenewalRequest,
+    request_fingerprint,
+    serial_of,
+)
+from site_agent import identity
+from site_agent.identity import WantedIdentity
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from shared.base.keys import SigningKey
+    from site_agent.config import SiteConfig
+    from site_agent.egress import Egress
+    from site_agent.ledger.book import Ledger
+
+__all__ = [
+    "RenewedIdentity",
+    "ask_late",
+    "due",
+    "follow_authority",
+    "follow_in_round",
+    "in_round",
+    "renew",
+    "take_late",
+]
+
+
+T = TypeVar("T")
+
+
+class RenewingSite(Protocol):
+    """What of a site renews its certificate (`site_agent.desk.Desk`)."""
+
+    @property
+    def home(self) -> Path: ...
+    @property
+    def config(self) -> SiteConfig: ...
+    @property
+    def ledger(self) -> Ledger: ...
+    @property
+    def release_key(self) -> SigningKey: ...
+    @property
+    def egress(self) -> Callable[..., AbstractContextManager[Egress]]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenewedIdentity:
+    """A certificate that was put in force: how long it lasts, and how long the one before would have."""
+
+    life: CertificateLife
+    before: CertificateLife
+
+
+def due(config: SiteConfig, now: dt.datetime | None = None) -> str:
+    """Why the next certificate is to be asked for now; blank if it is not, or cannot be over one that has ended.
+
+    Raises: CertificateRefusal (not readable).
+    """
+    life = identity.certificate_life(config, now or utc_now())
+    if life is None:
+        return ""
+    under_way = identity.renewals(config)
+    if under_way.given is not None or (under_way.asked is not None and life.state != "over"):
+        return "a renewal is under way"
+    if life.due:
+        return "" if life.state == "over" else life.words
+    return "the coordinator's authority has changed" if identity.behind_authority(config) else ""
+
+
+def renew(desk: RenewingSite, *, now: dt.datetime | None = None) -> RenewedIdentity:
+    """Ask for the next certificate over the one in force, show it, and put it in force; safe to repeat.
+
+    Raises: NetworkRefusal, LockedRefusal (somebody works in this folder), and the coordinator's refusal.
+    """
+    from site_agent.lock import StateLock
+
+    config, now = desk.config, now or utc_now()
+    with StateLock(desk.home):
+        settled = identity.settle(config)
+        before = identity.certificate_life(config, now)
+        if before is None:
+            raise StateRefusal("a site must have joined to renew", given="no certificate", next_step="site-agent join")
+        if settled:
+            return RenewedIdentity(life=before, before=before)
+        given = identity.renewals(config).given
+        if given is not None:
+            # It may have been shown, and the answer lost: then it alone is good, and the one before renews nothing.
+            with suppress(CertificateRefusal):
+                return _shown(desk, given, before, now)
+        return _shown(desk, _asked(desk, now), before, now)
+
+
+def _wanted(desk: RenewingSite, egress: Egress, now: dt.datetime) -> WantedIdentity:
+    """A new key, and the request for its certificate, bound to the head that the coordinator witnesses now."""
+    from site_agent.egress import new_tls_identity
+
+    receipt = egress.anchor(desk.ledger.anchor_envelope())
+    key_pem, csr_pem = new_tls_identity(desk.config.site)
+    request = RenewalRequest(
+        site=desk.config.site,
+        serial=serial_of(desk.config.certificate.read_text()),
+        seq=receipt.seq,
+        head=receipt.head,
+        csr_pem=csr_pem,
+        day=now.date().isoformat(),
+    )
+    return WantedIdentity(key_pem=key_pem, request=request.signed(desk.release_key).to_bytes().decode())
+
+
+def _asked(desk: RenewingSite, now: dt.datetime) -> WantedIdentity:
+    """The next identity, as the coordinator has issued it, kept here."""
+    config = desk.config
+    under_way = identity.renewals(config)
+    with desk.egress() as egress:
+        with suppress(StateRefusal, UnknownMethod):
+            # Nothing is dated by a clock that nobody else has seen lately: this site's is one that sees it.
+            egress.clock(config.site, desk.release_key)
+        wanted = under_way.asked
+        if wanted is None or wanted.asked.serial != serial_of(config.certificate.read_text()):
+            wanted = _wanted(desk, egress, now)
+            under_way = replace(under_way, asked=wanted).keep(config)
+        reach("renewal.before_ask")
+        try:
+            pem = egress.renew(wanted.envelope)
+        except (LedgerRefusal, ReplayRefusal):
+            # Asked before, and the ledger has gone on since, or another request was answered.
+            if under_way.asked is None:
+                raise
+            wanted = _wanted(desk, egress, now)
+            under_way = replace(under_way, asked=wanted).keep(config)
+            pem = egress.renew(wanted.envelope)
+        reach("renewal.after_ask")
+        given = replace(wanted, certificate_pem=pem)
+        identity.require_ours(config, given, identity.pinned(config), now)
+        replace(under_way, asked=None, given=given).keep(config)
+    return given
+
+
+def _shown(desk: RenewingSite, given: WantedIdentity, before: CertificateLife, now: dt.datetime) -> RenewedIdentity:
+    """Show an identity to the coordinator, which from then on counts it as the site's, and put it in force."""
+    with desk.egress(cert_pem=given.certificate_pem, key_pem=given.key_pem) as egress:
+        reach("renewal.before_show")
+        egress.authorities()
+        reach("renewal.after_show")
+    identity.install(desk.config, given)
+    return RenewedIdentity(life=CertificateLife.of(given.certificate_pem, now), before=before)
+
+
+def follow_authority(desk: RenewingSite, egress: Egress, *, dry_run: bool = False) -> int:
+    """Pin the authorities that the coordinator's own ones have signed since; how many are new.
+
+    Raises: CertificateRefusal (one that they have not signed), SignatureRefusal, NetworkRefusal.
+    """
+    try:
+        statements = egress.authorities()
+    except UnknownMethod:  # an earlier version: its authority has not changed
+        return 0
+    return len(identity.pin(desk.config, statements, dry_run=dry_run))
+
+
+def in_round(
+    desk: RenewingSite,
+    event: Callable[..., T],
+    *,
+    say: Callable[[T], None],
+    refused: Callable[..., None],
+    dry_run: bool,
+) -> None:
+    """A step of the agent's round: renew where it is time; else say nothing.
+
+    Args:
+        event: makes what is said, of a study (none), what happened and a detail.
+        say: hears it.
+        refused: told the study (none), what was not done, and the refusal.
+    """
+    try:
+        why = due(desk.config)
+        if why and dry_run:
+            say(event(study="", what="would renew its certificate", detail=why))
+        elif why:
+            until = f"until {renew(desk).life.ends:%Y-%m-%d}"
+            say(event(study="", what="renewed its certificate", detail=until))
+    except UnknownMethod as refusal:  # an earlier version
+        refused("", "certificate not renewed", refusal)
+    except (NetworkRefusal, LockedRefusal):
+        return  # the round itself says that nobody answers; whoever works here is waited for
+    except Refusal as refusal:
+        refused("", "certificate not renewed", refusal)
+
+
+def follow_in_round(
+    desk: RenewingSite,
+    egress: Egress,
+    event: Callable[..., T],
+    *,
+    say: Callable[[T], None],
+    refused: Callable[..., None],
+    dry_run: bool,
+) -> None:
+    """A step of the agent's round: `follow_authority`. Raises: NetworkRefusal."""
+    try:
+        new = follow_authority(desk, egress, dry_run=dry_run)
+    except NetworkRefusal:
+        raise
+    except Refusal as refusal:
+        refused("", "authority not followed", refusal)
+        return
+    if new:
+        what = f"{'would pin' if dry_run else 'pinned'} the coordinator's new authority"
+        say(event(study="", what=what, detail="the one that was pinned before has signed it"))
+
+
+# -- by hand ------------------------------------------------------------------------------------------------------
+def ask_late(desk: RenewingSite, *, now: dt.datetime | None = None, dry_run: bool = False) -> tuple[bytes, str]:
+    """The request for a certificate that goes to the study lead by hand, and its fingerprint; again, the same one.
+
+    Raises: StateRefusal (never joined), LockedRefusal.
+    """
+    from site_agent.egress import new_tls_identity
+    from site_agent.lock import StateLock
+
+    config, now = desk.config, now or utc_now()
+    if not config.certificate.exists():
+        raise StateRefusal("a site must have joined to renew", given="no certificate", next_step="site-agent join")
+    with StateLock(desk.home):
+        under_way = identity.renewals(config)
+        late = under_way.late
+        if late is None or late.asked.serial != serial_of(config.certificate.read_text()):
+            key_pem, csr_pem = new_tls_identity(config.site)
+            last = desk.ledger.entries()[-1]
+            request = RenewalRequest(
+                site=config.site,
+                serial=serial_of(config.certificate.read_text()),
+                seq=last.seq,
+                head=last.hash,
+                csr_pem=csr_pem,
+                day=now.date().isoformat(),
+            )
+            envelope = request.signed(desk.release_key, late=True)
+            late = WantedIdentity(key_pem=key_pem, request=envelope.to_bytes().decode())
+            if not dry_run:
+                replace(under_way, late=late).keep(config)
+    return late.request.encode(), request_fingerprint(late.envelope)
+
+
+def take_late(
+    desk: RenewingSite, answer: bytes, *, now: dt.datetime | None = None, dry_run: bool = False
+) -> CertificateLife:
+    """Put in force what the study lead has answered to `ask_late`; how long it lasts.
+
+    Raises: SignatureRefusal (not the pinned coordinator's), IntegrityRefusal (an answer to another request),
+        CertificateRefusal (another key's or site's, or of an authority that the pinned one does not lead to).
+    """
+    from site_agent.lock import StateLock
+
+    config, now = desk.config, now or utc_now()
+    with StateLock(desk.home):
+        late = identity.renewals(config).late
+        if late is None:
+            raise StateRefusal(
+                "a late renewal must be asked for before it is taken",
+                given="no request of this folder",
+                next_step="Run site-agent renew --late --out FILE.",
+            )
+        witness = identity.witness_key(config)
+        envelope = Envelope.from_bytes(answer)
+        said = LateAnswer.from_bytes(envelope.require(LATE_ANSWER_TYPE, {witness.key_id: witness}))
+        if (said.site, said.request) != (config.site, late.envelope.digest):
+            raise IntegrityRefusal(
+                "the answer must be to this site's own request",
+                given="one to another",
+                next_step="Give the lead the file that site-agent renew --late --out wrote last.",
+            )
+        given = replace(late, certificate_pem=said.certificate_pem)
+        statements = [one.encode() for one in said.statements]
+        chain = (*identity.pinned(config), *identity.pin(config, statements, dry_run=True))
+        identity.require_ours(config, given, chain, now)
+        if not dry_run:
+            identity.pin(config, statements)
+            replace(identity.renewals(config), given=given).keep(config)
+            identity.install(config, given)
+    return CertificateLife.of(given.certificate_pem, now)

@@ -1,0 +1,302 @@
+"""What is fitted before the layers: margins, levels and strata of the columns, and the map to uncorrelated ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from shared.errors import TrainingRefusal
+from shared.flows.affine import AffineAutoregressiveFlow
+from shared.flows.chain import Composed
+from shared.flows.levels import LevelModel, Levels
+from shared.flows.margins import Margins
+from shared.flows.strata import Strata, StratumModel
+from shared.plans.outcomes import PlannedOutcomes
+from site_agent.models.flow_settings import FlowSettings
+
+__all__ = ["level_model", "log_det_of", "shape_given", "shape_of", "whitening"]
+
+Array = NDArray[np.float64]
+Records = NDArray[np.floating[Any]]
+_STRATUM = 30
+"""Fewest records of a level that get a margin of their own."""
+_APART = 0.25
+"""Least Kolmogorov distance between a column within a level and outside it for the level to become a stratum."""
+_NEWTON = 600
+"""Most coefficients for which the matrix of second derivatives is formed."""
+
+
+def whitening(y: Array) -> AffineAutoregressiveFlow:
+    """The Gaussian of maximum likelihood, by Cholesky, with a ridge that only guards the arithmetic."""
+    mean = y.mean(axis=0)
+    spread = y.std(axis=0)
+    covariance = np.atleast_2d(np.cov(y, rowvar=False, ddof=0))
+    with np.errstate(all="ignore"):
+        correlation = covariance / np.outer(spread, spread)
+    if not np.isfinite(correlation).all() or np.linalg.eigvalsh(correlation)[0] < 1e-8:
+        raise TrainingRefusal(
+            "no column may be a function of the others",
+            given="a singular covariance",
+            next_step="Ask the study lead to drop a column that repeats another (a sum, a unit conversion, a copy).",
+        )
+    scale = np.linalg.cholesky(covariance + 1e-10 * np.diag(spread**2))
+    return AffineAutoregressiveFlow(mean=mean, scale=np.tril(scale))
+
+
+def log_det_of(part: Any, x: Array) -> Array:
+    """log |det| of the inverse of one part at each record (n,)."""
+    return np.asarray(part.inverse_with_log_det(x)[1])
+
+
+def shape_of(
+    x: Array,
+    settings: FlowSettings,
+    integers: tuple[int, ...],
+    carried: int | None = None,
+    outcomes: PlannedOutcomes | None = None,
+) -> Composed:
+    """Everything between the smooth space of the flow and the encoded records: levels, strata, margins.
+
+    Outcomes that are drawn last are left as they are, and nothing reads them.
+    """
+    d = x.shape[1]
+    apart = () if outcomes is None else outcomes.drawn
+    integers = tuple(j for j in integers if j not in apart)
+    if carried is not None:
+        return shape_given(x, settings, integers, carried)
+    if settings.margins == "none":
+        return Composed(first=Levels(d=d, models=()), second=Margins(knots=(None,) * d))
+    counts = {j: max(1, int(np.floor(x[:, j].max())) + 1) for j in integers}
+    modelled = [j for j in integers if counts[j] <= settings.modelled_levels]
+    stratified = _stratified(x, modelled, {j: counts[j] for j in modelled}, (*integers, *apart))
+    knots: list[tuple[Array, Array] | None] = []
+    for j in range(d):
+        if j in modelled or j in stratified or j in apart:
+            knots.append(None)
+        elif j in counts:
+            knots.append(_level_knots(x[:, j], counts[j]))
+        else:
+            knots.append(_score_knots(x[:, j]))
+    margins = Margins(knots=tuple(knots))
+    y = margins.inverse(x)
+    smooth = [j for j in range(d) if j not in modelled and j not in stratified and j not in apart]
+    models: list[LevelModel] = []
+    # Rarest last: an event is drawn given everything else.
+    for j in sorted(modelled, key=lambda j: (-_entropy(y[:, j]), j)):
+        given = (*smooth, *(model.column for model in models))
+        read = tuple(counts[c] if c in modelled else 0 for c in given)
+        models.append(level_model(y, j, counts[j], given, read))
+    strata = [_stratum_model(y, j, level, counts[level], tuple(smooth)) for j, level in stratified.items()]
+    return Composed(
+        first=Levels(d=d, models=tuple(models)),
+        second=Composed(first=Strata(d=d, models=tuple(strata)), second=margins),
+    )
+
+
+def shape_given(x: Array, settings: FlowSettings, integers: tuple[int, ...], carried: int) -> Composed:
+    """The same, of all columns given one that stays as it is: strata of it first, then levels given it and the rest."""
+    d = x.shape[1]
+    counts = {j: max(1, int(np.floor(x[:, j].max())) + 1) for j in integers}
+    modelled = [j for j in integers if counts[j] <= settings.modelled_levels and j != carried]
+    smooth = [j for j in range(d) if j not in modelled and j != carried]
+    # A column of many levels has its staircase taken away first; what is left is smooth, and another in each stratum.
+    knots = tuple(_level_knots(x[:, j], counts[j]) if j in smooth and j in counts else None for j in range(d))
+    margins = Margins(knots=knots)
+    y = margins.inverse(x)
+    strata = Strata(d=d, models=tuple(_stratum_model(y, j, carried, counts[carried], ()) for j in smooth))
+    y = strata.inverse(y)
+    models: list[LevelModel] = []
+    for j in sorted(modelled, key=lambda j: (-_entropy(y[:, j]), j)):
+        given = (*smooth, carried, *(model.column for model in models))
+        read = tuple(counts[c] if c in (carried, *modelled) else 0 for c in given)
+        models.append(level_model(y, j, counts[j], given, read))
+    return Composed(first=Levels(d=d, models=tuple(models)), second=Composed(first=strata, second=margins))
+
+
+def _stratified(x: Array, modelled: Sequence[int], counts: dict[int, int], integers: tuple[int, ...]) -> dict[int, int]:
+    """Smooth column -> the levelled column that changes its law most, where one does: a time by its event."""
+    out = {}
+    for j in set(range(x.shape[1])) - set(integers):
+        far = {level: _apart(x[:, j], np.floor(x[:, level]), counts[level]) for level in modelled}
+        if far and max(far.values()) > _APART:
+            out[j] = max(far, key=lambda level: (far[level], -level))
+    return dict(sorted(out.items()))
+
+
+def _apart(column: Array, level: Array, count: int) -> float:
+    """Largest Kolmogorov distance between the records of one level and all others."""
+    order = np.argsort(column, kind="stable")
+    most = 0.0
+    for k in range(count):
+        inside = level[order] == k
+        size = int(inside.sum())
+        if min(size, inside.size - size) >= _STRATUM:
+            distance = np.abs(np.cumsum(inside) / size - np.cumsum(~inside) / (inside.size - size)).max()
+            most = max(most, float(distance))
+    return most
+
+
+def _stratum_model(y: Array, column: int, level_column: int, levels: int, given: tuple[int, ...]) -> StratumModel:
+    """A margin per level and, where a level has records enough, a ridge regression of its score."""
+    stratum = np.clip(np.floor(y[:, level_column]), 0, levels - 1).astype(np.int64)
+    features = np.column_stack([np.ones(len(y)), y[:, list(given)]])
+    knots: list[tuple[Array, Array]] = []
+    coefficients, spread = np.zeros((levels, features.shape[1])), np.ones(levels)
+    for k in range(levels):
+        rows = stratum == k
+        enough = int(rows.sum()) >= _STRATUM and np.unique(y[rows, column]).size >= 8
+        knots.append(_score_knots(y[rows, column] if enough else y[:, column]))
+        if enough:
+            score = Margins(knots=(knots[-1],)).inverse(y[rows, column][:, None])[:, 0]
+            gram = features[rows].T @ features[rows] + np.diag([0.0, *(4.0,) * len(given)])
+            coefficients[k] = np.linalg.solve(gram, features[rows].T @ score)
+            spread[k] = max(0.05, float((score - features[rows] @ coefficients[k]).std()))
+        elif not given:
+            # A stratum too small for a law of its own has the law of all, moved by as much as its records can say.
+            score = Margins(knots=(knots[-1],)).inverse(y[rows, column][:, None])[:, 0]
+            coefficients[k, 0] = score.sum() / (len(score) + _STRATUM)
+    return StratumModel(
+        column=column,
+        level_column=level_column,
+        given=given,
+        knots=tuple(knots),
+        coefficients=coefficients,
+        spread=spread,
+    )
+
+
+def _entropy(column: Array) -> float:
+    share = np.unique(np.floor(column), return_counts=True)[1] / len(column)
+    return round(float(-(share * np.log(share)).sum()), 12)
+
+
+def _score_knots(column: Array) -> tuple[Array, Array]:
+    """Normal scores of a smooth column at about n/20 of its values, 128 at most: more would copy records."""
+    value, count = np.unique(column, return_counts=True)
+    n = len(column)
+    middle = (np.cumsum(count) - 0.5 * count) / n
+    most = int(np.clip(n // 20, 8, 128))
+    grid = special.ndtr(np.linspace(special.ndtri(middle[0]), special.ndtri(middle[-1]), most))
+    even = np.linspace(middle[0], middle[-1], most)
+    # Half the knots even in probability (the bulk), half even in score (the tails).
+    pick = np.unique(np.searchsorted(middle, np.concatenate([grid[::2], even[::2]])).clip(0, value.size - 1))
+    pick = np.unique(np.concatenate([[0], pick, [value.size - 1]]))
+    scores, values = special.ndtri(middle[pick]), value[pick]
+    # The tails go on with the slope of the whole half, not of the last two values: those may nearly be equal, and a
+    # later record just outside would get a latent of thousands.
+    centre = int(np.searchsorted(middle, 0.5).clip(1, value.size - 2)) if value.size > 2 else 0
+    half, middle_score = value[centre], special.ndtri(middle[centre])
+    reach = value[-1] - value[0]
+    for end, sign in ((0, -1.0), (-1, 1.0)):
+        slope = abs(scores[end] - middle_score) / max(abs(values[end] - half), 1e-3 * reach) or 1 / reach
+        outer = (scores[end] + sign * slope * reach, values[end] + sign * reach)
+        scores = np.concatenate([[outer[0]], scores] if sign < 0 else [scores, [outer[0]]])
+        values = np.concatenate([[outer[1]], values] if sign < 0 else [values, [outer[1]]])
+    keep = np.concatenate([[True], (np.diff(scores) > 1e-9) & (np.diff(values) > 0)])
+    return scores[keep], values[keep]
+
+
+def _level_knots(column: Array, count: int) -> tuple[Array, Array]:
+    """Knots at every integer, so that each level keeps its frequency, and between them where the score curves."""
+    level = np.clip(np.floor(column), 0, count - 1).astype(np.int64)
+    mass = np.bincount(level, minlength=count) + 1e-6 * len(column) / count
+    share = np.concatenate([[0.0], np.cumsum(mass) / mass.sum()])
+    between = special.ndtr(np.linspace(-4.5, 4.5, 73))
+    at = np.unique(np.concatenate([share[1:-1], between]))
+    at = at[(at > 0) & (at < 1)]
+    values = np.concatenate([[0.0], np.interp(at, share, np.arange(count + 1.0)), [float(count)]])
+    # Beyond score ±8 there is nothing: every draw falls inside the levels.
+    scores = np.concatenate([[-8.0], special.ndtri(at), [8.0]])
+    keep = np.concatenate([[True], (np.diff(scores) > 1e-9) & (np.diff(values) > 1e-12)])
+    keep[-1] = True
+    # A level that these records lack goes on along a line of slope 1, not along the last, nearly vertical piece.
+    scores = np.concatenate([[-9.0], scores[keep], [9.0]])
+    return scores, np.concatenate([[-1.0], values[keep], [count + 1.0]])
+
+
+def level_model(y: Array, column: int, levels: int, given: tuple[int, ...], counts: tuple[int, ...]) -> LevelModel:
+    """Multinomial logistic regression with a small ridge: by Newton's steps, or by L-BFGS where those would be large.
+
+    Lines are hardly penalised, so that the fitted law reproduces the sample's associations; hinges are, so that they
+    bend only where records ask for it. Hinges are nearly collinear: L-BFGS needs hundreds of passes for what Newton
+    does in ten.
+    """
+    if levels == 1:
+        return LevelModel(column=column, given=(), counts=(), coefficients=np.zeros((1, 1)))
+    n = len(y)
+    features = LevelModel.features(y, given, counts)
+    level = np.clip(np.floor(y[:, column]), 0, levels - 1).astype(np.int64)
+    target = np.zeros((n, levels))
+    target[np.arange(n), level] = 1.0
+    penalty = [1e-3]
+    for count in counts:
+        penalty += [0.5] * (count - 1) if count else [0.1, *(1.0,) * len(LevelModel.HINGES)]
+    ridge = np.array(penalty)[:, None] / n
+
+    def shares(beta: Array) -> tuple[float, Array]:
+        """(penalised mean negative log-likelihood, shares of the levels)."""
+        logits = features @ beta
+        logits -= logits.max(axis=1, keepdims=True)
+        odds = np.exp(logits)
+        total = odds.sum(axis=1)
+        value = (np.log(total) - (logits * target).sum(axis=1)).mean() + 0.5 * (ridge * beta**2).sum()
+        return float(value), odds / total[:, None]
+
+    def loss(flat: Array) -> tuple[float, Array]:
+        beta = flat.reshape(features.shape[1], levels)
+        value, share = shares(beta)
+        return value, (features.T @ (share - target) / n + ridge * beta).ravel()
+
+    first = np.zeros((features.shape[1], levels))
+    first[0] = np.log((target.sum(axis=0) + 0.5) / (n + 0.5 * levels))
+    if first.size <= _NEWTON:
+        coefficients = _newton(features, target, ridge, first, shares)
+    else:
+        from scipy import optimize
+
+        found = optimize.minimize(
+            loss, first.ravel(), jac=True, method="L-BFGS-B", options={"maxiter": 500, "ftol": 1e-12, "gtol": 1e-7}
+        )
+        coefficients = found.x.reshape(first.shape)
+    if not np.isfinite(coefficients).all():
+        raise TrainingRefusal(
+            "the law of a levelled column must have an estimate",
+            given=f"none in column {column}",
+            next_step="Ask the study lead to merge rare levels.",
+        )
+    return LevelModel(column=column, given=given, counts=counts, coefficients=coefficients)
+
+
+def _newton(
+    features: Array, target: Array, ridge: Array, beta: Array, shares: Callable[[Array], tuple[float, Array]]
+) -> Array:
+    """The minimum of a strictly convex loss, by damped Newton steps from `beta`."""
+    n, levels = target.shape
+    width = features.shape[1]
+    curvature = np.empty((levels, width, levels, width))
+    value, share = shares(beta)
+    for _ in range(100):
+        gradient = features.T @ (share - target) / n + ridge * beta
+        for k in range(levels):
+            for j in range(k + 1):
+                weight = share[:, k] * ((k == j) - share[:, j]) / n
+                curvature[k, :, j, :] = curvature[j, :, k, :] = features.T @ (features * weight[:, None])
+            curvature[k, :, k, :] += np.diag(ridge[:, 0])
+        step = np.linalg.solve(curvature.reshape(levels * width, -1), gradient.T.ravel()).reshape(levels, width).T
+        fall = float((gradient * step).sum())
+        if not fall > 1e-14:
+            break
+        size = 1.0
+        while size > 1e-6:
+            now, other = shares(beta - size * step)
+            if now <= value - 1e-4 * size * fall:
+                break
+            size /= 2
+        else:
+            break
+        beta, value, share = beta - size * step, now, other
+    return beta

@@ -1,0 +1,296 @@
+"""Write docs/zoo.md from what the zoo's benchmarks have recorded: no figure of the page is typed.
+
+python -m tests.benchmarks.zoo_page [--measure]   (measures everything again first: an hour of a core)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks import worlds
+from tests.benchmarks.worlds import laws
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "zoo.md"
+RESULTS = Path(__file__).parent / "results"
+
+SIMULATED = "unequal_variances,unequal_skew,heavy_tails,zeros_and_heaps,u_shape,fine_times,coarse_times,wild_counts"
+FOUR, THREE = "unequal_variances,heavy_tails,u_shape,wild_counts", "unequal_variances,heavy_tails,u_shape"
+LATENT_NOISE = {
+    "zoo_n300": f"--worlds {SIMULATED} --some 1 --n 300 --sites 4,12,48 --w 0.8,0 --draws 1",
+    "zoo_n1000": f"--worlds {FOUR} --some 2 --n 1000 --sites 4,12,48 --w 0.8,0 --draws 1",
+    "zoo": "--n 1000 --sites 12 --w 0.8,0 --draws 3",
+    "zoo_n5000": f"--worlds {SIMULATED} --some 1 --n 5000 --sites 4,12 --w 0.8,0 --draws 1",
+    "zoo_n20000": f"--worlds {THREE} --some 1 --n 20000 --sites 4 --w 0.8,0 --draws 1",
+    "zoo_fewer": f"--worlds {SIMULATED} --some 0 --n 1000 --sites 12 --w 0.8 --draws 1 --fewer",
+    "zoo_joint": f"--worlds {SIMULATED} --some 0 --n 1000 --sites 12 --w 0.8 --draws 1 --outcomes joint",
+}
+"""Name of a record to the settings of `tests.benchmarks.zoo` that made it."""
+FIGURES = {
+    "zoo_moments": "--n 2000 --sites 12 --draws 3 --epsilon 1,3",
+    "zoo_moments_signals": f"--worlds {SIMULATED} --some 1 --draws 1 --epsilon 1,3",
+    "zoo_tables": f"--worlds {SIMULATED} --some 1 --mechanism tables --epsilon 1,3 --draws 1",
+    "zoo_slicing": f"--worlds {SIMULATED} --some 1 --sites 6 --mechanism slicing --epsilon 3 --draws 1",
+    "zoo_densities": f"--worlds {SIMULATED} --kinds linear --mechanism densities --epsilon 1,3 --draws 3",
+}
+"""The same of `tests.benchmarks.zoo_moments`."""
+NAMES = {
+    "zoo_moments": "noisy moments",
+    "zoo_tables": "noisy tables",
+    "zoo_slicing": "slicing",
+    "zoo_densities": "densities (a mean)",
+}
+
+HEAD = """# The zoo: what is true on data that nobody tuned to
+
+Written by `python -m tests.benchmarks.zoo_page` from the files in `tests/benchmarks/results/`; each names the command
+that made it. Nineteen simulated worlds and four real tables, each hard in its own way, go through the product: plan,
+fit, release, estimates, pooling. Settings are chosen on one half (by the last byte of a name's digest) and reported
+here on the other. What is held against the records:
+
+* **bias**: the released pooled coefficient less that of the records, in standard errors of the records' pooled
+  coefficient, averaged over draws. Noise alone makes about 0.5 of a single draw, and less of the mean of several.
+* **holds the records / the law**: of released pooled 95 % intervals, the share that holds the records' own pooled
+  coefficient, and the law's that the worlds are drawn from (in brackets: of the records' own intervals, the share that
+  holds the law's).
+* **width**: of the interval, as a multiple of the records'. **I²**: released less real, points, mean.
+* **told**: how often the records' coefficient lay within the distance that an answer tells "in nine cases of ten".
+* **cautioned**: answers that a caution stands by, of those whose interval does not hold the records' coefficient, and
+  of those whose does.
+
+Behind a share stands its 95 % interval by chance, as if answers were independent; coefficients of one model are not
+quite. A dash is a figure that was not measured, or of which there is no case.
+"""
+
+
+def results(name: str) -> dict[str, Any] | None:
+    """What a benchmark recorded; None where it has not run."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else None
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of a page."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def number(found: Mapping[str, Any], name: str, digits: int = 2) -> str:
+    """A figure, or a dash."""
+    return f"{found[name]:.{digits}f}" if found.get(name) is not None else "–"
+
+
+def share(found: Mapping[str, Any], name: str, of: int) -> str:
+    """A percentage of so many with its 95 % interval (Wilson 1927)."""
+    if found.get(name) is None or not of:
+        return "–"
+    p, z = found[name] / 100, 1.96
+    middle, scale = (p + z * z / (2 * of)), 1 + z * z / of
+    half = z * math.sqrt(p * (1 - p) / of + (z / (2 * of)) ** 2)
+    low, high = max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+    return f"{100 * p:.1f} ({100 * low:.0f} to {100 * high:.0f})"
+
+
+def answers(found: Mapping[str, Any]) -> int:
+    """Number of pooled answers behind a summary: coefficients times draws."""
+    return int(found.get("right", 0)) + int(found.get("wrong", 0))
+
+
+def cautioned(found: Mapping[str, Any]) -> str:
+    """Of wrong and of right answers, how many a caution stands by."""
+    wrong, right = int(found.get("wrong", 0)), int(found.get("right", 0))
+    stood = round(wrong * found.get("wrong_cautioned", 0.0) / 100)
+    return f"{stood} of {wrong}; {number(found, 'right_cautioned', 1) if right else '–'} %"
+
+
+LATENT = (
+    "draws",
+    "answers",
+    "bias, median",
+    "95th percentile",
+    "holds the records, %",
+    "holds the law, %",
+    "width",
+    "I²",
+    "told, %",
+    "cautioned: wrong; right",
+)
+
+
+def latent(found: Mapping[str, Any], draws: int) -> list[str]:
+    """A summary of latent noise as cells of a line."""
+    law = f"{number(found, 'law_held', 1)} ({number(found, 'law_held_real', 1)})" if "law_held" in found else "–"
+    return [
+        f"{draws}",
+        f"{answers(found)}",
+        number(found, "bias_median"),
+        number(found, "bias_p95"),
+        share(found, "held", answers(found)),
+        law,
+        number(found, "width"),
+        number(found, "I2_excess", 1),
+        share(found, "told", answers(found)),
+        cautioned(found),
+    ]
+
+
+def by_size() -> str:
+    """Latent noise by n, K and w."""
+    rows = []
+    for name in ("zoo_n300", "zoo_n1000", "zoo", "zoo_n5000", "zoo_n20000"):
+        record = results(name)
+        for w, parts in (record or {"summaries": {}})["summaries"].items():
+            # Real tables have numbers of sites of their own.
+            for key in [f"sites={k}" for k in ((12,) if name == "zoo" else KEPT) if f"sites={k}" in parts]:
+                n = sorted({one["n"] for one in record["cells"] if one["n"] < 10**9})  # type: ignore[index]
+                line = latent(parts[key], record["draws"])  # type: ignore[index]
+                rows.append((n[0], int(key.removeprefix("sites=")), w, name, line))
+    lines = [
+        [f"{n:,}", f"{k}", w.removeprefix("w="), "all" if name == "zoo" else "two of each world", *line]
+        for n, k, w, name, line in sorted(rows, key=lambda row: (row[2] != "w=0.8", row[0], row[1], row[3]))
+    ]
+    return table(("n", "K", "w", "outcomes", *LATENT), lines)
+
+
+KEPT = (4, 12, 48)
+
+
+def by_part(name: str, part: str, w: str = "w=0.8") -> str:
+    """Latent noise at one size, by `kind` or `world`."""
+    record = results(name)
+    if record is None:
+        return "Not measured.\n"
+    parts = record["summaries"][w]
+    chosen = [(key.removeprefix(f"{part}="), found) for key, found in parts.items() if key.startswith(f"{part}=")]
+    rows = [[_titled(key), *latent(found, record["draws"])] for key, found in chosen if found.get("terms")]
+    return table((part.replace("kind", "outcome"), *LATENT), rows)
+
+
+def _titled(name: str) -> str:
+    hard = laws.WORLDS[name].hard if name in laws.WORLDS else ""
+    return f"{name.replace('_', ' ')}{f': {hard}' if hard else ''}"
+
+
+def by_mechanism() -> str:
+    """The mechanisms that release figures."""
+    heads = ("mechanism", "ε", "K", "n", "answers", "bias in own standard errors, median", "95th percentile")
+    heads += ("in the records', median", "holds the records, %", "width", "I²", "refused", "cautioned: wrong; right")
+    rows = []
+    for name in NAMES:
+        record = results(name)
+        for epsilon, parts in (record or {"summaries": {}})["summaries"].items():
+            assert record is not None
+            found, cells = dict(parts["all"]), record["cells"]
+            told = [one for one in cells if "refused" not in one]
+            found |= _counted(cells, epsilon, record["draws"])
+            rows.append(
+                [
+                    NAMES[name],
+                    epsilon.removeprefix("epsilon="),
+                    f"{record['sites']}",
+                    ", ".join(sorted({f"{one['n']:,}" for one in told if one["n"] < 10**9})),
+                    f"{answers(found)}",
+                    number(found, "bias_own_median"),
+                    number(found, "bias_own_p95"),
+                    number(found, "bias_real_median"),
+                    share(found, "held", answers(found)),
+                    number(found, "width"),
+                    number(found, "I2_excess", 1),
+                    f"{len(cells) - len(told)} of {len(cells)} models",
+                    cautioned(found) if "mechanism" in record else "–",
+                ]
+            )
+    return table(heads, rows)
+
+
+SIGNALS = {
+    "doubt": "share of its variance that is doubt about the model",
+    "unlike": "how unlike its sites are (Q over degrees of freedom)",
+    "strong": "its distance from 0, in its standard errors",
+}
+
+
+def by_signal() -> str:
+    """How well what a pool of noisy moments knows of itself tells its wrong answers from its right ones."""
+    record = results("zoo_moments_signals")
+    if record is None:
+        return "Not measured.\n"
+    rows = []
+    for epsilon, parts in record["summaries"].items():
+        wrong = _counted(record["cells"], epsilon, record["draws"])
+        for name, words in SIGNALS.items():
+            found = parts["all"].get(name, {})
+            row = [epsilon.removeprefix("epsilon="), words, f"{wrong['wrong']} of {sum(wrong.values())}"]
+            rows.append([*row, number(found, "roc_area"), number(found, "caught_at_20", 0)])
+    heads = ("ε", "signal", "wrong answers", "area under the ROC curve", "wrong ones caught at 20 % of the right, %")
+    return table(heads, rows)
+
+
+def _counted(cells: Sequence[Mapping[str, Any]], epsilon: str, draws: int) -> dict[str, int]:
+    """Right and wrong answers, from the cells' shares held."""
+    terms = [pair for one in cells for pair in one.get("terms", {}).items() if pair[0].endswith(epsilon)]
+    held = [float(dict(word.split("=") for word in figures.split())["held"]) for _, figures in terms]
+    right = sum(round(one * draws) for one in held)
+    return {"right": right, "wrong": draws * len(held) - right}
+
+
+def page() -> str:
+    """The whole page."""
+    tuned = ", ".join(name.replace("_", " ") for name in worlds.TUNING)
+    parts = [
+        HEAD,
+        f"Settings were chosen on: {tuned}.\n",
+        "## Latent noise, by patients, sites and w\n",
+        "Posture `local`, outcomes drawn last. The first 4 and 12 of the 48 sites are sites of their own rows.\n",
+        by_size(),
+        "## Latent noise by type of outcome: n = 1,000, K = 12, w = 0.8, real tables at their own size\n",
+        by_part("zoo", "kind"),
+        "## And by world\n",
+        by_part("zoo", "world"),
+        "## Questions that the plan does not name: the same models on every second covariate\n",
+        by_part("zoo_fewer", "kind"),
+        "## With outcomes and covariates in one flow\n",
+        'What plans signed before have, and `training.outcomes = "joint"`: no distance is told of it.\n',
+        by_part("zoo_joint", "kind"),
+        "## Mechanisms that release figures\n",
+        by_mechanism(),
+        "## What a pool of noisy moments knows of itself\n",
+        by_signal(),
+        WORDS,
+    ]
+    return "\n".join(part for part in parts if part).rstrip() + "\n"
+
+
+WORDS = """## What to make of it
+
+Latent noise: hardly an answer is outside its interval, whatever the number of patients and sites, so that there is
+next to nothing for a caution to stand by. One stands by half of the answers about counts, and by few others.
+
+Noisy moments: what makes an answer wrong leaves no trace in the sums, and no caution can tell it
+([decision 35](decisions/0035-cautions-that-mean-something.md)).
+
+Noisy tables: coefficients are drawn towards zero, at every hospital alike, so that a pool of twelve is surer than it
+is right. Columns of which one bin holds most persons are left out here, as in the product; they were wrong throughout.
+Take tables for shares and cross tables, or for one hospital's coefficient, and narrow bounds.
+"""
+
+
+def measure() -> None:
+    """Every record again, one after the other."""
+    for module, commands in (("zoo", LATENT_NOISE), ("zoo_moments", FIGURES)):
+        for name, settings in commands.items():
+            words = ["--half", "reporting", *settings.split(), "--name", name]
+            subprocess.run([sys.executable, "-m", f"tests.benchmarks.{module}", *words], cwd=ROOT, check=True)
+
+
+if __name__ == "__main__":
+    if "--measure" in sys.argv[1:]:
+        measure()
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE)

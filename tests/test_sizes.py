@@ -1,0 +1,100 @@
+"""No file, and no function, longer or more tangled than a reader holds in mind; exceptions may only shrink.
+
+`python tests/test_sizes.py` lowers and drops what has become smaller in `sizes.json`; it raises and adds nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sources import ROOT, production
+
+LISTED = Path(__file__).with_name("sizes.json")
+MOST = {"lines of a file": 600, "lines of a function": 80, "complexity of a function": 20}
+"""Complexity is McCabe's: one, and one more for each branch, loop, handler and function inside."""
+STEP = {"lines of a file": 50, "lines of a function": 10, "complexity of a function": 5}
+"""Exceptions are rounded up to these, so that a line more in a long file is no change of this list."""
+_BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.match_case)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def complexity(function: ast.AST) -> int:
+    """McCabe's number of independent ways through a function.
+
+    >>> complexity(ast.parse("for x in y:\\n  if x:\\n    pass\\n  elif y:\\n    pass").body[0])
+    3
+    """
+    inside = [node for node in ast.walk(function) if node is not function]
+    found = sum(isinstance(node, (*_BRANCHES, *_FUNCTIONS)) for node in inside)
+    return 1 + found + sum(isinstance(node, ast.Try) and bool(node.orelse) for node in inside)
+
+
+def _functions(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.AST]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+            name = f"{inside}{node.name}"
+            if isinstance(node, _FUNCTIONS):
+                yield name, node
+            yield from _functions(node, f"{name}.")
+
+
+def measured() -> dict[str, dict[str, int]]:
+    """What is beyond the limits: measure to name to size."""
+    found: dict[str, dict[str, int]] = {name: {} for name in MOST}
+    for place, tree in production():
+        sizes = {("lines of a file", place): len((ROOT / place).read_text(encoding="utf-8").splitlines())}
+        for name, node in _functions(tree):
+            sizes["lines of a function", f"{place}:{name}"] = node.end_lineno - node.lineno + 1
+            sizes["complexity of a function", f"{place}:{name}"] = complexity(node)
+        for (measure, name), size in sizes.items():
+            if size > MOST[measure]:
+                found[measure][name] = max(size, found[measure].get(name, 0))
+    return found
+
+
+def listed() -> dict[str, dict[str, int]]:
+    return json.loads(LISTED.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("measure", MOST)
+def test_nothing_is_larger_than_its_limit_but_what_is_listed_and_that_does_not_grow(measure):
+    known = listed()[measure]
+    grown = {name: size for name, size in measured()[measure].items() if size > known.get(name, MOST[measure])}
+    assert grown == {}, f"cut it in pieces that have a name each; {MOST[measure]} {measure} at most"
+
+
+@pytest.mark.parametrize("measure", MOST)
+def test_what_has_become_small_is_no_longer_listed(measure):
+    assert set(listed()[measure]) - set(measured()[measure]) == set(), (
+        "python -m tests.test_sizes takes it off the list"
+    )
+
+
+def lowered(before: dict[str, dict[str, int]], now: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """The list with what is smaller now; nothing is added and nothing raised.
+
+    >>> lowered({"lines of a file": {"a": 900, "b": 700}}, {"lines of a file": {"a": 801, "c": 999}})
+    {'lines of a file': {'a': 850}}
+    """
+    return {
+        measure: {
+            name: min(ceiling, -(-now[measure][name] // STEP[measure]) * STEP[measure])
+            for name, ceiling in sorted(known.items())
+            if name in now[measure]
+        }
+        for measure, known in before.items()
+    }
+
+
+def test_the_list_may_only_shrink():
+    assert lowered({"lines of a file": {"a": 900}}, {"lines of a file": {"a": 950, "b": 700}}) == {
+        "lines of a file": {"a": 900}
+    }
+
+
+if __name__ == "__main__":
+    LISTED.write_text(json.dumps(lowered(listed(), measured()), indent=1) + "\n", encoding="utf-8")

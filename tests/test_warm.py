@@ -1,0 +1,133 @@
+"""The demo's commands are forked from one warm process, and each is as alone as one that is started anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from coordinator.demo.catalogue import play_of
+from coordinator.demo.play import DemoOptions
+from coordinator.demo.stage import DemoStage
+from coordinator.demo.warm import Cold, EndedCommand, Warm
+from shared.base.keys import SigningKey
+from shared.errors import ChecksRefusal, StateRefusal
+
+TESTS = Path(__file__).parent
+ENV = {**os.environ, "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"}
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every command is started anew")
+
+
+@pytest.fixture(scope="module")
+def warm():
+    with closing(Warm(ENV, ("small_command",))) as made:
+        yield made
+
+
+def told(done):
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def test_each_command_is_a_process_of_its_own_that_finds_nothing_of_the_others(warm):
+    first, second = (told(warm.run("small_command", ["tell", word], {"WORD": word})) for word in ("a", "b"))
+    assert first["pid"] != second["pid"]
+    assert first["parent"] == second["parent"] != os.getpid()
+    assert (first["seen"], second["seen"]) == (["a"], ["b"])
+    assert (first["word"], second["word"]) == ("a", "b")
+    assert told(warm.run("small_command", ["tell", "c"], {}))["word"] is None
+    assert first["draw"] != second["draw"], "noise is drawn anew in each"
+
+
+def test_a_command_ends_as_one_that_is_started_anew(warm):
+    for argv in (["tell", "a", "3"], ["break"], ["die"]):
+        ours, theirs = (start.run("small_command", argv, {}) for start in (warm, Cold(ENV)))
+        assert ours.code == theirs.code == {"tell": 3, "break": 1, "die": -9}[argv[0]]
+        assert ("as it was told to" in ours.err) == (argv == ["break"])
+
+
+def test_a_key_that_a_person_has_opened_is_open_for_that_hospital_alone(warm, tmp_path):
+    path, word = tmp_path / "steward.pem", "correct horse battery"
+    key = SigningKey.generate()
+    key.save(path, word)
+    for at in ("north", "south"):
+        assert told(warm.run("small_command", ["open", str(path), word], {}, at=at))["key"] == key.public.hex
+    warm.open_key("north", path, word)
+    path.unlink()
+    assert told(warm.run("small_command", ["open", str(path), word], {}, at="north"))["key"] == key.public.hex
+    assert warm.run("small_command", ["open", str(path), "another passphrase"], {}, at="north").code == 1
+    assert warm.run("small_command", ["open", str(path), word], {}, at="south").code == 1
+
+
+def test_a_passphrase_that_opens_nothing_leaves_every_command_to_ask(warm, tmp_path):
+    path = tmp_path / "steward.pem"
+    SigningKey.generate().save(path, "correct horse battery")
+    warm.open_key("east", path, "another passphrase")
+    assert warm.run("small_command", ["open", str(path), "another passphrase"], {}, at="east").code == 1
+    assert warm.run("small_command", ["open", str(path), "correct horse battery"], {}, at="east").code == 0
+
+
+def gone(pid: int, seconds: float = 10) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def written(path: Path) -> int:
+    until = time.monotonic() + 30
+    while time.monotonic() < until and not (path.exists() and path.read_text()):
+        time.sleep(0.01)
+    return int(path.read_text())
+
+
+def test_what_goes_on_is_told_to_stop_and_what_is_left_ends_with_the_line(tmp_path):
+    with closing(Warm(ENV, ("small_command",))) as made:
+        one, other = (
+            made.start("small_command", ["stay", str(tmp_path / name)], {}, tmp_path / "log") for name in "ab"
+        )
+        first, second = written(tmp_path / "a"), written(tmp_path / "b")
+        assert (one.poll(), other.poll()) == (None, None)
+        one.stop(10)
+        assert one.poll() == -15
+        assert gone(first)
+    assert gone(second)
+    with pytest.raises((StateRefusal, KeyError)):
+        made.run("small_command", ["tell", "a"], {})
+
+
+class Refusing:
+    """A launcher whose hospital's first draw is refused by the checks, as one harmless draw in 2,000 is."""
+
+    def __init__(self) -> None:
+        self.ran = []
+
+    def run(self, module, argv, env, *, at=""):
+        self.ran.append(argv[0])
+        refused = {"code": "E_CHECKS", "must": "no released row may equal a real one", "given": "1", "next_step": ""}
+        if self.ran.count("release") == 1 and argv[0] == "release":
+            return EndedCommand(14, json.dumps({"refused": refused}), "")
+        return EndedCommand(0, json.dumps({"release_id": "ab" * 16, "warnings": []}), "")
+
+
+def test_a_draw_that_the_checks_refuse_is_made_once_more(tmp_path):
+    shown = play_of(DemoOptions(study="first"))
+    stage = DemoStage(out=tmp_path, launcher=Refusing(), play=shown, tables={"north": tmp_path / "north.csv"})
+    stage.release("north")
+    assert stage.launcher.ran == ["release", "release", "approve"]
+    stage.launcher.ran = []
+    stage.launcher.run = lambda *given, **named: EndedCommand(
+        14, '{"refused": {"code": "E_CHECKS", "must": "no", "next_step": ""}}', ""
+    )
+    with pytest.raises(ChecksRefusal):
+        stage.release("north")

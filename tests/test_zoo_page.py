@@ -1,0 +1,54 @@
+"""docs/zoo.md is what the recorded figures say, and the zoo counts right and wrong answers as it says."""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import pytest
+
+from shared.estimands.answer import Estimate
+from shared.plans.plan import Training
+from tests.benchmarks import worlds, zoo, zoo_moments, zoo_page
+
+
+def test_the_page_is_what_its_command_writes_from_the_recorded_figures():
+    assert zoo_page.PAGE.read_text(encoding="utf-8") == zoo_page.page(), "run python -m tests.benchmarks.zoo_page"
+
+
+def test_a_signal_that_tells_all_wrong_answers_has_area_one_and_one_that_tells_none_a_half():
+    wrong = [False] * 10 + [True] * 4
+    found = zoo.told_apart([*range(10), 20, 30, 40, 50], wrong)
+    assert found == {"roc_area": 1.0, "caught_at_10": 100.0, "caught_at_20": 100.0}
+    assert zoo.told_apart([1.0] * 14, wrong)["roc_area"] == pytest.approx(0.5)
+    assert zoo.told_apart([1.0] * 10, [False] * 10) == {}
+
+
+def test_two_types_of_outcome_of_each_world_are_others_from_world_to_world():
+    given = argparse.Namespace(half="reporting", worlds=worlds.TUNING[:5], kinds=worlds.KINDS, n=(300,), some=1)
+    chosen = [(name, kind) for name, kind, _ in zoo.cells_of(given)]
+    assert all(sum(name == world for name, _ in chosen) == 2 for world in given.worlds)
+    assert {kind for _, kind in chosen} == set(worlds.KINDS)
+
+
+def test_fewer_sites_are_the_first_of_the_many(monkeypatch):
+    monkeypatch.setattr(zoo, "LAW", 2000)
+    few, many = zoo.cell("rare_event", "groups", 150, (2, 3), (0.8,), 1, Training(outcomes="last"))
+    (alone,) = zoo.cell("rare_event", "groups", 150, (2,), (0.8,), 1, Training(outcomes="last"))
+    assert few["terms"] == alone["terms"] != many["terms"]
+    assert [few["sites"], many["sites"]] == [2, 3]
+
+
+def test_an_answer_is_right_where_its_interval_holds_the_records_and_a_caution_is_no_note():
+    def pooled(yi, **more):
+        rows = [
+            Estimate(study="z", site=f"s{k}", wave=1, term="x", yi=yi, vi_sampling=0.01, n=90, **more) for k in range(3)
+        ]
+        return zoo_moments._pooled(rows, "x")
+
+    truly = pooled(0.2)
+    assert truly.notes != ()  # three sites are few
+    found = zoo_moments._held_against([pooled(0.2), pooled(0.25, warnings=("The flow …",)), pooled(9.0)], truly)
+    assert [found[name] for name in ("right", "wrong", "right_cautioned", "wrong_cautioned")] == [2, 1, 1, 0]
+    assert found["missed"] == [False, False, True]
+    assert np.isclose(found["held"], 2 / 3)
