@@ -65,6 +65,33 @@ def test_a_margin_of_levels_is_their_shares():
     assert margin.at(np.array([-3.0, 0.0, 3.0])).tolist() == [0.0, 2.0, 3.0]
 
 
+@pytest.mark.parametrize("sigma", [5.0, 15.0])
+def test_a_margin_with_a_heap_and_a_hump_far_from_it_keeps_both(sigma):
+    rng = np.random.default_rng(11)
+    column = Column(name="paid", kind="continuous", lower=0, upper=6, decimals=2)
+    x = np.where(rng.random(2000) < 0.55, 0.0, rng.choice([3.26, 3.93, 4.56], 2000))
+    edges = bin_edges(column, 32)
+    counts = np.histogram(x, edges)[0] + sigma * rng.standard_normal(32)
+    kept = fitted_margin(counts, len(x), sigma, edges, column)
+    assert abs(kept.mean - x.mean()) < 0.15
+    assert abs(kept.sd / x.std() - 1) < 0.1
+    dropped = fitted_margin(counts, len(x), sigma, edges, column, "lognormal")
+    assert dropped.mean < 0.4, "as plans from before are read"
+
+
+def test_counts_that_vary_more_than_a_poisson_law_are_expected_to():
+    rng = np.random.default_rng(12)
+    eta = 0.5 * rng.standard_normal((4000, 1))
+    law = Count(0.7, 6, 200, dispersion=1.5)
+    y = law.draw(np.tile(eta, (60, 1)), rng.random((240_000, 3)))
+    assert abs(law.features(y).mean() - law.conditional(eta).mean()) < 3e-3
+    found = Count(0.7, 6, 200, variance=float(y.var())).among(eta)
+    assert abs(found.dispersion - 1.5) < 0.1
+    residual = law.residual(y, np.tile(eta, (60, 1))).mean()
+    assert abs(residual - law.expected_residual(eta, eta).mean()) < 4e-3
+    assert Count(0.7, 6, 200, variance=0.1).among(eta).dispersion == 0, "less varied than a Poisson law is one"
+
+
 @pytest.mark.parametrize("pair", [("sbp", "male"), ("male", "stage"), ("sbp", "sbp")])
 @pytest.mark.parametrize("rho", [-0.7, 0.3])
 def test_mehlers_series_is_the_mean_product_of_correlated_columns(pair, rho):

@@ -189,7 +189,11 @@ class SideBySide(Play):
         with closing(Store.open(stage.hub, CoordinatorConfig.load(stage.hub).store)) as store:
             for name, formula in plans[shown].estimands.items():
                 for term in self.focus:
-                    asked = {label: ask(store, study, 1, formula, term=term) for study, label in labels.items()}
+                    asked = {
+                        label: ask(store, study, 1, formula, term=term)
+                        for study, label in labels.items()
+                        if formula in plans[study].estimands.values()
+                    }
                     first = asked[labels[shown]]
                     key = f"{name}_{re.sub(r'[^a-z0-9]+', '', term)}" if len(self.focus) > 1 else name
                     postures: dict[str, dict[str, None]] = {source.site: {} for source in first.sources}
