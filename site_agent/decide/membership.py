@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shared.base.keys import Envelope
+from shared.base.keys import Envelope, PublicKey
 from shared.errors import IntegrityRefusal, LedgerRefusal, Refusal, UnknownMethod
 from shared.membership.grants import Grant, open_grant
 from shared.membership.leads import LeadChange, Leads, follow, follow_from
@@ -84,9 +84,17 @@ def look(desk: Desk, egress: Egress, *, dry_run: bool = False) -> MembershipNews
 
 
 def _notices(desk: Desk) -> list[Envelope]:
-    """The last reasons that a person chose to tell; what the coordinator has already it takes once."""
-    said = [entry.body["notice"] for entry in desk.ledger.entries() if "notice" in entry.body]
-    return [Envelope.from_bytes(str(text).encode()) for text in said[-NOTICES:]]
+    """The last reasons that a person who approves here chose to tell; what the coordinator has already it takes once.
+
+    Of somebody who has left none would be taken, nor what is shown beside it.
+    """
+    from site_agent.desk import today
+
+    deputies, day = desk.ledger.membership().deputies, today().isoformat()
+    keys = [PublicKey(key) for name, key in desk.config.approvers.items() if deputies.get(name, ("", day))[1] >= day]
+    told = [entry.body["notice"] for entry in desk.ledger.entries() if "notice" in entry.body]
+    said = [Envelope.from_bytes(str(text).encode()) for text in told[-NOTICES:]]
+    return [one for one in said if one.verified_by({key.key_id: key for key in keys})]
 
 
 def settle_studies(desk: Desk) -> None:
