@@ -288,7 +288,8 @@ def plan_sign(
                 next_step=f"Set version = {last.version + 1}.",
             )
         differences = changes(last, plan) if last is not None else ()
-        least = max(config.threshold, plan.floors.leads)
+        # As many as the version before asked for: one lead alone does not end that two must sign.
+        least = max(config.threshold, plan.floors.leads, last.floors.leads if last is not None else 1)
         names = list(dict.fromkeys(key or [*lead_keys(config)][:least]))
         if len(names) < least:
             raise PlanRefusal(

@@ -153,8 +153,8 @@ def open_key_change(envelope: Envelope, ring: SiteKeyring, *, needed: int) -> Ke
         signers -= {PublicKey(said.new).key_id}
     enough = needed
     if said.role == "approver" and said.lost:
-        # Whoever lost the key cannot sign: the others do, as far as there are any.
-        enough = min(needed, len(approvers) - (said.name in in_force))
+        # Whoever lost the key cannot sign: the others do, as far as there are any. A deputy is not one of those.
+        enough = min(needed, len(approvers) - (ring.approvers[said.name].key_id in approvers))
     if len(signers) < enough:
         raise ApprovalRefusal(
             f"a change of keys must be signed by {enough} approver(s) of the site",

@@ -14,7 +14,7 @@ from shared.base.keys import Envelope, PublicKey
 from shared.errors import Refusal, ReplayRefusal, SignatureRefusal
 from shared.membership.statements import Chained, is_digest, is_word, must_be, require_next
 
-__all__ = ["LEAD_CHANGE_TYPE", "LeadChange", "Leads", "follow", "open_lead_change"]
+__all__ = ["LEAD_CHANGE_TYPE", "LeadChange", "Leads", "follow", "follow_from", "open_lead_change"]
 
 LEAD_CHANGE_TYPE = "application/vnd.tributary.lead-change+json"
 
@@ -103,13 +103,23 @@ def follow(envelopes: Sequence[Envelope], *, leads: Leads, coordinator: str) -> 
     Raises: SignatureRefusal, SchemaRefusal, ReplayRefusal: a chain that is broken after that place.
     """
     place = next((k for k, envelope in enumerate(envelopes) if _begins(envelope, leads)), None)
+    if place is None:
+        return []
+    said = open_lead_change(envelopes[place], leads=leads, coordinator=coordinator)
+    return [(said, envelopes[place]), *follow_from(said, envelopes[place + 1 :], coordinator=coordinator)]
+
+
+def follow_from(
+    last: LeadChange, envelopes: Sequence[Envelope], *, coordinator: str
+) -> list[tuple[LeadChange, Envelope]]:
+    """What follows the change `last`, each from the one before. Raises: as `follow`."""
     out: list[tuple[LeadChange, Envelope]] = []
-    for envelope in () if place is None else envelopes[place:]:
+    for envelope in envelopes:
+        leads = Leads(keys=last.after, threshold=last.threshold)
         said = open_lead_change(envelope, leads=leads, coordinator=coordinator)
-        if out:
-            require_next(said, out[-1][0])
+        require_next(said, last)
         out.append((said, envelope))
-        leads = Leads(keys=said.after, threshold=said.threshold)
+        last = said
     return out
 
 

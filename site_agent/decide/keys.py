@@ -315,11 +315,8 @@ def replace_release(desk: Desk, *, by: Openers, today: dt.date) -> ChangedKey:
             seq=entries[-1].seq,
             head=entries[-1].hash,
         )
-        approvers = {name: PublicKey(key) for name, key in config.approvers.items()}
-        ring = SiteKeyring(release=known.current, approvers=approvers, deputies=known.deputies)
-        envelope = said.signed([new, *keys])
-        open_key_change(envelope, ring, needed=min(config.floors.approvals or 1, len(approvers)))
-        book.change_keys(envelope, signer=new, tagger=None if tagger is not None else new)
+        desk.__dict__["ledger"] = book  # as it is read without its key: who must sign is asked as for every change
+        book.change_keys(_checked(desk, said, [new, *keys]), signer=new, tagger=None if tagger is not None else new)
         reach("keys.noted")
     if tagger is None:
         write_private(config.tag_key, config.next_release_key.read_bytes())

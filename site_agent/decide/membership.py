@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shared.base.keys import Envelope
+from shared.base.keys import Envelope, PublicKey
 from shared.errors import IntegrityRefusal, LedgerRefusal, Refusal, UnknownMethod
 from shared.membership.grants import Grant, open_grant
-from shared.membership.leads import Leads, follow
+from shared.membership.leads import LeadChange, Leads, follow, follow_from
 
 if TYPE_CHECKING:
     from shared.wire.messages import MembershipReply
@@ -63,18 +63,38 @@ def look(desk: Desk, egress: Egress, *, dry_run: bool = False) -> MembershipNews
         in_force = _in_force(desk, reply)
         if in_force > known.acknowledged:
             desk.ledger.keys_told(in_force)
-        leads = _follow_leads(desk, reply)
-        granted, ungranted = _note_grants(desk, reply)
+        _settle_leads(desk)
+        said, before = _news(desk, reply), known.studies
+        for one, envelope in said:
+            if isinstance(one, Grant):
+                desk.ledger.note_grant(envelope)
+            else:
+                desk.ledger.note_leads(envelope)
+        leads = tuple(one.name for one in _settle_leads(desk))
+        now = desk.ledger.membership().studies
         settle_studies(desk)
         settle_approvers(desk)
     _show_again(desk, egress, reply)
-    return MembershipNews(granted=granted, ungranted=ungranted, leads=leads)
+    changed = {study: granted for study, granted in now.items() if before.get(study) != granted}
+    return MembershipNews(
+        granted=tuple(study for study, granted in changed.items() if granted),
+        ungranted=tuple(study for study, granted in changed.items() if not granted),
+        leads=leads,
+    )
 
 
 def _notices(desk: Desk) -> list[Envelope]:
-    """The last reasons that a person chose to tell; what the coordinator has already it takes once."""
-    said = [entry.body["notice"] for entry in desk.ledger.entries() if "notice" in entry.body]
-    return [Envelope.from_bytes(str(text).encode()) for text in said[-NOTICES:]]
+    """The last reasons that a person who approves here chose to tell; what the coordinator has already it takes once.
+
+    Of somebody who has left none would be taken, nor what is shown beside it.
+    """
+    from site_agent.desk import today
+
+    deputies, day = desk.ledger.membership().deputies, today().isoformat()
+    keys = [PublicKey(key) for name, key in desk.config.approvers.items() if deputies.get(name, ("", day))[1] >= day]
+    told = [entry.body["notice"] for entry in desk.ledger.entries() if "notice" in entry.body]
+    said = [Envelope.from_bytes(str(text).encode()) for text in told[-NOTICES:]]
+    return [one for one in said if one.verified_by({key.key_id: key for key in keys})]
 
 
 def settle_studies(desk: Desk) -> None:
@@ -157,20 +177,29 @@ def _offered(data: Sequence[bytes], known: Sequence[Envelope], what: str) -> lis
 
 
 def _new(desk: Desk, reply: MembershipReply) -> MembershipNews:
-    known = [envelope for _, envelope in desk.ledger.membership().grants]
-    said = _verified(desk, _offered(reply.grants, known, "grants"))
+    said = [one for one, _ in _news(desk, reply) if isinstance(one, Grant)]
     return MembershipNews(
-        granted=tuple(grant.study for grant, _ in said if grant.granted),
-        ungranted=tuple(grant.study for grant, _ in said if not grant.granted),
+        granted=tuple(grant.study for grant in said if grant.granted),
+        ungranted=tuple(grant.study for grant in said if not grant.granted),
     )
 
 
-def _verified(desk: Desk, envelopes: Sequence[Envelope]) -> list[tuple[Grant, Envelope]]:
+def _news(desk: Desk, reply: MembershipReply) -> list[tuple[Grant | LeadChange, Envelope]]:
+    """What the leads have signed and this site has not noted, in an order in which each follows: all verified.
+
+    A grant counts if it is of those who led here at some place from the leads that this site has pinned on: one of
+    somebody who has left since was shown, with what followed, to a site that was away.
+    """
+    changes = _lead_news(desk, reply)
     leads, config = own_leads(desk), desk.config
     grants = desk.ledger.membership().grants
     last = grants[-1][0] if grants else None
-    out = []
-    for envelope in envelopes:
+    out: list[tuple[Grant | LeadChange, Envelope]] = []
+    for envelope in _offered(reply.grants, [one for _, one in grants], "grants"):
+        while changes and len(envelope.verified_by(leads.trusted)) < leads.threshold:
+            change, _ = changes[0]
+            out.append(changes.pop(0))
+            leads = Leads(keys=change.after, threshold=change.threshold)
         last = open_grant(
             envelope,
             last=last,
@@ -180,38 +209,38 @@ def _verified(desk: Desk, envelopes: Sequence[Envelope]) -> list[tuple[Grant, En
             site=config.site,
         )
         out.append((last, envelope))
-    return out
+    return [*out, *changes]
 
 
-def _note_grants(desk: Desk, reply: MembershipReply) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    before = desk.ledger.membership().studies
-    known = [envelope for _, envelope in desk.ledger.membership().grants]
-    for _, envelope in _verified(desk, _offered(reply.grants, known, "grants")):
-        desk.ledger.note_grant(envelope)
-    now = desk.ledger.membership().studies
-    changed = {study: granted for study, granted in now.items() if before.get(study) != granted}
-    return (
-        tuple(study for study, granted in changed.items() if granted),
-        tuple(study for study, granted in changed.items() if not granted),
-    )
+def _lead_news(desk: Desk, reply: MembershipReply) -> list[tuple[LeadChange, Envelope]]:
+    """Changes of leads after the last one noted here, or, before the first, from the pinned leads on.
+
+    What was noted is never followed again: one who joined and left since would lead anew.
+    """
+    shown, coordinator = [Envelope.from_bytes(data) for data in reply.leads], desk.config.coordinator
+    noted = desk.ledger.membership().leads
+    if not noted:
+        return follow(shown, leads=own_leads(desk), coordinator=coordinator)
+    last = noted[-1][0]
+    if len(shown) <= last.number:  # a coordinator that was put back shows fewer, and nothing new
+        return []
+    own = shown[noted[0][0].number - 1 : last.number]
+    if [one.payload for one in own] != [one.payload for _, one in noted]:
+        raise _another("changes of leads")
+    return follow_from(last, shown[last.number :], coordinator=coordinator)
 
 
-def _follow_leads(desk: Desk, reply: MembershipReply) -> tuple[str, ...]:
-    """Follow changes of leads from those pinned here: into the ledger first, then into site.toml."""
-    envelopes = [Envelope.from_bytes(data) for data in reply.leads]
-    names = []
-    for change, envelope in follow(envelopes, leads=own_leads(desk), coordinator=desk.config.coordinator):
-        noted = [one.digest for one, _ in desk.ledger.membership().leads]
-        if change.digest not in noted:
-            desk.ledger.note_leads(envelope)
-        retired = {*desk.config.retired_leads, *([change.leaves] if change.leaves else [])} - set(change.after)
-        config = replace(
-            desk.config, leads=change.after, threshold=change.threshold, retired_leads=tuple(sorted(retired))
-        )
-        config.save()
+def _settle_leads(desk: Desk) -> tuple[LeadChange, ...]:
+    """Write into site.toml the leads to which the ledger's last change leads; a crash may have come between the two."""
+    config, noted = desk.config, [said for said, _ in desk.ledger.membership().leads]
+    at = (tuple(sorted(config.leads)), config.threshold)
+    places = [k for k, said in enumerate(noted) if (said.before, said.threshold_before) == at]
+    behind = noted[places[-1] :] if places and at != (noted[-1].after, noted[-1].threshold) else []
+    for said in behind:
+        retired = {*desk.config.retired_leads, *([said.leaves] if said.leaves else [])} - set(said.after)
+        replace(desk.config, leads=said.after, threshold=said.threshold, retired_leads=tuple(sorted(retired))).save()
         desk.forget()
-        names.append(change.name)
-    return tuple(names)
+    return tuple(behind)
 
 
 def _show_again(desk: Desk, egress: Egress, reply: MembershipReply) -> None:

@@ -28,7 +28,7 @@ from shared.errors import (
     SchemaRefusal,
     StateRefusal,
 )
-from shared.plans.plan import StudyPlan, open_plan
+from shared.plans.plan import PLAN_TYPE, StudyPlan, open_plan
 
 __all__ = ["APPROVAL_TYPE", "PlanApproval", "Plans", "difference"]
 
@@ -126,6 +126,9 @@ class Plans:
                 given=f"version {plan.version} after version {highest}",
                 next_step="Ask the study lead which version holds; report it if nobody sent an old one.",
             )
+        if path.exists() and plan.version > highest:
+            # One lead alone does not end that two must sign: the version before says how many let another follow it.
+            envelope.require(PLAN_TYPE, self.leads, threshold=self.plan(study, highest).floors.leads)
         plan.require_current(today)
         path = self._plan_path(study, plan.version)
         noted = self.memory.approved_plan(study)
