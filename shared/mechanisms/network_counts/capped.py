@@ -9,9 +9,10 @@ at most the cap *between any two networks* that differ in one person.
 Two networks G and G' on the same n persons are neighbours if they differ in the edges and the attributes of one person
 v; G − v is the network in which v has no edge.
 
-**Edges kept in an order** (:func:`kept_degrees`). The pairs of places have a public order; going through the edges in
-it, one is kept if both ends have fewer than D kept ones. (Day, Li & Lyu 2016, section 4.1, who show it of the histogram
-of degrees.) *Claim:* with d and d' the kept degrees in G − v and in G,
+**Edges kept in an order** (:func:`kept_degrees`). The pairs of places have a public order, and chance gives persons
+their places. (Not the table: where it is sorted by what it holds, one person who changes moves others.) Going through
+the edges in it, one is kept if both ends have fewer than D kept ones. (Day, Li & Lyu 2016, section 4.1, who show it of
+the histogram of degrees.) *Claim:* with d and d' the kept degrees in G − v and in G,
 
 .. math:: \sum_{u \ne v} |d_u - d'_u| \le d'_v \le D.
 
@@ -83,7 +84,7 @@ def kept_degrees(ties: Matrix, cap: int) -> Counts:
     """(n,) degrees of the edges that are kept where nobody may have more than `cap`.
 
     Args:
-        ties: (n, n) symmetric, without loops; rows are persons, whose places give the order.
+        ties: (n, n) symmetric, without loops; rows are persons, whose places give the order: by chance, or for life.
 
     >>> star = sparse.csr_array(np.array([[0, 1, 1, 1], [1, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]))
     >>> kept_degrees(star, 3).tolist(), int(kept_degrees(star, 2).sum())
