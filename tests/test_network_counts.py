@@ -99,6 +99,12 @@ def test_a_capped_count_is_the_optimum_of_the_whole_linear_program(motif, closed
         assert motif(simple(sparse.csr_array(ties)), cap) == math.floor(best + 1e-6)
 
 
+def test_a_count_of_more_copies_than_a_machine_word_has_steps_is_right():
+    cap, persons = 99_990_000, 200
+    nobody, none = sparse.csr_array((persons, persons), dtype=np.int64), np.empty((0, 3), np.int64)
+    assert capped._program(persons * cap, np.full(persons, cap), nobody, none, cap) == persons * cap
+
+
 def test_nobody_moves_a_block_by_more_than_its_sensitivity_and_somebody_moves_each_by_nearly_as_much():
     """Random persons replaced by random ones, and the worst of each kind: everybody's friend for nobody's."""
     plan = counting(most_contacts=6, most_paths=30, most_triangles=8)

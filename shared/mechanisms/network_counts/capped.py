@@ -234,14 +234,15 @@ def _program(total: int, of_above: Counts, shared: Matrix, triples: Counts, cap:
     below = total - int(copies.sum())
     y = np.clip(np.round(-solved.ineqlin.marginals * _UNIT), 0, _UNIT).astype(np.int64)
     whole = member.astype(np.int64)
-    dual = cap * int(y.sum()) + int((copies * np.maximum(0, _UNIT - whole.T @ y)).sum())
+    # In whole numbers without end: the copies of a few hundred persons at a large cap are more than 63 bits of steps.
+    dual = cap * int(y.sum()) + int((copies.astype(object) * np.maximum(0, _UNIT - whole.T @ y)).sum())
     # Feasible: parts of whole numbers, in each person's own proportion of what is too much.
     primal = np.minimum(np.floor(np.maximum(solved.x, 0) * (1 << 20)).astype(np.int64), copies << 20)
     most = int((whole @ primal).max(initial=0))
     share = min(Fraction(1), Fraction(cap << 20, most)) if most else Fraction(1)
     least = Fraction(int(primal.sum()), 1 << 20) * share
     upper = Fraction(dual, _UNIT)
-    if upper - least > max(Fraction(1, 2), Fraction(slack(cap))):
+    if not 0 <= upper - least <= max(Fraction(1, 2), Fraction(slack(cap))):
         _unsolved()
     return below + int(upper)
 
