@@ -81,7 +81,7 @@ def test_counts_are_the_real_ones_where_nobody_has_more_than_the_caps():
 
 
 def measured(plan: StudyPlan, ties: np.ndarray, level: np.ndarray) -> tuple[np.ndarray, ...]:
-    return plan.release.measure(plan, records(ties, level))
+    return plan.release.measure(plan, records(ties, level), seeded_rng(0))
 
 
 @pytest.mark.parametrize(("motif", "closed"), [(capped.capped_triangles, True), (capped.capped_paths, False)])
@@ -97,6 +97,12 @@ def test_a_capped_count_is_the_optimum_of_the_whole_linear_program(motif, closed
         member = np.array([[u in three for three in copies] for u in range(10)], dtype=float)
         best = -optimize.linprog(-np.ones(len(copies)), A_ub=member, b_ub=[cap] * 10, bounds=(0, 1)).fun
         assert motif(simple(sparse.csr_array(ties)), cap) == math.floor(best + 1e-6)
+
+
+def test_a_count_of_more_copies_than_a_machine_word_has_steps_is_right():
+    cap, persons = 99_990_000, 200
+    nobody, none = sparse.csr_array((persons, persons), dtype=np.int64), np.empty((0, 3), np.int64)
+    assert capped._program(persons * cap, np.full(persons, cap), nobody, none, cap) == persons * cap
 
 
 def test_nobody_moves_a_block_by_more_than_its_sensitivity_and_somebody_moves_each_by_nearly_as_much():
@@ -160,6 +166,26 @@ def test_leaving_out_whoever_has_too_many_edges_would_move_by_any_number():
     assert truncated(before) - truncated(after) == 30
     kept = [int(capped.kept_degrees(simple(sparse.csr_array(t)), 2).sum()) // 2 for t in (before, after)]
     assert abs(kept[0] - kept[1]) <= 2
+
+
+def test_where_a_person_stands_in_the_table_moves_no_count_by_more_than_the_price_says():
+    """A database gives rows sorted: who has another age moves everybody between, and by it the edges that are kept."""
+    ties = drawn(np.random.default_rng(11), 300, 0.05)
+    ties = replaced(ties, 0, np.arange(0))
+    plan = counting(most_contacts=4, figures=(), by=())
+    moved = [np.r_[np.arange(1, k + 1), 0, np.arange(k + 1, 300)] for k in (0, 40, 120, 299)]
+
+    def kept(order: np.ndarray) -> int:
+        return int(capped.kept_degrees(simple(sparse.csr_array(ties[np.ix_(order, order)])), 4).sum()) // 2
+
+    assert np.ptp([kept(order) for order in moved]) > 4  # by the places in the table one person moves too many
+    by_chance = [
+        [int(plan.release.measure(plan, table, seeded_rng(k))[0][0]) for k in range(60)]
+        for table in (records(ties[np.ix_(order, order)], np.zeros(300)) for order in moved)
+    ]
+    assert min(len(set(each)) for each in by_chance) > 5
+    means, spread = np.mean(by_chance, axis=1), np.std(by_chance)
+    assert np.ptp(means) < 5 * spread / math.sqrt(60)
 
 
 def test_an_edge_list_in_another_order_gives_the_same_counts():
@@ -252,7 +278,7 @@ def far(plan: StudyPlan, ties: sparse.csr_array, level: np.ndarray, text: str, s
     names = pd.DataFrame({"ward": pd.Categorical.from_codes(level, plan.dictionary.column("ward").levels)})
     question = parse_estimand(text)
     truth, _ = figure(ties, names, question, plan.dictionary)
-    exact, out = plan.release.measure(plan, table), []
+    exact, out = plan.release.measure(plan, table, seeded_rng(0)), []
     for seed in range(seeds):
         released = plan.release.draw(plan, exact, seeded_rng(seed))
         plan.release.validate(plan, released, len(level))
@@ -282,7 +308,7 @@ def test_more_epsilon_buys_a_narrower_answer():
     spread = []
     for epsilon in (2.0, 20.0):
         plan = counting(epsilon=epsilon)
-        released = plan.release.draw(plan, plan.release.measure(plan, table), seeded_rng(8))
+        released = plan.release.draw(plan, plan.release.measure(plan, table, seeded_rng(0)), seeded_rng(8))
         [row] = plan.release.answer(plan, [(released, 1500)], question, levels={}, **TOLD)
         spread.append(math.sqrt(row.vi))
         assert row.vi_sampling == 0

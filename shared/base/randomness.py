@@ -301,6 +301,19 @@ class Noise:
             raise ParameterError("a bound must be a whole number in 1..2^62", given=repr(bound))
         return self._uniform_below(count, int(bound))
 
+    def order(self, count: int) -> Integers:
+        """The places 0 … count − 1 in an order, each order as likely as the others, exactly.
+
+        By as many words, drawn anew where two are alike.
+
+        >>> sorted(seeded_rng(1).order(3).tolist())
+        [0, 1, 2]
+        """
+        while True:
+            words = self._words(count)
+            if len(np.unique(words)) == count:
+                return np.argsort(words).astype(np.int64)
+
     def likeliest(self, short: Integers, rate: Fraction) -> int:
         """One index, drawn with probability proportional to exp(−rate · short[i]), exactly.
 

@@ -263,13 +263,15 @@ class Aggregates(Answering):
             "weights come from the plan. What is made of the figures afterwards costs nothing more.",
         )
 
-    def measure(self, plan: StudyPlan, records: pd.DataFrame) -> Any:
+    def measure(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> Any:
         """What `draw` noises, of checked records (`Dictionary.check`): by default the records themselves.
 
-        It draws nothing, and is asked before the draw, so that it may refuse without anything being lost.
+        It draws no noise, and is asked before the draw, so that it may refuse without anything being lost.
 
         Args:
-            records: with their edges in the column ``neighbours`` where the mechanism reads any.
+            records: with their edges in the column ``neighbours`` where the mechanism reads any. Their order may come
+                from what they say: a database gives them sorted.
+            rng: for an order that does not.
         """
         return records
 

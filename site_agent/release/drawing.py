@@ -292,7 +292,7 @@ class AggregateRelease(Drawing):
 
     def fit(self, rng: Noise, progress: Progress) -> None:
         """Nothing is fitted: what is to be noised is taken, and may be refused before anything is drawn."""
-        self._measured = self._figures.measure(self.plan, self._real)
+        self._measured = self._figures.measure(self.plan, self._real, rng)
 
     def rehearse(self) -> None:
         """No check of figures reads a record."""

@@ -9,9 +9,10 @@ at most the cap *between any two networks* that differ in one person.
 Two networks G and G' on the same n persons are neighbours if they differ in the edges and the attributes of one person
 v; G − v is the network in which v has no edge.
 
-**Edges kept in an order** (:func:`kept_degrees`). The pairs of places have a public order; going through the edges in
-it, one is kept if both ends have fewer than D kept ones. (Day, Li & Lyu 2016, section 4.1, who show it of the histogram
-of degrees.) *Claim:* with d and d' the kept degrees in G − v and in G,
+**Edges kept in an order** (:func:`kept_degrees`). The pairs of places have a public order, and chance gives persons
+their places. (Not the table: where it is sorted by what it holds, one person who changes moves others.) Going through
+the edges in it, one is kept if both ends have fewer than D kept ones. (Day, Li & Lyu 2016, section 4.1, who show it of
+the histogram of degrees.) *Claim:* with d and d' the kept degrees in G − v and in G,
 
 .. math:: \sum_{u \ne v} |d_u - d'_u| \le d'_v \le D.
 
@@ -83,7 +84,7 @@ def kept_degrees(ties: Matrix, cap: int) -> Counts:
     """(n,) degrees of the edges that are kept where nobody may have more than `cap`.
 
     Args:
-        ties: (n, n) symmetric, without loops; rows are persons, whose places give the order.
+        ties: (n, n) symmetric, without loops; rows are persons, whose places give the order: by chance, or for life.
 
     >>> star = sparse.csr_array(np.array([[0, 1, 1, 1], [1, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]))
     >>> kept_degrees(star, 3).tolist(), int(kept_degrees(star, 2).sum())
@@ -233,14 +234,15 @@ def _program(total: int, of_above: Counts, shared: Matrix, triples: Counts, cap:
     below = total - int(copies.sum())
     y = np.clip(np.round(-solved.ineqlin.marginals * _UNIT), 0, _UNIT).astype(np.int64)
     whole = member.astype(np.int64)
-    dual = cap * int(y.sum()) + int((copies * np.maximum(0, _UNIT - whole.T @ y)).sum())
+    # In whole numbers without end: the copies of a few hundred persons at a large cap are more than 63 bits of steps.
+    dual = cap * int(y.sum()) + int((copies.astype(object) * np.maximum(0, _UNIT - whole.T @ y)).sum())
     # Feasible: parts of whole numbers, in each person's own proportion of what is too much.
     primal = np.minimum(np.floor(np.maximum(solved.x, 0) * (1 << 20)).astype(np.int64), copies << 20)
     most = int((whole @ primal).max(initial=0))
     share = min(Fraction(1), Fraction(cap << 20, most)) if most else Fraction(1)
     least = Fraction(int(primal.sum()), 1 << 20) * share
     upper = Fraction(dual, _UNIT)
-    if upper - least > max(Fraction(1, 2), Fraction(slack(cap))):
+    if not 0 <= upper - least <= max(Fraction(1, 2), Fraction(slack(cap))):
         _unsolved()
     return below + int(upper)
 

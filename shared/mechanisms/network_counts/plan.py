@@ -226,9 +226,13 @@ class NetworkCountsPlan(Aggregates):
         return f"{named}; at most {self.most_contacts} contacts a person, noise of scale {edges.scale:.4g} on edges"
 
     # -- the released table --------------------------------------------------------------------------------------
-    def measure(self, plan: StudyPlan, records: pd.DataFrame) -> tuple[NDArray[np.int64], ...]:
+    def measure(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> tuple[NDArray[np.int64], ...]:
         """The exact counts of checked records with their edges. Raises: TrainingRefusal, where one cannot be found."""
         ties = adjacency(records, directed=False).astype(np.int64)
+        # A table sorted by what it holds would move many persons' places, and so which edges are kept, for one.
+        order = rng.spawn(1)[0].order(len(records))
+        ties = ties[order][:, order]
+        ties.sort_indices()
         kept = capped.kept_degrees(ties, self.most_contacts)
         out = []
         for count in self.counts(plan):
@@ -239,7 +243,7 @@ class NetworkCountsPlan(Aggregates):
             elif count.name == "triangles":
                 found = [capped.capped_triangles(ties, count.cap)]
             else:
-                found = _mixing(count, ties, kept, records)
+                found = _mixing(count, ties, kept, records[count.of].to_numpy(dtype=np.int64)[order])
             out.append(np.asarray(found, dtype=np.int64))
         return tuple(out)
 
@@ -319,11 +323,10 @@ def noised(count: CappedCount, exact: NDArray[np.int64], rng: Noise) -> NDArray[
     return exact + rng.lattice_laplace_steps(count.scale, exact.shape, 1.0)
 
 
-def _mixing(count: CappedCount, ties: Any, kept: Any, records: pd.DataFrame) -> list[int]:
+def _mixing(count: CappedCount, ties: Any, kept: Any, code: NDArray[np.int64]) -> list[int]:
     """Kept edges of the network within levels, or between two; or kept degrees of all of it by level."""
     from scipy import sparse
 
-    code = records[count.of].to_numpy(dtype=np.int64)
     if count.name == "ends":
         return [int(kept[code == level].sum()) for level in range(len(count.labels))]
     pairs = sparse.coo_array(ties)
