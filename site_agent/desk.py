@@ -110,7 +110,8 @@ class Desk:
             threshold=self.config.threshold,
             approvers={name: PublicKey(key) for name, key in self.config.approvers.items()},
             signers=self.config.signers,
-            every_lead=self.config.every_lead if self.config.retired_leads else {},
+            # What was taken while others led, or fewer had to sign, is read as it was taken.
+            every_lead=self.config.every_lead if self.ledger.membership().leads or self.config.retired_leads else {},
             memory=self.ledger,
         )
 

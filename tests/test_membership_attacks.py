@@ -6,17 +6,22 @@ import dataclasses
 import datetime as dt
 
 import pytest
-from joined import PASSPHRASE, Joined
+from joined import PASSPHRASE, Joined, JoinedSite
+from test_membership import verified
 from test_recovery import PLAN
 
 from shared.base.chain import GENESIS
-from shared.base.keys import SigningKey
+from shared.base.keys import Envelope, SigningKey
 from shared.errors import ApprovalRefusal, SignatureRefusal
 from shared.membership.declined import DeclinedNotice
+from shared.membership.grants import Grant
 from shared.membership.key_changes import KeyChange, SiteKeyring, open_key_change
+from shared.membership.leads import LeadChange
 from shared.plans.plan import sign_plan
 from shared.wire.messages import MembershipReply
 from site_agent.egress import Egress
+from site_agent.show import verifier
+from site_agent.show.export import record
 
 
 @pytest.fixture
@@ -138,3 +143,136 @@ def test_a_reason_of_somebody_who_approves_no_more_stops_no_later_look(hub):
     with north.desk.egress() as egress:
         egress.membership([notice])
     assert len(hub.lead("declined")["declined"]) == 1
+
+
+# -- what a stranger is shown -----------------------------------------------------------------------------------------
+class Liar:
+    """A site that writes its ledger as it likes: every entry under its own keys, exported and signed anew."""
+
+    def __init__(self, site: JoinedSite) -> None:
+        self.desk = site.desk
+
+    def change(self, signers: list[SigningKey], **values: str) -> None:
+        """Note a change of keys that these have signed."""
+        known, last = self.desk.ledger.membership().keys, self.desk.ledger.entries()[-1]
+        given = {"role": "approver", "old": "", "new": "", "name": "", **values}
+        said = KeyChange(
+            number=len(known) + 1, previous=known[-1][0].digest if known else GENESIS, day="2026-05-01",
+            coordinator="hub", site="north", seq=last.seq, head=last.hash, **given,
+        )  # fmt: skip
+        self.desk.ledger.change_keys(said.signed([self.desk.release_key, *signers]))
+
+    def settings(self, **changes: object) -> None:
+        dataclasses.replace(self.desk.config, **changes).save()
+        self.desk.forget()
+
+    def found(self, study: str = "mini") -> str:
+        """What the script finds in its record; blank for nothing."""
+        try:
+            verifier.examine(record(self.desk, study), study)
+        except verifier.Wrong as wrong:
+            return str(wrong)
+        return ""
+
+
+def test_a_change_of_approvers_that_the_newcomer_alone_signed_is_found_whatever_their_name(hub):
+    liar, new = Liar(hub.site("north")), SigningKey.generate()
+    assert liar.found() == ""
+    liar.settings(approvers={"before": liar.desk.config.approvers["dr-lind"]})
+    liar.change([new], action="add", name="puppet", new=new.public.hex)
+    liar.settings(approvers={**liar.desk.config.approvers, "puppet": new.public.hex})
+    assert "signed by somebody who approves here" in liar.found()
+
+
+def test_a_key_that_has_left_signs_nothing_later_and_one_that_joins_nothing_before(hub):
+    north = hub.site("north")
+    north("approver", "add", "dr-okoye", "--as", "dr-lind")
+    north.approve_plan("mini", "dr-okoye")
+    north("approver", "retire", "dr-lind", "--as", "dr-okoye")
+    liar = Liar(north)
+    assert liar.found() == ""
+    retired = SigningKey.load(north.home / "keys" / "approvers" / "dr-lind.pem", PASSPHRASE)
+    new = SigningKey.generate()
+    liar.change([new, retired], action="add", name="puppet", new=new.public.hex)
+    liar.settings(approvers={**liar.desk.config.approvers, "puppet": new.public.hex})
+    assert "signed by somebody who approves here" in liar.found()
+
+
+def test_a_retired_person_pauses_nothing_and_a_stranger_sees_it(hub):
+    north = hub.site("north")
+    north("approver", "add", "dr-okoye", "--as", "dr-lind")
+    retired = SigningKey.load(north.desk.config.approver_key("dr-lind"), PASSPHRASE)
+    north("approver", "retire", "dr-lind", "--as", "dr-okoye")
+    liar = Liar(north)
+    liar.desk.ledger.pause(name="dr-lind", reason="an old grudge", key=retired)
+    assert "(paused) must be signed by the person it names" in liar.found()
+
+
+def test_where_a_plan_asks_for_two_one_approver_alone_changes_no_key_unseen(hub, monkeypatch):
+    monkeypatch.delenv("TRIBUTARY_PASSPHRASE")
+    for name in ("LEAD", "A", "B"):
+        monkeypatch.setenv(f"TRIBUTARY_PASSPHRASE_{name}", f"{name} {PASSPHRASE}" if name != "LEAD" else PASSPHRASE)
+    north = hub.site("north", "a", "b")
+    hub.publish("mini", version=2, floors=dataclasses.replace(PLAN.floors, approvals=2))
+    north.approve_plan("mini", "a")
+    liar = Liar(north)
+    alone, new = SigningKey.load(north.desk.config.approver_key("a"), f"A {PASSPHRASE}"), SigningKey.generate()
+    assert liar.found() == ""
+    liar.change([new, alone], action="add", name="c", new=new.public.hex)
+    liar.settings(approvers={**liar.desk.config.approvers, "c": new.public.hex})
+    assert "must be signed by 2 who approve here" in liar.found()
+
+
+def test_a_stranger_follows_the_leads_from_change_to_change(hub):
+    north = hub.site("north")
+    hub.publish("stroke")
+    north.approve_plan("mini")
+    hub.lead("lead", "add", "b", "--threshold", "2")
+    for study in ("mini", "stroke"):
+        hub.lead("plan", "cosign", study, "--key", "b")
+    hub.lead("grant", "north", "--study", "stroke", "--key", "lead", "--key", "b")
+    north("run", "--once")
+    assert north.desk.plans.plan("mini").version == 1, "taken when one had to sign"
+    assert north("audit", "verify")["ok"]
+    hub.publish("mini", version=2)
+    north.approve_plan("mini")
+    hub.lead("lead", "add", "c", "--key", "lead", "--key", "b")
+    hub.lead("lead", "retire", "b", "--key", "lead", "--key", "c")
+    north("run", "--once")
+    assert "3 changes of leads are signed by those who led before" in verified(north, "stroke")
+    files = record(north.desk, "mini")
+    verifier.examine(files, "mini")
+    one = lead_key(hub, "lead")
+    second = Envelope.from_bytes(files["plans/plan-2.json"])
+    alone = Envelope(payload_type=second.payload_type, payload=second.payload, signatures=()).also_signed(one)
+    told = verifier.examine({**files, "plans/plan-2.json": alone.to_bytes()}, "mini")["keys"]["lead_chain"].open
+    assert told == ["plans/plan-2.json is signed by enough of those who led before, not when it was approved here"]
+    early = Envelope.from_bytes(files["plans/plan-1.json"])
+    later = Envelope(payload_type=early.payload_type, payload=early.payload, signatures=())
+    late = later.also_signed(lead_key(hub, "c")).also_signed(lead_key(hub, "retired/b"))
+    with pytest.raises(verifier.Wrong, match=r"plan-1\.json must be signed by the study lead"):
+        verifier.examine({**files, "plans/plan-1.json": late.to_bytes()}, "mini")
+
+
+def test_a_grant_or_a_change_of_leads_that_the_site_made_up_is_found(hub):
+    north = hub.site("north")
+    hub.publish("stroke")
+    hub.lead("grant", "north", "--study", "stroke")
+    north("run", "--once")
+    north.approve_plan("stroke")
+    liar, made_up = Liar(north), SigningKey.generate()
+    assert liar.found("stroke") == ""
+    (_, first), *_ = liar.desk.ledger.membership().grants
+    said = Grant(
+        number=2, previous=first.digest, day="2026-05-01", coordinator="hub", site="north", study="stroke",
+        granted=False,
+    )  # fmt: skip
+    liar.desk.ledger.note_grant(said.signed([made_up]))
+    assert "a grant must be signed by the study lead" in liar.found("stroke")
+    (led,) = liar.desk.config.leads
+    change = LeadChange(
+        number=1, previous=GENESIS, day="2026-05-01", coordinator="hub", name="eve", before=(led,),
+        after=tuple(sorted({led, made_up.public.hex})), threshold_before=1, threshold=1,
+    )  # fmt: skip
+    liar.desk.ledger.note_leads(change.signed([made_up]))
+    assert "a change of leads must be signed by those who led before" in liar.found("mini")

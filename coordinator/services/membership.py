@@ -229,14 +229,15 @@ class Members:
         Raises: SignatureRefusal, ReplayRefusal, RoleRefusal, TooLarge (beyond `NOTICES_CAP` of one site).
         """
         # Shown again it is not held against who approves now: its person may have left.
-        own = sa.select(tables.declined.c.digest).where(tables.declined.c.site == site.site)
-        if envelope.digest in self._read(lambda c: c.execute(own).scalars().all()):
+        mine = tables.declined.c.site == site.site
+        shown = sa.select(tables.declined.c.envelope).where(mine & (tables.declined.c.digest == envelope.digest))
+        if self._read(lambda c: c.execute(shown).scalar()) == envelope.to_bytes():
             return
         said = open_notice(envelope, site.approvers, coordinator=self.coordinator, site=site.site)
         self.require_known(site, said.study)
 
         def work(c: sa.Connection) -> None:
-            known = set(c.execute(own).scalars())
+            known = set(c.execute(sa.select(tables.declined.c.digest).where(mine)).scalars())
             if envelope.digest in known:
                 return
             if len(known) >= NOTICES_CAP:

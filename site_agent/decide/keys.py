@@ -70,10 +70,10 @@ def keyring(desk: Desk) -> SiteKeyring:
 
 
 def needed(desk: Desk) -> int:
-    """Approvers who must sign a change: as many as a release of the strictest study needs, if there are so many."""
+    """Approvers who must sign a change: as many as the strictest plan that was ever here asks for, if there are."""
     most = desk.config.floors.approvals or 1
     for study in desk.plans.studies():
-        most = max(most, desk.plans.plan(study).floors.approvals)
+        most = max([most, *(plan.floors.approvals for plan in desk.plans.filed(study))])
     ring = keyring(desk)
     return min(most, len(ring.approvers) - len(ring.deputies))
 

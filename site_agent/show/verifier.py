@@ -138,7 +138,7 @@ def ledger(files: Files, keys: Body, study: str) -> list[Body]:
         )
         must(own or (not one["proof"] and one is not made[-1]), "the study's tag must be signed by the site's key")
     first = entries[0].get("body", {})
-    chain = KeyChain(first.get("release_key", keys["release_key"]), keys)
+    chain = KeyChain(first.get("release_key", keys["release_key"]), keys, entries)
     head, tagged = NOTHING, False
     for number, entry in enumerate(entries, start=1):
         about, whole = entry.get("tags"), "body" in entry
@@ -188,7 +188,7 @@ def ledger(files: Files, keys: Body, study: str) -> list[Body]:
 
 
 class KeyChain:
-    """The release keys of a ledger, one after the other, and who signed each change.
+    """The release keys of a ledger, one after the other, and who signed each change; who approved here, and when.
 
     Args:
         key: the one that signs the first entry.
@@ -196,42 +196,90 @@ class KeyChain:
         tags: (first entry, key) of those that made the tags of studies.
         changes: how many changes of keys and approvers there were.
         lost: (entry, whose key) of each that the key before has not signed.
+        since, until: by approver's key, the entry by which it came into force here, and by which it ended.
+        stands: by a deputy's key, for whom they stand in.
+        signed: (entry, how many approvers signed it, how many could have) of each change that was made here.
     """
 
-    def __init__(self, key: str, keys: Body) -> None:
+    def __init__(self, key: str, keys: Body, entries: list[Body]) -> None:
         self.key, self.keys, self.tags, self.known = key, [key], [(1, key)], keys
         self.changes, self.last = 0, NOTHING
         self.lost: list[tuple[int, str]] = []
+        self.since: dict[str, int] = {}
+        self.until: dict[str, int] = {}
+        self.stands: dict[str, str] = {}
+        self.signed: list[tuple[int, int, int]] = []
+        made = [entry["body"]["envelopes"] for entry in entries if entry.get("kind") == "keys_changed"]
+        said = [json.loads(base64.b64decode(json.loads(text)["payload"])) for texts in made for text in texts]
+        # Who joins later signs nothing before; whom nothing here ends may have left by hand, nobody knows when.
+        self.joining = {one["new"] for one in said if one["role"] == "approver"}
+        self.told = {*keys.get("approvers", {}).values(), *self.joining, *(one["old"] for one in said)}
+
+    def people_at(self, seq: int) -> dict[str, list[str]]:
+        """The keys of each person who could sign entry `seq`: those that were in force there."""
+        late = 1 << 62
+        start = {key: self.since.get(key, late) for key in self.joining}
+        return {
+            name: [key for key in own if start.get(key, 0) < seq < self.until.get(key, late)]
+            for name, own in people(self.known).items()
+        }
 
     def follow(self, entry: Body, before: str) -> None:
         """Take the changes of an entry. Raises: Wrong: one that those who must have not signed, or of another place."""
-        what, persons = f"entry {entry['seq']}: a change of keys", people(self.known)
+        what, seq = f"entry {entry['seq']}: a change of keys", entry["seq"]
         again = entry["body"].get("again")
         must(len(entry["body"]["envelopes"]) == 1 or again, f"{what} must be one")
         for text in entry["body"]["envelopes"]:
             body = json.loads(text)
             claimed = json.loads(base64.b64decode(body["payload"]))
             shown = claimed["new"] if claimed["role"] in ("release", "approver") else ""
-            known = {"before": [self.key], "new": [shown] if shown else []}
-            said, signers, payload = opened(what, text.encode(), "key-change", {**persons, **known})
-            here = (said["site"], said["coordinator"]) == (self.known["site"], self.known["coordinator"])
-            must(here, f"{what} must be of this site and its coordinator")
+            # No person can have such a name: the agent's keys are nobody's word.
+            known = {"the key before": [self.key], "the new key": [shown] if shown else []}
+            # Who joined by an earlier change of this entry may sign a later one. A deputy signs none.
+            here = {
+                name: [key for key in own if key not in self.stands]
+                for name, own in self.people_at(seq + 1 if again else seq).items()
+            }
+            said, signers, payload = opened(what, text.encode(), "key-change", {**here, **known})
+            place = (said["site"], said["coordinator"]) == (self.known["site"], self.known["coordinator"])
+            must(place, f"{what} must be of this site and its coordinator")
             must((said["number"], said["previous"]) == (self.changes + 1, self.last), f"{what} must follow the last")
-            at = (said["seq"], said["head"]) == (entry["seq"] - 1, before)
+            at = (said["seq"], said["head"]) == (seq - 1, before)
             must(at or again, f"{what} must be for the place where it stands")
             release, lost = said["role"] == "release", said["action"] == "replace"
-            must("before" in signers or (release and lost), f"{what} must be signed by the release key before it")
-            must("new" in signers or not shown, f"{what} must be signed by the new key")
-            named = signers & persons.keys() - ({said["name"]} if said["new"] and not lost else set())
-            must(named or (lost and not release), f"{what} must be signed by somebody who approves here")
+            must(
+                "the key before" in signers or (release and lost), f"{what} must be signed by the release key before it"
+            )
+            must("the new key" in signers or not shown, f"{what} must be signed by the new key")
+            # Whoever lost a key cannot sign with it: the others do, as far as there are any.
+            able = {name for name, own in here.items() if set(own) & self.told}
+            able -= {said["name"]} if lost else set()
+            named = signers & (here.keys() - ({said["name"]} if lost else set()))
+            must(named or (lost and not release and not able), f"{what} must be signed by somebody who approves here")
             must(not release or said["old"] == self.key, f"{what} must begin at the key in force")
+            if not again:
+                self.signed.append((seq, len(named), len(able)))
             if lost:
-                self.lost.append((entry["seq"], f"of {said['name']}" if said["name"] else "of the site"))
+                self.lost.append((seq, f"of {said['name']}" if said["name"] else "of the site"))
             if release:
                 self.key = said["new"]
                 self.keys.append(self.key)
-                self.tags += [(entry["seq"], self.key)] if entry["body"].get("new_tags") else []
+                self.tags += [(seq, self.key)] if entry["body"].get("new_tags") else []
+            elif said["role"] == "approver":
+                self._person(said, seq)
             self.changes, self.last = said["number"], sha(payload)
+
+    def _person(self, said: Body, seq: int) -> None:
+        """Take a change of an approver. Who stood in for somebody who leaves does so no longer."""
+        ended = [said["old"]] if said["old"] else []
+        if said["action"] == "retire":
+            ended += [key for key, name in self.stands.items() if name == said["name"]]
+        for key in ended:
+            self.until.setdefault(key, seq)
+        if said["new"]:
+            self.since[said["new"]] = seq
+            stands = said.get("deputy_of") or self.stands.get(said["old"], "")
+            self.stands |= {said["new"]: stands} if stands else {}
 
 
 class Acknowledged:
@@ -293,6 +341,70 @@ def recoveries(entries: list[Body]) -> list[Body]:
     return [entry for entry in entries if entry.get("kind") == "recovered"]
 
 
+# -- leads ----------------------------------------------------------------------------------------------------------
+class LeadChain:
+    """Who led, by the changes of leads that the ledger holds, each signed by enough of those before it.
+
+    Args:
+        sets: (entry, keys, how many must sign) of all who led, from which entry on they did here.
+        known: every lead's key, present or former, by itself.
+        changes: how many changes there were.
+        open: what the ledger does not say of the leads that the site names, in words.
+    """
+
+    def __init__(self, keys: Body, entries: list[Body]) -> None:
+        now, former = frozenset(keys["leads"].values()), frozenset(keys.get("former_leads", {}).values())
+        self.sets: list[tuple[int, frozenset[str], int]] = []
+        self.changes, self.open, last = 0, list[str](), ""
+        for entry in entries:
+            if entry.get("kind") != "leads_changed":
+                continue
+            what, text = f"entry {entry['seq']}: a change of leads", entry["body"]["envelope"]
+            claimed = json.loads(base64.b64decode(json.loads(text)["payload"]))
+            before, after = frozenset(claimed["before"]), frozenset(claimed["after"])
+            said, signers, payload = opened(what, text.encode(), "lead-change", {key: [key] for key in before | after})
+            must(said["coordinator"] == keys["coordinator"], f"{what} must be of the site's coordinator")
+            led = (before, said["threshold_before"])
+            follows = not self.sets or (*led, said["previous"]) == (*self.sets[-1][1:], last)
+            must(follows, f"{what} must follow the last")
+            enough = 1 <= said["threshold_before"] <= len(signers & before)
+            must(enough and after - before <= signers, f"{what} must be signed by those who led before, and who joins")
+            self.sets += [] if self.sets else [(0, *led)]
+            self.sets.append((entry["seq"], after, said["threshold"]))
+            self.changes, last = self.changes + 1, sha(payload)
+        if self.sets and self.sets[-1][1:] != (now, keys["threshold"]):
+            self.open.append("the leads that the site names are not those to whom the changes in its ledger lead")
+        if not self.sets or self.open:
+            self.sets.append((0, now, keys["threshold"]))
+        lost = former.difference(*(led for _, led, _ in self.sets))
+        if lost:
+            # Forgotten with a ledger that was put back: nothing shows how many of them had to sign.
+            self.open.append(f"{len(lost)} former leads are named of whom no change in the ledger tells")
+            self.sets.append((0, now | lost, 1))
+        self.known = {key: [key] for _, led, _ in self.sets for key in led}
+
+    def enough(self, signers: set[str], seq: int, least: int = 1, *, then: bool = False) -> bool:
+        """True if as many signed as had to of those who led at some place up to entry `seq`; `then`, at that entry."""
+        sets = [one for one in self.sets if one[0] <= seq]
+        newest = max(at for at, _, _ in sets)
+        return any(len(signers & led) >= max(count, least) for at, led, count in sets if at == newest or not then)
+
+    def grants(self, entries: list[Body], keys: Body) -> None:
+        """Raises: Wrong: the site was let into this study, or taken out of it, by nobody who led."""
+        for entry in entries:
+            body = entry.get("body", {})
+            if entry.get("kind") in ("study_granted", "study_ungranted"):
+                what = f"entry {entry['seq']}: a grant"
+                said, signers, _ = opened(what, body["envelope"].encode(), "grant", self.known)
+                same = (said["site"], said["coordinator"], said["study"]) == (
+                    keys["site"],
+                    keys["coordinator"],
+                    body["study"],
+                )
+                must(same and said["granted"] == (entry["kind"] == "study_granted"), f"{what} must say what it says")
+                must(self.enough(signers, entry["seq"]), f"{what} must be signed by the study lead")
+
+
 # -- plans ----------------------------------------------------------------------------------------------------------
 class VerifiedPlans:
     """The plans of the study, each signed by its lead, and when which of them was approved here.
@@ -305,15 +417,24 @@ class VerifiedPlans:
     def __init__(self, files: Files, keys: Body, study: str, entries: list[Body]) -> None:
         self.known: dict[str, Body] = {}
         self.at: list[tuple[int, str, Body | None]] = []
+        chain = LeadChain(keys, entries)
+        keys["lead_chain"] = chain
+        signed_by: dict[int, tuple[str, set[str], str, int]] = {}
         for name, data in named(files, "plans/plan-"):
-            former = keys.get("former_leads", {})
-            plan, leads, payload = opened(name, data, "plan", {n: [k] for n, k in {**former, **keys["leads"]}.items()})
-            # One who led alone may have been joined by others since.
-            least = max(1 if former else keys["threshold"], plan["floors"].get("leads", 1))
-            must(len(leads) >= least, f"{name} must be signed by the study lead")
+            plan, leads, payload = opened(name, data, "plan", chain.known)
+            signed_by[plan["version"]] = (name, leads, sha(payload), plan["floors"].get("leads", 1))
             here = (plan["study"], plan["coordinator"]) == (study, keys["coordinator"])
             must(here, f"{name} must be of this study and its coordinator")
             self.known[sha(payload)] = plan
+        before = 1
+        for _, (name, leads, digest, asked) in sorted(signed_by.items()):
+            taken = [entry["seq"] for entry in entries if entry.get("body", {}).get("plan_hash") == digest]
+            # As many as it asks for, and as the version before did: one lead alone does not end that two must.
+            enough = chain.enough(leads, min(taken, default=len(entries)), max(asked, before))
+            must(enough, f"{name} must be signed by the study lead")
+            if not chain.enough(leads, min(taken, default=len(entries)), max(asked, before), then=True):
+                chain.open.append(f"{name} is signed by enough of those who led before, not when it was approved here")
+            before = asked
         noted = {}
         for entry in entries:
             body = entry.get("body", {})
@@ -323,7 +444,8 @@ class VerifiedPlans:
                 must("envelope" in body or "tags" not in entry, f"{what} must hold what the person signed")
                 said = None
                 if "envelope" in body:
-                    said, names, payload = opened(what, body["envelope"].encode(), "plan-approval", people(keys))
+                    persons = keys["key_chain"].people_at(entry["seq"])
+                    said, names, payload = opened(what, body["envelope"].encode(), "plan-approval", persons)
                     must(
                         body["name"] == said["approver"] and body["name"] in names,
                         f"{what} must be signed by the person it names",
@@ -360,6 +482,11 @@ class VerifiedPlans:
         ticked = said["understood"] or plan["posture"] not in LEAVES_PERSONS_OPEN
         must(ticked, f"{what} must tick what posture {plan['posture']} leaves open")
 
+    def approvals_at(self, seq: int) -> int:
+        """Approvers whom the plan that was approved last before an entry asks for; 0 where none was, or no more."""
+        last = [plan for place, plan, _ in self.at if place < seq and plan in self.known][-1:]
+        return int(self.known[last[0]]["floors"]["approvals"]) if last else 0
+
     def in_force(self, plan_hash: str, seq: int, what: str) -> Body | None:
         """The approval of a plan at an entry. Raises: Wrong: the plan was not the approved one there."""
         last = [(plan, said) for place, plan, said in self.at if place < seq][-1:]
@@ -382,7 +509,8 @@ def standings(entries: list[Body], keys: Body) -> dict[str, Body]:
         body = entry.get("body", {})
         if entry.get("kind") == "standing":
             what = f"entry {entry['seq']}: a standing approval"
-            said, names, payload = opened(what, body["envelope"].encode(), "standing", people(keys))
+            persons = keys["key_chain"].people_at(entry["seq"])
+            said, names, payload = opened(what, body["envelope"].encode(), "standing", persons)
             must(sha(payload) == body["standing"], f"{what} must be as noted")
             must(
                 body["name"] == said["approver"] and body["name"] in names,
@@ -418,7 +546,7 @@ def decided(entries: list[Body], keys: Body) -> int:
             continue
         said = {name: value for name, value in body.items() if name not in ("salt", "key", "signature")}
         payload = canonical({"site": keys["site"], "kind": kind, "previous": before["hash"], "body": said})
-        own = body.get("key") in people(keys).get(body.get("name"), [])
+        own = body.get("key") in keys["key_chain"].people_at(entry["seq"]).get(body.get("name"), [])
         own = own and signed(body["key"], bytes.fromhex(body["signature"]), TYPE % "site-decision", payload)
         must(own, f"entry {entry['seq']} ({kind}) must be signed by the person it names")
         found += 1
@@ -520,7 +648,7 @@ class VerifiedRelease:
         approval = plans.in_force(self.charged["plan_hash"], drawn, self.name)
         self.declines(persons)
         self.papers(approval, plans.known[self.charged["plan_hash"]])
-        self.approvals(persons, plans, signers, payload, delivered)
+        self.approvals(persons, plans, signers, payload, delivered, keys["key_chain"])
         self.withdrawal(persons | agent)
 
     def declines(self, persons: dict[str, list[str]]) -> None:
@@ -569,7 +697,13 @@ class VerifiedRelease:
             self.must(same, "the outcomes must be of these bytes")
 
     def approvals(
-        self, persons: dict[str, list[str]], plans: VerifiedPlans, signers: set[str], payload: bytes, delivered: bool
+        self,
+        persons: dict[str, list[str]],
+        plans: VerifiedPlans,
+        signers: set[str],
+        payload: bytes,
+        delivered: bool,
+        chain: KeyChain,
     ) -> None:
         """Who approved it: registered people, over these bytes, with every tick, under the plan as approved then."""
         commit = self.by.get("commit")
@@ -587,7 +721,7 @@ class VerifiedRelease:
             plans.in_force(self.charged["plan_hash"], seq, self.name)
             if body.get("standing"):
                 continue
-            own = body["key"] in persons.get(body["name"], [])
+            own = body["key"] in chain.people_at(seq).get(body["name"], [])
             own = own and signed(body["key"], bytes.fromhex(body["signature"]), TYPE % "release", payload)
             self.must(own, "each approval must be of a registered person, over the statement")
             said = decided.get(body["name"])
@@ -606,12 +740,14 @@ class VerifiedRelease:
         ahead = plan["floors"].get("approval") != "before" or all(body.get("standing") for _, body in agreed)
         self.must(ahead, "a release that is approved before its draw must carry no signature of a person who saw it")
         needed = max(1, self.seal["approvals"], plan["floors"]["approvals"])
+        # A deputy and the one for whom they stand in are one.
+        names = {chain.stands.get(body["key"], body["name"]) for _, body in agreed}
         if delivered and self.put_back and not commit:
             # The ledger was put back to before its approval: then only what the coordinator was sent shows it.
             if self.sent is not None:
                 _, also, sent = opened("what the coordinator was sent", self.sent, "release", persons)
                 self.must(sent == payload, "what the coordinator was sent must be the sealed statement")
-                names |= also
+                names |= {chain.stands.get(key, name) for name in also for key in persons[name][:1]}
             self.open = len(names) < needed
         enough = not delivered or self.open or len(names) >= needed
         self.must(enough, "enough people must have approved before delivery")
@@ -762,7 +898,7 @@ def stood_in(
         given["from"] < seq < given["to"]
         and (given["site"], given["study"]) == (keys["site"], charged["study"])
         and given["approver"] == body["name"]
-        and body["key"] in people(keys).get(given["approver"], [])
+        and body["key"] in keys["key_chain"].people_at(seq).get(given["approver"], [])
         and given["plan_hash"] == charged["plan_hash"]
         and charged["epsilon"] is not None
         and charged["epsilon"] <= given["max_epsilon"]
@@ -881,6 +1017,10 @@ def examine(files: Files, study: str, coordinator_list: bytes | None = None) -> 
     keys = json.loads(files["keys.json"])
     entries = ledger(files, keys, study)
     plans = VerifiedPlans(files, keys, study, entries)
+    keys["lead_chain"].grants(entries, keys)
+    for seq, count, able in keys["key_chain"].signed:
+        asked = min(able, plans.approvals_at(seq))
+        must(count >= asked, f"entry {seq}: a change of keys must be signed by {asked} who approve here")
     standing = standings(entries, keys)
     entries_of: dict[str, list[Body]] = {}
     for entry in entries:
@@ -991,7 +1131,10 @@ def check(folder: Path, bundles: list[Path], coordinator_list: Path | None = Non
     ]
     if found["standing"]:
         lines.append(f"{found['standing']} standing approvals are signed, and good for what they approved.")
-    chain = keys["key_chain"]
+    chain, leads = keys["key_chain"], keys["lead_chain"]
+    if leads.changes:
+        lines.append(f"{leads.changes} changes of leads are signed by those who led before.")
+    lines += [f"! {what}" for what in leads.open]
     if chain.changes:
         lines.append(
             f"{chain.changes} changes of keys and approvers are signed by the key before, and by who approved."
