@@ -20,10 +20,10 @@ from coordinator.analyst.commands import main as analyst
 from coordinator.answers.queries import pooled
 from coordinator.cli import app, main
 from coordinator.config import CoordinatorConfig
-from coordinator.store.log import verify_inclusion
 from coordinator.store.store import Store
 from shared.base.chain import head_fingerprint
 from shared.base.keys import Envelope, SigningKey
+from shared.base.merkle_tree import verify_inclusion
 from shared.errors import ConfigRefusal, ParameterError, StateRefusal
 from shared.mechanisms.latent_noise.noise import default_radius
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan

@@ -14,8 +14,8 @@ from test_withdrawal import taken_back
 
 import shared.wire.messages as wire
 from coordinator.services.collect import CollectionService
-from coordinator.store.log import MerkleTree, leaf_hash, root
 from shared.base.keys import Envelope, SigningKey
+from shared.base.merkle_tree import MerkleTree, leaf_hash, root
 from shared.errors import (
     ApprovalRefusal,
     IntegrityRefusal,

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from service import LEAD, SMALL, Hub, anchor_head, small_table
 
 import coordinator.store.store as module
-from coordinator.store.log import leaf_hash, verify_consistency, verify_inclusion
 from coordinator.store.store import Store
 from shared.base.keys import Envelope, SigningKey
+from shared.base.merkle_tree import leaf_hash, verify_consistency, verify_inclusion
 from shared.errors import (
     CertificateRefusal,
     IntegrityRefusal,

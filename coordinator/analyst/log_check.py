@@ -162,7 +162,7 @@ def audit(checked: CheckedView, entries: Sequence[str], studies: Mapping[str, Se
         studies: study to its releases, as the coordinator tells them to analysts.
     Raises: IntegrityRefusal (the entries are not those of the head).
     """
-    from coordinator.store.log import append, peaks_root
+    from shared.base.merkle_tree import append, peaks_root
 
     peaks: tuple[bytes, ...] = ()
     for place, entry in enumerate(entries):

@@ -149,7 +149,7 @@ def log_proof(
     json: Json = False,
 ) -> None:
     """Prove that one release stands in the log, in a form that anyone can verify (RFC 9162)."""
-    from coordinator.store.log import leaf_hash, verify_inclusion
+    from shared.base.merkle_tree import leaf_hash, verify_inclusion
 
     with open_store(CoordinatorConfig.load(context.obj)) as store:
         found = one_release(store, release)

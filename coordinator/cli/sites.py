@@ -325,5 +325,5 @@ def _enrolment(store: Store, site: str) -> Enrolled:
 def _certificate(one: SiteOutlook | None) -> dict[str, Any]:
     """What is told of a site's certificate; nothing of a site that takes no part."""
     life = None if one is None else one.life
-    told = {"certificate_days": life.days, "certificate": life.facts} if life is not None else {}
-    return {"certificate_days": None, "certificate": None, **told, "certificate_warning": one.warning if one else ""}
+    known = {"certificate_days": life.days, "certificate": life.facts} if life is not None else {}
+    return {"certificate_days": None, "certificate": None, **known, "certificate_warning": one.warning if one else ""}

@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from coordinator.store import schema as db
-from coordinator.store.log import MerkleTree, append, leaf_hash, peaks_root
 from shared.base.canonical import canonical_json
+from shared.base.merkle_tree import MerkleTree, append, leaf_hash, peaks_root
 from shared.errors import StateRefusal, StorageRefusal
 
 __all__ = ["Database", "Reader", "Writer", "append_entry", "log_size", "storage_refusal"]

@@ -12,12 +12,12 @@ import sqlalchemy as sa
 from coordinator.store import membership
 from coordinator.store import schema as db
 from coordinator.store.engine import Database, append_entry, log_size
-from coordinator.store.log import append, leaf_hash, peaks_root
 from coordinator.store.members import all_plans, enrolment, key_history
 from coordinator.store.releases import accepted_releases, quarantined
 from coordinator.store.rows import AcceptedRelease, LogEntry
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.keys import Envelope
+from shared.base.merkle_tree import append, leaf_hash, peaks_root
 from shared.errors import IntegrityRefusal, SignatureRefusal
 from shared.plans.standing import STANDING_TYPE
 from shared.wire.messages import ANCHOR_TYPE, WITHDRAWAL_TYPE, AnchorHead, Withdrawal

@@ -36,7 +36,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shared.errors import EstimateRefusal, ParameterError
-from shared.estimands.columns import compound_symmetry, correlation, mean, proportion
+from shared.estimands.columns import OF_A_COLUMN, compound_symmetry, correlation
 from shared.estimands.design import outcome_of
 from shared.estimands.floors import FAR, MIN_EVENTS, MIN_RESIDUAL_DF, Answer, LeastRows, QuestionResult
 from shared.estimands.formulas import (
@@ -429,11 +429,11 @@ def _answers(
         result = QuestionResult(
             answers={labels[0]: solve_(x, floors)}, n=len(x), r_names={labels[0]: ", ".join(estimand.terms)}
         )
-    elif kind in ("mean", "proportion"):
+    elif kind in OF_A_COLUMN:
         y = outcome_of(table, estimand.outcome, binary=kind == "proportion")
         y = y[np.isfinite(y)]
-        solve = mean if kind == "mean" else proportion
-        result = QuestionResult(answers={labels[0]: solve(y, floors)}, n=len(y), r_names={labels[0]: estimand.outcome})
+        found = OF_A_COLUMN[kind](y, floors)
+        result = QuestionResult(answers={labels[0]: found}, n=len(y), r_names={labels[0]: estimand.outcome})
     else:
         result = group_answers(table, estimand, levels, floors)
     result.outside = outside

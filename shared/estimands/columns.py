@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from shared.estimands.floors import Answer, LeastRows, few
 
-__all__ = ["compound_symmetry", "correlation", "mean", "proportion"]
+__all__ = ["OF_A_COLUMN", "compound_symmetry", "correlation", "mean", "proportion"]
 
 Array = NDArray[np.float64]
 
@@ -31,6 +31,10 @@ def proportion(x: Array, floors: LeastRows) -> Answer:
     if cases in (0.0, float(n)):
         return "the proportion is 0 or 1 at this site: its logit is not finite"
     return math.log(cases / (n - cases)), 1 / cases + 1 / (n - cases)
+
+
+OF_A_COLUMN = {"mean": mean, "proportion": proportion}
+"""Kind of a question about one column to its solver."""
 
 
 def correlation(x: Array, floors: LeastRows) -> Answer:

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 from coordinator.store import schema as db
-from coordinator.store.log import append, leaf_hash, peaks_root, verify_consistency, verify_inclusion
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey
+from shared.base.merkle_tree import append, leaf_hash, peaks_root, verify_consistency, verify_inclusion
 from shared.wire.messages import WatchRequest
 from tests.benchmarks import record
 
