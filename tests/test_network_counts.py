@@ -372,6 +372,7 @@ def test_nobody_is_held_out():
     said = " ".join((*plan.release.covered(plan), *plan.release.not_covered(plan)))
     assert "Every person in the table, with all edges" in said
     assert "Nobody is held out" in said
+    assert f"share more than {capped.MOST_SETS} sets" in said, "a refusal by the records is in no price"
 
 
 def test_a_table_that_the_plan_could_not_have_made_is_refused():

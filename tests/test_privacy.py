@@ -813,3 +813,15 @@ def test_nothing_outside_the_accountant_uses_the_library():
                     names = [alias.name for alias in getattr(node, "names", [])] if isinstance(node, ast.Import) else []
                     names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
                     assert not any(name.split(".")[0] in ("dp_accounting", "opendp") for name in names), path.name
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-170, 1e-300])
+def test_a_root_lies_where_the_sign_changes_however_small_the_values_and_is_refused_where_it_does_not(size):
+    """A product of two values below 1e-154 is 0, and has no sign."""
+    from shared.privacy.accountant import _brent
+
+    for low, high in ((0.0, 1.0), (-3.0, 2.0), (0.1, 1.7)):
+        for f in (lambda x: size * (x - 0.37) ** 3, lambda x: size if x > 0.37 else -size):
+            assert _brent(f, low, high) == pytest.approx(0.37, abs=1e-4)
+    with pytest.raises(ArithmeticError):
+        _brent(lambda x: size * (1 + x), 0.0, 1.0)

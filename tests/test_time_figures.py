@@ -398,6 +398,16 @@ def test_a_pooled_curve_counts_sites_without_events_never_rises_and_ends_with_th
         pooled_curve([early], label="pooled")
 
 
+def test_curves_that_claim_a_thousandth_of_their_variance_are_pooled_with_all_of_it():
+    curve = kaplan_meier(*rows(400, rate=3.0))
+    wild = curve.read_off(TIMES, label="wild", inflation=2000.0)
+    assert max(high for high in wild.upper if high is not None) == 1.0
+    pooled = pooled_curve([wild, wild], label="pooled")
+    lone = pooled_curve([curve.read_off(TIMES, label="a")] * 2, label="pooled")
+    k = next(k for k, low in enumerate(pooled.lower) if low is not None)
+    assert pooled.upper[k] - pooled.lower[k] > lone.upper[k] - lone.lower[k]
+
+
 def test_a_curve_of_each_group_is_named_after_site_and_group(filled):
     found = curves(filled[0], "cvd", 1, "km(time, cvd) ~ C(cvd)", sites=["south"])
     assert [one.label for one in found.curves] == ["south, C(cvd)=0", "south, C(cvd)=1"]

@@ -225,14 +225,19 @@ def pooled_curve(curves: Sequence[GridCurve], *, label: str) -> GridCurve:
 
 
 def _logit(curve: GridCurve, k: int) -> tuple[float, float] | None:
-    """Logit of a curve at a time and its variance, read from its limits; None where it has reached 0."""
-    value, low, high = curve.survival[k], curve.lower[k], curve.upper[k]
+    """Logit of a curve at a time and its variance, read from its lower limit; None where it has reached 0.
+
+    The upper one is 1 to the last digit where rows claim a thousandth of the variance that they have.
+    """
+    value, low = curve.survival[k], curve.lower[k]
     if value is None or value <= 0:
         return None
-    if low is None or high is None:  # no event so far
+    if low is None:  # no event so far
         rows = curve.at_risk[k]
         return math.log((rows + 0.5) / 0.5), curve.inflation * (1 / 0.5 + 1 / (rows + 0.5))
-    half = (math.log(high / (1 - high)) - math.log(low / (1 - low))) / 2
+    if low <= 0:  # wider than a double can say: it weighs nothing
+        return math.log(value / (1 - value)), 1e6
+    half = math.log(value / (1 - value)) - math.log(low / (1 - low))
     return math.log(value / (1 - value)), (half / _critical(curve.level)) ** 2
 
 
@@ -243,7 +248,8 @@ def _critical(level: float) -> float:
 
 
 def _share(logit: float) -> float:
-    return 1 / (1 + math.exp(-logit))
+    small = math.exp(-abs(logit))
+    return (1.0 if logit >= 0 else small) / (1 + small)
 
 
 def _pooled(groups: Mapping[str, Sequence[GridCurve]]) -> tuple[GridCurve, ...]:

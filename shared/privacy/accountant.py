@@ -414,7 +414,7 @@ def _root(f: Callable[[float], float], low: float, high: float) -> float:
 
 
 def _brent(f: Callable[[float], float], low: float, high: float) -> float:
-    """A zero of f between two ends at which it has different signs, to 1e-14 of its size.
+    """A zero of f between two ends at which it has different signs, to 1e-14 of its size. Raises: ArithmeticError.
 
     Brent (1973), *Algorithms for Minimization Without Derivatives*, ch. 4: a secant or an inverse quadratic through the
     last points where that shrinks the bracket fast enough, else a bisection. Written out since a price is asked for in
@@ -424,10 +424,12 @@ def _brent(f: Callable[[float], float], low: float, high: float) -> float:
     f_before, f_best = f(before), f(best)
     if f_before == 0:
         return before
+    if f_best != 0 and (f_before < 0) == (f_best < 0):
+        raise ArithmeticError("a zero must lie between ends with different signs")
     other, f_other = before, f_before  # across the zero from `best`
     step = last = 0.0
     for _ in range(500):
-        if f_before * f_best < 0:
+        if (f_before < 0) != (f_best < 0):  # signs, because a product of small numbers is 0
             other, f_other = before, f_before
             step = last = best - before
         if abs(f_other) < abs(f_best):
@@ -443,8 +445,8 @@ def _brent(f: Callable[[float], float], low: float, high: float) -> float:
             else:
                 to_before = (f_before - f_best) / (before - best)
                 to_other = (f_other - f_best) / (other - best)
-                trial = -f_best * (f_other * to_other - f_before * to_before)
-                trial /= to_other * to_before * (f_other - f_before)
+                bend = to_other * to_before * (f_other - f_before)
+                trial = -f_best * (f_other * to_other - f_before * to_before) / bend if bend else math.inf
             fast = 2 * abs(trial) < min(abs(last), 3 * abs(half) - least)
             last, step = (step, trial) if fast else (half, half)
         else:

@@ -273,7 +273,8 @@ Latent noise: hardly an answer is outside its interval, whatever the number of p
 next to nothing for a caution to stand by. One stands by half of the answers about counts, and by few others.
 
 Noisy moments: what makes an answer wrong leaves no trace in the sums, and no caution can tell it
-([decision 35](decisions/0035-cautions-that-mean-something.md)).
+([decision 35](decisions/0035-cautions-that-mean-something.md)): that is an argument. The table above measured nothing
+where it has no wrong answer.
 
 Noisy tables: coefficients are drawn towards zero, at every hospital alike, so that a pool of twelve is surer than it
 is right. Columns of which one bin holds most persons are left out here, as in the product; they were wrong throughout.

@@ -60,7 +60,8 @@ Matrix: TypeAlias = sparse.csr_array
 Counts: TypeAlias = NDArray[np.int64]
 
 MOST_SETS = 500_000
-"""Variables of a program: sets of persons above the cap who share copies."""
+"""Variables of a program: sets of persons above the cap who share copies. Beyond it a count is refused, which is a
+function of records that no ε covers; the receipt says so."""
 _UNIT = 1 << 30
 """Steps of a solution between 0 and 1."""
 

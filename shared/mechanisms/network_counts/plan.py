@@ -213,10 +213,12 @@ class NetworkCountsPlan(Aggregates):
         )
 
     def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
-        """Membership, and how many persons there are."""
+        """Membership, how many persons there are, and that their counts could not be found."""
         return (
             "How many persons are in the network: two networks of the same size are compared, with one person "
             "replaced; their number is told without noise.",
+            f"That there is no release: where persons above the caps share more than {capped.MOST_SETS} sets of two or "
+            "three, their counts cannot be found, and the site stops before anything is drawn or charged.",
         )
 
     def details(self, plan: StudyPlan) -> str:
