@@ -455,15 +455,15 @@ class VerifiedPlans:
                 self.at.append((entry["seq"], body["plan_hash"], said))
             elif entry.get("kind") in ("plan_revoked", "study_ungranted"):
                 self.at.append((entry["seq"], "", None))
-        before = {(body["version"], body["plan_hash"], body["name"]): place for place, body in self.of_old(entries)}
+        earlier = {(body["version"], body["plan_hash"], body["name"]): place for place, body in self.of_old(entries)}
         for name, data in named(files, "plans/approval-"):
             said, names, payload = opened(name, data, "plan-approval", people(keys))
             must(said["approver"] in names and said["plan_hash"] in self.known, f"{name} must be a signed approval")
             own = (said["plan_version"], said["plan_hash"], said["approver"])
-            must(sha(payload) in noted or own in before, f"{name} must be an approval that the ledger has noted")
-            if own in before:
+            must(sha(payload) in noted or own in earlier, f"{name} must be an approval that the ledger has noted")
+            if own in earlier:
                 self.agrees(said, {"version": own[0], "plan_hash": own[1]}, name)
-                place = before[own]
+                place = earlier[own]
                 self.at = [(seq, plan, said if seq == place else was) for seq, plan, was in self.at]
 
     @staticmethod
@@ -741,7 +741,7 @@ class VerifiedRelease:
         self.must(ahead, "a release that is approved before its draw must carry no signature of a person who saw it")
         needed = max(1, self.seal["approvals"], plan["floors"]["approvals"])
         # A deputy and the one for whom they stand in are one.
-        names = {chain.stands.get(body["key"], body["name"]) for _, body in agreed}
+        names = {str(chain.stands.get(body["key"], body["name"])) for _, body in agreed}
         if delivered and self.put_back and not commit:
             # The ledger was put back to before its approval: then only what the coordinator was sent shows it.
             if self.sent is not None:
