@@ -199,6 +199,25 @@ def test_a_forked_process_draws_other_noise():
     assert theirs[32:] != ours[32:]
 
 
+def test_a_process_that_was_given_an_ancestor_s_number_draws_other_noise(monkeypatch):
+    """A number is free again once its process has ended, and a child of a child may be given it."""
+    rng = secure_rng()
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    rng._take(1)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, rng._take(32))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    theirs = os.read(read, 32)
+    os.close(read)
+    os.close(write)
+    assert theirs != rng._take(32)
+
+
 def test_threads_sharing_a_source_never_get_the_same_bytes():
     rng, seen = seeded_rng(18), []
 

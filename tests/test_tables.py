@@ -251,3 +251,19 @@ def test_a_coefficient_of_a_column_that_lies_in_one_bin_is_not_answered_and_a_st
     with pytest.raises(EstimateRefusal, match=r"outcome of a model is spread, got visits: \d+ %"):
         asked("count", marker=128)[1]()
     assert asked("binary", marker=128)[0] == ""
+
+
+def test_a_bin_of_one_whole_number_hides_nothing_beside_wider_ones():
+    """Ten whole numbers in seven bins: most persons at 0 are where the bin says, though others are not."""
+    from types import SimpleNamespace
+
+    from shared.mechanisms.tables.coarse import coarse
+    from shared.mechanisms.tables.noise import Attribute, bin_edges
+
+    column = Column(name="visits", kind="integer", lower=0, upper=9)
+    widths = np.diff(bin_edges(column, 7))
+    assert set(widths) == {1, 2}
+    tables = SimpleNamespace(attributes=[Attribute(columns=(column,), bins=(7,))])
+    for width, said in ((1, []), (2, ["visits"])):
+        counts = np.where(np.arange(7) == int(np.argmax(widths == width)), 900, 16)
+        assert list(coarse(tables, [counts], 996, 1.0)) == said

@@ -52,6 +52,16 @@ _BLOCK = 1 << 16
 _WIDTH = 63
 """Leading bits of a uniform deviate that are drawn at once; more are drawn only where these do not decide."""
 _MAX_RATIO = 2.0**40
+_forks = 0
+"""How often what this process is a copy of was forked: a process's number may have been an ancestor's."""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 
 def secure_rng() -> Noise:
@@ -149,7 +159,7 @@ class Noise:
     # -- bits ----------------------------------------------------------------------------------------------
     def _rekey(self, key: bytes) -> None:
         self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._process = (os.getpid(), _forks)
         self._buffer, self._position = b"", 0
         # A key of its own for each use: whether a caller shuffles rows or spawns must not move the noise.
         self._generator: np.random.Generator | None = None
@@ -158,11 +168,11 @@ class Noise:
         self._key = hashlib.sha256(b"tributary keystream:" + key).digest()
 
     def _after_fork(self) -> None:
-        if os.getpid() != self._pid:
+        if (os.getpid(), _forks) != self._process:
             if self._secure:
                 self._rekey(os.urandom(32))
             else:
-                self._lock, self._pid = threading.Lock(), os.getpid()
+                self._lock, self._process = threading.Lock(), (os.getpid(), _forks)
 
     def _take(self, count: int) -> bytes:
         self._after_fork()

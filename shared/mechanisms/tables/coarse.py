@@ -42,9 +42,9 @@ def coarse(tables: CountTables, counts: Sequence[NDArray[np.int64]], n: int, noi
         for axis, (column, bins) in enumerate(zip(attribute.columns, attribute.bins, strict=True)):
             if not bins:
                 continue
-            width = float(np.diff(bin_edges(column, bins)).max())
             others = tuple(k for k in range(by_cell.ndim) if k != axis)
             inside = by_cell.sum(axis=others)[:bins]
+            width = float(np.diff(bin_edges(column, bins))[int(np.argmax(inside))])
             most = float(inside.max()) - 2 * math.sqrt(noise * by_cell.size / by_cell.shape[axis])
             if most > COARSE * n and not (column.kind == "integer" and width <= 1):
                 share = min(1.0, float(inside.max()) / n)
