@@ -145,6 +145,18 @@ def test_a_reason_of_somebody_who_approves_no_more_stops_no_later_look(hub):
     assert len(hub.lead("declined")["declined"]) == 1
 
 
+def test_a_key_that_the_ledger_has_ended_opens_nothing_whatever_the_settings_say(hub):
+    north = hub.site("north")
+    north("approver", "add", "dr-okoye", "--as", "dr-lind")
+    before = (north.home / "site.toml").read_bytes()
+    north("approver", "retire", "dr-lind", "--as", "dr-okoye")
+    (north.home / "site.toml").write_bytes(before)  # as a crash before the settings were written leaves it
+    assert north.refused("pause", "--as", "dr-lind", "--reason", "an old grudge", expect=12)
+    assert north.refused("approver", "add", "puppet", "--as", "dr-lind", expect=2)
+    north("pause", "--as", "dr-okoye", "--reason", "an inspection")
+    assert north("audit", "verify")["ok"]
+
+
 # -- what a stranger is shown -----------------------------------------------------------------------------------------
 class Liar:
     """A site that writes its ledger as it likes: every entry under its own keys, exported and signed anew."""
