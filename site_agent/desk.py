@@ -240,10 +240,17 @@ class Desk:
         return opened(self.config.approver_key(name), name, beside=beside)
 
     def require_in_time(self, name: str) -> None:
-        """Refuse a deputy whose days are over. Raises: ApprovalRefusal."""
+        """Refuse a deputy whose days are over, and a key that the ledger has ended. Raises: ApprovalRefusal."""
         if not self.config.release_key.exists():  # its replacement is the one thing left to sign, and no deputy's
             return
-        deputy_of, until = self.ledger.membership().deputies.get(name, ("", ""))
+        known = self.ledger.membership()
+        ended = {said.old for said, _ in known.keys if said.role == "approver"} - {said.new for said, _ in known.keys}
+        if self.config.approvers.get(name) in ended:
+            # A crash, or a hand, has left it in the settings; the agent's next look takes it out of them.
+            raise ApprovalRefusal(
+                "an approver must approve here by the ledger", given=name, next_step="Another approver decides."
+            )
+        deputy_of, until = known.deputies.get(name, ("", ""))
         if until and today().isoformat() > until:
             raise ApprovalRefusal(
                 f"a deputy must act for {deputy_of} within the days that were signed",

@@ -131,6 +131,17 @@ def test_a_lost_release_key_is_replaced_by_as_many_as_the_plans_here_ask_for(hub
     assert hub.lead("rekey", "north", "--fingerprint", done["fingerprint"])["in_force"]
 
 
+def test_a_plan_that_was_not_fetched_yet_is_asked_how_many_must_sign_before_anything_is_noted(hub, monkeypatch):
+    monkeypatch.delenv("TRIBUTARY_PASSPHRASE")
+    for name in ("LEAD", "A", "B", "C"):
+        monkeypatch.setenv(f"TRIBUTARY_PASSPHRASE_{name}", f"{name} {PASSPHRASE}" if name != "LEAD" else PASSPHRASE)
+    north = hub.site("north", "a", "b")
+    hub.publish("mini", version=2, floors=dataclasses.replace(PLAN.floors, approvals=2))
+    assert north.refused("approver", "add", "c", "--as", "a", expect=12)
+    assert [entry.kind for entry in north.desk.ledger.entries()] == ["genesis"]
+    assert north("approver", "add", "c", "--as", "a", "--as", "b")["in_force"]
+
+
 def test_a_reason_of_somebody_who_approves_no_more_stops_no_later_look(hub):
     north = hub.site("north")
     person = SigningKey.load(north.desk.config.approver_key("dr-lind"), PASSPHRASE)
@@ -143,6 +154,18 @@ def test_a_reason_of_somebody_who_approves_no_more_stops_no_later_look(hub):
     with north.desk.egress() as egress:
         egress.membership([notice])
     assert len(hub.lead("declined")["declined"]) == 1
+
+
+def test_a_key_that_the_ledger_has_ended_opens_nothing_whatever_the_settings_say(hub):
+    north = hub.site("north")
+    north("approver", "add", "dr-okoye", "--as", "dr-lind")
+    before = (north.home / "site.toml").read_bytes()
+    north("approver", "retire", "dr-lind", "--as", "dr-okoye")
+    (north.home / "site.toml").write_bytes(before)  # as a crash before the settings were written leaves it
+    assert north.refused("pause", "--as", "dr-lind", "--reason", "an old grudge", expect=12)
+    assert north.refused("approver", "add", "puppet", "--as", "dr-lind", expect=2)
+    north("pause", "--as", "dr-okoye", "--reason", "an inspection")
+    assert north("audit", "verify")["ok"]
 
 
 # -- what a stranger is shown -----------------------------------------------------------------------------------------

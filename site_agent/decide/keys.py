@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared.base.chain import GENESIS
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, SigningKey, write_private
-from shared.errors import ApprovalRefusal, LedgerRefusal, NetworkRefusal, ParameterError, Refusal, StateRefusal
+from shared.errors import (
+    ApprovalRefusal,
+    LedgerRefusal,
+    NetworkRefusal,
+    ParameterError,
+    PlanRefusal,
+    Refusal,
+    StateRefusal,
+)
 from shared.membership.key_changes import KeyChange, SiteKeyring, open_key_change, snapshot_mark
 from site_agent.decide import key_files, membership
 
@@ -108,8 +117,22 @@ def _opened(desk: Desk, by: Openers) -> list[SigningKey]:
 
 def _checked(desk: Desk, said: KeyChange, keys: Sequence[SigningKey]) -> Envelope:
     envelope = said.signed(keys)
+    _learn(desk, said.day)
     open_key_change(envelope, keyring(desk), needed=needed(desk))
     return envelope
+
+
+def _learn(desk: Desk, day: str) -> None:
+    """Fetch plans that may ask for more approvers: noted with too few, a change would be refused there for ever."""
+    import datetime as dt
+
+    ring = keyring(desk)
+    if not desk.config.certificate.exists() or needed(desk) >= len(ring.approvers) - len(ring.deputies):
+        return
+    with suppress(Refusal), desk.egress(attempts=1) as egress:
+        for study in desk.config.studies:
+            with suppress(StateRefusal, PlanRefusal):
+                desk.plans.receive(study, egress.fetch_plan(study), today=dt.date.fromisoformat(day))
 
 
 def _told(desk: Desk, said: KeyChange, *, new: PublicKey | None, lapsed: int = 0) -> ChangedKey:

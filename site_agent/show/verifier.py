@@ -426,15 +426,15 @@ class VerifiedPlans:
             here = (plan["study"], plan["coordinator"]) == (study, keys["coordinator"])
             must(here, f"{name} must be of this study and its coordinator")
             self.known[sha(payload)] = plan
-        before = 1
+        earlier = 1
         for _, (name, leads, digest, asked) in sorted(signed_by.items()):
             taken = [entry["seq"] for entry in entries if entry.get("body", {}).get("plan_hash") == digest]
             # As many as it asks for, and as the version before did: one lead alone does not end that two must.
-            enough = chain.enough(leads, min(taken, default=len(entries)), max(asked, before))
+            enough = chain.enough(leads, min(taken, default=len(entries)), max(asked, earlier))
             must(enough, f"{name} must be signed by the study lead")
-            if not chain.enough(leads, min(taken, default=len(entries)), max(asked, before), then=True):
+            if not chain.enough(leads, min(taken, default=len(entries)), max(asked, earlier), then=True):
                 chain.open.append(f"{name} is signed by enough of those who led before, not when it was approved here")
-            before = asked
+            earlier = asked
         noted = {}
         for entry in entries:
             body = entry.get("body", {})
