@@ -6,13 +6,16 @@ is the agent as processes of their own, one for each home that is named on a lin
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import shutil
 import sys
+import tempfile
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -24,7 +27,7 @@ from shared.errors import LedgerRefusal, Refusal, StateRefusal
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import STATEMENT_TYPE, Receipt, Statement
 from shared.wire.messages import ANCHOR_TYPE
-from site_agent.ledger.book import Ledger
+from site_agent.ledger.book import Hold, Ledger
 from site_agent.lock import StateLock
 from site_agent.release.outbox import Outbox
 from site_agent.release.sealed_state import FIT, ROWS
@@ -106,20 +109,58 @@ def run_agent(home: Path, template: Receipt) -> None:
         outbox.delivered(release, accepted)
 
 
+@contextlib.contextmanager
+def quick_folder(otherwise: Path) -> Iterator[Path]:
+    """A folder in memory where there is some, else below `otherwise`: a killed process loses the same in either.
+
+    Its name is none of those that are swept up as anybody's temporary files: of an agent whose folder is emptied while
+    it runs, the ledger may well outlive the bytes, which looks like the one loss that these tests are for.
+    """
+    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else otherwise
+    with tempfile.TemporaryDirectory(dir=place, prefix="agents-killed-") as name:
+        yield Path(name)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file below `folder`, by its path in it."""
+    return {
+        str(path.relative_to(folder)): sha256_hex(path.read_bytes()) for path in folder.rglob("*") if path.is_file()
+    }
+
+
+def copied(source: Path, target: Path) -> None:
+    """Put a whole copy of `source` in the place of `target`, and see that it is whole and `source` left alone."""
+    shutil.rmtree(target, ignore_errors=True)
+    before = contents(source)
+    shutil.copytree(source, target)
+    assert contents(target) == before == contents(source), "not the agent: its folder was changed beside it"
+
+
+def assert_sealed_bytes_are_there(home: Path, holds: list[Hold]) -> None:
+    """Whatever the ledger calls sealed lies on the disk, whole: the bytes come first, and stay while the hold lives."""
+    for hold in holds:
+        sealed = {**hold.files, "bundle.zip": hold.bundle_sha256} if hold.bundle_sha256 else {}
+        folder = home / "sealed" / hold.release_id
+        found = contents(folder) if sealed else {}
+        lost = sorted(name for name, digest in sealed.items() if found.get(name) != digest)
+        assert not lost, f"sealed in the ledger ({hold.state}), and not on the disk: {lost} of {sorted(found)}"
+
+
 def assert_nothing_is_undercounted(home: Path, scratch: Path, template: Receipt) -> None:
-    """Right after a crash, before any recovery: as many charges as draws, or more."""
+    """Right after a crash, before any recovery: as many charges as draws, or more, and all that was sealed."""
     draws = Notebook(home / "hub").lines("draws")
     if not (home / "ledger.db").exists():
         assert draws == []
         return
-    shutil.rmtree(scratch, ignore_errors=True)
-    shutil.copytree(home, scratch)
+    copied(home, scratch)
     ledger = Ledger(scratch / "ledger.db", AGENT, site="north")
     spent = ledger.study_total(template.study, template.delta)
     curve = len(draws) * privacy.rdp(privacy.from_canonical(template.event))
     assert spent.releases >= len(draws)
     assert spent.epsilon >= privacy.epsilon_from_rdp(curve, template.delta) * (1 - 1e-12)
-    assert {hold.release_id for hold in ledger.holds()} >= set(draws)
+    holds = ledger.holds()
+    assert {hold.release_id for hold in holds} >= set(draws)
+    assert_sealed_bytes_are_there(home, holds)
 
 
 def assert_settled(home: Path, template: Receipt) -> None:
@@ -135,6 +176,7 @@ def assert_settled(home: Path, template: Receipt) -> None:
     sent = {tuple(line) for line in notes.lines("bundles")}
     assert len(sent) == 1, "one release, always in the same bytes under the same statement"
     release_id, digest, _ = next(iter(sent))
+    assert_sealed_bytes_are_there(home, holds)
     delivered = [hold for hold in holds if hold.state == "delivered"]
     assert [(hold.release_id, hold.bundle_sha256) for hold in delivered] == [(release_id, digest)]
     assert sha256_hex(outbox.bundle(release_id).read_bytes()) == digest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime as dt
 import json
 import os
 import random
@@ -374,12 +375,7 @@ def test_the_receipt_chain_begins_with_zeros_and_follows_the_seals_of_a_study(le
 def test_order_does_not_depend_on_the_clock(ledger, monkeypatch):
     reserve(ledger, 1)
 
-    class Early(state.dt.datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return cls(1999, 1, 1, tzinfo=tz)
-
-    monkeypatch.setattr(state.dt, "datetime", Early)
+    monkeypatch.setattr(state, "utc_now", lambda: dt.datetime(1999, 1, 1, tzinfo=dt.UTC))
     reserve(ledger, 2)
     entries = reopened(ledger).entries()
     assert entries[-1].time < entries[-2].time

@@ -9,12 +9,23 @@ import random
 import re
 import shutil
 import signal
-import tempfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from agent_life import ADA, AGENT, BOB, PEOPLE, assert_nothing_is_undercounted, assert_settled, reserve, run_agent
+from agent_life import (
+    ADA,
+    AGENT,
+    BOB,
+    PEOPLE,
+    assert_nothing_is_undercounted,
+    assert_settled,
+    contents,
+    copied,
+    quick_folder,
+    reserve,
+    run_agent,
+)
 from hurry import part_of_today, soak
 from test_ledger import Accepted, acknowledge, forked
 
@@ -32,6 +43,7 @@ from site_agent.ledger import chain, drawing, files, persons, state
 from site_agent.ledger.book import Ledger
 from site_agent.release import outbox as outbox_module
 from site_agent.release.outbox import Outbox
+from site_agent.release.sealed_state import FIT
 
 BYTES = b"the sealed bytes"
 
@@ -383,8 +395,28 @@ def written_failpoints() -> set[str]:
 @pytest.fixture
 def quick_disk(tmp_path):
     """Memory instead of a disk where there is some: a killed process loses the same, and fsync costs nothing."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path) as name:
-        yield Path(name)
+    with quick_folder(tmp_path) as folder:
+        yield folder
+
+
+@pytest.mark.parametrize("name", ["bundle.zip", FIT])
+def test_sealed_bytes_that_a_crash_took_are_missed_before_anything_is_recovered(quick_disk, template, name):
+    home = quick_disk / "home"
+    home.mkdir()
+    point = "outbox.statement.before_write"  # the first step after the seal
+    assert killed_at(point, lambda: run_agent(home, template)) == -signal.SIGKILL
+    assert_nothing_is_undercounted(home, quick_disk / "scratch", template)
+    (path,) = home.glob(f"sealed/*/{name}")
+    data = path.read_bytes()
+    path.write_bytes(data[:-1])
+    with pytest.raises(AssertionError, match=f"sealed in the ledger.*{name}"):
+        assert_nothing_is_undercounted(home, quick_disk / "scratch", template)
+    path.unlink()
+    with pytest.raises(AssertionError, match=f"sealed in the ledger.*{name}"):
+        assert_nothing_is_undercounted(home, quick_disk / "scratch", template)
+    path.write_bytes(data)
+    assert forked(lambda: run_agent(home, template)) == 0
+    assert_settled(home, template)
 
 
 @pytest.mark.fault("F1", "F4")
@@ -401,8 +433,11 @@ def test_wherever_the_agent_is_killed_the_same_bytes_leave_once_or_the_charge_is
         run_agent(home, template)
 
     def start_from(saved: Path | None) -> None:
-        shutil.rmtree(home, ignore_errors=True)
-        shutil.copytree(saved, home) if saved else home.mkdir()
+        if saved:
+            copied(saved, home)
+        else:
+            shutil.rmtree(home, ignore_errors=True)
+            home.mkdir()
 
     def kill(point: str) -> None:
         assert killed_at(point, agent) == -signal.SIGKILL, point
@@ -410,7 +445,7 @@ def test_wherever_the_agent_is_killed_the_same_bytes_leave_once_or_the_charge_is
         assert_nothing_is_undercounted(home, scratch, template)
 
     def settle() -> None:
-        assert forked(agent) == 0
+        assert forked(agent) == 0, sorted(contents(home))
         assert_settled(home, template)
 
     start_from(None)
@@ -424,8 +459,7 @@ def test_wherever_the_agent_is_killed_the_same_bytes_leave_once_or_the_charge_is
     for point in part_of_today(points, 5) if repeats == 1 else points * soak(1, repeats):
         start_from(None)
         kill(point)
-        shutil.rmtree(crashed, ignore_errors=True)
-        shutil.copytree(home, crashed)
+        copied(home, crashed)
         on_restart = passed_failpoints(agent, quick_disk / "notes")
         assert_settled(home, template)
         # Killed again: at every step of the recovery, and in the soak at some step after it.

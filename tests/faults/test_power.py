@@ -11,14 +11,13 @@ import random
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from agent_life import assert_nothing_is_undercounted, assert_settled, run_agent
+from agent_life import assert_nothing_is_undercounted, assert_settled, quick_folder, run_agent
 from hurry import soak
 from service import SMALL, Hub, Sealed, small_table
 from test_ledger import forked
@@ -38,8 +37,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def fast(tmp_path):
     """Memory instead of a disk where there is some: what is lost is chosen, and flushing costs nothing."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path) as name:
-        yield Path(name)
+    with quick_folder(tmp_path) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
