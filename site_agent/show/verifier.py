@@ -487,6 +487,13 @@ class VerifiedPlans:
         last = [plan for place, plan, _ in self.at if place < seq and plan in self.known][-1:]
         return int(self.known[last[0]]["floors"]["approvals"]) if last else 0
 
+    def memberships(self, keys: Body, entries: list[Body]) -> None:
+        """Raises: Wrong: a grant that no lead signed, or a change of keys that fewer signed than the plan asked for."""
+        keys["lead_chain"].grants(entries, keys)
+        for seq, count, able in keys["key_chain"].signed:
+            asked = min(able, self.approvals_at(seq))
+            must(count >= asked, f"entry {seq}: a change of keys must be signed by {asked} who approve here")
+
     def in_force(self, plan_hash: str, seq: int, what: str) -> Body | None:
         """The approval of a plan at an entry. Raises: Wrong: the plan was not the approved one there."""
         last = [(plan, said) for place, plan, said in self.at if place < seq][-1:]
@@ -1017,10 +1024,7 @@ def examine(files: Files, study: str, coordinator_list: bytes | None = None) -> 
     keys = json.loads(files["keys.json"])
     entries = ledger(files, keys, study)
     plans = VerifiedPlans(files, keys, study, entries)
-    keys["lead_chain"].grants(entries, keys)
-    for seq, count, able in keys["key_chain"].signed:
-        asked = min(able, plans.approvals_at(seq))
-        must(count >= asked, f"entry {seq}: a change of keys must be signed by {asked} who approve here")
+    plans.memberships(keys, entries)
     standing = standings(entries, keys)
     entries_of: dict[str, list[Body]] = {}
     for entry in entries:
