@@ -228,9 +228,11 @@ class Members:
 
         Raises: SignatureRefusal, ReplayRefusal, RoleRefusal, TooLarge (beyond `NOTICES_CAP` of one site).
         """
-        # Shown again it is not held against who approves now: its person may have left.
+        # Shown again it is not held against who approves now: its person may have left. Another's signature under the
+        # same words is nothing shown again.
         own = sa.select(tables.declined.c.digest).where(tables.declined.c.site == site.site)
-        if envelope.digest in self._read(lambda c: c.execute(own).scalars().all()):
+        kept = sa.select(tables.declined.c.envelope).where(tables.declined.c.site == site.site)
+        if envelope.to_bytes() in self._read(lambda c: c.execute(kept).scalars().all()):
             return
         said = open_notice(envelope, site.approvers, coordinator=self.coordinator, site=site.site)
         self.require_known(site, said.study)
