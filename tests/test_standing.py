@@ -567,7 +567,13 @@ def test_a_stranger_finds_one_that_was_not_good(ready, record, tmp_path, monkeyp
     """The ledger as the site itself might rewrite it: the chain and its signatures are as they should be."""
     entries = json.loads((record / "ledger.json").read_bytes())
     keys = json.loads((record / "keys.json").read_bytes())
-    monkeypatch.setattr(verifier, "ledger", lambda files, keys, study: rewritten_entries)
+    whole = verifier.ledger  # it also says which keys were in force when
+
+    def rewritten(files, keys, study):
+        whole(files, keys, study)
+        return rewritten_entries
+
+    monkeypatch.setattr(verifier, "ledger", rewritten)
     (at,) = [place for place, entry in enumerate(entries) if entry.get("kind") == "standing"]
     (used,) = [entry for entry in entries if entry.get("kind") == "approve" and "standing" in entry["body"]]
     key = SigningKey.load(ready.home / "keys/approvers/dr-lind.pem", PASSPHRASE)

@@ -228,7 +228,8 @@ class Members:
 
         Raises: SignatureRefusal, ReplayRefusal, RoleRefusal, TooLarge (beyond `NOTICES_CAP` of one site).
         """
-        # Shown again it is not held against who approves now: its person may have left.
+        # Shown again it is not held against who approves now: its person may have left. Another's signature under the
+        # same words is nothing shown again.
         mine = tables.declined.c.site == site.site
         shown = sa.select(tables.declined.c.envelope).where(mine & (tables.declined.c.digest == envelope.digest))
         if self._read(lambda c: c.execute(shown).scalar()) == envelope.to_bytes():
