@@ -526,7 +526,8 @@ def test_an_unknown_site_is_refused_with_the_nearest(collected):
 
 
 def test_revoking_keeps_what_was_accepted(collected):
-    assert collected("revoke", "alpha", "--dry-run")[1] == {"site": "alpha", "revoked": False, "releases_kept": 1}
+    told = collected("revoke", "alpha", "--dry-run")[1]
+    assert told == {"site": "alpha", "revoked": False, "releases_kept": 1, "distrusted": [], "results_stale": []}
     assert collected("revoke", "alpha")[0] == 0
     states = {site["site"]: (site["state"], site["releases"]) for site in collected("sites")[1]}
     assert states["alpha"] == ("revoked", 1)

@@ -393,6 +393,7 @@ def test_nobody_does_arithmetic_with_an_epsilon():
             "shared/mechanisms/grand/noise.py",
             "self.p / self.epsilon",
         ),  # the noise: its event is asked in test_network_release
+        ("shared/mechanisms/network_counts/plan.py", "weight * self.epsilon"),  # a count's noise: test_network_counts
         ("shared/mechanisms/grand/noise.py", "1 / self.epsilon"),  # the noise as the paper prints it
         ("shared/mechanisms/grand/noise.py", "self.p * self.epsilon"),  # what that really costs
         (

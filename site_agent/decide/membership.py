@@ -92,8 +92,8 @@ def _notices(desk: Desk) -> list[Envelope]:
 
     deputies, day = desk.ledger.membership().deputies, today().isoformat()
     keys = [PublicKey(key) for name, key in desk.config.approvers.items() if deputies.get(name, ("", day))[1] >= day]
-    told = [entry.body["notice"] for entry in desk.ledger.entries() if "notice" in entry.body]
-    said = [Envelope.from_bytes(str(text).encode()) for text in told[-NOTICES:]]
+    notices = [entry.body["notice"] for entry in desk.ledger.entries() if "notice" in entry.body]
+    said = [Envelope.from_bytes(str(text).encode()) for text in notices[-NOTICES:]]
     return [one for one in said if one.verified_by({key.key_id: key for key in keys})]
 
 

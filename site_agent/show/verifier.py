@@ -213,7 +213,7 @@ class KeyChain:
         said = [json.loads(base64.b64decode(json.loads(text)["payload"])) for texts in made for text in texts]
         # Who joins later signs nothing before; whom nothing here ends may have left by hand, nobody knows when.
         self.joining = {one["new"] for one in said if one["role"] == "approver"}
-        self.told = {*keys.get("approvers", {}).values(), *self.joining, *(one["old"] for one in said)}
+        self.listed = {*keys.get("approvers", {}).values(), *self.joining, *(one["old"] for one in said)}
 
     def people_at(self, seq: int) -> dict[str, list[str]]:
         """The keys of each person who could sign entry `seq`: those that were in force there."""
@@ -252,7 +252,7 @@ class KeyChain:
             )
             must("the new key" in signers or not shown, f"{what} must be signed by the new key")
             # Whoever lost a key cannot sign with it: the others do, as far as there are any.
-            able = {name for name, own in here.items() if set(own) & self.told}
+            able = {name for name, own in here.items() if set(own) & self.listed}
             able -= {said["name"]} if lost else set()
             named = signers & (here.keys() - ({said["name"]} if lost else set()))
             must(named or (lost and not release and not able), f"{what} must be signed by somebody who approves here")
@@ -455,15 +455,17 @@ class VerifiedPlans:
                 self.at.append((entry["seq"], body["plan_hash"], said))
             elif entry.get("kind") in ("plan_revoked", "study_ungranted"):
                 self.at.append((entry["seq"], "", None))
-        earlier = {(body["version"], body["plan_hash"], body["name"]): place for place, body in self.of_old(entries)}
+        undocumented = {
+            (body["version"], body["plan_hash"], body["name"]): place for place, body in self.of_old(entries)
+        }
         for name, data in named(files, "plans/approval-"):
             said, names, payload = opened(name, data, "plan-approval", people(keys))
             must(said["approver"] in names and said["plan_hash"] in self.known, f"{name} must be a signed approval")
             own = (said["plan_version"], said["plan_hash"], said["approver"])
-            must(sha(payload) in noted or own in earlier, f"{name} must be an approval that the ledger has noted")
-            if own in earlier:
+            must(sha(payload) in noted or own in undocumented, f"{name} must be an approval that the ledger has noted")
+            if own in undocumented:
                 self.agrees(said, {"version": own[0], "plan_hash": own[1]}, name)
-                place = earlier[own]
+                place = undocumented[own]
                 self.at = [(seq, plan, said if seq == place else was) for seq, plan, was in self.at]
 
     @staticmethod

@@ -27,6 +27,7 @@ from shared.mechanisms.base import Aggregates, EdgeRules, Extent, Facts, must, w
 from shared.mechanisms.grand.edges import adjacency
 from shared.mechanisms.network_counts import capped
 from shared.plans.dictionary import LEVELLED
+from shared.privacy.stated import shown_epsilon
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -146,7 +147,7 @@ class NetworkCountsPlan(Aggregates):
         must(len(self.by) <= 8, "release.by must name at most 8 columns", len(self.by))
         scales = [count.scale for count in self.counts(plan)]
         drawn = min(scales) >= 2**-8 and max(scales) <= 2**38
-        must(drawn, "release.epsilon must leave noise that can be drawn exactly", f"{self.epsilon:g}")
+        must(drawn, "release.epsilon must leave noise that can be drawn exactly", shown_epsilon(self.epsilon))
 
     def caps(self) -> dict[str, int]:
         """The cap of each count."""
