@@ -102,6 +102,7 @@ class Ledger(Chain):
     may share a ledger freely.
 
     >>> import tempfile
+    >>> from shared.base.keys import SigningKey
     >>> folder = tempfile.TemporaryDirectory()
     >>> ledger = Ledger.create(Path(folder.name) / "ledger.db", SigningKey.generate(), site="north")
     >>> [entry.kind for entry in ledger.entries()]
