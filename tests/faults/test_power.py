@@ -186,6 +186,8 @@ class Told:
     site: str
     wave: int
     answer: object
+    kept: int = 0
+    """How long the site's own record of answers was by then."""
 
 
 def answer_of(store: Store) -> str:
@@ -202,13 +204,22 @@ def a_day(hub: Hub, sites: tuple[str, ...], size: Callable[[], int]) -> list[Tol
             sealed = sealed_of(hub, site, wave)
             with hub.egress(site) as egress:
                 head = egress.anchor(hub.anchor(site, wave))
-                told.append(Told(size(), "anchor", site, wave, head))
+                told.append(Told(size(), "anchor", site, wave, head, kept(hub, site)))
                 told.append(Told(size(), "release", site, wave, egress.send(sealed.envelope, sealed.path)))
-                told[-1] = dataclasses.replace(told[-1], size=size())
+                told[-1] = dataclasses.replace(told[-1], size=size(), kept=kept(hub, site))
                 if wave == WAVES:
                     done = egress.withdraw(taken_back(hub, sealed))
-                    told.append(Told(size(), "withdrawal", site, wave, done))
+                    told.append(Told(size(), "withdrawal", site, wave, done, kept(hub, site)))
     return told
+
+
+def record_of(hub: Hub, site: str) -> Path:
+    """The file in which this site keeps what it was told."""
+    return hub.home / f"acknowledged.{site}.jsonl"
+
+
+def kept(hub: Hub, site: str) -> int:
+    return record_of(hub, site).stat().st_size
 
 
 @functools.cache
@@ -230,6 +241,7 @@ def test_a_power_cut_at_any_moment_at_the_coordinator_loses_nothing_that_was_ack
     with served(hub, hub.home, **faulty(hub.home, log=log)):
         told = a_day(hub, sites, lambda: log.stat().st_size)
     record = Record(hub.home, log, before)
+    memory = {site: record_of(hub, site).read_bytes() for site in sites}
     with closing(Store.open(hub.home)) as store:
         expected = answer_of(store)
     rng, cuts, again = random.Random(21), soak(8, 150, usual=100), soak(1, 10, usual=4)
@@ -244,6 +256,9 @@ def test_a_power_cut_at_any_moment_at_the_coordinator_loses_nothing_that_was_ack
                 asked += 1
                 changed += answer_of(store) != expected
         if number < again:
+            for site in sites:  # a site remembers what it was told by then, and nothing of what came after the cut
+                length = max((one.kept for one in known if one.site == site), default=0)
+                record_of(hub, site).write_bytes(memory[site][:length])
             changed += taken_up_again(hub, image, sites, told, expected)
         shutil.rmtree(image)
     assert (lost, changed) == (0, 0)
