@@ -28,6 +28,10 @@ CANARY = "CANARY-4711-/srv/cohort.csv-sbp=187.25"
 # ids, digests, counts and signatures; no text that anybody could write freely but the approvers' names, at enrolment
 # and as a release's author.
 SAID = {
+    "AuthoritiesRequest": set(),
+    "MembershipRequest": {
+        "statements"
+    },  # signed: grants, changes of leads and keys, reasons that a person chose to tell
     "EnrolRequest": {"token", "envelope"},
     "StudyRequest": {"study"},
     "RoundRequest": {"study", "flow"},

@@ -379,7 +379,7 @@ def shown(print_to) -> str:
 def budget_page(at) -> str:
     """The budget as the site's own page tells it."""
     gate = page.Gate(announce=lambda password: None)
-    config = SimpleNamespace(site=at.name, approvers={})
+    config = SimpleNamespace(site=at.name, approvers={}, certificate=at.ledger.path.parent / "none.pem")
     at_desk = {"ledger": at.ledger, "home": at.ledger.path.parent, "replies": None}
     desk = SimpleNamespace(**at_desk, paused=False, config=config)
     app = page.application(lambda: desk, gate=gate, hosts=("localhost:1",), agent_version="0.1.0", today=lambda: TODAY)

@@ -128,7 +128,9 @@ def _done(asked: Mapping[str, Any]) -> bytes:
         _limit(resource.RLIMIT_CPU, int(sum(os.times()[:2])) + 1 + asked["cpu"])
         reply: dict[str, Any] = {"gave": task(asked["given"])}
         return canonical_json(reply)
-    except MemoryError:
+    except (MemoryError, ImportError):
+        # What a task needs was loaded before its limit was set, or is loaded within it: there a library that cannot be
+        # mapped fails as an import.
         reply = {"over": "memory"}
     except Refusal as refusal:
         reply = {"refused": [refusal.code, refusal.must, refusal.given, refusal.next_step]}
