@@ -45,8 +45,8 @@ from shared.plans.federated import Federated, FederatedFlow
 from shared.plans.plan import Budget, Floors, StudyPlan, Training, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy.stated import CHARGED_BEFORE
-from shared.wire.messages import RoundAnswer
 from shared.wire.rounds import Answered, RoundOrder, open_order, pack, unpack
+from shared.wire.site_messages import RoundAnswer
 from site_agent import egress as egress_module
 from site_agent.config import SiteBudget, SiteFloors, TableSource
 from site_agent.ledger.book import Ledger

@@ -50,21 +50,20 @@ from shared.plans.plan import StudyPlan
 from shared.privacy.stated import all_given
 from shared.releases.synthetic import versions
 from shared.terminal import plain
-from shared.wire.messages import (
-    CHUNK_BYTES,
+from shared.wire.analyst_messages import (
     DescribeRequest,
     Document,
     EntriesRequest,
     ExplainRequest,
     LogRequest,
-    LogView,
     QueryRequest,
     ReleasesRequest,
     RowsChunk,
     RowsRequest,
     StudiesRequest,
-    WatchRequest,
 )
+from shared.wire.message_limits import CHUNK_BYTES
+from shared.wire.site_messages import LogView, WatchRequest
 from shared.wire.transport import MESSAGE_CAP, Call, Handler
 
 __all__ = ["LONGEST", "REQUEST_CAP", "WAITING", "AnalysisService"]
