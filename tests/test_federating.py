@@ -746,7 +746,7 @@ def test_a_question_that_is_asked_for_ever_keeps_nobody(hub, hospitals):
 
 # -- afterwards ---------------------------------------------------------------------------------------------------
 def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_trainings_charge(hub, hospitals):
-    from coordinator.answers.queries import draws_of
+    from coordinator.answers.site_answers import draws_of
     from shared.errors import PlanChanged, ReceiptRefusal
     from shared.plans.encoding import Encoder
     from shared.releases.receipt import TRAINED, Receipt
