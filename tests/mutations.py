@@ -90,7 +90,8 @@ LEDGER_DRAWING = "site_agent/ledger/drawing.py"
 LEDGER_PERSONS = "site_agent/ledger/persons.py"
 HOLDS = "site_agent/ledger/holds.py"
 COMPOSED = "shared/privacy/composition.py"
-PIPELINE = "site_agent/release/pipeline.py"
+PIPELINE = "site_agent/release/pipeline/making.py"
+POPULATION = "site_agent/release/pipeline/population.py"
 FITTING = "site_agent/release/fitting.py"
 SGD = "site_agent/models/private_flow.py"
 FEDERATED = "shared/plans/federated.py"
@@ -590,7 +591,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "a flow that nobody was charged for is used at the price of rows",
         (
-            "site_agent/release/pipeline.py",
+            PIPELINE,
             "return sealed is not None and sealed.flow_of in trained",
             "return sealed is not None",
         ),
@@ -599,7 +600,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "a wave that refits is charged the rows alone",
         (
-            "site_agent/release/pipeline.py",
+            PIPELINE,
             "if base is None or not plan.release.draws_rows or refits(plan, plan.wave(wave)):",
             "if base is None or not plan.release.draws_rows:",
         ),
@@ -1245,7 +1246,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "holdout: persons who withdrew still train",
         (
-            PIPELINE,
+            POPULATION,
             "for i in sorted({*range(len(persons))} - set(eligible)) if persons[i] not in withdrawn)",
             "for i in sorted({*range(len(persons))} - set(eligible)))",
         ),

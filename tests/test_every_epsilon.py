@@ -48,7 +48,7 @@ from site_agent.ledger.book import Ledger
 from site_agent.release import drawing
 from site_agent.release.fitting import FittedMechanism, released_rows
 from site_agent.release.outbox import Outbox
-from site_agent.release.pipeline import make_release
+from site_agent.release.pipeline.making import make_release
 from site_agent.release.site import WorkingSite
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -532,7 +532,7 @@ def test_every_receipt_in_the_product_is_written_by_one_function_and_checked_by_
         if isinstance(node, ast.Call) and named(node.func) == "require_true"
     }
     assert made <= {"shared/releases/receipt.py"}
-    assert {"site_agent/release/pipeline.py", "coordinator/services/tasks.py"} <= checked
+    assert {"site_agent/release/pipeline/making.py", "coordinator/services/tasks.py"} <= checked
 
 
 def test_a_bundle_shows_no_other_figure_of_its_price(released):

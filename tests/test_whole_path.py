@@ -52,7 +52,7 @@ from shared.privacy import meaning
 from shared.simulated import contact_networks
 from site_agent.records import table as records
 from site_agent.release import drawing, fitting
-from site_agent.release.pipeline import SealedRelease
+from site_agent.release.pipeline.opened import SealedRelease
 
 ATTACK = drawing._attack
 DRAWS = 3
