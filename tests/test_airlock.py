@@ -20,7 +20,8 @@ from shared.wire.signed_messages import WITHDRAWAL_TYPE
 from site_agent.config import SiteConfig
 from site_agent.decide import airlock
 from site_agent.desk import Desk, agent_version, today
-from site_agent.release import drawing, pipeline
+from site_agent.release import drawing
+from site_agent.release.pipeline import opened
 
 
 @pytest.fixture
@@ -318,7 +319,7 @@ def test_a_plan_revoked_while_the_passphrase_is_typed_is_not_approved_under(read
         return key_of(ready, "dr-lind")
 
     words = {"name": "dr-lind", "agent_version": agent_version(), "today": today()}
-    ticks = [check.name for check in pipeline.open_release(at.outbox, release_id).warnings]
+    ticks = [check.name for check in opened.open_release(at.outbox, release_id).warnings]
     with pytest.raises(ApprovalRefusal, match="taken back"):
         airlock.approve(at, release_id, ticked=ticks, open_key=typing, **words)
     assert (ready.hub.sent, state(ready, release_id)) == ([], "held")
@@ -336,7 +337,7 @@ def test_a_pause_that_is_noted_while_the_passphrase_is_typed_stops_the_approval(
         return key_of(ready, "dr-lind")
 
     words = {"name": "dr-lind", "agent_version": agent_version(), "today": today()}
-    ticks = [check.name for check in pipeline.open_release(at.outbox, release_id).warnings]
+    ticks = [check.name for check in opened.open_release(at.outbox, release_id).warnings]
     with pytest.raises(PausedRefusal):
         airlock.approve(at, release_id, ticked=ticks, open_key=typing, **words)
     assert (ready.hub.sent, state(ready, release_id)) == ([], "held")

@@ -91,11 +91,11 @@ import sys
 from pathlib import Path
 from site_agent.decide import airlock, plans, waves
 from site_agent import egress
-from site_agent.release import pipeline
+from site_agent.release.pipeline import making
 from site_agent.training import rounds
 from shared.plans.plan import StudyPlan
 plan = StudyPlan.from_toml(Path(sys.argv[1]).read_text())
-assert plan.federated and waves and pipeline
+assert plan.federated and waves and making
 print(*sys.modules)
 """
     study = ROOT / "deploy" / "studies" / "federated.toml"

@@ -43,8 +43,9 @@ from shared.simulated import contact_networks
 from site_agent import cli
 from site_agent.decide import airlock
 from site_agent.records import table as records
-from site_agent.release import checks, drawing, fitting, networks, pipeline
+from site_agent.release import checks, drawing, fitting, networks
 from site_agent.release.audit import attacks, report
+from site_agent.release.pipeline import making
 
 FAR = "2998-12-31"
 POSTURES = {
@@ -118,7 +119,7 @@ def test_a_reader_that_breaks_down_on_a_later_table_keeps_nothing_back(tmp_path,
         broken.setattr(drawing, "_attack", lambda **_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             bench.release(promised, table, seeded_rng(1))
-    monkeypatch.setattr(pipeline, "_read", lambda *_: 1 // 0)
+    monkeypatch.setattr(making, "_read", lambda *_: 1 // 0)
     assert bench.release(promised, table, seeded_rng(2)).hold.state == "held"
 
 
@@ -144,7 +145,7 @@ def test_figures_that_were_interrupted_are_held_alike_whatever_became_of_the_rec
     for name, value in (("same", table["sbp"][0]), ("corrected", 141.5)):
         bench = Bench(tmp_path / name)
         with monkeypatch.context() as broken:
-            broken.setattr(pipeline, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            broken.setattr(making, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 bench.release(plan, table, seeded_rng(1))
         table.loc[0, "sbp"] = value

@@ -56,7 +56,7 @@ from site_agent.decide.plan_facts import _price as _price_of
 from site_agent.decide.plan_facts import charged
 from site_agent.desk import today
 from site_agent.release.fitting import require_roles_kept
-from site_agent.release.pipeline import make_release
+from site_agent.release.pipeline.making import make_release
 from site_agent.show import screens
 
 OPEN = "not bounded: the flow"

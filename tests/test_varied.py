@@ -54,7 +54,7 @@ from site_agent.decide.plan_facts import _price as _price_of
 from site_agent.ledger.holds import price_of
 from site_agent.release.audit.distances import linkage
 from site_agent.release.audit.likelihood import weighed
-from site_agent.release.pipeline import make_release
+from site_agent.release.pipeline.making import make_release
 from site_agent.release.sealed_state import fitted_by
 from site_agent.show import page, screens
 from site_agent.show.curve import require_allowed

@@ -235,11 +235,11 @@ def standing_revoke(
 def _ticked(desk: Desk, full: str, ticked: list[str], *, quiet: bool) -> list[str]:
     """The ticks that were given, and those that a person on the terminal adds when asked."""
     from site_agent.decide import airlock
-    from site_agent.release import pipeline
+    from site_agent.release.pipeline import opened
 
     if quiet or not sys.stdin.isatty() or desk.outbox.get(full).state not in ("held", "sent_back"):
         return ticked
-    for check in airlock.require_ticks(pipeline.open_release(desk.outbox, full), ticked):
+    for check in airlock.require_ticks(opened.open_release(desk.outbox, full), ticked):
         if confirmed(f"Warning {check.name}: {check.detail}. Release all the same?"):
             ticked.append(check.name)
     return ticked

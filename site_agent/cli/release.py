@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from site_agent.desk import Desk
-    from site_agent.release.pipeline import Progress
+    from site_agent.release.pipeline.stages import Progress
 
 __all__ = ["curve", "outbox_figures", "outbox_list", "outbox_show", "release", "synthetic", "try_"]
 
@@ -72,7 +72,7 @@ def _left(seconds: float | None) -> str:
 @app.command("try")
 def try_(study: Study, home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """Rehearse the whole release on made-up data: no record is read, it costs nothing, nothing is sent."""
-    from site_agent.release.pipeline import rehearse
+    from site_agent.release.pipeline.rehearsal import rehearse
 
     desk = open_desk(home)
     plan = desk.plans.plan(study)
@@ -146,7 +146,7 @@ def release(
     from dataclasses import replace
 
     from site_agent.decide import airlock
-    from site_agent.release import pipeline
+    from site_agent.release.pipeline import making, stages
     from site_agent.show import screens
 
     desk = open_desk(home)
@@ -164,8 +164,8 @@ def release(
                 next_step=f"See site-agent waves {study}; name one with --wave.",
             )
         wave = due[0]
-    pipeline.require_open(plan, wave, today())
-    needs = pipeline.estimate(plan, source)
+    making.require_open(plan, wave, today())
+    needs = stages.estimate(plan, source)
     if dry_run:
         page = plan_facts(desk, plan, today())
         total = desk.ledger.study_total(study, plan.budget.delta)
@@ -197,7 +197,7 @@ def release(
                     )
                     if page["price"]["epsilon"] is not None
                     else ("budget", "no total holds it"),
-                    ("stages", " → ".join(stage.value for stage in pipeline.STAGES)),
+                    ("stages", " → ".join(stage.value for stage in stages.STAGES)),
                 ],
             )
 
@@ -206,7 +206,7 @@ def release(
     if by is not None:
         desk.approver(by)  # only who can open the key may be named as the author
     with _told_of_the_charge(desk, study, wave), desk.locked(), desk.egress() as egress, _bar(json) as progress:
-        made = pipeline.make_release(
+        made = making.make_release(
             plan=plan,
             wave=wave,
             source=source,
@@ -285,7 +285,7 @@ def curve(
     from shared.base.randomness import secure_rng
     from shared.plans.encoding import Encoder
     from site_agent.records import table as records
-    from site_agent.release import pipeline
+    from site_agent.release.pipeline import rehearsal
     from site_agent.show import screens
     from site_agent.show.curve import DRAWS, GRID, price_curve, require_allowed
 
@@ -322,7 +322,7 @@ def curve(
     rng = secure_rng()
     with _bar(json) as progress:
         if made_up:
-            table = plan.dictionary.check(pipeline.made_up_table(plan, rows, rng))
+            table = plan.dictionary.check(rehearsal.made_up_table(plan, rows, rng))
         else:
             table = records.read(
                 desk.config.source(study),

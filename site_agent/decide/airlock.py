@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from site_agent.ledger.book import AnchoredHead, Hold, Noted
     from site_agent.release.checks import Check
     from site_agent.release.outbox import Outbox
-    from site_agent.release.pipeline import SealedRelease
+    from site_agent.release.pipeline.opened import SealedRelease
 
 __all__ = [
     "Approved",
@@ -206,11 +206,11 @@ def shown(desk: Desk, release_id: str) -> SealedRelease:
     """A sealed release for a person to look at.
 
     Raises: PolicyRefusal, before it is delivered, where its plan wants it approved before the draw: whoever saw it
-        could choose by it; and as `pipeline.open_release`.
+        could choose by it; and as `opened.open_release`.
     """
-    from site_agent.release import pipeline
+    from site_agent.release.pipeline import opened
 
-    made = pipeline.open_release(desk.outbox, release_id)
+    made = opened.open_release(desk.outbox, release_id)
     plan = desk.plans.plan(made.hold.study, made.receipt.plan_version)
     if plan.floors.approval == "before" and made.hold.state != "delivered":
         raise PolicyRefusal(
@@ -253,7 +253,7 @@ def approve(
     Raises: PausedRefusal; PlanRefusal and its kinds (the plan is not the approved, current one, also for bytes that
         were approved before and are only sent again); ApprovalRefusal; NetworkRefusal (the approval is kept).
     """
-    from site_agent.release import pipeline
+    from site_agent.release.pipeline import opened
 
     desk.require_running()
     desk.config.approver_key(name)
@@ -264,7 +264,7 @@ def approve(
             given=f"one that {_ENDED[known.state]}, which is for good",
             next_step="Nothing is left to do with it; site-agent status says what is next. Its charge stays.",
         )
-    made = pipeline.open_release(desk.outbox, release_id)
+    made = opened.open_release(desk.outbox, release_id)
     hold, ahead = made.hold, False
     if hold.state != "delivered":
         plan, _ = desk.plans.approved(hold.study, agent_version=agent_version, today=today)
@@ -301,7 +301,7 @@ def approve(
             key = open_key()
             # Asked again: the plan's approval may have been taken back while the passphrase was typed.
             desk.ledger.require_plan(hold)
-            pipeline.record_decision(desk.outbox, release_id, name=name, key=key, ticked=ticked, today=today)
+            opened.record_decision(desk.outbox, release_id, name=name, key=key, ticked=ticked, today=today)
             desk.outbox.approve(release_id, key, name)
             hold = desk.outbox.get(release_id)
         if hold.state != "approved":
@@ -760,7 +760,7 @@ def approve_by_standing(desk: Desk, release_id: str, *, agent_version: str, toda
 
     Raises: PlanRefusal and its kinds; IntegrityRefusal (the bytes or what was shown of them are not as they were).
     """
-    from site_agent.release import pipeline
+    from site_agent.release.pipeline import opened
 
     hold = desk.outbox.get(release_id)
     noted = [made for made in desk.ledger.standing(hold.study) if not made.revoked]
@@ -768,7 +768,7 @@ def approve_by_standing(desk: Desk, release_id: str, *, agent_version: str, toda
         return StandingUse(hold=hold)
     desk.require_running()
     plan, _ = desk.plans.approved(hold.study, agent_version=agent_version, today=today)
-    made = pipeline.open_release(desk.outbox, release_id)
+    made = opened.open_release(desk.outbox, release_id)
     limits = []
     for one in reversed(noted):
         limit = _limit(desk, one, made, plan, agent_version=agent_version, today=today)
@@ -838,12 +838,12 @@ def _last_approved(desk: Desk, study: str) -> SealedRelease | None:
 
     What a standing approval let through is no measure for the next: size could creep by a fifth each wave.
     """
-    from site_agent.release import pipeline
+    from site_agent.release.pipeline import opened
 
     for hold in reversed(desk.ledger.holds(study)):
         by_hand = any(not given.standing for given in hold.approvals)
         if hold.state in ("approved", "delivered") and hold.bundle_sha256 and by_hand:
-            return pipeline.open_release(desk.outbox, hold.release_id)
+            return opened.open_release(desk.outbox, hold.release_id)
     return None
 
 
@@ -1061,7 +1061,7 @@ def planned(plan: StudyPlan, made: SealedRelease) -> tuple[tuple[str, bool], ...
 
 def compare(desk: Desk, made: SealedRelease) -> tuple[Earlier, ...]:
     """The release beside every earlier one of its study that left, or still may, the latest first."""
-    from site_agent.release import pipeline
+    from site_agent.release.pipeline import opened
 
     out: list[Earlier] = []
     gone = desk.ledger.deleted()
@@ -1071,7 +1071,7 @@ def compare(desk: Desk, made: SealedRelease) -> tuple[Earlier, ...]:
         over = hold.phase == "burnt" and not hold.left
         if over or not hold.bundle_sha256 or hold.release_id in gone:
             continue
-        before = pipeline.open_release(desk.outbox, hold.release_id)
+        before = opened.open_release(desk.outbox, hold.release_id)
         then, now = before.table, made.table
         rows = made.receipt.mechanism == "latent_noise"
         out.append(
@@ -1166,7 +1166,7 @@ def gated(outbox: Outbox, release_id: str) -> bool:
     for others. Their receipts say so in the words of that time; what they promised is not rewritten.
     """
     from shared.releases.receipt import EARLIER_GATE, read_bundle
-    from site_agent.release.pipeline import TABLE_CAP
+    from site_agent.release.pipeline.opened import TABLE_CAP
 
     receipt = read_bundle(outbox.bundle(release_id), cap=TABLE_CAP).receipt
     gates = receipt.mechanism in ("latent_noise", "grand") and receipt.posture != "local"

@@ -179,7 +179,7 @@ def cost(plan: StudyPlan, events: Sequence[Any]) -> PlanTotals:
     from shared.privacy import accountant as privacy
     from shared.privacy.composition import Charge, StudyCharges
     from site_agent.ledger.holds import curve_of, price_of
-    from site_agent.release.pipeline import touches
+    from site_agent.release.pipeline.making import touches
 
     prices = {event: price_of(event.to_canonical(), plan.budget.delta) for event in set(events)}
     before = []
@@ -261,7 +261,7 @@ def attend(
     round at its next step, which is within a second or two also while a flow is fitted.
     """
     from site_agent.decide import airlock, renewal
-    from site_agent.release import pipeline
+    from site_agent.release.pipeline import making
 
     def refused(study: str, what: str, refusal: Refusal, wave: int | None = None, release_id: str = "") -> None:
         say(AttendEvent(study=study, what=what, wave=wave, detail=str(refusal), code=refusal.code))
@@ -401,7 +401,7 @@ def attend(
                 say(AttendEvent(study=study, what="would release", wave=wave))
                 continue
             with desk.locked(), desk.egress() as egress:
-                made = pipeline.make_release(plan=plan, wave=wave, source=source, site=site(egress), today=today)
+                made = making.make_release(plan=plan, wave=wave, source=source, site=site(egress), today=today)
             limit = advance(made.hold)
             hold = desk.outbox.get(made.hold.release_id)
             if hold.state == "held":

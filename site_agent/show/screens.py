@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from site_agent.decide.airlock import Earlier
     from site_agent.ledger.book import StatementLine
     from site_agent.release.checks import Check
-    from site_agent.release.pipeline import SealedRelease
+    from site_agent.release.pipeline.opened import SealedRelease
     from site_agent.show.curve import PriceCurve
 
 __all__ = [
