@@ -89,7 +89,8 @@ def test_an_idle_site_agent_holds_no_table_no_accountant_and_no_training():
     code = """
 import sys
 from pathlib import Path
-from site_agent.decide import airlock, plans, waves
+from site_agent.decide import plans, waves
+from site_agent.decide.airlock import approval, overview, standing_approval
 from site_agent import egress
 from site_agent.release.pipeline import making
 from site_agent.training import rounds

@@ -41,7 +41,7 @@ from shared.plans.standing import NO_RELEASE
 from shared.releases.receipt import EARLIER_GATE, coverage
 from shared.simulated import contact_networks
 from site_agent import cli
-from site_agent.decide import airlock
+from site_agent.decide.airlock import overview, standing_approval
 from site_agent.records import table as records
 from site_agent.release import checks, drawing, fitting, networks
 from site_agent.release.audit import attacks, report
@@ -360,9 +360,9 @@ def test_releases_of_earlier_versions_that_a_gate_selected_are_named(tmp_path, p
     conditional = release(replace(public, study="second", posture="local"), site, source(tmp_path, table))
     monkeypatch.undo()
     now = release(replace(public, study="third"), site, source(tmp_path, table))
-    assert airlock.gated(site.outbox, earlier.hold.release_id)
-    assert not airlock.gated(site.outbox, conditional.hold.release_id)
-    assert not airlock.gated(site.outbox, now.hold.release_id)
+    assert overview.gated(site.outbox, earlier.hold.release_id)
+    assert not overview.gated(site.outbox, conditional.hold.release_id)
+    assert not overview.gated(site.outbox, now.hold.release_id)
 
 
 def test_after_an_update_that_says_other_things_are_open_the_plan_is_approved_again(hospital, plan, monkeypatch):
@@ -444,7 +444,11 @@ def test_nobody_is_shown_it_and_nobody_signs_it_by_hand_while_it_waits_to_be_sen
 def test_a_signature_that_was_made_after_the_draw_approves_nothing(desk, monkeypatch):
     first = add(desk)["id"]
     with monkeypatch.context() as patch:
-        patch.setattr(airlock, "approve_by_standing", lambda at, i, **_: airlock.StandingUse(hold=at.outbox.get(i)))
+        patch.setattr(
+            standing_approval,
+            "approve_by_standing",
+            lambda at, i, **_: standing_approval.StandingUse(hold=at.outbox.get(i)),
+        )
         made = desk.json("release", "mini", "--wave", "1")
     assert made["state"] == "held"
     assert "checks" not in made

@@ -623,7 +623,7 @@ def not_audited(site, patch):
 )
 def test_a_stranger_rechecks_each_limit_that_the_agent_was_made_to_pass_over(ready, monkeypatch, cause, said):
     add(ready)
-    monkeypatch.setattr("site_agent.decide.airlock._limit", lambda *_, **__: "")
+    monkeypatch.setattr("site_agent.decide.airlock.standing_approval._limit", lambda *_, **__: "")
     cause(ready, monkeypatch)
     assert ready.json("release", "mini", "--wave", "2")["state"] == "delivered"
     assert said in ready.refused("audit", "verify", expect=30)["given"]

@@ -51,7 +51,7 @@ from shared.releases.receipt import Receipt, coverage, in_words, planned_event, 
 from shared.terminal import plain
 from site_agent.cli import books, calendar
 from site_agent.config import SiteBudget, TableSource
-from site_agent.decide.airlock import totals
+from site_agent.decide.airlock.overview import totals
 from site_agent.decide.plan_facts import _price as _price_of
 from site_agent.decide.plan_facts import charged
 from site_agent.desk import today

@@ -49,7 +49,7 @@ from shared.privacy.accountant import NoGuarantee
 from shared.privacy.composition import StudyCharges
 from shared.releases.receipt import Receipt, coverage, in_words, planned_event, read_bundle
 from site_agent.config import SiteBudget, TableSource
-from site_agent.decide.airlock import totals
+from site_agent.decide.airlock.overview import totals
 from site_agent.decide.plan_facts import _price as _price_of
 from site_agent.ledger.holds import price_of
 from site_agent.release.audit.distances import linkage

@@ -145,15 +145,15 @@ def release(
     """Make the release of one wave, and hold it here for approval. Charged once; only a standing approval sends it."""
     from dataclasses import replace
 
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import approval, standing_approval
     from site_agent.release.pipeline import making, stages
     from site_agent.show import screens
 
     desk = open_desk(home)
     desk.require_running()
     plan, _ = desk.plans.approved(study, agent_version=agent_version(), today=today())
-    author = airlock.require_author(desk, plan, by)
-    airlock.require_approved_ahead(desk, plan, agent_version=agent_version(), today=today())
+    author = approval.require_author(desk, plan, by)
+    standing_approval.require_approved_ahead(desk, plan, agent_version=agent_version(), today=today())
     source = desk.config.source(study)
     if not wave:
         due = due_numbers(desk, plan, today())
@@ -216,12 +216,12 @@ def release(
             progress=progress,
         )
     full = made.hold.release_id
-    found = airlock.approve_by_standing(desk, full, agent_version=agent_version(), today=today())
+    found = standing_approval.approve_by_standing(desk, full, agent_version=agent_version(), today=today())
     sent = None
     if found.limit:
         desk.note_refusal("standing approval", ApprovalRefusal(found.limit), release_id=full, agent=True)
     if found.hold.state == "approved":
-        sent = airlock.send(desk, full, agent_version=agent_version(), today=today()).sent
+        sent = approval.send(desk, full, agent_version=agent_version(), today=today()).sent
     made = replace(made, hold=desk.outbox.get(full))
     standing = {"used": found.used, "limit": found.limit}
     if plan.floors.approval == "before" and made.hold.state != "delivered":
@@ -361,7 +361,7 @@ def synthetic(
     What is fitted are the very bytes that leave or have left, so that whoever receives them can do the same.
     """
     from shared.releases.synthetic import Synthesis, run_synthesis
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import approval
 
     desk = open_desk(home)
     sealed = [hold for hold in desk.outbox.list() if hold.study == release]
@@ -373,7 +373,7 @@ def synthetic(
             given=f"{named[-1].release_id[:8]}, which is {named[-1].state}",
             next_step="See site-agent outbox list, and name one that stands.",
         )
-    made = airlock.shown(desk, standing[-1].release_id)
+    made = approval.shown(desk, standing[-1].release_id)
     plan = desk.plans.plan(made.hold.study, made.receipt.plan_version)
     used = {
         "release_id": made.hold.release_id,
@@ -484,13 +484,13 @@ def outbox_show(
     json: Json = False,
 ) -> None:
     """The exact rows that would leave, with size, checks, audit, price, and what changed in the plan."""
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import approval, overview
     from site_agent.show import screens
 
     desk = open_desk(home)
-    made = airlock.shown(desk, desk.release_id(release_id))
+    made = approval.shown(desk, desk.release_id(release_id))
     changes = plan_changes(desk, made)
-    earlier = airlock.compare(desk, made)
+    earlier = overview.compare(desk, made)
     answer = {
         **_described(made),
         "plan_changes": changes,
@@ -529,7 +529,7 @@ def outbox_figures(
     """Draw for the approver: released columns beside the real ones, and what the attack achieved. They stay here."""
     from shared.base.randomness import secure_rng
     from shared.plans.encoding import Encoder
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import approval
     from site_agent.records import table as records
     from site_agent.release import sealed_state
     from site_agent.release.audit.report import AuditReport
@@ -537,7 +537,7 @@ def outbox_figures(
 
     desk = open_desk(home)
     full = desk.release_id(release_id)
-    made = airlock.shown(desk, full)
+    made = approval.shown(desk, full)
     plan = desk.plans.plan(made.hold.study, made.receipt.plan_version)
     folder = (out or desk.home / "figures" / full[:8]).expanduser().absolute()
     title = f"{made.hold.study}, wave {made.hold.wave}"
