@@ -142,7 +142,7 @@ def serve(
 ) -> None:
     """Answer sites and analysts, in the foreground, until it is told to stop (SIGTERM, or Ctrl-C)."""
     config = CoordinatorConfig.load(context.obj)
-    from coordinator.services import collect
+    from coordinator.services.collect import server
 
     listen = address or config.listen
     host = listen.rpartition(":")[0]
@@ -153,7 +153,7 @@ def serve(
             console().print(f"analysts are answered on {config.analysts_listen}; they dial {config.analysts}")
         sys.stdout.flush()
 
-    collect.serve(
+    server.serve(
         config.home,
         listen,
         ready=ready,
