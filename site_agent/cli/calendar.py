@@ -128,7 +128,7 @@ def run_(
     from dataclasses import asdict
     from functools import partial
 
-    from site_agent.decide.waves import AttendEvent, attend
+    from site_agent.decide.attending import AttendEvent, attend
 
     failed: list[int] = []
 
