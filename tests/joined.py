@@ -10,7 +10,7 @@ from typing import Any
 from service import SMALL, small_table
 
 from coordinator.cli import main as coordinator
-from coordinator.services.collect import CoordinatorServer
+from coordinator.services.collect.server import CoordinatorServer
 from coordinator.services.membership import Members
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey

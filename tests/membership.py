@@ -13,7 +13,7 @@ from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.invitation import certificate_fingerprint
 from shared.plans.plan import Budget, StudyPlan, Wave
 from site_agent.config import SiteConfig
-from site_agent.decide import waves
+from site_agent.decide import attending
 from site_agent.desk import Desk, open_desk, today
 from site_agent.ledger.book import Ledger
 
@@ -95,9 +95,9 @@ class Membership:
 
     def round(self, site: str = "north", **settings) -> dict[str, str]:
         """One round of the site's agent: what it said, by what happened; no refusal is let pass unseen."""
-        told: list[waves.AttendEvent] = []
+        told: list[attending.AttendEvent] = []
         working = lambda egress: None  # noqa: E731  (no wave of these plans is due)
-        waves.attend(self.desk(site), site=working, agent_version="1", today=today(), say=told.append, **settings)
+        attending.attend(self.desk(site), site=working, agent_version="1", today=today(), say=told.append, **settings)
         return {one.what: f"{one.code} {one.detail}".strip() for one in told}
 
     def connects(self, site: str = "north") -> bool:

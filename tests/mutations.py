@@ -616,7 +616,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "the coordinator takes the price of rows beside any release",
         (
-            "coordinator/services/collect.py",
+            "coordinator/services/collect/ingest.py",
             'if not any(training in found.event.get("events", ()) for found in fitted):',
             "if not fitted:",
         ),
@@ -1288,7 +1288,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "restore: what anybody claims was acknowledged is taken without the plan's limits",
         (
-            "coordinator/services/collect.py",
+            "coordinator/services/collect/service.py",
             "            require_countersigned(one, self._authority.witness.public, site.site)\n",
             "            pass\n",
         ),

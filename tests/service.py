@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from coordinator.services.authority import Authority
-from coordinator.services.collect import CoordinatorServer
+from coordinator.services.collect.server import CoordinatorServer
 from coordinator.store.store import Store
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.chain import GENESIS, extend_head

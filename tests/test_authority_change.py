@@ -32,7 +32,7 @@ def clock(tmp_path, monkeypatch):
 
 @pytest.fixture
 def member(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr("coordinator.services.collect.RENEWALS_A_DAY", 1000)
+    monkeypatch.setattr("coordinator.services.collect.service.RENEWALS_A_DAY", 1000)
     made = Membership(tmp_path, clock, "north", "south")
     clock.turn(2)  # since they joined
     yield made

@@ -27,7 +27,7 @@ from shared.wire.clocks import CLOCK_TYPE, ClockReading, open_reading, utc_now
 from shared.wire.signed_messages import ENROLMENT_TYPE, EnrolmentRequest
 from shared.wire.site_messages import EnrolRequest, SignedDocument
 from shared.wire.transport import Call, Peer
-from site_agent.decide import waves
+from site_agent.decide import attending
 from site_agent.desk import open_desk
 from site_agent.egress import AcknowledgedReplies, Egress
 
@@ -299,7 +299,7 @@ def test_doctor_of_a_site_two_days_ahead_is_red_and_run_says_so(hospital, plan, 
     assert "clock differs" in hospital("run", "--once", "--dry-run", expect=21)
     told = []
     settings = {"site": None, "agent_version": "1", "today": dt.date(2026, 1, 5), "dry_run": True}
-    waves.attend(open_desk(hospital.home), say=told.append, **settings)
+    attending.attend(open_desk(hospital.home), say=told.append, **settings)
     assert [(one.what, one.code) for one in told if one.what == "clock differs"] == [("clock differs", "E_CERT")]
 
 

@@ -29,9 +29,9 @@ import sqlalchemy as sa
 from hurry import part_of_today, soak
 from service import LEAD, SMALL, Hub, SiteKeys, anchor_head, rezip, small_table
 
-import coordinator.services.collect as collect
 from coordinator.cli import main
 from coordinator.config import CoordinatorConfig, Quotas
+from coordinator.services.collect import ingest, staging
 from coordinator.store.store import Store
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.chain import LINKS_CAP, head_fingerprint
@@ -68,7 +68,7 @@ from shared.plans.plan import Budget, StudyPlan, Wave, open_plan, sign_plan
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import planned_event
 from shared.wire.message_limits import CHUNK_BYTES
-from shared.wire.signed_messages import ANCHOR_TYPE, EnrolmentRequest
+from shared.wire.signed_messages import ANCHOR_TYPE, ENROLMENT_TYPE, EnrolmentRequest
 from shared.wire.site_messages import Chunk, EnrolRequest, Offered, OfferRequest, StudyRequest
 from shared.wire.transport import Call, Peer
 from site_agent.egress import Egress, new_tls_identity
@@ -206,7 +206,7 @@ def test_a_request_to_join_must_be_signed_by_the_key_it_names(hub):
         approvers={"thief": SigningKey.generate().public},
     )
     payload = canonical_json(request.to_canonical())
-    envelope = Envelope.sign(collect.ENROLMENT_TYPE, payload, [SigningKey.generate()])
+    envelope = Envelope.sign(ENROLMENT_TYPE, payload, [SigningKey.generate()])
     asked = EnrolRequest(token=invitation.token, envelope=envelope.to_bytes())
     with Egress.from_invitation(invitation) as egress:
         refused(SignatureRefusal, lambda: egress._ask("Enrol", asked))
@@ -282,7 +282,7 @@ def test_what_changed_during_an_upload_is_decided_again_in_the_commit(hub, monke
         hub.store.add_plan(sign_plan(one, [LEAD]), one)
     sealed = hub.seal("north", plan=hub.store.plan("mini").plan)
     with monkeypatch.context() as patch, hub.egress("north", sleep=lambda seconds: None) as egress:
-        patch.setattr(collect, "reach", lambda place: meanwhile(hub) if place == "ingest.before_commit" else None)
+        patch.setattr(ingest, "reach", lambda place: meanwhile(hub) if place == "ingest.before_commit" else None)
         refused(kind, lambda: egress.send(sealed.envelope, sealed.path))
     assert hub.store.by_bundle(sealed.statement.bundle_sha256) is None
     assert not (hub.store.bundles / f"{sealed.statement.bundle_sha256}.zip").exists()
@@ -591,13 +591,13 @@ def test_a_pause_stops_an_upload_under_way_within_a_piece_and_it_goes_on_from_th
     sealed = hub.seal("north", table=small_table(n=200_000))
     total, pause_file = sealed.statement.bundle_bytes, tmp_path / "paused"
     assert total > 5 * CHUNK_BYTES
-    write = collect._write
+    write = staging._write
 
     def slowly(out, data: bytes) -> None:
         time.sleep(0.05)
         write(out, data)
 
-    monkeypatch.setattr(collect, "_write", slowly)
+    monkeypatch.setattr(staging, "_write", slowly)
     places: list[int] = []
 
     def watched(sent: int, whole: int) -> None:
@@ -760,17 +760,17 @@ def test_a_full_disk_is_a_refusal_and_leaves_nothing_half_written(hub, monkeypat
     with hub.client("north") as client:
         offer(client, sealed)
         with monkeypatch.context() as patch:
-            patch.setattr(collect, "_write", full)
+            patch.setattr(staging, "_write", full)
             answer = refused(StorageRefusal, lambda: client.call("Upload", chunks_of(data, digest), timeout=10))
             assert "No space left" in str(answer)
             assert str(hub.home) not in str(answer)
             assert len(written) == 2
         assert not any(name.endswith((".part", ".zip")) for name in hub.contents())
         with monkeypatch.context() as patch:
-            patch.setattr(collect.shutil, "disk_usage", lambda path: _Usage(free=1000))
+            patch.setattr(staging.shutil, "disk_usage", lambda path: _Usage(free=1000))
             refused(StorageRefusal, lambda: offer(client, sealed))
         with monkeypatch.context() as patch:
-            patch.setattr(collect, "_flush_folder", _fail_full)
+            patch.setattr(ingest, "flush_folder", _fail_full)
             refused(StorageRefusal, lambda: client.call("Upload", chunks_of(data, digest), timeout=10))
             assert hub.store.releases() == ()
             assert not any(name.startswith("bundles/") for name in hub.contents())
@@ -797,7 +797,7 @@ def test_unfinished_uploads_of_one_site_are_bounded(hub):
             with pytest.raises(IntegrityRefusal):
                 client.call("Upload", some, timeout=10)
     staged = [name for name in hub.contents() if name.endswith(".part")]
-    assert len(staged) == collect.STAGED_PER_SITE
+    assert len(staged) == staging.STAGED_PER_SITE
 
 
 # -- content ----------------------------------------------------------------------------------------------------
@@ -1055,7 +1055,7 @@ import grpc, pandas, pyarrow.compute, pyarrow.parquet  # noqa: before the fork, 
 from pathlib import Path
 import coordinator.services.tasks
 from stem import plant
-import coordinator.services.collect as collect
+from coordinator.services.collect import server
 import shared.releases.receipt
 for line in sys.stdin:
     home, failpoint = line.split()
@@ -1065,7 +1065,7 @@ for line in sys.stdin:
         os.environ["TRIBUTARY_FAILPOINT"] = failpoint
         plant()
         try:
-            collect.serve(Path(home), "127.0.0.1:0", ready=lambda port: os.write(told, b"%d\\n" % port))
+            server.serve(Path(home), "127.0.0.1:0", ready=lambda port: os.write(told, b"%d\\n" % port))
         finally:
             os._exit(0)
     os.close(told)
@@ -1130,10 +1130,20 @@ class Servers:
         self.process.stdout.close()
 
 
+def sources() -> str:
+    """The files that take a bundle, one after the other."""
+    room = ROOT / "coordinator" / "services" / "collect"
+    texts = [(room / f"{name}.py").read_text() for name in ("service", "staging", "ingest")]
+    return "".join(text.partition("import annotations")[2] for text in texts)
+
+
 def failpoints(kind: str = "ingest") -> list[str]:
     """Those of an ingest, or of a withdrawal (``withdraw``: test_withdrawal.py)."""
-    tree = ast.parse((ROOT / "coordinator" / "services" / "collect.py").read_text())
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "reach"]
+    calls = [
+        node
+        for node in ast.walk(ast.parse(sources()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "reach"
+    ]
     names = [ast.literal_eval(call.args[0]) for call in calls]
     assert {name.partition(".")[0] for name in names} == {"ingest", "withdraw"}
     return [name for name in names if name.startswith(f"{kind}.")]
@@ -1249,7 +1259,7 @@ def killed_at_every_step(hub: Hub) -> list[str]:
 
 def test_every_write_of_an_ingest_stands_between_two_failpoints():
     """A write, rename or flush without a failpoint near it would not be tested by the crashes above."""
-    text = (ROOT / "coordinator" / "services" / "collect.py").read_text()
+    text = sources()
     for step in (
         "_write(out",
         "os.fsync(out",

@@ -19,7 +19,7 @@ import pytest
 from service import SMALL, Hub, small_table
 
 import coordinator.store.round_queue
-from coordinator.services.collect import CollectionService
+from coordinator.services.collect.service import CollectionService
 from coordinator.store.round_queue import RoundQueue
 from coordinator.training import dialled
 from coordinator.training.dialled import train
@@ -790,12 +790,14 @@ def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_traini
             dataclasses.replace(made.receipt, trained=wrong).require_true(later)
     # The coordinator knows the training: what is told of it is held against that, and it must be told.
     service = CollectionService(home=hub.home, store=hub.store, authority=hub.authority)
-    service._require_trained(made.receipt, later)
+    service._ingest.require_trained(made.receipt, later)
     lies = ({"epsilon": 1e-12}, {"rounds": 2}, {"plan_hash": "a" * 64}, {"delta": 1e-9})
     for wrong in ({}, *({**charge, **lie} for lie in lies)):
         with pytest.raises(ReceiptRefusal):
-            service._require_trained(dataclasses.replace(made.receipt, trained=wrong), later)
-    service._require_trained(dataclasses.replace(made.receipt, trained={}, site="guest"), later)  # it took no part
+            service._ingest.require_trained(dataclasses.replace(made.receipt, trained=wrong), later)
+    service._ingest.require_trained(
+        dataclasses.replace(made.receipt, trained={}, site="guest"), later
+    )  # it took no part
     # Its rows were drawn through a flow of all sites: its error is no part of this site's own variance.
     assert [
         draw.fitted_on

@@ -437,7 +437,7 @@ def test_two_hundred_silent_connections_make_room_for_one_that_speaks(authority)
 SERVING = """
 import resource, sys, pathlib
 resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
-from coordinator.services.collect import serve
+from coordinator.services.collect.server import serve
 serve(pathlib.Path(sys.argv[1]), "127.0.0.1:0", ready=lambda port: print(port, flush=True))
 """
 

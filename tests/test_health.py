@@ -11,7 +11,7 @@ from service import SMALL, Hub
 
 from coordinator import cli
 from coordinator.config import CoordinatorConfig
-from coordinator.services.collect import CoordinatorServer
+from coordinator.services.collect.server import CoordinatorServer
 from coordinator.store.store import Store
 from shared.errors import IntegrityRefusal, StateRefusal
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan

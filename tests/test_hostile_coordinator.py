@@ -12,7 +12,7 @@ from test_collect import refused
 from test_recovery import PLAN, Agent
 from test_withdrawal import taken_back
 
-from coordinator.services.collect import CollectionService
+from coordinator.services.collect.service import CollectionService
 from shared.base.keys import Envelope, SigningKey
 from shared.base.merkle_tree import MerkleTree, leaf_hash, root
 from shared.errors import (

@@ -30,7 +30,7 @@ def clock(tmp_path, monkeypatch):
 
 @pytest.fixture
 def member(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr("coordinator.services.collect.RENEWALS_A_DAY", 1000)  # years pass in one of its days
+    monkeypatch.setattr("coordinator.services.collect.service.RENEWALS_A_DAY", 1000)  # years pass in one of its days
     made = Membership(tmp_path, clock, "north", "south")
     yield made
     made.close()

@@ -31,7 +31,7 @@ from coordinator.answers.spending import least_total
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from coordinator.services import backup
 from coordinator.services.clocks import restoration_day
-from coordinator.services.collect import CollectionService
+from coordinator.services.collect.service import CollectionService
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import Store
 from shared.base.keys import Envelope
@@ -462,7 +462,7 @@ def test_a_hidden_release_is_found_by_its_site_and_by_the_log(study):
 def test_a_coordinator_of_an_older_version_is_followed_as_before(study, monkeypatch):
     honest = CollectionService.handlers.fget
     older = {name: method for name, method in COLLECTION.items() if name not in ("Watch", "ReportGap")}
-    monkeypatch.setattr("coordinator.services.collect.COLLECTION", older)
+    monkeypatch.setattr("coordinator.services.collect.server.COLLECTION", older)
     monkeypatch.setattr(
         CollectionService, "handlers", property(lambda self: {name: honest(self)[name] for name in older})
     )

@@ -22,9 +22,9 @@ from service import SMALL, Hub, small_table
 from test_analysis import Desk, asked_by
 from test_collect import Servers, refused
 
-import coordinator.services.collect as collect
 from coordinator.analyst.commands import connect
 from coordinator.services import analysis, workers
+from coordinator.services.collect import ingest
 from coordinator.services.tasks import ANSWERING, READING
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
 from shared.base.canonical import canonical_json, sha256_hex
@@ -269,13 +269,13 @@ def when(done, seconds=60.0):
 
 @pytest.mark.fault("F11", cases=2, offered=2)
 def test_a_bundle_that_takes_more_than_its_process_has_is_refused_and_kept_apart(hub, monkeypatch):
-    monkeypatch.setattr(collect, "CHECK", "workshop:open_greedily")  # 600 MB, where 448 are given
+    monkeypatch.setattr(ingest, "CHECK", "workshop:open_greedily")  # 600 MB, where 448 are given
     sealed = hub.seal("north")
     with hub.egress("north", sleep=lambda s: None) as egress:
         refusal = refused(TooLarge, lambda: egress.send(sealed.envelope, sealed.path))
         assert "448 MB of memory" in str(refusal)
         assert hub.contents() == {f"quarantine/{sealed.statement.bundle_sha256}.zip"}
-        monkeypatch.setattr(collect, "CHECK", "workshop:abort")
+        monkeypatch.setattr(ingest, "CHECK", "workshop:abort")
         broken = hub.seal("north", release_id="cd" * 16, table=small_table(seed=2))
         refused(TooLarge, lambda: egress.send(broken.envelope, broken.path))
         monkeypatch.undo()
@@ -286,19 +286,19 @@ def test_a_bundle_that_takes_more_than_its_process_has_is_refused_and_kept_apart
 @pytest.mark.fault("F11", offered=1)
 def test_a_table_that_takes_more_than_its_process_has_is_refused_and_kept_apart(hub):
     """The reader's own limit, not its arithmetic: what no index tells meets it too."""
-    usual = hub.running.service._opening.limits
-    hub.running.service._opening.limits = TaskLimits(memory=18 * MB, cpu=usual.cpu, wall=usual.wall)
+    usual = hub.running.service._ingest.opening.limits
+    hub.running.service._ingest.opening.limits = TaskLimits(memory=18 * MB, cpu=usual.cpu, wall=usual.wall)
     sealed = hub.seal("north", table=small_table(1_000_000))
     with hub.egress("north", timeout=60.0, sleep=lambda s: None) as egress:
         refused(TooLarge, lambda: egress.send(sealed.envelope, sealed.path))
         assert hub.contents() == {f"quarantine/{sealed.statement.bundle_sha256}.zip"}
-        hub.running.service._opening.limits = usual
+        hub.running.service._ingest.opening.limits = usual
         right = hub.seal("north", release_id="99" * 16, table=small_table(1_000_000, seed=3))
         assert egress.send(right.envelope, right.path).log_index == 0
 
 
 def test_a_process_killed_while_it_reads_is_a_refusal_and_the_same_bundle_goes_through_afterwards(hub, monkeypatch):
-    monkeypatch.setattr(collect, "CHECK", "workshop:open_slowly")
+    monkeypatch.setattr(ingest, "CHECK", "workshop:open_slowly")
     sealed, told = hub.seal("north"), hub.home / "opening"
     with ThreadPoolExecutor(1) as pool, hub.egress("north", attempts=1) as egress:
         sending = pool.submit(egress.send, sealed.envelope, sealed.path)
@@ -315,18 +315,18 @@ def test_a_fork_server_that_is_killed_is_started_again(hub):
     first, second = (hub.seal("north", wave=k, release_id=f"{k:02d}" * 16, table=small_table(seed=k)) for k in (1, 2))
     with hub.egress("north", timeout=60.0) as egress:
         egress.send(first.envelope, first.path)
-        workers._fork_servers[hub.running.service._opening._imports].process.kill()
+        workers._fork_servers[hub.running.service._ingest.opening._imports].process.kill()
         assert egress.send(second.envelope, second.path).log_index == 1
 
 
 def test_a_bundle_that_was_open_when_the_coordinator_died_has_little_room_the_next_time(hub, monkeypatch):
-    monkeypatch.setattr(collect, "LITTLE", 100 * MB)
-    monkeypatch.setattr(collect, "MEMORY_FACTOR", 50)
+    monkeypatch.setattr(ingest, "LITTLE", 100 * MB)
+    monkeypatch.setattr(ingest, "MEMORY_FACTOR", 50)
     sealed = hub.seal("north")
     part = hub.home / "staging" / f"north.{sealed.statement.bundle_sha256}.part"
     with hub.egress("north", sleep=lambda s: None) as egress:
         part.with_suffix(".opened").write_bytes(b".")
-        monkeypatch.setattr(collect, "CHECK", "workshop:open_greedily")
+        monkeypatch.setattr(ingest, "CHECK", "workshop:open_greedily")
         refusal = refused(TooLarge, lambda: egress.send(sealed.envelope, sealed.path))
     assert "100 MB of memory" in str(refusal)
     assert hub.contents() == {f"quarantine/{sealed.statement.bundle_sha256}.zip"}

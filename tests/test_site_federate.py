@@ -69,7 +69,7 @@ def test_a_steward_sees_the_price_before_and_takes_part_with_one_command(desk):
 
 def test_a_question_without_end_holds_up_no_wave_and_ends(desk, monkeypatch):
     """A broken coordinator, or a hostile one, offers the round that was answered again for ever."""
-    monkeypatch.setattr("site_agent.decide.waves.PATIENCE", 0.0)
+    monkeypatch.setattr("site_agent.decide.attending.PATIENCE", 0.0)
     put(desk, 1)
     desk.hub.asked *= 50
     said = [json.loads(line) for line in desk("run", "--once", "--json").splitlines() if line.startswith("{")]
@@ -80,7 +80,7 @@ def test_a_question_without_end_holds_up_no_wave_and_ends(desk, monkeypatch):
 
 
 def test_the_agent_takes_part_by_itself_and_says_so(desk, monkeypatch):
-    monkeypatch.setattr("site_agent.decide.waves.PATIENCE", 0.0)
+    monkeypatch.setattr("site_agent.decide.attending.PATIENCE", 0.0)
     put(desk, 1)
     put(desk, 2)
     said = [json.loads(line) for line in desk("run", "--once", "--json").splitlines() if line.startswith("{")]
@@ -103,7 +103,7 @@ def test_an_agent_that_has_worked_waits_as_a_fresh_process_under_its_own_id(desk
         began.append((path, words, os.environ["TRIBUTARY_RESTING"]))
         raise SystemExit(0)
 
-    monkeypatch.setattr("site_agent.decide.waves.PATIENCE", 0.0)
+    monkeypatch.setattr("site_agent.decide.attending.PATIENCE", 0.0)
     monkeypatch.setenv("TRIBUTARY_RESTING", "")  # so that what the agent leaves for the fresh one ends with the test
     monkeypatch.setattr(os, "execv", execv)
     monkeypatch.setattr(sys, "argv", ["/opt/bin/site-agent"])

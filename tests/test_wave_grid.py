@@ -516,7 +516,7 @@ NOT_YET_KILLED |= {"leads.before_file", "leads.committed"}
 
 
 def test_every_failpoint_of_the_coordinator_is_one_at_which_it_is_killed():
-    """Those of collect.py: test_collect.py and test_withdrawal.py; the lead's own: the two tests above.
+    """Those of `collect`: test_collect.py and test_withdrawal.py; the lead's own: the two tests above.
 
     Or it is named in `NOT_YET_KILLED`.
     """

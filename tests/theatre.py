@@ -406,7 +406,7 @@ PRELOADED = [
     "site_agent.show.screens",
     "site_agent.show.health",
     "coordinator.cli",
-    "coordinator.services.collect",
+    "coordinator.services.collect.server",
     "coordinator.services.authority",
     "coordinator.store.store",
     "pyarrow.compute",

@@ -142,8 +142,8 @@ def serve(
 ) -> None:
     """Answer sites and analysts, in the foreground, until it is told to stop (SIGTERM, or Ctrl-C)."""
     config = CoordinatorConfig.load(context.obj)
-    from coordinator.services import collect
     from coordinator.services.authority import encrypt_keys
+    from coordinator.services.collect import server
 
     encrypt_keys(config.home)
     listen = address or config.listen
@@ -155,7 +155,7 @@ def serve(
             console().print(f"analysts are answered on {config.analysts_listen}; they dial {config.analysts}")
         sys.stdout.flush()
 
-    collect.serve(
+    server.serve(
         config.home,
         listen,
         ready=ready,

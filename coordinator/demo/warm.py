@@ -60,7 +60,7 @@ PRELOADED = (
     "site_agent.release.outbox",
     "site_agent.decide.plans",
     "coordinator.cli",
-    "coordinator.services.collect",
+    "coordinator.services.collect.server",
     "coordinator.services.authority",
     "coordinator.store.store",
 )

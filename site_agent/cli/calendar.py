@@ -129,8 +129,8 @@ def run_(
     from functools import partial
 
     from shared.errors import LockedRefusal
+    from site_agent.decide.attending import AttendEvent, attend
     from site_agent.decide.key_files import encrypt_keys
-    from site_agent.decide.waves import AttendEvent, attend
 
     failed: list[int] = []
 

@@ -42,7 +42,7 @@ MIX = {
 ADDRESSES = [f"127.0.0.{number}" for number in range(2, 10)]
 SERVING = """
 import pathlib, sys
-from coordinator.services.collect import serve
+from coordinator.services.collect.server import serve
 ports = sys.argv[2].split()
 serve(pathlib.Path(sys.argv[1]), ports[0], analysts=ports[1], ready=lambda port: print(port, flush=True))
 """

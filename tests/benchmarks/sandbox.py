@@ -79,7 +79,7 @@ class Sampled:
 
 def serve(home: str, analysts: str, pipe: Any) -> None:
     """The coordinator's process."""
-    from coordinator.services.collect import CoordinatorServer
+    from coordinator.services.collect.server import CoordinatorServer
 
     with CoordinatorServer(Path(home), "127.0.0.1:0", analysts=analysts, analysis={"rate": 0}) as running:
         pipe.send((os.getpid(), running.port, running.analysts_port))

@@ -56,7 +56,7 @@ def study():
 
 def serve(home, pipe):
     """The coordinator's process."""
-    from coordinator.services.collect import CoordinatorServer
+    from coordinator.services.collect.server import CoordinatorServer
 
     with CoordinatorServer(Path(home), "127.0.0.1:0") as running:
         pipe.send(running.port)

@@ -152,7 +152,7 @@ base.close()
 SERVER = """
 import sys
 from pathlib import Path
-from coordinator.services.collect import serve
+from coordinator.services.collect.server import serve
 serve(Path(sys.argv[1]), "127.0.0.1:0", ready=lambda port: print(port, flush=True))
 """
 WAVES = 3

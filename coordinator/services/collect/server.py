@@ -1,0 +1,179 @@
+"""A coordinator that serves: its home folder locked, its ports bound, until it is told to stop."""
+
+from __future__ import annotations
+
+import datetime as dt
+import fcntl
+import functools
+import logging
+import os
+import resource
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from coordinator.config import Quotas
+from coordinator.services.analysts_port import AnalystsProcess, AnalystsServer, analysts_server
+from coordinator.services.authority import Authority
+from coordinator.services.collect.ingest import MAX_BUNDLE
+from coordinator.services.collect.service import CollectionService, utc_today
+from coordinator.services.health import require_home, require_whole
+from coordinator.store.store import Store
+from shared.errors import (
+    LockedRefusal,
+)
+from shared.wire.clocks import utc_now
+from shared.wire.messages import COLLECTION, SERVICE
+from shared.wire.transport import CallLimits, Server
+
+__all__ = ["CoordinatorServer", "serve"]
+
+DESCRIPTORS = 65_536
+
+
+class CoordinatorServer:
+    """A coordinator that serves; the only one on its home folder.
+
+    Args:
+        home: the home folder, with an authority in it (`Authority.create`).
+        listen: ``host:port`` to bind; port 0 takes a free one, see `port`.
+        url: database, if not SQLite in the home folder.
+        max_bundle: most bytes of one release.
+        quotas: what one site and one token may leave here.
+        workers: threads that answer.
+        today: gives the UTC date.
+        now: gives the time in UTC.
+        analysts: ``host:port`` to bind for analysts; blank answers none. See `analysts_port`.
+        analysis: settings of `coordinator.services.analysis.AnalysisService`.
+        limits: settings of `shared.wire.transport.CallLimits`, of either port.
+        apart: whether analysts are answered by a process of their own.
+    Raises: StateRefusal (not set up), LockedRefusal (another one serves), NetworkRefusal (the port is taken).
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        listen: str,
+        *,
+        url: str = "",
+        max_bundle: int = MAX_BUNDLE,
+        quotas: Quotas | None = None,
+        workers: int = 16,
+        today: Callable[[], dt.date] = utc_today,
+        now: Callable[[], dt.datetime] = utc_now,
+        analysts: str = "",
+        analysis: Mapping[str, Any] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        apart: bool = False,
+    ) -> None:
+        authority = Authority.load(home, now=now)
+        self._lock = (home / "server.lock").open("a")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise LockedRefusal("one coordinator must serve a home folder", given="a second one") from None
+        self.store = Store.open(home, url)
+        self.service = CollectionService(
+            home=home,
+            store=self.store,
+            authority=authority,
+            max_bundle=max_bundle,
+            quotas=quotas,
+            today=today,
+            now=now,
+        )
+        credentials = functools.partial(authority.server, self.service.may_issue)
+        try:
+            require_whole(self.store)
+            require_home(self.store, home)
+            self.service.start()
+            self.service.recover()
+            self._server = Server(
+                service=SERVICE,
+                methods=COLLECTION,
+                handlers=self.service.handlers,
+                listen=listen,
+                credentials=credentials,
+                workers=workers,
+                admit=self.service.admit,
+                limits=CallLimits(**(limits or {})),
+            )
+            self.port = self._server.port
+            self._analysis: AnalystsServer | AnalystsProcess | None = None
+            settings: dict[str, Any] = {
+                "workers": workers,
+                "analysis": {**(analysis or {}), "quotas": asdict(quotas or Quotas())},
+                "limits": dict(limits or {}),
+            }
+            try:
+                if analysts and apart:
+                    self._analysis = AnalystsProcess(home, analysts, url=url, **settings)
+                elif analysts:
+                    self._analysis = analysts_server(
+                        self.store, analysts, credentials=credentials, today=today, **settings
+                    )
+            except BaseException:
+                self._server.stop(0)
+                raise
+        except BaseException:
+            self.service.close()
+            self.store.close()
+            self._lock.close()
+            raise
+        self.analysts_port = self._analysis.port if self._analysis is not None else 0
+
+    def stop(self, grace: float = 5.0) -> None:
+        """Let running calls end within `grace` seconds, then close everything."""
+        if self._analysis is not None:
+            self._analysis.stop(grace)
+        self._server.stop(grace)
+        self.service.close()
+        self.store.close()
+        self._lock.close()
+
+    def __enter__(self) -> CoordinatorServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(0.5)
+
+
+def serve(home: Path, address: str, *, ready: Callable[[int], None] = lambda port: None, **settings: Any) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        home: the coordinator's home folder.
+        address: ``host:port`` to bind.
+        ready: called with the port when calls are answered.
+        settings: as of `CoordinatorServer`.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    # A connection takes three descriptors: the usual soft limit of 1,024 is for programs that call select.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < DESCRIPTORS:
+        most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    stopping = {signal.SIGTERM, signal.SIGINT}
+    # Read from a pipe that the signal writes to. A handler alone is not enough: when it is noted just before the main
+    # thread goes to sleep on a lock, it runs only at the next signal, and the server would not end.
+    wake, wake_up = os.pipe()
+    os.set_blocking(wake_up, False)
+    earlier = {number: signal.signal(number, lambda *_: None) for number in stopping}
+    before = signal.set_wakeup_fd(wake_up)
+    try:
+        coordinator = CoordinatorServer(home, address, apart=True, **settings)
+        try:
+            ready(coordinator.port)
+            while os.read(wake, 1)[0] not in stopping:
+                pass
+        finally:
+            coordinator.stop()
+    finally:
+        signal.set_wakeup_fd(before)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        os.close(wake)
+        os.close(wake_up)

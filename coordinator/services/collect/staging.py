@@ -1,0 +1,208 @@
+"""Bundles on their way in: the folders they lie in, room for them, their bytes received and flushed, and recovery."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Generator
+from pathlib import Path
+from typing import BinaryIO
+from weakref import WeakValueDictionary
+
+from coordinator.config import Quotas
+from coordinator.services.quotas import staged_files
+from coordinator.store.store import RegisteredSite, Store
+from shared.base.failpoints import reach
+from shared.errors import (
+    IntegrityRefusal,
+    NetworkRefusal,
+    StorageRefusal,
+    TooLarge,
+)
+from shared.releases.receipt import Statement
+from shared.wire.site_messages import (
+    Chunk,
+)
+from shared.wire.transport import RetryLater
+
+__all__ = ["STAGED_PER_SITE", "Staging", "flush_folder", "no_room", "size_of"]
+
+STAGED_PER_SITE = 8
+
+
+class Staging:
+    """The folders of bundles: staged, accepted, and set apart. Safe for many threads.
+
+    Args:
+        home: the coordinator's home folder.
+        store: its store.
+        quotas: what one site may leave here.
+    """
+
+    def __init__(self, home: Path, store: Store, quotas: Quotas) -> None:
+        self._home, self._store, self._quotas = home, store, quotas
+        self.bundles, self.folder, self.quarantine = store.bundles, home / "staging", home / "quarantine"
+        for folder in (self.bundles, self.folder, self.quarantine):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            flush_folder(folder.parent)  # else a power cut may take the folder, with all that was flushed into it
+        self._locks: WeakValueDictionary[str, UploadLock] = WeakValueDictionary()
+        self._locks_guard = threading.Lock()
+
+    def part_of(self, site: RegisteredSite, digest: str) -> Path:
+        """Where an unfinished upload lies."""
+        # The site's name is part of the file's: no site can touch what another one has staged.
+        return self.folder / f"{site.site}.{digest}.part"
+
+    def turn(self, part: Path) -> UploadLock:
+        """The lock of one upload."""
+        with self._locks_guard:
+            return self._locks.setdefault(part.name, UploadLock())
+
+    def make_room(self, site: RegisteredSite, part: Path, size: int) -> None:
+        """Refuse what the disk cannot hold; forget the oldest of a site's unfinished uploads."""
+        free = shutil.disk_usage(self.folder).free
+        if free < size + (64 << 20):
+            raise no_room(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        others = [found for found in staged_files(self._home, site.site) if found[0].stem != part.stem]
+        total = size + sum(taken for _, taken in others)
+        for place, (path, taken) in enumerate(others):
+            if len(others) - place < STAGED_PER_SITE and total <= self._quotas.staging:
+                break
+            path.with_suffix(".part").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)  # how often it was opened stays known
+            total -= taken
+
+    def receive(self, part: Path, statement: Statement, first: Chunk) -> Generator[None, Chunk | None, None]:
+        """Write the chunks to `part`, from a place that it already reaches, until it is whole and flushed."""
+        chunk: Chunk | None = first
+        total, place = statement.bundle_bytes, first.offset
+        have = size_of(part)
+        if place > have:
+            raise IntegrityRefusal(
+                "an upload must go on where the last one stopped", given="a gap", next_step="Offer the release again."
+            )
+        try:
+            with part.open("r+b" if part.exists() else "x+b") as out:
+                out.truncate(place)
+                out.seek(place)
+                while chunk is not None:
+                    if chunk.bundle_sha256 != statement.bundle_sha256 or chunk.offset != place:
+                        raise IntegrityRefusal("the chunks of an upload must follow each other", given="a gap")
+                    if place + len(chunk.data) > total:
+                        raise TooLarge("a bundle must have the size that was signed", given="more bytes")
+                    reach("ingest.before_chunk")
+                    _write(out, chunk.data)
+                    reach("ingest.after_chunk")
+                    place += len(chunk.data)
+                    chunk = yield
+                if place < total:
+                    raise IntegrityRefusal("an upload must carry the whole bundle", given=f"{place} of {total} bytes")
+                out.flush()
+                reach("ingest.before_flush")
+                os.fsync(out.fileno())
+                out.seek(0)
+                digest = hashlib.file_digest(out, "sha256").hexdigest()
+            reach("ingest.received")
+        except TooLarge:
+            part.unlink(missing_ok=True)
+            raise
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise no_room(error) from None
+        if digest != statement.bundle_sha256:
+            part.unlink(missing_ok=True)
+            raise IntegrityRefusal("the bundle must be the one that was signed", given="other bytes")
+
+    def delete(self, digest: str) -> None:
+        """Remove the bytes of a withdrawn release from everywhere, flushed."""
+        for folder in (self.bundles, self.quarantine):
+            path = folder / f"{digest}.zip"
+            if path.exists():
+                path.unlink()
+                flush_folder(folder)
+        for kind in ("part", "json", "opened"):
+            for path in self.folder.glob(f"*.{digest}.{kind}"):
+                path.unlink(missing_ok=True)
+
+    def recover(self) -> int:
+        """Bring the folders in line with the database after a crash; how many bundles went back to staging.
+
+        A bundle that no transaction names was never acknowledged: it goes back to staging when its offer is there,
+        else it is deleted. What is staged for a release that is settled is deleted.
+        """
+        withdrawn = {stone.bundle_sha256 for stone in self._store.withdrawals(distrusted=False)}
+        for folder in (self.bundles, self.quarantine):
+            for digest in sorted(withdrawn & {path.stem for path in folder.glob("*.zip")}):
+                self.delete(digest)
+        offers = {path.stem.split(".", 1)[1]: path for path in self.folder.glob("*.*.json")}
+        moved = 0
+        for folder in (self.bundles, self.quarantine):
+            for path in folder.glob("*.zip"):
+                if self._is_settled(path.stem):
+                    continue
+                reach("ingest.before_recovery")
+                if path.stem in offers:
+                    os.replace(path, offers[path.stem].with_suffix(".part"))
+                    moved += 1
+                else:
+                    path.unlink()
+                reach("ingest.recovered")
+        for digest, path in offers.items():
+            if self._is_settled(digest):
+                path.with_suffix(".part").unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+        for path in self.folder.glob("*.opened"):
+            if self._is_settled(path.stem.split(".", 1)[1]):
+                path.unlink(missing_ok=True)
+        for path in self.folder.glob("*.json.part"):  # a half-written offer
+            path.unlink(missing_ok=True)
+        return moved
+
+    def _is_settled(self, digest: str) -> bool:
+        return self._store.by_bundle(digest) is not None or bool(self._store.quarantined(bundle_sha256=digest))
+
+
+class UploadLock:
+    """A lock that nobody waits for in a thread: a stalled upload holds up the next one of its bytes, and no more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise RetryLater(
+                NetworkRefusal("one upload of a bundle must end before the next", given="one that has not")
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def _write(out: BinaryIO, data: bytes) -> None:
+    out.write(data)
+
+
+def no_room(error: OSError) -> StorageRefusal:
+    """The refusal of a bundle that a full or broken disk cannot keep."""
+    return StorageRefusal(
+        "the coordinator must be able to keep the bundle",
+        given=error.strerror or "an error",
+        next_step="Ask the study lead; the release stays sealed and can be sent later.",
+    )
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 where there is none."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush a folder, so that a rename in it survives a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
