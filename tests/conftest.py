@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import datetime as dt
 import functools
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,10 +22,9 @@ from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, Floors, StudyPlan, Training, Wave
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Hundreds of processes are started: where nothing may be compiled into the tree, it is compiled once beside it.
-if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
-    os.environ["PYTHONPYCACHEPREFIX"] = tempfile.mkdtemp(prefix="tributary-compiled-")
-    atexit.register(shutil.rmtree, os.environ["PYTHONPYCACHEPREFIX"], ignore_errors=True)
+# Hundreds of processes are started: what the first compiles the others read. A place of its own for what is compiled
+# would have every library compiled once more, which takes longer than all else that is imported.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Tests fork processes that never use gRPC beside servers that do: its own handlers around a fork can crash those.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 os.environ["COLUMNS"] = "100"  # a screen is as wide wherever the tests run: parallel workers believe in 80 columns

@@ -1341,15 +1341,10 @@ def copied() -> Iterator[Path]:
 
 def _pytest(root: Path, tests: Sequence[str]) -> tuple[int, str]:
     """Run tests in a tree; compiled files are not written, or an edit within the same second could go unseen."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(root),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TRIBUTARY_SOAK": "",
-    }
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "TRIBUTARY_SOAK": ""}
     command = [
         sys.executable,
+        "-B",
         "-m",
         "pytest",
         "-x",

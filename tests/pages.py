@@ -1,7 +1,7 @@
 """A terminal that runs a page of the documentation as it is written: real processes, one shell for all blocks.
 
 A page has some sixty commands. They are forked from the zygote (`theatre`), which has the libraries imported already;
-the shell, its pipes and exit codes, and the server, which is started anew, are those that a reader would have.
+the shell, its pipes and exit codes are those that a reader would have.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = {"site-agent": "site_agent.cli", "coordinator": "coordinator.cli", "analyst": "coordinator.analyst.commands"}
 SERVER = "coordinator serve"
 ASK = """
-import json, os, socket, sys
+import json, os, signal, socket, sys
 line = socket.socket(socket.AF_UNIX)
 line.connect(sys.argv[1])
 order = {"module": sys.argv[2], "argv": sys.argv[3:], "env": dict(os.environ), "cwd": os.getcwd()}
@@ -28,10 +28,13 @@ socket.send_fds(line, [json.dumps(order).encode() + b"\\n"], [0, 1, 2])
 said = b""
 while more := line.recv(64):
     said += more
+    if b"\\n" in said:
+        pid = int(said.split(b"\\n")[0])
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
 code = int(said.split(b"\\n")[1])
 sys.exit(code if code >= 0 else 128 - code)
 """
-"""In place of a program: have the zygote fork it, with this process's streams; its exit code."""
+"""In place of a program: have the zygote fork it, with this process's streams; its exit code, and the way to end it."""
 
 
 class Terminal:
@@ -82,15 +85,13 @@ class Terminal:
         return ran.stdout
 
     def start(self, block: str) -> subprocess.Popen[bytes]:
-        # exec, so that the process that is stopped at the end is the server and not a shell around it.
-        program, _, words = block.strip().partition(" ")
-        started = f"{shlex.quote(sys.executable)} -m {PROGRAMS[program]} {words}"
-        command = ["bash", "-euc", f". {shlex.quote(str(self.state))}\nexec {started}"]
+        # exec, so that the process that is stopped at the end is not a shell around it.
+        command = ["bash", "-euc", f". {shlex.quote(str(self.state))}\nexec {block.strip()}"]
         with self.log.open("wb") as log:
             return subprocess.Popen(command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def wait_for(self, server: subprocess.Popen[bytes], word: str) -> str:
-        for _ in range(600):
+        for _ in range(3000):
             said = self.log.read_text(encoding="utf-8")
             if word in said:
                 return said

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -17,6 +18,7 @@ MOST = 13
 BEGIN, END = "<!-- rooms -->", "<!-- end of rooms -->"
 
 
+@cache
 def first_line(path: Path) -> str:
     doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return re.sub(r"\s+", " ", doc.split("\n\n")[0]).replace("|", "\\|").rstrip(".")

@@ -142,7 +142,7 @@ def test_an_analyst_who_pins_the_first_authority_is_answered_after_two_changes(m
     address = f"127.0.0.1:{member.server.analysts_port}"
     settings = {"server_name": SERVER_NAME, "service": ANALYSIS_SERVICE, "methods": ANALYSIS}
     with Client(address=address, credentials=here, **settings) as client:
-        assert b"small" in client.call("Studies", StudiesRequest(), timeout=20).json
+        assert b"small" in client.call("Studies", StudiesRequest(), timeout=60).json
 
 
 def stranger(member: Membership, folder) -> tuple[Authority, AuthorityStatement]:

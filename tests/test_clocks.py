@@ -111,7 +111,7 @@ def test_a_reading_of_another_site_key_or_question_is_refused(hub):
     with hub.serve(), hub.client("north") as client:
 
         def ask(reading: ClockReading, key: SigningKey) -> Envelope:
-            reply = client.call("Clock", SignedDocument(envelope=reading.signed(key).to_bytes()), timeout=20)
+            reply = client.call("Clock", SignedDocument(envelope=reading.signed(key).to_bytes()), timeout=60)
             return Envelope.from_bytes(reply.envelope)
 
         first, second = ClockReading.asked("north", NOW), ClockReading.asked("north", NOW)

@@ -234,7 +234,7 @@ def test_a_bootstrap_certificate_may_join_and_nothing_else(hub):
             lambda: egress.status("mini"),
             lambda: egress.anchor(hub.anchor("north", 1)),
             lambda: egress.send(sealed.envelope, sealed.path),
-            lambda: egress._client.call("Upload", [Chunk(bundle_sha256="a" * 64, offset=0, data=b"x")], timeout=10),
+            lambda: egress._client.call("Upload", [Chunk(bundle_sha256="a" * 64, offset=0, data=b"x")], timeout=60),
         ):
             refused(RoleRefusal, work)
     with hub.egress("north") as egress:
@@ -439,12 +439,12 @@ def test_a_delivery_asks_the_database_as_often_after_many_waves_as_after_few(hub
     sa.event.listen(hub.running.store._engine, "before_cursor_execute", lambda *given: asked.append(given[2]))
     counts = {}
     with hub.egress("north") as egress:
-        for wave in range(1, 13):
+        for wave in range(1, 8):
             sealed = hub.seal("north", wave=wave, release_id=f"{wave:032x}")
             asked.clear()
             egress.send(sealed.envelope, sealed.path)
             counts[wave] = len(asked)
-    assert counts[3] == counts[12]
+    assert counts[3] == counts[7]
 
 
 @pytest.mark.fault("F9", offered=1)
@@ -504,13 +504,13 @@ def test_signatures_must_be_of_the_pinned_keys_in_their_roles(hub):
         doubled = dataclasses.replace(lone.envelope, signatures=lone.envelope.signatures * 2)
         with hub.client("south") as client:
             document = OfferRequest(envelope=doubled.to_bytes())
-            refused(ApprovalRefusal, lambda: client.call("Offer", document, timeout=10))
+            refused(ApprovalRefusal, lambda: client.call("Offer", document, timeout=60))
         # A signature on a document of another kind.
         other = Envelope.sign("text/plain", sealed.envelope.payload, [keys.release, keys.steward])
         with hub.client("north") as client:
             refused(
                 SignatureRefusal,
-                lambda: client.call("Offer", OfferRequest(envelope=other.to_bytes()), timeout=10),
+                lambda: client.call("Offer", OfferRequest(envelope=other.to_bytes()), timeout=60),
             )
 
 
@@ -525,7 +525,8 @@ def test_no_flipped_bit_of_an_envelope_is_accepted(hub, monkeypatch, tally):
     site = hub.store.enrolment("north")
     monkeypatch.setattr(hub.running.store, "require_site", lambda name, serial: site)
     answers = Counter()
-    for place in range(8 * len(data)):
+    places = part_of_today(range(8 * len(data)), 15)  # 15 and 8 share no factor: every bit of a byte has its day
+    for place in places:
         changed = bytearray(data)
         changed[place // 8] ^= 1 << place % 8
         try:
@@ -533,7 +534,7 @@ def test_no_flipped_bit_of_an_envelope_is_accepted(hub, monkeypatch, tally):
             answers["accepted"] += 1
         except FLIPPED as refusal:
             answers[type(refusal)] += 1
-    assert answers.total() == 8 * len(data) > 7000
+    assert answers.total() == len(places) > 450
     tally(cases=answers.total(), offered=answers.total(), accepted=answers["accepted"])
     assert set(answers) <= set(FLIPPED)
     assert hub.contents() == set()
@@ -542,12 +543,12 @@ def test_no_flipped_bit_of_an_envelope_is_accepted(hub, monkeypatch, tally):
         for place in range(0, len(data), 97):
             changed = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
             with pytest.raises(FLIPPED):
-                client.call("Offer", OfferRequest(envelope=changed), timeout=10)
+                client.call("Offer", OfferRequest(envelope=changed), timeout=60)
 
 
 # -- bytes ------------------------------------------------------------------------------------------------------
 def offer(client, sealed) -> Offered:
-    return client.call("Offer", OfferRequest(envelope=sealed.envelope.to_bytes()), timeout=10)
+    return client.call("Offer", OfferRequest(envelope=sealed.envelope.to_bytes()), timeout=60)
 
 
 def chunks_of(data: bytes, digest: str, size: int = 1000, start: int = 0) -> list[Chunk]:
@@ -565,10 +566,10 @@ def test_a_tampered_bundle_is_refused_on_either_side(hub):
     changed[len(data) // 2] ^= 1
     with hub.client("north") as client:
         offer(client, sealed)
-        refused(IntegrityRefusal, lambda: client.call("Upload", chunks_of(bytes(changed), digest), timeout=10))
+        refused(IntegrityRefusal, lambda: client.call("Upload", chunks_of(bytes(changed), digest), timeout=60))
         assert not any(name.endswith((".part", ".zip")) for name in hub.contents())
         assert offer(client, sealed) == Offered(offset=0)
-        assert client.call("Upload", chunks_of(data, digest), timeout=10).bundle_sha256 == digest
+        assert client.call("Upload", chunks_of(data, digest), timeout=60).bundle_sha256 == digest
     sealed.path.write_bytes(changed)
     with hub.egress("north") as egress:
         refused(IntegrityRefusal, lambda: egress.send(sealed.envelope, sealed.path))
@@ -579,10 +580,10 @@ def test_a_truncated_upload_is_refused_and_goes_on_where_it_stopped(hub):
     data, digest = sealed.path.read_bytes(), sealed.statement.bundle_sha256
     with hub.client("north") as client:
         offer(client, sealed)
-        refused(IntegrityRefusal, lambda: client.call("Upload", chunks_of(data, digest)[:3], timeout=10))
+        refused(IntegrityRefusal, lambda: client.call("Upload", chunks_of(data, digest)[:3], timeout=60))
         assert offer(client, sealed) == Offered(offset=3000)
         assert hub.store.releases() == ()
-        client.call("Upload", chunks_of(data, digest, start=3000), timeout=10)
+        client.call("Upload", chunks_of(data, digest, start=3000), timeout=60)
     assert len(hub.store.releases()) == 1
 
 
@@ -721,7 +722,7 @@ def test_chunks_in_the_wrong_place_or_of_another_bundle_are_refused(hub):
     with hub.client("north") as client:
 
         def upload(*sent: Chunk) -> None:
-            client.call("Upload", list(sent), timeout=10)
+            client.call("Upload", list(sent), timeout=60)
 
         refused(StateRefusal, lambda: upload(pieces[0]))
         offer(client, sealed)
@@ -731,7 +732,7 @@ def test_chunks_in_the_wrong_place_or_of_another_bundle_are_refused(hub):
         refused(IntegrityRefusal, lambda: upload(pieces[0], dataclasses.replace(pieces[1], bundle_sha256="0" * 64)))
         refused(TooLarge, lambda: upload(*pieces, Chunk(bundle_sha256=digest, offset=len(data), data=b"more")))
     with hub.client("south") as client:
-        refused(StateRefusal, lambda: client.call("Upload", pieces, timeout=10))
+        refused(StateRefusal, lambda: client.call("Upload", pieces, timeout=60))
     assert hub.store.releases() == ()
     assert not any(name.endswith((".part", ".zip")) for name in hub.contents())
 
@@ -761,7 +762,7 @@ def test_a_full_disk_is_a_refusal_and_leaves_nothing_half_written(hub, monkeypat
         offer(client, sealed)
         with monkeypatch.context() as patch:
             patch.setattr(staging, "_write", full)
-            answer = refused(StorageRefusal, lambda: client.call("Upload", chunks_of(data, digest), timeout=10))
+            answer = refused(StorageRefusal, lambda: client.call("Upload", chunks_of(data, digest), timeout=60))
             assert "No space left" in str(answer)
             assert str(hub.home) not in str(answer)
             assert len(written) == 2
@@ -771,11 +772,11 @@ def test_a_full_disk_is_a_refusal_and_leaves_nothing_half_written(hub, monkeypat
             refused(StorageRefusal, lambda: offer(client, sealed))
         with monkeypatch.context() as patch:
             patch.setattr(ingest, "flush_folder", _fail_full)
-            refused(StorageRefusal, lambda: client.call("Upload", chunks_of(data, digest), timeout=10))
+            refused(StorageRefusal, lambda: client.call("Upload", chunks_of(data, digest), timeout=60))
             assert hub.store.releases() == ()
             assert not any(name.startswith("bundles/") for name in hub.contents())
         assert offer(client, sealed) == Offered(offset=len(data))
-        client.call("Upload", chunks_of(data, digest, start=len(data) - 1), timeout=10)
+        client.call("Upload", chunks_of(data, digest, start=len(data) - 1), timeout=60)
     assert len(hub.store.releases()) == 1
 
 
@@ -795,7 +796,7 @@ def test_unfinished_uploads_of_one_site_are_bounded(hub):
             offer(client, sealed)
             some = chunks_of(sealed.path.read_bytes(), sealed.statement.bundle_sha256)[:1]
             with pytest.raises(IntegrityRefusal):
-                client.call("Upload", some, timeout=10)
+                client.call("Upload", some, timeout=60)
     staged = [name for name in hub.contents() if name.endswith(".part")]
     assert len(staged) == staging.STAGED_PER_SITE
 
@@ -1115,14 +1116,14 @@ class Servers:
     def line(self, failpoint: str) -> str:
         """What the servers say next; a server that never starts or never ends is a failure, not a hang."""
         try:
-            return self.lines.get(timeout=60).strip()
+            return self.lines.get(timeout=300).strip()
         except queue.Empty:
             raise AssertionError(f"no answer from the server that dies at {failpoint}") from None
 
     def close(self) -> None:
         self.process.stdin.close()
         try:
-            self.process.wait(30)
+            self.process.wait(120)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)  # its server too, or the pipe below would never close
             self.process.wait()
@@ -1311,7 +1312,7 @@ def test_the_log_has_one_line_per_decision_and_no_values(hub, caplog):
 def test_a_hand_made_request_about_another_study_is_refused(hub):
     with hub.client("north") as client:
         for name in ("FetchPlan", "Status"):
-            refused(RoleRefusal, lambda name=name: client.call(name, StudyRequest(study="secret"), timeout=10))
+            refused(RoleRefusal, lambda name=name: client.call(name, StudyRequest(study="secret"), timeout=60))
 
 
 def test_digests_are_of_the_bytes(hub):

@@ -799,7 +799,7 @@ def test_serve_prints_one_line_and_stops_cleanly_when_told_to(ready, stop):
         assert "127.0.0.1:0;" not in line
         assert ready("sites") == (0, [])
         server.send_signal(stop)
-        rest, errors = server.communicate(timeout=30)
+        rest, errors = server.communicate(timeout=120)
     finally:
         server.kill()
         server.wait()

@@ -290,7 +290,7 @@ class Network:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
                 try:
-                    process.wait(20)
+                    process.wait(120)
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()

@@ -132,7 +132,7 @@ def test_a_hidden_release_or_withdrawal_is_found_by_whoever_reads_the_whole_log(
     assert "a release of beta that no study of this token shows" in said
     with connect(token(desk)) as connection:
         refused(RoleRefusal, lambda: connection.ask("Entries", EntriesRequest()))
-        refused(RoleRefusal, lambda: connection._client.call("Watch", WatchRequest(entries=(0,)), timeout=10))
+        refused(RoleRefusal, lambda: connection._client.call("Watch", WatchRequest(entries=(0,)), timeout=60))
 
 
 @pytest.mark.fault("F19", log_lies=1)

@@ -569,7 +569,7 @@ def test_a_rotation_while_an_upload_is_half_done_lets_the_same_bytes_go_on_under
         **place,
     )
     with hub.serve(), hub.client("north") as client:
-        client.call("Offer", OfferRequest(envelope=sealed.envelope.to_bytes()), timeout=10)
+        client.call("Offer", OfferRequest(envelope=sealed.envelope.to_bytes()), timeout=60)
 
         def chunks():
             digest = sealed.statement.bundle_sha256
@@ -578,7 +578,7 @@ def test_a_rotation_while_an_upload_is_half_done_lets_the_same_bytes_go_on_under
             yield Chunk(bundle_sha256=digest, offset=100, data=data[100:])
 
         with pytest.raises((SignatureRefusal, RoleRefusal)):
-            client.call("Upload", chunks(), timeout=20)
+            client.call("Upload", chunks(), timeout=60)
         assert hub.store.releases() == ()
         again = sealed.statement.sign([new, north.steward])
         with hub.egress("north") as egress:

@@ -7,6 +7,7 @@ import ast
 import mutations
 import pytest
 from mutations import MUTATIONS, ROOT, Edit, Mutation, copied, run, run_all
+from sources import parsed
 
 
 @pytest.mark.parametrize("one", MUTATIONS, ids=lambda one: one.name)
@@ -27,9 +28,7 @@ def test_each_mutation_names_tests_that_exist(one):
     assert one.tests
     for test in one.tests:
         path, _, name = test.partition("::")
-        functions = {
-            node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)
-        }
+        functions = {node.name for node in parsed(ROOT / path).body if isinstance(node, ast.FunctionDef)}
         assert name.partition("[")[0] in functions, test
 
 

@@ -90,7 +90,7 @@ def test_refused_bytes_and_unfinished_uploads_expire(hub):
         digests = refuse(hub, "north", 1, 2)
         sealed = hub.seal("north", wave=3, release_id="c" * 32)
         with hub.client("north") as client:
-            said = client.call("Offer", OfferRequest(envelope=sealed.envelope.to_bytes()), timeout=10)
+            said = client.call("Offer", OfferRequest(envelope=sealed.envelope.to_bytes()), timeout=60)
         assert said == Offered(offset=0)
         old = (utc_now() - 31 * DAY).timestamp()
         for path in (hub.home / "quarantine" / f"{digests[0]}.zip", *(hub.home / "staging").iterdir()):
@@ -119,7 +119,7 @@ def test_what_is_under_way_of_one_site_is_bounded_in_bytes(hub):
         for wave in (1, 2, 3, 4):
             sealed = hub.seal("north", wave=wave, release_id=f"{wave:032x}", table=small_table(60, wave))
             with hub.client("north") as client:
-                client.call("Offer", OfferRequest(envelope=sealed.envelope.to_bytes()), timeout=10)
+                client.call("Offer", OfferRequest(envelope=sealed.envelope.to_bytes()), timeout=60)
             part = hub.home / "staging" / f"north.{sealed.statement.bundle_sha256}.part"
             part.write_bytes(b"0" * (size - 100))
             old = utc_now().timestamp() - 100 + wave
@@ -135,7 +135,7 @@ def test_a_statement_that_is_no_short_document_is_not_read(hub):
     long = replace(sealed.envelope.signatures[0], key_id="x" * 70_000)
     padded = replace(sealed.envelope, signatures=(*sealed.envelope.signatures, long))
     with hub.serve(), hub.client("north") as client, pytest.raises(TooLarge, match="65536 bytes"):
-        client.call("Offer", OfferRequest(envelope=padded.to_bytes()), timeout=10)
+        client.call("Offer", OfferRequest(envelope=padded.to_bytes()), timeout=60)
 
 
 def test_so_many_releases_of_a_site_are_refused_in_a_day_and_no_more(hub):
@@ -151,7 +151,7 @@ def test_the_heads_of_a_sites_ledger_are_bounded_in_bytes_and_in_time(hub):
     def witnessed(seq: int, after: int = 0):
         envelope = hub.anchor("north", seq, after=after)
         with hub.client("north") as client:
-            return client.call("Anchor", SignedDocument(envelope=envelope.to_bytes()), timeout=10)
+            return client.call("Anchor", SignedDocument(envelope=envelope.to_bytes()), timeout=60)
 
     first = len(hub.anchor("north", 8).to_bytes())
     with hub.serve(quotas=Quotas(anchors=first + 2000)):
@@ -177,10 +177,10 @@ def test_the_heads_of_a_sites_ledger_are_bounded_in_bytes_and_in_time(hub):
 def test_a_site_that_calls_too_often_waits_and_no_other_does(hub):
     with hub.serve(quotas=Quotas(calls=20)), hub.client("north") as north, hub.client("south") as south:
         for _ in range(10):
-            north.call("Status", StudyRequest(study="small"), timeout=10)
+            north.call("Status", StudyRequest(study="small"), timeout=60)
         with pytest.raises(RateRefusal, match="20 times a minute"):
-            north.call("Status", StudyRequest(study="small"), timeout=10)
-        assert south.call("Status", StudyRequest(study="small"), timeout=10).holdings == ()
+            north.call("Status", StudyRequest(study="small"), timeout=60)
+        assert south.call("Status", StudyRequest(study="small"), timeout=60).holdings == ()
 
 
 def test_a_rate_that_is_looked_at_is_not_used_up():

@@ -221,7 +221,7 @@ def test_an_answer_is_worth_nothing_elsewhere(training, service):
         with pytest.raises(refusal):
             training.send(envelope, site="north")
     with service.client("south") as client, pytest.raises(SignatureRefusal):  # another site's envelope
-        client.call("UploadRound", RoundAnswer(envelope=early.to_bytes(), content=MINE), timeout=10.0)
+        client.call("UploadRound", RoundAnswer(envelope=early.to_bytes(), content=MINE), timeout=60.0)
     with pytest.raises(RoleRefusal):
         training.send(training.answer(second, site="west"), site="west")
     with pytest.raises(StateRefusal, match="next"):  # the round it slept through
@@ -278,11 +278,11 @@ def test_an_answer_of_ten_gigabytes_does_not_get_through_the_door(training, serv
     forged = Envelope.sign(ANSWER_TYPE, canonical_json(body), [service.sites["north"].release])
     with service.client("north") as client:
         with pytest.raises(TooLarge):
-            client.call("UploadRound", RoundAnswer(envelope=forged.to_bytes(), content=b"x"), timeout=10.0)
+            client.call("UploadRound", RoundAnswer(envelope=forged.to_bytes(), content=b"x"), timeout=60.0)
         huge = RoundAnswer(envelope=forged.to_bytes(), content=b"x")
         object.__setattr__(huge, "content", bytes(6 << 20))
         with pytest.raises(TooLarge):
-            client.call("UploadRound", huge, timeout=10.0)
+            client.call("UploadRound", huge, timeout=60.0)
     assert training.boxes.progress(said.study).answered == {}
 
 

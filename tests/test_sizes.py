@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,7 @@ def _functions(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.AST]]
             yield from _functions(node, f"{name}.")
 
 
+@cache
 def measured() -> dict[str, dict[str, int]]:
     """What is beyond the limits: measure to name to size."""
     found: dict[str, dict[str, int]] = {name: {} for name in MOST}

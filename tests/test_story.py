@@ -34,7 +34,7 @@ def test_three_waves_a_rejection_a_crash_a_withdrawal_and_an_amendment_end_in_a_
     finally:
         if server is not None:
             server.send_signal(signal.SIGTERM)
-            server.wait(timeout=20)
+            server.wait(timeout=300)
 
 
 def counted(terminal: Terminal) -> None:

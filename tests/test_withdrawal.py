@@ -127,7 +127,7 @@ def test_only_the_site_with_its_release_key_and_an_approver_takes_a_release_back
         egress.send(sealed.envelope, sealed.path)
 
         def bare(envelope: Envelope) -> None:
-            client.call("Withdraw", SignedDocument(envelope=envelope.to_bytes()), timeout=10)
+            client.call("Withdraw", SignedDocument(envelope=envelope.to_bytes()), timeout=60)
 
         one = taken_back(hub, sealed, signers=[keys.release])
         refused(ApprovalRefusal, lambda: egress.withdraw(one))

@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import resource
+import select
 import shutil
 import signal
 import socket
@@ -35,7 +36,7 @@ from stem import plant
 
 ROOT = Path(__file__).resolve().parent.parent
 PASSPHRASE = "correct horse battery"
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Seconds after which a command that does not end is a failure instead of a hang."""
 
 
@@ -403,6 +404,12 @@ PRELOADED = [
     "site_agent.ledger.book",
     "site_agent.release.outbox",
     "site_agent.decide.plans",
+    "site_agent.decide.airlock",
+    "site_agent.decide.key_files",
+    "site_agent.identity",
+    "site_agent.lock",
+    "shared.base.passphrases",
+    "pyarrow.pandas_compat",
     "site_agent.show.screens",
     "site_agent.show.health",
     "coordinator.cli",
@@ -550,10 +557,16 @@ def _perform(order: dict[str, Any], handles: list[int]) -> None:
     os._exit(code)
 
 
-def _reap(*_: object) -> None:
+def _reap(alive: dict[int, socket.socket]) -> None:
+    """Say of every command that has ended how it did."""
     with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            if pid in alive:
+                with alive.pop(pid) as line, contextlib.suppress(OSError):
+                    line.sendall(b"%d" % os.waitstatus_to_exitcode(status))
 
 
 def _zygote(path: str) -> None:
@@ -579,30 +592,35 @@ def _zygote(path: str) -> None:
     server.listen(64)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    signal.signal(signal.SIGCHLD, _reap)  # reaped, not ignored: their seconds count among those of the tests
+    woken, wake = socket.socketpair()
+    for end in (woken, wake):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # only so that the system tells of it
+    signal.set_wakeup_fd(wake.fileno())
+    alive: dict[int, socket.socket] = {}
     while True:
-        line, _ = server.accept()
-        if os.fork():
-            line.close()
+        ready, _, _ = select.select([server, woken], [], [])
+        if woken in ready:
+            woken.recv(4096)
+            _reap(alive)
+        if server not in ready:
             continue
-        # One process per command stands between zygote and command, to wait for its end.
-        _die_with_parent()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        server.close()
+        line, _ = server.accept()
         order, handles, _, _ = socket.recv_fds(line, 1 << 16, 3)
-        while not order.endswith(b"\n"):
-            order += line.recv(1 << 16)
+        while not order.endswith(b"\n") and (more := line.recv(1 << 16)):
+            order += more
         child = os.fork()
         if not child:
-            line.close()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for end in (server, woken, wake, line, *alive.values()):
+                end.close()
             _perform(json.loads(order), handles)
         for handle in handles:
             os.close(handle)
-        line.sendall(b"%d\n" % child)
-        _, status = os.waitpid(child, 0)
+        alive[child] = line
         with contextlib.suppress(OSError):
-            line.sendall(b"%d" % os.waitstatus_to_exitcode(status))
-        os._exit(0)
+            line.sendall(b"%d\n" % child)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def slowly(given):
 
     home = Path(given["store"][1])
     (home / f"asked.{os.getpid()}.{time.monotonic_ns()}").touch()
-    sleep({"until": home / "go", "seconds": 30})
+    sleep({"until": home / "go", "seconds": 300})
     return answer(given)
 
 
