@@ -37,13 +37,15 @@ from shared.plans.plan import Budget, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy.composition import Charge, StudyCharges
 from shared.releases.receipt import read_bundle
+from site_agent.config import SiteFloors
 from site_agent.decide import waves
 from site_agent.desk import open_desk
 from site_agent.ledger.book import Ledger
 from site_agent.ledger.holds import LOST_CAP, Lost
 from site_agent.release import drawing as mechanisms
-from site_agent.release import pipeline, sealed_state
+from site_agent.release import sealed_state
 from site_agent.release.outbox import Outbox
+from site_agent.release.pipeline import making
 from site_agent.release.site import WorkingSite
 
 ALWAYS = {"opens": dt.date(2000, 1, 1), "closes": dt.date(2999, 1, 1)}
@@ -454,7 +456,7 @@ def test_a_snapshot_taken_at_the_anchor_and_put_back_after_the_run_does_not_draw
                 outbox=Outbox(home, ledger),
                 witness=door,
                 snapshot_key=b"k" * 32,
-                floors=pipeline.SiteFloors(),
+                floors=SiteFloors(),
                 paused=lambda: False,
             )
 
@@ -462,7 +464,7 @@ def test_a_snapshot_taken_at_the_anchor_and_put_back_after_the_run_does_not_draw
             if name == "pipeline.anchored" and not copy.exists():
                 shutil.copytree(home, copy)
 
-        monkeypatch.setattr(pipeline, "reach", snapshot)
+        monkeypatch.setattr(making, "reach", snapshot)
         where = source(tmp_path, table)
         release(plan, opened(), where)
         shutil.rmtree(home)

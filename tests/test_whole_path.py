@@ -49,10 +49,11 @@ from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Floors, PrivateTraining, StudyPlan, Training
 from shared.privacy import accountant as privacy
+from shared.privacy import meaning
 from shared.simulated import contact_networks
 from site_agent.records import table as records
 from site_agent.release import drawing, fitting
-from site_agent.release.pipeline import SealedRelease
+from site_agent.release.pipeline.opened import SealedRelease
 
 ATTACK = drawing._attack
 DRAWS = 3
@@ -225,8 +226,8 @@ def exchanged(plan: StudyPlan, neighbours: Neighbours, n: int) -> Neighbours:
 def prices() -> Iterator[None]:
     """Prices are functions of events alone: computed once for all worlds of a plan."""
     with pytest.MonkeyPatch.context() as patched:
-        for name in ("_pld", "translate", "epsilon"):
-            patched.setattr(privacy, name, remembered(getattr(privacy, name)))
+        for room, name in ((privacy, "loss_distribution"), (meaning, "translate"), (privacy, "epsilon")):
+            patched.setattr(room, name, remembered(getattr(room, name)))
         yield
 
 
