@@ -1,15 +1,17 @@
-"""Break the product in small ways and see the tests turn red: ``python -m tests.mutations [WORD]``.
+"""Break the product in small ways and see the tests turn red: ``python -m tests.mutations [WORD | --new]``.
 
 Each mutation is an edit of a line or two in a *copy* of the tree, in a temporary folder; then the tests named beside it
 run there, and at least one has to fail. A mutation that survives is a hole in the tests, to be closed by a test. Tests
 that merely cannot be collected kill nothing: only pytest's exit code for failed tests counts.
 
-Before the first mutation all the named tests run on the untouched copy, and must pass. WORD runs those mutations
-whose name contains it; without it all run, and the table is written to ``tests/benchmarks/results/mutations.json``.
+Before the first mutation all the named tests run on the untouched copy, and must pass. The table of what became of
+each is ``tests/benchmarks/results/mutations.json``: a run of all writes it, and ``--new``, of those that it does
+not hold as noticed, adds to it. WORD runs those mutations whose name contains it, and writes nothing.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -21,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.benchmarks import record
 
@@ -83,6 +86,8 @@ TABLES = "shared/mechanisms/tables/noise.py"
 SLICING = "shared/mechanisms/slicing/noise.py"
 SLICING_PLAN = "shared/mechanisms/slicing/plan.py"
 DRAWING = "site_agent/release/drawing.py"
+CAPPED = "shared/mechanisms/network_counts/capped.py"
+COUNTS_PLAN = "shared/mechanisms/network_counts/plan.py"
 NETWORK_SITE = "site_agent/release/networks.py"
 NETWORK_PLAN = "shared/mechanisms/grand/plan.py"
 CHARGE = "site_agent/ledger/charge.py"
@@ -1313,6 +1318,187 @@ MUTATIONS: tuple[Mutation, ...] = (
             "test_restore.py::test_a_backup_holds_what_is_in_the_write_ahead_log_and_no_key_that_lies_unencrypted",
         ],
     ),
+    # -- of another reader's choosing, beside those above --------------------------------------------------------
+    mutation(
+        "a signal past the bound left as the doubles made it",
+        (LATENT, "        while rows.size:\n            longest", "        while not len(steps):\n            longest"),
+        tests=["test_latent_noise.py::test_a_signal_beyond_the_bound_is_pulled_back_whatever_the_doubles_said"],
+    ),
+    mutation(
+        "private: a grid coarser than the room for rounding",
+        (SGD, "finest = private.clip * ROOM / 2 / math.sqrt", "finest = private.clip / 2 / math.sqrt"),
+        tests=["test_private_flow.py::test_rounding_takes_no_more_than_the_room_that_clipping_leaves_it"],
+    ),
+    mutation(
+        "private: a start that is centred on the records",
+        (
+            FITTING,
+            "layers = private_layers(start.inverse(x), plan",
+            "y = start.inverse(x)\n    layers = private_layers(y - y.mean(axis=0), plan",
+        ),
+        tests=[MOVED_STEP],
+    ),
+    mutation(
+        "network counts: the solver's room left off the price",
+        (CAPPED, "    return cap + 1 + slack(cap)", "    return cap"),
+        tests=[
+            "test_network_counts.py::test_nobody_moves_a_block_by_more_than_its_sensitivity_and_somebody_moves_each_by_nearly_as_much"
+        ],
+    ),
+    mutation(
+        "network counts: ends charged as if every edge had one",
+        (COUNTS_PLAN, '("ends", 4, levels)', '("ends", 2, levels)'),
+        tests=[
+            "test_network_counts.py::test_nobody_moves_a_block_by_more_than_its_sensitivity_and_somebody_moves_each_by_nearly_as_much"
+        ],
+    ),
+    mutation(
+        "network counts: places as the table has them",
+        (COUNTS_PLAN, "order = rng.spawn(1)[0].order(len(records))", "order = np.arange(len(records))"),
+        tests=[
+            "test_network_counts.py::test_where_a_person_stands_in_the_table_moves_no_count_by_more_than_the_price_says"
+        ],
+    ),
+    mutation(
+        "network counts: one noise for all levels",
+        (
+            COUNTS_PLAN,
+            "rng.lattice_laplace_steps(count.scale, exact.shape, 1.0)",
+            "rng.lattice_laplace_steps(count.scale, (1,), 1.0)",
+        ),
+        tests=[FIGURE],
+    ),
+    mutation(
+        "network counts: mixing without a cap",
+        (COUNTS_PLAN, "return [int(capped.kept_degrees(network, count.cap).sum()) // 2]", "return [network.nnz // 2]"),
+        tests=[
+            "test_network_counts.py::test_nobody_moves_a_block_by_more_than_its_sensitivity_and_somebody_moves_each_by_nearly_as_much"
+        ],
+    ),
+    mutation(
+        "a reservation for new persons taken up for everybody",
+        (
+            CHARGE,
+            "and (dict(hold.event), hold.delta, hold.touches) == (dict(event), delta, touches)",
+            "and (dict(hold.event), hold.delta) == (dict(event), delta)",
+        ),
+        tests=["test_waves.py::test_a_reservation_for_other_persons_is_not_carried_over"],
+    ),
+    mutation(
+        "an anchor from before the reservation witnesses it",
+        (LEDGER_DRAWING, "if receipt.seq < book.hold(hold.release_id).reserved_seq:", "if receipt.seq < 0:"),
+        tests=["test_ledger.py::test_an_anchor_of_another_history_or_from_before_the_reservation_is_refused"],
+    ),
+    mutation(
+        "a draw that a crash cut short is free again",
+        (
+            LEDGER_DRAWING,
+            '        if hold.state == "drawing":\n            reach("ledger.recover.before_burn")',
+            '        if hold.state == "drawn":\n            reach("ledger.recover.before_burn")',
+        ),
+        tests=["test_ledger.py::test_recovery_burns_what_was_drawing_and_resumes_the_rest"],
+    ),
+    mutation(
+        "an undrawn release of new persons counted beside nobody",
+        (
+            COMPOSED,
+            "                out |= {mask | 1 << k for mask in drawn if not mask & ~possible}",
+            "                out |= {1 << k for mask in drawn if not mask & ~possible}",
+        ),
+        tests=[
+            "test_waves.py::test_a_burnt_draw_may_be_drawn_again_for_its_price_and_an_unknown_one_counts_against_everybody"
+        ],
+    ),
+    mutation(
+        "all studies of a site cost what the dearest does",
+        (COMPOSED, "np.sum([bounds[k][0] for k in group], axis=0)", "np.max([bounds[k][0] for k in group], axis=0)"),
+        tests=["test_ledger.py::test_the_site_may_cap_all_its_studies_together"],
+    ),
+    mutation(
+        "a word about other persons is good for any table",
+        (
+            LEDGER_PERSONS,
+            "(known.confirmed, known.confirmed_table) != (hold.wave, snapshot)",
+            "known.confirmed != hold.wave",
+        ),
+        tests=["test_persons.py::test_a_signature_lets_one_wave_of_other_persons_through"],
+    ),
+    mutation(
+        "whom a release touched that was taken back after it left is forgotten",
+        (
+            LEDGER_PERSONS,
+            '        and (other.phase != "burnt" or other.left)\n    ]\n\n\ndef _earlier',
+            '        and other.phase != "burnt"\n    ]\n\n\ndef _earlier',
+        ),
+        tests=["test_persons.py::test_who_was_in_a_release_that_may_have_left_is_remembered_though_it_was_burnt"],
+    ),
+    mutation(
+        "an attack that breaks down on some records holds the release up",
+        (
+            PIPELINE,
+            "audited = attack() if plan.records_decide else checks.carried_out(attack, drawing.unattacked)",
+            "audited = attack()",
+        ),
+        tests=["test_gates.py::test_an_attack_that_breaks_down_on_these_records_holds_nothing_up"],
+    ),
+    mutation(
+        "a table that changed after the seal holds the release up",
+        (PIPELINE, "elif not checks.carried_out(resumed, False):", "elif not resumed():"),
+        tests=["test_gates.py::test_a_release_that_was_interrupted_is_held_alike_whatever_became_of_the_records"],
+    ),
+    mutation(
+        "local: Laplace reports charged for one cell of the two that move",
+        (LOCAL, "sensitivity=1.0, coordinates=2)", "sensitivity=1.0, coordinates=1)"),
+        tests=[MOVED],
+    ),
+    mutation(
+        "quantiles: one level charged for all",
+        (QUANTILES, "Composition(events=(each,) * self.depth)", "Composition(events=(each,))"),
+        tests=[QUANTILE_ODDS],
+    ),
+    mutation(
+        "a note that a record made asks for a tick",
+        (
+            PIPELINE,
+            'return tuple(check for check in self.checks if check.outcome == "warning")',
+            'return tuple(check for check in self.checks if check.outcome == "warning" or check.notable)',
+        ),
+        tests=[
+            "test_gates.py::test_what_checks_and_attacks_find_in_records_is_a_note_to_the_approver_and_nothing_else"
+        ],
+    ),
+    mutation(
+        "an inspector is told what was measured",
+        ("site_agent/release/outbox.py", '"threshold": check.get("policy")}', '"threshold": check.get("measured")}'),
+        tests=["test_export.py::test_no_count_of_records_is_in_it_but_the_n_of_a_receipt"],
+    ),
+    mutation(
+        "federated: steps of more records than rounding has room for",
+        (AT_SITES, "    require_room(len(y), federated.rate)\n", ""),
+        tests=[
+            "test_federation.py::test_a_round_of_more_records_than_the_room_for_rounding_was_calculated_for_is_refused"
+        ],
+    ),
+    mutation(
+        "a withdrawal of consent witnessed at once",
+        (
+            "site_agent/ledger/holds.py",
+            '(SIGNED - {"persons_withdrew", "persons_confirmed"})',
+            '(SIGNED - {"persons_confirmed"})',
+        ),
+        tests=[
+            "test_waves.py::test_a_head_of_the_ledger_tells_of_no_withdrawal_of_consent_before_something_else_asks_for_one"
+        ],
+    ),
+    mutation(
+        "a network without an edge refused",
+        (
+            "site_agent/records/contacts.py",
+            "    del keys\n",
+            '    del keys\n    if not len(once):\n        raise DataFileRefusal("no edge", given="none")\n',
+        ),
+        tests=["test_whole_path.py::test_the_only_edge_of_a_network_decides_nothing_that_leaves_beside_its_counts"],
+    ),
 )
 
 
@@ -1395,17 +1581,19 @@ def run_all(chosen: Sequence[Mutation] = MUTATIONS) -> list[Outcome]:
 
 
 def main() -> int:
-    """Run the mutations whose names contain the first argument."""
+    """Run all mutations, those that no run has seen noticed, or those whose names contain the first argument."""
     word = sys.argv[1] if len(sys.argv) > 1 else ""
-    outcomes = run_all([one for one in MUTATIONS if word in one.name])
+    rows: dict[str, Any] = {}
+    if word == "--new":
+        rows = json.loads((ROOT / "tests/benchmarks/results/mutations.json").read_text())["results"]["by"]
+        rows = {one.name: rows[one.name] for one in MUTATIONS if rows.get(one.name, {}).get("killed")}
+    chosen = [one for one in MUTATIONS if one.name not in rows and (word == "--new" or word in one.name)]
+    outcomes = run_all(chosen)
     killed = sum(outcome.killed for outcome in outcomes)
     print(f"{killed} of {len(outcomes)} killed")
-    if not word:
-        results = {
-            "mutations": len(outcomes),
-            "killed": killed,
-            "by": {o.name: {"killed": o.killed, "by": list(o.by), "seconds": round(o.seconds, 1)} for o in outcomes},
-        }
+    if word in ("", "--new"):
+        rows |= {o.name: {"killed": o.killed, "by": list(o.by), "seconds": round(o.seconds, 1)} for o in outcomes}
+        results = {"mutations": len(rows), "killed": sum(row["killed"] for row in rows.values()), "by": rows}
         print(record.write("mutations", results, seed=0))
     return 0 if killed == len(outcomes) else 1
 

@@ -48,6 +48,7 @@ from shared.plans.plan import Budget, Reference, StudyPlan, Training, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy.accountant import SubsampledGaussian
 from shared.wire import flower
+from site_agent.models.private_flow import LARGEST_BATCH
 from site_agent.release.trained_flow import federated_flow
 from site_agent.training import federation
 from site_agent.training.federation import client_app, local_round, start_of
@@ -185,6 +186,13 @@ def test_a_record_moves_a_step_by_no_more_than_the_event_says(monkeypatch):
         one, two = (local_round(plan, SHAPE, START, 1, rows, seeded_rng(1)) for rows in (y, other))
         largest = max(largest, float(np.linalg.norm(one - two)) * n / 0.7)
     assert 0.3 < largest <= 2 * 0.3
+
+
+def test_a_round_of_more_records_than_the_room_for_rounding_was_calculated_for_is_refused():
+    plan = made(replace(FEDERATED, rate=0.6))
+    y = np.zeros((2 * LARGEST_BATCH, ENCODER.d))
+    with pytest.raises(TrainingRefusal, match="at most 40000 records"):
+        local_round(plan, SHAPE, START, 1, y, seeded_rng(1))
 
 
 class Silent:

@@ -16,6 +16,7 @@ from test_site_cli import ticks
 from test_waves import grown, several
 
 from shared.base.canonical import parse_json, sha256_hex
+from shared.base.keys import SigningKey
 from shared.errors import (
     BudgetRefusal,
     ConfigRefusal,
@@ -321,6 +322,19 @@ def test_who_withdrew_has_not_vanished_nor_who_was_in_a_release_that_never_left(
     site.ledger.note_persons("mini", left)
     table = grown(300, 80)
     assert release(many, site, source(tmp_path, table.iloc[250:]), wave=2).receipt.drawn == 80
+
+
+def test_who_was_in_a_release_that_may_have_left_is_remembered_though_it_was_burnt(quick, tmp_path, plan, site):
+    """Once approved its bytes may be anywhere; to burn it calls nothing back."""
+    many = several(plan, budget=Budget(epsilon=5000.0))
+    made = release(many, site, source(tmp_path, grown(300)))
+    key = SigningKey.generate()
+    hold = made.hold
+    site.ledger.approve(hold, name="ada", key=key.public, signature=b"s" * 64, bundle_sha256=hold.bundle_sha256)
+    site.ledger.burn(hold, "the folder was lost")
+    with pytest.raises(DifferencingRefusal, match="still be in the table") as caught:
+        release(many, site, source(tmp_path, rewritten(grown(300))))
+    assert caught.value.given == "0 of 300"
 
 
 def test_a_signature_lets_one_wave_of_other_persons_through(quick, tmp_path, plan, site):

@@ -323,7 +323,10 @@ def corners(case: Case) -> list[pd.DataFrame]:
     return out
 
 
-@pytest.mark.parametrize("name", ["tables", "histograms", "smooth densities, order 2", "smooth densities, order 4"])
+@pytest.mark.parametrize(
+    "name",
+    ["tables", "histograms", "smooth densities, order 2", "smooth densities, order 4", "reports of each record"],
+)
 def test_exchanging_a_record_moves_the_figures_by_no_more_than_is_charged_and_the_worst_one_by_as_much(name):
     case = FIGURES[name]()
     # Corners for what counts in cells; places all over the range for what overlaps.
