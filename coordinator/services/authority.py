@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shared.base.at_rest import pem_of, private_key
+from shared.base.at_rest import machine_secret, pem_of, private_key
 from shared.base.clock import utc_now
 from shared.base.failpoints import reach
 from shared.base.keys import PublicKey, SigningKey, encrypt_at_rest, unencrypted, write_private
@@ -354,6 +354,8 @@ def keys_in_clear(home: Path) -> list[Path]:
 
 def encrypt_keys(home: Path) -> list[Path]:
     """Encrypt what `keys_in_clear` names, where this machine has a secret; the files that changed."""
+    if machine_secret() is None or not keys_in_clear(home):
+        return []
     with _alone(home / "ca"):
         return encrypt_at_rest(keys_in_clear(home))
 
