@@ -181,7 +181,7 @@ def test_a_lost_witness_key_is_missed_and_no_other_takes_its_place(tmp_path):
     """Sites have pinned it: a new one would sign what all of them take for another coordinator's word."""
     made = Authority.create(tmp_path, coordinator="hub")
     (tmp_path / "ca" / "witness.pem").rename(tmp_path / "apart")
-    with pytest.raises(StateRefusal, match="no witness.pem"):
+    with pytest.raises(StateRefusal, match=r"no witness\.pem"):
         Authority.load(tmp_path)
     assert not (tmp_path / "ca" / "witness.pem").exists()
     (tmp_path / "apart").rename(tmp_path / "ca" / "witness.pem")
