@@ -379,12 +379,16 @@ def table(
         for k, name in enumerate(columns)
     ]
 
+    def copied(k: int) -> bool:
+        """Whether people copy what stands in a column: ids of one length, which no other word has."""
+        return {len(line[k]) for line in lines if k < len(line)} == {32}
+
     class Whole(Table):
         """A table that breaks no id and no number as long as there is room for them: texts give way first."""
 
         def __rich_console__(self, console: Console, options: ConsoleOptions) -> Any:
             room = options.max_width - 3 * (len(widths) - 1) - sum(min(word, LEAST) for word in words)
-            for k in sorted(range(len(widths)), key=lambda k: words[k]):
+            for k in sorted(range(len(widths)), key=lambda k: (not copied(k), words[k])):
                 if widths[k] == words[k] and (more := words[k] - min(words[k], LEAST)) <= room:
                     self.columns[k].no_wrap, room = True, room - more
             return super().__rich_console__(console, options)

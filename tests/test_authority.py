@@ -175,3 +175,14 @@ def test_an_invitation_pins_its_authority(tmp_path, invitation):
     other = Authority.create(tmp_path, coordinator="hub")
     with pytest.raises(SchemaRefusal, match="fingerprint"):
         dataclasses.replace(invitation, ca_pem=other.ca_pem)
+
+
+def test_a_lost_witness_key_is_missed_and_no_other_takes_its_place(tmp_path):
+    """Sites have pinned it: a new one would sign what all of them take for another coordinator's word."""
+    made = Authority.create(tmp_path, coordinator="hub")
+    (tmp_path / "ca" / "witness.pem").rename(tmp_path / "apart")
+    with pytest.raises(StateRefusal, match=r"no witness\.pem"):
+        Authority.load(tmp_path)
+    assert not (tmp_path / "ca" / "witness.pem").exists()
+    (tmp_path / "apart").rename(tmp_path / "ca" / "witness.pem")
+    assert Authority.load(tmp_path).witness.public == made.witness.public

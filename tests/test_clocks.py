@@ -94,6 +94,19 @@ def test_a_clock_is_believed_by_what_others_see(verdict, believed, word):
     assert word in verdict.why
 
 
+@pytest.mark.fault("F15")
+def test_a_persons_word_forgets_what_was_heard_while_this_clock_was_ahead(hub):
+    clocks, now = SeenClocks(hub.store, hub.authority.certificate), utc_now()
+    clocks.note("north", now - 20 * DAY, now - 20 * DAY)
+    clocks.note("south", now + YEAR, now + YEAR)
+    assert not clocks.verdict(now).believed, "it went back, for all that is known"
+    clocks.confirm(now, now, dry_run=True)
+    assert len(clocks.readings()) == 2
+    clocks.confirm(now, now)
+    assert [one.site for one in clocks.readings()] == ["north"]
+    assert clocks.verdict(now + 20 * DAY).believed, "by north, and longer than a word counts"
+
+
 def test_a_site_measures_its_clock_against_the_time_that_the_coordinator_signs_and_is_measured_itself(hub):
     ahead = 2 * DAY + dt.timedelta(minutes=10)
     with hub.serve() as server, hub.egress("north") as egress:

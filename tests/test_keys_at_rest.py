@@ -109,7 +109,13 @@ def test_a_study_runs_and_its_backup_holds_the_keys_where_they_are_encrypted(tmp
         assert theatre.coordinator("backup", tmp_path / "b.tar").json["left_out"] == []
         theatre.stop()
         shutil.rmtree(theatre.hub)
-        theatre.coordinator("restore", tmp_path / "b.tar", "--reason", "a fire")
+        restored = ("restore", tmp_path / "b.tar", "--reason", "a fire")
+        right = secret.read_text()
+        secret.write_text("60" * 32)
+        refused = theatre.coordinator(*restored, expect=None)
+        assert (refused.code, theatre.hub.exists()) == (PassphraseRefusal.exit_code, False)
+        secret.write_text(right)
+        theatre.coordinator(*restored)
         theatre.serve()
         assert theatre.agent("north", "status").json["discrepancies"] == []
         monkeypatch.delenv(KEY_FILE_VARIABLE)

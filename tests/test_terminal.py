@@ -1,5 +1,6 @@
 """A command's answers and refusals look and leave alike everywhere."""
 
+import io
 import json
 import subprocess
 import sys
@@ -125,3 +126,13 @@ def test_text_of_others_cannot_command_the_terminal(capsys):
         assert code not in err, repr(code)
     assert "cleared" in out
     assert json.loads(out[out.index("{") :])["reason"] == hostile, "a program gets what was sent"
+
+
+def test_an_id_that_people_copy_is_whole_at_a_hundred_columns_beside_long_names():
+    from rich.console import Console
+
+    ids, heads = ("a" * 32, "b" * 32), ["wave", "site", "n", "release_id", "ε", "posture", "day", "state"]
+    rows = [[1, "university-hospital", 12_345, one, "104.6", "private", "2026-11-23", "withdrawn"] for one in ids]
+    out = Console(width=100, file=io.StringIO())
+    out.print(terminal.table(heads, rows, right=["wave", "n"]))
+    assert all(one in out.file.getvalue() for one in ids)

@@ -16,18 +16,20 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from delivered import TODAY, cohort, cohort_plan, deliver, join, quarantine, take_back
+from delivered import APPROVERS, TODAY, cohort, cohort_plan, deliver, join, quarantine, take_back
 
 import coordinator.cli as cli
 from coordinator.answers.queries import ask, site_estimates
 from coordinator.answers.waves import STATES, draft, grid, reminder, scheduled
 from coordinator.cli import main
 from coordinator.services.authority import Authority
+from coordinator.services.membership import Members
 from coordinator.store.store import Store
 from shared.base.canonical import parse_json
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, StateRefusal
 from shared.estimands.answer import estimate, parse_estimand
+from shared.membership.declined import DeclinedNotice
 from shared.plans.plan import StudyPlan, Wave, sign_plan
 
 QUESTION = "cox(time, cvd) ~ sbp/10"
@@ -148,6 +150,35 @@ def test_the_grid_says_of_each_site_what_the_coordinator_holds(study):
     again = grid(study.store, "cvd", TODAY).waves[0]
     assert (again.missing, again.awaited) == (("alpha", "beta", "gamma"), ("beta",)), "what is taken back is for good"
     assert set(STATES) >= {cell.state for line in grid(study.store, "cvd", TODAY).waves for cell in line.cells}
+
+
+def test_a_site_whose_steward_told_of_a_rejection_is_waited_for_no_more(study):
+    def tell(wave: int, decision: str) -> None:
+        said = DeclinedNotice(
+            coordinator="tributary-hub",
+            site="beta",
+            study="cvd",
+            wave=wave,
+            release_id=f"{wave:032d}",
+            decision=decision,
+            reason="chol is in other units here",
+            approver="steward",
+        )
+        site = next(one for one in study.store.sites() if one.site == "beta")
+        signed = said.signed(APPROVERS[study.keys["beta"].public.key_id])
+        Members(study.store, "tributary-hub").note_declined(site, signed, TODAY)
+
+    tell(1, "send_back")
+    assert states(study, 1, TODAY)["beta"] == "waiting", "it is drawn again"
+    tell(1, "reject")
+    assert states(study, 1, TODAY) == {"alpha": "waiting", "beta": "rejected", "gamma": "waiting"}
+    assert grid(study.store, "cvd", TODAY).waves[0].awaited == ("alpha", "gamma")
+    for site in ("alpha", "gamma"):
+        study.deliver(site, 1)
+    found = grid(study.store, "cvd", TODAY)
+    assert (found.waiting_days, found.waves[0].missing) == (None, ("beta",))
+    study.deliver("beta", 1)
+    assert states(study, 1, TODAY)["beta"] == "delivered", "it was drawn again after all"
 
 
 def test_the_grid_asks_the_database_as_often_for_many_sites_as_for_few(tmp_path):

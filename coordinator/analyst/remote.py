@@ -349,14 +349,14 @@ class Study(Shown):
         return ResultTable(f"{self.name}{f', {column}' if column else ''}", rows, document)
 
     def releases(self) -> ResultTable:
-        """Every release: bundle, receipt, and whether its site took it back."""
+        """Every release, and whether its site took it back; the document has digests and receipts."""
         from shared.wire.analyst_messages import ReleasesRequest
 
         document = self._connection.ask("Releases", ReleasesRequest(study=self.name))
         rows = []
         for found in document["releases"]:
             row = {name: found[name] for name in ("wave", "site", "n", "release_id")}
-            row |= {"bundle": found["bundle_sha256"][:12], "ε": shown_price(found["epsilon"], found["epsilon_given"])}
+            row |= {"ε": shown_price(found["epsilon"], found["epsilon_given"])}
             row |= {"posture": found["receipt"]["posture"], "day": found["accepted_day"]}
             rows.append({**row, "state": f"withdrawn: {found['withdrawn']}" if found["withdrawn"] else "accepted"})
         return ResultTable(f"releases of {self.name}", rows, document)

@@ -31,6 +31,7 @@ STATES: Mapping[str, str] = {
     "quarantined": "arrived with wrong content; read by nobody",
     "held?": "the site's ledger has moved since its last delivery: something may wait for an approver there",
     "waiting": "nothing yet; whether the site is at work the coordinator cannot know",
+    "rejected": "a person there rejected its release, and chose to tell it (coordinator declined)",
     "missing": "the wave was closed without it",
     "planned": "the wave is not open yet",
 }
@@ -184,8 +185,8 @@ class WaveLine:
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """The missing sites that can still be asked: not those that took their release back, which is for good."""
-        gone = {cell.site for cell in self.cells if cell.state == "withdrawn"}
+        """The missing sites that can still be asked: not where a release was taken back, or is known to be rejected."""
+        gone = {cell.site for cell in self.cells if cell.state in ("withdrawn", "rejected")}
         return tuple(site for site in self.missing if site not in gone)
 
 
@@ -218,6 +219,7 @@ def grid(store: Store, study: str, today: dt.date) -> WaveGrid:
         apart=store.quarantined(study=study),
         withdrawn=store.withdrawals(study),
         reminded=store.reminded(study),
+        rejected=store.rejected(study),
         moved=store.last_moved(),
         last={release.site: release for release in sorted(releases, key=lambda one: one.log_index)},
         newest={release.site: release.wave for release in sorted(releases, key=lambda one: one.wave)},
@@ -241,6 +243,7 @@ class _Arrivals:
 
     Args:
         reminded: (wave, site) to the day of the last reminder.
+        rejected: (wave, site) to the day on which a person there told of it.
         moved: site to the place in the log at which its ledger was last witnessed.
         last: site to the release that arrived last.
         newest: site to the newest wave that it delivered.
@@ -250,6 +253,7 @@ class _Arrivals:
     apart: tuple[Quarantined, ...]
     withdrawn: tuple[Tombstone, ...]
     reminded: Mapping[tuple[int, str], str]
+    rejected: Mapping[tuple[int, str], str]
     moved: Mapping[str, int]
     last: Mapping[str, AcceptedRelease]
     newest: Mapping[str, int]
@@ -275,6 +279,8 @@ def _line(record: WaveRecord, wave: Wave, sites: tuple[str, ...], known: _Arriva
             found = apart[site]
             name = "withdrawn" if site in withdrawn else "quarantined"
             cells.append(Cell(site=site, state=name, day=found.day, code=found.code, reminded=reminded))
+        elif day := known.rejected.get((wave.number, site)):
+            cells.append(Cell(site=site, state="rejected", day=day, reminded=reminded))
         elif state == "planned":
             cells.append(Cell(site=site, state="planned"))
         elif state == "closed":

@@ -213,7 +213,7 @@ def wave_status(context: typer.Context, study: Study, json: Json = False) -> Non
         out.print(f"{study}, plan version {found.version}", style="bold")
         if not found.sites:
             out.print("No site takes part yet.")
-        styles = {"delivered": "green", "late": "green", "quarantined": "red", "withdrawn": "red"}
+        styles = {"delivered": "green", "late": "green", "quarantined": "red", "withdrawn": "red", "rejected": "red"}
         marks = {"missing": "bold red", "waiting": "yellow", "held?": "yellow", "planned": "dim"}
         heads = ["wave", "closes", "state", "delivered", *found.sites]
         rows: list[list[Any]] = []

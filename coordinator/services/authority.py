@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shared.base.at_rest import pem_of, private_key
+from shared.base.at_rest import machine_secret, pem_of, private_key
 from shared.base.clock import utc_now
 from shared.base.failpoints import reach
 from shared.base.keys import PublicKey, SigningKey, encrypt_at_rest, unencrypted, write_private
@@ -104,6 +104,8 @@ class Authority:
         since, until = now() - SKEW, now() + dt.timedelta(days=CA_DAYS)
         certificate = authority_certificate(_name(coordinator), key.public_key(), key, since, until)
         write_private(folder / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
+        if not (folder / "witness.pem").exists():
+            SigningKey.generate().save(folder / "witness.pem", of_machine=True)
         witness = _witness(folder)
         made = cls(folder=folder, coordinator=coordinator, certificate=certificate, key=key, witness=witness, now=now)
         made.renew_server(names)
@@ -112,7 +114,11 @@ class Authority:
 
     @classmethod
     def load(cls, home: Path, *, now: Callable[[], dt.datetime] = utc_now) -> Authority:
-        """The authority in `home`/ca. Raises: StateRefusal (none there), CertificateRefusal (not readable)."""
+        """The authority in `home`/ca.
+
+        Raises: StateRefusal (none there, or no witness key: another one would sign what no site believes),
+            CertificateRefusal (not readable).
+        """
         folder = home / "ca"
         try:
             witness = _witness(folder) if (folder / "ca.pem").exists() else None
@@ -340,10 +346,13 @@ class Authority:
 
 
 def _witness(folder: Path) -> SigningKey:
-    """The witness key in `folder`; made at set-up, or at the first start after an upgrade."""
     path = folder / "witness.pem"
     if not path.exists():
-        SigningKey.generate().save(path, of_machine=True)
+        raise StateRefusal(
+            "the key that signs what this coordinator acknowledges must be in ca/",
+            given="no witness.pem",
+            next_step="Put it back from a copy of ca/: every site has pinned its public half, and believes no other.",
+        )
     return SigningKey.load(path)
 
 
@@ -354,6 +363,8 @@ def keys_in_clear(home: Path) -> list[Path]:
 
 def encrypt_keys(home: Path) -> list[Path]:
     """Encrypt what `keys_in_clear` names, where this machine has a secret; the files that changed."""
+    if machine_secret() is None or not keys_in_clear(home):
+        return []
     with _alone(home / "ca"):
         return encrypt_at_rest(keys_in_clear(home))
 

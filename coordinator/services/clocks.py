@@ -179,7 +179,7 @@ class SeenClocks:
         )
 
     def confirm(self, said: dt.datetime, now: dt.datetime, *, dry_run: bool = False) -> None:
-        """A person says that it is `said` by another clock.
+        """A person says that it is `said` by another clock; readings that this one dated later are forgotten with that.
 
         Raises: ParameterError (ours says something else), CertificateRefusal (no time of this authority).
         """
@@ -190,8 +190,13 @@ class SeenClocks:
                 next_step="Set the clock (NTP) first.",
             )
         judge(now, (), vouched=now.date(), word=None, valid=self._valid).require()
+
+        def work(c: sa.Connection) -> None:
+            c.execute(_readings.delete().where(_readings.c.day > (now.date() + dt.timedelta(days=1)).isoformat()))
+            c.execute(_words.insert().values(day=now.date().isoformat()))
+
         if not dry_run:
-            self._write(lambda c: c.execute(_words.insert().values(day=now.date().isoformat())))
+            self._write(work)
 
 
 def restoration_day(clocks: SeenClocks, now: dt.datetime, said: dt.date | None) -> dt.date:

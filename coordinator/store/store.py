@@ -130,6 +130,7 @@ class Store(Database):
     remind = _waves.remind
     reminders = _waves.reminders
     reminded = _waves.reminded
+    rejected = _waves.rejected
     save_result = _waves.save_result
     results = _waves.results
     # -- verify

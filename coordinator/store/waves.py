@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from coordinator.store import schema as db
 from coordinator.store.engine import Database, append_entry
+from coordinator.store.membership import declined as _declined
 from coordinator.store.releases import VISIBLE, accepted_releases, select_releases, tombstones
 from coordinator.store.rows import Revision, SavedResult, WaveRecord
 from shared.base.canonical import canonical_json, sha256_hex
@@ -24,6 +25,7 @@ from shared.wire.site_messages import Reminder
 
 __all__ = [
     "close_wave",
+    "rejected",
     "remember",
     "remind",
     "reminded",
@@ -120,6 +122,12 @@ def reminders(store: Database, study: str, site: str) -> tuple[Reminder, ...]:
 def reminded(store: Database, study: str) -> dict[tuple[int, str], str]:
     """(wave, site) to the day on which the site was last reminded of it."""
     query = sa.select(db.reminders).where(db.reminders.c.study == study)
+    return {(row.wave, row.site): row.day for row in store.read(lambda c: c.execute(query).all())}
+
+
+def rejected(store: Database, study: str) -> dict[tuple[int, str], str]:
+    """(wave, site) to the day on which a person there told that they had rejected its release."""
+    query = sa.select(_declined).where((_declined.c.study == study) & (_declined.c.decision == "reject"))
     return {(row.wave, row.site): row.day for row in store.read(lambda c: c.execute(query).all())}
 
 

@@ -274,13 +274,12 @@ class Server:
         def renewed() -> Any:
             try:
                 now = credentials()
+                made = None if now == shown[0] else configuration(now)
             except Exception as error:
                 _log.error("the server's certificate could not be read again: %s", type(error).__name__)
                 return None
-            if now == shown[0]:
-                return None
             shown[0] = now
-            return configuration(now)
+            return made
 
         secure = grpc.dynamic_ssl_server_credentials(
             configuration(first), renewed, require_client_authentication=self._identify is None
