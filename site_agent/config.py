@@ -13,7 +13,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -375,6 +375,8 @@ class SiteConfig:
         leads: public keys of the study lead(s), hexadecimal.
         threshold: lead signatures a plan must carry.
         retired_leads: keys of those who led: plans that are filed here stay theirs, and nothing new is.
+        leads_since, grants_since: where those chains stood when this site was invited
+            (`shared.membership.statements.ChainPlace`); blank where they had not begun.
         studies: studies this site is invited to, or was granted.
         approvers: names of the people who may approve here, with their public keys.
         retired_approvers: names of people who could, with every key that was theirs: what they signed then is verified
@@ -400,6 +402,8 @@ class SiteConfig:
     budget: SiteBudget = field(default_factory=SiteBudget)
     data: Mapping[str, TableSource] = field(default_factory=dict)
     retired_leads: tuple[str, ...] = ()
+    leads_since: str = ""
+    grants_since: str = ""
 
     def __post_init__(self) -> None:
         from shared.base.keys import PublicKey
@@ -581,8 +585,11 @@ class SiteConfig:
         closed(given, known, where=FILE_NAME, refusal=ConfigRefusal)
         values: dict[str, Any] = dict(given)
         for item in fields(cls):
-            if item.name in ("site", "coordinator", "address", "server_name", "ca_fingerprint"):
-                _must(isinstance(values.get(item.name), str), f"{FILE_NAME} must set {item.name} to text", "none")
+            if item.type == "str":
+                default = None if item.default is MISSING else item.default
+                _must(
+                    isinstance(values.get(item.name, default), str), f"{FILE_NAME} must set {item.name} to text", "none"
+                )
         for name in ("leads", "studies", "retired_leads"):
             given_list = values.get(name, [])
             texts = isinstance(given_list, list) and all(isinstance(item, str) for item in given_list)
@@ -617,6 +624,11 @@ class SiteConfig:
             f"leads = [{', '.join(map(_quoted, self.leads))}]        # who may sign a plan",
             f"threshold = {self.threshold}",
             *([f"retired_leads = [{', '.join(map(_quoted, self.retired_leads))}]"] if self.retired_leads else []),
+            *(
+                f"{name} = {_quoted(getattr(self, name))}        # where the chain stood at the invitation"
+                for name in ("leads_since", "grants_since")
+                if getattr(self, name)
+            ),
             f"studies = [{', '.join(map(_quoted, self.studies))}]",
             "",
             "[approvers]",

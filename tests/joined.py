@@ -47,6 +47,14 @@ class Joined:
         lines = [address if line.startswith("address") else line for line in path.read_text().splitlines()]
         path.write_text("\n".join(lines) + "\n")
 
+    def put_back(self, archive: Path) -> None:
+        """Lose the coordinator, and restore it from an archive, at the same address."""
+        port = self.server.port
+        self.close()
+        self.lead("restore", archive, "--replace", "--reason", "the disk failed")
+        self.store = Store.open(self.home)
+        self.server = CoordinatorServer(self.home, f"127.0.0.1:{port}")
+
     def close(self) -> None:
         self.server.stop(0)
         self.store.close()
@@ -88,6 +96,9 @@ class JoinedSite:
 
     def __init__(self, hub: Joined, name: str, *approvers: str) -> None:
         self.hub, self.name, self.home = hub, name, hub.folder / name
+        for left in (self.home, hub.folder / f"{name}.invitation"):  # of a site that joined before and was revoked
+            if left.exists():
+                left.rename(left.with_name(f"{left.name}.before"))
         invitation = hub.folder / f"{name}.invitation"
         hub.lead("invite", name, "--study", hub.plan.study, "--out", invitation)
         words = [word for one in approvers for word in ("--approver", one)]

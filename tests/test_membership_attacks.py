@@ -7,10 +7,12 @@ import datetime as dt
 
 import pytest
 from joined import PASSPHRASE, Joined, JoinedSite
+from membership import Clock
 from test_membership import verified
 from test_recovery import PLAN
 
 from shared.base.chain import GENESIS
+from shared.base.clock import utc_now
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import ApprovalRefusal, SignatureRefusal
 from shared.membership.declined import DeclinedNotice
@@ -93,6 +95,44 @@ def test_one_lead_alone_does_not_end_that_a_study_asks_for_two(hub):
     with pytest.raises(SignatureRefusal):
         north.desk.plans.receive("mini", sign_plan(loose, both[:1]), today=today)
     assert north.desk.plans.receive("mini", sign_plan(loose, both), today=today) == loose
+
+
+def test_a_coordinator_that_was_put_back_is_told_of_its_leads_by_a_site_and_by_nobody_elses_word(hub):
+    north = hub.site("north")
+    hub.lead("backup", hub.folder / "backup.tar")
+    hub.lead("lead", "add", "b", "--threshold", "2")
+    hub.lead("lead", "add", "c", "--key", "lead", "--key", "b")
+    hub.lead("lead", "retire", "lead", "--key", "c", "--key", "b")
+    north("grants")
+    changes = [envelope for _, envelope in hub.members().lead_changes()]
+    (_, first), *_ = hub.members().lead_changes()
+    site = hub.store.enrolment("north")
+    hub.put_back(hub.folder / "backup.tar")
+    members, today = hub.members(), dt.date(2026, 5, 1)
+    assert members.lead_changes() == ()
+    forged = dataclasses.replace(LeadChange.said(first), threshold=1).signed([SigningKey.generate()])
+    for wrong, refusal in ((forged, SignatureRefusal), (changes[2], SignatureRefusal)):
+        with pytest.raises(refusal):
+            members.exchange(site, [wrong], hub.home, today)
+    assert members.lead_changes() == ()
+    north("grants")
+    assert [said.number for said, _ in members.lead_changes()] == [1, 2, 3]
+    assert set(hub.lead("lead", "list")["leads"]) == {"b", "c"}
+    assert (hub.home / "keys" / "retired" / "lead.pem").exists()
+    assert hub.lead("lead", "list")["threshold"] == 2
+    north("grants")
+    assert len(members.lead_changes()) == 3, "again changes nothing"
+    hub.store.verify_log()
+
+
+def test_nobody_leaves_without_whom_a_study_could_not_be_signed(hub):
+    hub.lead("lead", "add", "b")
+    both = [lead_key(hub, name) for name in ("lead", "b")]
+    strict = dataclasses.replace(PLAN, version=2, floors=dataclasses.replace(PLAN.floors, leads=2))
+    hub.store.add_plan(sign_plan(strict, both), strict)
+    assert "mini asks for 2" in hub.lead("lead", "retire", "b", "--key", "lead", expect=2)["refused"]["given"]
+    hub.lead("lead", "add", "c")
+    assert hub.lead("lead", "retire", "b", "--key", "lead")["retired"]
 
 
 # -- keys and approvers -----------------------------------------------------------------------------------------------
@@ -244,6 +284,43 @@ def test_where_a_plan_asks_for_two_one_approver_alone_changes_no_key_unseen(hub,
     liar.change([new, alone], action="add", name="c", new=new.public.hex)
     liar.settings(approvers={**liar.desk.config.approvers, "c": new.public.hex})
     assert "must be signed by 2 who approve here" in liar.found()
+
+
+def test_that_two_studies_are_of_different_people_is_signed_by_as_many_as_a_release(hub, monkeypatch):
+    monkeypatch.delenv("TRIBUTARY_PASSPHRASE")
+    for name in ("LEAD", "A", "B", "D"):
+        monkeypatch.setenv(f"TRIBUTARY_PASSPHRASE_{name}", f"{name} {PASSPHRASE}" if name != "LEAD" else PASSPHRASE)
+    north = hub.site("north", "a", "b")
+    hub.publish("mini", version=2, floors=dataclasses.replace(PLAN.floors, approvals=2))
+    hub.publish("stroke")
+    hub.lead("grant", "north", "--study", "stroke")
+    north("grants")
+    north.approve_plan("mini", "a")
+    north("approver", "add", "d", "--as", "a", "--as", "b", "--deputy-of", "b", "--until", "2999-01-01")
+    words = ("data", "apart", "mini", "stroke", "--reason", "children and adults")
+    for too_few in (("--as", "a"), ("--as", "a", "--as", "a"), ("--as", "a", "--as", "d")):
+        assert north.refused(*words, *too_few, expect=12)["given"] == "1"
+    liar = Liar(north)
+    ledger, alone = liar.desk.ledger, SigningKey.load(liar.desk.config.approver_key("a"), f"A {PASSPHRASE}")
+    assert north(*words, "--as", "a", "--as", "b")["by"] == ["a", "b"]
+    assert north("audit", "verify")["ok"]
+    assert liar.found() == ""
+    ledger.tell_apart("mini", "later", name="a", reason="an old grudge", key=alone)
+    assert "(persons_apart) must be signed by 2 who approve here" in liar.found()
+
+
+def test_a_deputy_signs_nothing_after_their_last_day_whatever_the_site_notes(hub, monkeypatch, tmp_path):
+    clock = Clock(tmp_path, monkeypatch)
+    north = hub.site("north")
+    until = utc_now().date().isoformat()
+    north("approver", "add", "dr-ames", "--as", "dr-lind", "--deputy-of", "dr-lind", "--until", until)
+    deputy = SigningKey.load(north.desk.config.approver_key("dr-ames"), PASSPHRASE)
+    liar = Liar(north)
+    liar.desk.ledger.pause(name="dr-ames", reason="an inspection", key=deputy)
+    assert liar.found() == ""
+    clock.turn(1)
+    liar.desk.ledger.resume(name="dr-ames", reason="it is over", key=deputy)
+    assert "(resumed) must be signed by the person it names" in liar.found()
 
 
 def test_a_stranger_follows_the_leads_from_change_to_change(hub):

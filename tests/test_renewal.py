@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -277,6 +278,36 @@ def test_two_agents_that_renew_at_once_leave_a_site_that_connects(member, clock)
     assert "certificate not renewed" in said
     assert member.connects(), "with the one before, for a week"
     assert first.certificate_pem
+
+
+def test_renewals_and_a_revocation_at_once_leave_a_site_that_nobody_answers(member, clock):
+    clock.turn(HALF)
+    requests = [asked(member).signed(member.desk().release_key) for _ in range(3)]
+    given: list[object] = []
+    together = threading.Barrier(4)
+
+    def renew(request: Envelope) -> None:
+        together.wait()
+        try:
+            given.append(ask(member, request))
+        except CertificateRefusal as refusal:
+            given.append(refusal)
+
+    def revoke() -> None:
+        together.wait()
+        member.hub.store.revoke_site("north")
+
+    threads = [threading.Thread(target=renew, args=(one,)) for one in requests] + [threading.Thread(target=revoke)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(given) == 3
+    assert member.hub.store.enrolment("north").state == "revoked"
+    with pytest.raises(CertificateRefusal):
+        member.connects()
+    assert member.hub.store.verify_log() == member.hub.store.entries()
+    member.hub.store.verify_signatures()
 
 
 class Killed(BaseException):

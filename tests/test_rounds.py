@@ -5,6 +5,7 @@ Letter boxes, door and ledger are the real ones, over mutual TLS on loopback; wh
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 
 import numpy as np
@@ -13,8 +14,10 @@ from service import LEAD, Hub
 from test_collect import plan
 from test_ledger import DELTA, DIGEST, Anchored, acknowledge, reserve
 
+from coordinator.services.membership import Members
 from coordinator.store.round_queue import RoundQueue
 from shared.base.canonical import canonical_json, sha256_hex
+from shared.base.chain import GENESIS
 from shared.base.keys import SigningKey
 from shared.errors import (
     BudgetRefusal,
@@ -30,6 +33,7 @@ from shared.errors import (
     TooLarge,
     TrainingRefusal,
 )
+from shared.membership.key_changes import KeyChange
 from shared.privacy import accountant as privacy
 from shared.wire.message_limits import ROUND_CAP
 from shared.wire.rounds import Answered, RoundOrder, node_id, open_answer, open_order, pack, unpack
@@ -194,6 +198,29 @@ def test_a_site_that_has_no_answer_says_by_which_code(training):
     assert training.boxes.progress(said.study).answered == {"north": "E_STATE"}
     with pytest.raises(ReplayRefusal, match="once"):  # it cannot think better of it
         training.send(training.answer(said))
+
+
+def test_an_answer_is_the_same_under_the_key_that_followed_the_one_it_was_sent_with(service):
+    training = Training(service)
+    said = training.ask(sites=("west",))
+    receipt = training.send(training.answer(said, site="west"), site="west")
+    keys, new = service.sites["west"], SigningKey.generate()
+    change = KeyChange(
+        number=1, previous=GENESIS, day="2026-05-01", coordinator=service.plan.coordinator, site="west", seq=1,
+        head="ab" * 32, role="release", action="rotate", name="", old=keys.release.public.hex, new=new.public.hex,
+    )  # fmt: skip
+    signed = change.signed([keys.release, new, keys.steward])
+    Members(service.store, service.plan.coordinator).change_key("west", signed, dt.date(2026, 5, 1))
+    with pytest.raises(SignatureRefusal):
+        training.send(training.answer(said, site="west"), site="west")
+    keys.release = new
+    assert training.send(training.answer(said, site="west"), site="west") == receipt, "the receipt was lost"
+    with pytest.raises(ReplayRefusal, match="once"):
+        training.send(training.answer(said, OTHER, site="west"), OTHER, site="west")
+    assert training.boxes.answers(said.study, said.plan_hash, 1)["west"].content == MINE
+    again = Training(service)
+    unsent = again.ask(sites=("west",))
+    assert again.send(again.answer(unsent, site="west"), site="west"), "sealed before the change, sent after it"
 
 
 @pytest.mark.fault("F8", offered=1)

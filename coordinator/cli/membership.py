@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from coordinator.store.rows import StoredPlan
     from coordinator.store.store import Store
     from shared.base.keys import Envelope, SigningKey
     from shared.membership.grants import Grant
@@ -256,11 +257,14 @@ def _changed(
     return envelope, members.change_leads(envelope, now)
 
 
+def _newest(store: Store) -> dict[str, StoredPlan]:
+    return {stored.plan.study: stored for stored in store.plans()}
+
+
 def _resting(store: Store, without: Leads) -> list[str]:
     """Studies whose newest plan lacks a signature of those who lead, once somebody has left."""
-    newest = {stored.plan.study: stored for stored in store.plans()}
     out = []
-    for study, stored in newest.items():
+    for study, stored in _newest(store).items():
         needed = max(without.threshold, stored.plan.floors.leads)
         if len(stored.envelope.verified_by(without.trusted)) < needed:
             out.append(study)
@@ -277,12 +281,9 @@ def lead_add(
     json: Json = False,
 ) -> None:
     """Add a lead: a new key, signed by the leads there are. Every site follows by itself."""
-    from dataclasses import replace
-
-    from coordinator.config import FILE_NAME
     from coordinator.services.membership import Members
     from shared.base.failpoints import reach
-    from shared.base.keys import SigningKey, write_private
+    from shared.base.keys import SigningKey
     from shared.base.passphrases import chosen
     from shared.membership.leads import Leads
     from shared.plans.invitation import is_plain_word
@@ -297,7 +298,8 @@ def lead_add(
     index = None
     fingerprint = ""
     with open_store(config) as store:
-        now = Members(store, config.name).leads(config.home)
+        members = Members(store, config.name)
+        now = members.leads(config.home)
         if not 1 <= least <= len(now.keys) + 1:
             raise ParameterError("there must be at least as many leads as signatures", given=f"{least}")
         if not dry_run:
@@ -309,9 +311,7 @@ def lead_add(
                 after = Leads(keys=tuple(sorted({*now.keys, new.public.hex})), threshold=least)
                 _, index = _changed(config, store, name, after, key, new)
             reach("leads.before_file")
-            write_private(public, f"{new.public.hex}\n".encode())
-            if least != config.threshold:
-                write_private(config.home / FILE_NAME, replace(config, threshold=least).to_toml().encode())
+            members.settle_leads(config.home)
             fingerprint = new.public.fingerprint
         resting = _resting(store, Leads(keys=now.keys, threshold=least))
     answer = {"lead": name, "fingerprint": fingerprint, "threshold": least, "log_index": index, "added": not dry_run}
@@ -343,7 +343,8 @@ def lead_retire(
         raise ParameterError("the lead must have a key here", given=repr(name), next_step=f"Leads: {', '.join(known)}.")
     index = None
     with open_store(config) as store:
-        now = Members(store, config.name).leads(config.home)
+        members = Members(store, config.name)
+        now = members.leads(config.home)
         after = Leads(keys=tuple(sorted(set(now.keys) - {known[name].hex})), threshold=config.threshold)
         if len(after.keys) < config.threshold:
             raise StateRefusal(
@@ -351,17 +352,20 @@ def lead_retire(
                 given=f"{len(after.keys)} without {name}",
                 next_step="Add another first: coordinator lead add NAME.",
             )
+        asked = {study: stored.plan.floors.leads for study, stored in _newest(store).items()}
+        short = [f"{study} asks for {least}" for study, least in asked.items() if least > len(after.keys)]
+        if short:
+            raise StateRefusal(
+                "as many leads must be left as each study's plan asks for",
+                given=f"{len(after.keys)} without {name}, and {', '.join(short)}",
+                next_step="Add another first: coordinator lead add NAME. Nothing of those studies could be signed.",
+            )
         resting = _resting(store, after)
         if not dry_run:
             if after.keys != now.keys:
                 _, index = _changed(config, store, name, after, key, None)
             reach("leads.before_file")
-            retired = config.home / "keys" / "retired"
-            retired.mkdir(mode=0o700, exist_ok=True)
-            for kind in ("pub", "pem"):
-                path = config.home / "keys" / f"{name}.{kind}"
-                if path.exists():
-                    path.rename(retired / path.name)
+            members.settle_leads(config.home)
     answer = {"lead": name, "retired": not dry_run, "log_index": index, "to_sign_anew": resting}
 
     def show(out: Console) -> None:

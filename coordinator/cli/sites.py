@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from coordinator.store.site_certificates import SiteOutlook
     from coordinator.store.store import RegisteredSite as Enrolled
     from coordinator.store.store import Store
-from coordinator.cli.options import DryRun, Json, Site, app, lead_keys, open_store, show_facts, today
+from coordinator.cli.options import DryRun, Json, Site, app, open_store, show_facts, today
 
 __all__ = ["accept", "invite", "reanchor", "refuse", "revoke", "sites"]
 
@@ -37,6 +37,7 @@ def invite(
     """Write one site's invitation: the coordinator's fingerprint, a single-use token, the lead's public keys."""
     from coordinator.services.authority import Authority
     from coordinator.services.clocks import SeenClocks
+    from coordinator.services.membership import Members
     from shared.base.keys import write_private
     from shared.plans.invitation import is_plain_word, plain_word_of
 
@@ -54,13 +55,18 @@ def invite(
             store.plan(name)  # refused here, not at the site, when there is no such plan
         authority = Authority.load(config.home)
         SeenClocks(store, authority.certificate).verdict(authority.now()).require()
+        members = Members(store, config.name)
+        members.settle_leads(config.home)
+        leads, (leads_since, grants_since) = members.leads(config.home), members.places(site)
         invitation = authority.invite(
             site,
-            study,
+            members.takes_part(site, study),
             config.invitation_days if days is None else days,
             address=config.address,
-            leads=list(lead_keys(config).values()),
-            threshold=config.threshold,
+            leads=list(leads.trusted.values()),
+            threshold=leads.threshold,
+            leads_since=leads_since,
+            grants_since=grants_since,
         )
         if not dry_run:
             store.add_invitation(invitation)
@@ -68,7 +74,7 @@ def invite(
             write_private(out, invitation.to_bytes())
     answer = {
         "site": site,
-        "studies": study,
+        "studies": invitation.studies,
         "address": invitation.address,
         "ca_fingerprint": invitation.ca_fingerprint,
         "expires": invitation.expires,
@@ -80,7 +86,7 @@ def invite(
         shown.print(f"{'would write' if dry_run else 'wrote'} {out}", style="bold")
         show_facts(
             shown,
-            ("site", f"{site}, for {', '.join(study)}"),
+            ("site", f"{site}, for {', '.join(invitation.studies)}"),
             ("site dials", invitation.address),
             ("use by", f"{invitation.expires}, once"),
             ("CA fingerprint", invitation.ca_fingerprint),

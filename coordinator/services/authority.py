@@ -8,7 +8,7 @@ Beside it lies the *witness key* (Ed25519): it signs what the coordinator acknow
 invitation, and a site keeps each signed answer, so that no acceptance can be denied later.
 
 An authority ends too: `coordinator ca rotate` makes the next one, signed by the one before
-(`coordinator.services.membership.authority_change`), and both are believed until the older one's own end.
+(`rotate`), and both are believed until the older one's own end.
 
 The authority vouches for connections only. A site's release key and its approvers' keys are pinned apart from it, so
 whoever held this key could knock at the door, but not sign a release.
@@ -256,6 +256,8 @@ class Authority:
         address: str,
         leads: Sequence[PublicKey],
         threshold: int = 1,
+        leads_since: str = "",
+        grants_since: str = "",
     ) -> Invitation:
         """A new invitation; the caller keeps its token's hash with `Store.add_invitation`.
 
@@ -266,6 +268,7 @@ class Authority:
             address: ``host:port`` that the site will dial.
             leads: public keys that sign plans.
             threshold: lead signatures that a plan must carry.
+            leads_since, grants_since: where those chains stand (`coordinator.services.membership.Members.places`).
         """
         if not 0 <= days <= 365:
             raise ParameterError("an invitation must last 0 to 365 days", given=f"{days}")
@@ -292,13 +295,15 @@ class Authority:
             witness=self.witness.public,
             bootstrap_cert_pem=certificate,
             bootstrap_key_pem=_pem(key).decode(),
+            leads_since=leads_since,
+            grants_since=grants_since,
         )
 
     def issue(self, csr_pem: str, site: str, *, serial: int = 0) -> str:
         """A site's certificate for the key of its request; every name in the request is ignored.
 
         Args:
-            serial: its number (`coordinator.services.membership.renewal.new_serial`); drawn where none is given.
+            serial: its number (`coordinator.store.site_certificates.new_serial`); drawn where none is given.
         Raises: CertificateRefusal: not a request, not signed by its own key, not an ECDSA P-256 key, or it would
             outlive this authority.
         """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,13 @@ from coordinator.store.members import retire_keys
 from coordinator.store.rows import RegisteredSite
 from coordinator.store.store import Store
 from shared.base.failpoints import reach
-from shared.base.keys import Envelope, PublicKey
+from shared.base.keys import Envelope, PublicKey, write_private
 from shared.errors import ReplayRefusal, RoleRefusal, SchemaRefusal, SignatureRefusal, StateRefusal, TooLarge
 from shared.membership.declined import DECLINED_TYPE, open_notice
 from shared.membership.grants import GRANT_TYPE, Grant
 from shared.membership.key_changes import KEY_CHANGE_TYPE, KeyChange, SiteKeyring, after, open_key_change
 from shared.membership.leads import LEAD_CHANGE_TYPE, LeadChange, Leads, open_lead_change
-from shared.membership.statements import require_next
+from shared.membership.statements import Chained, ChainPlace, require_next
 from shared.wire.site_messages import MembershipReply
 
 __all__ = ["Members"]
@@ -55,6 +55,16 @@ class Members:
     def grants(self, site: str) -> tuple[tuple[Grant, Envelope], ...]:
         """The grants of a site and their ends, oldest first."""
         return self._read(lambda c: _grants(c, site))
+
+    def takes_part(self, site: str, invited: Sequence[str]) -> list[str]:
+        """Studies of a site that is invited to some: those, and what it was granted and not taken out of since."""
+        return self._read(lambda c: tables.takes_part(c, site, invited))
+
+    def places(self, site: str) -> tuple[str, str]:
+        """Where the chain of leads and a site's chain of grants stand; blank where they have not begun."""
+        ends = (self.lead_changes()[-1:], self.grants(site)[-1:])
+        leads, grants = (str(ChainPlace(number=s.number, digest=s.digest)) if s else "" for s in map(_said, ends))
+        return leads, grants
 
     def grant(self, envelope: Envelope, leads: Leads) -> int:
         """Take a lead's word on a site and a study; the same again changes nothing. Its place in the log.
@@ -114,7 +124,15 @@ class Members:
         return Leads(keys=tuple(keys), threshold=threshold)
 
     def change_leads(self, envelope: Envelope, leads: Leads) -> int:
-        """Take a change of leads that begins at `leads`; its place in the log. Raises: as `open_lead_change`."""
+        """Take a change of leads that begins at `leads`; the same again changes nothing. Its place in the log.
+
+        Raises: as `open_lead_change`.
+        """
+        place = sa.select(tables.lead_changes.c.log_index)
+        known_as = tables.lead_changes.c.number == LeadChange.said(envelope).number
+        again = self._read(lambda c: c.execute(place.where(known_as)).scalar())
+        if again is not None and LeadChange.said(envelope) in [said for said, _ in self.lead_changes()]:
+            return int(again)
         said = open_lead_change(envelope, leads=leads, coordinator=self.coordinator)
 
         def work(c: sa.Connection) -> int:
@@ -128,6 +146,27 @@ class Members:
         index = self._write(work)
         reach("leads.committed")
         return index
+
+    def settle_leads(self, home: Path) -> None:
+        """Bring the files of the home folder to where the log's changes of leads are; a crash may have come between.
+
+        The name of a lead is a file of their public key; whoever has left is moved aside, private key and all.
+        """
+        keys = home / "keys"
+        changes = [said for said, _ in self.lead_changes()]
+        for said in changes:
+            public = keys / f"{said.name}.pub"
+            if said.joins and said.joins in changes[-1].after and not public.exists():
+                write_private(public, f"{said.joins}\n".encode())
+            if said.leaves and public.exists() and public.read_text().strip() == said.leaves:
+                (keys / "retired").mkdir(mode=0o700, exist_ok=True)
+                for path in (keys / f"{said.name}.pem", public):
+                    if path.exists():
+                        path.rename(keys / "retired" / path.name)
+        if changes and (home / FILE_NAME).exists():
+            config = CoordinatorConfig.load(home)
+            if config.threshold != changes[-1].threshold:
+                write_private(home / FILE_NAME, replace(config, threshold=changes[-1].threshold).to_toml().encode())
 
     # -- keys of sites ----------------------------------------------------------------------------------------------
     def key_changes(self, site: str) -> tuple[tuple[KeyChange, Envelope], ...]:
@@ -284,9 +323,12 @@ class Members:
 
     # -- one call of a site -----------------------------------------------------------------------------------------
     def exchange(
-        self, site: RegisteredSite, statements: Iterable[Envelope], leads: Leads, today: dt.date
+        self, site: RegisteredSite, statements: Iterable[Envelope], home: Path, today: dt.date
     ) -> MembershipReply:
         """Take what a site shows, in order, and say all that is known of it.
+
+        A change of leads may come from a site as well: this coordinator was put back, and has forgotten it. It counts
+        as ever by the signatures of those who lead here.
 
         Raises: any refusal of a statement: those before it stay taken.
         """
@@ -298,11 +340,12 @@ class Members:
             elif envelope.payload_type == GRANT_TYPE:
                 if Grant.said(envelope).site != site.site:
                     raise ReplayRefusal("a grant must be of the calling site", given="another's")
-                self.grant(envelope, leads)
+                self.grant(envelope, self.leads(home))
             elif envelope.payload_type == DECLINED_TYPE:
                 self.note_declined(site, envelope, today)
             elif envelope.payload_type == LEAD_CHANGE_TYPE:
-                raise RoleRefusal("a change of leads must come from the leads", given="one that a site shows")
+                self.change_leads(envelope, self.leads(home))
+                self.settle_leads(home)
             else:
                 raise SchemaRefusal("a statement must be of a known type", given="another")
         return MembershipReply(
@@ -314,6 +357,10 @@ class Members:
 
     def _waiting(self, site: str) -> set[str]:
         return {said.digest for said, _ in self.waiting(site)}
+
+
+def _said(end: Sequence[tuple[Chained, Envelope]]) -> Chained | None:
+    return end[0][0] if end else None
 
 
 def _grants(c: sa.Connection, site: str) -> tuple[tuple[Grant, Envelope], ...]:

@@ -154,7 +154,7 @@ def enrol(
             "reason": "",
         }
         retire_keys(c, site)
-        c.execute(membership.deputies.delete().where(membership.deputies.c.site == site))
+        membership.begin_anew(c, site)
         if old is None:
             c.execute(db.sites.insert().values(**values))
         else:

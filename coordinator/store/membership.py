@@ -18,8 +18,10 @@ from shared.base.keys import Envelope, PublicKey
 from shared.membership.grants import Grant
 from shared.membership.key_changes import KeyChange, SiteKeyring
 from shared.membership.leads import LeadChange
+from shared.wire.certificates import LATE_TYPE
 
 __all__ = [
+    "begin_anew",
     "declined",
     "deputies",
     "distrusted",
@@ -33,6 +35,8 @@ __all__ = [
     "lead_changes",
     "lead_leaf",
     "logged",
+    "renewal_leaf",
+    "renewals",
     "takes_part",
 ]
 
@@ -64,6 +68,26 @@ key_changes = sa.Table(
     sa.Column("envelope", sa.LargeBinary, nullable=False),
     sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), unique=True),
     sa.Column("day", sa.String(10), nullable=False),
+)
+# Those of earlier memberships of a site, which began anew with another folder: they are of the log, and of nobody now.
+past_key_changes = sa.Table(
+    "past_key_changes",
+    db.meta,
+    sa.Column("site", _word, primary_key=True),
+    sa.Column("digest", _word, primary_key=True),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+# Certificates that followed another, each with the request that the site's release key signed.
+renewals = sa.Table(
+    "renewals",
+    db.meta,
+    sa.Column("serial", _word, primary_key=True),
+    sa.Column("site", _word, nullable=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
 )
 deputies = sa.Table(
     "deputies",
@@ -116,6 +140,12 @@ def key_leaf(said: KeyChange) -> dict[str, Any]:
     return {"kind": "key_change", "statement": said.digest, **{name: getattr(said, name) for name in names}}
 
 
+def renewal_leaf(site: str, serial: str, asked: Envelope) -> dict[str, Any]:
+    """The entry of a certificate that follows another: for which signed request, and whether that came by hand."""
+    body = {"kind": "renewal", "site": site, "serial": serial, "statement": asked.digest}
+    return body | ({"late": True} if asked.payload_type == LATE_TYPE else {})
+
+
 def distrust_leaf(site: str, since: str, bundles: list[str]) -> dict[str, Any]:
     """The entry of a revocation that reaches back."""
     return {"kind": "distrusted", "site": site, "since": since, "bundles": sorted(bundles)}
@@ -139,6 +169,16 @@ def ever_granted(c: sa.Connection, site: str) -> set[str]:
     return {name for given in invited for name in json.loads(given)} | granted(c, site).keys()
 
 
+def begin_anew(c: sa.Connection, site: str) -> None:
+    """Lay aside what a site's earlier membership changed of its keys: a new folder begins with keys and chain anew."""
+    own = key_changes.c.site == site
+    names = [column.name for column in past_key_changes.columns]
+    kept = sa.select(*(key_changes.c[name] for name in names)).where(own & key_changes.c.log_index.is_not(None))
+    c.execute(past_key_changes.insert().from_select(names, kept))
+    c.execute(key_changes.delete().where(own))
+    c.execute(deputies.delete().where(deputies.c.site == site))
+
+
 def keyring(c: sa.Connection, site: str) -> SiteKeyring | None:
     """The keys of a site that are in force; None of a site that is not known."""
     rows = c.execute(sa.select(db.site_keys).where(db.site_keys.c.site == site)).all()
@@ -160,8 +200,11 @@ def logged(c: sa.Connection) -> dict[int, bytes]:
         out[row.log_index] = grant_leaf(Grant.said(Envelope.from_bytes(row.envelope)))
     for row in c.execute(sa.select(lead_changes)):
         out[row.log_index] = lead_leaf(LeadChange.said(Envelope.from_bytes(row.envelope)))
-    for row in c.execute(sa.select(key_changes).where(key_changes.c.log_index.is_not(None))):
-        out[row.log_index] = key_leaf(KeyChange.said(Envelope.from_bytes(row.envelope)))
+    for table in (key_changes, past_key_changes):
+        for row in c.execute(sa.select(table).where(table.c.log_index.is_not(None))):
+            out[row.log_index] = key_leaf(KeyChange.said(Envelope.from_bytes(row.envelope)))
+    for row in c.execute(sa.select(renewals)):
+        out[row.log_index] = renewal_leaf(row.site, row.serial, Envelope.from_bytes(row.envelope))
     back: dict[int, list[Any]] = {}
     for row in c.execute(sa.select(distrusted)):
         back.setdefault(row.log_index, []).append(row)

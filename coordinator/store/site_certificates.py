@@ -20,6 +20,8 @@ import sqlalchemy as sa
 from cryptography import x509
 
 from coordinator.store import schema as db
+from coordinator.store.engine import append_entry
+from coordinator.store.membership import renewal_leaf, renewals
 from coordinator.store.schema import site_certificates as issued
 from coordinator.store.store import RegisteredSite, Store
 from shared.base.canonical import sha256_hex
@@ -202,7 +204,7 @@ class SiteCertificates:
                 given=f"entry {request.seq}",
                 next_step="The agent asks anew at its next round. If it is refused again: site-agent ledger recover.",
             )
-        return self._issue(request, envelope.digest, issue, today, over=peer.serial)
+        return self._issue(request, envelope, issue, today, over=peer.serial)
 
     def _served(self, digest: str, name: str) -> str | None:
         """The certificate that a request was given before. Raises: ReplayRefusal, where that one was replaced."""
@@ -219,8 +221,8 @@ class SiteCertificates:
             raise ReplayRefusal("a renewal's request must be new", given="one that has served", next_step="Ask anew.")
         return str(row.certificate_pem)
 
-    def _issue(self, request: RenewalRequest, digest: str, issue: Issue, today: dt.date, *, over: str) -> str:
-        """Sign and keep a certificate, in the one transaction that sees the site taking part."""
+    def _issue(self, request: RenewalRequest, asked: Envelope, issue: Issue, today: dt.date, *, over: str) -> str:
+        """Sign, log and keep a certificate, in the one transaction that sees the site taking part."""
 
         def work(c: sa.Connection) -> str:
             site = _site(c, request.site)
@@ -235,7 +237,10 @@ class SiteCertificates:
             pem = issue(request.csr_pem, request.site, new_serial(_membership(c, site)))
             waiting = (issued.c.site == request.site) & (issued.c.state == "issued")
             c.execute(issued.update().where(waiting).values(state="replaced"))
-            _keep(c, site, serial_of(pem), "issued", pem=pem, csr=request.csr_pem, day=today, request=digest)
+            _keep(c, site, serial_of(pem), "issued", pem=pem, csr=request.csr_pem, day=today, request=asked.digest)
+            index, _ = append_entry(c, renewal_leaf(request.site, serial_of(pem), asked))
+            values = {"site": request.site, "serial": serial_of(pem), "envelope": asked.to_bytes(), "log_index": index}
+            c.execute(renewals.insert().values(**values))
             reach("renewal.before_commit")
             return pem
 
@@ -289,7 +294,7 @@ class SiteCertificates:
         if pem is None:
             if dry_run:
                 return None
-            pem = self._issue(late.request, late.envelope.digest, issue, today, over="")
+            pem = self._issue(late.request, late.envelope, issue, today, over="")
         answer = LateAnswer(
             site=late.request.site,
             request=late.envelope.digest,

@@ -20,6 +20,7 @@ from shared.base.keys import Envelope
 from shared.base.merkle_tree import append, leaf_hash, peaks_root
 from shared.errors import IntegrityRefusal, SignatureRefusal
 from shared.plans.standing import STANDING_TYPE
+from shared.wire.certificates import LATE_TYPE, RENEWAL_TYPE
 from shared.wire.signed_messages import ANCHOR_TYPE, WITHDRAWAL_TYPE, AnchorHead, Withdrawal
 
 __all__ = [
@@ -168,7 +169,7 @@ def verify_log(store: Database) -> int:
 def verify_signatures(store: Database) -> int:
     """Check every stored signature of a site against the keys that were in force at its place in the log.
 
-    Returns: how many documents (anchors, releases, withdrawals) verify. Raises: SignatureRefusal, naming the
+    Returns: how many documents (anchors, releases, withdrawals, renewals) verify. Raises: SignatureRefusal, naming the
         first that does not.
     """
     keys = store.read(key_history)
@@ -203,6 +204,10 @@ def verify_signatures(store: Database) -> int:
         release, approvers = keys.at(row.site, row.log_index)
         signed = bool(envelope.verified_by(release)) and bool(envelope.verified_by(approvers))
         must(signed and envelope.payload_type == WITHDRAWAL_TYPE, "a withdrawal", row.log_index)
+    for row in store.read(lambda c: c.execute(sa.select(membership.renewals)).all()):
+        envelope = Envelope.from_bytes(row.envelope)
+        signed = bool(envelope.verified_by(keys.at(row.site, row.log_index)[0]))
+        must(signed and envelope.payload_type in (RENEWAL_TYPE, LATE_TYPE), "a renewal", row.log_index)
     return count
 
 

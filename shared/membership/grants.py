@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from shared.base.keys import Envelope, PublicKey
 from shared.errors import ReplayRefusal
-from shared.membership.statements import Chained, is_word, must_be, require_next
+from shared.membership.statements import Chained, ChainPlace, is_word, must_be, require_next
 
 __all__ = ["GRANT_TYPE", "Grant", "open_grant"]
 
@@ -48,7 +48,7 @@ class Grant(Chained):
 def open_grant(
     envelope: Envelope,
     *,
-    last: Grant | None,
+    last: Grant | ChainPlace | None,
     leads: Mapping[str, PublicKey],
     threshold: int,
     coordinator: str,
@@ -57,7 +57,7 @@ def open_grant(
     """The next grant of a site, if `threshold` of its pinned leads signed it. Nothing is parsed before they did.
 
     Args:
-        last: the one before it; None for the first.
+        last: the one before it, or its place; None for the first.
     Raises: SignatureRefusal; SchemaRefusal; ReplayRefusal (another site's, or not the next one).
     """
     said = Grant.from_bytes(envelope.require(GRANT_TYPE, leads, threshold=threshold))

@@ -16,7 +16,7 @@ from shared.base.chain import GENESIS
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import ReplayRefusal, SchemaRefusal
 
-__all__ = ["STATEMENT_CAP", "Chained", "is_digest", "must_be", "require_next"]
+__all__ = ["STATEMENT_CAP", "ChainPlace", "Chained", "is_digest", "must_be", "require_next"]
 
 STATEMENT_CAP = 64 << 10
 """Most bytes of one statement."""
@@ -41,6 +41,32 @@ def is_word(text: object) -> bool:
         and text.isascii()
         and text.replace("-", "").replace("_", "").isalnum()
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainPlace:
+    """Where a chain stands, for somebody who begins there: the last statement's number and digest.
+
+    >>> place = ChainPlace.read(f"3 {'ab' * 32}")
+    >>> place.number, str(place) == f"3 {'ab' * 32}", ChainPlace.read("")
+    (3, True, None)
+    """
+
+    number: int
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.digest}"
+
+    @classmethod
+    def read(cls, text: str) -> Self | None:
+        """As it was written; None for a blank text: a chain that has not begun. Raises: SchemaRefusal."""
+        if not text:
+            return None
+        number, _, digest = text.partition(" ")
+        good = number.isascii() and number.isdigit() and len(number) < 10 and is_digest(digest)
+        must_be(good and str(int(number)) == number != "0", "the place of a chain must be its number and its SHA-256")
+        return cls(number=int(number), digest=digest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +134,7 @@ class Chained:
         return Envelope.sign(self.TYPE, self.to_bytes(), list(keys))
 
 
-def require_next(said: Chained, last: Chained | None) -> None:
+def require_next(said: Chained, last: Chained | ChainPlace | None) -> None:
     """Refuse what does not follow `last`: it was shown before, or something before it is missing.
 
     Raises: ReplayRefusal.

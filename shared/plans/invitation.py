@@ -25,6 +25,8 @@ from shared.errors import CertificateRefusal, SchemaRefusal, TokenRefusal
 __all__ = ["Invitation", "certificate_fingerprint", "is_plain_word", "plain_word_of"]
 
 FORMAT = "tributary-invitation/1"
+CHAINS = ("leads_since", "grants_since")
+"""Left out where the chain has not begun: agents of before know no such key."""
 
 
 def certificate_fingerprint(pem: str) -> str:
@@ -80,6 +82,9 @@ class Invitation:
         witness: public key with which the coordinator signs what it acknowledges.
         bootstrap_cert_pem: certificate that may call Enrol and nothing else.
         bootstrap_key_pem: its private key.
+        leads_since: where the chain of changes of leads stood (`shared.membership.statements.ChainPlace`); blank before
+            the first: whoever joins follows what comes after it, and nothing that led here before.
+        grants_since: where the site's chain of grants stood; `studies` already holds what those before it granted.
     Raises: SchemaRefusal or CertificateRefusal, at construction.
     """
 
@@ -97,6 +102,8 @@ class Invitation:
     witness: PublicKey
     bootstrap_cert_pem: str = field(repr=False)
     bootstrap_key_pem: str = field(repr=False)
+    leads_since: str = ""
+    grants_since: str = ""
 
     def __post_init__(self) -> None:
         def must(holds: bool, rule: str) -> None:
@@ -134,6 +141,7 @@ class Invitation:
         body: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
         body |= {"expires": self.expires.isoformat(), "leads": [key.hex for key in self.leads]}
         body |= {"witness": self.witness.hex}
+        body = {name: value for name, value in body.items() if value or name not in CHAINS}
         return canonical_json({"format": FORMAT, **body, "studies": list(self.studies)})
 
     @classmethod
@@ -151,6 +159,7 @@ class Invitation:
                 next_step="Name that file with --invitation; the study lead hands it over (NAME.invitation).",
             )
         closed(body, known, where="an invitation", refusal=SchemaRefusal)
+        body = {**dict.fromkeys(CHAINS, ""), **body}
         texts = known - {"threshold", "studies", "leads"}
         lists = all(
             isinstance(body.get(name), list) and all(isinstance(item, str) for item in body[name])

@@ -87,6 +87,8 @@ def init(
             threshold=invited.threshold,
             studies=invited.studies,
             approvers=approvers,
+            leads_since=invited.leads_since,
+            grants_since=invited.grants_since,
         )
 
     config = settings(dict.fromkeys(names, "00" * 32))

@@ -10,7 +10,7 @@ import typer
 
 from shared.errors import UsageRefusal
 from shared.terminal import emit
-from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, app, approver_app, data_app
+from site_agent.cli.frame import Dry, Home, Json, Reason, Study, app, approver_app, data_app
 from site_agent.desk import Desk, attempted, open_desk, today
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from site_agent.decide.keys import ChangedKey
 
 __all__ = ["approver_add", "approver_replace", "approver_retire", "data_apart", "grants", "rotate_key"]
+
+
+By = Annotated[list[str], typer.Option("--as", metavar="NAME", help="Who signs; repeat where two must.")]
 
 
 @app.command()
@@ -67,7 +70,7 @@ def grants(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
 def data_apart(
     study: Study,
     other: Annotated[str, typer.Argument(metavar="OTHER", help="The other study.")],
-    name: As,
+    by: By,
     reason: Reason = "",
     home: Home = None,
     json: Json = False,
@@ -77,16 +80,16 @@ def data_apart(
     from site_agent.decide import approvers
 
     desk = open_desk(home)
-    desk.config.approver_key(name)
-    before, after = approvers.tell_apart(
-        desk, study, other, name=name, reason=reason, open_key=lambda: desk.approver(name), dry_run=dry_run
-    )
-    answer = {"study": study, "other": other, "by": name, "total_before": before, "total": after, "dry_run": dry_run}
+    openers = _openers(desk, by)
+    before, after = approvers.tell_apart(desk, study, other, by=openers, reason=reason, dry_run=dry_run)
+    answer = {"study": study, "other": other, "by": by, "total_before": before, "total": after, "dry_run": dry_run}
 
     def show(out: Console) -> None:
         from site_agent.show import screens
 
-        screens.heading(out, f"{study} and {other}", "dry run, not signed" if dry_run else f"told apart by {name}")
+        screens.heading(
+            out, f"{study} and {other}", "dry run, not signed" if dry_run else f"told apart by {', '.join(by)}"
+        )
         out.print(
             "From now on nobody is taken to be in both: their charges are not added up, and their releases not held"
         )
@@ -97,7 +100,6 @@ def data_apart(
 
 
 # -- approvers --------------------------------------------------------------------------------------------------------
-By = Annotated[list[str], typer.Option("--as", metavar="NAME", help="Who signs; repeat where two must.")]
 Person = Annotated[str, typer.Argument(metavar="NAME", help="The person.")]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from shared.errors import ApprovalRefusal, ParameterError
@@ -29,12 +29,25 @@ def registered(desk: Desk, name: str, open_key: OpenKey) -> SigningKey:
 
 
 def tell_apart(
-    desk: Desk, study: str, other: str, *, name: str, reason: str, open_key: OpenKey, dry_run: bool = False
+    desk: Desk, study: str, other: str, *, by: Mapping[str, OpenKey], reason: str, dry_run: bool = False
 ) -> tuple[float, float]:
-    """Sign, as the approver `name`, that nobody is in both of two studies; the site's total before and after.
+    """Sign, as those who approve, that nobody is in both of two studies; the site's total before and after.
 
-    Raises: ParameterError (one study, or one that is not known here; no reason), StateRefusal (said already).
+    Args:
+        by: who signs: as many as a release needs here, and nobody who stands in for another.
+    Raises: ApprovalRefusal (too few), ParameterError (one study, or one that is not known here; no reason),
+        StateRefusal (said already).
     """
+    from site_agent.decide.keys import keyring, needed
+
+    least, deputies = needed(desk), keyring(desk).deputies
+    count = len(set(by) - set(deputies))
+    if count < least:
+        raise ApprovalRefusal(
+            f"that two studies are about different people must be signed by {least} approver(s), deputies apart",
+            given=f"{count}",
+            next_step="Repeat --as for each of them; each types their own passphrase.",
+        )
     known = {*desk.config.studies, *desk.plans.studies(), *(hold.study for hold in desk.ledger.holds())}
     unknown = sorted({study, other} - known)
     if unknown:
@@ -42,7 +55,9 @@ def tell_apart(
     delta = desk.config.budget.delta
     before = desk.ledger.site_total(delta)
     if not dry_run:
-        key = registered(desk, name, open_key)
+        keys = {name: registered(desk, name, open_key) for name, open_key in by.items()}
+        name, *others = keys
+        beside = {one: keys[one] for one in others}
         with desk.locked():
-            desk.ledger.tell_apart(study, other, name=name, reason=reason, key=key)
+            desk.ledger.tell_apart(study, other, name=name, reason=reason, key=keys[name], beside=beside)
     return before, desk.ledger.site_total(delta)

@@ -7,13 +7,16 @@ plan, nothing of it is read, charged or drawn. A study that was taken away stops
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, PublicKey
-from shared.errors import IntegrityRefusal, LedgerRefusal, Refusal, UnknownMethod
+from shared.errors import IntegrityRefusal, LedgerRefusal, Refusal, ReplayRefusal, UnknownMethod
 from shared.membership.grants import Grant, open_grant
 from shared.membership.leads import LeadChange, Leads, follow, follow_from
+from shared.membership.statements import ChainPlace
 
 if TYPE_CHECKING:
     from shared.wire.site_messages import MembershipReply
@@ -52,10 +55,14 @@ def look(desk: Desk, egress: Egress, *, dry_run: bool = False) -> MembershipNews
     Raises: SignatureRefusal (not the leads'), ReplayRefusal (shown before, or out of its place), IntegrityRefusal
         (another history than the one noted here): nothing of it is noted then; NetworkRefusal.
     """
+    shown = [*desk.ledger.membership().untold, *_notices(desk)]
     try:
-        reply = egress.membership([*desk.ledger.membership().untold, *_notices(desk)])
+        reply = egress.membership(shown)
     except UnknownMethod:
         return MembershipNews()
+    except ReplayRefusal:  # a coordinator that was put back lacks what came before
+        _show_again(desk, egress, egress.membership(), untold=True)
+        reply = egress.membership(shown)
     if dry_run:
         return _new(desk, reply)
     with desk.locked():
@@ -167,13 +174,21 @@ def _another(what: str) -> IntegrityRefusal:
     )
 
 
-def _offered(data: Sequence[bytes], known: Sequence[Envelope], what: str) -> list[Envelope]:
+def _since(shown: Sequence[Envelope], start: ChainPlace | None, what: str) -> list[Envelope]:
+    """The part of a chain that came after this site was invited; nothing of one that is shorter, as one put back is."""
+    if start is None or len(shown) < start.number:
+        return [] if start else list(shown)
+    if sha256_hex(shown[start.number - 1].payload) != start.digest:
+        raise _another(what)
+    return list(shown[start.number :])
+
+
+def _offered(shown: Sequence[Envelope], known: Sequence[Envelope], what: str) -> list[Envelope]:
     """What is new in a chain that must begin as the one known here; nothing where it is shorter."""
-    shown = [Envelope.from_bytes(one) for one in data]
     same = min(len(shown), len(known))
     if [one.payload for one in shown[:same]] != [one.payload for one in known[:same]]:
         raise _another(what)
-    return shown[len(known) :]
+    return list(shown[len(known) :])
 
 
 def _new(desk: Desk, reply: MembershipReply) -> MembershipNews:
@@ -193,14 +208,16 @@ def _news(desk: Desk, reply: MembershipReply) -> list[tuple[Grant | LeadChange, 
     changes = _lead_news(desk, reply)
     leads, config = own_leads(desk), desk.config
     grants = desk.ledger.membership().grants
-    last = grants[-1][0] if grants else None
+    start = ChainPlace.read(config.grants_since)
+    last: Grant | ChainPlace | None = grants[-1][0] if grants else start
+    shown = _since([Envelope.from_bytes(one) for one in reply.grants], start, "grants")
     out: list[tuple[Grant | LeadChange, Envelope]] = []
-    for envelope in _offered(reply.grants, [one for _, one in grants], "grants"):
+    for envelope in _offered(shown, [one for _, one in grants], "grants"):
         while changes and len(envelope.verified_by(leads.trusted)) < leads.threshold:
             change, _ = changes[0]
             out.append(changes.pop(0))
             leads = Leads(keys=change.after, threshold=change.threshold)
-        last = open_grant(
+        said = open_grant(
             envelope,
             last=last,
             leads=leads.trusted,
@@ -208,7 +225,8 @@ def _news(desk: Desk, reply: MembershipReply) -> list[tuple[Grant | LeadChange, 
             coordinator=config.coordinator,
             site=config.site,
         )
-        out.append((last, envelope))
+        out.append((said, envelope))
+        last = said
     return [*out, *changes]
 
 
@@ -219,6 +237,11 @@ def _lead_news(desk: Desk, reply: MembershipReply) -> list[tuple[LeadChange, Env
     """
     shown, coordinator = [Envelope.from_bytes(data) for data in reply.leads], desk.config.coordinator
     noted = desk.ledger.membership().leads
+    start = ChainPlace.read(desk.config.leads_since)
+    if not noted and start is not None:
+        later = _since(shown, start, "changes of leads")
+        last = LeadChange.said(shown[start.number - 1]) if later else None
+        return [] if last is None else follow_from(last, later, coordinator=coordinator)
     if not noted:
         return follow(shown, leads=own_leads(desk), coordinator=coordinator)
     last = noted[-1][0]
@@ -243,13 +266,17 @@ def _settle_leads(desk: Desk) -> tuple[LeadChange, ...]:
     return tuple(behind)
 
 
-def _show_again(desk: Desk, egress: Egress, reply: MembershipReply) -> None:
-    """Show a coordinator that was put back what it has forgotten: the leads' word on this site, and its own."""
+def _show_again(desk: Desk, egress: Egress, reply: MembershipReply, *, untold: bool = False) -> None:
+    """Show a coordinator that was put back what it has forgotten: who leads, their word on this site, and its own.
+
+    Args:
+        untold: show changes of keys beside which some were never acknowledged; else those were shown just now.
+    """
     known = desk.ledger.membership()
-    grants, keys = known.grants[len(reply.grants) :], known.keys[len(reply.keys) :]
-    lacking = [envelope for _, envelope in (*keys, *grants)]
-    if lacking and not (len(keys) == len(lacking) and known.acknowledged < len(known.keys)):
-        try:
-            egress.membership(lacking)
-        except Refusal:  # a lead who has left signed it, or a replacement waits: the study lead is told there
-            return
+    keys = known.keys if untold or known.acknowledged == len(known.keys) else ()
+    chains = ((known.leads, reply.leads), (keys, reply.keys), (known.grants, reply.grants))
+    for own, shown in chains:
+        lacking = [envelope for said, envelope in own if said.number > len(shown)]
+        if lacking:
+            with suppress(Refusal):  # a lead who has left signed it, or it chose otherwise since: its lead is told
+                egress.membership(lacking)

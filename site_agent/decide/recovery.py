@@ -16,10 +16,12 @@ known, nothing is counted, because any price would be a guess.
 
 Nothing is taken on the coordinator's word: plans count with the study lead's signature, the last head and every release
 with the one of this site's own release key, so that a hostile coordinator cannot invent a release or a later head. It
-can hide some. A hidden release is counted among the draws that nobody can name, in every study. Two things nobody can
-find out here: a last head that is hidden (the ledger is then not known for an old copy), and a dearer version that is
-hidden together with every release made under it. So the versions are shown, and the study lead, who signed them, hears
-of them before the site may go on.
+can hide some. One ledger takes more on its word: that of a site which joined anew with new keys, and which nobody has
+witnessed yet. It cannot know what its predecessor signed, so every entry that was witnessed counts as if nothing were
+known of it: an invented head makes that more, never less. A hidden release is counted among the draws that nobody can
+name, in every study. Two things nobody can find out here: a last head that is hidden (the ledger is then not known for
+an old copy), and a dearer version that is hidden together with every release made under it. So the versions are shown,
+and the study lead, who signed them, hears of them before the site may go on.
 """
 
 from __future__ import annotations
@@ -107,13 +109,15 @@ def survey(ledger: Ledger, plans: Plans, door: CoordinatorView, studies: Iterabl
         raise StateRefusal("a site must take part in a study", given="none", next_step="See site-agent status.")
     answers = {study: door.holdings(study) for study in names}
     first = answers[names[0]]
-    witnessed, known = _own_head(ledger, first), ledger.anchored()
+    known = ledger.anchored()
+    witnessed = _own_head(ledger, first, unwitnessed=known == 0)
     if witnessed is None or ledger.holds_head(witnessed):
         return Recovery(state="whole", witnessed=witnessed, known=known)
     done = ledger.recovered(witnessed)
     if done:
         return Recovery(state="counted", witnessed=witnessed, known=known, fingerprint=done)
-    if ledger.recoveries() != first.reanchored or witnessed.seq <= known:
+    anew = not _signed_here(ledger, first)
+    if (ledger.recoveries() != first.reanchored and not anew) or witnessed.seq <= known:
         raise LedgerRefusal(
             "a ledger to recover must be from after the last recovery",
             given=f"{ledger.recoveries()} recoveries here, {first.reanchored} at the coordinator",
@@ -161,17 +165,24 @@ def survey(ledger: Ledger, plans: Plans, door: CoordinatorView, studies: Iterabl
     )
 
 
-def _own_head(ledger: Ledger, answer: Holdings) -> AnchorReceipt | None:
-    """The last witnessed head, when this site itself has signed exactly it. Raises: IntegrityRefusal."""
-    anchored = answer.anchored
-    if anchored is None:
-        return None
+def _signed_here(ledger: Ledger, answer: Holdings) -> bool:
+    """Whether a key of this ledger has signed exactly the last witnessed head."""
     try:
         envelope = Envelope.from_bytes(answer.anchor)
         head = AnchorHead.from_bytes(envelope.require(ANCHOR_TYPE, _release_key(ledger)))
     except Refusal:
-        head = None
-    if head is None or (head.site, head.seq, head.head) != (ledger.site, anchored.seq, anchored.head):
+        return False
+    anchored = answer.anchored
+    return anchored is not None and (head.site, head.seq, head.head) == (ledger.site, anchored.seq, anchored.head)
+
+
+def _own_head(ledger: Ledger, answer: Holdings, *, unwitnessed: bool) -> AnchorReceipt | None:
+    """The last witnessed head, when this site itself has signed exactly it, or it is of the site before this ledger.
+
+    Raises: IntegrityRefusal.
+    """
+    anchored = answer.anchored
+    if anchored is not None and not unwitnessed and not _signed_here(ledger, answer):
         raise IntegrityRefusal(
             "the last witnessed head must be shown as this site signed it",
             given="one without this site's signature",

@@ -368,19 +368,23 @@ def decision_message(site: str, kind: str, previous: str, body: Mapping[str, Any
     They name the entry before it, so that a signature is good at one place of one ledger and cannot be used again.
 
     Args:
-        body: the entry's; signed is what others may see of it (`signed_part`), without salt, key and signature.
+        body: the entry's; signed is what others may see of it (`signed_part`), without salt, keys and signatures.
     """
-    said = {name: value for name, value in signed_part(body).items() if name not in ("salt", "key", "signature")}
+    aside = ("salt", "key", "signature", "beside")
+    said = {name: value for name, value in signed_part(body).items() if name not in aside}
     payload = canonical_json({"site": site, "kind": kind, "previous": previous, "body": said})
     return Envelope.encoding(DECISION_TYPE, payload)
 
 
 def decided_by(site: str, entry: Entry, signers: Mapping[str, Collection[PublicKey]]) -> bool:
-    """Whether the person whom an entry names has signed it, with a key that is or was registered for them."""
-    body = entry.body
-    message = decision_message(site, entry.kind, entry.previous, body)
-    own = [key for key in signers.get(body.get("name", ""), ()) if key.hex == body.get("key")]
-    return any(key.verifies(bytes.fromhex(body.get("signature", "")), message) for key in own)
+    """Whether all whom an entry names have signed it, with keys that are or were registered for them."""
+    message = decision_message(site, entry.kind, entry.previous, entry.body)
+
+    def signed(one: Mapping[str, Any]) -> bool:
+        own = [key for key in signers.get(one.get("name", ""), ()) if key.hex == one.get("key")]
+        return any(key.verifies(bytes.fromhex(one.get("signature", "")), message) for key in own)
+
+    return all(map(signed, [entry.body, *entry.body.get("beside", ())]))
 
 
 def price_of(event: Mapping[str, Any], delta: float, others: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:

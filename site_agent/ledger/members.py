@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, SigningKey
@@ -102,8 +102,20 @@ def keys_told(book: Book, number: int) -> None:
         book.append("keys_told", {"number": number})
 
 
-def tell_apart(book: Book, study: str, other: str, *, name: str, reason: str, key: SigningKey) -> None:
-    """Note an approver's word that two studies are about different people. Raises: StateRefusal (said already)."""
+def tell_apart(
+    book: Book,
+    study: str,
+    other: str,
+    *,
+    name: str,
+    reason: str,
+    key: SigningKey,
+    beside: Mapping[str, SigningKey] | None = None,
+) -> None:
+    """Note an approver's word, and of those `beside`, that two studies are about different people.
+
+    Raises: StateRefusal (said already).
+    """
     for word in (study, other):
         require_word(word, "study")
     if study == other or not reason.strip():
@@ -112,9 +124,9 @@ def tell_apart(book: Book, study: str, other: str, *, name: str, reason: str, ke
     if {(study, tags[other]), (other, tags[study])} <= book.membership.apart:
         raise StateRefusal("two studies must be told apart once", given="two that are")
     # One entry in each study: neither names the other to whoever is shown one of them.
-    for word, beside in ((study, other), (other, study)):
-        body = {"study": word, "apart": tags[beside], "name": name, "reason": reason}
-        book.append("persons_apart", body, person=key)
+    for word, them in ((study, other), (other, study)):
+        body = {"study": word, "apart": tags[them], "name": name, "reason": reason}
+        book.append("persons_apart", body, person=key, beside=beside)
 
 
 def told_apart(book: Book, studies: Iterable[str]) -> set[tuple[str, str]]:

@@ -87,7 +87,8 @@ def folded(known: Membership, entry: Entry) -> Membership:
         said = Grant.said(envelope)
         if (said.study, said.granted) != (body["study"], entry.kind == "study_granted"):
             raise StateRefusal("a grant's entry must say what the grant says", given="something else")
-        require_next(said, _last(known.grants))
+        if known.grants:  # the first follows what stood when this site was invited
+            require_next(said, _last(known.grants))
         return replace(known, grants=(*known.grants, (said, envelope)))
     if entry.kind == "leads_changed":
         envelope = Envelope.from_bytes(str(body["envelope"]).encode())

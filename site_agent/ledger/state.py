@@ -178,12 +178,14 @@ class Book:
         body: Mapping[str, Any],
         *,
         person: SigningKey | None = None,
+        beside: Mapping[str, SigningKey] | None = None,
         record: Mapping[str, Any] | None = None,
     ) -> None:
         """Add an entry, signed by the site.
 
         Args:
             person: who decides, where it is a person's decision: their signature stands in the entry.
+            beside: who else has to sign that, by name.
             record: what is told to nobody outside: counts of records.
         """
         seq = len(self.entries) + 1
@@ -191,9 +193,12 @@ class Book:
         body = {**body, "salt": secrets.token_hex(16), "tags": self._tags(body)}
         if record:
             body["kept"] = {**record, "salt": secrets.token_hex(16)}
+        others = beside or {}
         if person is not None:
             message = decision_message(self.site, kind, self.entries[-1].hash, body)
             body |= {"key": person.public.hex, "signature": person.sign(message).hex()}
+            also = [{"name": n, "key": k.public.hex, "signature": k.sign(message).hex()} for n, k in others.items()]
+            body |= {"beside": also} if also else {}
         data = canonical_json(body)
         if len(data) > BODY_CAP:
             # Written, it could never be read again, and the ledger with it.

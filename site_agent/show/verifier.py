@@ -198,6 +198,7 @@ class KeyChain:
         lost: (entry, whose key) of each that the key before has not signed.
         since, until: by approver's key, the entry by which it came into force here, and by which it ended.
         stands: by a deputy's key, for whom they stand in.
+        last_days: by a deputy's key, the last day on which it signs anything.
         signed: (entry, how many approvers signed it, how many could have) of each change that was made here.
     """
 
@@ -208,6 +209,8 @@ class KeyChain:
         self.since: dict[str, int] = {}
         self.until: dict[str, int] = {}
         self.stands: dict[str, str] = {}
+        self.last_days: dict[str, str] = {}
+        self.days = {entry["seq"]: entry["time"][:10] for entry in entries if "time" in entry}
         self.signed: list[tuple[int, int, int]] = []
         made = [entry["body"]["envelopes"] for entry in entries if entry.get("kind") == "keys_changed"]
         said = [json.loads(base64.b64decode(json.loads(text)["payload"])) for texts in made for text in texts]
@@ -217,12 +220,18 @@ class KeyChain:
 
     def people_at(self, seq: int) -> dict[str, list[str]]:
         """The keys of each person who could sign entry `seq`: those that were in force there."""
-        late = 1 << 62
+        late, day = 1 << 62, self.days.get(seq, "")
         start = {key: self.since.get(key, late) for key in self.joining}
+        over = {key for key, last in self.last_days.items() if day > last}
         return {
-            name: [key for key in own if start.get(key, 0) < seq < self.until.get(key, late)]
+            name: [key for key in own if start.get(key, 0) < seq < self.until.get(key, late) and key not in over]
             for name, own in people(self.known).items()
         }
+
+    def lasting(self, seq: int) -> set[str]:
+        """Names of those who could sign entry `seq` and stood in for nobody."""
+        here = self.people_at(seq)
+        return {name for name, own in here.items() if (set(own) - self.stands.keys()) & self.listed}
 
     def follow(self, entry: Body, before: str) -> None:
         """Take the changes of an entry. Raises: Wrong: one that those who must have not signed, or of another place."""
@@ -279,7 +288,9 @@ class KeyChain:
         if said["new"]:
             self.since[said["new"]] = seq
             stands = said.get("deputy_of") or self.stands.get(said["old"], "")
+            last = said.get("until") or self.last_days.get(said["old"], "")
             self.stands |= {said["new"]: stands} if stands else {}
+            self.last_days |= {said["new"]: last} if last else {}
 
 
 class Acknowledged:
@@ -495,6 +506,12 @@ class VerifiedPlans:
         for seq, count, able in keys["key_chain"].signed:
             asked = min(able, self.approvals_at(seq))
             must(count >= asked, f"entry {seq}: a change of keys must be signed by {asked} who approve here")
+        for entry in entries:
+            if entry.get("kind") == "persons_apart" and "tags" in entry:
+                seq, chain = entry["seq"], keys["key_chain"]
+                names = {one["name"] for one in signatures(entry["body"])} & chain.lasting(seq)
+                asked = min(len(chain.lasting(seq)), self.approvals_at(seq))
+                must(len(names) >= asked, f"entry {seq} (persons_apart) must be signed by {asked} who approve here")
 
     def in_force(self, plan_hash: str, seq: int, what: str) -> Body | None:
         """The approval of a plan at an entry. Raises: Wrong: the plan was not the approved one there."""
@@ -546,6 +563,11 @@ DECIDED = {
 }
 
 
+def signatures(body: Body) -> list[Body]:
+    """Who has signed a decision: the person it names, and those who did beside them."""
+    return [body, *body.get("beside", [])]
+
+
 def decided(entries: list[Body], keys: Body) -> int:
     """Number of signed decisions about the site: each names the entry before it, and is good there only."""
     found = 0
@@ -553,11 +575,12 @@ def decided(entries: list[Body], keys: Body) -> int:
         body, kind = entry.get("body", {}), entry.get("kind")
         if "tags" not in entry or not (kind in DECIDED or (kind == "paused" and "signature" in body)):
             continue
-        said = {name: value for name, value in body.items() if name not in ("salt", "key", "signature")}
+        said = {name: value for name, value in body.items() if name not in ("salt", "key", "signature", "beside")}
         payload = canonical({"site": keys["site"], "kind": kind, "previous": before["hash"], "body": said})
-        own = body.get("key") in keys["key_chain"].people_at(entry["seq"]).get(body.get("name"), [])
-        own = own and signed(body["key"], bytes.fromhex(body["signature"]), TYPE % "site-decision", payload)
-        must(own, f"entry {entry['seq']} ({kind}) must be signed by the person it names")
+        for one in signatures(body):
+            own = one.get("key") in keys["key_chain"].people_at(entry["seq"]).get(one.get("name"), [])
+            own = own and signed(one["key"], bytes.fromhex(one["signature"]), TYPE % "site-decision", payload)
+            must(own, f"entry {entry['seq']} ({kind}) must be signed by the person it names")
         found += 1
     return found
 

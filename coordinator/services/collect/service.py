@@ -294,7 +294,7 @@ class CollectionService:
         """
         site = self._site(call)
         statements = map(canonical_envelope, request.statements)
-        return self._members.exchange(site, statements, self._members.leads(self._home), self._today())
+        return self._members.exchange(site, statements, self._home, self._today())
 
     def growth(self, call: Call, request: GrowthRequest) -> Growth:
         """Proof that the log only grew between two sizes that sites have seen. Raises: ParameterError."""
