@@ -41,6 +41,7 @@ __all__ = [
     "emit",
     "number",
     "plain",
+    "proven",
     "run",
     "show_refusal",
     "table",
@@ -328,6 +329,20 @@ class ChecklistLine:
         """The red line of a refusal."""
         given = f" (got {refusal.given})" if refusal.given else ""
         return cls(name=name, state="fail", detail=refusal.must + given, fix=refusal.next_step or refusal.fixer)
+
+
+def proven(parts: Mapping[str, Callable[[], str]]) -> tuple[list[ChecklistLine], int]:
+    """Look at each part of a backup, up to the first that is not whole.
+
+    Returns: a line for each, and 0 or the exit code of the refusal.
+    """
+    lines = []
+    for name, look in parts.items():
+        try:
+            lines.append(ChecklistLine(name=name, detail=look()))
+        except Refusal as refusal:
+            return [*lines, ChecklistLine.of(name, refusal)], refusal.exit_code
+    return lines, 0
 
 
 def checklist(out: Console, checks: Iterable[ChecklistLine]) -> None:

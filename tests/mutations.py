@@ -1312,11 +1312,18 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=["test_restore.py::test_a_hidden_release_is_found_by_its_site_and_by_the_log"],
     ),
     mutation(
-        "backup: private keys that lie unencrypted go along",
-        ("coordinator/services/backup.py", "            left_out.append(name)\n", "            sources[name] = path\n"),
-        tests=[
-            "test_restore.py::test_a_backup_holds_what_is_in_the_write_ahead_log_and_no_key_that_lies_unencrypted",
-        ],
+        "backup: a key in clear goes along in the first line",
+        (
+            "shared/base/archive.py",
+            "path.is_file() and is_locked(data := path.read_bytes())",
+            "path.is_file() and (data := path.read_bytes())",
+        ),
+        tests=["test_restore.py::test_a_backup_holds_what_is_in_the_write_ahead_log_and_opens_for_who_leads_alone"],
+    ),
+    mutation(
+        "restore: a ledger from a backup charges at once",
+        ("site_agent/ledger/charge.py", "        require_settled(book.path)\n", ""),
+        tests=["test_recovery.py::test_a_draw_that_was_due_when_the_backup_was_made_is_not_drawn_twice"],
     ),
     # -- of another reader's choosing, beside those above --------------------------------------------------------
     mutation(

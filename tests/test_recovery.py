@@ -20,6 +20,7 @@ from shared.releases.receipt import planned_event
 from site_agent.decide.plans import Plans
 from site_agent.decide.recovery import draws_within, recover
 from site_agent.ledger.book import Ledger, Lost
+from site_agent.ledger.files import RESTORED
 from site_agent.ledger.holds import curve_of, price_of
 
 TODAY = dt.date(2026, 5, 1)
@@ -178,6 +179,24 @@ def test_a_ledger_put_back_is_refused_however_long_it_grows_and_goes_on_only_by_
         agent.reserved(2, "second")
     assert agent.ledger.verify() == Ledger(agent.ledger.path, agent.keys.release, site="north").verify()
     agent.ledger.verify(agent.door.witnessed("mini"))
+
+
+def test_a_draw_that_was_due_when_the_backup_was_made_is_not_drawn_twice(agent):
+    """The coordinator has seen nothing since: by its heads the old ledger is whole."""
+    hold = agent.ledger.mark_anchored(agent.reserved(1, "first"), agent.door.anchor(agent.ledger.anchor_envelope()))
+    agent.back_up()
+    agent.ledger.start_drawing(hold)
+    truth = agent.spent()
+    agent.put_back()
+    (agent.folder / RESTORED).write_text('{"restored": 0}')
+    for spend in (lambda: agent.ledger.start_drawing(hold), lambda: agent.reserved(2, "second")):
+        with pytest.raises(LedgerRefusal, match="settled"):
+            spend()
+    assert agent.recover().state == "whole"
+    assert not (agent.folder / RESTORED).exists()
+    assert (agent.ledger.hold("first").state, agent.spent()) == ("burnt", truth)
+    agent.drawn(1, "again")
+    assert agent.spent() > truth, "a second draw is a second charge"
 
 
 def test_what_was_open_in_the_backup_is_closed_and_a_delivered_release_is_known_as_delivered(agent):

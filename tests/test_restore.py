@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import io
 import json
 import logging
 import os
+import resource
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
-import tarfile
 from contextlib import closing
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,22 +30,27 @@ from coordinator import cli
 from coordinator.answers.spending import least_total
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from coordinator.services import backup
+from coordinator.services.backup import BackupFacts
 from coordinator.services.clocks import restoration_day
 from coordinator.services.collect.service import CollectionService
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import Store
-from shared.base.keys import Envelope
+from shared.base.archive import BackupHeader, read_archive, read_header, recipient_key, write_archive
+from shared.base.keys import Envelope, SigningKey
 from shared.errors import (
+    ApprovalRefusal,
     BudgetRefusal,
     CertificateRefusal,
     IntegrityRefusal,
     LedgerRefusal,
     LockedRefusal,
     ParameterError,
+    PassphraseRefusal,
     PlanChanged,
     SchemaRefusal,
     SignatureRefusal,
     StateRefusal,
+    StorageRefusal,
 )
 from shared.plans.plan import sign_plan
 from shared.wire.clocks import utc_now
@@ -57,6 +62,11 @@ from site_agent.decide import reconciliation
 from site_agent.release.outbox import Outbox
 
 TODAY = dt.date(2026, 5, 1)
+
+
+def made_of(config, out, leads=None, today=TODAY):
+    """What a backup for these leads says."""
+    return backup.back_up(config, out, leads=leads or {"ada": LEAD.public}, software="0.2.0", today=today)[0]
 
 
 class Site(Agent):
@@ -111,12 +121,11 @@ class Study:
         self.hub = Hub(folder / "hub", PLAN, "north", "south")
         self.config = CoordinatorConfig(home=self.hub.home, name="hub", address="127.0.0.1:8443", names=("127.0.0.1",))
         (self.hub.home / FILE_NAME).write_text(self.config.to_toml())
-        shutil.copytree(self.hub.home / "ca", folder / "apart")
         self.server = self.hub.serve()
         self.site = Site(self.hub, folder / "site")
 
     def back_up(self, name="backup.tar"):
-        return backup.back_up(self.config, self.folder / name, today=TODAY)
+        return made_of(self.config, self.folder / name)
 
     def lose(self) -> None:
         self.site.door.close()
@@ -128,7 +137,7 @@ class Study:
         made = backup.restore(
             self.folder / name,
             self.hub.home,
-            **{"keys": self.folder / "apart", "reason": "the disk failed", "day": lambda clocks: TODAY, **how},
+            **{"key": LEAD, "reason": "the disk failed", "day": lambda clocks: TODAY, **how},
         )
         self.begin()
         return made
@@ -173,7 +182,7 @@ def lost_and_restored(study, first: int, later: int) -> None:
     for wave in range(1, first + 1):
         site.deliver(wave)
     made = study.back_up()
-    assert (made.releases, made.left_out) == (first, ("ca/ca.key", "ca/server.pem", "ca/witness.pem"))
+    assert made.releases == first
     for wave in range(first + 1, first + later + 1):
         site.deliver(wave)
     before, spent, entries = study.waves(), site.spent(), len(site.ledger.entries())
@@ -390,8 +399,7 @@ def test_a_log_put_back_without_a_word_is_a_fork_until_it_says_so_and_an_old_wor
     site.deliver(1)
     study.back_up()
     site.deliver(2)
-    with tarfile.open(study.folder / "backup.tar") as archive:
-        data = archive.extractfile("store.db").read()
+    data = opened(study.folder / "backup.tar", LEAD, study.folder / "opened")["store.db"]
 
     def put_back_by_hand():
         site.door.close()
@@ -476,8 +484,7 @@ def test_a_coordinator_of_an_older_version_is_followed_as_before(study, monkeypa
     assert site.watch() == ()
     assert site.replies.checkpoint() is not None
     study.lose()
-    shutil.copytree(study.folder / "apart", study.folder / "again")
-    study.restore(keys=study.folder / "again")
+    study.restore()
     # It cannot say that it was restored: the agent says that histories differ, and to update both sides is the way on.
     refused(IntegrityRefusal, site.settle)
 
@@ -519,7 +526,6 @@ def test_real_processes_go_on_after_a_coordinator_was_lost_and_restored(tmp_path
             return made["bundle_sha256"]
 
         sent = [deliver(1)]
-        shutil.copytree(theatre.hub / "ca", tmp_path / "apart")
         told = theatre.coordinator("backup", tmp_path / "backup.tar", "--dry-run").json
         assert (told["written"], (tmp_path / "backup.tar").exists()) == (False, False)
         assert theatre.coordinator("backup", tmp_path / "backup.tar").json["releases"] == 1
@@ -528,7 +534,7 @@ def test_real_processes_go_on_after_a_coordinator_was_lost_and_restored(tmp_path
         theatre.stop()
         shutil.rmtree(theatre.hub)
         assert theatre.agent("north", "status").json["discrepancies"] == []
-        theatre.coordinator("restore", tmp_path / "backup.tar", "--keys", tmp_path / "apart", "--reason", "a fire")
+        theatre.coordinator("restore", tmp_path / "backup.tar", "--as", "lead", "--reason", "a fire")
         theatre.serve()
         status = theatre.agent("north", "status").json
         assert ([one["wave"] for one in status["discrepancies"]], status["next"]) == ([2, 3], ["site-agent resend"])
@@ -578,33 +584,56 @@ def home(tmp_path):
         hub.store.accept_release(
             statement=sealed.statement, envelope=sealed.envelope, receipt=sealed.receipt, today=TODAY
         )
-    shutil.copytree(hub.home / "ca", tmp_path / "apart")
     hub.config = config
     yield hub
     hub.store.close()
 
 
-def test_a_backup_holds_what_is_in_the_write_ahead_log_and_no_key_that_lies_unencrypted(home, tmp_path):
+def opened(archive, key, folder):
+    """Every file of a backup, by name."""
+    folder.mkdir()
+    read_archive(archive, key, folder, lambda name: True)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_backup_holds_what_is_in_the_write_ahead_log_and_opens_for_who_leads_alone(home, tmp_path):
     """A copy of the file alone held none of it."""
-    (home.home / "keys").mkdir()
+    bob, gone = SigningKey.generate(), SigningKey.generate()
+    (home.home / "keys" / "retired").mkdir(parents=True)
     LEAD.save(home.home / "keys" / "ada.pem", "correct horse battery")
-    LEAD.save(home.home / "keys" / "bob.pem")
+    bob.save(home.home / "keys" / "bob.pem")
+    gone.save(home.home / "keys" / "retired" / "cyd.pem", "correct horse battery")
     copied = tmp_path / "copy.db"
     shutil.copy(home.home / "store.db", copied)
     with closing(sqlite3.connect(copied)) as connection:
         tables = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'releases'").fetchone()[0]
         alone = connection.execute("SELECT count(*) FROM releases").fetchone()[0] if tables else 0
     assert alone == 0
-    made = backup.back_up(home.config, tmp_path / "b.tar", today=TODAY)
+    archive, leads = tmp_path / "b.tar", {"ada": LEAD.public, "bob": bob.public}
+    made = made_of(home.config, archive, leads)
     assert (made.releases, made.size) == (2, home.store.entries())
-    assert (tmp_path / "b.tar").stat().st_mode & 0o077 == 0
-    with tarfile.open(tmp_path / "b.tar") as archive:
-        inside = {member.name: archive.extractfile(member).read() for member in archive}
-    assert b"ENCRYPTED KEY" in inside["keys/ada.pem"]
-    assert not [name for name, data in inside.items() if b"BEGIN PRIVATE KEY" in data]
-    assert set(made.left_out) == {"ca/ca.key", "ca/server.pem", "ca/witness.pem", "keys/bob.pem"}
-    assert list(tmp_path.glob(".backup-*")) == []
-    refused(StateRefusal, lambda: backup.back_up(home.config, tmp_path / "b.tar", today=TODAY))
+    assert archive.stat().st_mode & 0o077 == 0
+    inside = opened(archive, bob, tmp_path / "inside")
+    assert inside == opened(archive, LEAD, tmp_path / "again")
+    assert b"BEGIN PRIVATE KEY" in inside["ca/ca.key"]
+    assert {"keys/ada.pem", "keys/bob.pem", "keys/retired/cyd.pem"} <= inside.keys()
+    # Encrypted to keys: nothing of it shows, and a key in clear does not lie before the lock that it opens.
+    seen = archive.read_bytes()
+    assert not [name for name, data in inside.items() if data in seen]
+    header = read_header(archive)
+    assert (set(header.recipients), set(header.locked)) == ({"ada", "bob"}, {"ada"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRIBUTARY_PASSPHRASE_ADA", "correct horse battery")
+        assert recipient_key(header, "ada", None).public == LEAD.public
+        patch.setenv("TRIBUTARY_PASSPHRASE_ADA", "another horse battery")
+        refused(PassphraseRefusal, lambda: recipient_key(header, "ada", None))
+    refused(StateRefusal, lambda: recipient_key(header, "bob", None))
+    assert recipient_key(header, "bob", home.home / "keys" / "bob.pem").public == bob.public
+    assert "retired" in str(refused(ApprovalRefusal, lambda: recipient_key(header, "cyd", None)))
+    assert "retired" in str(refused(ApprovalRefusal, lambda: opened(archive, gone, tmp_path / "none")))
+    assert list((tmp_path / "none").iterdir()) == []
+    assert [*tmp_path.glob("**/.backup-*"), *tmp_path.glob("*.part")] == []
+    refused(StateRefusal, lambda: made_of(home.config, archive))
 
 
 def test_a_backup_of_a_coordinator_that_is_not_whole_is_refused(home, tmp_path):
@@ -612,44 +641,42 @@ def test_a_backup_of_a_coordinator_that_is_not_whole_is_refused(home, tmp_path):
     [bundle, _] = sorted(home.store.bundles.iterdir())
     data = bundle.read_bytes()
     bundle.write_bytes(data[:-1] + b"x")
-    refused(IntegrityRefusal, lambda: backup.back_up(home.config, out, today=TODAY))
+    refused(IntegrityRefusal, lambda: made_of(home.config, out))
     bundle.unlink()
-    refused(IntegrityRefusal, lambda: backup.back_up(home.config, out, today=TODAY))
+    refused(IntegrityRefusal, lambda: made_of(home.config, out))
     bundle.write_bytes(data)
     with closing(sqlite3.connect(home.home / "store.db")) as connection, connection:
         connection.execute("DELETE FROM releases WHERE wave = 1")
-    refused(IntegrityRefusal, lambda: backup.back_up(home.config, out, today=TODAY))
+    refused(IntegrityRefusal, lambda: made_of(home.config, out))
     assert [path.name for path in tmp_path.iterdir() if "b.tar" in path.name] == []
 
 
 def test_a_restore_verifies_before_it_is_in_place_and_never_writes_over_anything(home, tmp_path):
-    archive, place, apart = tmp_path / "b.tar", tmp_path / "new", tmp_path / "apart"
-    made = backup.back_up(home.config, archive, today=TODAY)
+    archive, place = tmp_path / "b.tar", tmp_path / "new"
+    made = made_of(home.config, archive)
 
     def restore(where=place, **how):
-        return backup.restore(archive, where, **{"keys": apart, "day": lambda clocks: TODAY, **how})
+        return backup.restore(archive, where, **{"key": LEAD, "day": lambda clocks: TODAY, **how})
 
     tried = restore(dry_run=True)
     assert (tried.entry, place.exists()) == (None, False)
     refused(StateRefusal, lambda: restore(home.home))
-    refused(StateRefusal, lambda: restore(keys=None))
+    refused(ApprovalRefusal, lambda: restore(key=SigningKey.generate()))
     other = tmp_path / "other"
     Hub(other, PLAN).store.close()
-    refused(CertificateRefusal, lambda: restore(keys=other / "ca"))
-    shutil.copy(apart / "ca.key", other / "ca" / "ca.key")
-    refused(IntegrityRefusal, lambda: restore(keys=other / "ca"))
+    assert "own backup" in str(refused(IntegrityRefusal, lambda: restore(other, replace=True)))
     assert not place.exists()
     done = restore(reason="a trial")
-    assert (done.entry, done.moved, done.missing_keys) == (made.size, "", ())
+    assert (done.entry, done.moved) == (made.size, "")
     with closing(Store.open(place)) as store:
         assert store.verify_log() == made.size + 1
         assert len([store.table(one) for one in store.releases()]) == 2
         size, head = LogWatch(store).head(TODAY)
         assert (size, json.loads(head)["payloadType"]) == (made.size + 1, "application/vnd.tributary.tree-head+json")
     assert {path.stat().st_mode & 0o077 for path in place.rglob("*")} == {0}
-    # A home that holds something is put aside, whole, and its keys serve.
+    # A home that holds something is put aside, whole.
     home.store.close()
-    again = restore(home.home, keys=None, replace=True)
+    again = restore(home.home, replace=True)
     assert {path.name for path in (tmp_path / "hub.before-restore-1").iterdir()} >= {"bundles", "ca", "store.db"}
     assert again.moved == str(tmp_path / "hub.before-restore-1")
     with home.serve():
@@ -657,38 +684,79 @@ def test_a_restore_verifies_before_it_is_in_place_and_never_writes_over_anything
     home.store = Store.open(home.home)
 
 
-def test_a_damaged_or_foreign_archive_is_refused_by_the_name_of_the_file(home, tmp_path):
+def test_a_damaged_or_foreign_archive_is_refused_by_the_name_of_the_file(home, tmp_path, monkeypatch):
     archive = tmp_path / "b.tar"
-    backup.back_up(home.config, archive, today=TODAY)
+    made_of(home.config, archive)
     whole = archive.read_bytes()
-    with tarfile.open(archive) as opened:
-        members = [(member.name, member.offset_data, member.size) for member in opened]
-    for name, at, size in members[1:]:
+
+    def parts():
+        lines, code = backup.drill(archive, home.home, key=LEAD)
+        assert list(tmp_path.glob(".restore-*")) == []
+        return {line.name: (line.state, line.detail) for line in lines}, code
+
+    found, code = parts()
+    assert (code, [state for state, _ in found.values()]) == (0, ["ok"] * 5)
+    assert found["log that is served"][1] == "goes on from the backup, 0 entries since"
+    first = len(read_header(archive).to_line())
+    for at in (first + 60, len(whole) // 2, len(whole) - 9):
         data = bytearray(whole)
-        data[at + size // 2] ^= 1
+        data[at] ^= 1
         archive.write_bytes(data)
-        said = refused(IntegrityRefusal, lambda: backup.read_archive(archive))
-        assert name in str(said)
-    archive.write_bytes(whole[: len(whole) // 2])
-    refused(IntegrityRefusal, lambda: backup.read_archive(archive))
-
-    def packed(name, data):
-        with tarfile.open(archive, "w") as out:
-            backup._add(out, backup.MANIFEST, json.dumps(listing).encode())
-            backup._add(out, name, data)
-
-    listing = {}
-    packed("x", b"")
-    refused(SchemaRefusal, lambda: backup.read_archive(archive))
-    with tarfile.open(fileobj=io.BytesIO(whole)) as opened:
-        listing = json.loads(opened.extractfile(backup.MANIFEST).read())
-    listing["files"]["ca/../../outside"] = {"sha256": "ab" * 32, "bytes": 1}
-    packed("ca/../../outside", b"x")
-    refused(SchemaRefusal, lambda: backup.read_archive(archive))
+        found, code = parts()
+        assert (list(found), code) == (["archive"], 30)
+        assert "(got another " in found["archive"][1]
+    for cut in (first // 2, first, first + 10, len(whole) // 2, len(whole) - 1):
+        archive.write_bytes(whole[:cut])
+        found, code = parts()
+        assert (list(found), found["archive"][0], code) == (["archive"], "fail", 30)
+    # Whoever knows the leads' public keys can write one: not with another's first line, nor with names of their own.
+    header = dataclasses.replace(read_header_of(whole), day="2020-01-01")
+    archive.write_bytes(header.to_line() + whole[first:])
+    assert "first line" in str(refused(IntegrityRefusal, lambda: opened(archive, LEAD, tmp_path / "line")))
+    archive.unlink()
+    evil = {"coordinator.toml": b"x", "ca/../../outside": b"x"}
+    write_archive(archive, read_header_of(whole), home.authority.witness, {}, evil, scratch=tmp_path)
+    refused(SchemaRefusal, lambda: restored(archive, tmp_path / "new"))
     assert not (tmp_path / "outside").exists()
+    archive.unlink()
+    facts = asdict(BackupFacts(coordinator="hub", day="", size=0, root="", head="", witness="0" * 64, releases=0))
+    plain = {name: b"x" for name in ("coordinator.toml", "store.db", "ca/ca.pem")}
+    write_archive(archive, read_header_of(whole), SigningKey.generate(), facts, plain, scratch=tmp_path)
+    refused(IntegrityRefusal, lambda: restored(archive, tmp_path / "new"))
+    # Of other versions: each says which software reads it.
+    archive.write_bytes(b"manifest.json" + bytes(600))
+    assert "the version that wrote it" in refused(SchemaRefusal, lambda: restored(archive, tmp_path / "new")).next_step
+    archive.write_bytes(whole.replace(b"tributary-backup/2", b"tributary-backup/3", 1))
+    assert "Update" in refused(SchemaRefusal, lambda: restored(archive, tmp_path / "new")).next_step
 
 
-def test_the_lead_backs_up_restores_and_publishes_a_head_by_commands(home, tmp_path, capsys):
+def restored(archive, place):
+    return backup.restore(archive, place, key=LEAD, day=lambda clocks: TODAY)
+
+
+def read_header_of(data):
+    return BackupHeader.from_line(data[: data.index(b"\n") + 1])
+
+
+@pytest.mark.parametrize("room", [100_000, 390_000])
+def test_a_backup_that_finds_no_room_leaves_nothing(home, tmp_path, room):
+    """A disk that is full, for real: no file grows beyond what the kernel allows. First the copy, then the archive."""
+
+    def filling() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+        with pytest.raises(StorageRefusal):
+            made_of(home.config, tmp_path / "b.tar")
+
+    home.store.close()
+    assert forked(filling) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["hub"]
+    assert list(home.home.glob(".backup-*")) == []
+
+
+def test_the_lead_backs_up_restores_and_publishes_a_head_by_commands(home, tmp_path, capsys, monkeypatch):
+    (home.home / "keys").mkdir()
+
     def run(*argv, where=None, code=0):
         assert cli.main(["--home", str(where or home.home), *map(str, argv)]) == code
         return " ".join(capsys.readouterr().out.split())
@@ -697,12 +765,17 @@ def test_the_lead_backs_up_restores_and_publishes_a_head_by_commands(home, tmp_p
         return json.loads(run(*argv, "--json", **how))
 
     archive, place = tmp_path / "b.tar", tmp_path / "new"
-    assert "Keep a copy of them apart, once" in run("backup", archive)
+    LEAD.save(home.home / "keys" / "ada.pem", "correct horse battery")
+    (home.home / "keys" / "ada.pub").write_text(LEAD.public.hex)
+    monkeypatch.setenv("TRIBUTARY_PASSPHRASE_ADA", "correct horse battery")
+    assert "opened by ada" in run("backup", archive)
     assert answer("backup", archive, code=2)["refused"]["code"] == "E_STATE"
-    tried = answer("restore", archive, "--keys", tmp_path / "apart", "--dry-run", where=place)
+    tried = answer("restore", archive, "--as", "ada", "--check", where=place)
     assert (tried["restored"], tried["entries"], place.exists()) == (False, 2, False)
-    assert answer("restore", archive, where=place, code=2)["refused"]["next_step"].endswith("with --keys.")
-    said = run("restore", archive, "--keys", tmp_path / "apart", "--reason", "a fire", where=place)
+    assert answer("restore", archive, "--as", "bob", where=place, code=12)["refused"]["code"] == "E_NOT_APPROVED"
+    assert answer("drill", archive, "--as", "ada")["whole"] is True
+    said = run("restore", archive, "--as", "ada", "--reason", "a fire", where=place)
+    assert (place / "keys" / "ada.pem").read_bytes() == (home.home / "keys" / "ada.pem").read_bytes()
     assert "Log entry 2 says so" in said
     assert "Decide again" in said
     assert "Not compared yet since the restore" in run("sites", where=place)
@@ -721,13 +794,13 @@ def test_the_lead_backs_up_restores_and_publishes_a_head_by_commands(home, tmp_p
 def test_a_restoration_is_dated_by_a_clock_that_others_see_or_by_a_date_that_a_person_read(home, tmp_path):
     """Dated ahead it would stop every site until that day; an old backup goes in all the same, by a person's word."""
     archive, now = tmp_path / "b.tar", utc_now()
-    backup.back_up(home.config, archive, today=now.date())
+    made_of(home.config, archive, today=now.date())
 
     def attempt(ahead: dt.timedelta, said: dt.date | None = None):
         return backup.restore(
             archive,
             tmp_path / "new",
-            keys=tmp_path / "apart",
+            key=LEAD,
             day=lambda clocks: restoration_day(clocks, now + ahead, said),
             dry_run=True,
         )
@@ -755,8 +828,8 @@ def test_killed_on_its_way_a_backup_or_restore_leaves_nothing_that_passes_for_on
     archive, place = tmp_path / "b.tar", tmp_path / "new"
 
     def work() -> None:
-        backup.back_up(home.config, archive, today=TODAY)
-        backup.restore(archive, place, keys=tmp_path / "apart", day=lambda clocks: TODAY)
+        made_of(home.config, archive)
+        backup.restore(archive, place, key=LEAD, day=lambda clocks: TODAY)
 
     def dying() -> None:
         os.environ["TRIBUTARY_FAILPOINT"] = point

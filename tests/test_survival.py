@@ -45,7 +45,7 @@ RECOVERY = (
 )
 CREATION = ("ledger.create.before_schema", "ledger.create.before_link", "ledger.create.after_link")
 
-OTHER_VERBS = ("federate.", "renewal.", "keys.", "approver.", "snapshot.")
+OTHER_VERBS = ("federate.", "renewal.", "keys.", "approver.", "snapshot.", "backup.", "recovery.")
 
 
 def written_failpoints() -> set[str]:
@@ -56,8 +56,8 @@ def written_failpoints() -> set[str]:
     # One of the seven is no step of a release: test_waves kills `withdraw` at each of its places. Nor are three of
     # a training that several sites run: test_federating kills that at each of its places. A renewal's places are
     # test_renewal's. Those of changing keys and approvers are test_membership's, which kills at most of them: at no
-    # `snapshot.` place, nor at `keys.adopted`, is a site killed yet.
-    assert len(re.findall(r"write_whole\(", text)) == 1 + 7 + 3, "a new writer needs its place in this test"
+    # `snapshot.` place, nor at `keys.adopted`, is a site killed yet. Backups and their return are test_site_backup's.
+    assert len(re.findall(r"write_whole\(", text)) == 1 + 7 + 4, "a new writer needs its place in this test"
     names = {name for name in names if not name.startswith(OTHER_VERBS)}
     plain = {name for name in names if "{" not in name}
     return plain | {name.replace("{place}", place) for name in names - plain for place in PLACES}

@@ -1,21 +1,29 @@
-"""Backups: ``backup``, ``restore``."""
+"""Backups: ``backup``, ``restore``, ``drill``."""
 
 from __future__ import annotations
 
+import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.cli.options import DateRead, DryRun, Json, app, show_facts, today
+from coordinator.cli.options import DateRead, DryRun, Json, app, lead_keys, show_facts, today
 from coordinator.config import CoordinatorConfig
-from shared.errors import StateRefusal
 from shared.terminal import emit
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["backup", "restore"]
+    from shared.base.keys import SigningKey
+
+As = Annotated[str, typer.Option("--as", metavar="LEAD", help="Who opens it: who led when it was made.")]
+KeyFile = Annotated[
+    Path | None, typer.Option("--key", help="That lead's key file, where the one that goes along is not to be used.")
+]
+
+__all__ = ["backup", "drill", "restore"]
 
 
 @app.command(rich_help_panel="Set up")
@@ -25,61 +33,66 @@ def backup(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Write one archive of this coordinator, also while it serves, and verify it.
+    """Write one encrypted archive of this coordinator, also while it serves, and verify it.
 
-    Private keys that lie unencrypted on the disk are not in it: keep a copy of ca/ apart, once.
+    Whoever leads now can open it, and nobody else; all keys are in it.
     """
+    from importlib.metadata import version
+
     from coordinator.services.backup import back_up
+    from shared.base.archive import new_file
 
     config = CoordinatorConfig.load(context.obj)
-    if dry_run:
-        import tempfile
-
-        if out.exists():
-            raise StateRefusal("a backup's file must be new", given=f"{out}", next_step="Name another.")
-        with tempfile.TemporaryDirectory() as folder:
-            made = back_up(config, Path(folder) / "backup.tar", today=today())
-    else:
-        made = back_up(config, out, today=today())
+    with tempfile.TemporaryDirectory() as folder:
+        new_file(out)
+        place = Path(folder) / "trial" if dry_run else out
+        leads = lead_keys(config)
+        facts, header, size = back_up(config, place, leads=leads, software=version("tributary"), today=today())
+    alone = sorted(header.recipients.keys() - header.locked.keys())
     answer = {
         "file": str(out),
-        "entries": made.size,
-        "root": made.root,
-        "releases": made.releases,
-        "files": len(made.files),
-        "bytes": sum(int(one["bytes"]) for one in made.files.values()),
-        "left_out": made.left_out,
+        "entries": facts.size,
+        "root": facts.root,
+        "releases": facts.releases,
+        "bytes": size,
+        "for": sorted(header.recipients),
+        "keys_apart": alone,
         "verified": True,
         "written": not dry_run,
     }
 
     def show(shown: Console) -> None:
         did = "would write" if dry_run else "wrote and verified"
-        shown.print(f"{did} {out}: {made.releases} releases, {made.size} log entries", style="bold")
-        show_facts(shown, ("root", made.root if made.size else "none yet"), ("bytes", f"{answer['bytes']:,}"))
-        if made.left_out:
+        shown.print(f"{did} {out}: {facts.releases} releases, {facts.size} log entries", style="bold")
+        root = facts.root if facts.size else "none yet"
+        show_facts(shown, ("root", root), ("bytes", f"{size:,}"), ("opened by", ", ".join(sorted(header.recipients))))
+        if alone:
             shown.print(
-                f"Not in it, because they lie unencrypted: {', '.join(made.left_out)}. "
-                "Keep a copy of them apart, once: the coordinator cannot be restored without.",
+                f"The key of {', '.join(alone)} has no passphrase: it opens this file, and is not beside it. Keep a "
+                "copy of it apart.",
                 style="yellow",
             )
 
     emit(answer, as_json=json, show=show)
 
 
+def _opened_by(archive: Path, name: str, key: Path | None) -> SigningKey:
+    """The key of a recipient: of its own file, or of the encrypted one that goes along."""
+    from shared.base.archive import read_header, recipient_key
+
+    return recipient_key(read_header(archive), name, key)
+
+
 @app.command(rich_help_panel="Set up")
 def restore(
     context: typer.Context,
     archive: Annotated[Path, typer.Argument(metavar="FILE", help="What coordinator backup wrote.", dir_okay=False)],
-    keys: Annotated[
-        Path | None, typer.Option("--keys", help="Folder with the keys that it leaves out: a copy of ca/.")
-    ] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Put what is in the home folder aside, and use its keys.")
-    ] = False,
+    name: As,
+    key: KeyFile = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Put what is in the home folder aside.")] = False,
     reason: Annotated[str, typer.Option("--reason", help="What happened, for the log that everybody sees.")] = "",
     date: DateRead = None,
-    dry_run: DryRun = False,
+    dry_run: Annotated[bool, typer.Option("--check", "--dry-run", help="Verify it all; write nothing.")] = False,
     json: Json = False,
 ) -> None:
     """Put a coordinator back from an archive; its log says so, and sites send again what came after it."""
@@ -92,33 +105,30 @@ def restore(
     made = put_back(
         archive,
         home,
-        keys=keys,
+        key=_opened_by(archive, name, key),
         replace=replace,
         reason=reason,
         day=lambda clocks: restoration_day(clocks, utc_now(), said),
         dry_run=dry_run,
     )
-    manifest = made.manifest
+    facts = made.facts
     answer = {
         "home": str(home),
-        "coordinator": manifest.coordinator,
-        "day": manifest.day,
-        "entries": manifest.size,
-        "releases": manifest.releases,
+        "coordinator": facts.coordinator,
+        "day": facts.day,
+        "entries": facts.size,
+        "releases": facts.releases,
         "log_index": made.entry,
         "moved": made.moved,
-        "missing_keys": made.missing_keys,
         "restored": not dry_run,
     }
 
     def show(shown: Console) -> None:
         did = "would restore" if dry_run else "restored"
-        words = f"{manifest.releases} releases, {manifest.size} log entries, as of {manifest.day}"
-        shown.print(f"{did} {manifest.coordinator} in {home}: {words}", style="bold")
+        words = f"{facts.releases} releases, {facts.size} log entries, as of {facts.day}"
+        shown.print(f"{did} {facts.coordinator} in {home}: {words}", style="bold")
         if made.moved:
             shown.print(f"The former home is {made.moved}.")
-        if made.missing_keys:
-            shown.print(f"Not given back: {', '.join(made.missing_keys)}.", style="yellow")
         if made.entry is not None:
             shown.print(f"Log entry {made.entry} says so. Sites send again what they delivered since, free of charge.")
         shown.print(
@@ -130,3 +140,21 @@ def restore(
             shown.print("next: coordinator serve, then coordinator sites", style="cyan")
 
     emit(answer, as_json=json, show=show)
+
+
+@app.command(rich_help_panel="Set up")
+def drill(
+    context: typer.Context,
+    archive: Annotated[Path, typer.Argument(metavar="FILE", help="What coordinator backup wrote.", dir_okay=False)],
+    name: As,
+    key: KeyFile = None,
+    json: Json = False,
+) -> None:
+    """Try a backup: put it back into a folder that is thrown away, and prove each part of it."""
+    from coordinator.services.backup import drill as tried
+    from shared.terminal import checklist
+
+    lines, code = tried(archive, context.obj, key=_opened_by(archive, name, key))
+    answer = {"file": str(archive), "parts": [asdict(line) for line in lines], "whole": not code}
+    emit(answer, as_json=json, show=lambda shown: checklist(shown, lines))
+    raise typer.Exit(code)

@@ -85,7 +85,7 @@ def ca_rotate(context: typer.Context, dry_run: DryRun = False, json: Json = Fals
             out.print(f"authority {made.fingerprint}, until {made.ends:%Y-%m-%d}", style="bold")
         show_facts(out, ("before it", f"believed until {before.ends:%Y-%m-%d}"), ("sites", "follow at their next call"))
         if not dry_run:
-            out.print(f"Keep a copy of {made.folder} apart: backups leave its keys out.", style="yellow")
+            out.print("Take a backup now: its keys are in no earlier one.", style="yellow")
 
     emit(answer, as_json=json, show=show)
 

@@ -1,9 +1,9 @@
-"""A backup of a coordinator that goes on serving, and its return: one archive, whose list of contents has every digest.
+"""A backup of a coordinator that goes on serving, and its return: one archive, encrypted to the leads' keys.
 
 The database is copied as of one moment (SQLite's backup API; a copy of the file alone lacks what is in the write-ahead
 log), then the files that this copy names. Before it is an archive the copy is read as a stranger would read it: every
 entry, root, row and signature, and every bundle's digest. Uploads under way are left out: nobody was told that they are
-safe. Private keys go along only if they lie encrypted on the disk; those that do not are named, and given back by hand.
+safe. All keys go along, the leads' own among them; who leads at that moment can open it (`shared.base.archive`).
 
 What came after the backup is lost here, and not at the sites, which send it again. The log says so itself: its next
 entry names the size and root that it goes on from (`shared.wire.tree_heads.RestoredLog`), so that whoever saw
@@ -13,18 +13,15 @@ more of it records a restore where it would otherwise have to record a fork.
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import os
 import re
 import shutil
 import sqlite3
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from coordinator.services.authority import Authority
@@ -32,30 +29,31 @@ from coordinator.services.clocks import SeenClocks
 from coordinator.services.health import require_whole
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import Store
-from shared.base.canonical import canonical_json, parse_json, sha256_hex
+from shared.base.archive import BackupHeader, header_for, new_file, put_in_place, read_archive, sandbox, write_archive
 from shared.base.failpoints import reach
-from shared.errors import IntegrityRefusal, LockedRefusal, SchemaRefusal, StateRefusal, StorageRefusal
+from shared.base.keys import PublicKey
+from shared.errors import IntegrityRefusal, LockedRefusal, Refusal, SchemaRefusal, StateRefusal, StorageRefusal
+from shared.terminal import proven
 from shared.wire.tree_heads import open_head
 
 if TYPE_CHECKING:
     import datetime as dt
 
-__all__ = ["BackupManifest", "RestoredHome", "back_up", "read_archive", "restore"]
+    from shared.base.keys import SigningKey
+    from shared.terminal import ChecklistLine
 
-FORMAT = "tributary-backup/1"
-MANIFEST = "manifest.json"
+__all__ = ["BackupFacts", "RestoredHome", "back_up", "drill", "restore"]
+
 NAMES = re.compile(
-    r"coordinator\.toml|store\.db|(bundles|quarantine)/[0-9a-f]{64}\.zip|(ca|keys)/[A-Za-z0-9_.-]{1,128}"
+    r"coordinator\.toml|store\.db|(bundles|quarantine)/[0-9a-f]{64}\.zip|(ca|keys|keys/retired)/[A-Za-z0-9_.-]{1,128}"
 )
 LATER = re.compile(r"ca-[0-9]{1,3}\.(key|json)")
-NEEDED = ("ca/ca.key", "ca/witness.pem")
 ATTEMPTS = 5  # a release that is withdrawn while it is copied makes the copy begin anew
-BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackupManifest:
-    """List of contents of an archive.
+class BackupFacts:
+    """What a backup says of its coordinator.
 
     Args:
         coordinator: its id.
@@ -64,8 +62,6 @@ class BackupManifest:
         head: the log's signed head, or blank where nothing is logged.
         witness: public key that signs heads and acknowledgements.
         releases: accepted releases whose bundles are here.
-        files: name to SHA-256 and bytes.
-        left_out: private keys that lie unencrypted on the disk.
     """
 
     coordinator: str
@@ -75,33 +71,16 @@ class BackupManifest:
     head: str
     witness: str
     releases: int
-    files: Mapping[str, Mapping[str, Any]]
-    left_out: tuple[str, ...]
-
-    def to_bytes(self) -> bytes:
-        """Canonical JSON."""
-        return canonical_json({"format": FORMAT, **asdict(self), "left_out": list(self.left_out)})
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> BackupManifest:
+    def of(cls, body: Mapping[str, Any]) -> BackupFacts:
         """Read it. Raises: SchemaRefusal."""
-        body = parse_json(data)
-        names = {item.name for item in fields(cls)}
-        if not isinstance(body, dict) or body.get("format") != FORMAT or body.keys() - {"format"} != names:
-            raise SchemaRefusal(f"a backup must have a list of contents of the form {FORMAT}", given="another")
-        files = body["files"]
-        good = isinstance(files, dict) and all(
-            NAMES.fullmatch(name) and isinstance(one, dict) and one.keys() == {"sha256", "bytes"}
-            for name, one in files.items()
-        )
-        if not good or not {FILE_NAME, "store.db", "ca/ca.pem"} <= files.keys():
-            raise SchemaRefusal("a backup must hold a coordinator's files, and nothing else", given="others")
-        texts = ("coordinator", "day", "root", "head", "witness")
-        counts = all(type(body[name]) is int and body[name] >= 0 for name in ("size", "releases"))
-        keys = isinstance(body["left_out"], list) and all(isinstance(name, str) for name in body["left_out"])
-        if not (counts and keys and all(isinstance(body[name], str) for name in texts)):
-            raise SchemaRefusal("a backup's list of contents must have every field, each of its type")
-        return cls(**{**{name: body[name] for name in names}, "left_out": tuple(body["left_out"])})
+        known = cls.__annotations__
+        if body.keys() != known.keys() or not all(
+            type(body[name]).__name__ == kind and (kind == "str" or body[name] >= 0) for name, kind in known.items()
+        ):
+            raise SchemaRefusal("a coordinator's backup must say what it is of, each fact of its type")
+        return cls(**body)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,35 +88,46 @@ class RestoredHome:
     """Outcome of a restore.
 
     Args:
-        manifest: of the archive.
+        facts: of the archive.
         entry: place in the log of the word that it was restored; None for a trial.
         moved: where the former home is now; blank where there was none.
-        missing_keys: private keys that were not given back, and without which the coordinator serves all the same.
     """
 
-    manifest: BackupManifest
+    facts: BackupFacts
     entry: int | None
     moved: str
-    missing_keys: tuple[str, ...]
 
 
 # -- out ------------------------------------------------------------------------------------------------------------
-def back_up(config: CoordinatorConfig, out: Path, *, today: dt.date) -> BackupManifest:
+def back_up(
+    config: CoordinatorConfig, out: Path, *, leads: Mapping[str, PublicKey], software: str, today: dt.date
+) -> tuple[BackupFacts, BackupHeader, int]:
     """Write an archive of a coordinator, also while it serves, and verify what was written.
 
+    Args:
+        leads: who leads now, by name: they alone can open it.
+        software: version of this software.
+    Returns: what it says, for whom it is, and the bytes of its files.
     Raises: StateRefusal (the file is there already, or the store is a database server's), IntegrityRefusal (the
         coordinator is not whole: a backup would only say so later), StorageRefusal.
     """
-    if out.exists():
-        raise StateRefusal("a backup's file must be new", given=f"{out}", next_step="Name another.")
+    new_file(out)
     _require_own_store(config)
     authority = Authority.load(config.home)
-    part = out.with_name(out.name + ".part")
+    key_files = {name: config.home / "keys" / f"{name}.pem" for name in leads}
+    header = header_for(
+        side="coordinator",
+        name=authority.coordinator,
+        day=today.isoformat(),
+        software=software,
+        people=leads,
+        key_files=key_files,
+    )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with (
             closing(Store.open(config.home, config.store)) as store,
-            tempfile.TemporaryDirectory(prefix=".backup-", dir=out.parent) as folder,
+            tempfile.TemporaryDirectory(prefix=".backup-", dir=config.home) as folder,
         ):
             for attempt in range(1, ATTEMPTS + 1):
                 copy = Path(folder) / f"{attempt}"
@@ -145,27 +135,27 @@ def back_up(config: CoordinatorConfig, out: Path, *, today: dt.date) -> BackupMa
                 store.copy_to(copy / "store.db")
                 reach("backup.copied")
                 with closing(Store.open(copy)) as taken:
-                    manifest, sources = _listed(config.home, copy, taken, authority, today)
+                    facts, sources = _listed(config.home, copy, taken, authority, today)
                 _one_file(copy / "store.db")
                 try:
-                    made = _written(part, manifest, sources)
+                    made = write_archive(out, header, authority.witness, asdict(facts), sources, scratch=copy)
                     break
                 except FileNotFoundError as error:
                     if attempt == ATTEMPTS:
                         raise _lost_bundle(f"no {Path(str(error.filename)).name[:12]}") from None
-        read_archive(part)
-        os.replace(part, out)
+            other = [name for name, one in made.files.items() if Path(name).stem != one["sha256"]]
+            if any(name.startswith("bundles/") for name in other):
+                out.unlink()
+                raise _lost_bundle("another for " + Path(next(n for n in other if n[0] == "b")).stem[:12])
     except OSError as error:
         raise StorageRefusal("the backup must be writable", given=error.strerror or "an error") from None
-    finally:
-        part.unlink(missing_ok=True)
-    return made
+    return facts, header, sum(int(one["bytes"]) for one in made.files.values())
 
 
 def _listed(
     home: Path, copy: Path, taken: Store, authority: Authority, today: dt.date
-) -> tuple[BackupManifest, dict[str, Path]]:
-    """What goes into the archive, its database verified; digests are of the files when they are written."""
+) -> tuple[BackupFacts, dict[str, Path | bytes]]:
+    """What goes into the archive, its database verified."""
     require_whole(taken, thorough=True)
     size = taken.verify_log()
     taken.verify_signatures()
@@ -175,15 +165,13 @@ def _listed(
     names = {f"bundles/{one.bundle_sha256}.zip" for one in releases}
     apart = (home / f"quarantine/{one.bundle_sha256}.zip" for one in taken.quarantined())
     names |= {f"quarantine/{path.name}" for path in apart if path.exists()}
-    sources = {FILE_NAME: home / FILE_NAME, "store.db": copy / "store.db"} | {name: home / name for name in names}
-    left_out = []
-    for path in sorted(path for room in ("ca", "keys") for path in (home / room).glob("*") if path.is_file()):
+    sources: dict[str, Path | bytes] = {"store.db": copy / "store.db", **{name: home / name for name in names}}
+    rooms = [path for room in ("ca", "keys", "keys/retired") for path in (home / room).glob("*") if path.is_file()]
+    for path in (home / FILE_NAME, *rooms):
         name = path.relative_to(home).as_posix()
-        if b"PRIVATE KEY-----" in path.read_bytes() and b"ENCRYPTED PRIVATE KEY-----" not in path.read_bytes():
-            left_out.append(name)
-        elif NAMES.fullmatch(name) and not name.endswith(".part"):
-            sources[name] = path
-    manifest = BackupManifest(
+        if NAMES.fullmatch(name) and not name.endswith(".part"):
+            sources[name] = path.read_bytes()
+    facts = BackupFacts(
         coordinator=authority.coordinator,
         day=today.isoformat(),
         size=size,
@@ -191,42 +179,14 @@ def _listed(
         head=head.decode(),
         witness=authority.witness.public.hex,
         releases=len(releases),
-        files={},
-        left_out=tuple(left_out),
     )
-    return manifest, sources
+    return facts, sources
 
 
 def _one_file(database: Path) -> None:
     """Fold a closed database's write-ahead log into its one file."""
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA journal_mode=DELETE")
-
-
-def _written(part: Path, manifest: BackupManifest, sources: Mapping[str, Path]) -> BackupManifest:
-    """Write the archive, its list of contents first, flushed. Raises: IntegrityRefusal (a bundle is another)."""
-    digests: dict[str, dict[str, Any]] = {}
-    for name, path in sorted(sources.items()):
-        with path.open("rb") as source:
-            digest = hashlib.file_digest(source, "sha256").hexdigest()
-        if name.startswith("bundles/") and path.stem != digest:
-            raise IntegrityRefusal(
-                "an accepted bundle must be what was accepted", given=f"another for {path.stem[:12]}"
-            )
-        digests[name] = {"sha256": digest, "bytes": path.stat().st_size}
-    made = BackupManifest(**{**{f.name: getattr(manifest, f.name) for f in fields(manifest)}, "files": digests})
-    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file, tarfile.open(fileobj=file, mode="w") as archive:
-        _add(archive, MANIFEST, made.to_bytes())
-        for name, path in sorted(sources.items()):
-            info = _info(name, digests[name]["bytes"])
-            with path.open("rb") as source:
-                archive.addfile(info, source)
-        archive.close()
-        file.flush()
-        os.fsync(file.fileno())
-    reach("backup.written")
-    return made
 
 
 def _lost_bundle(given: str) -> IntegrityRefusal:
@@ -247,77 +207,12 @@ def _require_own_store(config: CoordinatorConfig) -> None:
         )
 
 
-def _info(name: str, size: int) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.size, info.mode = size, 0o600
-    return info
-
-
-def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
-    import io
-
-    archive.addfile(_info(name, len(data)), io.BytesIO(data))
-
-
 # -- back -----------------------------------------------------------------------------------------------------------
-def read_archive(path: Path, into: Path | None = None) -> BackupManifest:
-    """Hold every file of an archive against its list of contents; written to `into`, if a folder is named.
-
-    Raises: IntegrityRefusal, naming the file; SchemaRefusal (no backup); StorageRefusal.
-    """
-    try:
-        with tarfile.open(path, mode="r:") as archive:
-            first = archive.next()
-            listed = archive.extractfile(first) if first is not None and first.name == MANIFEST else None
-            if listed is None:
-                raise SchemaRefusal("a backup must begin with its list of contents", given="another file")
-            manifest = BackupManifest.from_bytes(listed.read())
-            waiting = dict(manifest.files)
-            for member in iter(archive.next, None):
-                known = waiting.pop(member.name, None)
-                source = archive.extractfile(member) if member.isfile() else None
-                if known is None or source is None or _taken(source, member.name, into) != known["sha256"]:
-                    raise _not_whole(member.name)
-            if waiting:
-                raise _not_whole(min(waiting))
-    except (tarfile.TarError, EOFError):
-        raise IntegrityRefusal("a backup must be a whole archive", given="one that cannot be read") from None
-    except OSError as error:
-        raise StorageRefusal("the backup must be readable", given=error.strerror or "an error") from None
-    return manifest
-
-
-def _not_whole(name: str) -> IntegrityRefusal:
-    return IntegrityRefusal(
-        "every file of a backup must be as its list of contents says",
-        given=f"another {name}",
-        next_step="Take another backup; this one is damaged.",
-    )
-
-
-def _taken(source: IO[bytes], name: str, into: Path | None) -> str:
-    """SHA-256 of one file of the archive, which is copied on the way where a folder is named."""
-    digest = hashlib.sha256()
-    if into is None:
-        while block := source.read(BLOCK):
-            digest.update(block)
-        return digest.hexdigest()
-    place = into / name
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-        while block := source.read(BLOCK):
-            digest.update(block)
-            out.write(block)
-        out.flush()
-        os.fsync(out.fileno())
-    return digest.hexdigest()
-
-
 def restore(
     archive: Path,
     home: Path,
     *,
-    keys: Path | None = None,
+    key: SigningKey,
     replace: bool = False,
     reason: str = "",
     day: Callable[[SeenClocks], dt.date],
@@ -326,140 +221,151 @@ def restore(
     """Put a coordinator back from an archive, verified before it is in its place, and say so in its log.
 
     Args:
-        keys: a folder with the private keys that the archive leaves out (a copy of ``ca/``, or of a home).
+        key: of a lead who could open it when it was made.
         replace: put a home that holds something aside; nothing of it is deleted.
         reason: for the log.
         day: which day it is, given what the backup knows of clocks (`coordinator.services.clocks.restoration_day`).
-    Raises: what `day` raises; StateRefusal (the home holds something; keys are missing), LockedRefusal (a coordinator
-        serves there), IntegrityRefusal (archive, database or log are not whole; other keys), StorageRefusal.
+    Raises: what `day` raises; StateRefusal (the home holds something, or another coordinator), ApprovalRefusal
+        (another key), LockedRefusal (a coordinator serves there), IntegrityRefusal (archive, database or log are not
+        whole), SchemaRefusal, StorageRefusal.
     """
     occupied = home.exists() and any(home.iterdir())
-    if occupied and not replace:
+    if occupied and not (replace or dry_run):
         raise StateRefusal(
             "the home folder to restore to must be empty",
             given=f"{home}",
-            next_step="Choose another --home, or add --replace: what is there is put aside, and its keys are used.",
+            next_step="Choose another --home, or add --replace: what is there is put aside.",
         )
-    with _nobody_serves(home), tempfile.TemporaryDirectory(prefix=".restore-", dir=_parent(home)) as folder:
-        made = Path(folder) / "home"
-        made.mkdir(mode=0o700)
-        manifest = read_archive(archive, made)
-        missing = _give_keys(manifest, made, keys if keys is not None else home if occupied else None)
-        config = CoordinatorConfig.load(made)
-        _require_own_store(config)
-        authority = Authority.load(made)
-        if authority.witness.public.hex != manifest.witness:
-            raise IntegrityRefusal(
-                "the key that signs acknowledgements must be the one of the backup",
-                given="another",
-                next_step="Give the folder with the right ca/witness.pem: sites have pinned its public half.",
-            )
+    with _nobody_serves(home, wanted=not dry_run), sandbox(home) as made:
+        digest, files, facts = _opened(archive, key, made)
+        authority = _authority(made, facts)
+        if occupied:
+            _require_same(home, facts)
+            _later_authorities(home, made)
         if not (made / "ca" / "server.pem").exists():
-            authority.renew_server(config.names)
-        entry = _taken_up(made, manifest, authority, reason, day, dry_run)
+            authority.renew_server(CoordinatorConfig.load(made).names)
+        with closing(Store.open(made)) as store:
+            _require_log(store, facts, files, authority)
+            today = day(SeenClocks(store, authority.certificate))
+            entry = None
+            if not dry_run:
+                watch = LogWatch(store, coordinator=authority.coordinator, key=authority.witness)
+                said = {"archive": digest, "reason": reason}
+                entry = watch.restore(said, today)
         _one_file(made / "store.db")
-        moved = ""
-        if not dry_run:
-            moved = _in_place(made, home, occupied)
-    return RestoredHome(manifest=manifest, entry=entry, moved=moved, missing_keys=missing)
+        moved = "" if dry_run else put_in_place(made, home)
+    return RestoredHome(facts=facts, entry=entry, moved=moved)
 
 
-def _taken_up(
-    made: Path,
-    manifest: BackupManifest,
-    authority: Authority,
-    reason: str,
-    day: Callable[[SeenClocks], dt.date],
-    dry_run: bool,
-) -> int | None:
-    """Verify the database, and write into its log that it goes on from here; the entry's place."""
-    with closing(Store.open(made)) as store:
-        require_whole(store, thorough=True)
-        size = store.verify_log()
-        store.verify_signatures()
-        whole = (size, store.root(size)) == (manifest.size, manifest.root)
-        if size and whole:
-            head = open_head(manifest.head.encode(), authority.witness.public)
-            whole = (head.size, head.root) == (size, manifest.root)
-        have = {name for name in manifest.files if name.startswith("bundles/")}
-        if not whole or have != {f"bundles/{one.bundle_sha256}.zip" for one in store.releases()}:
-            raise IntegrityRefusal("a backup must hold the log and the bundles that it names", given="others")
-        today = day(SeenClocks(store, authority.certificate))
-        if dry_run:
-            return None
-        watch = LogWatch(store, coordinator=authority.coordinator, key=authority.witness)
-        said = {"archive": sha256_hex(manifest.to_bytes()), "reason": reason}
-        return watch.restore(said, today)
+def drill(archive: Path, home: Path, *, key: SigningKey) -> tuple[list[ChecklistLine], int]:
+    """Put a backup back into a folder that is thrown away, and prove each part of it.
+
+    Args:
+        home: where the coordinator serves, if it does: its log must go on from the backup's.
+    Returns: a line for each part up to the first that is not whole, and 0 or that one's exit code.
+    """
+    with sandbox(home) as made:
+        files: Mapping[str, Any] = {}
+        facts: BackupFacts
+
+        def opened() -> str:
+            nonlocal files, facts
+            _, files, facts = _opened(archive, key, made)
+            return f"{len(files)} files of {facts.day}, each as it was written"
+
+        def keys() -> str:
+            authority = _authority(made, facts)
+            return f"the authority and the key {authority.witness.public.key_id} that sites have pinned"
+
+        def log() -> str:
+            with closing(Store.open(made)) as store:
+                _require_log(store, facts, files, _authority(made, facts))
+            return f"{facts.size} entries, each root, row and signature; {facts.releases} bundles"
+
+        def heads() -> str:
+            with closing(Store.open(made)) as store:
+                known = {site.site: store.anchor(site.site) for site in store.sites()}
+                return f"last acknowledged ledger heads of {sum(map(bool, known.values()))} of {len(known)} sites"
+
+        def served() -> str:
+            if not (home / "store.db").exists():
+                return "none at this home: not compared"
+            with closing(Store.open(home)) as store:
+                if store.entries() < facts.size or (facts.size and store.root(facts.size) != facts.root):
+                    raise IntegrityRefusal(
+                        "the log that is served must go on from the backup's", given="another history"
+                    )
+                return f"goes on from the backup, {store.entries() - facts.size} entries since"
+
+        return proven(
+            {"archive": opened, "keys": keys, "log and bundles": log, "heads": heads, "log that is served": served}
+        )
 
 
-def _give_keys(manifest: BackupManifest, made: Path, keys: Path | None) -> tuple[str, ...]:
-    """Copy the keys that the archive leaves out from where they are kept; those that were not found."""
-    missing = []
-    for name in manifest.left_out:
-        if not NAMES.fullmatch(name):
-            raise SchemaRefusal("a backup must name a coordinator's keys", given="another file")
-        found = [] if keys is None else [keys / name, keys / Path(name).name]
-        source = next((path for path in found if path.is_file()), None)
-        if source is None:
-            missing.append(name)
-            continue
-        place = made / name
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.copyfile(source, place)
-        place.chmod(0o600)
-    # Authorities that have followed since the archive was written: sites have certificates of them.
-    for path in [] if keys is None else sorted({*keys.glob("ca-*"), *(keys / "ca").glob("ca-*")}):
+def _opened(archive: Path, key: SigningKey, made: Path) -> tuple[str, Mapping[str, Any], BackupFacts]:
+    """Open an archive into a folder; digest of its contents, its files, its facts."""
+    header, contents, envelope = read_archive(archive, key, made, lambda name: bool(NAMES.fullmatch(name)))
+    if header.side != "coordinator":
+        raise SchemaRefusal(
+            "the backup must be a coordinator's", given=f"a {header.side}'s", next_step="site-agent restore takes it."
+        )
+    facts = BackupFacts.of(contents.facts)
+    whole = {FILE_NAME, "store.db", "ca/ca.pem"} <= contents.files.keys() and header.name == facts.coordinator
+    if not whole or not envelope.verified_by({(signer := PublicKey(facts.witness)).key_id: signer}):
+        raise IntegrityRefusal("a backup must hold a coordinator's files, signed by its key", given="others")
+    return envelope.digest, contents.files, facts
+
+
+def _authority(made: Path, facts: BackupFacts) -> Authority:
+    _require_own_store(CoordinatorConfig.load(made))
+    authority = Authority.load(made)
+    if authority.witness.public.hex != facts.witness or authority.coordinator != facts.coordinator:
+        raise IntegrityRefusal("the key that signs acknowledgements must be the one of the backup", given="another")
+    return authority
+
+
+def _require_log(store: Store, facts: BackupFacts, files: Mapping[str, Any], authority: Authority) -> None:
+    """Verify the database as a stranger would."""
+    require_whole(store, thorough=True)
+    size = store.verify_log()
+    store.verify_signatures()
+    whole = (size, store.root(size)) == (facts.size, facts.root)
+    if size and whole:
+        head = open_head(facts.head.encode(), authority.witness.public)
+        whole = (head.size, head.root) == (size, facts.root)
+    have = {name for name in files if name.startswith("bundles/")}
+    if not whole or have != {f"bundles/{one.bundle_sha256}.zip" for one in store.releases()}:
+        raise IntegrityRefusal("a backup must hold the log and the bundles that it names", given="others")
+
+
+def _require_same(home: Path, facts: BackupFacts) -> None:
+    """Refuse to replace another coordinator. Raises: IntegrityRefusal."""
+    try:
+        there = Authority.load(home)
+    except Refusal:  # what is there cannot be read: it is put aside all the same
+        return
+    if (there.coordinator, there.witness.public.hex) != (facts.coordinator, facts.witness):
+        raise IntegrityRefusal(
+            "a coordinator must be replaced by its own backup",
+            given=f"{there.coordinator} there, {facts.coordinator} in the backup",
+            next_step="Choose another --home.",
+        )
+
+
+def _later_authorities(home: Path, made: Path) -> None:
+    """Authorities that have followed since the archive was written: sites have certificates of them."""
+    for path in sorted((home / "ca").glob("ca-*")):
         place = made / "ca" / path.name
         if LATER.fullmatch(path.name) and not place.exists():
             shutil.copyfile(path, place)
             place.chmod(0o600)
-    needed = [name for name in missing if name in NEEDED or LATER.fullmatch(Path(name).name)]
-    if needed:
-        raise StateRefusal(
-            "the keys that the backup leaves out must be given back",
-            given=f"no {' and no '.join(needed)}",
-            next_step="Name the folder that holds a copy of ca/ with --keys.",
-        )
-    return tuple(name for name in missing if name != "ca/server.pem")
-
-
-def _in_place(made: Path, home: Path, occupied: bool) -> str:
-    moved = ""
-    try:
-        if occupied:
-            number = 1
-            while (aside := home.with_name(f"{home.name}.before-restore-{number}")).exists():
-                number += 1
-            os.rename(home, aside)
-            moved = str(aside)
-        elif home.exists():
-            home.rmdir()
-        reach("restore.before_place")
-        os.rename(made, home)
-        handle = os.open(home.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        where = f"; the former home is {moved}" if moved else ""
-        raise StorageRefusal("the home folder must be writable", given=f"{error.strerror}{where}") from None
-    return moved
-
-
-def _parent(home: Path) -> Path:
-    try:
-        home.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageRefusal("the home folder's place must be writable", given=error.strerror or "an error") from None
-    return home.parent
 
 
 @contextmanager
-def _nobody_serves(home: Path) -> Iterator[None]:
-    """Refuse a home at which a coordinator serves. Raises: LockedRefusal."""
+def _nobody_serves(home: Path, *, wanted: bool) -> Iterator[None]:
+    """Refuse a home at which a coordinator serves, where that is asked. Raises: LockedRefusal."""
     place = home / "server.lock"
-    if not place.exists():
+    if not (wanted and place.exists()):
         yield
         return
     with place.open("a") as lock:

@@ -110,6 +110,11 @@ class SigningKey:
         """The 64-byte signature."""
         return self._key.sign(message)
 
+    def openssh(self) -> bytes:
+        """The secret itself, unencrypted, in OpenSSH's form; it never reaches a disk."""
+        form = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        return self._key.private_bytes(serialization.Encoding.PEM, *form)
+
     def save(
         self, path: Path, passphrase: str | None = None, *, cost: KeyCost | None = None, of_machine: bool = False
     ) -> None:

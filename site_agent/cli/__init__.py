@@ -14,12 +14,12 @@ from site_agent.desk import Desk, agent_version, open_desk, today
 # The order in which --help lists the verbs is the order in which their rooms are imported.
 # isort: off
 from site_agent.cli import joining, renewing, data, plan, release, deciding, calendar, watching, federating
-from site_agent.cli import people, books
+from site_agent.cli import people, books, backups
 # isort: on
 
 __all__ = ["ROOMS", "Desk", "agent_version", "app", "main", "open_desk", "today"]
 
-ROOMS = (joining, renewing, data, plan, release, deciding, calendar, watching, federating, people, books)
+ROOMS = (joining, renewing, data, plan, release, deciding, calendar, watching, federating, people, books, backups)
 """Where a line belongs: each room's first line names its verbs."""
 
 

@@ -290,8 +290,8 @@ def ledger_recover(home: Home = None, json: Json = False, dry_run: Dry = False) 
         with StateLock(desk.home):
             keys.adopt_forgotten(desk)
     with StateLock(desk.home), desk.egress() as egress:
-        work = survey if dry_run else recover
-        found = work(desk.ledger, desk.plans, egress, desk.config.studies)
+        asked = (desk.ledger, desk.plans, egress, desk.config.studies)
+        found = survey(*asked) if dry_run else recover(*asked, desk.replies)
     seq = found.witnessed.seq if found.witnessed else 0
     answer = {
         "site": desk.config.site,

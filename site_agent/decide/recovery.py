@@ -31,18 +31,24 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shared.base.canonical import parse_json
+from shared.base.failpoints import reach
 from shared.base.keys import Envelope
 from shared.errors import IntegrityRefusal, LedgerRefusal, PlanRefusal, Refusal, StateRefusal
 from shared.releases.receipt import STATEMENT_TYPE, Statement
 from shared.wire.signed_messages import ANCHOR_TYPE, AnchorHead
 from shared.wire.site_messages import AnchorReceipt, Holding, Holdings
 from site_agent.ledger.book import Ledger, Lost
+from site_agent.ledger.files import RESTORED
 from site_agent.ledger.holds import LOST_CAP
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from shared.base.keys import PublicKey
     from shared.plans.plan import StudyPlan
     from site_agent.decide.plans import Plans
+    from site_agent.egress import AcknowledgedReplies
 
 __all__ = ["CoordinatorView", "Recovery", "draws_within", "recover", "survey"]
 
@@ -57,6 +63,7 @@ class CoordinatorView(Protocol):
     def fetch_plan(self, study: str) -> Envelope: ...  # noqa: D102
     def holdings(self, study: str) -> Holdings: ...  # noqa: D102
     def anchor(self, envelope: Envelope) -> AnchorReceipt: ...  # noqa: D102
+    def watch(self) -> object: ...  # noqa: D102
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,12 +219,54 @@ def _release_key(ledger: Ledger) -> dict[str, PublicKey]:
     return {key.key_id: key for _, key in ledger.membership().release}
 
 
-def recover(ledger: Ledger, plans: Plans, door: CoordinatorView, studies: Iterable[str]) -> Recovery:
+def recover(
+    ledger: Ledger,
+    plans: Plans,
+    door: CoordinatorView,
+    studies: Iterable[str],
+    replies: AcknowledgedReplies | None = None,
+) -> Recovery:
     """Count what is missing, and have the new head witnessed if the study lead has allowed it; safe to repeat.
 
-    Raises: what `survey` raises; StorageRefusal.
+    Args:
+        replies: what this site keeps of the coordinator's answers, for a home that was put back.
+    Raises: what `survey` raises; LedgerRefusal (this site and the coordinator were put back, and what was charged
+        between is known to nobody); StorageRefusal.
     """
+    mark = ledger.path.with_name(RESTORED)
     found = survey(ledger, plans, door, studies)
+    if mark.exists():
+        _require_remembered(mark, found.witnessed, door, replies)
+    found = _counted(ledger, door, found)
+    if mark.exists():
+        if found.state == "whole":
+            # Whether it was drawn after the backup, nobody can tell: its charge has bought what it could.
+            for hold in ledger.holds():
+                if hold.phase == "held":
+                    ledger.burn(hold, "open in the backup that was put back")
+        reach("recovery.before_settled")
+        mark.unlink()
+    return found
+
+
+def _require_remembered(
+    mark: Path, witnessed: AnchorReceipt | None, door: CoordinatorView, replies: AcknowledgedReplies | None
+) -> None:
+    """Refuse the heads of a coordinator that was put back itself since, and has seen none of this ledger after that."""
+    door.watch()
+    known = parse_json(mark.read_bytes()).get("restored", 0)
+    words = [said for said in (() if replies is None else replies.replies()) if said["kind"] == "Restored"]
+    since = max((int(said["size"]) for said in words[known:]), default=-1)
+    if since >= (-1 if witnessed is None else witnessed.index) and since >= 0:
+        raise LedgerRefusal(
+            "what was charged since the backup must be known to this site or to the coordinator",
+            given="both were put back",
+            next_step="Restore a later backup of this site, or of the coordinator. Without one the site releases "
+            "nothing more in its studies: the study lead revokes it (coordinator revoke).",
+        )
+
+
+def _counted(ledger: Ledger, door: CoordinatorView, found: Recovery) -> Recovery:
     if found.witnessed is None:
         return found
     if found.state == "whole":

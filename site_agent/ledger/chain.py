@@ -192,6 +192,19 @@ class Chain:
                 self._publish(connection)
             connection.execute("ROLLBACK")
 
+    def copy_to(self, folder: Path) -> None:
+        """Write both files into a folder, as of one moment, while others write on. Raises: StorageRefusal."""
+        uri = f"{self.path.absolute().as_uri()}?mode=ro"
+        with (
+            storage_errors(),
+            contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as source,
+            contextlib.closing(sqlite3.connect(folder / self.path.name, isolation_level=None)) as target,
+        ):
+            source.backup(target)
+            last = target.execute("SELECT seq, hash, signature FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
+        (folder / self.path.name).chmod(0o600)
+        write_whole(folder / self.head_path.name, self._envelope(*last).to_bytes(), "ledger.head")
+
     def _publish(self, connection: sqlite3.Connection) -> None:
         last = connection.execute("SELECT seq, hash, signature FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
         write_whole(self.head_path, self._envelope(*last).to_bytes(), "ledger.head")

@@ -16,6 +16,7 @@ from shared.privacy import composition
 from shared.privacy.composition import Charge, StudyCharges
 from shared.privacy.stated import CHARGED_BEFORE, all_given, shown_delta, shown_epsilon, shown_price
 from site_agent.ledger.chain import Chain
+from site_agent.ledger.files import require_settled
 from site_agent.ledger.holds import Hold, Phase, Touches, curve_of, price_of, require_word
 from site_agent.ledger.members import told_apart
 from site_agent.ledger.persons import beside, persons_of
@@ -140,6 +141,7 @@ def reserve(
     price = price_of(event, delta)
     canonical = price["event"]
     with ledger.transaction(write=True) as book:
+        require_settled(book.path)
         going = _going_on(book, study, wave, plan_hash=plan_hash, training=bool(rounds))
         if going is not None and rounds:
             return going

@@ -10,7 +10,15 @@ from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.failpoints import reach
 from shared.errors import IntegrityRefusal, ParameterError, ReplayRefusal, RoundsRefusal, StateRefusal
 from site_agent.ledger.entries import AnchoredHead, require_receipt
-from site_agent.ledger.files import broken, folder_of, private_folder, require_digest, storage_refusal, write_whole
+from site_agent.ledger.files import (
+    broken,
+    folder_of,
+    private_folder,
+    require_digest,
+    require_settled,
+    storage_refusal,
+    write_whole,
+)
 from site_agent.ledger.holds import Hold
 from site_agent.ledger.persons import LISTS, require_new, require_roles_kept, require_same_persons, taken
 from site_agent.ledger.state import Book
@@ -88,6 +96,7 @@ def _start(
     flow_of: str = "",
 ) -> Hold:
     found = book.hold(hold.release_id)
+    require_settled(book.path)
     book.require_running()
     book.require_plan(found)
     if found.state == "reserved":
@@ -197,6 +206,7 @@ def begin_round(book: Book, hold: Hold, number: int, order: str) -> Hold:
     """
     require_digest(order, "asked")
     found = book.hold(hold.release_id)
+    require_settled(book.path)
     book.require_running()
     book.require_plan(found)
     if found.state == "training":

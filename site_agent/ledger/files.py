@@ -15,18 +15,22 @@ from shared.errors import IntegrityRefusal, LedgerRefusal, LockedRefusal, Parame
 from site_agent.ledger.holds import Hold
 
 __all__ = [
+    "RESTORED",
     "broken",
     "folder_of",
     "fsync_folder",
     "listed",
     "private_folder",
     "require_digest",
+    "require_settled",
     "storage_errors",
     "storage_refusal",
     "write_whole",
 ]
 
 LIST_CAP = 256 << 20
+RESTORED = "restored.json"
+"""Mark of a home that was put back from a backup, beside its ledger, until the ledger is settled."""
 
 
 def private_folder(path: Path) -> None:
@@ -146,6 +150,16 @@ def listed(path: Path, digest: str, what: str) -> frozenset[str]:
             next_step=f"Restore {path.parent.name}/{path.name} from a backup: without it, who was charged is unknown.",
         )
     return frozenset(parse_json(data, cap=LIST_CAP))
+
+
+def require_settled(ledger: Path) -> None:
+    """Refuse to spend by a ledger that was put back and is not yet settled. Raises: LedgerRefusal."""
+    if ledger.with_name(RESTORED).exists():
+        raise LedgerRefusal(
+            "a ledger that was put back from a backup must be settled before anything is charged or drawn",
+            given="one that is not",
+            next_step="Run site-agent ledger recover: it counts what the coordinator has seen since as spent.",
+        )
 
 
 def require_digest(text: str, name: str) -> None:

@@ -17,6 +17,7 @@ from shared.base.clock import CLOCK_VARIABLE, utc_now
 from shared.errors import CertificateRefusal, NetworkRefusal, Refusal, StorageRefusal
 from shared.terminal import ChecklistLine
 from site_agent.decide.key_files import keys_in_clear
+from site_agent.ledger.files import require_settled
 
 if TYPE_CHECKING:
     from shared.wire.clocks import ClockOffset
@@ -227,6 +228,7 @@ def _certificate(desk: Desk, today: dt.date) -> Finding:
 
 def _ledger(desk: Desk, today: dt.date) -> Finding:
     entries = desk.ledger.verify()
+    require_settled(desk.ledger.path)
     waiting = [hold for hold in desk.ledger.holds() if hold.state == "drawing"]
     if waiting:
         return (

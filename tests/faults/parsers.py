@@ -15,8 +15,9 @@ from service import LEAD, Hub, anchor_head
 from test_federation import PLAN as FEDERATED
 from test_wire import VALUES
 
-from coordinator.services.backup import BackupManifest
+from coordinator.services.backup import BackupFacts
 from faults.fuzz import CAP, Target
+from shared.base.archive import BACKUP_TYPE, BackupHeader, Contents
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import SchemaRefusal
@@ -234,18 +235,18 @@ def _wire(hub: Hub) -> Iterator[Target]:
     reading = ClockReading.asked("north", utc_now()).signed(KEY).payload
     yield Target("clock", (reading,), lambda data: open_reading(_signed(CLOCK_TYPE, data), KEY.public))
     contents = {name: {"sha256": "ab" * 32, "bytes": 1} for name in ("coordinator.toml", "store.db", "ca/ca.pem")}
-    listed = BackupManifest(
-        coordinator="hub",
-        day="2026-01-05",
-        size=1,
-        root="ab" * 32,
-        head="",
-        witness=KEY.public.hex,
-        releases=0,
-        files=contents,
-        left_out=("ca/ca.key",),
+    facts = {"coordinator": "hub", "day": "2026-01-05", "size": 1, "root": "", "head": "", "witness": "", "releases": 0}
+    listed = canonical_json({"header": "ab" * 32, "facts": facts, "files": contents})
+
+    def packed(data: bytes) -> object:
+        found, _ = Contents.from_envelope(_signed(BACKUP_TYPE, data).to_bytes(), contents.__contains__)
+        return BackupFacts.of(found.facts)
+
+    yield Target("backup's contents", (listed,), packed)
+    header = BackupHeader(
+        side="site", name="north", day="2026-01-05", software="1", recipients={"a": KEY.public.hex}, locked={"a": ""}
     )
-    yield Target("backup's contents", (listed.to_bytes(),), lambda data: BackupManifest.from_bytes(data))
+    yield Target("backup's first line", (header.to_line(),), BackupHeader.from_line)
 
 
 def _trainings() -> Iterator[Target]:
