@@ -51,7 +51,7 @@ class Joined:
         """Lose the coordinator, and restore it from an archive, at the same address."""
         port = self.server.port
         self.close()
-        self.lead("restore", archive, "--replace", "--reason", "the disk failed")
+        self.lead("restore", archive, "--as", "lead", "--replace", "--reason", "the disk failed")
         self.store = Store.open(self.home)
         self.server = CoordinatorServer(self.home, f"127.0.0.1:{port}")
 

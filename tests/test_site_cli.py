@@ -76,6 +76,9 @@ def test_every_command_answers_in_json_and_every_changing_one_can_be_tried():
         *(
             "init",
             "join",
+            "backup",
+            "restore",
+            "drill",
             "passphrase",
             "data add",
             "data map",
