@@ -12,7 +12,7 @@ import ast
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from sources import parsed
+from sources import production
 
 from shared.base.randomness import Noise, grid_for, seeded_rng
 from shared.flows.base import Identity
@@ -43,7 +43,6 @@ from shared.privacy import accountant as privacy
 from shared.privacy import calibration, events
 from shared.privacy.accountant import Composition, Event, Gaussian, Laplace, SubsampledGaussian
 
-ROOT = Path(__file__).resolve().parent.parent
 ALPHA = 1e-6
 BAR = 10_000
 NIGHTLY = 1_000_000
@@ -441,18 +440,21 @@ MADE_IN: dict[type[Event], set[str]] = {
 """Kinds of event that production code makes, and where; each is the scale of an entry in MECHANISMS."""
 
 
-def calls(*wanted: str) -> dict[str, set[str]]:
-    """Production files that call a function or method of one of these names, outside its own module."""
+@cache
+def called() -> dict[str, set[str]]:
+    """Production files that call a function or method, by its name."""
     found: dict[str, set[str]] = {}
-    for package in ("shared", "site_agent", "coordinator"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            place = path.relative_to(ROOT).as_posix()
-            for node in ast.walk(parsed(path)):
-                if isinstance(node, ast.Call):
-                    name = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
-                    if name in wanted:
-                        found.setdefault(name, set()).add(place)
+    for place, tree in production():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
+                found.setdefault(name, set()).add(place)
     return found
+
+
+def calls(*wanted: str) -> dict[str, set[str]]:
+    """Production files that call a function or method of one of these names."""
+    return {name: places for name, places in called().items() if name in wanted}
 
 
 def test_noise_is_drawn_only_where_level_one_looks():
@@ -466,7 +468,7 @@ def test_every_kind_of_event_that_is_made_is_one_whose_noise_is_tested():
     made = calls(*(kind.__name__ for kind in events.REGISTRY.values()))
     for kind in events.REGISTRY.values():
         places = made.get(kind.__name__, set()) - {
-            f"shared/privacy/{name}.py" for name in ("accountant", "calibration", "renyi")
+            f"shared/privacy/{name}.py" for name in ("accountant", "calibration", "meaning", "renyi")
         }
         assert places <= MADE_IN.get(kind, set()), f"{kind.__name__} is drawn by nothing that is tested here"
 
