@@ -1,7 +1,7 @@
 """What the agent does unattended, round by round: fetch plans, send what is approved, make what is due.
 
-The agent never approves by itself. A `AgentRound` makes what is due, puts it in the outbox, uses a standing approval that an
-approver has signed where every limit of it holds, sends what is approved, and says one line about each.
+The agent never approves by itself. An `AgentRound` makes what is due, puts it in the outbox, uses a standing approval
+that an approver has signed where every limit of it holds, sends what is approved, and says one line about each.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 from site_agent.decide.waves import due
 
-__all__ = ["AttendEvent", "AgentRound", "attend"]
+__all__ = ["AgentRound", "AttendEvent", "attend"]
 
 _VERBS = {
     "no plan": "plan fetch",
