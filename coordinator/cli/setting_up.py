@@ -142,8 +142,10 @@ def serve(
 ) -> None:
     """Answer sites and analysts, in the foreground, until it is told to stop (SIGTERM, or Ctrl-C)."""
     config = CoordinatorConfig.load(context.obj)
+    from coordinator.services.authority import encrypt_keys
     from coordinator.services.collect import server
 
+    encrypt_keys(config.home)
     listen = address or config.listen
     host = listen.rpartition(":")[0]
 

@@ -128,7 +128,9 @@ def run_(
     from dataclasses import asdict
     from functools import partial
 
+    from shared.errors import LockedRefusal
     from site_agent.decide.attending import AttendEvent, attend
+    from site_agent.decide.key_files import encrypt_keys
 
     failed: list[int] = []
 
@@ -157,6 +159,9 @@ def run_(
         # Opened anew each round: settings and plans may have changed since.
         desk = open_desk(home)
         was_paused = desk.config.pause_file.exists()
+        if not dry_run:
+            with suppress(LockedRefusal):  # the next round does it
+                encrypt_keys(desk.config)
         attend(
             desk,
             site=partial(working_site, desk),
