@@ -382,7 +382,10 @@ def budget_page(at) -> str:
     config = SimpleNamespace(site=at.name, approvers={}, certificate=at.ledger.path.parent / "none.pem")
     at_desk = {"ledger": at.ledger, "home": at.ledger.path.parent, "replies": None}
     desk = SimpleNamespace(**at_desk, paused=False, config=config)
-    app = page.application(lambda: desk, gate=gate, hosts=("localhost:1",), agent_version="0.1.0", today=lambda: TODAY)
+    pages = page.AirlockPages(
+        lambda: desk, gate=gate, hosts=("localhost:1",), agent_version="0.1.0", today=lambda: TODAY
+    )
+    app = pages.application()
     cookie = f"{gate.cookie}={gate.enter(gate.password)}".encode()
     sent = []
 

@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.store import schema as db
-from shared.base.canonical import canonical_json, sha256_hex
+from shared.base.canonical import canonical_json
 from shared.base.keys import Envelope, PublicKey
 from shared.membership.grants import Grant
 from shared.membership.key_changes import KeyChange, SiteKeyring
@@ -211,8 +211,3 @@ def logged(c: sa.Connection) -> dict[int, bytes]:
     for index, rows in back.items():
         out[index] = distrust_leaf(rows[0].site, rows[0].since, [row.bundle_sha256 for row in rows])
     return {index: canonical_json(leaf) for index, leaf in out.items()}
-
-
-def digest_of(envelope: bytes) -> str:
-    """SHA-256 of what an envelope says."""
-    return sha256_hex(Envelope.from_bytes(envelope).payload)

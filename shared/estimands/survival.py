@@ -65,134 +65,172 @@ def cox(
     x, time, event = np.ascontiguousarray(across.T), time[order], event[order]
     w = np.ones(n) if weights is None else weights[order]
     shift = np.zeros(n) if offset is None else offset[order]
-
-    # A block is the deaths at one time in one stratum. Between the last rows of two blocks lies a stretch of rows that
-    # enter both blocks' sums alike, so a sum over a risk set is a running sum of stretches, within the stratum.
-    new_stratum = np.append(True, group[1:] != group[:-1])
-    new_time = new_stratum.copy()
-    new_time[1:] |= time[1:] != time[:-1]
-    deaths = np.flatnonzero(event > 0)
-    if not len(deaths):
+    if not (event > 0).any():
         none, nowhere = np.full((p, p), np.nan), np.zeros((n, p))
         return RegressionFit(
             beta=np.zeros(p), cov=none, converged=False, fitted=np.zeros(n), loglik=0.0, influence=nowhere
         )
-    times = np.cumsum(new_time) - 1
-    at = times[deaths]
-    heads = np.flatnonzero(np.append(True, at[1:] != at[:-1]))  # where a block's deaths begin
-    last = np.append(np.flatnonzero(new_time)[1:], n)[at[heads]] - 1
-    blocks = len(heads)
-    count = np.diff(np.append(heads, len(deaths)))
-    block = np.repeat(np.arange(blocks), count)  # of each death
-    tied = np.flatnonzero(count[block] > 1)  # deaths that share their time
-    w_deaths = w[deaths]
-    weight_at = np.add.reduceat(w_deaths, heads)
-    mass = (weight_at / count)[block]
-    target = across.take(deaths, axis=1) @ w_deaths
-    if ties == "breslow":
-        tied = tied[:0]
-    share = (tied - heads[block[tied]]) / count[block[tied]]
-    thins = len(tied) > 0
-    if thins:
-        knots = np.flatnonzero(np.append(True, block[tied][1:] != block[tied][:-1]))  # where tied blocks begin
-        knot = np.repeat(np.arange(len(knots)), np.diff(np.append(knots, len(tied))))  # of each tied death
+    likelihood = _PartialLikelihood(x, across, w, shift, _RiskSets(time, event, group, w, ties))
+    with np.errstate(all="ignore"):
+        beta, cov, reached, converged = newton(
+            likelihood.value, likelihood.derivatives, np.zeros(p), iterations=iterations
+        )
+        residual = likelihood.scores(beta).T
+    eta, influence = np.empty(n), np.empty((n, p))
+    eta[order], influence[order] = x @ beta, residual @ cov
+    return RegressionFit(beta=beta, cov=cov, converged=converged, fitted=eta, loglik=reached, influence=influence)
 
-    # Summed stratum by stratum: one running total over all would lose a small stratum's digits behind a large one's.
-    row_edges = np.append(np.flatnonzero(new_stratum), n)
-    one = len(row_edges) == 2
-    block_edges = np.searchsorted(last, row_edges)
-    starts = np.append(0, last[:-1] + 1)
-    starts[block_edges[:-1][block_edges[:-1] < block_edges[1:]]] = row_edges[:-1][block_edges[:-1] < block_edges[1:]]
-    # Rows that leave before the first death of their stratum are in no risk set: they end what stands before them.
-    ends = last + 1
-    stretch = np.searchsorted(last, np.arange(n))  # of each row; `blocks` for such a row
-    own: slice | NDArray[np.int64] = slice(None)
-    if one:
-        cuts = starts
-        stretch[ends[-1] :] = blocks
-    else:
-        stretch[stretch >= block_edges[1:][np.cumsum(new_stratum) - 1]] = blocks
-        cuts = np.unique(np.concatenate([starts, ends[ends < n]]))
-        own = np.searchsorted(cuts, starts)
 
-    def running(values: Array, edges: NDArray[np.int64]) -> Array:
-        if one:
+class _RiskSets:
+    """Sums over who is still at risk, of rows sorted by falling time within their stratum.
+
+    A block is the deaths at one time in one stratum. Between the last rows of two blocks lies a stretch of rows that
+    enter both blocks' sums alike, so a sum over a risk set is a running sum of stretches, within the stratum.
+
+    Args:
+        time, event, group: (n,), sorted; event 0 or 1, and one at least; group the stratum.
+        weights: (n,).
+        ties: whether tied deaths leave their risk set one by one (Efron) or together (Breslow).
+    """
+
+    def __init__(self, time: Array, event: Array, group: NDArray[np.int64], weights: Array, ties: Ties) -> None:
+        n = len(time)
+        new_stratum = np.append(True, group[1:] != group[:-1])
+        new_time = new_stratum.copy()
+        new_time[1:] |= time[1:] != time[:-1]
+        self.deaths = np.flatnonzero(event > 0)
+        at = (np.cumsum(new_time) - 1)[self.deaths]
+        self._heads = np.flatnonzero(np.append(True, at[1:] != at[:-1]))  # where a block's deaths begin
+        last = np.append(np.flatnonzero(new_time)[1:], n)[at[self._heads]] - 1
+        blocks = len(self._heads)
+        count = np.diff(np.append(self._heads, len(self.deaths)))
+        self._block = block = np.repeat(np.arange(blocks), count)  # of each death
+        self.weights = weights[self.deaths]
+        self.mass = (np.add.reduceat(self.weights, self._heads) / count)[block]
+        self.tied = np.flatnonzero(count[block] > 1)  # deaths that share their time
+        if ties == "breslow":
+            self.tied = self.tied[:0]
+        self.tied_count = count[block[self.tied]]
+        self.share = (self.tied - self._heads[block[self.tied]]) / self.tied_count
+        self.thins = len(self.tied) > 0
+        if self.thins:
+            of = block[self.tied]
+            self._knots = np.flatnonzero(np.append(True, of[1:] != of[:-1]))  # where tied blocks begin
+            sizes = np.diff(np.append(self._knots, len(self.tied)))
+            self._knot = np.repeat(np.arange(len(self._knots)), sizes)  # of each tied death
+        self._lay_stretches(n, new_stratum, last, blocks)
+
+    def _lay_stretches(self, n: int, new_stratum: NDArray[np.bool_], last: NDArray[np.int64], blocks: int) -> None:
+        # Summed stratum by stratum: one total over all would lose a small stratum's digits behind a large one's.
+        self.row_edges = np.append(np.flatnonzero(new_stratum), n)
+        self.one = len(self.row_edges) == 2
+        self._blocks, self._block_edges = blocks, np.searchsorted(last, self.row_edges)
+        starts = np.append(0, last[:-1] + 1)
+        filled = self._block_edges[:-1] < self._block_edges[1:]
+        starts[self._block_edges[:-1][filled]] = self.row_edges[:-1][filled]
+        # Rows that leave before the first death of their stratum are in no risk set: they end what stands before them.
+        ends = last + 1
+        self._end = ends[-1]
+        self._stretch = np.searchsorted(last, np.arange(n))  # of each row; `blocks` for such a row
+        self._own: slice | NDArray[np.int64] = slice(None)
+        if self.one:
+            self._cuts = starts
+            self._stretch[self._end :] = blocks
+        else:
+            self._stretch[self._stretch >= self._block_edges[1:][np.cumsum(new_stratum) - 1]] = blocks
+            self._cuts = np.unique(np.concatenate([starts, ends[ends < n]]))
+            self._own = np.searchsorted(self._cuts, starts)
+
+    def _running(self, values: Array, edges: NDArray[np.int64]) -> Array:
+        if self.one:
             return np.asarray(values.cumsum(axis=-1))
         out = np.empty_like(values)
         for a, b in pairwise(edges):
             values[..., a:b].cumsum(axis=-1, out=out[..., a:b])
         return out
 
-    def at_risks(values: Array) -> Array:
+    def at_deaths(self, values: Array) -> Array:
         """(…, deaths): sums over the risk set of each death's time, of (…, n) values."""
-        cut = values[..., : ends[-1]] if one else values
-        sums = running(np.add.reduceat(cut, cuts, axis=-1)[..., own], block_edges)
-        return np.asarray(sums.take(block, axis=-1))
+        cut = values[..., : self._end] if self.one else values
+        sums = self._running(np.add.reduceat(cut, self._cuts, axis=-1)[..., self._own], self._block_edges)
+        return np.asarray(sums.take(self._block, axis=-1))
 
-    def onwards(values: Array) -> Array:
+    def onwards(self, values: Array) -> Array:
         """For each row the sum over deaths at or before its time, in its stratum, of (…, deaths) values."""
-        by_block = np.add.reduceat(values, heads, axis=-1)
-        sums = running(by_block[..., ::-1], blocks - block_edges[::-1])[..., ::-1]
+        by_block = np.add.reduceat(values, self._heads, axis=-1)
+        sums = self._running(by_block[..., ::-1], self._blocks - self._block_edges[::-1])[..., ::-1]
         none = np.zeros((*sums.shape[:-1], 1))
-        return np.asarray(np.concatenate([sums, none], axis=-1).take(stretch, axis=-1))
+        return np.asarray(np.concatenate([sums, none], axis=-1).take(self._stretch, axis=-1))
 
-    def by_knot(values: Array) -> Array:
+    def by_knot(self, values: Array) -> Array:
         """For each tied death the sum over those it is tied with, of (…, tied) values."""
-        return np.asarray(np.add.reduceat(values, knots, axis=-1).take(knot, axis=-1))
+        return np.asarray(np.add.reduceat(values, self._knots, axis=-1).take(self._knot, axis=-1))
 
-    known: list[tuple[Array, tuple[Array, Array, Array, Array]]] = []
 
-    def at_risk(beta: Array) -> tuple[Array, Array, Array, Array]:
+class _PartialLikelihood:
+    """The partial likelihood of sorted rows, its derivatives and its score residuals.
+
+    Args:
+        x: (n, p). across: its transpose, contiguous.
+        w, shift: (n,) weights and offsets.
+        sets: who is at risk when.
+    """
+
+    def __init__(self, x: Array, across: Array, w: Array, shift: Array, sets: _RiskSets) -> None:
+        self._x, self._across, self._w, self._shift, self._sets = x, across, w, shift, sets
+        self._target = across.take(sets.deaths, axis=1) @ sets.weights
+        self._known: tuple[Array, tuple[Array, Array, Array, Array]] | None = None
+
+    def _at_risk(self, beta: Array) -> tuple[Array, Array, Array, Array]:
         """θ, the logarithm it was divided by, and at each death its risk set's sum of θ and mean of x."""
-        if not (known and np.array_equal(known[0][0], beta)):  # a step's value and its derivatives are one sum
-            eta = shift + x @ beta
-            if one:
+        if self._known is None or not np.array_equal(self._known[0], beta):
+            # A step's value and its derivatives are one sum.
+            sets = self._sets
+            eta = self._shift + self._x @ beta
+            if sets.one:
                 eta -= eta.max()
             else:
-                eta -= np.repeat(np.maximum.reduceat(eta, row_edges[:-1]), np.diff(row_edges))
-            theta = w * np.exp(eta)
-            summed = np.empty((p + 1, n))
+                eta -= np.repeat(np.maximum.reduceat(eta, sets.row_edges[:-1]), np.diff(sets.row_edges))
+            theta = self._w * np.exp(eta)
+            summed = np.empty((self._x.shape[1] + 1, len(theta)))
             summed[0] = theta
-            np.multiply(theta, across, out=summed[1:])
-            sums = at_risks(summed)
-            if thins:
-                sums[:, tied] -= share * by_knot(summed.take(deaths[tied], axis=1))
-            known[:] = [(beta.copy(), (theta, eta[deaths], sums[0], sums[1:] / sums[0]))]
-        return known[0][1]
+            np.multiply(theta, self._across, out=summed[1:])
+            sums = sets.at_deaths(summed)
+            if sets.thins:
+                sums[:, sets.tied] -= sets.share * sets.by_knot(summed.take(sets.deaths[sets.tied], axis=1))
+            self._known = beta.copy(), (theta, eta[sets.deaths], sums[0], sums[1:] / sums[0])
+        return self._known[1]
 
-    def value(beta: Array) -> float:
-        _, eta, inside, _ = at_risk(beta)
-        return float(w_deaths @ eta - mass @ np.log(inside))
+    def value(self, beta: Array) -> float:
+        """Its logarithm."""
+        _, eta, inside, _ = self._at_risk(beta)
+        return float(self._sets.weights @ eta - self._sets.mass @ np.log(inside))
 
-    def exposed(beta: Array, weight: Array) -> Array:
+    def _exposed(self, beta: Array, weight: Array) -> Array:
         """(…, n): what each row was exposed to, of (…, deaths) weights of its hazard at each death."""
-        theta, _, inside, _ = at_risk(beta)
-        hazards = mass / inside * weight
-        hazard = onwards(hazards)
-        if thins:  # of its own time a tied death is there in part
-            hazard[..., deaths[tied]] -= by_knot(share * hazards.take(tied, axis=-1))
+        sets = self._sets
+        theta, _, inside, _ = self._at_risk(beta)
+        hazards = sets.mass / inside * weight
+        hazard = sets.onwards(hazards)
+        if sets.thins:  # of its own time a tied death is there in part
+            hazard[..., sets.deaths[sets.tied]] -= sets.by_knot(sets.share * hazards.take(sets.tied, axis=-1))
         return np.asarray(theta * hazard)
 
-    def derivatives(beta: Array) -> tuple[Array, Array]:
-        mean, exposure = at_risk(beta)[3], exposed(beta, np.ones(1))
-        return target - across @ exposure, (across * exposure) @ x - (mean * mass) @ mean.T
+    def derivatives(self, beta: Array) -> tuple[Array, Array]:
+        """(p,) and (p, p): its slope, and the information."""
+        mean, exposure = self._at_risk(beta)[3], self._exposed(beta, np.ones(1))
+        information = (self._across * exposure) @ self._x - (mean * self._sets.mass) @ mean.T
+        return self._target - self._across @ exposure, information
 
-    def scores(beta: Array) -> Array:
+    def scores(self, beta: Array) -> Array:
         """(p, n) score residuals: w_i (x_i - mean at its event) less what it was exposed to, (x_i - mean) dH summed."""
-        mean = at_risk(beta)[3]
-        out = exposed(beta, mean) - exposed(beta, np.ones(1)) * across
-        if thins:  # tied deaths share the means of their block: each takes the mean of them
+        sets, mean = self._sets, self._at_risk(beta)[3]
+        out = self._exposed(beta, mean) - self._exposed(beta, np.ones(1)) * self._across
+        if sets.thins:  # tied deaths share the means of their block: each takes the mean of them
             mean = mean.copy()
-            mean[:, tied] = by_knot(mean.take(tied, axis=1)) / count[block[tied]]
-        out[:, deaths] += w_deaths * (across.take(deaths, axis=1) - mean)
+            mean[:, sets.tied] = sets.by_knot(mean.take(sets.tied, axis=1)) / sets.tied_count
+        out[:, sets.deaths] += sets.weights * (self._across.take(sets.deaths, axis=1) - mean)
         return np.asarray(out)
-
-    with np.errstate(all="ignore"):
-        beta, cov, reached, converged = newton(value, derivatives, np.zeros(p), iterations=iterations)
-        residual = scores(beta).T
-    eta, influence = np.empty(n), np.empty((n, p))
-    eta[order], influence[order] = x @ beta, residual @ cov
-    return RegressionFit(beta=beta, cov=cov, converged=converged, fitted=eta, loglik=reached, influence=influence)
 
 
 @dataclass(frozen=True, kw_only=True)

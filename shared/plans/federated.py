@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from shared.privacy.accountant import Event
 
 __all__ = [
-    "FLOW_TYPE",
     "PREFIX",
     "Federated",
     "FederatedFlow",
@@ -64,7 +63,6 @@ __all__ = [
 
 Array = NDArray[np.float64]
 
-FLOW_TYPE = "application/vnd.tributary.federated-flow+json"
 FORMAT = "tributary-federated-flow/1"
 PREFIX = "federated:"
 """A plan that uses a trained flow names it by this and the SHA-256 of its canonical bytes."""

@@ -851,11 +851,6 @@ class Statement:
         """Sign as the agent (and approvers, see `Envelope.also_signed`)."""
         return Envelope.sign(STATEMENT_TYPE, self.to_bytes(), keys)
 
-    @property
-    def file_name(self) -> str:
-        """The bundle's file name; it says what the content is."""
-        return f"SYNTHETIC-not-patient-records_{self.study}_{self.site}_wave{self.wave}_{self.release_id[:8]}.zip"
-
 
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "str": (str,),

@@ -20,21 +20,31 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jinja2
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
+from starlette.middleware import Middleware
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from shared.base.clock import utc_now
 from shared.errors import ApprovalRefusal, Refusal, UsageRefusal
+from shared.privacy import stated
 from shared.terminal import inert
+from site_agent.decide import reconciliation
+from site_agent.identity import ending
 from site_agent.show.access import Gate, KeyOpener, Session
 
 if TYPE_CHECKING:
     import uvicorn
-    from starlette.applications import Starlette
     from starlette.requests import Request
-    from starlette.responses import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shared.base.keys import SigningKey
     from site_agent.desk import Desk
 
-__all__ = ["Gate", "application", "prepare", "serve"]
+__all__ = ["AirlockPages", "Gate", "prepare", "serve"]
 
 PAGES = Path(__file__).parent / "pages"
 ROWS = 50
@@ -55,15 +65,8 @@ STATES = {"held": "reserved", "sealed": "sealed", "delivered": "delivered", "bur
 MISSING = {"refuse": "none allowed", "level": "released as a level", "complete_case": "row left out"}
 
 
-def application(
-    open_desk: Callable[[], Desk],
-    *,
-    gate: Gate,
-    hosts: tuple[str, ...],
-    agent_version: str,
-    today: Callable[[], dt.date],
-) -> Starlette:
-    """The pages of one site.
+class AirlockPages:
+    """The pages of one site: what each address shows, and what each form does.
 
     Args:
         open_desk: opens the site's folder; called anew for each request, so that nothing shown is stale.
@@ -72,35 +75,57 @@ def application(
         agent_version: version of this software, for approvals.
         today: gives the UTC date.
     """
-    import jinja2
-    from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
-    from starlette.datastructures import QueryParams
-    from starlette.middleware import Middleware
-    from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
-    from starlette.routing import Route
 
-    from shared.base.clock import utc_now
-    from shared.privacy import stated
-    from site_agent.decide import reconciliation
-    from site_agent.identity import ending
+    def __init__(
+        self,
+        open_desk: Callable[[], Desk],
+        *,
+        gate: Gate,
+        hosts: tuple[str, ...],
+        agent_version: str,
+        today: Callable[[], dt.date],
+    ) -> None:
+        self._open_desk, self._gate, self._hosts = open_desk, gate, hosts
+        self._agent_version, self._today, self._opener = agent_version, today, KeyOpener()
+        self._templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(PAGES),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            finalize=inert,
+        )
+        self._templates.globals["stated"] = stated
+        self._style = (PAGES / "style.css").read_text(encoding="utf-8")
 
-    opener = KeyOpener()
+    def application(self) -> Starlette:
+        """The application that answers."""
+        return Starlette(
+            routes=[
+                Route("/style.css", self._css),
+                Route("/login", self._login, methods=["GET", "POST"]),
+                Route("/logout", self._done(self._logout), methods=["POST"]),
+                Route("/", self._seen(self._outbox)),
+                Route("/budget", self._seen(self._budget)),
+                Route("/plans", self._seen(self._plans)),
+                Route("/audit", self._seen(self._audit)),
+                Route("/pause", self._done(self._pause), methods=["POST"]),
+                Route("/resume", self._done(self._resume), methods=["POST"]),
+                Route("/standing/{digest}/revoke", self._done(self._revoke), methods=["POST"]),
+                Route("/release/{release_id}", self._seen(self._release)),
+                Route("/release/{release_id}/approve", self._done(self._approve), methods=["POST"]),
+                Route("/release/{release_id}/decline", self._done(self._decline), methods=["POST"]),
+                Route("/release/{release_id}/withdraw", self._done(self._withdraw), methods=["POST"]),
+            ],
+            middleware=[Middleware(_Guard, hosts=self._hosts)],
+            exception_handlers={404: self._not_found},
+        )
 
-    def typed(desk: Desk, form: QueryParams) -> Callable[[], SigningKey]:
-        return lambda: opener.opened(desk, form.get("name", ""), form.get("passphrase", ""))
+    def _typed(self, desk: Desk, form: QueryParams) -> Callable[[], SigningKey]:
+        return lambda: self._opener.opened(desk, form.get("name", ""), form.get("passphrase", ""))
 
-    templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PAGES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        finalize=inert,
-    )
-    templates.globals["stated"] = stated
-    style = (PAGES / "style.css").read_text(encoding="utf-8")
-
-    def draw(name: str, desk: Desk, session: Session | None, *, status: int = 200, **values: Any) -> HTMLResponse:
+    def _draw(
+        self, name: str, desk: Desk, session: Session | None, *, status: int = 200, **values: Any
+    ) -> HTMLResponse:
         common = {
             "site": desk.config.site,
             "session": session,
@@ -110,41 +135,41 @@ def application(
             "everybody": tuple(desk.config.approvers),
             "here": "",
         }
-        return HTMLResponse(templates.get_template(name).render({**common, **values}), status_code=status)
+        return HTMLResponse(self._templates.get_template(name).render({**common, **values}), status_code=status)
 
-    def seen(view: Callable[[Desk, Session, Request], Response]) -> Callable[[Request], Awaitable[Response]]:
+    def _seen(self, view: Callable[[Desk, Session, Request], Response]) -> Callable[[Request], Awaitable[Response]]:
         """A page for people who are in; a refusal is a page too."""
 
         async def endpoint(request: Request) -> Response:
-            session = gate.session(request.cookies.get(gate.cookie, ""))
+            session = self._gate.session(request.cookies.get(self._gate.cookie, ""))
             if session is None:
                 return RedirectResponse("/login", status_code=303)
 
             def work() -> Response:
-                desk = open_desk()
+                desk = self._open_desk()
                 try:
                     return view(desk, session, request)
                 except Refusal as refusal:
                     back = "/" if request.url.path != "/" else "/audit"
-                    return draw("refused.html", desk, session, status=409, refusal=refusal, back=back)
+                    return self._draw("refused.html", desk, session, status=409, refusal=refusal, back=back)
 
             return await run_in_threadpool(work)
 
         return endpoint
 
-    def done(decide: Callable[[Desk, Request, QueryParams], str]) -> Callable[[Request], Awaitable[Response]]:
+    def _done(self, decide: Callable[[Desk, Request, QueryParams], str]) -> Callable[[Request], Awaitable[Response]]:
         """A form that changes something: only from this page, only with its token; then look at the result."""
 
         async def endpoint(request: Request) -> Response:
-            session = gate.session(request.cookies.get(gate.cookie, ""))
+            session = self._gate.session(request.cookies.get(self._gate.cookie, ""))
             if session is None:
                 return RedirectResponse("/login", status_code=303)
-            form = await filled(request)
+            form = await self._filled(request)
             if form is None or not secrets.compare_digest(form.get("csrf", "").encode(), session.csrf.encode()):
                 return PlainTextResponse("This form is not one of this page. Load the page again.", status_code=403)
 
             def work() -> Response:
-                desk = open_desk()
+                desk = self._open_desk()
                 try:
                     return RedirectResponse(decide(desk, request, form), status_code=303)
                 except Refusal as refusal:
@@ -154,16 +179,16 @@ def application(
                     verb = "standing revoke" if "digest" in request.path_params else verb
                     desk.note_refusal(verb, refusal, release_id=release_id, who=form.get("name", ""))
                     back = f"/release/{release_id}" if release_id else "/"
-                    return draw("refused.html", desk, session, status=409, refusal=refusal, back=back)
+                    return self._draw("refused.html", desk, session, status=409, refusal=refusal, back=back)
 
             return await run_in_threadpool(work)
 
         return endpoint
 
-    async def filled(request: Request) -> QueryParams | None:
+    async def _filled(self, request: Request) -> QueryParams | None:
         """The fields of a form that this page sent; None for anything else."""
         origin = request.headers.get("origin")
-        if origin is not None and origin not in [f"http://{host}" for host in hosts]:
+        if origin is not None and origin not in [f"http://{host}" for host in self._hosts]:
             return None
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return None
@@ -177,34 +202,34 @@ def application(
         return QueryParams(body)
 
     # -- in and out ---------------------------------------------------------------------------------------------
-    async def login(request: Request) -> Response:
+    async def _login(self, request: Request) -> Response:
         wrong = False
         if request.method == "POST":
-            form = await filled(request)
+            form = await self._filled(request)
             if form is None:
                 return PlainTextResponse("This form is not one of this page. Load the page again.", status_code=403)
-            cookie = gate.enter(form.get("password", ""))
+            cookie = self._gate.enter(form.get("password", ""))
             if cookie is not None:
                 answer = RedirectResponse("/", status_code=303)
-                answer.set_cookie(gate.cookie, cookie, httponly=True, samesite="strict", path="/")
+                answer.set_cookie(self._gate.cookie, cookie, httponly=True, samesite="strict", path="/")
                 return answer
             wrong = True
-        return draw("login.html", open_desk(), None, wrong=wrong, status=401 if wrong else 200)
+        return self._draw("login.html", self._open_desk(), None, wrong=wrong, status=401 if wrong else 200)
 
-    def logout(desk: Desk, request: Request, form: QueryParams) -> str:
-        gate.leave(request.cookies.get(gate.cookie, ""))
+    def _logout(self, desk: Desk, request: Request, form: QueryParams) -> str:
+        self._gate.leave(request.cookies.get(self._gate.cookie, ""))
         return "/login"
 
-    async def css(request: Request) -> Response:
-        return Response(style, media_type="text/css")
+    async def _css(self, request: Request) -> Response:
+        return Response(self._style, media_type="text/css")
 
     # -- pages --------------------------------------------------------------------------------------------------
-    def outbox(desk: Desk, session: Session, request: Request) -> Response:
+    def _outbox(self, desk: Desk, session: Session, request: Request) -> Response:
         rows = list(reversed(desk.outbox.list()))
         waiting = sum(hold.state in ("held", "sent_back") for hold in rows)
-        return draw("outbox.html", desk, session, here="/", rows=rows, waiting=waiting)
+        return self._draw("outbox.html", desk, session, here="/", rows=rows, waiting=waiting)
 
-    def release(desk: Desk, session: Session, request: Request) -> Response:
+    def _release(self, desk: Desk, session: Session, request: Request) -> Response:
         from shared.wire.signed_messages import REASONS
 
         number = request.query_params.get("page", "1")
@@ -216,9 +241,11 @@ def application(
             "withdrawn": "Withdrawn. It is not sent from now on.",
             "declined": "Noted in the ledger.",
         }
-        return draw("release.html", desk, session, here="/", done=notices.get(said, ""), reasons=REASONS, **values)
+        return self._draw(
+            "release.html", desk, session, here="/", done=notices.get(said, ""), reasons=REASONS, **values
+        )
 
-    def budget(desk: Desk, session: Session, request: Request) -> Response:
+    def _budget(self, desk: Desk, session: Session, request: Request) -> Response:
         from site_agent.decide.airlock import overview
 
         lines = desk.ledger.statement()
@@ -237,16 +264,16 @@ def application(
                     "uncovered": list(dict.fromkeys(text for line in mine for text in line.uncovered)),
                 }
             )
-        return draw("budget.html", desk, session, here="/budget", studies=studies, states=STATES)
+        return self._draw("budget.html", desk, session, here="/budget", studies=studies, states=STATES)
 
-    def plans(desk: Desk, session: Session, request: Request) -> Response:
+    def _plans(self, desk: Desk, session: Session, request: Request) -> Response:
         from site_agent.decide.airlock import standing_approval
         from site_agent.decide.plan_facts import plan_facts
         from site_agent.show.screens import charged_words
 
-        found = [plan_facts(desk, desk.plans.plan(study), today()) for study in desk.plans.studies()]
-        standing = standing_approval.standing_lines(desk, today())
-        return draw(
+        found = [plan_facts(desk, desk.plans.plan(study), self._today()) for study in desk.plans.studies()]
+        standing = standing_approval.standing_lines(desk, self._today())
+        return self._draw(
             "plans.html",
             desk,
             session,
@@ -258,19 +285,19 @@ def application(
             charged_words=charged_words,
         )
 
-    def audit(desk: Desk, session: Session, request: Request) -> Response:
+    def _audit(self, desk: Desk, session: Session, request: Request) -> Response:
         from site_agent.decide.airlock import overview
         from site_agent.show import export
 
-        return draw(
+        return self._draw(
             "audit.html", desk, session, here="/audit", found=export.verify(desk), rows=overview.history(desk)[::-1]
         )
 
-    def missing(desk: Desk, session: Session, request: Request) -> Response:
-        return draw("missing.html", desk, session, status=404)
+    def _missing(self, desk: Desk, session: Session, request: Request) -> Response:
+        return self._draw("missing.html", desk, session, status=404)
 
     # -- decisions ----------------------------------------------------------------------------------------------
-    def approve(desk: Desk, request: Request, form: QueryParams) -> str:
+    def _approve(self, desk: Desk, request: Request, form: QueryParams) -> str:
         from site_agent.decide.airlock import approval
 
         release_id = request.path_params["release_id"]
@@ -283,13 +310,13 @@ def application(
             release_id,
             name=name,
             ticked=form.getlist("tick"),
-            open_key=typed(desk, form),
-            agent_version=agent_version,
-            today=today(),
+            open_key=self._typed(desk, form),
+            agent_version=self._agent_version,
+            today=self._today(),
         )
         return f"/release/{release_id}?done={'approved' if after.hold.state == 'delivered' else 'signed'}"
 
-    def decline(desk: Desk, request: Request, form: QueryParams) -> str:
+    def _decline(self, desk: Desk, request: Request, form: QueryParams) -> str:
         from site_agent.decide.airlock import approval
 
         release_id, name, verb = request.path_params["release_id"], form.get("name", ""), form.get("verb")
@@ -300,12 +327,12 @@ def application(
             release_id,
             name=name,
             reason=form.get("reason", ""),
-            open_key=typed(desk, form),
+            open_key=self._typed(desk, form),
             for_good=verb == "reject",
         )
         return f"/release/{release_id}?done=declined"
 
-    def withdraw(desk: Desk, request: Request, form: QueryParams) -> str:
+    def _withdraw(self, desk: Desk, request: Request, form: QueryParams) -> str:
         from site_agent.decide.airlock import taking_back
 
         release_id, name = request.path_params["release_id"], form.get("name", "")
@@ -315,58 +342,37 @@ def application(
             name=name,
             reason_code=form.get("reason", ""),
             note=form.get("note", ""),
-            open_key=typed(desk, form),
+            open_key=self._typed(desk, form),
         )
         return f"/release/{release_id}?done=withdrawn"
 
-    def pause(desk: Desk, request: Request, form: QueryParams) -> str:
+    def _pause(self, desk: Desk, request: Request, form: QueryParams) -> str:
         from site_agent.decide.airlock import switch
 
         # Stopping asks nobody who they are; starting again does.
         switch.pause(desk, "on the page")
         return "/"
 
-    def resume(desk: Desk, request: Request, form: QueryParams) -> str:
+    def _resume(self, desk: Desk, request: Request, form: QueryParams) -> str:
         from site_agent.decide.airlock import switch
 
         name = form.get("name", "")
-        switch.resume(desk, name=name, reason="on the page", open_key=typed(desk, form))
+        switch.resume(desk, name=name, reason="on the page", open_key=self._typed(desk, form))
         return "/"
 
-    def revoke(desk: Desk, request: Request, form: QueryParams) -> str:
+    def _revoke(self, desk: Desk, request: Request, form: QueryParams) -> str:
         from site_agent.decide.airlock import standing_approval
 
         name = form.get("name", "")
         digest = request.path_params["digest"]
         standing_approval.revoke_standing(
-            desk, digest, name=name, reason=form.get("reason", ""), open_key=typed(desk, form)
+            desk, digest, name=name, reason=form.get("reason", ""), open_key=self._typed(desk, form)
         )
         standing_approval.deliver_revocations(desk)
         return "/plans"
 
-    async def not_found(request: Request, error: Exception) -> Response:
-        return await seen(missing)(request)
-
-    return Starlette(
-        routes=[
-            Route("/style.css", css),
-            Route("/login", login, methods=["GET", "POST"]),
-            Route("/logout", done(logout), methods=["POST"]),
-            Route("/", seen(outbox)),
-            Route("/budget", seen(budget)),
-            Route("/plans", seen(plans)),
-            Route("/audit", seen(audit)),
-            Route("/pause", done(pause), methods=["POST"]),
-            Route("/resume", done(resume), methods=["POST"]),
-            Route("/standing/{digest}/revoke", done(revoke), methods=["POST"]),
-            Route("/release/{release_id}", seen(release)),
-            Route("/release/{release_id}/approve", done(approve), methods=["POST"]),
-            Route("/release/{release_id}/decline", done(decline), methods=["POST"]),
-            Route("/release/{release_id}/withdraw", done(withdraw), methods=["POST"]),
-        ],
-        middleware=[Middleware(_Guard, hosts=hosts)],
-        exception_handlers={404: not_found},
-    )
+    async def _not_found(self, request: Request, error: Exception) -> Response:
+        return await self._seen(self._missing)(request)
 
 
 def prepare(
@@ -415,13 +421,13 @@ def prepare(
     chosen = int(bound.getsockname()[1])
     shown = f"[{listen}]" if ":" in listen else listen
     gate = Gate(announce=lambda password: announce(f"http://{shown}:{chosen}/", password), port=chosen)
-    settings.app = application(
+    settings.app = AirlockPages(
         open_desk,
         gate=gate,
         hosts=(f"{shown}:{chosen}", f"localhost:{chosen}"),
         agent_version=agent_version,
         today=today,
-    )
+    ).application()
     return uvicorn.Server(settings), bound
 
 
@@ -441,9 +447,6 @@ class _Guard:
         self.app, self.hosts = app, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from starlette.datastructures import Headers, MutableHeaders
-        from starlette.responses import PlainTextResponse
-
         if scope["type"] != "http":
             return
 

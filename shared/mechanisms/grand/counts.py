@@ -344,12 +344,6 @@ class Motifs:
             raise ParameterError(f"a motif must be one of {', '.join(self.names)}", given=repr(name)[:40])
         return self.names.index(name)
 
-    @property
-    def log_covariance(self) -> Array:
-        """(k, k) covariance of the logarithms; NaN beside a density of 0."""
-        with np.errstate(all="ignore"):
-            return self.covariance / np.outer(self.values, self.values)
-
 
 def motifs(ties: Matrix, *, reference_size: int | None = None) -> Motifs:
     """Motif densities of an undirected network with the covariance of the node jackknife, in closed form.
