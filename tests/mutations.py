@@ -1459,7 +1459,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "a note that a record made asks for a tick",
         (
-            PIPELINE,
+            "site_agent/release/pipeline/opened.py",
             'return tuple(check for check in self.checks if check.outcome == "warning")',
             'return tuple(check for check in self.checks if check.outcome == "warning" or check.notable)',
         ),
