@@ -19,7 +19,7 @@ __all__ = ["NetworkPlay"]
 
 _UNITS = {
     "contacts": "Share of pairs in contact",
-    "triangles": "Share of triples all in contact",
+    "paths": "Share of possible V-shapes that are there",
     "unevenness": "Coefficient of variation of degrees",
 }
 

@@ -1,12 +1,13 @@
 """How often intervals of a network's figures hold the real network's, by capped counts and by GRAND.
 
-python -m tests.benchmarks.network_counts [reporting|choosing] [DRAWS]
+python -m tests.benchmarks.network_counts [reporting|choosing] [DRAWS] [--counts]
 
 Worlds of `tests.benchmarks.worlds.networks`; the settings of capped counts (weights of the blocks, caps that are left
 out, what is put back and what is refused) were chosen on the one half and are reported on the other. A figure that is
 refused is in no share; how many were answered stands beside. A release of capped counts is of all N persons. GRAND's
 holds half of them out, through the very drawing that a site uses; its answers are the released network's figures with
-the jackknife's variance times 1 + n/m, as they are before any of them is refused, against all N persons' network.
+the jackknife's variance times 1 + n/m, as they are before any of them is refused, against all N persons' network. With
+``--counts`` what the file holds of GRAND stays, and only capped counts are measured anew.
 """
 
 import os
@@ -15,6 +16,7 @@ import sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -162,17 +164,8 @@ def both(worlds):
     return {"all": {name: summary(found) for name, found in names.items()}, "worlds": each}
 
 
-def main():
-    which = sys.argv[1] if len(sys.argv) > 1 else "reporting"
-    draws = int(sys.argv[2]) if len(sys.argv) > 2 else DRAWS
-    chosen = half(which)
-    counts = {}
-    for n in SIZES:
-        for epsilon in EPSILONS:
-            rng = np.random.default_rng(SEED)
-            found = {world.name: by_counts(world, n, epsilon, draws, rng) for world in chosen}
-            counts[f"N={n}, epsilon={epsilon:g}"] = both(found)
-            print(n, epsilon, counts[f"N={n}, epsilon={epsilon:g}"]["all"], flush=True)
+def by_grand_of(chosen):
+    """Size and ε to the summary of GRAND's figures."""
     rng = np.random.default_rng(SEED + 1)
     grand = {world.name: by_grand(world, GRAND_SIZE, rng) for world in chosen}
     told = {
@@ -181,8 +174,27 @@ def main():
     }
     for name, one in told.items():
         print("GRAND", name, one["all"], flush=True)
-    results = {"half": which, "networks": NETWORKS, "draws": draws, "counts": counts, "grand": told}
+    return told
+
+
+def main():
+    given = [one for one in sys.argv[1:] if one != "--counts"]
+    which = given[0] if given else "reporting"
+    draws = int(given[1]) if len(given) > 1 else DRAWS
     name = "network_counts" if which == "reporting" else f"network_counts_{which}"
+    chosen = half(which)
+    counts = {}
+    for n in SIZES:
+        for epsilon in EPSILONS:
+            rng = np.random.default_rng(SEED)
+            found = {world.name: by_counts(world, n, epsilon, draws, rng) for world in chosen}
+            counts[f"N={n}, epsilon={epsilon:g}"] = both(found)
+            print(n, epsilon, counts[f"N={n}, epsilon={epsilon:g}"]["all"], flush=True)
+    if "--counts" in sys.argv:
+        told = json.loads((Path(__file__).parent / "results" / f"{name}.json").read_text())["results"]["grand"]
+    else:
+        told = by_grand_of(chosen)
+    results = {"half": which, "networks": NETWORKS, "draws": draws, "counts": counts, "grand": told}
     print(record.write(name, results, seed=SEED))
 
 

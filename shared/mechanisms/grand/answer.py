@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["answer", "figure"]
 
 _FOR = (
-    "A network answers network(…), such as network(triangle). Attributes are noised one after the other, and their "
+    "A network answers network(…), such as network(edge). Attributes are noised one after the other, and their "
     "means can be off by a standard error: ask for them in a study of tables."
 )
 _FROM_NOISY_LABELS = (
@@ -70,10 +70,11 @@ LEAST_EDGES = 5.0
 """Edges among themselves that the held-out need, each and for each latent dimension, for an answer without warning."""
 ARCS = ("reciprocity", "in_degree_cv", "out_degree_cv", "directed_transitivity")
 """Estimands of directed networks only."""
-CLUSTERING = ("transitivity", "directed_transitivity", "assortativity")
+CLUSTERING = ("triangle", "transitivity", "directed_transitivity", "assortativity")
 """Refused: what a model of positions draws of them is its own. Over networks that nobody tuned to, an interval of
-transitivity and of mixing held the real value in far fewer than 95 of 100, at every ε (`network_counts.json`)."""
-_SHAPES = ("v_shape", "triangle", "star3", "degree_cv")
+triangles, of transitivity and of mixing held the real value in far fewer than 95 of 100, at every ε
+(`network_counts.json`)."""
+_SHAPES = ("v_shape", "star3", "degree_cv")
 _HOW = "node jackknife of the released network, times 1 + n/m"
 _HOW_BY_PARTS = "jackknife of twenty parts of the released network, clustered anew, times 1 + n/m"
 LEAST_OF_A_COMMUNITY = 10
