@@ -115,8 +115,7 @@ def data_map(
         list[str] | None,
         typer.Option(
             metavar="NAME:VALUE=LEVEL",
-            help="A value of the file, and the level it is, as in sex:m=1, or sex:k.A.= where it means "
-            "that nothing is known; repeat.",
+            help="A value of the file, and its level, as in sex:m=1, or sex:k.A.= for one not known; repeat.",
         ),
     ] = None,
     decimal_comma: Annotated[
