@@ -153,7 +153,7 @@ class Recoding:
     """How a column's values in the file become those of the dictionary; `site_agent.records.recoding` does it.
 
     Args:
-        levels: value in the file to level of the dictionary, both as text.
+        levels: value in the file to level of the dictionary, both as text; blank where it says that nothing is known.
         decimal: ``,`` where the file writes decimals with a comma; blank for a point.
         factor, offset: a number of the file, times `factor`, plus `offset`, is one in the dictionary's unit.
     Raises: ConfigRefusal, at construction.
@@ -181,7 +181,7 @@ class Recoding:
     @property
     def words(self) -> str:
         """It in a few words; blank where values are taken as they stand."""
-        parts = [f"{value} is {level}" for value, level in self.levels.items()]
+        parts = [f"{value} is {level or 'missing'}" for value, level in self.levels.items()]
         parts += ["decimal comma"] if self.decimal else []
         parts += [f"times {self.factor:g}"] if self.factor != 1 else []
         parts += [f"plus {self.offset:g}"] if self.offset else []

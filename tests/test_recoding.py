@@ -78,6 +78,35 @@ def test_codes_of_missing_values_have_no_unit():
     assert pd.isna(out[2])
 
 
+def test_a_hospitals_own_words_for_what_is_not_known_are_missing_values(german):
+    text = GERMAN.replace("5,3;m", "n.b.;m").replace("5,4;w", "-1;w").replace("5,5;m", "5,5;k.A.")
+    german.path.write_text(text)
+    lenient = replace(DICTIONARY, columns=(DICTIONARY.columns[0], NUMBER, replace(SEX, missing="complete_case")))
+    known = {"chol": Recoding(decimal=",", factor=38.67), "sex": Recoding(levels={"m": "1", "w": "0"})}
+    found = records.problems(replace(german, values=known), lenient)
+    assert [one.given.split(",")[0] for one in found] == ["1 rows that do not"] * 3
+    assert "--level chol:VALUE=, once for each" in found[0].next_step
+    assert "--level chol:VALUE= for a number" in found[1].next_step
+    values = {
+        "chol": Recoding(decimal=",", factor=38.67, levels={"n.b.": "", "-1": ""}),
+        "sex": Recoding(levels={"m": "1", "w": "0", "k.A.": ""}),
+    }
+    assert values["sex"].words == "m is 1, w is 0, k.A. is missing"
+    read = records.read(replace(german, values=values), lenient, key=b"k" * 32)
+    assert (len(read.table), int(read.table["chol"].isna().sum())) == (19, 2), "no sex: left out, as the lead declared"
+    [refused] = records.problems(replace(german, values=values), DICTIONARY)
+    assert "'sex' must have no missing value" in refused.must, (
+        "what is missing is for the plan to say, not for the site"
+    )
+
+
+def test_dates_in_a_column_of_numbers_are_called_dates(german):
+    german.path.write_text(GERMAN.replace("5,3;m", "3.4.2021;m"))
+    values = {"chol": Recoding(decimal=","), "sex": Recoding(levels={"m": "1", "w": "0"})}
+    found = records.problems(replace(german, values=values), DICTIONARY)
+    assert "1 of them are dates, where the study has a number of mg/dL" in found[0].next_step
+
+
 def test_a_recoding_is_part_of_what_was_read(german):
     values = {"chol": Recoding(decimal=",", factor=38.67), "sex": Recoding(levels={"m": "1", "w": "0"})}
     one = records.read(replace(german, values=values), DICTIONARY, key=b"k" * 32)

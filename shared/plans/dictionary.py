@@ -226,10 +226,12 @@ class Column:
         if self.kind in NUMERIC:
             out = pd.to_numeric(values.where(~blank), errors="coerce").astype("float64")
             unreadable = out.isna() & ~blank
-            refuse("must be a number", unreadable, f"{fix.format('decimal-comma')}, for example.")
+            known = f"{fix.format('level')}:VALUE=, once for each that means that nothing is known."
+            refuse("must be a number", unreadable, known)
             out = out.where(~out.isin([code for code in self.missing_codes if isinstance(code, float)]))
             lower, upper = self.span
-            unit = f"{fix.format('factor')}=NUMBER, if the file has another unit than {self.unit or 'the plan'}."
+            unit = f"{fix.format('factor')}=NUMBER, if the file has another unit than {self.unit or 'the plan'}; "
+            unit += f"--level {self.name}:VALUE= for a number that means that nothing is known."
             infinite = out.isin([math.inf, -math.inf])
             refuse("must be finite", infinite, "Correct them at the source.")
             refuse(f"must be at least {lower:g}", (out < lower) & ~infinite, unit)

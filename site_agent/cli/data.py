@@ -114,7 +114,8 @@ def data_map(
     level: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME:VALUE=LEVEL", help="A value of the file, and the level it is, as in sex:m=1; repeat."
+            metavar="NAME:VALUE=LEVEL",
+            help="A value of the file, and its level, as in sex:m=1, or sex:k.A.= for one not known; repeat.",
         ),
     ] = None,
     decimal_comma: Annotated[
@@ -214,9 +215,9 @@ def _recodings(
         if not (colon and sign and value):
             raise UsageRefusal("a level must be NAME:VALUE=LEVEL", given=repr(text), next_step="As in sex:m=1.")
         known = [str(known) for known in one(name).levels]
-        if to not in known:
+        if to and to not in known:
             near = difflib.get_close_matches(to, known, n=1)
-            listed = f"Levels: {', '.join(known) or 'none, it holds numbers'}."
+            listed = f"Levels: {', '.join(known) or 'none, it holds numbers'}. None at all: {name}:{value}= is missing."
             step = f"Did you mean {near[0]!r}? {listed}" if near else listed
             raise UsageRefusal(f"{name!r} must have the level", given=repr(to), next_step=step)
         how = out.get(name, Recoding())

@@ -58,6 +58,7 @@ __all__ = [
 ]
 
 BLOCK = 1 << 20
+_DATE = r"\d{1,2}[./]\d{1,2}[./]\d{2,4}|\d{4}-\d\d-\d\d"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -174,15 +175,21 @@ def problems(
 
 
 def _with_hint(refusal: DataRefusal, values: pd.Series, column: Column) -> DataRefusal:
-    """A refusal of what is no number, with what a decimal comma would make of it: a count, and the verb."""
+    """A refusal of what is no number, with what it is else, decimal comma or date: a count, and what to do."""
     if not refusal.must.endswith("must be a number"):
         return refusal
     text = values.astype("string").str.strip()
     other = with_point(text)
     helped = int((pd.to_numeric(text, errors="coerce").isna() & pd.to_numeric(other, errors="coerce").notna()).sum())
-    if not helped:
-        return refusal
+    dates = int(text.str.fullmatch(_DATE).fillna(False).sum())
     step = f"{helped} of them are numbers with a decimal comma: site-agent data map STUDY --decimal-comma {column.name}"
+    if not helped and dates:
+        step = (
+            f"{dates} of them are dates, where the study has a number of {column.unit or 'days or years'}: compute it "
+        )
+        step += "in a query (site-agent data add FILE.sql), or ask for it at the source."
+    elif not helped:
+        return refusal
     return type(refusal)(refusal.must, given=refusal.given, next_step=step)
 
 
