@@ -17,6 +17,7 @@ FIGURES = (
 HEAVY = {"torch", "nflows", "matplotlib", "flwr", "grpc", "statsmodels", "starlette", "uvicorn", "jinja2"}
 # The demo looks for a free port.
 SOCKETS = {"shared/wire/transport.py", "shared/wire/door.py", "coordinator/demo/stage.py", "coordinator/demo/warm.py"}
+SOCKETS |= {"coordinator/answers/reminders.py"}  # mail and a webhook, to the addresses of notify.toml alone
 
 
 def sources() -> list[Path]:

@@ -30,6 +30,7 @@ from coordinator.config import FILE_NAME, CoordinatorConfig
 from coordinator.services.authority import Authority
 from coordinator.services.clocks import SeenClocks
 from coordinator.services.health import require_whole
+from coordinator.services.quotas import delete_due
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import Store
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
@@ -389,7 +390,9 @@ def _taken_up(
             return None
         watch = LogWatch(store, coordinator=authority.coordinator, key=authority.witness)
         said = {"archive": sha256_hex(manifest.to_bytes()), "reason": reason}
-        return watch.restore(said, today)
+        entry = watch.restore(said, today)
+        delete_due(store, made, today)  # a backup is older than what was deleted since: it brings nothing back
+        return entry
 
 
 def _give_keys(manifest: BackupManifest, made: Path, keys: Path | None) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
+from coordinator.answers.reminders import remind_due
 from coordinator.config import Quotas
 from coordinator.services.analysts import Analysts
 from coordinator.services.analysts_port import AnalystsProcess, AnalystsServer, analysts_server
@@ -43,7 +44,7 @@ from coordinator.services.authority import Authority, requested_key
 from coordinator.services.clocks import SeenClocks
 from coordinator.services.health import require_home, require_whole
 from coordinator.services.membership import Members
-from coordinator.services.quotas import CallRate, expire_refused, quota_uses, staged_files
+from coordinator.services.quotas import CallRate, delete_due, erase, expire_refused, quota_uses, staged_files
 from coordinator.services.tasks import READING, require_stated
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
 from coordinator.store.log_watch import LogWatch
@@ -722,9 +723,19 @@ class CollectionService:
                 if old and path.suffix in (".json", ".part", ".opened"):
                     path.unlink(missing_ok=True)
             analysts.prune(self._today())
+            for study in delete_due(self._store, self._home, self._today()):
+                _log.warning("the releases of %s were deleted: their retention is over", study)
+        # Beside the calls: a mail server may be slow, and nobody waits for it.
+        threading.Thread(target=self._remind, args=(self._today(),), daemon=True).start()
         for use in quota_uses(self._home, self._store, self._quotas, analysts.kept()):
             if use.near:
                 _log.warning("near its quota: %s", use.words)
+
+    def _remind(self, today: dt.date) -> None:
+        try:
+            remind_due(self._store, self._home, today)
+        except Refusal as refusal:
+            _log.warning("no reminder was sent: %s", refusal.code)
 
     # -- upload -------------------------------------------------------------------------------------------------
     def upload(self, call: Call, first: Chunk | None) -> Generator[None, Chunk | None, Acceptance]:
@@ -1076,6 +1087,7 @@ class CollectionService:
         A bundle that no transaction names was never acknowledged: it goes back to staging when its offer is there,
         else it is deleted. What is staged for a release that is settled is deleted.
         """
+        erase(self._store, self._home)
         withdrawn = {stone.bundle_sha256 for stone in self._store.withdrawals(distrusted=False)}
         for folder in (self._bundles, self._quarantine):
             for digest in sorted(withdrawn & {path.stem for path in folder.glob("*.zip")}):
