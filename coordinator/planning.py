@@ -41,7 +41,9 @@ def template(study: str, *, coordinator: str, today: dt.date) -> str:
         opens = today + dt.timedelta(days=30 + 91 * (number - 1))
         waves.append(f"[[waves]]\nnumber = {number}\nopens = {opens}\ncloses = {opens + dt.timedelta(days=28)}\n")
     text = _TEMPLATE.replace("@STUDY@", study).replace("@COORDINATOR@", coordinator)
-    text = text.replace("@EXPIRES@", f"{today + dt.timedelta(days=548)}").replace("@WAVES@", "\n".join(waves))
+    last = today + dt.timedelta(days=548)
+    text = text.replace("@KEPT@", f"{last + dt.timedelta(days=5 * 365)}")
+    text = text.replace("@EXPIRES@", f"{last}").replace("@WAVES@", "\n".join(waves))
     StudyPlan.from_toml(text)  # a name that is not a plain word is refused here, before a file is written
     return text
 
@@ -64,6 +66,13 @@ posture = "local"
 # By this rule the number of rows is public. Write it so that a site can apply it without judgement.
 eligibility = "Everyone admitted with a first event between two dates, aged 18 or over."
 row_download = false             # may analysts download the released rows?
+
+# What becomes of the releases. After the day the coordinator deletes bundles and answers by itself, and can prove it;
+# the log and every receipt stay.
+[retention]
+until = @KEPT@
+keep = "The releases and the answers made of them, so that what was published can be checked."
+readers = "The study lead, and analysts with a token of the study."
 
 # Latent Noise Injection: each record's latent is scaled by sqrt(w), and N(0, 1 - w) is added.
 # w near 0 protects, w near 1 keeps detail. 0.8 is the paper's setting and no meaningful formal guarantee.
@@ -342,7 +351,16 @@ def _calendar(plan: StudyPlan, today: dt.date) -> list[ChecklistLine]:
         lines.append(ChecklistLine(name="expiry", state="fail", detail=f"{plan.expires} has passed", fix=fix))
     else:
         lines.append(ChecklistLine(name="expiry", detail=f"{plan.expires}"))
-    return lines
+    return [*lines, _retention(plan)]
+
+
+def _retention(plan: StudyPlan) -> ChecklistLine:
+    """What the plan says of the releases' end: a new study's must say something."""
+    if plan.retention is not None:
+        return ChecklistLine(name="retention", detail=f"releases are deleted after {plan.retention.until}")
+    fix = 'Add [retention] with until = 2031-12-31, keep = "…" and readers = "…".'
+    detail = "the plan does not say until when releases are kept, for what, and who may read them"
+    return ChecklistLine(name="retention", state="fail" if plan.version == 1 else "warn", detail=detail, fix=fix)
 
 
 def _price(plan: StudyPlan) -> list[ChecklistLine]:

@@ -369,6 +369,12 @@ def test_a_coordinator_that_lost_its_new_authoritys_key_is_not_asked_for_ever(me
     assert len(identity.pinned(member.desk().config)) == 2
 
 
+def test_a_site_that_renews_before_it_has_seen_a_change_of_authority_follows_it_first(member):
+    rotate(authority_of(member))
+    renewal.renew(member.desk())
+    assert member.connects()
+
+
 def test_a_renewal_is_asked_at_once_under_the_new_authority(member):
     assert renewal.due(member.desk().config) == ""
     rotate(authority_of(member))

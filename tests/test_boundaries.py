@@ -19,6 +19,7 @@ HEAVY = {"torch", "nflows", "matplotlib", "flwr", "grpc", "statsmodels", "starle
 SERVED = {("site_agent/show/page.py", "starlette"), ("site_agent/show/page.py", "jinja2")}
 # The demo looks for a free port.
 SOCKETS = {"shared/wire/transport.py", "shared/wire/door.py", "coordinator/demo/stage.py", "coordinator/demo/warm.py"}
+SOCKETS |= {"coordinator/answers/reminders.py"}  # mail and a webhook, to the addresses of notify.toml alone
 
 
 def sources() -> list[Path]:

@@ -561,6 +561,7 @@ def test_every_failpoint_of_the_coordinator_is_one_at_which_it_is_killed():
     own |= {"grant.before_log", "grant.before_commit", "grant.committed"}  # test_membership.py
     own |= {"keys.allowed", "keys.before_log", "keys.before_commit", "keys.committed"}  # test_membership_kills.py
     own |= {"leads.before_file", "leads.committed"}  # the same
+    own |= {f"retention.{place}" for place in ("ended", "before_commit", "logged", "erased")}  # test_retention.py
     assert names == {*failpoints("ingest"), *failpoints("withdraw"), *own}
 
 

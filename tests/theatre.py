@@ -61,6 +61,11 @@ coordinator = "tributary-hub"
 returning = "{returning}"
 expires = {expires}
 
+[retention]
+until = 2999-12-31
+keep = "The releases and the answers made of them, so that what was published can be checked."
+readers = "The study lead, and analysts with a token of the study."
+
 [release]
 mechanism = "latent_noise"
 w = 0.8
@@ -366,7 +371,8 @@ class Theatre:
 
 
 def _environment() -> dict[str, str]:
-    kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPYCACHEPREFIX", "TRIBUTARY_KEY_FILE")
+    kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPYCACHEPREFIX")
+    kept += ("TRIBUTARY_CLOCK", "TRIBUTARY_KEY_FILE")
     return {name: os.environ[name] for name in kept if name in os.environ} | {"OMP_NUM_THREADS": "1"}
 
 

@@ -32,7 +32,20 @@ from coordinator.cli import (
 
 __all__ = ["ROOMS", "app", "main"]
 
-ROOMS = (setting_up, backups, health, renewing, plan, sites, membership, releases, answers, federating, analysts, log)
+ROOMS = (
+    setting_up,
+    backups,
+    health,
+    renewing,
+    plan,
+    sites,
+    membership,
+    releases,
+    answers,
+    federating,
+    analysts,
+    log,
+)
 """Where a line belongs: each room's first line names its verbs."""
 
 

@@ -41,7 +41,7 @@ Keys = Annotated[list[str] | None, typer.Option("--key", help="Name of a lead's 
 Lead = Annotated[str, typer.Argument(help="Name of the lead.")]
 
 
-def _signing(config: CoordinatorConfig, names: Sequence[str] | None, least: int = 1) -> list[SigningKey]:
+def signing_keys(config: CoordinatorConfig, names: Sequence[str] | None, least: int = 1) -> list[SigningKey]:
     """The opened keys of as many leads as must sign. Raises: PlanRefusal (too few), PassphraseRefusal."""
     known = lead_keys(config)
     chosen = list(dict.fromkeys(names or [*known][: max(config.threshold, least)]))
@@ -57,7 +57,7 @@ def _signing(config: CoordinatorConfig, names: Sequence[str] | None, least: int 
     return [lead_key(config, name) for name in chosen]
 
 
-def _next_grant(store: Store, config: CoordinatorConfig, site: str, study: str, *, granted: bool) -> Grant:
+def next_grant(store: Store, config: CoordinatorConfig, site: str, study: str, *, granted: bool) -> Grant:
     from coordinator.services.membership import Members
     from shared.base.chain import GENESIS
     from shared.membership.grants import Grant
@@ -95,10 +95,10 @@ def _granted(
 
     config = CoordinatorConfig.load(context.obj)
     with open_store(config) as store:
-        said = _next_grant(store, config, site, study, granted=granted)
+        said = next_grant(store, config, site, study, granted=granted)
         index = None
         if not dry_run:
-            envelope = said.signed(_signing(config, key))
+            envelope = said.signed(signing_keys(config, key))
             members = Members(store, config.name)
             index = members.grant(envelope, members.leads(config.home))
     answer = {
@@ -253,7 +253,7 @@ def _changed(
         threshold_before=now.threshold,
         threshold=after.threshold,
     )
-    envelope = said.signed([*_signing(config, key), *([joins] if joins is not None else [])])
+    envelope = said.signed([*signing_keys(config, key), *([joins] if joins is not None else [])])
     return envelope, members.change_leads(envelope, now)
 
 

@@ -153,6 +153,13 @@ def lead_key(config: CoordinatorConfig, name: str) -> SigningKey:
     return opened(path, name) if encrypted else SigningKey.load(path)
 
 
+def require_still_open(store: Store, study: str) -> None:
+    """Refuse what would go on with a study that its leads have ended. Raises: StateRefusal."""
+    from coordinator.store.membership import require_open
+
+    store.read(lambda c: require_open(c, study))
+
+
 def show_facts(out: Console, *facts: tuple[str, str]) -> None:
     """Labels and values in two columns, long values folded."""
     from rich.table import Table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from coordinator.planning import Price
+    from coordinator.services.quotas import Deletion
     from coordinator.store.store import Store
     from shared.plans.plan import StudyPlan
     from shared.terminal import ChecklistLine
@@ -31,13 +33,14 @@ from coordinator.cli.options import (
     lead_keys,
     open_store,
     plan_app,
+    require_still_open,
     show_facts,
     show_sentences,
     today,
 )
 
 __all__ = ["plan_amend", "plan_check", "plan_cost", "plan_new", "plan_prices", "plan_show", "plan_sign", "studies"]
-__all__ += ["write_draft"]
+__all__ += ["plan_delete", "plan_retire", "write_draft"]
 
 
 @app.command(rich_help_panel="Set up")
@@ -279,6 +282,7 @@ def plan_sign(
             next_step=failed[0].fix + (f" All of them: coordinator plan check {file}." if more else ""),
         )
     with open_store(config) as store:
+        require_still_open(store, plan.study)
         last = _last_plan(store, plan.study)
         if last is not None and plan.version <= last.version:
             same = plan.hash == last.hash
@@ -463,3 +467,118 @@ def _abridged(waves: Sequence[Any], last: int) -> list[Any]:
         elif out[-1] is not None:
             out.append(None)
     return out
+
+
+# -- the end --------------------------------------------------------------------------------------------------------
+@plan_app.command("retire")
+def plan_retire(
+    context: typer.Context,
+    study: Annotated[str, typer.Argument(help="The study.")],
+    reason: Annotated[str, typer.Option("--reason", help="A line for everybody who reads the log.")],
+    key: Annotated[list[str] | None, typer.Option("--key", help="Name of a lead's key; repeat for several.")] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """End a study, by the leads' signatures: nothing more is made or taken of it. What it has stays until its day."""
+    from coordinator.cli.membership import next_grant, signing_keys
+    from coordinator.services.membership import Members
+    from coordinator.services.quotas import end_of, end_study
+    from shared.base.chain import GENESIS
+    from shared.membership.study_ends import StudyEnd
+
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
+        plan = store.plan(study).plan
+        members = Members(store, config.name)
+        sites = list(store.members(study))
+        done = end_of(store, study)
+        if not dry_run:
+            keys = signing_keys(config, key, plan.floors.leads)
+            leads = members.leads(config.home)
+            said = done or StudyEnd(
+                number=1,
+                previous=GENESIS,
+                day=today().isoformat(),
+                coordinator=config.name,
+                study=study,
+                plan_hash=plan.hash,
+                reason=reason,
+            )
+            if done is None:
+                end_study(store, said.signed(keys), leads, config.name)
+            for site in sites:  # each sees it at its next round, in its own chain of grants, and stops by itself
+                members.grant(next_grant(store, config, site, study, granted=False).signed(keys), leads)
+    until = None if plan.retention is None else plan.retention.until
+    answer = {"study": study, "sites": sites, "kept_until": until, "retired": not dry_run}
+
+    def show(out: Console) -> None:
+        out.print(f"{'would retire' if dry_run else 'retired'} {study}, and taken out of it: {len(sites)} site(s)")
+        out.print("What was delivered stays, and questions are answered, until its retention is over.")
+        words = f"{until}; then it is deleted by itself" if until else "for ever: its plan names no day"
+        show_facts(out, ("kept until", words))
+
+    emit(answer, as_json=json, show=show)
+
+
+@plan_app.command("delete")
+def plan_delete(
+    context: typer.Context,
+    study: Annotated[str, typer.Argument(help="The study.")],
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Delete what a study has, once its retention is over, and show the proof: the log's entry, under a signed head."""
+    from coordinator.services.authority import Authority
+    from coordinator.services.clocks import SeenClocks
+    from coordinator.services.quotas import delete_due, deleted
+
+    config = CoordinatorConfig.load(context.obj)
+    with open_store(config) as store:
+        plan = store.plan(study).plan
+        authority = Authority.load(config.home)
+        known = next((one for one in deleted(store) if one.study == study), None)
+        due = known is not None or study in delete_due(store, config.home, today(), dry_run=True)
+        if not due:
+            raise StateRefusal(
+                "a study is deleted once its retention is over",
+                given=f"kept until {plan.retention.until}" if plan.retention else "a plan that names no day",
+                next_step=f"Nothing was deleted. An earlier day is a new version of its plan: plan amend {study}.",
+            )
+        answer: dict[str, Any] = {"study": study, "deleted": not dry_run}
+        if not dry_run:
+            if known is None:
+                SeenClocks(store, authority.certificate).verdict(authority.now()).require()
+                delete_due(store, config.home, today())
+                known = next(one for one in deleted(store) if one.study == study)
+            answer |= _proof(store, authority, known)
+
+    def show(out: Console) -> None:
+        out.print(f"{'would delete' if dry_run else 'deleted'} what {study} has", style="bold")
+        if known is not None and not dry_run:
+            show_facts(
+                out,
+                ("day", known.day),
+                ("bundles", f"{len(known.bundles)}"),
+                ("answers", f"{known.answers}"),
+                ("log entry", f"{known.log_index}"),
+            )
+            out.print("Log, plans, statements and receipts stay. --json writes the proof for anybody to keep.")
+
+    emit(answer, as_json=json, show=show)
+
+
+def _proof(store: Store, authority: Any, known: Deletion) -> dict[str, Any]:
+    """What shows a stranger that the log says so: the entry, its inclusion proof, the signed head."""
+    from coordinator.store.log_watch import LogWatch
+
+    size, head = LogWatch(store, coordinator=authority.coordinator, key=authority.witness).head(today())
+    return {
+        "day": known.day,
+        "until": known.until,
+        "bundles": known.bundles,
+        "answers": known.answers,
+        "log_index": known.log_index,
+        "entry": store.log()[known.log_index].entry.decode(),
+        "inclusion": [b64encode(node).decode() for node in store.prove(known.log_index, size)],
+        "head": head.decode(),
+    }

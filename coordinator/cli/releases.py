@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -255,9 +256,12 @@ def wave_remind(
     json: Json = False,
 ) -> None:
     """Write a text for each site that is missing, for you to send; the site also sees the day when it next asks."""
+    from coordinator.answers.reminders import Notify, send
     from coordinator.answers.waves import grid, reminder
 
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
+    config = CoordinatorConfig.load(context.obj)
+    notify = Notify.load(config.home)
+    with open_store(config) as store:
         plan = store.plan(study).plan
         plan.wave(wave)
         line = next(line for line in grid(store, study, today()).waves if line.number == wave)
@@ -270,15 +274,20 @@ def wave_remind(
                 out.mkdir(parents=True, exist_ok=True)
                 for site, text in texts.items():
                     (out / f"{study}-wave{wave}-{site}.txt").write_text(text, encoding="utf-8")
+    sent = () if dry_run else send(notify, study, wave, texts)
     answer = {"study": study, "wave": wave, "texts": texts, "noted": not dry_run, "folder": str(out) if out else None}
+    answer["sent"] = [asdict(one) for one in sent]
 
     def show(shown: Console) -> None:
         if not texts:
             shown.print(f"Nobody is awaited in wave {wave}.")
         for text in texts.values():
             shown.print(text)
-        if texts:
-            shown.print("The coordinator cannot call a site: send these yourself.", style="yellow")
+        for one in sent:
+            what = f"not sent to {one.site} by {one.way}: {one.failed}" if one.failed else f"sent to {one.site}"
+            shown.print(f"{what} ({one.way})", style="red" if one.failed else "")
+        if texts and not notify.configured:
+            shown.print("The coordinator cannot call a site: send these, or write notify.toml.", style="yellow")
 
     emit(answer, as_json=json, show=show)
 

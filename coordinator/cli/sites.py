@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from coordinator.store.site_certificates import SiteOutlook
     from coordinator.store.store import RegisteredSite as Enrolled
     from coordinator.store.store import Store
-from coordinator.cli.options import DryRun, Json, Site, app, open_store, show_facts, today
+from coordinator.cli.options import DryRun, Json, Site, app, open_store, require_still_open, show_facts, today
 
 __all__ = ["accept", "invite", "reanchor", "refuse", "revoke", "sites"]
 
@@ -52,6 +52,7 @@ def invite(
         raise StateRefusal("the invitation's file must be new", given=f"{out}", next_step="Choose another --out.")
     with open_store(config) as store:
         for name in study:
+            require_still_open(store, name)
             store.plan(name)  # refused here, not at the site, when there is no such plan
         authority = Authority.load(config.home)
         SeenClocks(store, authority.certificate).verdict(authority.now()).require()

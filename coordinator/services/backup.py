@@ -27,6 +27,7 @@ from coordinator.config import FILE_NAME, CoordinatorConfig
 from coordinator.services.authority import Authority
 from coordinator.services.clocks import SeenClocks
 from coordinator.services.health import require_whole
+from coordinator.services.quotas import delete_due
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import Store
 from shared.base.archive import BackupHeader, header_for, new_file, put_in_place, read_archive, sandbox, write_archive
@@ -252,6 +253,7 @@ def restore(
                 watch = LogWatch(store, coordinator=authority.coordinator, key=authority.witness)
                 said = {"archive": digest, "reason": reason}
                 entry = watch.restore(said, today)
+                delete_due(store, made, today)  # a backup is older than what was deleted since: it brings nothing back
         _one_file(made / "store.db")
         moved = "" if dry_run else put_in_place(made, home)
     return RestoredHome(facts=facts, entry=entry, moved=moved)

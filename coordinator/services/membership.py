@@ -21,6 +21,7 @@ from coordinator.store import membership as tables
 from coordinator.store import schema as db
 from coordinator.store.engine import append_entry
 from coordinator.store.members import retire_keys
+from coordinator.store.membership import require_open
 from coordinator.store.rows import RegisteredSite
 from coordinator.store.store import Store
 from shared.base.failpoints import reach
@@ -83,6 +84,8 @@ class Members:
                 where = (tables.grants.c.site == said.site) & (tables.grants.c.number == said.number)
                 return int(c.execute(sa.select(tables.grants.c.log_index).where(where)).scalar_one())
             require_next(said, known[-1][0] if known else None)
+            if said.granted:
+                require_open(c, said.study)
             row = c.execute(sa.select(db.sites).where(db.sites.c.site == said.site)).first()
             if row is None or row.state != "accepted":
                 raise StateRefusal(

@@ -4,24 +4,57 @@ Nothing that is acknowledged is ever dropped: accepted releases, witnessed heads
 stay. What is bounded is the rest. Refused bytes are evidence for a while, and then their digest and reason are; an
 answer can be computed again. Witnessed heads cannot be dropped, so that a site that fills its share of them is refused
 until the lead widens it. Whoever comes within `ALARM` of a bound is named in the log and by `coordinator doctor`.
+
+One bound is the study's own: the day until which its plan, which leads have signed and sites have approved, keeps its
+releases. After it bundles, answers, results and what trainings sent are deleted, by the coordinator itself; one that
+was put back from an older backup does so again before it serves. Log, plans, statements and receipts stay. The log's
+entry names each bundle by its SHA-256; with the signed head and an inclusion proof it is the proof of deletion.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shared.errors import RateRefusal
+import sqlalchemy as sa
+
+from coordinator.store import membership as tables
+from coordinator.store import schema as db
+from coordinator.store.engine import append_entry
+from coordinator.store.members import all_plans, plan_of
+from shared.base.canonical import canonical_json, parse_json
+from shared.base.failpoints import reach
+from shared.base.keys import Envelope
+from shared.errors import RateRefusal, StateRefusal
+from shared.membership.study_ends import STUDY_END_TYPE, StudyEnd
 
 if TYPE_CHECKING:
     from coordinator.config import Quotas
+    from coordinator.store.engine import Database
     from coordinator.store.store import Store
+    from shared.membership.leads import Leads
 
-__all__ = ["ALARM", "CallRate", "QuotaUse", "expire_refused", "quota_uses", "refused_files", "staged_files"]
+__all__ = [
+    "ALARM",
+    "CallRate",
+    "Deletion",
+    "QuotaUse",
+    "delete_due",
+    "deleted",
+    "end_of",
+    "end_study",
+    "erase",
+    "expire_refused",
+    "quota_uses",
+    "refused_files",
+    "staged_files",
+]
 
 ALARM = 0.8
 SHARE = 4  # of all answers that are kept, one token may have a quarter
@@ -156,3 +189,143 @@ def quota_uses(home: Path, store: Store, quotas: Quotas, answers: Mapping[str, i
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
+
+
+# -- studies that are over -------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Deletion:
+    """A study whose releases were deleted.
+
+    Args:
+        until: last day of its retention, by the plan with the hash `plan_hash`.
+        bundles: SHA-256 of every bundle that was there.
+        answers: how many answers and results went with them.
+        log_index: place of the entry that says so.
+    """
+
+    study: str
+    day: str
+    until: str
+    plan_hash: str
+    bundles: tuple[str, ...]
+    answers: int
+    log_index: int
+
+
+def end_of(store: Database, study: str) -> StudyEnd | None:
+    """The leads' word that a study is over; None while it is not."""
+    query = sa.select(tables.study_ends.c.envelope).where(tables.study_ends.c.study == study)
+    found = store.read(lambda c: c.execute(query).scalar())
+    return None if found is None else StudyEnd.said(Envelope.from_bytes(found))
+
+
+def end_study(store: Database, envelope: Envelope, leads: Leads, coordinator: str) -> int:
+    """Take the leads' word that a study is over; again changes nothing. Its place in the log.
+
+    Raises: SignatureRefusal, SchemaRefusal, StateRefusal (another word ended it), PlanRefusal (no such study).
+    """
+    said = StudyEnd.from_bytes(envelope.require(STUDY_END_TYPE, leads.trusted, threshold=leads.threshold))
+    least = plan_of(store, said.study).plan.floors.leads
+    envelope.require(STUDY_END_TYPE, leads.trusted, threshold=max(least, leads.threshold))
+    if said.coordinator != coordinator:
+        raise StateRefusal("the end of a study must be of this coordinator", given="another's")
+
+    def work(c: sa.Connection) -> int:
+        known = c.execute(sa.select(tables.study_ends).where(tables.study_ends.c.study == said.study)).first()
+        if known is not None and StudyEnd.said(Envelope.from_bytes(known.envelope)) == said:
+            return int(known.log_index)
+        tables.require_open(c, said.study)
+        index, _ = append_entry(c, tables.end_leaf(said))
+        c.execute(tables.study_ends.insert().values(study=said.study, envelope=envelope.to_bytes(), log_index=index))
+        return index
+
+    index = store.write(work)
+    reach("retention.ended")
+    return index
+
+
+def deleted(store: Database) -> tuple[Deletion, ...]:
+    """Studies whose releases were deleted, in the order of the log."""
+    rows = store.read(lambda c: c.execute(sa.select(db.deletions).order_by(db.deletions.c.log_index)).all())
+    out = []
+    for row in rows:
+        body = dict(parse_json(row.entry))
+        body.pop("kind")
+        out.append(Deletion(**{**body, "bundles": tuple(body["bundles"])}, log_index=row.log_index))
+    return tuple(out)
+
+
+def delete_due(store: Database, home: Path, today: dt.date, *, dry_run: bool = False) -> tuple[str, ...]:
+    """Delete what the newest plan of a study says is kept no longer; the studies. Bytes of an earlier call go as well.
+
+    Args:
+        home: the coordinator's folder, where bundles lie.
+        today: by a clock that is believed.
+    """
+    newest = {stored.plan.study: stored.plan for stored in all_plans(store)}
+    gone = {one.study for one in deleted(store)}
+    due = {
+        study: plan
+        for study, plan in newest.items()
+        if study not in gone and plan.retention is not None and today > plan.retention.until
+    }
+    if dry_run:
+        return tuple(sorted(due))
+    for study, plan in sorted(due.items()):
+        assert plan.retention is not None
+        _forget(store, study, today=today, until=plan.retention.until, plan_hash=plan.hash)
+    erase(store, home)
+    return tuple(sorted(due))
+
+
+def _forget(store: Database, study: str, *, today: dt.date, until: dt.date, plan_hash: str) -> None:
+    """Say in the log what goes, and let the database forget it; the files go afterwards, never before."""
+    tables = (db.releases, db.quarantine)
+
+    def work(c: sa.Connection) -> None:
+        if c.dialect.name == "sqlite":
+            c.exec_driver_sql("PRAGMA secure_delete=ON")  # a freed page is overwritten, not only forgotten
+        names = {d for t in tables for d in c.execute(sa.select(t.c.bundle_sha256).where(t.c.study == study)).scalars()}
+        own = [row.result_id for row in c.execute(sa.select(db.answers.c.result_id).where(db.answers.c.study == study))]
+        for start in range(0, len(own), 500):
+            part = own[start : start + 500]
+            c.execute(db.answers_kept.delete().where(db.answers_kept.c.result_id.in_(part)))
+        results = c.execute(db.results.delete().where(db.results.c.study == study)).rowcount
+        c.execute(db.answers.delete().where(db.answers.c.study == study))
+        rounds = sa.select(db.round_asked.c.number).where(db.round_asked.c.study == study)
+        c.execute(db.round_of.update().where(db.round_of.c.asked.in_(rounds)).values(content=b""))
+        c.execute(db.round_asked.update().where(db.round_asked.c.study == study).values(content=b""))
+        body: dict[str, Any] = {
+            "kind": "study_deleted",
+            "study": study,
+            "day": today.isoformat(),
+            "until": until.isoformat(),
+        }
+        body |= {"plan_hash": plan_hash, "bundles": sorted(names), "answers": len(own) + results}
+        index, _ = append_entry(c, body)
+        c.execute(db.deletions.insert().values(study=study, entry=canonical_json(body), log_index=index))
+        reach("retention.before_commit")
+
+    store.write(work)
+    reach("retention.logged")
+
+
+def erase(store: Database, home: Path) -> int:
+    """Remove the bytes of every study that was deleted, wherever they lie; how many files. Safe to repeat."""
+    count = 0
+    names = {digest for one in deleted(store) for digest in one.bundles}
+    for folder in (home / "bundles", home / "quarantine", home / "staging"):
+        found = [path for path in folder.glob("*") if names & set(path.name.split("."))] if folder.is_dir() else []
+        for path in found:
+            path.unlink(missing_ok=True)
+            count += 1
+        if found:
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+    reach("retention.erased")
+    if names:
+        store.checkpoint()
+    return count

@@ -143,6 +143,13 @@ class Database:
         finally:
             raw.close()
 
+    def checkpoint(self) -> None:
+        """Fold SQLite's write-ahead log into the database, so that what was overwritten is in neither."""
+        if self._engine.dialect.name == "sqlite":
+            with self._writing, self._engine.connect() as connection:
+                connection.execution_options(isolation_level="AUTOCOMMIT")
+                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def prove(self, index: int, size: int | None = None) -> tuple[bytes, ...]:
         """Inclusion proof of entry `index` in the log of `size` entries (all, by default). Raises: ParameterError."""
         tree = self.tree()

@@ -15,9 +15,11 @@ import sqlalchemy as sa
 from coordinator.store import schema as db
 from shared.base.canonical import canonical_json
 from shared.base.keys import Envelope, PublicKey
+from shared.errors import StateRefusal
 from shared.membership.grants import Grant
 from shared.membership.key_changes import KeyChange, SiteKeyring
 from shared.membership.leads import LeadChange
+from shared.membership.study_ends import StudyEnd
 from shared.wire.certificates import LATE_TYPE
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "declined",
     "deputies",
     "distrusted",
+    "end_leaf",
     "ever_granted",
     "grant_leaf",
     "granted",
@@ -37,6 +40,8 @@ __all__ = [
     "logged",
     "renewal_leaf",
     "renewals",
+    "require_open",
+    "study_ends",
     "takes_part",
 ]
 
@@ -86,6 +91,13 @@ renewals = sa.Table(
     db.meta,
     sa.Column("serial", _word, primary_key=True),
     sa.Column("site", _word, nullable=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
+)
+study_ends = sa.Table(
+    "study_ends",
+    db.meta,
+    sa.Column("study", sa.String(64), primary_key=True),
     sa.Column("envelope", sa.LargeBinary, nullable=False),
     sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
 )
@@ -151,6 +163,21 @@ def distrust_leaf(site: str, since: str, bundles: list[str]) -> dict[str, Any]:
     return {"kind": "distrusted", "site": site, "since": since, "bundles": sorted(bundles)}
 
 
+def end_leaf(said: StudyEnd) -> dict[str, Any]:
+    """The entry of a study's end."""
+    return {"kind": "study_ended", "study": said.study, "statement": said.digest, "reason": said.reason}
+
+
+def require_open(c: sa.Connection, study: str) -> None:
+    """Refuse what belongs to a study that is over. Raises: StateRefusal."""
+    if c.execute(sa.select(study_ends.c.study).where(study_ends.c.study == study)).first() is not None:
+        raise StateRefusal(
+            "a study must not have been retired",
+            given=f"{study}, which its leads have ended",
+            next_step="Nothing more is made or taken of it. A new study has a name and a plan of its own.",
+        )
+
+
 def granted(c: sa.Connection, site: str) -> dict[str, bool]:
     """The last word of the leads on each study that a site was granted."""
     rows = c.execute(sa.select(grants).where(grants.c.site == site).order_by(grants.c.number))
@@ -210,4 +237,7 @@ def logged(c: sa.Connection) -> dict[int, bytes]:
         back.setdefault(row.log_index, []).append(row)
     for index, rows in back.items():
         out[index] = distrust_leaf(rows[0].site, rows[0].since, [row.bundle_sha256 for row in rows])
-    return {index: canonical_json(leaf) for index, leaf in out.items()}
+    for row in c.execute(sa.select(study_ends)):
+        out[row.log_index] = end_leaf(StudyEnd.said(Envelope.from_bytes(row.envelope)))
+    deleted = {row.log_index: bytes(row.entry) for row in c.execute(sa.select(db.deletions))}
+    return deleted | {index: canonical_json(leaf) for index, leaf in out.items()}

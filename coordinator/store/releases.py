@@ -58,6 +58,7 @@ REVOCATIONS_CAP = 10_000
 DISTRUSTED = "distrusted"
 """In the place of a withdrawal's reason: the site did not take it back, its keys may have been in other hands."""
 VISIBLE = db.withdrawals.c.day.is_(None) & membership.distrusted.c.day.is_(None)
+VISIBLE &= db.releases.c.study.not_in(sa.select(db.deletions.c.study))
 
 
 def accept_release(

@@ -21,6 +21,7 @@ __all__ = [
     "asked",
     "clock_words",
     "comparisons",
+    "deletions",
     "gaps",
     "home",
     "invitations",
@@ -343,6 +344,14 @@ clock_words = sa.Table(
     meta,
     sa.Column("number", sa.Integer, primary_key=True),
     sa.Column("day", sa.String(10), nullable=False),
+)
+# Studies whose releases were deleted when their retention was over, each with its entry in the log.
+deletions = sa.Table(
+    "deletions",
+    meta,
+    sa.Column("study", _word, primary_key=True),
+    sa.Column("entry", sa.LargeBinary, nullable=False),
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
 )
 home = sa.Table("home", meta, sa.Column("id", sa.String(32), primary_key=True))
 _content = sa.LargeBinary(ROUND_CAP)

@@ -150,7 +150,7 @@ def verify_log(store: Database) -> int:
     for row in store.read(lambda c: c.execute(sa.select(db.restorations)).all()):
         must(row.log_index, "a restoration", parse_json(row.entry))
     for index, entry in store.read(membership.logged).items():
-        must(index, "who takes part", parse_json(entry))
+        must(index, "who takes part, and which study is over", parse_json(entry))
     for row in store.read(lambda c: c.execute(sa.select(db.tree_heads)).all()):
         if not 0 < row.size <= len(entries) or entries[row.size - 1].root != row.root:
             raise IntegrityRefusal("a signed head must be of this log", given=f"another root of {row.size} entries")

@@ -22,6 +22,7 @@ from shared.mechanisms.base import MechanismPlan, must
 from shared.mechanisms.kinds import kind
 from shared.plans.dictionary import NUMERIC, Dictionary
 from shared.plans.federated import PREFIX, Federated, Shape, read_reference
+from shared.plans.retention import Retention
 from shared.plans.training import PrivateTraining, Reference, Training
 
 __all__ = [
@@ -202,6 +203,7 @@ class StudyPlan:
         flow: ``federated:<digest>`` of a flow that an earlier plan's sites have trained: with posture ``private``, in
             the place of [private]; with posture ``local``, to begin at (`Training.transfer`).
         expected: how large the lead expects the study to be; None where the plan does not say.
+        retention: what becomes of the releases; None in plans from before it was asked for.
         dictionary: columns, bounds and levels.
 
     `StudyPlan.from_toml(plan.to_toml())` is not promised; `from_bytes(plan.to_bytes())` is the identity.
@@ -230,6 +232,7 @@ class StudyPlan:
     federated: Federated | None = None
     flow: str = ""
     expected: Expected | None = None
+    retention: Retention | None = None
 
     def __post_init__(self) -> None:
         for name in ("study", "coordinator"):
@@ -238,6 +241,11 @@ class StudyPlan:
             must(plain and value.isascii(), f"{name} must be a plain word (letters, digits, - and _)", repr(value))
         must(self.version >= 1, "version must be at least 1", self.version)
         must(bool(self.title.strip() and self.purpose.strip()), "title and purpose must say something", "blank text")
+        must(
+            self.retention is None or self.retention.until >= self.expires,
+            "retention.until must not be before the plan expires",
+            self.retention and self.retention.until,
+        )
         must(self.posture in POSTURES, f"posture must be one of {', '.join(POSTURES)}", repr(self.posture))
         must(0.05 <= self.holdout <= 0.95, "holdout must be in [0.05, 0.95]", self.holdout)
         _must_be_references(self.reference, self.dictionary)
@@ -386,7 +394,7 @@ class StudyPlan:
                 out[item.name] = [_plain(wave) for wave in value]
             elif item.name == "reference":
                 out[item.name] = {column: _plain(known) for column, known in value.items()}
-            elif item.name in ("federated", "flow", "expected"):
+            elif item.name in ("federated", "flow", "expected", "retention"):
                 # Absent, not null: plans that know nothing of it keep the hash they were approved by.
                 if value:
                     out[item.name] = _plain(value)
@@ -410,6 +418,7 @@ class StudyPlan:
                 ("floors", Floors),
                 ("private", PrivateTraining),
                 ("expected", Expected),
+                ("retention", Retention),
             ):
                 if parts.get(name) is not None:
                     parts[name] = read_section(kind, parts[name], name)

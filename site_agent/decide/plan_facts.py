@@ -47,6 +47,8 @@ def plan_facts(at: Desk, plan: StudyPlan, day: dt.date) -> dict[str, Any]:
             "dictionary_hash": plan.dictionary.hash,
             "recipient": plan.coordinator,
             "expires": plan.expires,
+            "retention": None if plan.retention is None else asdict(plan.retention),
+            "afterwards": _afterwards(plan),
             "eligibility": plan.eligibility,
             "row_download": plan.row_download,
             "waves": [asdict(wave) for wave in plan.waves],
@@ -65,6 +67,14 @@ def plan_facts(at: Desk, plan: StudyPlan, day: dt.date) -> dict[str, Any]:
         }
     )
     return page
+
+
+def _afterwards(plan: StudyPlan) -> str:
+    """What becomes of the releases, in words."""
+    if plan.retention is None:
+        return "the plan does not say until when releases are kept"
+    given = plan.retention
+    return f"kept until {given.until}, then deleted: {given.keep} Read by: {given.readers}"
 
 
 def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:

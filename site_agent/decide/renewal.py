@@ -153,6 +153,7 @@ def _asked(desk: RenewingSite, now: dt.datetime) -> WantedIdentity:
         with suppress(StateRefusal, UnknownMethod):
             # Nothing is dated by a clock that nobody else has seen lately: this site's is one that sees it.
             egress.clock(config.site, desk.release_key)
+        follow_authority(desk, egress)  # what issues may be another by now than what is pinned here
         wanted = under_way.asked
         if wanted is None or wanted.asked.serial != serial_of(config.certificate.read_text()):
             wanted = _wanted(desk, egress, now)

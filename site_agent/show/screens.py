@@ -143,6 +143,7 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
             ),
             ("who is in it", page["eligibility"] or "not stated"),
             ("until", page["expires"]),
+            ("afterwards", page["afterwards"]),
             ("plan hash", page["hash"][:16]),
         ),
     )

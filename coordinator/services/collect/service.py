@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from coordinator.answers.reminders import remind_due
 from coordinator.config import Quotas
 from coordinator.services.analysts import Analysts
 from coordinator.services.authority import Authority, requested_key
@@ -16,7 +18,7 @@ from coordinator.services.collect.ingest import MAX_BUNDLE, Ingest
 from coordinator.services.collect.staging import Staging, size_of
 from coordinator.services.collect.statements import StatementRules, canonical_envelope
 from coordinator.services.membership import Members
-from coordinator.services.quotas import CallRate, expire_refused, quota_uses
+from coordinator.services.quotas import CallRate, delete_due, expire_refused, quota_uses
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.round_queue import RoundQueue
 from coordinator.store.site_certificates import SiteCertificates
@@ -27,6 +29,7 @@ from shared.base.keys import Envelope, write_private
 from shared.errors import (
     ApprovalRefusal,
     IntegrityRefusal,
+    Refusal,
     ReplayRefusal,
     RoleRefusal,
     StateRefusal,
@@ -510,9 +513,19 @@ class CollectionService:
                 if old and path.suffix in (".json", ".part", ".opened"):
                     path.unlink(missing_ok=True)
             analysts.prune(self._today())
+            for study in delete_due(self._store, self._home, self._today()):
+                _log.warning("the releases of %s were deleted: their retention is over", study)
+        # Beside the calls: a mail server may be slow, and nobody waits for it.
+        threading.Thread(target=self._remind, args=(self._today(),), daemon=True).start()
         for use in quota_uses(self._home, self._store, self._quotas, analysts.kept()):
             if use.near:
                 _log.warning("near its quota: %s", use.words)
+
+    def _remind(self, today: dt.date) -> None:
+        try:
+            remind_due(self._store, self._home, today)
+        except Refusal as refusal:
+            _log.warning("no reminder was sent: %s", refusal.code)
 
     # -- upload -------------------------------------------------------------------------------------------------
     def upload(self, call: Call, first: Chunk | None) -> Generator[None, Chunk | None, Acceptance]:

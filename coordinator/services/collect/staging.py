@@ -13,7 +13,7 @@ from typing import BinaryIO
 from weakref import WeakValueDictionary
 
 from coordinator.config import Quotas
-from coordinator.services.quotas import staged_files
+from coordinator.services.quotas import erase, staged_files
 from coordinator.store.store import RegisteredSite, Store
 from shared.base.failpoints import reach
 from shared.errors import (
@@ -133,6 +133,7 @@ class Staging:
         A bundle that no transaction names was never acknowledged: it goes back to staging when its offer is there,
         else it is deleted. What is staged for a release that is settled is deleted.
         """
+        erase(self._store, self._home)
         withdrawn = {stone.bundle_sha256 for stone in self._store.withdrawals(distrusted=False)}
         for folder in (self.bundles, self.quarantine):
             for digest in sorted(withdrawn & {path.stem for path in folder.glob("*.zip")}):

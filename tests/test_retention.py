@@ -1,0 +1,218 @@
+"""A study ends: nothing more is made of it, its releases are deleted on the day its plan names, and stay deleted."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+from joined import Joined
+from membership import Clock
+from service import Hub
+from test_membership import killed
+from test_recovery import PLAN
+
+from coordinator.cli import main
+from coordinator.config import FILE_NAME, CoordinatorConfig
+from coordinator.planning import review, template
+from coordinator.services import backup
+from coordinator.services.analysts import Analysts
+from coordinator.services.quotas import delete_due, deleted, end_study, erase
+from coordinator.store import schema
+from coordinator.store.store import Store
+from shared.base.chain import GENESIS
+from shared.base.keys import SigningKey
+from shared.errors import PlanRefusal, SchemaRefusal, SignatureRefusal, StateRefusal
+from shared.membership.leads import Leads
+from shared.membership.study_ends import StudyEnd
+from shared.plans.plan import StudyPlan
+from shared.plans.retention import Retention
+
+LAST = PLAN.expires
+KEPT = Retention(until=LAST, keep="Releases and answers.", readers="The study group.")
+ENDS = dataclasses.replace(PLAN, retention=KEPT)
+AFTER, TODAY = LAST + dt.timedelta(days=1), dt.date(2026, 5, 1)
+SECRET = b"an answer that nobody may read afterwards"
+
+
+# -- the plan ---------------------------------------------------------------------------------------------------------
+def test_a_plan_says_what_becomes_of_its_releases_and_older_plans_keep_their_hash():
+    assert b"retention" not in PLAN.canonical
+    assert StudyPlan.from_bytes(ENDS.canonical) == ENDS
+    assert ENDS.hash != PLAN.hash
+    with pytest.raises(PlanRefusal, match="until"):
+        dataclasses.replace(ENDS, retention=dataclasses.replace(KEPT, until=LAST - dt.timedelta(days=1)))
+    for wrong in ({"keep": " "}, {"readers": ""}, {"readers": "x" * 501}, {"until": "2031-12-31"}):
+        with pytest.raises(PlanRefusal):
+            dataclasses.replace(KEPT, **wrong)
+
+
+def test_a_new_study_without_retention_is_red_and_a_later_version_of_an_older_one_is_warned():
+    text = template("stroke", coordinator="hub", today=TODAY)
+    start, rest = text.split("[retention]")
+    bare = start + rest[rest.index("# Latent Noise") :]
+
+    def state(written: str) -> str:
+        return next(line.state for line in review(written, today=TODAY)[1] if line.name == "retention")
+
+    assert state(text) == "ok"
+    assert state(bare) == "fail"
+    assert state(bare.replace("version = 1 ", "version = 2 ")) == "warn"
+
+
+# -- deletion ---------------------------------------------------------------------------------------------------------
+class Held:
+    """A coordinator with one release of a study, and an answer made of it."""
+
+    def __init__(self, folder) -> None:
+        self.hub = Hub(folder / "hub", ENDS, "north")
+        self.home = self.hub.home
+        self.config = CoordinatorConfig(home=self.home, name="hub", address="127.0.0.1:8443", names=("127.0.0.1",))
+        (self.home / FILE_NAME).write_text(self.config.to_toml())
+        shutil.copytree(self.home / "ca", folder / "apart")
+        sealed = self.hub.seal("north")
+        with self.hub.serve(), self.hub.egress("north") as egress:
+            egress.send(sealed.envelope, sealed.path)
+        self.digest, self.bytes = sealed.statement.bundle_sha256, sealed.path.read_bytes()
+        sealed.path.unlink()  # the site's own
+        values = {"result_id": "ab" * 32, "study": "mini", "document": SECRET, "day": "2026-05-01"}
+        self.hub.store.write(lambda c: c.execute(schema.answers.insert().values(**values)))
+
+    def found(self) -> list[str]:
+        """Files of the home folder in which the release's bytes or the answer's are."""
+        self.hub.store.close()
+        inside = self.bytes[100:400]
+        files = [path for path in self.home.rglob("*") if path.is_file()]
+        return [path.name for path in files if any(part in path.read_bytes() for part in (inside, SECRET))]
+
+
+@pytest.fixture
+def held(tmp_path):
+    made = Held(tmp_path)
+    yield made
+    made.hub.store.close()
+
+
+def test_what_is_kept_no_longer_is_deleted_and_log_and_receipt_stay(held):
+    store = held.hub.store
+    assert delete_due(store, held.home, LAST) == ()
+    assert len(store.releases()) == 1
+    assert delete_due(store, held.home, AFTER) == ("mini",)
+    assert delete_due(store, held.home, AFTER) == (), "once"
+    (one,) = deleted(store)
+    assert (one.bundles, one.answers, one.until) == ((held.digest,), 1, LAST.isoformat())
+    assert store.releases() == ()
+    assert Analysts(store).answer("mini", "ab" * 32) is None
+    assert store.verify_log() == store.entries()
+    store.verify_signatures()
+    assert store.release(store.releases(withdrawn=True)[0].release_id).receipt.study == "mini"
+    assert held.found() == []
+
+
+DELETE = """
+import datetime, pathlib, sys
+from coordinator.services.quotas import delete_due
+from coordinator.store.store import Store
+home = pathlib.Path(sys.argv[1])
+delete_due(Store.open(home), home, datetime.date.fromisoformat(sys.argv[2]))
+"""
+
+
+def test_killed_while_it_deletes_a_coordinator_has_not_begun_or_brings_it_to_its_end(held):
+    for place, files in (("before_commit", True), ("logged", True), ("erased", False)):
+        env = {**os.environ, "TRIBUTARY_FAILPOINT": f"retention.{place}"}
+        argv = [sys.executable, "-c", DELETE, str(held.home), AFTER.isoformat()]
+        assert subprocess.run(argv, env=env, capture_output=True, check=False).returncode == -signal.SIGKILL
+        assert len(deleted(held.hub.store)) == (place != "before_commit")
+        assert (held.home / "bundles" / f"{held.digest}.zip").exists() == files
+        assert held.hub.store.verify_log() == held.hub.store.entries()
+    with held.hub.serve():
+        pass
+    assert held.found() == []
+
+
+def test_a_backup_of_before_does_not_bring_back_what_was_deleted(held, tmp_path):
+    made = backup.back_up(held.config, tmp_path / "backup.tar", today=TODAY)
+    assert made.releases == 1
+    assert delete_due(held.hub.store, held.home, AFTER) == ("mini",)
+    backup.restore(
+        tmp_path / "backup.tar", held.home, keys=tmp_path / "apart", replace=True, reason="a fire", day=lambda _: AFTER
+    )
+    with closing(Store.open(held.home)) as store:
+        assert [one.study for one in deleted(store)] == ["mini"]
+        assert store.verify_log() == store.entries()
+    assert held.found() == []
+    again = backup.back_up(held.config, tmp_path / "after.tar", today=AFTER)
+    assert again.releases == 0
+
+
+def test_the_day_comes_by_itself_and_the_proof_is_of_the_log(held, tmp_path, monkeypatch, capsys):
+    clock = Clock(tmp_path, monkeypatch)
+    assert main(["--home", str(held.home), "plan", "delete", "mini", "--json"]) == 2
+    capsys.readouterr()
+    clock.turn((AFTER - dt.datetime.now(dt.UTC).date()).days)
+    assert delete_due(held.hub.store, held.home, AFTER, dry_run=True) == ("mini",)
+    monkeypatch.setattr("coordinator.services.clocks.SeenClocks.verdict", lambda *_: type("V", (), {"require": int}))
+    assert main(["--home", str(held.home), "plan", "delete", "mini", "--json"]) == 0
+    proof = json.loads(capsys.readouterr().out)
+    from shared.base.merkle_tree import leaf_hash, verify_inclusion
+    from shared.wire.tree_heads import open_head
+
+    head = open_head(proof["head"].encode(), held.hub.authority.witness.public)
+    entry = proof["entry"].encode()
+    from base64 import b64decode
+
+    nodes = [b64decode(node) for node in proof["inclusion"]]
+    assert verify_inclusion(leaf_hash(entry), proof["log_index"], head.size, nodes, bytes.fromhex(head.root))
+    assert json.loads(entry)["bundles"] == [held.digest] == proof["bundles"]
+    assert erase(held.hub.store, held.home) == 0
+
+
+# -- the end of a study -----------------------------------------------------------------------------------------------
+def ended(**changes) -> StudyEnd:
+    values = {
+        "number": 1, "previous": GENESIS, "day": "2026-05-01", "coordinator": "hub", "study": "mini",
+        "plan_hash": "ab" * 32, "reason": "It is published.",
+    }  # fmt: skip
+    return StudyEnd(**{**values, **changes})
+
+
+def test_only_leads_end_a_study_and_once(held):
+    lead = SigningKey.generate()
+    leads = Leads(keys=(lead.public.hex,), threshold=1)
+    with pytest.raises(SignatureRefusal):
+        end_study(held.hub.store, ended().signed([SigningKey.generate()]), leads, "hub")
+    index = end_study(held.hub.store, ended().signed([lead]), leads, "hub")
+    assert end_study(held.hub.store, ended().signed([lead]), leads, "hub") == index
+    with pytest.raises(StateRefusal):
+        end_study(held.hub.store, ended(reason="Again.").signed([lead]), leads, "hub")
+    for wrong in ({"number": 2, "previous": "ab" * 32}, {"reason": ""}, {"reason": "two\nlines"}, {"study": "a b"}):
+        with pytest.raises(SchemaRefusal):
+            ended(**wrong)
+    assert held.hub.store.verify_log() == held.hub.store.entries()
+
+
+def test_a_retired_study_leaves_every_site_and_nobody_is_let_in_again(tmp_path, monkeypatch, capsys):
+    with Joined(tmp_path, monkeypatch, capsys, PLAN) as hub:
+        north = hub.site("north")
+        north.approve_plan("mini")
+        assert hub.lead("plan", "retire", "mini", "--reason", "over", "--dry-run")["sites"] == ["north"]
+        words = ("plan", "retire", "mini", "--reason", "It is published.")
+        assert killed("coordinator.cli", "retention.ended", "--home", hub.home, *words) == -signal.SIGKILL
+        assert north("grants")["studies"] == ["mini"], "not yet taken out: the verb is run again"
+        done = hub.lead(*words)
+        assert (done["sites"], done["kept_until"]) == (["north"], None)
+        assert north("grants")["studies"] == []
+        assert north("audit", "verify")["ok"]
+        hub.lead("grant", "north", "--study", "mini", expect=2)
+        hub.lead("invite", "west", "--study", "mini", "--out", tmp_path / "west.invitation", expect=2)
+        assert hub.lead("plan", "retire", "mini", "--reason", "It is published.")["sites"] == [], "again: nothing"
+        hub.lead("plan", "delete", "mini", expect=2)
+        assert hub.store.verify_log() == hub.store.entries()
