@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from shared.errors import ParameterError
+from shared.mechanisms.moments.influence import direction, efficient_cut
 from shared.mechanisms.moments.margins import Margin, product_moments
 from shared.mechanisms.moments.noise import (
     SQUARE,
@@ -42,7 +43,7 @@ from shared.mechanisms.moments.noise import (
     score_reach,
     sigma_of,
 )
-from shared.mechanisms.moments.outcomes import LinearOutcome, Survival
+from shared.mechanisms.moments.outcomes import Count, LinearOutcome, Outcome, Survival
 from shared.plans.dictionary import NUMERIC
 
 __all__ = ["CopulaModel", "CopulaParameters", "Score", "complete", "observations", "pilot", "precisions"]
@@ -134,8 +135,7 @@ class CopulaModel:
     # -- outcome ---------------------------------------------------------------------------------------------
     def predictor(self, effects: Array, x: Array) -> Array:
         """(n, predictors)."""
-        standard = np.clip(self.lens.standard(x), -_CUT, _CUT)
-        return np.asarray(effects[:, 0] + standard @ effects[:, 1:].T)
+        return _predictor(effects, self.lens, x)
 
     def block(self, effects: Array, x: Array, u: Array) -> Array:
         """(a, 1 + p) mean of features ⊗ u."""
@@ -157,7 +157,7 @@ class CopulaModel:
         return (base.T @ u / len(x)).ravel(), slope.reshape(base.shape[1] * u.shape[1], -1)
 
     # -- everything ------------------------------------------------------------------------------------------
-    def predict(self, theta: CopulaParameters, score: Score | None, latents: Array | None = None) -> Array:
+    def predict(self, theta: CopulaParameters, score: AnyScore | None, latents: Array | None = None) -> Array:
         """M(θ): every moment of the release, and the score where one is declared."""
         margins = [self.margin(j, theta.shift[j], theta.stretch[j]) for j in range(self.p)]
         singles = np.array([self.singles(j, margin) for j, margin in enumerate(margins)])
@@ -165,10 +165,10 @@ class CopulaModel:
         x = self.points(margins, theta.z, latents)
         parts = [singles.T.ravel(), products, self.block(theta.effects, x, self.lens.u(x)).ravel()]
         if score is not None:
-            parts.append(score.expected(self.predictor(theta.effects, x), x))
+            parts.append(score.expected(self.outcome, self.predictor(theta.effects, x), x))
         return np.concatenate(parts)
 
-    def slope(self, theta: CopulaParameters, score: Score | None) -> tuple[Array, Array]:
+    def slope(self, theta: CopulaParameters, score: AnyScore | None) -> tuple[Array, Array]:
         """Prediction and its derivative: forward differences in the covariates' parameters, exact in the effects."""
         exact = self.predict(theta, score)
         few = self.latents[:_COARSE]
@@ -195,11 +195,11 @@ class CopulaModel:
             for k in range(theta.effects.size):
                 moved = theta.effects.copy()
                 moved.flat[k] += 1e-4
-                there = score.expected(self.predictor(moved, x), x)
+                there = score.expected(self.outcome, self.predictor(moved, x), x)
                 out[first + len(inner) :, covariates + k] = (there - base[first + len(inner) :]) / 1e-4
         return exact, out
 
-    def rows(self, x: Array, y: Array, score: Score | None) -> Array:
+    def rows(self, x: Array, y: Array, score: AnyScore | None) -> Array:
         """(n, moments) each record's part of the sums, in the units of `predict`."""
         lens = self.lens
         wide = lens.wide(x)
@@ -211,6 +211,11 @@ class CopulaModel:
         if score is not None:
             parts.append(score.rows(x, y))
         return np.column_stack(parts)
+
+
+def _predictor(effects: Array, lens: Lens, x: Array) -> Array:
+    standard = np.clip(lens.standard(x), -_CUT, _CUT)
+    return np.asarray(effects[:, 0] + standard @ effects[:, 1:].T)
 
 
 def _root(z: Array, p: int) -> Array:
@@ -227,7 +232,48 @@ def _root(z: Array, p: int) -> Array:
 
 
 class Score:
-    """The efficient score of each declared coefficient, at a pilot fit: where block 4 looks."""
+    """What block 4 sums of a record for each declared coefficient, at a pilot fit: its influence, cut.
+
+    The law that an expectation is taken under may have moved since; where the influence looks has not.
+    """
+
+    def __init__(self, model: CopulaModel, theta: CopulaParameters, n: int) -> None:
+        spec = model.design.spec
+        self.lens, self.outcome, self.pilot = model.lens, model.outcome, theta.effects.copy()
+        margins = [model.margin(j, theta.shift[j], theta.stretch[j]) for j in range(model.p)]
+        x = model.points(margins, theta.z, model.latents[:_COARSE])
+        eta, standard = _predictor(self.pilot, self.lens, x), self._standard(x)
+        reach = score_reach(len(spec.declared))
+        noise = sigma_of(spec, 3) / (grids_of(spec)[3] * reach * math.sqrt(n))
+        self.directions = [
+            direction(self.outcome, eta, standard, spec.covariates.index(name)) for name in spec.declared
+        ]
+        self.cuts = [
+            efficient_cut(self.outcome, eta, standard, found, noise, spec.score_clip) for found in self.directions
+        ]
+
+    def _standard(self, x: Array) -> Array:
+        return np.clip(self.lens.standard(x), -_CUT, _CUT)
+
+    def _cut(self, y: Array, x: Array) -> list[Array]:
+        eta, standard = _predictor(self.pilot, self.lens, x), self._standard(x)
+        return [
+            np.clip(self.outcome.influence(y, eta, standard @ found.along, found.means) / cut, -1, 1)
+            for found, cut in zip(self.directions, self.cuts, strict=True)
+        ]
+
+    def rows(self, x: Array, y: Array) -> Array:
+        """(n, declared), each in [-1, 1]."""
+        return np.column_stack(self._cut(y, x))
+
+    def expected(self, law: Outcome, eta: Array, x: Array) -> Array:
+        """(declared,) mean at the points x, where outcomes follow `law` with the linear predictors `eta`."""
+        chance, cases = law.cases(eta)
+        return np.array([float((chance * held).sum() / len(x)) for held in self._cut(cases, x)])
+
+
+class ResidualScore:
+    """What plans from before summed: the residual of the model, times the direction, each cut by itself."""
 
     def __init__(self, model: CopulaModel, theta: CopulaParameters) -> None:
         spec = model.design.spec
@@ -261,10 +307,14 @@ class Score:
         residual = self.model.outcome.residual(y, self.model.predictor(self.pilot, x))
         return np.asarray(residual[:, None] * self.along(x))
 
-    def expected(self, eta: Array, x: Array) -> Array:
-        """(declared,) mean under the linear predictors `eta` at the points x."""
-        residual = self.model.outcome.expected_residual(eta, self.model.predictor(self.pilot, x))
+    def expected(self, law: Outcome, eta: Array, x: Array) -> Array:
+        """(declared,) mean under the linear predictors `eta` at the points x; of counts, under their law."""
+        outcome = law if isinstance(law, Count) else self.model.outcome
+        residual = outcome.expected_residual(eta, self.model.predictor(self.pilot, x))
         return np.asarray(residual @ self.along(x) / len(x))
+
+
+AnyScore = Score | ResidualScore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,10 +323,10 @@ class _Fitted:
     theta: CopulaParameters
     gain: Array
     noise: Array
-    score: Score | None
+    score: AnyScore | None
 
 
-def observations(release: MomentsRelease, lens: Lens, scored: Score | None) -> tuple[Array, Array]:
+def observations(release: MomentsRelease, lens: Lens, scored: AnyScore | None) -> tuple[Array, Array]:
     """The moments in the units of `CopulaModel.predict`, and the variances of their noise."""
     spec, n, p = lens.design.spec, release.n, lens.design.p
     grids = grids_of(spec)
@@ -356,7 +406,7 @@ def _solve(release: MomentsRelease, design: Design) -> _Fitted:
 
 
 def _joint(
-    model: CopulaModel, theta: CopulaParameters, observed: Array, noise: Array, score: Score | None, steps: int
+    model: CopulaModel, theta: CopulaParameters, observed: Array, noise: Array, score: AnyScore | None, steps: int
 ) -> _Fitted:
     precision = precisions(model)
     gain: Array = np.empty(0)
@@ -399,17 +449,22 @@ def _residual_spread(model: CopulaModel, effects: Array, x: Array) -> None:
 
 
 @lru_cache(maxsize=2)
-def _solved(blocks: bytes, design: Design) -> tuple[_Fitted, Score | None]:
+def _solved(blocks: bytes, design: Design) -> tuple[_Fitted, AnyScore | None]:
     """Blocks 1 to 3 and where block 4 looks; kept, because a site asks for it and then fits the same release."""
-    fitted = _solve(read(blocks, design), design)
-    return fitted, Score(fitted.model, fitted.theta) if design.spec.declared else None
+    release = read(blocks, design)
+    fitted = _solve(release, design)
+    if not design.spec.declared:
+        return fitted, None
+    if design.spec.score == "residual":
+        return fitted, ResidualScore(fitted.model, fitted.theta)
+    return fitted, Score(fitted.model, fitted.theta, release.n)
 
 
 def _first_blocks(release: MomentsRelease) -> bytes:
     return replace(release, score=np.zeros_like(release.score)).to_bytes()
 
 
-def pilot(release: MomentsRelease, design: Design) -> Score:
+def pilot(release: MomentsRelease, design: Design) -> AnyScore:
     """Score of the declared coefficients at the pilot estimate: a function of blocks 1 to 3 alone.
 
     Raises: ParameterError, if no coefficient is declared.

@@ -129,6 +129,7 @@ Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Kind = Literal["survival", "binary", "count", "linear"]
 Sensitivity = Literal["joint", "blocks"]
+ScoreKind = Literal["influence", "residual"]
 
 VERSION = 1
 """Grows whenever the same released numbers would mean something else."""
@@ -215,6 +216,7 @@ class MomentsSpec:
     score_clip: float = 1.0
     sensitivity: Sensitivity = "joint"
     margins: MarginShape = "cells"
+    score: ScoreKind = "influence"
 
     def __post_init__(self) -> None:
         def must(holds: bool, rule: str, given: object) -> None:
@@ -246,6 +248,7 @@ class MomentsSpec:
         must(self.horizon is None or real(self.horizon, 1e-9, 1e9), "the horizon must be positive", self.horizon)
         known = self.sensitivity in get_args(Sensitivity)
         must(known, "sensitivity must be joint or blocks", self.sensitivity)
+        must(self.score in get_args(ScoreKind), "score must be influence or residual", self.score)
         must(self.margins in get_args(MarginShape), "margins must be cells or lognormal", self.margins)
         must(real(self.score_clip, 0.25, 4), "score_clip must be in [0.25, 4]", self.score_clip)
         must(self.shares is None or isinstance(self.shares, Shares), "shares must be those of the blocks", self.shares)
