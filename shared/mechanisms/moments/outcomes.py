@@ -1,9 +1,10 @@
 r"""The outcome given the covariates: survival with censoring, yes or no, a count, a measurement.
 
-Each class is one answer to the same six questions: which bounded features of an outcome the mechanism sums
-(`features`, every one in [-½, ½]), what their expectation is given a linear predictor (`conditional`), what a score's
-residual is and what it is expected to be (`residual`, `expected_residual`, both in [-1, 1]), how much a row says about
-a coefficient (`information`), and how an outcome is drawn (`draw`). The expectations are closed forms in time, so that
+Each class is one answer to the same questions: which bounded features of an outcome the mechanism sums (`features`,
+every one in [-½, ½]) and what their expectation is given a linear predictor (`conditional`); how much a row says about
+a coefficient, and when (`information`, `intensity`); what a record's influence on it is, and what outcomes there may be
+(`influence`, `cases`); what the residual was that plans from before sum (`residual`, `expected_residual`, both in
+[-1, 1]); and how an outcome is drawn (`draw`). The expectations are closed forms in time, so that
 fitting needs no simulation of outcomes:
 
 .. math:: E[e \mid x] = \sum_k P(C \in k \mid x) \, (1 - S(m_k \mid x)), \qquad

@@ -31,6 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,43 +137,37 @@ class _Site:
         """(predictors, p) of its own fit, per unit."""
         return np.asarray(self.theta.effects[:, 1:] * self.unit)
 
-    def step(self, uniforms: Array, sites: int) -> _Step:
+    def step(self, uniforms: Array) -> _Step:
         """One Newton step without a prior on the effects, from where `theta` is."""
         model, at = self.model, self.theta
         value, slope = model.slope(at, self.score)
         effects, p = at.effects.size, model.p
         precision = precisions(model)
         precision[-effects:] = 1e-9
-        first = len(precision) - effects
-        index = np.delete(np.arange(first, len(precision)), np.arange(0, effects, 1 + p))
-        bends, regressed = self._bends()
-        # What the model may lack is common to all sites, and their noise is not.
-        covariance = np.diag(self.noise) + sites * BEND**2 * bends @ bends.T
-        weighted = np.linalg.solve(covariance, slope).T
+        weighted = slope.T / self.noise
         hessian = weighted @ slope + np.diag(precision)
         gain = np.linalg.solve(hessian, weighted)
-        left = np.linalg.solve(covariance, np.eye(len(value)) - slope @ gain)
-        gain[index[:p]] += regressed @ (sites * BEND**2 * bends.T @ left)
         pulled = precision * np.r_[at.shift, at.stretch, np.zeros(len(at.z) + effects)]
         found = at.flat + gain @ (self.observed - value) - np.linalg.solve(hessian, pulled)
         x, y = drawn(model, at, uniforms)
         sampling = gain @ np.cov(model.rows(x, y, self.score).T) @ gain.T / self.n
         privacy = (gain * self.noise) @ gain.T
         new = at.like(found)
+        first = len(found) - effects
+        index = np.delete(np.arange(first, len(found)), np.arange(0, effects, 1 + p))
         unit = np.tile(self.unit, len(at.effects))
         square = np.outer(unit, unit)
-        apart = gain[index[:p]] @ bends - regressed
         return _Step(
             slopes=new.effects[:, 1:] * self.unit,
             sampling=sampling[np.ix_(index, index)] * square,
             privacy=privacy[np.ix_(index, index)] * square,
             levels=new.effects[:, 0],
             z=new.z,
-            misfit=BEND**2 * np.square(apart).sum(axis=1) * self.unit**2,
+            misfit=BEND**2 * np.square(self._apart(gain[index[:p]])).sum(axis=1) * self.unit**2,
         )
 
-    def _bends(self) -> tuple[Array, Array]:
-        """How far a unit of each bend moves the figures, (figures, bends), and the regression, (p, bends) per scale."""
+    def _apart(self, gain: NDArray[Any]) -> Array:
+        """(p, bends) how far a unit of each bend moves the effects from the regression's: D, per scale."""
         model, at = self.model, self.theta
         margins = [model.margin(j, at.shift[j], at.stretch[j]) for j in range(model.p)]
         x = model.points(margins, at.z, model.latents[:_POINTS])
@@ -183,15 +178,16 @@ class _Site:
         # A two-valued column has no bend of its own.
         bends = np.array([(a != b) or not model.binary[a] for a, b in zip(i, j, strict=True)])
         bent = (z[:, i] * z[:, j])[:, bends]
+        if not bent.size:
+            return np.zeros((model.p, 0))
         weight = np.maximum(model.outcome.information(eta), 1e-12)
         one = np.column_stack([np.ones(len(x)), z])
         gram = (one * weight[:, None]).T @ one
         regressed = np.linalg.solve(gram + 1e-9 * np.trace(gram) * np.eye(len(gram)), (one * weight[:, None]).T @ bent)
-        moved = np.zeros((len(self.observed), bent.shape[1]))
-        for k in range(bent.shape[1]):
-            found = self._moments(model, eta, x, u, bent[:, k])
-            moved[-len(found) :, k] = found
-        return moved, np.asarray(regressed[1:] * (model.lens.scale / spread)[:, None])
+        moved = np.column_stack([self._moments(model, eta, x, u, bent[:, k]) for k in range(bent.shape[1])])
+        covariates = gain.shape[1] - len(moved)
+        regressed_per_scale = regressed[1:] * (model.lens.scale / spread)[:, None]
+        return np.asarray(gain[:, covariates:] @ moved - regressed_per_scale)
 
     def _moments(self, model: CopulaModel, eta: Array, x: Array, u: Array, bend: Array) -> Array:
         """How fast the moments of the outcome, and the score, move with a bend of the first predictor."""
@@ -290,7 +286,7 @@ def together(releases: Sequence[tuple[MomentsRelease, Design]]) -> tuple[SiteEff
     for _ in range(_ROUNDS):
         for site, place, level in zip(sites, places, levels, strict=True):
             site.place(place, level, z)
-        steps = [site.step(uniforms, len(sites)) for site in sites]
+        steps = [site.step(uniforms) for site in sites]
         found = np.array([step.slopes.ravel() for step in steps])
         variances = np.array([np.diag(step.sampling + step.privacy) for step in steps])
         # Where a place says little, a step from it is wild, and the next place would be wilder.

@@ -1,0 +1,134 @@
+"""The influence that a declared coefficient's score sums: the regression's own, bounded, and the same on both sides."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from shared.base.randomness import seeded_rng
+from shared.estimands.regression import generalised, least_squares
+from shared.estimands.survival import cox
+from shared.mechanisms.moments.cohort import drawn, fit
+from shared.mechanisms.moments.copula import Score, complete, pilot
+from shared.mechanisms.moments.draw import moments
+from shared.mechanisms.moments.influence import direction, efficient_cut
+from tests.test_moments import COVARIATES, OUTCOMES, cohort, planned
+
+J = COVARIATES.index("sbp")
+
+
+@pytest.fixture(scope="module")
+def people():
+    return cohort(4000, np.random.default_rng(12))
+
+
+def regression(table, outcome):
+    """The regression's own coefficients on the records, per unit."""
+    x = table[list(COVARIATES)].to_numpy(float)
+    centred, y = x - x.mean(axis=0), table[list(OUTCOMES[outcome])].to_numpy(float)
+    if outcome == "survival":
+        return cox(centred, y[:, 0], y[:, 1]).beta
+    one, weights = np.column_stack([np.ones(len(x)), centred]), np.ones(len(x))
+    if outcome == "linear":
+        return least_squares(one, y[:, 0], weights).beta[1:]
+    return generalised(one, y[:, 0], "binomial" if outcome == "binary" else "poisson", weights, 0 * weights).beta[1:]
+
+
+def looked_at(people, outcome, **more):
+    design = planned(outcome, ("sbp",), covariates=COVARIATES, **more)
+    release = moments(people, design, seeded_rng(5))
+    return design, release, pilot(release, design)
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_an_influence_has_the_mean_that_its_law_gives_it(outcome, people):
+    design, release, score = looked_at(people, outcome)
+    fitted = complete(release, design)
+    x, y = drawn(fitted.model, fitted.theta, np.random.default_rng(1).random((40_000, design.p + 3)))
+    rows = score.rows(x, y)[:, 0]
+    expected = score.expected(fitted.model.outcome, fitted.model.predictor(fitted.theta.effects, x), x)[0]
+    assert abs(rows.mean() - expected) < 4 * rows.std() / np.sqrt(len(rows)) + 2e-4
+    assert np.abs(rows).max() <= 1
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_with_little_noise_the_score_tells_the_regression_s_own_coefficient(outcome, people):
+    design = planned(outcome, ("sbp",), covariates=COVARIATES, epsilon=100.0)
+    own = regression(people, outcome)[J]
+    sites = [fit(moments(people, design, seeded_rng(seed)), design) for seed in range(3)]
+    apart = np.mean([site.effects[J] for site in sites]) - own
+    patients = np.mean([site.sampling[J, J] for site in sites]) ** 0.5
+    assert abs(apart) < 0.2 * patients
+
+
+def crossing(n, rng):
+    """An exposure whose hazard ratio falls from 4 to one half: no proportional hazards, and Cox has an answer."""
+    table = cohort(n, rng)
+    z = (table["sbp"].to_numpy() - 128) / 18
+    early = rng.exponential(1, n) * 12 * np.exp(-1.4 * z)
+    late = 4 + rng.exponential(1, n) * 12 * np.exp(0.7 * z)
+    failure = np.where(early < 4, early, late)
+    leaving = np.minimum(20 - 6 * rng.random(n), rng.exponential(60, n))
+    return table.assign(time=np.clip(np.minimum(failure, leaving), 0.01, 20).round(2), died=(failure <= leaving) * 1.0)
+
+
+def test_where_hazards_are_not_proportional_cox_s_coefficient_is_told_and_not_a_model_s():
+    table = crossing(6000, np.random.default_rng(3))
+    own = regression(table, "survival")[J]
+    told = {}
+    for kind in ("influence", "residual"):
+        design = planned("survival", ("sbp",), covariates=COVARIATES, epsilon=100.0, score=kind)
+        told[kind] = abs(fit(moments(table, design, seeded_rng(2)), design).effects[J] - own)
+    assert told["influence"] < 0.5 * told["residual"]
+
+
+def test_a_cut_grows_with_the_records_and_is_never_below_the_plan_s(people):
+    design, release, score = looked_at(people, "survival")
+    fitted = complete(release, design)
+    x = fitted.model.points([fitted.model.margin(j, 0.0, 0.0) for j in range(design.p)], fitted.theta.z)
+    eta = fitted.model.predictor(fitted.theta.effects, x)
+    standard = fitted.model.lens.standard(x)
+    found = direction(fitted.model.outcome, eta, standard, J)
+    cuts = [efficient_cut(fitted.model.outcome, eta, standard, found, noise, 1.0) for noise in (1.0, 0.1, 0.01, 1e-3)]
+    assert cuts == sorted(cuts)
+    assert cuts[0] >= found.spread
+    assert cuts[-1] > 2 * cuts[0]
+    assert isinstance(score, Score)
+
+
+def test_both_sides_find_the_same_cut_where_their_last_digits_differ(people):
+    design, release, _ = looked_at(people, "survival")
+    fitted = complete(release, design)
+    x = fitted.model.points([fitted.model.margin(j, 0.0, 0.0) for j in range(design.p)], fitted.theta.z)
+    eta, standard = fitted.model.predictor(fitted.theta.effects, x), fitted.model.lens.standard(x)
+    rng = np.random.default_rng(8)
+    cuts = []
+    for noise in np.linspace(0.05, 0.5, 12):
+        for jitter in (0.0, 1e-10):
+            moved = eta * (1 + jitter * rng.standard_normal(eta.shape))
+            found = direction(fitted.model.outcome, moved, standard, J)
+            cuts.append(efficient_cut(fitted.model.outcome, moved, standard, found, noise, 1.0))
+    np.testing.assert_allclose(cuts[::2], cuts[1::2], rtol=1e-7)
+
+
+@pytest.mark.parametrize("j", range(len(COVARIATES)))
+def test_a_direction_is_blind_to_the_other_covariates(j, people):
+    """Σ w a x_o = 0 for every other covariate: an error of its coefficient moves the score to second order only."""
+    design, release, _ = looked_at(people, "survival")
+    fitted = complete(release, design)
+    x = fitted.model.points([fitted.model.margin(k, 0.0, 0.0) for k in range(design.p)], fitted.theta.z)
+    eta, standard = fitted.model.predictor(fitted.theta.effects, x), fitted.model.lens.standard(x)
+    found = direction(fitted.model.outcome, eta, standard, j)
+    weight = fitted.model.outcome.intensity(eta)
+    a = (standard @ found.along)[:, None] - found.means
+    each = np.einsum("mk,mk,mp->p", weight, a, standard) / weight.sum()
+    assert np.abs(np.delete(each, j)).max() < 1e-4 * each[j]
+    assert found.spread == pytest.approx(np.sqrt(each[j]), rel=1e-3)
+
+
+def test_records_far_outside_move_a_score_by_no_more_than_its_box(people):
+    design, release, score = looked_at(people, "survival")
+    far = pd.DataFrame(people.iloc[:6]).assign(sbp=[60, 280, 60, 280, 60, 280], time=[0.01, 0.01, 20, 20, 20, 20.0])
+    x, y = design.matrices(far)
+    assert np.abs(score.rows(x, y)).max() == 1.0
