@@ -29,16 +29,8 @@ from shared.plans.invitation import Invitation, certificate_fingerprint
 from shared.plans.plan import StudyPlan, sign_plan
 from shared.terminal import run
 from shared.wire.clocks import ClockOffset
-from shared.wire.messages import (
-    Acceptance,
-    AnchorHead,
-    AnchorReceipt,
-    Enrolment,
-    Holding,
-    Holdings,
-    MembershipReply,
-    Reminder,
-)
+from shared.wire.signed_messages import AnchorHead
+from shared.wire.site_messages import Acceptance, AnchorReceipt, Enrolment, Holding, Holdings, MembershipReply, Reminder
 from site_agent import cli
 from site_agent.release import drawing, pipeline
 from site_agent.release.fitting import FittedMechanism, released_rows

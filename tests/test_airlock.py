@@ -16,7 +16,7 @@ from shared.base.keys import Envelope, PublicKey, SigningKey, write_private
 from shared.errors import ApprovalRefusal, PausedRefusal
 from shared.plans.plan import Budget, Floors
 from shared.releases.receipt import STATEMENT_TYPE, Statement
-from shared.wire.messages import WITHDRAWAL_TYPE
+from shared.wire.signed_messages import WITHDRAWAL_TYPE
 from site_agent.config import SiteConfig
 from site_agent.decide import airlock
 from site_agent.desk import Desk, agent_version, today

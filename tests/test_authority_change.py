@@ -128,7 +128,8 @@ def test_a_newly_invited_site_pins_the_new_authority_alone(member):
 
 def test_an_analyst_who_pins_the_first_authority_is_answered_after_two_changes(member):
     from coordinator.services.analysts import Analysts
-    from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE, StudiesRequest
+    from shared.wire.analyst_messages import StudiesRequest
+    from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE
     from shared.wire.transport import SERVER_NAME, Client, Credentials
 
     member.server.stop(0)

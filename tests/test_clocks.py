@@ -24,7 +24,8 @@ from shared.errors import CertificateRefusal, IntegrityRefusal, ParameterError, 
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, StudyPlan, Wave
 from shared.wire.clocks import CLOCK_TYPE, ClockReading, open_reading, utc_now
-from shared.wire.messages import ENROLMENT_TYPE, EnrolmentRequest, EnrolRequest, SignedDocument
+from shared.wire.signed_messages import ENROLMENT_TYPE, EnrolmentRequest
+from shared.wire.site_messages import EnrolRequest, SignedDocument
 from shared.wire.transport import Call, Peer
 from site_agent.decide import waves
 from site_agent.desk import open_desk

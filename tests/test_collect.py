@@ -66,16 +66,9 @@ from shared.plans.dictionary import Column
 from shared.plans.plan import Budget, StudyPlan, Wave, open_plan, sign_plan
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import planned_event
-from shared.wire.messages import (
-    ANCHOR_TYPE,
-    CHUNK_BYTES,
-    Chunk,
-    EnrolmentRequest,
-    EnrolRequest,
-    Offered,
-    OfferRequest,
-    StudyRequest,
-)
+from shared.wire.message_limits import CHUNK_BYTES
+from shared.wire.signed_messages import ANCHOR_TYPE, EnrolmentRequest
+from shared.wire.site_messages import Chunk, EnrolRequest, Offered, OfferRequest, StudyRequest
 from shared.wire.transport import Call, Peer
 from site_agent.egress import Egress, new_tls_identity
 

@@ -155,7 +155,7 @@ def test_a_certificate_of_another_key_is_refused(hospital):
 
     hospital("init", "--invitation", str(hospital.invitation), "--approver", "dr-lind")
     key = ec.generate_private_key(ec.SECP256R1())
-    from shared.wire.messages import Enrolment
+    from shared.wire.site_messages import Enrolment
 
     foreign = Enrolment(state="accepted", certificate_pem=certificate("north", key.public_key(), key))
     hospital.hub.enrol = lambda **_: foreign

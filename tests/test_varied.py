@@ -20,7 +20,7 @@ from test_postures import TODAY, cohort, encoded, fitted, released, site, study
 from theatre import plan_toml
 
 from coordinator.analyst.remote import Study
-from coordinator.answers.queries import _source
+from coordinator.answers.site_answers import _source
 from coordinator.answers.spending import least_total, spending
 from coordinator.cli import main
 from coordinator.planning import _price, cost

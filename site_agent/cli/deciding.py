@@ -329,7 +329,7 @@ def withdraw(
     dry_run: Dry = False,
 ) -> None:
     """Take a release back: stop it here at once, and have the coordinator bury what it has. The charge stays."""
-    from shared.wire.messages import REASONS
+    from shared.wire.signed_messages import REASONS
     from site_agent.decide import airlock
 
     desk = open_desk(home)

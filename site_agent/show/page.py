@@ -205,7 +205,7 @@ def application(
         return draw("outbox.html", desk, session, here="/", rows=rows, waiting=waiting)
 
     def release(desk: Desk, session: Session, request: Request) -> Response:
-        from shared.wire.messages import REASONS
+        from shared.wire.signed_messages import REASONS
 
         number = request.query_params.get("page", "1")
         said = request.query_params.get("done", "")
