@@ -46,7 +46,7 @@ from shared.mechanisms.moments.noise import (
 from shared.mechanisms.moments.outcomes import Count, LinearOutcome, Outcome, Survival
 from shared.plans.dictionary import NUMERIC
 
-__all__ = ["CopulaModel", "CopulaParameters", "Score", "complete", "observations", "pilot", "precisions"]
+__all__ = ["CopulaModel", "CopulaParameters", "Score", "complete", "doubted", "observations", "pilot", "precisions"]
 
 Array = NDArray[np.float64]
 
@@ -57,6 +57,8 @@ _CUT = 6.0
 _PRIOR_SHIFT, _PRIOR_STRETCH, _PRIOR_Z, _PRIOR_LEVEL, _PRIOR_EFFECT = 0.5, 0.25, 0.5, 1.5, 0.7
 """Standard deviations of the weak prior; the effect's is per standard deviation of its covariate."""
 _LEAST_EIGENVALUE = 0.05
+_DOUBT = 0.1
+"""Standard deviation of what the model may have wrong in an effect that a score tells, per scale of its covariate."""
 
 
 @lru_cache(maxsize=8)
@@ -245,9 +247,8 @@ class Score:
         eta, standard = _predictor(self.pilot, self.lens, x), self._standard(x)
         reach = score_reach(len(spec.declared))
         noise = sigma_of(spec, 3) / (grids_of(spec)[3] * reach * math.sqrt(n))
-        self.directions = [
-            direction(self.outcome, eta, standard, spec.covariates.index(name)) for name in spec.declared
-        ]
+        self.columns = [spec.covariates.index(name) for name in spec.declared]
+        self.directions = [direction(self.outcome, eta, standard, j) for j in self.columns]
         self.cuts = [
             efficient_cut(self.outcome, eta, standard, found, noise, spec.score_clip) for found in self.directions
         ]
@@ -405,6 +406,20 @@ def _solve(release: MomentsRelease, design: Design) -> _Fitted:
     return _joint(model, theta, observed, noise, None, 1)
 
 
+def doubted(model: CopulaModel, slope: Array, noise: Array, score: AnyScore | None) -> Array:
+    """Variances by which figures are weighed: of a coefficient with a score, the moment counts as far as the model.
+
+    The score is the regression's own, the moment of outcome and covariate is read through the model of everything.
+    """
+    if not isinstance(score, Score):
+        return noise
+    p, out = model.p, noise.copy()
+    first, effects = 2 * p + p * (p - 1) // 2, slope.shape[1] - model.outcome.predictors * (1 + p)
+    for j in score.columns:
+        out[first + 1 + j] += (slope[first + 1 + j, effects + 1 + j] * _DOUBT) ** 2
+    return out
+
+
 def _joint(
     model: CopulaModel, theta: CopulaParameters, observed: Array, noise: Array, score: AnyScore | None, steps: int
 ) -> _Fitted:
@@ -412,7 +427,7 @@ def _joint(
     gain: Array = np.empty(0)
     for _ in range(steps):
         value, slope = model.slope(theta, score)
-        weighted = slope.T / noise
+        weighted = slope.T / doubted(model, slope, noise, score)
         hessian = weighted @ slope + np.diag(precision)
         gain = np.asarray(np.linalg.solve(hessian, weighted), dtype=float)
         step = gain @ (observed - value) - np.linalg.solve(hessian, precision * theta.flat)

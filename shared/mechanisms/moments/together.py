@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from scipy.special import logit
 
 from shared.mechanisms.moments.cohort import Cohort, drawn
-from shared.mechanisms.moments.copula import CopulaModel, CopulaParameters, complete, observations, precisions
+from shared.mechanisms.moments.copula import CopulaModel, CopulaParameters, complete, doubted, observations, precisions
 from shared.mechanisms.moments.noise import Design, MomentsRelease, sigma_of
 from shared.mechanisms.moments.outcomes import Count, LinearOutcome, Survival
 from shared.plans.dictionary import NUMERIC
@@ -144,7 +144,7 @@ class _Site:
         effects, p = at.effects.size, model.p
         precision = precisions(model)
         precision[-effects:] = 1e-9
-        weighted = slope.T / self.noise
+        weighted = slope.T / doubted(model, slope, self.noise, self.score)
         hessian = weighted @ slope + np.diag(precision)
         gain = np.linalg.solve(hessian, weighted)
         pulled = precision * np.r_[at.shift, at.stretch, np.zeros(len(at.z) + effects)]
