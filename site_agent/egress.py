@@ -21,6 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
+from shared.base.at_rest import pem_of
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, SigningKey
@@ -128,10 +129,7 @@ def new_tls_identity(site: str) -> tuple[str, str]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, site)])
     csr = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
-    key_pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return key_pem.decode(), csr.public_bytes(serialization.Encoding.PEM).decode()
+    return pem_of(key).decode(), csr.public_bytes(serialization.Encoding.PEM).decode()
 
 
 class AcknowledgedReplies:

@@ -750,7 +750,7 @@ def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_traini
     from shared.errors import PlanChanged, ReceiptRefusal
     from shared.plans.encoding import Encoder
     from shared.releases.receipt import TRAINED, Receipt
-    from site_agent.release.pipeline import make_release
+    from site_agent.release.pipeline.making import make_release
 
     victim = hospitals[0]
     victim.ledger.approve_plan(study=PLAN.study, version=1, plan_hash=PLAN.hash, approver="lind")

@@ -20,7 +20,7 @@ from shared.base.keys import Envelope, SigningKey
 from shared.plans.plan import Budget, PrivateTraining, Wave, sign_plan
 from shared.releases.receipt import STATEMENT_TYPE
 from site_agent import cli
-from site_agent.release import pipeline
+from site_agent.release.pipeline import stages
 
 ROOT = Path(__file__).resolve().parent.parent
 CANARY = "CANARY-7319"
@@ -661,4 +661,4 @@ def test_a_plan_version_is_remembered_when_its_files_are_gone(hospital, plan):
 
 def test_stages_are_told_in_a_log_and_not_in_json(ready):
     ready.json("release", "mini", "--wave", "1")  # parses: nothing but JSON on the way
-    assert pipeline.ReleaseStage.FIT.value in ready("try", "mini")
+    assert stages.ReleaseStage.FIT.value in ready("try", "mini")

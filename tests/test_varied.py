@@ -49,12 +49,12 @@ from shared.privacy.accountant import NoGuarantee
 from shared.privacy.composition import StudyCharges
 from shared.releases.receipt import Receipt, coverage, in_words, planned_event, read_bundle
 from site_agent.config import SiteBudget, TableSource
-from site_agent.decide.airlock import totals
+from site_agent.decide.airlock.overview import totals
 from site_agent.decide.plan_facts import _price as _price_of
 from site_agent.ledger.holds import price_of
 from site_agent.release.audit.distances import linkage
 from site_agent.release.audit.likelihood import weighed
-from site_agent.release.pipeline import make_release
+from site_agent.release.pipeline.making import make_release
 from site_agent.release.sealed_state import fitted_by
 from site_agent.show import page, screens
 from site_agent.show.curve import require_allowed

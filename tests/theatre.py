@@ -365,7 +365,7 @@ class Theatre:
 
 
 def _environment() -> dict[str, str]:
-    kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPYCACHEPREFIX")
+    kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPYCACHEPREFIX", "TRIBUTARY_KEY_FILE")
     return {name: os.environ[name] for name in kept if name in os.environ} | {"OMP_NUM_THREADS": "1"}
 
 
@@ -395,7 +395,7 @@ PRELOADED = [
     "site_agent.cli",
     "site_agent.egress",
     "site_agent.release.drawing",
-    "site_agent.release.pipeline",
+    "site_agent.release.pipeline.making",
     "site_agent.models.flow",
     "site_agent.release.audit.attacks",
     "site_agent.release.checks",

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from cryptography import x509
 
 from shared import errors
+from shared.base.at_rest import clear_pem
 from shared.base.clock import utc_now
 from shared.errors import (
     CertificateRefusal,
@@ -267,7 +268,7 @@ class Server:
         shown = [first]
 
         def configuration(given: Credentials) -> Any:
-            pairs = [(given.key_pem.encode(), given.cert_pem.encode())]
+            pairs = [(clear_pem(given.key_pem, "server.pem").encode(), given.cert_pem.encode())]
             return grpc.ssl_server_certificate_configuration(pairs, root_certificates=given.ca_pem.encode())
 
         def renewed() -> Any:
@@ -642,7 +643,7 @@ class Client:
             _require_current(credentials.cert_pem, "this site's certificate")
         secure = grpc.ssl_channel_credentials(
             root_certificates=credentials.ca_pem.encode(),
-            private_key=credentials.key_pem.encode() or None,
+            private_key=clear_pem(credentials.key_pem, "tls.pem").encode() or None,
             certificate_chain=credentials.cert_pem.encode() or None,
         )
         self._metadata = ((TOKEN_KEY, TOKEN_FORM + credentials.token),) if credentials.token else ()

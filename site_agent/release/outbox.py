@@ -201,7 +201,7 @@ class Outbox:
     def approve_by_standing(self, release_id: str, digest: str, *, name: str) -> Hold:
         """Approve by the standing approval `digest` of the registered approver `name`, if the ledger has it in force.
 
-        Whether the release is within its limits is for the caller (`site_agent.decide.airlock.approve_by_standing`).
+        Whether the release is within its limits is for the caller (`site_agent.decide.airlock`).
 
         Raises: as `approve`.
         """
