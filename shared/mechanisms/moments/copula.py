@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from shared.errors import ParameterError
-from shared.mechanisms.moments.influence import direction, efficient_cut
+from shared.mechanisms.moments.influence import direction, efficient_cut, held
 from shared.mechanisms.moments.margins import Margin, product_moments
 from shared.mechanisms.moments.noise import (
     SQUARE,
@@ -234,9 +234,9 @@ def _root(z: Array, p: int) -> Array:
 
 
 class Score:
-    """What block 4 sums of a record for each declared coefficient, at a pilot fit: its influence, cut.
+    """What block 4 sums of a record for the declared coefficients, at a pilot fit: their influences, cut together.
 
-    The law that an expectation is taken under may have moved since; where the influence looks has not.
+    The law that an expectation is taken under may have moved since; where the influences look has not.
     """
 
     def __init__(self, model: CopulaModel, theta: CopulaParameters, n: int) -> None:
@@ -245,32 +245,31 @@ class Score:
         margins = [model.margin(j, theta.shift[j], theta.stretch[j]) for j in range(model.p)]
         x = model.points(margins, theta.z, model.latents[:_COARSE])
         eta, standard = _predictor(self.pilot, self.lens, x), self._standard(x)
-        reach = score_reach(len(spec.declared))
-        noise = sigma_of(spec, 3) / (grids_of(spec)[3] * reach * math.sqrt(n))
         self.columns = [spec.covariates.index(name) for name in spec.declared]
         self.directions = [direction(self.outcome, eta, standard, j) for j in self.columns]
-        self.cuts = [
-            efficient_cut(self.outcome, eta, standard, found, noise, spec.score_clip) for found in self.directions
-        ]
+        noise = sigma_of(spec, 3) / (grids_of(spec)[3] * score_reach(len(self.columns), spec.score) * math.sqrt(n))
+        chance, cases = self.outcome.cases(eta)
+        self.cut = efficient_cut(self._influences(cases, x), chance / len(x), noise, spec.score_clip)
 
     def _standard(self, x: Array) -> Array:
         return np.clip(self.lens.standard(x), -_CUT, _CUT)
 
-    def _cut(self, y: Array, x: Array) -> list[Array]:
+    def _influences(self, y: Array, x: Array) -> Array:
+        """(declared, …) of each record, in standard deviations of its direction."""
         eta, standard = _predictor(self.pilot, self.lens, x), self._standard(x)
-        return [
-            np.clip(self.outcome.influence(y, eta, standard @ found.along, found.means) / cut, -1, 1)
-            for found, cut in zip(self.directions, self.cuts, strict=True)
-        ]
+        return np.array(
+            [self.outcome.influence(y, eta, standard @ to.along, to.means) / to.spread for to in self.directions]
+        )
 
     def rows(self, x: Array, y: Array) -> Array:
-        """(n, declared), each in [-1, 1]."""
-        return np.column_stack(self._cut(y, x))
+        """(n, declared), each of length 1 at most."""
+        return held(self._influences(y, x), self.cut).T / self.cut
 
     def expected(self, law: Outcome, eta: Array, x: Array) -> Array:
         """(declared,) mean at the points x, where outcomes follow `law` with the linear predictors `eta`."""
         chance, cases = law.cases(eta)
-        return np.array([float((chance * held).sum() / len(x)) for held in self._cut(cases, x)])
+        found = held(self._influences(cases, x), self.cut) / self.cut
+        return np.asarray((found * chance).sum(axis=(1, 2)) / len(x))
 
 
 class ResidualScore:
@@ -344,7 +343,7 @@ def observations(release: MomentsRelease, lens: Lens, scored: AnyScore | None) -
         np.full(block[:-1].size, block_sd),
     ]
     if scored is not None:
-        reach = score_reach(len(release.score))
+        reach = score_reach(len(release.score), spec.score)
         values.append(release.score / (reach * n))
         noise.append(np.full(len(release.score), sigma_of(spec, 3) / (grids[3] * reach * n)))
     return np.concatenate(values), np.concatenate(noise) ** 2

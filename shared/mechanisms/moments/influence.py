@@ -15,9 +15,10 @@ or of the baseline moves:
 
 At the regression's own estimate on the records it sums to zero whatever their law is, where the score of a model of
 everything sums to zero at that model's estimate: risk-set means that follow time make it Cox's coefficient that is
-told. η, Λ, x̄ and I are those of the pilot fit to blocks 1 to 3, hence released numbers, and what is summed is ψ/C cut
-at ±1. C is the cut, from `score_clip` standard deviations of a on, that leaves the coefficient the smallest variance,
-of patients and noise, under the pilot's own law.
+told. η, Λ, x̄ and I are those of the pilot fit to blocks 1 to 3, hence released numbers. What is summed is the vector
+of the declared coefficients' influences, each over the standard deviation of its a, drawn in to the length C where it
+is longer: one person moves all of them together by 2C at most, so that a further coefficient costs the others little.
+C, from `score_clip` on, leaves the coefficients the smallest variance, of patients and noise, under the pilot's law.
 
 Source: D. Y. Lin, L. J. Wei (1989), J. Am. Stat. Assoc. 84, 1074.
 """
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 
 from shared.mechanisms.moments.outcomes import Outcome
 
-__all__ = ["Direction", "direction", "efficient_cut"]
+__all__ = ["Direction", "direction", "efficient_cut", "held"]
 
 Array = NDArray[np.float64]
 
@@ -75,21 +76,31 @@ def direction(outcome: Outcome, eta: Array, standard: Array, j: int) -> Directio
     return Direction(along, means @ along, math.sqrt(max(float(along @ spread @ along), 1e-6)))
 
 
-def efficient_cut(outcome: Outcome, eta: Array, standard: Array, found: Direction, noise: float, least: float) -> float:
-    r"""The cut C, of ψ, with the smallest variance :math:`(E[q^2] + (C s)^2) / E[q \psi]^2`, q = clip(ψ, ±C).
+def held(influences: Array, cut: float) -> Array:
+    """(declared, …) vectors drawn in to the length `cut` where they are longer.
+
+    >>> held(np.array([[3.0, 0.3], [4.0, 0.4]]), 1.0)
+    array([[0.6, 0.3],
+           [0.8, 0.4]])
+    """
+    length = np.sqrt(np.square(influences).sum(axis=0))
+    return np.asarray(influences * np.minimum(1.0, cut / np.maximum(length, 1e-300)))
+
+
+def efficient_cut(influences: Array, chance: Array, noise: float, least: float) -> float:
+    r"""The length C with the smallest :math:`\sum_j (E[q_j^2] + (C s)^2) / E[q_j \psi_j]^2`, q what is held of ψ.
 
     Args:
+        influences: (declared, m, cases), in standard deviations of their directions. chance: (m, cases), sums to 1.
         noise: s, standard deviation of the sum's noise for C = 1, over the root of the number of records.
-        least: smallest C, in standard deviations of a.
+        least: smallest C.
     """
-    chance, cases = outcome.cases(eta)
-    values = outcome.influence(cases, eta, standard @ found.along, found.means)
-    cuts = found.spread * np.geomspace(least, max(_WIDEST, least), 25)
+    cuts = np.geomspace(least, max(_WIDEST, least), 25)
     variances = []
     for cut in cuts:
-        held = np.clip(values, -cut, cut)
-        told = float((chance * held * values).sum() / len(eta))
-        variances.append((float((chance * held**2).sum() / len(eta)) + (cut * noise) ** 2) / max(told, 1e-12) ** 2)
+        kept = held(influences, float(cut))
+        told = np.maximum((chance * kept * influences).sum(axis=(1, 2)), 1e-12)
+        variances.append(float((((chance * kept**2).sum(axis=(1, 2)) + (cut * noise) ** 2) / told**2).sum()))
     # Site and coordinator must find the same cut, where their last digits differ too: no choice, a smooth mean.
     worse = np.array(variances) / min(variances) - 1
     weights = np.exp(-worse / _AS_GOOD)

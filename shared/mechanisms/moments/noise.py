@@ -35,8 +35,8 @@ which is linear in f and in g, hence largest at f ∈ {0, F}, g ∈ {0, H}:
 The whole numbers are chosen as large as Δ ≤ 2²² allows, and 2²² steps of the grid 2⁻²² are 1. (F G² ≤ H W² costs
 nothing; G is as large as that.)
 
-*Score.* Every coordinate is held within b whole steps of zero and there are L of them: Δ² ≤ L (2b)², and b is the
-largest that keeps it at 1.
+*Score.* A record's L coordinates are a vector of at most 2²¹ whole steps in length, cut towards zero: Δ² ≤ (2·2²¹)².
+(The ``residual``'s are held within b steps each: Δ² ≤ L (2b)², and b is the largest that keeps it at 1.)
 
 *Products.* Write U = 1024 w with w ∈ [-1, 1]^p, and q = (5/8)² < 1/2. With a = ‖w‖², a' = ‖w'‖², r = w·w' the change is
 
@@ -696,15 +696,17 @@ def _product_corners(p: int, binary: int) -> tuple[tuple[float, ...], ...]:
     return tuple(out)
 
 
-def score_steps(rows: Array) -> Integers:
-    """(n, L) values in [-1, 1] as whole steps, held so that L of them have diameter 1."""
-    most = score_reach(rows.shape[1])
+def score_steps(rows: Array, kind: ScoreKind) -> Integers:
+    """(n, L) a record's part of block 4 in whole steps: from vectors of length 1 at most, or from values in [-1, 1]."""
+    most = score_reach(rows.shape[1], kind)
+    if kind == "influence":
+        return np.trunc(rows * most).astype(np.int64)
     return np.clip(np.rint(rows * most).astype(np.int64), -most, most)
 
 
-def score_reach(declared: int) -> int:
-    """The largest b with L (2b)² ≤ 2⁴⁴."""
-    return math.isqrt(_STEPS**2 // (4 * declared))
+def score_reach(declared: int, kind: ScoreKind) -> int:
+    """Steps of the longest vector; of ``residual``, the largest b with L (2b)² ≤ 2⁴⁴."""
+    return _STEPS // 2 if kind == "influence" else math.isqrt(_STEPS**2 // (4 * declared))
 
 
 def product_steps(wide: Array) -> Integers:
