@@ -324,6 +324,23 @@ MUTATIONS: tuple[Mutation, ...] = (
             "np.clip(np.rint(rows * most).astype(np.int64), -most, most)",
             "np.rint(2 * rows * most).astype(np.int64)",
         ),
+        tests=["test_moments.py::test_in_a_plan_from_before_no_two_records_are_further_apart_in_any_block"],
+    ),
+    mutation(
+        "influences that each have a box of their own",
+        (
+            "shared/mechanisms/moments/influence.py",
+            "np.sqrt(np.square(influences).sum(axis=0))",
+            "np.abs(influences).max(axis=0)",
+        ),
+        tests=[
+            "test_moments.py::test_a_score_moves_no_two_records_further_apart_than_the_event_says",
+            "test_moments_influence.py::test_no_score_is_longer_than_its_ball_in_whole_steps",
+        ],
+    ),
+    mutation(
+        "influences in a ball as wide as a diameter",
+        (MOMENTS, 'return _STEPS // 2 if kind == "influence"', 'return _STEPS if kind == "influence"'),
         tests=["test_moments.py::test_a_score_moves_no_two_records_further_apart_than_the_event_says"],
     ),
     mutation(

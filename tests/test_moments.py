@@ -201,7 +201,7 @@ def measured(design, people, seed=2):
     tables = [np.concatenate([t.ravel() for t in design.counts(x[k : k + 1], y[k : k + 1])]) for k in range(len(x))]
     parts = [np.array(tables), lens.moment_steps(x, y), [product_steps(row[None]) for row in lens.wide_steps(x)]]
     if design.spec.declared:
-        parts.append(score_steps(pilot(release, design).rows(x, y)))
+        parts.append(score_steps(pilot(release, design).rows(x, y), design.spec.score))
     return [
         np.asarray(part).reshape(len(x), -1) * (grid / sigma_of(design.spec, block))
         for block, (part, grid) in enumerate(zip(parts, (1.0, 2.0**-22, 2.0**-20, 2.0**-22), strict=False))
@@ -244,7 +244,7 @@ def test_a_score_moves_no_two_records_further_apart_than_the_event_says(outcome,
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
 def test_in_a_plan_from_before_no_two_records_are_further_apart_in_any_block(outcome, people):
-    design = planned(outcome, ("sbp", "age"), score_clip=0.5, sensitivity="blocks")
+    design = planned(outcome, ("sbp", "age"), score_clip=0.5, sensitivity="blocks", score="residual")
     for part, one, least in zip(
         measured(design, people), event(design.spec).events, (1.0, 0.97, 0.9, 0.4), strict=True
     ):

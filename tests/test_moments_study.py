@@ -105,10 +105,12 @@ def test_a_plan_from_before_keeps_its_hash_its_event_and_the_variance_of_its_noi
     given = json.loads(study.canonical)
     assert given["release"].pop("sensitivity") == "joint", "what is written today says so"
     assert given["release"].pop("margins") == "cells"
+    assert given["release"].pop("score") == "influence"
     before = StudyPlan.from_bytes(canonical_json(given))
     assert before.hash == HASH_BEFORE
     assert before.release.sensitivity == "blocks"
     assert before.release.margins == "lognormal"
+    assert before.release.score == "residual"
     event = before.release.event(before)
     assert isinstance(event, privacy.Composition)
     assert 0.9999 < privacy.epsilon(event, 1e-6) <= 1.0

@@ -414,7 +414,7 @@ def test_moments_look_at_records_through_nothing_but_what_the_released_figures_s
     np.testing.assert_array_equal(release.moments - inner, lens.moment_steps(x, y).sum(axis=0))
     np.testing.assert_array_equal(release.products - products, moments.product_steps(lens.wide_steps(x)))
     rows = pilot(release, design).rows(x, y)
-    np.testing.assert_array_equal(release.score - score, moments.score_steps(rows).sum(axis=0))
+    np.testing.assert_array_equal(release.score - score, moments.score_steps(rows, "influence").sum(axis=0))
 
 
 # -- rows ---------------------------------------------------------------------------------------------------------

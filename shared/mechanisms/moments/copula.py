@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from shared.errors import ParameterError
+from shared.mechanisms.moments.influence import direction, efficient_cut, held
 from shared.mechanisms.moments.margins import Margin, product_moments
 from shared.mechanisms.moments.noise import (
     SQUARE,
@@ -42,10 +43,10 @@ from shared.mechanisms.moments.noise import (
     score_reach,
     sigma_of,
 )
-from shared.mechanisms.moments.outcomes import LinearOutcome, Survival
+from shared.mechanisms.moments.outcomes import Count, LinearOutcome, Outcome, Survival
 from shared.plans.dictionary import NUMERIC
 
-__all__ = ["CopulaModel", "CopulaParameters", "Score", "complete", "observations", "pilot", "precisions"]
+__all__ = ["CopulaModel", "CopulaParameters", "Score", "complete", "doubted", "observations", "pilot", "precisions"]
 
 Array = NDArray[np.float64]
 
@@ -56,6 +57,8 @@ _CUT = 6.0
 _PRIOR_SHIFT, _PRIOR_STRETCH, _PRIOR_Z, _PRIOR_LEVEL, _PRIOR_EFFECT = 0.5, 0.25, 0.5, 1.5, 0.7
 """Standard deviations of the weak prior; the effect's is per standard deviation of its covariate."""
 _LEAST_EIGENVALUE = 0.05
+_DOUBT = 0.1
+"""Standard deviation of what the model may have wrong in an effect that a score tells, per scale of its covariate."""
 
 
 @lru_cache(maxsize=8)
@@ -134,8 +137,7 @@ class CopulaModel:
     # -- outcome ---------------------------------------------------------------------------------------------
     def predictor(self, effects: Array, x: Array) -> Array:
         """(n, predictors)."""
-        standard = np.clip(self.lens.standard(x), -_CUT, _CUT)
-        return np.asarray(effects[:, 0] + standard @ effects[:, 1:].T)
+        return _predictor(effects, self.lens, x)
 
     def block(self, effects: Array, x: Array, u: Array) -> Array:
         """(a, 1 + p) mean of features ⊗ u."""
@@ -157,7 +159,7 @@ class CopulaModel:
         return (base.T @ u / len(x)).ravel(), slope.reshape(base.shape[1] * u.shape[1], -1)
 
     # -- everything ------------------------------------------------------------------------------------------
-    def predict(self, theta: CopulaParameters, score: Score | None, latents: Array | None = None) -> Array:
+    def predict(self, theta: CopulaParameters, score: AnyScore | None, latents: Array | None = None) -> Array:
         """M(θ): every moment of the release, and the score where one is declared."""
         margins = [self.margin(j, theta.shift[j], theta.stretch[j]) for j in range(self.p)]
         singles = np.array([self.singles(j, margin) for j, margin in enumerate(margins)])
@@ -165,10 +167,10 @@ class CopulaModel:
         x = self.points(margins, theta.z, latents)
         parts = [singles.T.ravel(), products, self.block(theta.effects, x, self.lens.u(x)).ravel()]
         if score is not None:
-            parts.append(score.expected(self.predictor(theta.effects, x), x))
+            parts.append(score.expected(self.outcome, self.predictor(theta.effects, x), x))
         return np.concatenate(parts)
 
-    def slope(self, theta: CopulaParameters, score: Score | None) -> tuple[Array, Array]:
+    def slope(self, theta: CopulaParameters, score: AnyScore | None) -> tuple[Array, Array]:
         """Prediction and its derivative: forward differences in the covariates' parameters, exact in the effects."""
         exact = self.predict(theta, score)
         few = self.latents[:_COARSE]
@@ -195,11 +197,11 @@ class CopulaModel:
             for k in range(theta.effects.size):
                 moved = theta.effects.copy()
                 moved.flat[k] += 1e-4
-                there = score.expected(self.predictor(moved, x), x)
+                there = score.expected(self.outcome, self.predictor(moved, x), x)
                 out[first + len(inner) :, covariates + k] = (there - base[first + len(inner) :]) / 1e-4
         return exact, out
 
-    def rows(self, x: Array, y: Array, score: Score | None) -> Array:
+    def rows(self, x: Array, y: Array, score: AnyScore | None) -> Array:
         """(n, moments) each record's part of the sums, in the units of `predict`."""
         lens = self.lens
         wide = lens.wide(x)
@@ -211,6 +213,11 @@ class CopulaModel:
         if score is not None:
             parts.append(score.rows(x, y))
         return np.column_stack(parts)
+
+
+def _predictor(effects: Array, lens: Lens, x: Array) -> Array:
+    standard = np.clip(lens.standard(x), -_CUT, _CUT)
+    return np.asarray(effects[:, 0] + standard @ effects[:, 1:].T)
 
 
 def _root(z: Array, p: int) -> Array:
@@ -227,7 +234,46 @@ def _root(z: Array, p: int) -> Array:
 
 
 class Score:
-    """The efficient score of each declared coefficient, at a pilot fit: where block 4 looks."""
+    """What block 4 sums of a record for the declared coefficients, at a pilot fit: their influences, cut together.
+
+    The law that an expectation is taken under may have moved since; where the influences look has not.
+    """
+
+    def __init__(self, model: CopulaModel, theta: CopulaParameters, n: int) -> None:
+        spec = model.design.spec
+        self.lens, self.outcome, self.pilot = model.lens, model.outcome, theta.effects.copy()
+        margins = [model.margin(j, theta.shift[j], theta.stretch[j]) for j in range(model.p)]
+        x = model.points(margins, theta.z, model.latents[:_COARSE])
+        eta, standard = _predictor(self.pilot, self.lens, x), self._standard(x)
+        self.columns = [spec.covariates.index(name) for name in spec.declared]
+        self.directions = [direction(self.outcome, eta, standard, j) for j in self.columns]
+        noise = sigma_of(spec, 3) / (grids_of(spec)[3] * score_reach(len(self.columns), spec.score) * math.sqrt(n))
+        chance, cases = self.outcome.cases(eta)
+        self.cut = efficient_cut(self._influences(cases, x), chance / len(x), noise, spec.score_clip)
+
+    def _standard(self, x: Array) -> Array:
+        return np.clip(self.lens.standard(x), -_CUT, _CUT)
+
+    def _influences(self, y: Array, x: Array) -> Array:
+        """(declared, …) of each record, in standard deviations of its direction."""
+        eta, standard = _predictor(self.pilot, self.lens, x), self._standard(x)
+        return np.array(
+            [self.outcome.influence(y, eta, standard @ to.along, to.means) / to.spread for to in self.directions]
+        )
+
+    def rows(self, x: Array, y: Array) -> Array:
+        """(n, declared), each of length 1 at most."""
+        return held(self._influences(y, x), self.cut).T / self.cut
+
+    def expected(self, law: Outcome, eta: Array, x: Array) -> Array:
+        """(declared,) mean at the points x, where outcomes follow `law` with the linear predictors `eta`."""
+        chance, cases = law.cases(eta)
+        found = held(self._influences(cases, x), self.cut) / self.cut
+        return np.asarray((found * chance).sum(axis=(1, 2)) / len(x))
+
+
+class ResidualScore:
+    """What plans from before summed: the residual of the model, times the direction, each cut by itself."""
 
     def __init__(self, model: CopulaModel, theta: CopulaParameters) -> None:
         spec = model.design.spec
@@ -261,10 +307,14 @@ class Score:
         residual = self.model.outcome.residual(y, self.model.predictor(self.pilot, x))
         return np.asarray(residual[:, None] * self.along(x))
 
-    def expected(self, eta: Array, x: Array) -> Array:
-        """(declared,) mean under the linear predictors `eta` at the points x."""
-        residual = self.model.outcome.expected_residual(eta, self.model.predictor(self.pilot, x))
+    def expected(self, law: Outcome, eta: Array, x: Array) -> Array:
+        """(declared,) mean under the linear predictors `eta` at the points x; of counts, under their law."""
+        outcome = law if isinstance(law, Count) else self.model.outcome
+        residual = outcome.expected_residual(eta, self.model.predictor(self.pilot, x))
         return np.asarray(residual @ self.along(x) / len(x))
+
+
+AnyScore = Score | ResidualScore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,10 +323,10 @@ class _Fitted:
     theta: CopulaParameters
     gain: Array
     noise: Array
-    score: Score | None
+    score: AnyScore | None
 
 
-def observations(release: MomentsRelease, lens: Lens, scored: Score | None) -> tuple[Array, Array]:
+def observations(release: MomentsRelease, lens: Lens, scored: AnyScore | None) -> tuple[Array, Array]:
     """The moments in the units of `CopulaModel.predict`, and the variances of their noise."""
     spec, n, p = lens.design.spec, release.n, lens.design.p
     grids = grids_of(spec)
@@ -293,7 +343,7 @@ def observations(release: MomentsRelease, lens: Lens, scored: Score | None) -> t
         np.full(block[:-1].size, block_sd),
     ]
     if scored is not None:
-        reach = score_reach(len(release.score))
+        reach = score_reach(len(release.score), spec.score)
         values.append(release.score / (reach * n))
         noise.append(np.full(len(release.score), sigma_of(spec, 3) / (grids[3] * reach * n)))
     return np.concatenate(values), np.concatenate(noise) ** 2
@@ -355,14 +405,28 @@ def _solve(release: MomentsRelease, design: Design) -> _Fitted:
     return _joint(model, theta, observed, noise, None, 1)
 
 
+def doubted(model: CopulaModel, slope: Array, noise: Array, score: AnyScore | None) -> Array:
+    """Variances by which figures are weighed: of a coefficient with a score, the moment counts as far as the model.
+
+    The score is the regression's own, the moment of outcome and covariate is read through the model of everything.
+    """
+    if not isinstance(score, Score):
+        return noise
+    p, out = model.p, noise.copy()
+    first, effects = 2 * p + p * (p - 1) // 2, slope.shape[1] - model.outcome.predictors * (1 + p)
+    for j in score.columns:
+        out[first + 1 + j] += (slope[first + 1 + j, effects + 1 + j] * _DOUBT) ** 2
+    return out
+
+
 def _joint(
-    model: CopulaModel, theta: CopulaParameters, observed: Array, noise: Array, score: Score | None, steps: int
+    model: CopulaModel, theta: CopulaParameters, observed: Array, noise: Array, score: AnyScore | None, steps: int
 ) -> _Fitted:
     precision = precisions(model)
     gain: Array = np.empty(0)
     for _ in range(steps):
         value, slope = model.slope(theta, score)
-        weighted = slope.T / noise
+        weighted = slope.T / doubted(model, slope, noise, score)
         hessian = weighted @ slope + np.diag(precision)
         gain = np.asarray(np.linalg.solve(hessian, weighted), dtype=float)
         step = gain @ (observed - value) - np.linalg.solve(hessian, precision * theta.flat)
@@ -399,17 +463,22 @@ def _residual_spread(model: CopulaModel, effects: Array, x: Array) -> None:
 
 
 @lru_cache(maxsize=2)
-def _solved(blocks: bytes, design: Design) -> tuple[_Fitted, Score | None]:
+def _solved(blocks: bytes, design: Design) -> tuple[_Fitted, AnyScore | None]:
     """Blocks 1 to 3 and where block 4 looks; kept, because a site asks for it and then fits the same release."""
-    fitted = _solve(read(blocks, design), design)
-    return fitted, Score(fitted.model, fitted.theta) if design.spec.declared else None
+    release = read(blocks, design)
+    fitted = _solve(release, design)
+    if not design.spec.declared:
+        return fitted, None
+    if design.spec.score == "residual":
+        return fitted, ResidualScore(fitted.model, fitted.theta)
+    return fitted, Score(fitted.model, fitted.theta, release.n)
 
 
 def _first_blocks(release: MomentsRelease) -> bytes:
     return replace(release, score=np.zeros_like(release.score)).to_bytes()
 
 
-def pilot(release: MomentsRelease, design: Design) -> Score:
+def pilot(release: MomentsRelease, design: Design) -> AnyScore:
     """Score of the declared coefficients at the pilot estimate: a function of blocks 1 to 3 alone.
 
     Raises: ParameterError, if no coefficient is declared.

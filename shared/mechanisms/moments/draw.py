@@ -59,7 +59,7 @@ def moments(checked: pd.DataFrame, design: Design, noise: Noise) -> MomentsRelea
         return release
     # Where the score looks is what the blocks above say; the same function reads it on the other side.
     score = pilot(release, design)
-    found = [score_steps(score.rows(x[k : k + _CHUNK], y[k : k + _CHUNK])).sum(axis=0) for k in chunks]
+    found = [score_steps(score.rows(x[k : k + _CHUNK], y[k : k + _CHUNK]), spec.score).sum(axis=0) for k in chunks]
     return MomentsRelease(
         n=len(x),
         histograms=release.histograms,

@@ -35,8 +35,8 @@ which is linear in f and in g, hence largest at f ∈ {0, F}, g ∈ {0, H}:
 The whole numbers are chosen as large as Δ ≤ 2²² allows, and 2²² steps of the grid 2⁻²² are 1. (F G² ≤ H W² costs
 nothing; G is as large as that.)
 
-*Score.* Every coordinate is held within b whole steps of zero and there are L of them: Δ² ≤ L (2b)², and b is the
-largest that keeps it at 1.
+*Score.* A record's L coordinates are a vector of at most 2²¹ whole steps in length, cut towards zero: Δ² ≤ (2·2²¹)².
+(The ``residual``'s are held within b steps each: Δ² ≤ L (2b)², and b is the largest that keeps it at 1.)
 
 *Products.* Write U = 1024 w with w ∈ [-1, 1]^p, and q = (5/8)² < 1/2. With a = ‖w‖², a' = ‖w'‖², r = w·w' the change is
 
@@ -129,6 +129,7 @@ Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Kind = Literal["survival", "binary", "count", "linear"]
 Sensitivity = Literal["joint", "blocks"]
+ScoreKind = Literal["influence", "residual"]
 
 VERSION = 1
 """Grows whenever the same released numbers would mean something else."""
@@ -215,6 +216,7 @@ class MomentsSpec:
     score_clip: float = 1.0
     sensitivity: Sensitivity = "joint"
     margins: MarginShape = "cells"
+    score: ScoreKind = "influence"
 
     def __post_init__(self) -> None:
         def must(holds: bool, rule: str, given: object) -> None:
@@ -246,6 +248,7 @@ class MomentsSpec:
         must(self.horizon is None or real(self.horizon, 1e-9, 1e9), "the horizon must be positive", self.horizon)
         known = self.sensitivity in get_args(Sensitivity)
         must(known, "sensitivity must be joint or blocks", self.sensitivity)
+        must(self.score in get_args(ScoreKind), "score must be influence or residual", self.score)
         must(self.margins in get_args(MarginShape), "margins must be cells or lognormal", self.margins)
         must(real(self.score_clip, 0.25, 4), "score_clip must be in [0.25, 4]", self.score_clip)
         must(self.shares is None or isinstance(self.shares, Shares), "shares must be those of the blocks", self.shares)
@@ -693,15 +696,17 @@ def _product_corners(p: int, binary: int) -> tuple[tuple[float, ...], ...]:
     return tuple(out)
 
 
-def score_steps(rows: Array) -> Integers:
-    """(n, L) values in [-1, 1] as whole steps, held so that L of them have diameter 1."""
-    most = score_reach(rows.shape[1])
+def score_steps(rows: Array, kind: ScoreKind) -> Integers:
+    """(n, L) a record's part of block 4 in whole steps: from vectors of length 1 at most, or from values in [-1, 1]."""
+    most = score_reach(rows.shape[1], kind)
+    if kind == "influence":
+        return np.trunc(rows * most).astype(np.int64)
     return np.clip(np.rint(rows * most).astype(np.int64), -most, most)
 
 
-def score_reach(declared: int) -> int:
-    """The largest b with L (2b)² ≤ 2⁴⁴."""
-    return math.isqrt(_STEPS**2 // (4 * declared))
+def score_reach(declared: int, kind: ScoreKind) -> int:
+    """Steps of the longest vector; of ``residual``, the largest b with L (2b)² ≤ 2⁴⁴."""
+    return _STEPS // 2 if kind == "influence" else math.isqrt(_STEPS**2 // (4 * declared))
 
 
 def product_steps(wide: Array) -> Integers:

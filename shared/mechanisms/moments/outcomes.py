@@ -1,9 +1,10 @@
 r"""The outcome given the covariates: survival with censoring, yes or no, a count, a measurement.
 
-Each class is one answer to the same six questions: which bounded features of an outcome the mechanism sums
-(`features`, every one in [-½, ½]), what their expectation is given a linear predictor (`conditional`), what a score's
-residual is and what it is expected to be (`residual`, `expected_residual`, both in [-1, 1]), how much a row says about
-a coefficient (`information`), and how an outcome is drawn (`draw`). The expectations are closed forms in time, so that
+Each class is one answer to the same questions: which bounded features of an outcome the mechanism sums (`features`,
+every one in [-½, ½]) and what their expectation is given a linear predictor (`conditional`); how much a row says about
+a coefficient, and when (`information`, `intensity`); what a record's influence on it is, and what outcomes there may be
+(`influence`, `cases`); what the residual was that plans from before sum (`residual`, `expected_residual`, both in
+[-1, 1]); and how an outcome is drawn (`draw`). The expectations are closed forms in time, so that
 fitting needs no simulation of outcomes:
 
 .. math:: E[e \mid x] = \sum_k P(C \in k \mid x) \, (1 - S(m_k \mid x)), \qquad
@@ -35,6 +36,9 @@ _MOST = 8.0
 """Largest linear predictor of a hazard: e⁸ is beyond any hazard ratio of two patients."""
 _MOST_DISPERSED = 10.0
 """Largest dispersion of counts: nine tenths of such patients, and more, would have none."""
+_EDGES = special.ndtri(np.arange(1, 48) / 48)
+_NORMAL = 48 * -np.diff(np.exp(-(np.concatenate([[-np.inf], _EDGES, [np.inf]]) ** 2) / 2)) / math.sqrt(2 * math.pi)
+"""Means of 48 equally likely parts of a standard normal law."""
 
 
 class Outcome(Protocol):
@@ -70,6 +74,19 @@ class Outcome(Protocol):
 
     def information(self, eta: Array) -> Array:
         """(m,) weight of each row in the score of a coefficient."""
+
+    def intensity(self, eta: Array) -> Array:
+        """(m, intervals) `information` by interval of time; one interval where there is no time."""
+
+    def cases(self, eta: Array) -> tuple[Array, Array]:
+        """(m, c) probabilities of c outcomes of each row, and (m or 1, c, columns) these outcomes."""
+
+    def influence(self, y: Array, eta: Array, along: Array, means: Array) -> Array:
+        """Influence of outcomes y, (m, columns) or (m or 1, c, columns), of rows with predictors η, (m, predictors).
+
+        Args:
+            along: (m,) d'x of the rows. means: (intervals,) d'x̄.
+        """
 
     def draw(self, eta: Array, uniforms: Array) -> Array:
         """(n, predictors), (n, 3) uniforms -> (n, columns)."""
@@ -176,6 +193,31 @@ class Survival:
         """The probability of an event."""
         return np.asarray(self.conditional(eta)[:, 0] + 0.5)
 
+    def intensity(self, eta: Array) -> Array:
+        """Expected events in each interval."""
+        relative, _, survives, present = self._curves(eta)
+        return np.asarray(relative * survives * present * np.diff(self.cumulative))
+
+    def cases(self, eta: Array) -> tuple[Array, Array]:
+        """An event, and a censoring, in the middle of each interval."""
+        relative, stays, _, present = self._curves(eta)
+        survives = np.exp(-relative * self.cumulative)
+        events = (survives[:, :-1] - survives[:, 1:]) * present
+        censored = (stays[:, :-1] - stays[:, 1:]) * (survives[:, :-1] + survives[:, 1:]) / 2
+        middles = (self.edges[1:] + self.edges[:-1]) / 2
+        cases = np.column_stack([np.tile(middles, 2), np.repeat([1.0, 0.0], len(middles))])
+        return np.hstack([events, censored]), cases[None]
+
+    def influence(self, y: Array, eta: Array, along: Array, means: Array) -> Array:
+        """Along the risk-set means at the time of an event, less what the hazard lived through expects."""
+        time, event = y[..., 0], y[..., 1]
+        k = np.clip(np.searchsorted(self.edges, time, side="right") - 1, 0, len(means) - 1)
+        passed = np.concatenate([[0.0], np.cumsum(means * np.diff(self.cumulative))])
+        relative = np.exp(np.clip(eta[:, 0], -_MOST, _MOST))
+        along, relative = (value.reshape(-1, *[1] * (time.ndim - 1)) for value in (along, relative))
+        lived = along * np.interp(time, self.edges, self.cumulative) - np.interp(time, self.edges, passed)
+        return np.asarray((along - means[k]) * event - relative * lived)
+
     def draw(self, eta: Array, uniforms: Array) -> Array:
         """Time and event: the earlier of two draws by inversion."""
         eta = np.clip(eta, -_MOST, _MOST)
@@ -261,6 +303,19 @@ class Binary:
         mean = self._mean(eta)
         return mean * (1 - mean)
 
+    def intensity(self, eta: Array) -> Array:
+        """`information`, in one column."""
+        return self.information(eta)[:, None]
+
+    def cases(self, eta: Array) -> tuple[Array, Array]:
+        """No and yes."""
+        mean = self._mean(eta)
+        return np.column_stack([1 - mean, mean]), np.array([[[0.0], [1.0]]])
+
+    def influence(self, y: Array, eta: Array, along: Array, means: Array) -> Array:
+        """a (y − μ)."""
+        return _residual_along(y[..., 0], self._mean(eta), along - means[0])
+
     def draw(self, eta: Array, uniforms: Array) -> Array:
         """(n, predictors), (n, 3) uniforms -> (n, columns)."""
         return (uniforms[:, :1] < self._mean(eta)[:, None]).astype(float)
@@ -335,9 +390,7 @@ class Count:
     def expected_residual(self, eta: Array, pilot: Array) -> Array:
         """Expectation, under `eta`, of the residual from `pilot`: a sum over the values a count may have."""
         mean, before = self._mean(eta)[:, None], self._mean(pilot)[:, None]
-        greatest = float(mean.max())
-        largest = int(min(self.most, greatest + 8 * math.sqrt(greatest + self.dispersion * greatest**2) + 12))
-        k = np.arange(largest + 1.0)
+        k = np.arange(self._largest(mean) + 1.0)
         share = self._shares(mean, k)
         cut = np.clip((k - before) / self._reach, -1, 1)
         return np.asarray((share * cut).sum(axis=1) + np.maximum(1 - share.sum(axis=1), 0.0))
@@ -345,6 +398,26 @@ class Count:
     def information(self, eta: Array) -> Array:
         """The mean."""
         return self._mean(eta)
+
+    def intensity(self, eta: Array) -> Array:
+        """`information`, in one column."""
+        return self.information(eta)[:, None]
+
+    def cases(self, eta: Array) -> tuple[Array, Array]:
+        """The counts that there may be, the last for all beyond it."""
+        mean = self._mean(eta)[:, None]
+        k = np.arange(self._largest(mean) + 1.0)
+        share = self._shares(mean, k)
+        share[:, -1] += np.maximum(1 - share.sum(axis=1), 0.0)
+        return share, k[None, :, None]
+
+    def influence(self, y: Array, eta: Array, along: Array, means: Array) -> Array:
+        """a (y − μ)."""
+        return _residual_along(y[..., 0], self._mean(eta), along - means[0])
+
+    def _largest(self, mean: Array) -> int:
+        greatest = float(mean.max())
+        return int(min(self.most, greatest + 8 * math.sqrt(greatest + self.dispersion * greatest**2) + 12))
 
     def draw(self, eta: Array, uniforms: Array) -> Array:
         """By inversion."""
@@ -395,10 +468,29 @@ class LinearOutcome:
         """The same for every row."""
         return np.ones(len(eta))
 
+    def intensity(self, eta: Array) -> Array:
+        """`information`, in one column."""
+        return self.information(eta)[:, None]
+
+    def cases(self, eta: Array) -> tuple[Array, Array]:
+        """Means of equally likely parts of the normal law of a measurement."""
+        cases = self.centre + self.unit * (eta[:, :1] + self.spread * _NORMAL)
+        return np.full(cases.shape, 1 / len(_NORMAL)), cases[:, :, None]
+
+    def influence(self, y: Array, eta: Array, along: Array, means: Array) -> Array:
+        """a (y − μ), in the measurement's own unit."""
+        return _residual_along((y[..., 0] - self.centre) / self.unit, eta[:, 0], along - means[0])
+
     def draw(self, eta: Array, uniforms: Array) -> Array:
         """(n, 1) linear predictors, (n, 3) uniforms -> (n, 1) values within the public bounds."""
         y = self.centre + self.unit * (eta[:, :1] + self.spread * special.ndtri(uniforms[:, :1]))
         return np.clip(y, self.lower, self.upper)
+
+
+def _residual_along(y: Array, mean: Array, along: Array) -> Array:
+    """a (y − μ) of y, (m or 1, …), with μ and a (m,)."""
+    shape = (-1, *[1] * (y.ndim - 1))
+    return np.asarray((y - mean.reshape(shape)) * along.reshape(shape))
 
 
 def _cut_mean(mean: Array, sd: float, cut: float) -> Array:

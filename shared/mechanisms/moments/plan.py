@@ -94,9 +94,10 @@ class MomentsPlan(Aggregates):
     score_clip: float = 1.0
     sensitivity: Literal["joint", "blocks"] = "joint"
     margins: Literal["cells", "lognormal"] = "cells"
+    score: Literal["influence", "residual"] = "influence"
     mechanism: Literal["moments"] = "moments"
     title: ClassVar[str] = "noisy moments"
-    before: ClassVar[Mapping[str, Any]] = {"sensitivity": "blocks", "margins": "lognormal"}
+    before: ClassVar[Mapping[str, Any]] = {"sensitivity": "blocks", "margins": "lognormal", "score": "residual"}
 
     def __post_init__(self) -> None:
         for name in ("responses", "covariates", "exposures", "declared"):

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,7 +38,7 @@ from numpy.typing import NDArray
 from scipy.special import logit
 
 from shared.mechanisms.moments.cohort import Cohort, drawn
-from shared.mechanisms.moments.copula import CopulaModel, CopulaParameters, complete, observations, precisions
+from shared.mechanisms.moments.copula import CopulaModel, CopulaParameters, complete, doubted, observations, precisions
 from shared.mechanisms.moments.noise import Design, MomentsRelease, sigma_of
 from shared.mechanisms.moments.outcomes import Count, LinearOutcome, Survival
 from shared.plans.dictionary import NUMERIC
@@ -107,9 +106,6 @@ class _Site:
         # Its own copy: the outcome follows the effects it is looked at with.
         self.model = CopulaModel(design, fitted.model.lens)
         self.model.outcome = fitted.model.outcome
-        if self.score is not None and isinstance(self.model.outcome, Count):
-            self.score = copy(self.score)  # where it looks stays; what is expected there follows the dispersion
-            self.score.model = self.model
         self.theta = fitted.theta
         self.observed, self.noise = observations(release, self.model.lens, self.score)
         self.unit = self.model.outcome.unit / self.model.lens.scale
@@ -148,7 +144,7 @@ class _Site:
         effects, p = at.effects.size, model.p
         precision = precisions(model)
         precision[-effects:] = 1e-9
-        weighted = slope.T / self.noise
+        weighted = slope.T / doubted(model, slope, self.noise, self.score)
         hessian = weighted @ slope + np.diag(precision)
         gain = np.linalg.solve(hessian, weighted)
         pulled = precision * np.r_[at.shift, at.stretch, np.zeros(len(at.z) + effects)]
@@ -200,7 +196,7 @@ class _Site:
             moved = eta.copy()
             moved[:, 0] += size * bend
             features = model.outcome.conditional(moved) * model.lens.weights[:-1]
-            scored = [] if self.score is None else [self.score.expected(moved, x)]
+            scored = [] if self.score is None else [self.score.expected(model.outcome, moved, x)]
             values.append(np.concatenate([(features.T @ u / len(x)).ravel(), *scored]))
         return np.asarray((values[1] - values[0]) / 2e-3)
 

@@ -1,0 +1,148 @@
+"""The influence that a declared coefficient's score sums: the regression's own, bounded, and the same on both sides."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from shared.base.randomness import seeded_rng
+from shared.estimands.regression import generalised, least_squares
+from shared.estimands.survival import cox
+from shared.mechanisms.moments.cohort import drawn, fit
+from shared.mechanisms.moments.copula import complete, pilot
+from shared.mechanisms.moments.draw import moments
+from shared.mechanisms.moments.influence import direction, efficient_cut
+from shared.mechanisms.moments.noise import score_steps
+from tests.test_moments import COVARIATES, OUTCOMES, cohort, planned
+
+J = COVARIATES.index("sbp")
+
+
+@pytest.fixture(scope="module")
+def people():
+    return cohort(4000, np.random.default_rng(12))
+
+
+def regression(table, outcome):
+    """The regression's own coefficients on the records, per unit."""
+    x = table[list(COVARIATES)].to_numpy(float)
+    centred, y = x - x.mean(axis=0), table[list(OUTCOMES[outcome])].to_numpy(float)
+    if outcome == "survival":
+        return cox(centred, y[:, 0], y[:, 1]).beta
+    one, weights = np.column_stack([np.ones(len(x)), centred]), np.ones(len(x))
+    if outcome == "linear":
+        return least_squares(one, y[:, 0], weights).beta[1:]
+    return generalised(one, y[:, 0], "binomial" if outcome == "binary" else "poisson", weights, 0 * weights).beta[1:]
+
+
+def looked_at(people, outcome, **more):
+    design = planned(outcome, ("sbp",), covariates=COVARIATES, **more)
+    release = moments(people, design, seeded_rng(5))
+    return design, release, pilot(release, design)
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_an_influence_has_the_mean_that_its_law_gives_it(outcome, people):
+    design, release, score = looked_at(people, outcome)
+    fitted = complete(release, design)
+    x, y = drawn(fitted.model, fitted.theta, np.random.default_rng(1).random((40_000, design.p + 3)))
+    rows = score.rows(x, y)[:, 0]
+    expected = score.expected(fitted.model.outcome, fitted.model.predictor(fitted.theta.effects, x), x)[0]
+    assert abs(rows.mean() - expected) < 4 * rows.std() / np.sqrt(len(rows)) + 2e-4
+    assert np.abs(rows).max() <= 1 + 1e-12
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_with_little_noise_the_score_tells_the_regression_s_own_coefficient(outcome, people):
+    design = planned(outcome, ("sbp",), covariates=COVARIATES, epsilon=100.0)
+    own = regression(people, outcome)[J]
+    sites = [fit(moments(people, design, seeded_rng(seed)), design) for seed in range(3)]
+    apart = np.mean([site.effects[J] for site in sites]) - own
+    patients = np.mean([site.sampling[J, J] for site in sites]) ** 0.5
+    assert abs(apart) < 0.2 * patients
+
+
+def fading(n, rng):
+    """An exposure whose hazard ratio halves with time: no proportional hazards, and Cox has an answer."""
+    table = cohort(n, rng)
+    z = (table["sbp"].to_numpy() - 128) / 18
+    early = rng.exponential(1, n) * 20 * np.exp(-0.6 * z)
+    late = 5 + rng.exponential(1, n) * 20 * np.exp(-0.1 * z)
+    failure = np.where(early < 5, early, late)
+    leaving = np.minimum(20 - 6 * rng.random(n), rng.exponential(60, n))
+    return table.assign(time=np.clip(np.minimum(failure, leaving), 0.01, 20).round(2), died=(failure <= leaving) * 1.0)
+
+
+def test_where_a_hazard_ratio_fades_cox_s_coefficient_is_told():
+    table = fading(6000, np.random.default_rng(3))
+    own = regression(table, "survival")[J]
+    design = planned("survival", ("sbp",), covariates=COVARIATES, epsilon=100.0)
+    site = fit(moments(table, design, seeded_rng(2)), design)
+    assert abs(site.effects[J] - own) < 0.5 * site.sampling[J, J] ** 0.5
+
+
+def cases_of(design, release, jitter=0.0):
+    """Influences of all cases at the pilot, with their probabilities; predictors moved by `jitter` of themselves."""
+    fitted = complete(release, design)
+    model, outcome = fitted.model, fitted.model.outcome
+    x = model.points([model.margin(j, 0.0, 0.0) for j in range(design.p)], fitted.theta.z)
+    eta, standard = model.predictor(fitted.theta.effects, x), model.lens.standard(x)
+    eta = eta * (1 + jitter * np.random.default_rng(8).standard_normal(eta.shape))
+    to = direction(outcome, eta, standard, J)
+    chance, cases = outcome.cases(eta)
+    return outcome.influence(cases, eta, standard @ to.along, to.means)[None] / to.spread, chance / len(x)
+
+
+def test_a_cut_grows_as_noise_falls_and_is_never_below_the_plan_s(people):
+    design, release, _ = looked_at(people, "survival")
+    cuts = [efficient_cut(*cases_of(design, release), noise, 1.0) for noise in (1.0, 0.1, 0.01, 1e-3)]
+    assert cuts == sorted(cuts)
+    assert cuts[0] >= 1
+    assert cuts[-1] > 2 * cuts[0]
+
+
+def test_both_sides_find_the_same_cut_where_their_last_digits_differ(people):
+    design, release, _ = looked_at(people, "survival")
+    ours, theirs = cases_of(design, release), cases_of(design, release, 1e-10)
+    for noise in np.geomspace(1e-3, 1.0, 40):
+        assert efficient_cut(*ours, noise, 1.0) == pytest.approx(efficient_cut(*theirs, noise, 1.0), rel=1e-7)
+
+
+def test_declaring_every_coefficient_costs_each_less_than_the_root_of_their_number(people):
+    noise = {}
+    for declared in (("sbp",), COVARIATES):
+        design = planned("survival", declared, covariates=COVARIATES)
+        noise[declared] = fit(moments(people, design, seeded_rng(4)), design).privacy[J, J] ** 0.5
+    assert noise[COVARIATES] < 0.9 * len(COVARIATES) ** 0.5 * noise[("sbp",)]
+
+
+@pytest.mark.parametrize("declared", [("sbp",), COVARIATES])
+def test_no_score_is_longer_than_its_ball_in_whole_steps(declared, people):
+    design = planned("survival", declared, covariates=COVARIATES)
+    score = pilot(moments(people, design, seeded_rng(4)), design)
+    x, y = design.matrices(people)
+    steps = score_steps(score.rows(x, y), "influence")
+    assert 2**41 < (steps**2).sum(axis=1).max() <= 2**42
+
+
+@pytest.mark.parametrize("j", range(len(COVARIATES)))
+def test_a_direction_is_blind_to_the_other_covariates(j, people):
+    """Σ w a x_o = 0 for every other covariate: an error of its coefficient moves the score to second order only."""
+    design, release, _ = looked_at(people, "survival")
+    fitted = complete(release, design)
+    x = fitted.model.points([fitted.model.margin(k, 0.0, 0.0) for k in range(design.p)], fitted.theta.z)
+    eta, standard = fitted.model.predictor(fitted.theta.effects, x), fitted.model.lens.standard(x)
+    found = direction(fitted.model.outcome, eta, standard, j)
+    weight = fitted.model.outcome.intensity(eta)
+    a = (standard @ found.along)[:, None] - found.means
+    each = np.einsum("mk,mk,mp->p", weight, a, standard) / weight.sum()
+    assert np.abs(np.delete(each, j)).max() < 1e-4 * each[j]
+    assert found.spread == pytest.approx(np.sqrt(each[j]), rel=1e-3)
+
+
+def test_records_far_outside_move_a_score_by_no_more_than_its_box(people):
+    design, _, score = looked_at(people, "survival")
+    far = pd.DataFrame(people.iloc[:6]).assign(sbp=[60, 280, 60, 280, 60, 280], time=[0.01, 0.01, 20, 20, 20, 20.0])
+    x, y = design.matrices(far)
+    assert np.abs(score.rows(x, y)).max() == pytest.approx(1.0)
