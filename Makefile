@@ -36,7 +36,8 @@ soak: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.honest_outcomes
 	@$(BIN)/python -m tests.benchmarks.honest_comparison 20
 
-# Every fault of the list with its counts, in one line and in tests/benchmarks/results/faults.json; FULL=1: as often as is asked.
+# Every fault of the list with its counts, in one line and in tests/benchmarks/results/faults.json; FULL=1: as often as is asked
+# (hours; both go on where they were stopped, as long as the code is the same).
 faults: $(STAMP)
 	@$(BIN)/python -m tests.faults $(if $(FULL),--full)
 

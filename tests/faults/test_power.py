@@ -256,7 +256,9 @@ def test_a_power_cut_at_any_moment_at_the_coordinator_loses_nothing_that_was_ack
                 asked += 1
                 changed += answer_of(store) != expected
         if number < again:
-            for site in sites:  # a site remembers what it was told by then, and nothing of what came after the cut
+            # A site remembers what it was told by then, and nothing of what came after the cut: the same deliveries,
+            # asked for again site by site, stand in another order, and that is rightly another history.
+            for site in sites:
                 length = max((one.kept for one in known if one.site == site), default=0)
                 record_of(hub, site).write_bytes(memory[site][:length])
             changed += taken_up_again(hub, image, sites, told, expected)
