@@ -78,6 +78,7 @@ class Event:
 class Gaussian(Event):
     """Noise N(0, sigma²) on every coordinate of a value with ℓ₂ `sensitivity` (0: the records are not used).
 
+    >>> from shared.privacy.accountant import epsilon
     >>> round(epsilon(Gaussian(sigma=1.0, sensitivity=1.0), 1e-5), 4)
     4.3772
     """
@@ -102,6 +103,7 @@ class Laplace(Event):
 
     A vector of ℓ₁ sensitivity Δ is coordinates=1, sensitivity=Δ: the worst neighbour moves one value.
 
+    >>> from shared.privacy.accountant import pure_epsilon
     >>> pure_epsilon(Laplace(scale=2.0, sensitivity=1.0, coordinates=3))
     1.5
     """
@@ -172,6 +174,7 @@ class RandomisedResponse(Event):
 
     Charged as any mechanism with that pure ε and nothing else known of it: the worst there is.
 
+    >>> from shared.privacy.accountant import pure_epsilon
     >>> pure_epsilon([RandomisedResponse(epsilon=0.5)] * 2)
     1.0
     """
@@ -194,6 +197,7 @@ class NoGuarantee(Event):
         of: why: blank where the noise depends on the records; ``flow`` where the rows are drawn from a flow alone that
             was fitted on the very records they stand for.
 
+    >>> from shared.privacy.accountant import epsilon, pure_epsilon
     >>> epsilon(NoGuarantee(), 1e-5), pure_epsilon(NoGuarantee())
     (inf, None)
     """
@@ -215,6 +219,7 @@ class Composition(Event):
     """Several mechanisms that see the same records, all their parameters fixed in advance: one release, one price.
 
     >>> one = Gaussian(sigma=1.0, sensitivity=1.0)
+    >>> from shared.privacy.accountant import epsilon
     >>> epsilon(Composition(events=(one, one)), 1e-5) == epsilon([one, one], 1e-5)
     True
     """
