@@ -556,7 +556,7 @@ def test_every_failpoint_of_the_coordinator_is_one_at_which_it_is_killed():
         "rounds.before_answer",
         "rounds.after_answer",
     }  # test_federating.py
-    own |= {"backup.copied"}  # test_restore.py, with those of shared.base.archive
+    own |= {"backup.copied", "upgrade.before", "upgrade.after"}  # test_restore.py, test_upgrade.py
     own |= {name for name in names if name.startswith(("renewal.", "authority."))}  # test_renewal.py checks these
     own |= {"grant.before_log", "grant.before_commit", "grant.committed"}  # test_membership.py
     own |= {"keys.allowed", "keys.before_log", "keys.before_commit", "keys.committed"}  # test_membership_kills.py

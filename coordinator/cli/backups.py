@@ -1,4 +1,4 @@
-"""Backups: ``backup``, ``restore``, ``drill``."""
+"""Backups and versions: ``backup``, ``restore``, ``drill``, ``upgrade``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KeyFile = Annotated[
     Path | None, typer.Option("--key", help="That lead's key file, where the one that goes along is not to be used.")
 ]
 
-__all__ = ["backup", "drill", "restore"]
+__all__ = ["backup", "drill", "restore", "upgrade"]
 
 
 @app.command(rich_help_panel="Set up")
@@ -158,3 +158,33 @@ def drill(
     answer = {"file": str(archive), "parts": [asdict(line) for line in lines], "whole": not code}
     emit(answer, as_json=json, show=lambda shown: checklist(shown, lines))
     raise typer.Exit(code)
+
+
+@app.command(rich_help_panel="Set up")
+def upgrade(
+    context: typer.Context,
+    to: Annotated[
+        str, typer.Option("--to", metavar="REVISION", help="Back to this one, for an earlier version of the software.")
+    ] = "",
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Bring the store to the form that this version reads, as any other verb does; or take it back. Nothing is lost."""
+    from contextlib import closing
+
+    from coordinator.store.schema.revisions import HEAD, revision_of, taken_back
+    from coordinator.store.store import Store
+
+    config = CoordinatorConfig.load(context.obj)
+    with closing(Store.open(config.home, config.store)) as store:
+        if to and not dry_run:
+            store.write(lambda c: taken_back(c, to))
+        now = store.read(revision_of)
+    answer = {"revision": now, "software": HEAD, "dry_run": dry_run}
+
+    def show(shown: Console) -> None:
+        shown.print(f"the store is of revision {now}; this software reads {HEAD}", style="bold")
+        if now != HEAD:
+            shown.print("Install the earlier version before anything else: this one brings it up again.", style="cyan")
+
+    emit(answer, as_json=json, show=show)

@@ -15,9 +15,10 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from coordinator.store import schema as db
+from coordinator.store.schema.revisions import HEAD, brought_up, revision_of
 from shared.base.canonical import canonical_json
 from shared.base.merkle_tree import MerkleTree, append, leaf_hash, peaks_root
-from shared.errors import StateRefusal, StorageRefusal
+from shared.errors import Refusal, StateRefusal, StorageRefusal
 
 __all__ = ["Database", "Reader", "Writer", "append_entry", "log_size", "storage_refusal"]
 
@@ -37,7 +38,7 @@ class Database:
     """One SQL database and the folder of bundles beside it. Safe for many threads, and for several processes.
 
     Args: as of `coordinator.store.store.Store`.
-    Raises: StorageRefusal, when the database cannot be opened.
+    Raises: StorageRefusal, when the database cannot be opened; StateRefusal, when it is of another version.
     """
 
     def __init__(self, url: str, home: Path | None = None) -> None:
@@ -54,10 +55,13 @@ class Database:
         if sqlite:
             sa.event.listen(self._engine, "connect", db.sqlite_connect)
             sa.event.listen(self._engine, "begin", db.sqlite_begin)
+        # Asked as a reader first: whoever only reads must not wait for a writer.
         try:
-            db.meta.create_all(self._engine)
-        except DBAPIError as error:
-            raise storage_refusal(error) from None
+            if self.read(revision_of) != HEAD:
+                self.write(lambda c: brought_up(c, db.meta))
+        except Refusal:
+            self.close()
+            raise
 
     @property
     def place(self) -> tuple[str, str]:

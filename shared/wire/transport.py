@@ -39,7 +39,9 @@ from shared.errors import (
     refusal_from_code,
 )
 from shared.wire import messages as wire
+from shared.wire import protocol
 from shared.wire.door import CallLimits, Door, GuardedConnection
+from shared.wire.protocol import PROTOCOL_KEY, require_common
 
 __all__ = ["SERVER_NAME", "Call", "CallLimits", "Client", "Credentials", "Peer", "RetryLater", "Server"]
 
@@ -319,6 +321,8 @@ class Server:
         gone = threading.Event()
         try:
             peer = await self._known(context, connection)
+            await context.send_initial_metadata(((PROTOCOL_KEY, protocol.SPOKEN.text),))
+            require_common(context.invocation_metadata(), protocol.SPOKEN)
             call = Call(peer=peer, left=gone.is_set)
             guest = self._guest(peer)
             self._require_room(guest)
@@ -645,7 +649,8 @@ class Client:
             private_key=clear_pem(credentials.key_pem, "tls.pem").encode() or None,
             certificate_chain=credentials.cert_pem.encode() or None,
         )
-        self._metadata = ((TOKEN_KEY, TOKEN_FORM + credentials.token),) if credentials.token else ()
+        said = ((PROTOCOL_KEY, protocol.SPOKEN.text),)
+        self._metadata = (*said, (TOKEN_KEY, TOKEN_FORM + credentials.token)) if credentials.token else said
         self._request_cap, self._asking = request_cap, bool(credentials.token)
         options = [
             *_OPTIONS,
@@ -694,10 +699,16 @@ class Client:
 
         data = encoded(iter(request)) if method.stream else wire.encode(request)
         try:
-            reply = self._calls[name](data, timeout=timeout, metadata=self._metadata)
+            if method.reply_stream:
+                reply = answered = self._calls[name](data, timeout=timeout, metadata=self._metadata)
+            else:
+                reply, answered = self._calls[name].with_call(data, timeout=timeout, metadata=self._metadata)
+            require_common(answered.initial_metadata() or (), protocol.SPOKEN)
         except grpc.RpcError as error:
             if failed:
                 raise failed[0] from None
+            if CODE_KEY in dict(error.trailing_metadata() or ()):  # it was the coordinator that answered
+                require_common(error.initial_metadata() or (), protocol.SPOKEN)
             raise _refusal(error, self._address, self._request_cap, asking=self._asking) from None
         except ValueError:
             raise NetworkRefusal("the channel must be open", given="a closed one") from None

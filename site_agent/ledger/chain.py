@@ -18,7 +18,7 @@ from shared.base.canonical import parse_json
 from shared.base.chain import GENESIS
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, Signature, SigningKey
-from shared.errors import Refusal
+from shared.errors import LedgerRefusal, Refusal
 from site_agent.ledger.entries import HEAD_TYPE, WITNESSED, AnchoredHead, head_payload, read_entries, require_receipt
 from site_agent.ledger.files import broken, fsync_folder, private_folder, storage_errors, storage_refusal, write_whole
 from site_agent.ledger.holds import Entry
@@ -28,6 +28,7 @@ __all__ = ["Chain", "reading", "writing"]
 
 FORMAT = "tributary-ledger/3"
 """Since 3 every entry has tags. A ledger of 2 is read, and goes on with tags from its next entry."""
+READ_FORMATS = ("tributary-ledger/2", FORMAT)
 BUSY_SECONDS = 60.0
 _TABLE = (
     "CREATE TABLE entries (seq INTEGER PRIMARY KEY, time TEXT NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL, "
@@ -244,6 +245,12 @@ class Chain:
             raise broken("a ledger must begin with its genesis", "no entry")
         if entries[0].kind != "genesis" or entries[0].body.get("site") != self.site:
             raise broken("the ledger must be this site's", "another site's")
+        if entries[0].body.get("format") not in READ_FORMATS:
+            raise LedgerRefusal(
+                f"a ledger must be of a form that this version reads ({', '.join(READ_FORMATS)})",
+                given=f"{entries[0].body.get('format')}"[:64],
+                next_step="It is of another version of the agent: install that one. Nothing was changed.",
+            )
         if book.membership.current != self.signer.public and not self.keyless:
             raise broken("the ledger must be signed by this release key", "another key")
         self._require_signed(book, entries[-1])

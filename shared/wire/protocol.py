@@ -1,0 +1,57 @@
+"""Which versions of the protocol each side speaks, said in every call's metadata, which an older side does not read.
+
+What is said on the wire is only ever added to within a version, so that both sides may be updated in either order; a
+side that says nothing (0.2.0) speaks version 1. Where two ranges do not meet, each side is told what ends it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shared.errors import NetworkRefusal
+
+__all__ = ["PROTOCOL_KEY", "SPOKEN", "SpokenVersions", "require_common"]
+
+PROTOCOL_KEY = "tributary-protocol"
+
+
+@dataclass(frozen=True)
+class SpokenVersions:
+    """A range of versions of the protocol.
+
+    >>> SpokenVersions(1, 3).text
+    '1-3'
+    """
+
+    oldest: int
+    newest: int
+
+    @property
+    def text(self) -> str:
+        """As it stands in the metadata."""
+        return f"{self.oldest}-{self.newest}"
+
+    @classmethod
+    def of(cls, metadata: Iterable[tuple[str, str | bytes]]) -> SpokenVersions:
+        """What the other side says; version 1 where it says nothing that can be read."""
+        said = next((value for key, value in metadata if key == PROTOCOL_KEY), "")
+        found = re.fullmatch(r"([1-9][0-9]{0,5})-([1-9][0-9]{0,5})", said if isinstance(said, str) else "")
+        return cls(int(found[1]), int(found[2])) if found else cls(1, 1)
+
+
+SPOKEN = SpokenVersions(1, 1)
+"""What this software speaks. Raise `newest` with a change that an older side must not meet, `oldest` to drop one."""
+
+
+def require_common(metadata: Iterable[tuple[str, str | bytes]], here: SpokenVersions) -> None:
+    """Refuse a side with which no version is in common. Raises: NetworkRefusal, naming the command that ends it."""
+    there = SpokenVersions.of(metadata)
+    if there.newest < here.oldest or here.newest < there.oldest:
+        older = "the other side" if there.newest < here.oldest else "this side"
+        raise NetworkRefusal(
+            "both sides must speak a version of the protocol in common",
+            given=f"{here.text} here, {there.text} there",
+            next_step=f"Update {older}: pip install --upgrade tributary, then coordinator serve or site-agent run.",
+        )
