@@ -99,8 +99,8 @@ def efficient_cut(influences: Array, chance: Array, noise: float, least: float) 
     variances = []
     for cut in cuts:
         kept = held(influences, float(cut))
-        told = np.maximum((chance * kept * influences).sum(axis=(1, 2)), 1e-12)
-        variances.append(float((((chance * kept**2).sum(axis=(1, 2)) + (cut * noise) ** 2) / told**2).sum()))
+        slope = np.maximum((chance * kept * influences).sum(axis=(1, 2)), 1e-12)
+        variances.append(float((((chance * kept**2).sum(axis=(1, 2)) + (cut * noise) ** 2) / slope**2).sum()))
     # Site and coordinator must find the same cut, where their last digits differ too: no choice, a smooth mean.
     worse = np.array(variances) / min(variances) - 1
     weights = np.exp(-worse / _AS_GOOD)
