@@ -513,6 +513,7 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
     """
     from shared.mechanisms.latent_noise.plan import mechanism
     from shared.privacy import accountant as privacy
+    from shared.privacy import calibration
     from shared.releases.receipt import given, in_words, planned_event, planned_events
 
     count = len(plan.waves) if waves is None else waves
@@ -561,8 +562,8 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
         cap=cap,
         epsilon=privacy.epsilon(event, delta) if promised else None,
         rows=None if noise is None else privacy.epsilon(noise.event, delta),
-        paper=None if noise is None else privacy.theorem2_epsilon(w=noise.w, C=2 * noise.radius, delta=delta),
-        w_for_8=None if noise is None else privacy.w_for_epsilon(8.0, delta, noise.radius),
+        paper=None if noise is None else calibration.theorem2_epsilon(w=noise.w, C=2 * noise.radius, delta=delta),
+        w_for_8=None if noise is None else calibration.w_for_epsilon(8.0, delta, noise.radius),
         training=None if federated is None else federated.epsilon(delta),
         redraws=plan.redraws,
         waves=tuple(

@@ -381,7 +381,7 @@ def confirmed(question: str) -> bool:
 
 def working_site(at: Desk, witness: Any) -> WorkingSite:
     """The site as the pipeline sees it."""
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import standing_approval
     from site_agent.release.site import WorkingSite
 
     return WorkingSite(
@@ -395,5 +395,7 @@ def working_site(at: Desk, witness: Any) -> WorkingSite:
         floors=at.config.floors,
         paused=at.stopped(),
         budget=at.config.budget,
-        approved=lambda plan: airlock.require_approved_ahead(at, plan, agent_version=agent_version(), today=today()),
+        approved=lambda plan: standing_approval.require_approved_ahead(
+            at, plan, agent_version=agent_version(), today=today()
+        ),
     )

@@ -21,6 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
+from shared.base.at_rest import pem_of
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, SigningKey
@@ -40,20 +41,25 @@ from shared.errors import (
 )
 from shared.plans.invitation import Invitation
 from shared.wire.clocks import ClockOffset, ClockReading, open_reading, utc_now
-from shared.wire.messages import (
-    CHUNK_BYTES,
-    COLLECTION,
+from shared.wire.message_limits import CHUNK_BYTES
+from shared.wire.messages import COLLECTION, SERVICE
+from shared.wire.rounds import Answered, RoundOrder, open_answer, open_order
+from shared.wire.signed_messages import (
     ENROLMENT_TYPE,
-    SERVICE,
     WITHDRAWAL_TYPE,
-    Acceptance,
     AnchorHead,
+    EnrolmentRequest,
+    Reply,
+    Withdrawal,
+    require_countersigned,
+)
+from shared.wire.site_messages import (
+    Acceptance,
     AnchorReceipt,
     Authorities,
     AuthoritiesRequest,
     Chunk,
     Enrolment,
-    EnrolmentRequest,
     EnrolRequest,
     GapNoted,
     GapReport,
@@ -68,7 +74,6 @@ from shared.wire.messages import (
     Offered,
     OfferRequest,
     Renewed,
-    Reply,
     Revoked,
     RoundAnswer,
     RoundReceipt,
@@ -77,11 +82,8 @@ from shared.wire.messages import (
     SignedDocument,
     StudyRequest,
     WatchRequest,
-    Withdrawal,
     Withdrawn,
-    require_countersigned,
 )
-from shared.wire.rounds import Answered, RoundOrder, open_answer, open_order
 from shared.wire.transport import Client, Credentials
 from shared.wire.tree_heads import CheckedView, RestoredLog, check_view, excused, open_head, require_not_before
 
@@ -127,10 +129,7 @@ def new_tls_identity(site: str) -> tuple[str, str]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, site)])
     csr = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
-    key_pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return key_pem.decode(), csr.public_bytes(serialization.Encoding.PEM).decode()
+    return pem_of(key).decode(), csr.public_bytes(serialization.Encoding.PEM).decode()
 
 
 class AcknowledgedReplies:
@@ -519,7 +518,7 @@ class Egress:
         """Take a delivered release back; safe to repeat.
 
         Args:
-            envelope: a `shared.wire.messages.Withdrawal`, signed by the agent and an approver.
+            envelope: a `shared.wire.signed_messages.Withdrawal`, signed by the agent and an approver.
         Raises: ApprovalRefusal (one signature), the coordinator's refusal, or NetworkRefusal.
         """
         if envelope.payload_type != WITHDRAWAL_TYPE:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from shared.base.at_rest import private_key
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.clock import utc_now
 from shared.base.failpoints import reach
@@ -109,11 +110,10 @@ def renewals(config: SiteConfig) -> Renewals:
 
 def _same_key(certificate_pem: str, key_pem: str) -> bool:
     from cryptography import x509
-    from cryptography.hazmat.primitives import serialization
 
     try:
         public = x509.load_pem_x509_certificate(certificate_pem.encode()).public_key()
-        return public == serialization.load_pem_private_key(key_pem.encode(), None).public_key()
+        return public == private_key(key_pem.encode(), "tls.pem").public_key()
     except ValueError:
         return False
 

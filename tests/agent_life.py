@@ -26,7 +26,7 @@ from shared.base.keys import Envelope, SigningKey
 from shared.errors import LedgerRefusal, Refusal, StateRefusal
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import STATEMENT_TYPE, Receipt, Statement
-from shared.wire.messages import ANCHOR_TYPE
+from shared.wire.signed_messages import ANCHOR_TYPE
 from site_agent.ledger.book import Hold, Ledger
 from site_agent.lock import StateLock
 from site_agent.release.outbox import Outbox

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import datetime as dt
+import functools
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import typer.main
 
 from shared.base import keys
 from shared.base.locked import KeyCost
@@ -33,6 +35,9 @@ os.environ["COLUMNS"] = "100"  # a screen is as wide wherever the tests run: par
 
 # A guess at a passphrase is meant to be dear; tests open thousands of keys. No setting of the product reaches this.
 keys.COST = KeyCost(n=2, r=1)
+
+# Putting a command line together from its functions takes longer than most commands: once for all calls of a process.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 _soaked: dict[str, dict[str, object]] = {}
 

@@ -14,7 +14,7 @@ from shared.errors import DictionaryRefusal
 from shared.plans.invitation import Invitation
 from shared.plans.plan import StudyPlan
 from shared.releases.receipt import Statement, write_bundle, write_receipt
-from shared.wire.messages import EnrolmentRequest, Withdrawal
+from shared.wire.signed_messages import EnrolmentRequest, Withdrawal
 
 STUDIES = Path(__file__).parents[1] / "deploy" / "studies"
 TODAY = dt.date(2026, 1, 5)

@@ -64,6 +64,9 @@ MOMENTS = "shared/mechanisms/moments/noise.py"
 MOMENTS_DRAW = "shared/mechanisms/moments/draw.py"
 RANDOM = "shared/base/randomness.py"
 PRIVACY = "shared/privacy/accountant.py"
+RENYI = "shared/privacy/renyi.py"
+SLICING_LOSS = "shared/privacy/slicing_loss.py"
+CALIBRATION = "shared/privacy/calibration.py"
 RELEASE = "shared/releases/receipt.py"
 PRESCRIBED = "shared/mechanisms/latent_noise/plan.py"
 DENSITY = "shared/mechanisms/densities/noise.py"
@@ -87,7 +90,8 @@ LEDGER_DRAWING = "site_agent/ledger/drawing.py"
 LEDGER_PERSONS = "site_agent/ledger/persons.py"
 HOLDS = "site_agent/ledger/holds.py"
 COMPOSED = "shared/privacy/composition.py"
-PIPELINE = "site_agent/release/pipeline.py"
+PIPELINE = "site_agent/release/pipeline/making.py"
+POPULATION = "site_agent/release/pipeline/population.py"
 FITTING = "site_agent/release/fitting.py"
 SGD = "site_agent/models/private_flow.py"
 FEDERATED = "shared/plans/federated.py"
@@ -471,22 +475,22 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "slicing charged at the lower edges",
-        (PRIVACY, "return edges * (event.distance", "return (edges - (high - low) / bins) * (event.distance"),
+        (SLICING_LOSS, "return edges * (event.distance", "return (edges - (high - low) / bins) * (event.distance"),
         tests=["test_privacy.py::test_slicing_is_an_upper_bound_on_its_integral_in_thirty_digits"],
     ),
     mutation(
         "slicing's tail given away",
-        (PRIVACY, "np.minimum(np.concatenate(parts) + tail, 1.0)", "np.minimum(np.concatenate(parts), 1.0)"),
+        (SLICING_LOSS, "np.minimum(np.concatenate(parts) + tail, 1.0)", "np.minimum(np.concatenate(parts), 1.0)"),
         tests=["test_privacy.py::test_the_tail_beyond_the_last_bin_of_slicing_is_charged_in_full"],
     ),
     mutation(
         "Rényi curves rounded down",
-        (PRIVACY, "np.ceil(curve[finite] * (1 + 1e-12)", "np.floor(curve[finite] * (1 + 1e-12)"),
+        (RENYI, "np.ceil(curve[finite] * (1 + 1e-12)", "np.floor(curve[finite] * (1 + 1e-12)"),
         tests=["test_privacy.py::test_the_laplace_renyi_curve_is_the_divergence_by_quadrature"],
     ),
     mutation(
         "a weight solved for the radius instead of the diameter",
-        (PRIVACY, "mu * mu / (mu * mu + 4 * radius * radius)", "mu * mu / (mu * mu + radius * radius)"),
+        (CALIBRATION, "mu * mu / (mu * mu + 4 * radius * radius)", "mu * mu / (mu * mu + radius * radius)"),
         tests=["test_privacy.py::test_a_weight_gives_back_the_epsilon_it_was_solved_from"],
     ),
     # -- the books ------------------------------------------------------------------------------------------------
@@ -587,7 +591,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "a flow that nobody was charged for is used at the price of rows",
         (
-            "site_agent/release/pipeline.py",
+            PIPELINE,
             "return sealed is not None and sealed.flow_of in trained",
             "return sealed is not None",
         ),
@@ -596,7 +600,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "a wave that refits is charged the rows alone",
         (
-            "site_agent/release/pipeline.py",
+            PIPELINE,
             "if base is None or not plan.release.draws_rows or refits(plan, plan.wave(wave)):",
             "if base is None or not plan.release.draws_rows:",
         ),
@@ -1242,7 +1246,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "holdout: persons who withdrew still train",
         (
-            PIPELINE,
+            POPULATION,
             "for i in sorted({*range(len(persons))} - set(eligible)) if persons[i] not in withdrawn)",
             "for i in sorted({*range(len(persons))} - set(eligible)))",
         ),

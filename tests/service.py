@@ -22,7 +22,8 @@ from shared.plans.dictionary import Column, Dictionary
 from shared.plans.invitation import Invitation
 from shared.plans.plan import StudyPlan, sign_plan
 from shared.releases.receipt import Receipt, Statement, write_bundle, write_receipt
-from shared.wire.messages import ANCHOR_TYPE, COLLECTION, SERVICE, AnchorHead, EnrolmentRequest
+from shared.wire.messages import COLLECTION, SERVICE
+from shared.wire.signed_messages import ANCHOR_TYPE, AnchorHead, EnrolmentRequest
 from shared.wire.transport import Client, Credentials
 from site_agent.egress import AcknowledgedReplies, Egress, new_tls_identity
 

@@ -24,7 +24,8 @@ from site_agent.config import Edges, SiteFloors, TableSource
 from site_agent.ledger.book import Ledger
 from site_agent.release import sealed_state
 from site_agent.release.outbox import Outbox
-from site_agent.release.pipeline import SealedRelease, make_release
+from site_agent.release.pipeline.making import make_release
+from site_agent.release.pipeline.opened import SealedRelease
 from site_agent.release.site import WorkingSite
 
 TODAY = dt.date(2026, 1, 5)

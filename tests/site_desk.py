@@ -29,19 +29,12 @@ from shared.plans.invitation import Invitation, certificate_fingerprint
 from shared.plans.plan import StudyPlan, sign_plan
 from shared.terminal import run
 from shared.wire.clocks import ClockOffset
-from shared.wire.messages import (
-    Acceptance,
-    AnchorHead,
-    AnchorReceipt,
-    Enrolment,
-    Holding,
-    Holdings,
-    MembershipReply,
-    Reminder,
-)
+from shared.wire.signed_messages import AnchorHead
+from shared.wire.site_messages import Acceptance, AnchorReceipt, Enrolment, Holding, Holdings, MembershipReply, Reminder
 from site_agent import cli
-from site_agent.release import drawing, pipeline
+from site_agent.release import drawing
 from site_agent.release.fitting import FittedMechanism, released_rows
+from site_agent.release.pipeline import stages
 
 PASSPHRASE = "correct horse battery"
 
@@ -309,7 +302,7 @@ def hospital(tmp_path, monkeypatch, capsys):
         drawing, "_attack", lambda **_: {"sentences": ["Attacks we tried on 300 released rows; others may do better."]}
     )
     monkeypatch.setattr(
-        pipeline, "estimate", lambda plan, source: pipeline.RunEstimate(seconds=1.0, memory_mb=200.0, n=300, d=13)
+        stages, "estimate", lambda plan, source: stages.RunEstimate(seconds=1.0, memory_mb=200.0, n=300, d=13)
     )
     monkeypatch.setenv("COLUMNS", "100")
     return Hospital(folder=tmp_path, home=tmp_path / "site", lead=lead, hub=hub, invitation=path, capsys=capsys)

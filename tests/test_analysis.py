@@ -55,7 +55,8 @@ from shared.errors import (
     TooLarge,
 )
 from shared.plans.plan import sign_plan
-from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE, Document, QueryRequest
+from shared.wire.analyst_messages import Document, QueryRequest
+from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE
 from shared.wire.transport import SERVER_NAME, Client, Credentials
 
 SITES = {"alpha": 500, "beta": 400, "gamma": 300}

@@ -89,13 +89,14 @@ def test_an_idle_site_agent_holds_no_table_no_accountant_and_no_training():
     code = """
 import sys
 from pathlib import Path
-from site_agent.decide import airlock, plans, waves
+from site_agent.decide import plans, waves
+from site_agent.decide.airlock import approval, overview, standing_approval
 from site_agent import egress
-from site_agent.release import pipeline
+from site_agent.release.pipeline import making
 from site_agent.training import rounds
 from shared.plans.plan import StudyPlan
 plan = StudyPlan.from_toml(Path(sys.argv[1]).read_text())
-assert plan.federated and waves and pipeline
+assert plan.federated and waves and making
 print(*sys.modules)
 """
     study = ROOT / "deploy" / "studies" / "federated.toml"

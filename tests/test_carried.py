@@ -22,7 +22,7 @@ from site_agent.models.flow import FlowSettings, fit_flow
 from site_agent.release.audit.likelihood import weighed
 from site_agent.release.checks import check_rows
 from site_agent.release.equal_rows import ChanceHits
-from site_agent.release.pipeline import make_release
+from site_agent.release.pipeline.making import make_release
 from site_agent.release.sealed_state import SealedFlow, fitted_by
 
 EVENT = 3

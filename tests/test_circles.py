@@ -149,6 +149,7 @@ def closing(at_run_time: Graph, for_types: Graph) -> set[tuple[str, str]]:
     }
 
 
+DESK = "a desk opens what a decision works with, and is asked by it"
 SETTINGS = "a plan holds the settings of its mechanism, and these are asked with the whole plan"
 TIES: Mapping[tuple[str, str], str] = {
     ("shared.mechanisms.base", "shared.plans.plan"): SETTINGS,
@@ -171,7 +172,8 @@ TIES: Mapping[tuple[str, str], str] = {
         "shared.plans.federated",
         "shared.plans.plan",
     ): "a plan holds its training; a trained flow is held to it",
-    ("site_agent.decide.airlock", "site_agent.desk"): "a desk opens what a decision works with, and is asked by it",
+    ("site_agent.decide.airlock.signing", "site_agent.desk"): DESK,
+    ("site_agent.decide.airlock.standing_approval", "site_agent.desk"): DESK,
     ("coordinator.figures.over_time", "coordinator.answers.spending"): "a budget draws itself: `Budget.figure`",
     ("coordinator.demo.play", "coordinator.demo.stage"): "a play is asked with the stage it is played on",
     ("coordinator.demo.stage", "coordinator.demo.play"): "a stage is set for a play",
@@ -192,7 +194,13 @@ CIRCLING_ROOMS: Mapping[frozenset[str], str] = {
         }
     ): "the plan stands above the mechanisms, and in one room with the dictionary and the encoding, which stand below",
     frozenset(
-        {"site_agent.decide", "site_agent.desk", "site_agent.show", "site_agent.training"}
+        {
+            "site_agent.decide",
+            "site_agent.decide.airlock",
+            "site_agent.desk",
+            "site_agent.show",
+            "site_agent.training",
+        }
     ): "the app that Flower starts opens the desk itself, and `deploy/flower` promises where it lies",
 }
 """Rooms that import each other, though no two of their files do, and why. This may only shrink: a room that joins one

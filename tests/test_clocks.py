@@ -24,7 +24,8 @@ from shared.errors import CertificateRefusal, IntegrityRefusal, ParameterError, 
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, StudyPlan, Wave
 from shared.wire.clocks import CLOCK_TYPE, ClockReading, open_reading, utc_now
-from shared.wire.messages import ENROLMENT_TYPE, EnrolmentRequest, EnrolRequest, SignedDocument
+from shared.wire.signed_messages import ENROLMENT_TYPE, EnrolmentRequest
+from shared.wire.site_messages import EnrolRequest, SignedDocument
 from shared.wire.transport import Call, Peer
 from site_agent.decide import waves
 from site_agent.desk import open_desk
@@ -72,6 +73,8 @@ def judged(*readings: SiteClock, now=NOW, vouched=NOW - 400 * DAY, word=None):
         (judged(seen("a", 3.0), seen("b", -9e6)), True, "1 of 2"),
         (judged(seen("a", 3.0), seen("b", -9e6), seen("c", -9e6)), False, "b is 104 days behind"),
         (judged(seen("a", 2 * 86400.0)), False, "a is 2 days ahead"),
+        (judged(seen("a", 3.0, days=20), seen("b", 3.0, days=-5)), False, "b was heard on"),
+        (judged(seen("a", 3.0), seen("b", 3.0, days=-5)), True, "1 of 1"),
         (judged(seen("a", 2 * 86400.0), word=NOW - 3 * DAY), True, "a person"),
         (judged(seen("a", 2 * 86400.0), word=NOW - 9 * DAY), False, "a is 2 days ahead"),
         (judged(seen("a", 0.0), now=NOW + YEAR), False, "nobody else has seen"),
@@ -258,7 +261,11 @@ def test_nothing_is_issued_until_a_person_confirms_a_clock_that_others_contradic
     assert coordinator(capsys, hub, "clock")[1]["believed"] is False
     assert coordinator(capsys, hub, "clock", "confirm", "--utc", now)[1]["confirmed"] is True
     assert coordinator(capsys, hub, *words)[0] == 0
-    (line,) = [one for one in coordinator(capsys, hub, "doctor")[1]["checks"] if one["state"] == "warn"]
+    (line,) = [
+        one
+        for one in coordinator(capsys, hub, "doctor")[1]["checks"]
+        if one["state"] == "warn" and "north" in one["detail"]
+    ]
     assert "north is 390 days behind this clock" in line["detail"]
 
 

@@ -20,6 +20,7 @@ import time
 import zipfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
@@ -66,16 +67,9 @@ from shared.plans.dictionary import Column
 from shared.plans.plan import Budget, StudyPlan, Wave, open_plan, sign_plan
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import planned_event
-from shared.wire.messages import (
-    ANCHOR_TYPE,
-    CHUNK_BYTES,
-    Chunk,
-    EnrolmentRequest,
-    EnrolRequest,
-    Offered,
-    OfferRequest,
-    StudyRequest,
-)
+from shared.wire.message_limits import CHUNK_BYTES
+from shared.wire.signed_messages import ANCHOR_TYPE, EnrolmentRequest
+from shared.wire.site_messages import Chunk, EnrolRequest, Offered, OfferRequest, StudyRequest
 from shared.wire.transport import Call, Peer
 from site_agent.egress import Egress, new_tls_identity
 
@@ -1145,6 +1139,40 @@ def failpoints(kind: str = "ingest") -> list[str]:
     return [name for name in names if name.startswith(f"{kind}.")]
 
 
+class Onlooker:
+    """Reads a coordinator's releases without a pause: each that is seen has its whole bundle, by its digest.
+
+    A bundle is hashed when it is first seen, and whenever its file is another one than then.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.reads, self.halves = home, 0, 0
+        self._over, self._thread = threading.Event(), threading.Thread(target=self._look)
+
+    def __enter__(self) -> Onlooker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        whole: dict[str, os.stat_result] = {}
+        with closing(Store.open(self.home)) as store:
+            while not self._over.is_set():
+                for release in store.releases():
+                    self.reads += 1
+                    path = store.bundles / f"{release.bundle_sha256}.zip"
+                    try:
+                        is_now = path.stat()
+                        if whole.get(path.name) != is_now:
+                            self.halves += sha256_hex(path.read_bytes()) != release.bundle_sha256
+                            whole[path.name] = is_now
+                    except FileNotFoundError:
+                        self.halves += 1
+
+
 @pytest.mark.fault("F2")
 @pytest.mark.parametrize("rounds", [1, pytest.param(25, marks=pytest.mark.soak)])
 def test_a_server_killed_at_any_step_ends_with_one_acceptance_when_the_site_asks_again(
@@ -1154,9 +1182,13 @@ def test_a_server_killed_at_any_step_ends_with_one_acceptance_when_the_site_asks
         if not os.environ.get("TRIBUTARY_SOAK"):
             pytest.skip("set TRIBUTARY_SOAK")
         rounds = soak(1, rounds)
-    killed = [
-        place for number in range(rounds) for place in killed_at_every_step(Hub(tmp_path / f"{number}", plan, "north"))
-    ]
+    killed = []
+    for number in range(rounds):
+        hub = Hub(tmp_path / f"{number}", plan, "north")
+        with Onlooker(hub.home) as onlooker:
+            killed += killed_at_every_step(hub)
+        assert onlooker.halves == 0
+        tally(reads=onlooker.reads, half_reads=onlooker.halves)
     record_property("rounds", rounds)
     record_property("killed", len(killed))
     record_property("failpoints", len(set(killed)))

@@ -132,8 +132,6 @@ CANARY = "CANARY-4711"
     [
         ([f"{CANARY},a", "a,c"], "from,to", DictionaryRefusal, "1 of 2 lines"),
         (["a,", ",c", "a,c"], "from,to", MissingRefusal, "2 lines with a blank"),
-        ([], "from,to", DataFileRefusal, "must hold an edge"),
-        (["a,a"], "from,to", DataFileRefusal, "must hold an edge"),
         (["a,c"], CANARY + ",a", DictionaryRefusal, "0 and 0 among 2"),
         (["a,c,c"], "from,to,to", DictionaryRefusal, "1 and 2 among 3"),
         (["a,c", f"a,{CANARY},d"], "from,to", DataFileRefusal, "unequal length"),
@@ -146,6 +144,15 @@ def test_what_is_no_edge_list_is_refused_by_column_rule_and_count_alone(tmp_path
         read(source, EdgeRules())
     assert CANARY not in str(caught.value)
     assert [type(found) for found in records.problems(source, WARDS, rules=EdgeRules())] == [type(caught.value)]
+
+
+@pytest.mark.parametrize("lines", [[], ["a,a"]])
+def test_a_list_without_an_edge_is_a_problem_for_who_checks_the_data_and_none_for_a_release(tmp_path, lines):
+    """Whether anybody met anybody may be one person's own affair."""
+    source = write(tmp_path, lines)
+    (problem,) = records.problems(source, WARDS, rules=EdgeRules())
+    assert "must hold an edge" in problem.must
+    assert (problem.given, read(source, EdgeRules()).contacts.edges) == (f"{len(lines)} lines, none that is one", 0)
 
 
 def test_damaged_files_are_refused_without_their_words(tmp_path):

@@ -30,6 +30,7 @@ from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.invitation import Invitation
 from shared.plans.plan import StudyPlan, open_plan
 from shared.privacy import accountant as privacy
+from shared.privacy import calibration
 from site_agent.ledger.book import Ledger
 
 
@@ -266,7 +267,7 @@ def test_the_demo_study_encodes_to_six_columns_and_costs_what_the_accountant_say
         charged = privacy.epsilon_from_rdp(privacy.rdp([event] * number), 1e-6)
         assert wave.total == pytest.approx(charged, rel=1e-9)
         assert wave.affordable == (charged <= plan.budget.epsilon)
-    assert price.paper == privacy.theorem2_epsilon(w=0.8, C=2 * radius, delta=1e-6)
+    assert price.paper == calibration.theorem2_epsilon(w=0.8, C=2 * radius, delta=1e-6)
     assert price.paper > price.epsilon
     # The plan appends: nobody is drawn twice, and whoever comes later pays for one wave.
     assert {wave.total for wave in planning.cost(plan, waves=3).waves} == {price.waves[0].total}

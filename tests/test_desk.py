@@ -17,7 +17,7 @@ from shared.base.keys import SigningKey
 from shared.errors import IntegrityRefusal
 from shared.plans.plan import sign_plan
 from shared.privacy.stated import FLOW, shown_price
-from shared.wire.messages import Reminder
+from shared.wire.site_messages import Reminder
 from site_agent import cli
 from site_agent.ledger.holds import SIGNED, decided_by
 from site_agent.lock import StateLock

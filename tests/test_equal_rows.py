@@ -19,7 +19,7 @@ from site_agent.config import TableSource
 from site_agent.release import equal_rows
 from site_agent.release.checks import CHANCE, require_rehearsed
 from site_agent.release.equal_rows import ChanceHits, held_against, hits_on
-from site_agent.release.pipeline import make_release
+from site_agent.release.pipeline.making import make_release
 
 LIKE = Dictionary(
     name="like",

@@ -25,7 +25,8 @@ from shared.base.keys import Envelope, SigningKey
 from shared.base.merkle import leaf_hash, node_hash
 from shared.errors import ConfigRefusal, IntegrityRefusal
 from shared.plans.plan import Budget
-from shared.wire.messages import Acceptance, AnchorReceipt, countersigned
+from shared.wire.signed_messages import countersigned
+from shared.wire.site_messages import Acceptance, AnchorReceipt
 from site_agent import cli
 from site_agent.config import SiteConfig
 from site_agent.egress import AcknowledgedReplies

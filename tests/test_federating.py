@@ -45,8 +45,8 @@ from shared.plans.federated import Federated, FederatedFlow
 from shared.plans.plan import Budget, Floors, StudyPlan, Training, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy.stated import CHARGED_BEFORE
-from shared.wire.messages import RoundAnswer
 from shared.wire.rounds import Answered, RoundOrder, open_order, pack, unpack
+from shared.wire.site_messages import RoundAnswer
 from site_agent import egress as egress_module
 from site_agent.config import SiteBudget, SiteFloors, TableSource
 from site_agent.ledger.book import Ledger
@@ -746,11 +746,11 @@ def test_a_question_that_is_asked_for_ever_keeps_nobody(hub, hospitals):
 
 # -- afterwards ---------------------------------------------------------------------------------------------------
 def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_trainings_charge(hub, hospitals):
-    from coordinator.answers.queries import draws_of
+    from coordinator.answers.site_answers import draws_of
     from shared.errors import PlanChanged, ReceiptRefusal
     from shared.plans.encoding import Encoder
     from shared.releases.receipt import TRAINED, Receipt
-    from site_agent.release.pipeline import make_release
+    from site_agent.release.pipeline.making import make_release
 
     victim = hospitals[0]
     victim.ledger.approve_plan(study=PLAN.study, version=1, plan_hash=PLAN.hash, approver="lind")

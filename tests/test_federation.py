@@ -770,7 +770,7 @@ def test_an_impossible_federated_is_refused_with_the_reason(changed, says):
 
 def test_a_flow_that_no_round_can_carry_is_refused_in_the_plan():
     from shared.plans.federated import MOST_WEIGHTS
-    from shared.wire.messages import ROUND_CAP
+    from shared.wire.message_limits import ROUND_CAP
     from shared.wire.rounds import pack
 
     with pytest.raises(SchemaRefusal, match="smaller training"):

@@ -28,7 +28,8 @@ from shared.releases.receipt import Receipt, coverage, planned_event, planned_ev
 from site_agent.decide import plan_facts
 from site_agent.decide import waves as calendars
 from site_agent.models import private_flow
-from site_agent.release import drawing, pipeline
+from site_agent.release import drawing
+from site_agent.release.pipeline import making
 
 TRAINING = privacy.SubsampledGaussian(rate=0.2, noise_multiplier=2.0, steps=3)
 
@@ -140,7 +141,7 @@ def test_a_flow_that_was_taken_back_is_not_used_and_the_next_wave_is_charged_a_t
 def test_a_flow_of_a_release_without_a_training_is_charged_one(bench, monkeypatch):
     plan = study()
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "_reused", lambda *_: True)  # a ledger that holds the price of rows alone
+        patch.setattr(making, "_reused", lambda *_: True)  # a ledger that holds the price of rows alone
         patch.setattr(Receipt, "require_true", lambda *_: None)
         made(bench, plan, 1)
     second = made(bench, plan, 2)
@@ -155,7 +156,7 @@ def interrupted(bench: Bench, monkeypatch, place: str, plan: StudyPlan, wave: in
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "reach", stop)
+        patch.setattr(making, "reach", stop)
         with pytest.raises(KeyboardInterrupt):
             bench.release(plan, cohort(300), seeded_rng(9), wave=wave)
 
@@ -191,7 +192,7 @@ def test_a_reservation_of_an_earlier_version_at_the_full_price_is_gone_on_with(b
     plan = study()
     made(bench, plan, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "_reused", lambda *_: False)
+        patch.setattr(making, "_reused", lambda *_: False)
         interrupted(bench, monkeypatch, "pipeline.anchored", plan, 2)
     second = made(bench, plan, 2)
     assert second.hold.event == planned_event(plan).to_canonical()

@@ -38,8 +38,9 @@ from shared.errors import ConfigRefusal, NetworkRefusal, RoundsRefusal, SchemaRe
 from shared.plans.federated import FederatedFlow
 from shared.plans.plan import StudyPlan
 from shared.wire import flower
-from shared.wire.messages import ROUND_CAP, RoundAnswer, RoundReply
+from shared.wire.message_limits import ROUND_CAP
 from shared.wire.rounds import RoundOrder
+from shared.wire.site_messages import RoundAnswer, RoundReply
 from site_agent.training import runtime
 
 REPOSITORY = Path(__file__).parent.parent

@@ -29,8 +29,9 @@ from shared.errors import AccessRefusal, CertificateRefusal, NetworkRefusal, Rat
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, StudyPlan, Wave
 from shared.wire import messages as wire
-from shared.wire import transport
-from shared.wire.messages import Chunk, Document, OfferRequest, SignedDocument, StudiesRequest, StudyRequest
+from shared.wire import site_messages, transport
+from shared.wire.analyst_messages import Document, StudiesRequest
+from shared.wire.site_messages import Chunk, OfferRequest, SignedDocument, StudyRequest
 from shared.wire.transport import CallLimits, Client, Credentials, Peer, RetryLater, Server
 from site_agent.egress import Egress, new_tls_identity
 
@@ -241,11 +242,11 @@ def test_a_revoked_site_and_an_invitation_that_has_served_hold_nothing(minis):
 def test_the_certificate_of_an_invitation_serves_until_the_site_has_shown_its_own(minis):
     hub, used = minis
     with pytest.raises(TokenRefusal), Egress.from_invitation(used) as egress:
-        egress._ask("Enrol", wire.EnrolRequest(token=used.token, envelope=b"{}"))
+        egress._ask("Enrol", site_messages.EnrolRequest(token=used.token, envelope=b"{}"))
     again = hub.invite("west")
     hub.store.revoke_site("west")
     with pytest.raises(Exception) as caught, Egress.from_invitation(again) as egress:
-        egress._ask("Enrol", wire.EnrolRequest(token=again.token, envelope=b"{}"))
+        egress._ask("Enrol", site_messages.EnrolRequest(token=again.token, envelope=b"{}"))
     assert not isinstance(caught.value, TokenRefusal), "a new invitation is open: its request was read"
 
 
@@ -369,7 +370,7 @@ def test_a_handler_that_has_to_wait_gives_its_thread_back(authority, monkeypatch
             raise RetryLater(
                 NetworkRefusal("one upload of a bundle must end before the next", given="one that has not")
             )
-        return wire.Offered(offset=7)
+        return site_messages.Offered(offset=7)
 
     answers = []
 

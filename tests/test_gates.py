@@ -41,10 +41,11 @@ from shared.plans.standing import NO_RELEASE
 from shared.releases.receipt import EARLIER_GATE, coverage
 from shared.simulated import contact_networks
 from site_agent import cli
-from site_agent.decide import airlock
+from site_agent.decide.airlock import overview, standing_approval
 from site_agent.records import table as records
-from site_agent.release import checks, drawing, fitting, networks, pipeline
+from site_agent.release import checks, drawing, fitting, networks
 from site_agent.release.audit import attacks, report
+from site_agent.release.pipeline import making
 
 FAR = "2998-12-31"
 POSTURES = {
@@ -118,7 +119,7 @@ def test_a_reader_that_breaks_down_on_a_later_table_keeps_nothing_back(tmp_path,
         broken.setattr(drawing, "_attack", lambda **_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             bench.release(promised, table, seeded_rng(1))
-    monkeypatch.setattr(pipeline, "_read", lambda *_: 1 // 0)
+    monkeypatch.setattr(making, "_read", lambda *_: 1 // 0)
     assert bench.release(promised, table, seeded_rng(2)).hold.state == "held"
 
 
@@ -144,7 +145,7 @@ def test_figures_that_were_interrupted_are_held_alike_whatever_became_of_the_rec
     for name, value in (("same", table["sbp"][0]), ("corrected", 141.5)):
         bench = Bench(tmp_path / name)
         with monkeypatch.context() as broken:
-            broken.setattr(pipeline, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            broken.setattr(making, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 bench.release(plan, table, seeded_rng(1))
         table.loc[0, "sbp"] = value
@@ -359,9 +360,9 @@ def test_releases_of_earlier_versions_that_a_gate_selected_are_named(tmp_path, p
     conditional = release(replace(public, study="second", posture="local"), site, source(tmp_path, table))
     monkeypatch.undo()
     now = release(replace(public, study="third"), site, source(tmp_path, table))
-    assert airlock.gated(site.outbox, earlier.hold.release_id)
-    assert not airlock.gated(site.outbox, conditional.hold.release_id)
-    assert not airlock.gated(site.outbox, now.hold.release_id)
+    assert overview.gated(site.outbox, earlier.hold.release_id)
+    assert not overview.gated(site.outbox, conditional.hold.release_id)
+    assert not overview.gated(site.outbox, now.hold.release_id)
 
 
 def test_after_an_update_that_says_other_things_are_open_the_plan_is_approved_again(hospital, plan, monkeypatch):
@@ -443,7 +444,11 @@ def test_nobody_is_shown_it_and_nobody_signs_it_by_hand_while_it_waits_to_be_sen
 def test_a_signature_that_was_made_after_the_draw_approves_nothing(desk, monkeypatch):
     first = add(desk)["id"]
     with monkeypatch.context() as patch:
-        patch.setattr(airlock, "approve_by_standing", lambda at, i, **_: airlock.StandingUse(hold=at.outbox.get(i)))
+        patch.setattr(
+            standing_approval,
+            "approve_by_standing",
+            lambda at, i, **_: standing_approval.StandingUse(hold=at.outbox.get(i)),
+        )
         made = desk.json("release", "mini", "--wave", "1")
     assert made["state"] == "held"
     assert "checks" not in made

@@ -12,7 +12,6 @@ from test_collect import refused
 from test_recovery import PLAN, Agent
 from test_withdrawal import taken_back
 
-import shared.wire.messages as wire
 from coordinator.services.collect import CollectionService
 from shared.base.keys import Envelope, SigningKey
 from shared.base.merkle_tree import MerkleTree, leaf_hash, root
@@ -29,18 +28,19 @@ from shared.errors import (
     UnknownMethod,
 )
 from shared.plans.plan import sign_plan
-from shared.wire.messages import (
+from shared.wire import message_limits, site_messages
+from shared.wire import messages as wire
+from shared.wire.messages import Method
+from shared.wire.signed_messages import countersigned, require_countersigned
+from shared.wire.site_messages import (
     Acceptance,
     AnchorReceipt,
     Growth,
     Holding,
     Holdings,
-    Method,
     Offered,
     SignedDocument,
     StudyRequest,
-    countersigned,
-    require_countersigned,
 )
 from shared.wire.transport import Client
 from site_agent.decide.recovery import survey
@@ -318,7 +318,7 @@ def test_more_releases_than_an_answer_may_name_are_refused(agent, monkeypatch):
 
     def encode(value):
         data = plain(value)
-        return data * (wire.HOLDINGS_CAP + 1) if isinstance(value, Holdings) else data
+        return data * (message_limits.HOLDINGS_CAP + 1) if isinstance(value, Holdings) else data
 
     agent.lies["Status"] = lambda call, request: Holdings(holdings=(one,))
     monkeypatch.setattr(wire, "encode", encode)
@@ -329,7 +329,7 @@ def test_more_releases_than_an_answer_may_name_are_refused(agent, monkeypatch):
 def test_a_withdrawal_that_is_dropped_has_no_signed_answer(agent):
     sealed = agent.hub.seal("north", table=small_table(seed=3))
     agent.door.send(sealed.envelope, sealed.path)
-    stone = wire.Withdrawn(
+    stone = site_messages.Withdrawn(
         study="mini",
         wave=1,
         site="north",

@@ -15,7 +15,9 @@ from delivered import cohort, cohort_plan, deliver, join
 from rich.console import Console
 
 from coordinator.analyst.show import show_pooled
-from coordinator.answers.queries import EstimateCache, ask, holding
+from coordinator.answers.queries import ask
+from coordinator.answers.release_selection import holding
+from coordinator.answers.site_answers import EstimateCache
 from coordinator.pooling.intervals import (
     Draw,
     SurrogateSampler,

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from test_pipeline import release, site, source  # noqa: F401
 
-from coordinator.answers import queries
+from coordinator.answers import queries, site_answers
 from coordinator.answers.curves import curves
 from coordinator.figures.forest import forest
 from coordinator.services.authority import Authority
@@ -327,7 +327,7 @@ def test_three_sites_noisy_tables_are_pooled_and_the_forest_plot_says_posture_an
     assert "private" in drawn
     assert "ε" in drawn
     # The same question is answered from memory, and the same.
-    kept = queries.EstimateCache()
+    kept = site_answers.EstimateCache()
     first, second = (queries.ask(store, study.study, 1, "mean(sbp)", cache=kept).estimates for _ in range(2))
     assert first == second == found.estimates
 

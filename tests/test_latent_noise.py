@@ -14,7 +14,8 @@ from shared.base.randomness import Noise, grid_for, seeded_rng
 from shared.errors import ParameterError
 from shared.flows.base import Identity
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius, kept_weight, shrunk
-from shared.privacy.accountant import Gaussian, epsilon, w_for_epsilon
+from shared.privacy.accountant import Gaussian, epsilon
+from shared.privacy.calibration import w_for_epsilon
 
 DELTA = 1e-5
 RUNS = 5_000

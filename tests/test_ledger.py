@@ -40,7 +40,7 @@ from shared.errors import (
     UnknownEvent,
 )
 from shared.privacy import accountant as privacy
-from shared.wire.messages import ANCHOR_TYPE, AnchorHead
+from shared.wire.signed_messages import ANCHOR_TYPE, AnchorHead
 from site_agent.ledger import charge, state
 from site_agent.ledger import entries as entries_module
 from site_agent.ledger.book import Ledger

@@ -24,7 +24,8 @@ from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey
 from shared.errors import IntegrityRefusal, RoleRefusal, SignatureRefusal, StateRefusal
-from shared.wire.messages import EntriesRequest, WatchRequest
+from shared.wire.analyst_messages import EntriesRequest
+from shared.wire.site_messages import WatchRequest
 from shared.wire.tree_heads import TreeHead, check_view, open_head
 from site_agent.egress import AcknowledgedReplies
 

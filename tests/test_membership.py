@@ -35,7 +35,7 @@ from shared.membership.grants import Grant, open_grant
 from shared.membership.key_changes import KeyChange, open_key_change
 from shared.plans.plan import open_plan, sign_plan
 from shared.privacy import accountant as privacy
-from shared.wire.messages import AnchorReceipt, Chunk, OfferRequest
+from shared.wire.site_messages import AnchorReceipt, Chunk, OfferRequest
 from site_agent.config import SiteFloors
 from site_agent.decide import keys, membership
 from site_agent.desk import Desk

@@ -18,7 +18,7 @@ from shared.membership.grants import Grant
 from shared.membership.key_changes import KeyChange, SiteKeyring, open_key_change
 from shared.membership.leads import LeadChange
 from shared.plans.plan import sign_plan
-from shared.wire.messages import MembershipReply
+from shared.wire.site_messages import MembershipReply
 from site_agent.egress import Egress
 from site_agent.show import verifier
 from site_agent.show.export import record

@@ -48,7 +48,8 @@ from site_agent.ledger.book import Ledger
 from site_agent.records import table as records
 from site_agent.release import fitting
 from site_agent.release.outbox import Outbox
-from site_agent.release.pipeline import make_release, rehearse
+from site_agent.release.pipeline.making import make_release
+from site_agent.release.pipeline.rehearsal import rehearse
 from site_agent.release.site import WorkingSite
 
 TODAY = dt.date(2026, 1, 5)
@@ -348,11 +349,11 @@ def test_a_refresh_charges_everybody_again(ward, study):
 
 
 def test_a_run_that_was_killed_after_its_seal_is_checked_by_the_next_one(ward, study, monkeypatch):
-    from site_agent.release import pipeline
+    from site_agent.release.pipeline import making
 
     site = ward.site()
     with monkeypatch.context() as broken:
-        broken.setattr(pipeline, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        broken.setattr(making, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             ward.release(study, site)
     made = ward.release(study, site)
@@ -363,13 +364,13 @@ def test_a_run_that_was_killed_after_its_seal_is_checked_by_the_next_one(ward, s
 
 
 def test_a_killed_run_is_held_alike_where_its_table_has_changed_since(ward, study, monkeypatch):
-    from site_agent.release import pipeline
+    from site_agent.release.pipeline import making
 
     ends = []
     for name, nodes in (("same", ward.nodes), ("changed", ward.nodes.iloc[::-1])):
         site = ward.site(name)
         with monkeypatch.context() as broken:
-            broken.setattr(pipeline, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            broken.setattr(making, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 ward.release(study, site)
         made = replace(ward, nodes=nodes).release(study, site)
@@ -905,10 +906,10 @@ def test_new_persons_are_placed_by_those_held_out_who_are_still_there(grown, fir
 
 
 def test_a_killed_wave_of_a_kept_frame_is_taken_up_and_the_next_waits_for_it(grown, monkeypatch):
-    from site_agent.release import pipeline
+    from site_agent.release.pipeline import making
 
     with monkeypatch.context() as broken:
-        broken.setattr(pipeline, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        broken.setattr(making, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             grown.wave(2)
     made = grown.wave(2)

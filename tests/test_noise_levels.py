@@ -40,6 +40,7 @@ from shared.plans.dictionary import Column, Dictionary
 from shared.plans.federated import Federated, Shape
 from shared.plans.plan import PrivateTraining, Training
 from shared.privacy import accountant as privacy
+from shared.privacy import calibration, events
 from shared.privacy.accountant import Composition, Event, Gaussian, Laplace, SubsampledGaussian
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -129,13 +130,13 @@ def pulled_in_latent_noise(n: int, rng: Any) -> Drawn:
 
 
 def plain_gaussian(n: int, rng: Any) -> Drawn:
-    event = privacy.calibrate(Gaussian, 1.0, 1e-6, sensitivity=0.7)
+    event = calibration.calibrate(Gaussian, 1.0, 1e-6, sensitivity=0.7)
     grid = grid_for(event.sigma)
     return Drawn(rng.lattice_gaussian_steps(event.sigma, n, grid) * grid, event.sigma, "gaussian")
 
 
 def plain_laplace(n: int, rng: Any) -> Drawn:
-    event = privacy.calibrate(Laplace, 0.5, 0.0, sensitivity=2.0, coordinates=3)
+    event = calibration.calibrate(Laplace, 0.5, 0.0, sensitivity=2.0, coordinates=3)
     grid = grid_for(event.scale)
     return Drawn(rng.lattice_laplace_steps(event.scale, n, grid) * grid, event.scale, "laplace")
 
@@ -177,7 +178,7 @@ def noisy_tables(n: int, rng: Any) -> Drawn:
     side = math.ceil(math.sqrt(n))
     columns = tuple(Column(name=name, kind="continuous", lower=0, upper=1) for name in ("a", "b"))
     found = attributes(Dictionary(name="square", version=1, columns=columns), side)
-    event = privacy.calibrate(Gaussian, 0.2, 1e-6, sensitivity=sensitivity(3))
+    event = calibration.calibrate(Gaussian, 0.2, 1e-6, sensitivity=sensitivity(3))
     m = CountTables(attributes=found, sigma=event.sigma)
     records = pd.DataFrame(np.random.default_rng(5).random((1000, 2)), columns=["a", "b"])
     pairs = zip(m.release(records, rng), m.counts(records), strict=True)
@@ -200,7 +201,7 @@ def sliced_rows(n: int, rng: Any) -> Drawn:
 def noisy_densities(n: int, rng: Any) -> Drawn:
     """Every count of two columns' grid, against the true counts, at the noise that a small price asks for."""
     columns = tuple(Column(name=name, kind="continuous", lower=0, upper=1) for name in ("a", "b"))
-    event = privacy.calibrate(Laplace, 0.01, 0.0, sensitivity=1.0, coordinates=2)
+    event = calibration.calibrate(Laplace, 0.01, 0.0, sensitivity=1.0, coordinates=2)
     m = Densities(grids=(Grid(columns=columns, level=math.ceil(math.log2(n) / 2)),), scale=event.scale)
     assert m.event == event
     records = pd.DataFrame(np.random.default_rng(5).random((1000, 2)), columns=["a", "b"])
@@ -212,7 +213,7 @@ def smooth_densities(n: int, rng: Any) -> Drawn:
     """Every noisy sum of a three-column basis, against the true sums; its scale is in steps of 2⁻²⁴."""
     basis = Basis(order=2, level=5 if n <= BAR else 7)
     sensitivity = Coefficients(basis=basis, columns=3, scale=1.0).sensitivity
-    event = privacy.calibrate(Laplace, 8.0, 0.0, sensitivity=float(sensitivity))
+    event = calibration.calibrate(Laplace, 8.0, 0.0, sensitivity=float(sensitivity))
     m = Coefficients(basis=basis, columns=3, scale=event.scale)
     assert m.event == event
     points = np.random.default_rng(5).random((50, 3))
@@ -462,9 +463,11 @@ def test_noise_is_drawn_only_where_level_one_looks():
 
 def test_every_kind_of_event_that_is_made_is_one_whose_noise_is_tested():
     """The accountant knows more kinds than the product draws; the others are made by no production code."""
-    made = calls(*(kind.__name__ for kind in privacy._REGISTRY.values()))
-    for kind in privacy._REGISTRY.values():
-        places = made.get(kind.__name__, set()) - {"shared/privacy/accountant.py"}
+    made = calls(*(kind.__name__ for kind in events.REGISTRY.values()))
+    for kind in events.REGISTRY.values():
+        places = made.get(kind.__name__, set()) - {
+            f"shared/privacy/{name}.py" for name in ("accountant", "calibration", "renyi")
+        }
         assert places <= MADE_IN.get(kind, set()), f"{kind.__name__} is drawn by nothing that is tested here"
 
 

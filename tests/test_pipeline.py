@@ -38,7 +38,9 @@ from site_agent.config import SiteFloors, TableSource
 from site_agent.ledger.book import Ledger
 from site_agent.release import drawing
 from site_agent.release.outbox import Outbox
-from site_agent.release.pipeline import STAGES, ReleaseStage, made_up_table, make_release, rehearse
+from site_agent.release.pipeline.making import make_release
+from site_agent.release.pipeline.rehearsal import made_up_table, rehearse
+from site_agent.release.pipeline.stages import STAGES, ReleaseStage
 from site_agent.release.site import WorkingSite
 
 TODAY = dt.date(2026, 1, 5)

@@ -31,7 +31,8 @@ from site_agent.records import table as records
 from site_agent.release import fitting
 from site_agent.release.fitting import fit, public_flow, released_rows, trains
 from site_agent.release.outbox import Outbox
-from site_agent.release.pipeline import make_release, rehearse
+from site_agent.release.pipeline.making import make_release
+from site_agent.release.pipeline.rehearsal import rehearse
 from site_agent.release.site import WorkingSite
 
 TODAY = dt.date(2026, 1, 5)
@@ -236,7 +237,7 @@ def test_every_possible_record_has_a_short_latent_under_the_public_flow(dictiona
     plan = study("public", reference=tight, dictionary=dictionary)
     encoder = Encoder(dictionary=dictionary)
     flow = public_flow(plan, encoder)
-    from site_agent.release.pipeline import made_up_table
+    from site_agent.release.pipeline.rehearsal import made_up_table
 
     x = encoder.encode(dictionary.check(made_up_table(plan, 500, seeded_rng(1))), seeded_rng(2))
     z = flow.inverse(x)

@@ -115,13 +115,37 @@ def test_exchanging_one_record_moves_the_rounded_sum_by_at_most_twice_the_clip()
     assert 0.5 * PRIVATE.clip < largest <= 2 * PRIVATE.clip
 
 
+@pytest.mark.parametrize("multiplier", [0.5, 4.0, 100.0])
+@pytest.mark.parametrize("weights", [3, 5_000])
+def test_rounding_takes_no_more_than_the_room_that_clipping_leaves_it(multiplier, weights):
+    """Two sums, each off by at most half a step in every weight: together half of what the clip gives up on both.
+
+    The grid that noise alone would ask for grows with the noise, and would round by more than the clip.
+    """
+    asked = []
+
+    class Half:
+        def lattice_gaussian_steps(self, sigma, shape, grid):
+            asked.append(grid)
+            return np.zeros(shape, dtype=np.int64)
+
+    private = replace(PRIVATE, noise_multiplier=multiplier)
+    noisy(np.zeros(weights), private, Half())
+    worst = np.full(weights, 0.4999 * asked[0])
+    moved = float(np.linalg.norm(noisy(worst, private, Half()) - worst))
+    assert moved == pytest.approx(0.4999 * asked[0] * math.sqrt(weights))
+    assert 2 * moved <= 0.5 * (2 * private.clip * ROOM)
+
+
 def test_a_record_whose_gradient_overflows_adds_nothing_and_spoils_nothing():
-    flow, y = made(), rows(6)
+    flow, y = made(), rows(9)
     broken = y.copy()
-    broken[2] = 1e200
+    broken[2] = 1e200  # too long to have a norm, with finite entries
     broken[4, 1] = math.nan
+    broken[6] = 1e308  # an infinite gradient: none of it times infinity is not none
+    broken[7, 2] = -math.inf
     total, _ = clipped_sum(flow, broken, 1.0)
-    expected, _ = clipped_sum(flow, y[[0, 1, 3, 5]], 1.0)
+    expected, _ = clipped_sum(flow, y[[0, 1, 3, 5, 8]], 1.0)
     assert np.allclose(total, expected, rtol=1e-12, atol=1e-15)
     assert np.array_equal(clipped_sum(flow, y, 1.0)[0], clipped_sum(made(), y, 1.0)[0])
 

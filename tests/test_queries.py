@@ -8,7 +8,9 @@ import pandas as pd
 import pytest
 from delivered import STUDIES, cohort, cohort_plan, deliver, join, quarantine
 
-from coordinator.answers.queries import EstimateCache, ask, draws_of, pooled, resolve, site_estimates
+from coordinator.answers.queries import ask, pooled, site_estimates
+from coordinator.answers.resolving import resolve
+from coordinator.answers.site_answers import EstimateCache, draws_of
 from coordinator.pooling.cautions import theorem3
 from coordinator.pooling.gaps import released_flow
 from coordinator.services.authority import Authority

@@ -20,7 +20,7 @@ from shared.base.clock import utc_now
 from shared.errors import ConfigRefusal, DictionaryRefusal, ParameterError, RateRefusal, StateRefusal, TooLarge
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, StudyPlan, Wave
-from shared.wire.messages import Offered, OfferRequest, SignedDocument, StudyRequest
+from shared.wire.site_messages import Offered, OfferRequest, SignedDocument, StudyRequest
 
 DAY = dt.timedelta(days=1)
 TODAY = dt.date(2026, 11, 23)
@@ -298,7 +298,7 @@ def test_quotas_are_settings_that_are_read_back(tmp_path):
 
 def test_an_answer_that_was_deleted_says_how_to_have_it_again(hub):
     from coordinator.services.analysis import AnalysisService
-    from shared.wire.messages import ExplainRequest
+    from shared.wire.analyst_messages import ExplainRequest
     from shared.wire.transport import Call
 
     service = AnalysisService(hub.store, today=lambda: TODAY)
@@ -310,7 +310,7 @@ def test_an_answer_that_was_deleted_says_how_to_have_it_again(hub):
 def test_a_token_asks_so_often_in_a_day_and_no_more(hub):
     from coordinator.services.analysis import AnalysisService
     from shared.errors import Refusal
-    from shared.wire.messages import QueryRequest
+    from shared.wire.analyst_messages import QueryRequest
     from shared.wire.transport import Call
 
     service = AnalysisService(hub.store, a_day=2, today=lambda: TODAY)

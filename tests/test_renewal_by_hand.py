@@ -19,7 +19,7 @@ from shared.errors import CertificateRefusal, IntegrityRefusal, SignatureRefusal
 from shared.plans.plan import Wave
 from shared.terminal import run
 from shared.wire.certificates import BOTH_GOOD_DAYS, RENEW_DAYS, SITE_DAYS, CertificateLife
-from shared.wire.messages import AnchorHead
+from shared.wire.signed_messages import AnchorHead
 from site_agent import cli, identity
 from site_agent.decide import renewal
 

@@ -54,7 +54,9 @@ from shared.errors import (
 )
 from shared.plans.plan import sign_plan
 from shared.wire.clocks import utc_now
-from shared.wire.messages import COLLECTION, Holdings, countersigned
+from shared.wire.messages import COLLECTION
+from shared.wire.signed_messages import countersigned
+from shared.wire.site_messages import Holdings
 from shared.wire.tree_heads import open_head
 from site_agent.decide import reconciliation
 from site_agent.release.outbox import Outbox

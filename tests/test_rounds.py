@@ -31,8 +31,9 @@ from shared.errors import (
     TrainingRefusal,
 )
 from shared.privacy import accountant as privacy
-from shared.wire.messages import ROUND_CAP, RoundAnswer
+from shared.wire.message_limits import ROUND_CAP
 from shared.wire.rounds import Answered, RoundOrder, node_id, open_answer, open_order, pack, unpack
+from shared.wire.site_messages import RoundAnswer
 from site_agent.ledger.book import Ledger
 from site_agent.show import verifier
 

@@ -42,7 +42,7 @@ from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, StudyPlan, Wave
 from shared.releases import receipt as bundles
 from shared.releases.receipt import LABEL
-from shared.wire.messages import QueryRequest
+from shared.wire.analyst_messages import QueryRequest
 
 MB = 1 << 20
 ALWAYS = (dt.date(2000, 1, 1), dt.date(2999, 1, 1))

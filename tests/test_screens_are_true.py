@@ -201,7 +201,7 @@ def test_ctrl_c_says_what_is_charged_and_that_going_on_is_free(hospital, plan, m
     at("release", "mini")
     assert at.json("budget")["totals"][0]["epsilon"] == before
     with monkeypatch.context() as patch:
-        patch.setattr("site_agent.release.pipeline.make_release", stopped)
+        patch.setattr("site_agent.release.pipeline.making.make_release", stopped)
         at.publish(replace(several(plan, 2), version=2))
         at("plan", "fetch", "mini")
         at("plan", "approve", "mini", "--as", "dr-lind", "--understood", "local")

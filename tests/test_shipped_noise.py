@@ -27,11 +27,13 @@ from shared.base.randomness import grid_for
 from shared.flows.affine import AffineAutoregressiveFlow
 from shared.mechanisms.densities.plan import DensitiesPlan
 from shared.mechanisms.grand import noise as grand
+from shared.mechanisms.grand.edges import NEIGHBOURS
 from shared.mechanisms.grand.plan import GrandPlan
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.mechanisms.moments import noise as moments
 from shared.mechanisms.moments.copula import pilot
 from shared.mechanisms.moments.plan import MomentsPlan
+from shared.mechanisms.network_counts.plan import NetworkCountsPlan
 from shared.mechanisms.slicing.noise import ROW_STEP
 from shared.mechanisms.slicing.plan import SlicingPlan
 from shared.mechanisms.tables.plan import TablesPlan
@@ -139,6 +141,28 @@ class Reports(Case):
         return handed.sum(axis=0)
 
 
+class Counted(Case):
+    """Counts of a network: its edges stand in a file of their own."""
+
+    def released(self, rng: Given, folder: Path) -> pd.DataFrame:
+        return Bench(folder).release(self.plan, self.table, rng, edges=met(self.table)).table
+
+    def drawn(self, rng: Given, table: pd.DataFrame | None = None) -> pd.DataFrame:
+        table = self.table if table is None else table
+        place = {person: k for k, person in enumerate(table["person"])}
+        ends = np.sort(met(table).map(place.get).to_numpy(), axis=1)
+        records = self.plan.dictionary.check(table)
+        records[NEIGHBOURS] = [ends[ends[:, 0] == k, 1].astype(np.int32) for k in range(len(table))]
+        return self.plan.release.draw(self.plan, self.plan.release.measure(self.plan, records, Given(1)), rng)
+
+
+def met(table: pd.DataFrame) -> pd.DataFrame:
+    """A ring of these persons, and a chord in every third place: nobody has more contacts than a cap."""
+    persons = list(table["person"])
+    pairs = [(k, k + 1) for k in range(-1, len(persons) - 1)] + [(k, k - 2) for k in range(0, len(persons), 3)]
+    return pd.DataFrame([(persons[a], persons[b]) for a, b in pairs], columns=["from", "to"])
+
+
 class Lines(Case):
     """Directions, and a line per record, which is put back where its record stands."""
 
@@ -231,6 +255,15 @@ def slices() -> Case:
     return Lines(plan, mixed(), scales, multiple=coarse, whole=False)
 
 
+def network() -> Case:
+    plan = private(NetworkCountsPlan(epsilon=2.0, most_contacts=8, by=("stage",)), MIXED)
+    scales: dict[tuple[str, float], int] = {}
+    for event, many in zip(charged(plan), (1, 1, 1, 1, 1, 1, 1, 1, 4), strict=True):
+        key = ("laplace", event.scale)
+        scales[key] = scales.get(key, 0) + many
+    return Counted(plan, mixed(), scales)
+
+
 FIGURES: dict[str, Callable[[], Case]] = {
     "tables": tables,
     "histograms": histograms,
@@ -241,6 +274,7 @@ FIGURES: dict[str, Callable[[], Case]] = {
     "moments, further out": lambda: blocks(30.0, declared=()),
     "moments, charged together": lambda: blocks(sensitivity="joint"),
     "slicing": slices,
+    "counts of a network": network,
 }
 figures = pytest.mark.parametrize("name", FIGURES)
 

@@ -20,7 +20,7 @@ from shared.base.keys import Envelope, SigningKey
 from shared.plans.plan import Budget, PrivateTraining, Wave, sign_plan
 from shared.releases.receipt import STATEMENT_TYPE
 from site_agent import cli
-from site_agent.release import pipeline
+from site_agent.release.pipeline import stages
 
 ROOT = Path(__file__).resolve().parent.parent
 CANARY = "CANARY-7319"
@@ -155,7 +155,7 @@ def test_a_certificate_of_another_key_is_refused(hospital):
 
     hospital("init", "--invitation", str(hospital.invitation), "--approver", "dr-lind")
     key = ec.generate_private_key(ec.SECP256R1())
-    from shared.wire.messages import Enrolment
+    from shared.wire.site_messages import Enrolment
 
     foreign = Enrolment(state="accepted", certificate_pem=certificate("north", key.public_key(), key))
     hospital.hub.enrol = lambda **_: foreign
@@ -661,4 +661,4 @@ def test_a_plan_version_is_remembered_when_its_files_are_gone(hospital, plan):
 
 def test_stages_are_told_in_a_log_and_not_in_json(ready):
     ready.json("release", "mini", "--wave", "1")  # parses: nothing but JSON on the way
-    assert pipeline.ReleaseStage.FIT.value in ready("try", "mini")
+    assert stages.ReleaseStage.FIT.value in ready("try", "mini")

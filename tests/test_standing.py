@@ -33,8 +33,9 @@ from shared.errors import (
 from shared.plans.plan import Budget, Floors
 from shared.plans.standing import Revocation, Standing, broken_limit, open_revocation, open_standing
 from site_agent import cli
-from site_agent.release import drawing, pipeline
+from site_agent.release import drawing
 from site_agent.release.checks import Check
+from site_agent.release.pipeline import opened
 from site_agent.show import verifier
 
 FAR = "2998-12-31"
@@ -208,7 +209,7 @@ def no_audit(site, plan, patch):
 def warned(site, plan, patch):
     add(site)
     check = Check(name="rare_level", rule="no rare level", outcome="warning")
-    patch.setattr(pipeline.SealedRelease, "warnings", (check,))
+    patch.setattr(opened.SealedRelease, "warnings", (check,))
 
 
 def plan_was_revoked(site, plan, patch):
@@ -622,7 +623,7 @@ def not_audited(site, patch):
 )
 def test_a_stranger_rechecks_each_limit_that_the_agent_was_made_to_pass_over(ready, monkeypatch, cause, said):
     add(ready)
-    monkeypatch.setattr("site_agent.decide.airlock._limit", lambda *_, **__: "")
+    monkeypatch.setattr("site_agent.decide.airlock.standing_approval._limit", lambda *_, **__: "")
     cause(ready, monkeypatch)
     assert ready.json("release", "mini", "--wave", "2")["state"] == "delivered"
     assert said in ready.refused("audit", "verify", expect=30)["given"]

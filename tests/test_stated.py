@@ -51,12 +51,12 @@ from shared.releases.receipt import Receipt, coverage, in_words, planned_event, 
 from shared.terminal import plain
 from site_agent.cli import books, calendar
 from site_agent.config import SiteBudget, TableSource
-from site_agent.decide.airlock import totals
+from site_agent.decide.airlock.overview import totals
 from site_agent.decide.plan_facts import _price as _price_of
 from site_agent.decide.plan_facts import charged
 from site_agent.desk import today
 from site_agent.release.fitting import require_roles_kept
-from site_agent.release.pipeline import make_release
+from site_agent.release.pipeline.making import make_release
 from site_agent.show import screens
 
 OPEN = "not bounded: the flow"

@@ -29,7 +29,7 @@ from shared.errors import (
 )
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, StudyPlan, Wave, sign_plan
-from shared.wire.messages import Withdrawal
+from shared.wire.signed_messages import Withdrawal
 
 TODAY = dt.date(2026, 5, 1)
 

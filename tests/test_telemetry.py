@@ -14,11 +14,12 @@ from service import Hub, small_table
 from test_collect import plan
 from test_withdrawal import taken_back
 
-import shared.wire.messages as wire
 import site_agent.egress as egress
 from shared.errors import ParameterError, Refusal
 from shared.plans.invitation import Invitation
 from shared.releases.receipt import Statement
+from shared.wire import messages as wire
+from shared.wire import signed_messages, site_messages
 from shared.wire.clocks import ClockReading
 from shared.wire.rounds import Answered
 
@@ -79,7 +80,7 @@ def test_everything_that_a_site_says_of_itself_is_on_the_list():
     assert {name: {item.name for item in dataclasses.fields(kind)} for name, kind in sent.items()} == SAID
     for name, expected in SIGNED.items():
         kind = {"Statement": Statement, "Answered": Answered, "ClockReading": ClockReading}.get(name) or getattr(
-            wire, name
+            signed_messages, name
         )
         assert {item.name for item in dataclasses.fields(kind)} == expected
     assert Invitation not in sent.values()
@@ -88,7 +89,10 @@ def test_everything_that_a_site_says_of_itself_is_on_the_list():
 class Broken:
     """Raises at the k-th call of a function of the site's side of the wire, in this thread only."""
 
-    FILES = tuple(str(Path(module.__file__)) for module in (egress, wire, sys.modules["shared.wire.transport"]))
+    FILES = tuple(
+        str(Path(module.__file__))
+        for module in (egress, wire, site_messages, signed_messages, sys.modules["shared.wire.transport"])
+    )
 
     def __init__(self, at: int, error: Exception) -> None:
         self.at, self.error, self.seen, self.where = at, error, 0, ""

@@ -27,7 +27,7 @@ from site_agent.config import TableSource
 from site_agent.models.flow import fit_flow
 from site_agent.release import trained_flow
 from site_agent.release.outbox import Outbox
-from site_agent.release.pipeline import make_release
+from site_agent.release.pipeline.making import make_release
 from site_agent.release.sealed_state import read_fit
 from site_agent.release.trained_flow import federated_flow
 from site_agent.training import rounds

@@ -19,7 +19,7 @@ from shared import errors
 from shared.errors import CATALOGUE, CertificateRefusal, NetworkRefusal, PlanRefusal, Refusal, TooLarge
 from shared.wire import messages as wire
 from shared.wire import transport
-from shared.wire.messages import Chunk, SignedDocument, StudyRequest
+from shared.wire.site_messages import Chunk, SignedDocument, StudyRequest
 from shared.wire.transport import Client, Credentials, Server
 from site_agent.egress import new_tls_identity
 

@@ -33,8 +33,9 @@ from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
 from shared.plans.plan import Budget, PrivateTraining, StudyPlan, Training, Wave
-from shared.privacy import accountant as privacy
-from shared.privacy.accountant import Gaussian, Laplace, SubsampledGaussian, epsilon, pure_epsilon, w_for_epsilon
+from shared.privacy import calibration
+from shared.privacy.accountant import Gaussian, Laplace, SubsampledGaussian, epsilon, pure_epsilon
+from shared.privacy.calibration import w_for_epsilon
 from shared.releases.receipt import planned_event, read_bundle, write_bundle, write_receipt
 
 RUNS = 5_000
@@ -76,7 +77,7 @@ def bound_on_epsilon(second: np.ndarray, first: np.ndarray, delta: float = DELTA
 @pytest.mark.parametrize("claim", CLAIMS)
 @pytest.mark.parametrize("factor", [1.0, 0.5])
 def test_gaussian_noise_keeps_its_claim_and_half_of_it_does_not(claim, factor):
-    event = privacy.calibrate(Gaussian, claim, DELTA, sensitivity=1.0)
+    event = calibration.calibrate(Gaussian, claim, DELTA, sensitivity=1.0)
     grid = grid_for(event.sigma)
     rng, runs = Scaled(factor, 61), RUNS if claim >= 0.5 else QUIET
     draws = [rng.lattice_gaussian_steps(event.sigma, runs, grid) * grid + sign / 2 > 0 for sign in (1, -1)]
@@ -86,7 +87,7 @@ def test_gaussian_noise_keeps_its_claim_and_half_of_it_does_not(claim, factor):
 @pytest.mark.parametrize("claim", CLAIMS)
 @pytest.mark.parametrize("factor", [1.0, 0.5])
 def test_laplace_noise_keeps_its_claim_and_half_of_it_does_not(claim, factor):
-    event = privacy.calibrate(Laplace, claim, 0.0, sensitivity=1.0)
+    event = calibration.calibrate(Laplace, claim, 0.0, sensitivity=1.0)
     grid = grid_for(event.scale)
     rng, runs = Scaled(factor, 62), RUNS if claim >= 0.5 else QUIET
     # The upper point: beyond it the ratio of the two densities is as large as it gets.
@@ -291,7 +292,7 @@ def attacked_step(private: PrivateTraining, rng: Any) -> float:
 @pytest.mark.parametrize("claim", [0.5, 2.0])
 @pytest.mark.parametrize("factor", [1.0, 0.5])
 def test_a_training_step_keeps_its_claim_at_two_opposite_records(claim, factor):
-    event = privacy.calibrate(SubsampledGaussian, claim, DELTA, rate=1.0, steps=1)
+    event = calibration.calibrate(SubsampledGaussian, claim, DELTA, rate=1.0, steps=1)
     private = PrivateTraining(rate=1.0, noise_multiplier=event.noise_multiplier, steps=1, clip=0.05)
     apart = np.linalg.norm(np.subtract(*step_sums(private)))
     assert 1.9 * private.clip < apart <= 2 * private.clip  # the worst that one record can do, nearly

@@ -20,7 +20,7 @@ from test_postures import TODAY, cohort, encoded, fitted, released, site, study
 from theatre import plan_toml
 
 from coordinator.analyst.remote import Study
-from coordinator.answers.queries import _source
+from coordinator.answers.site_answers import _source
 from coordinator.answers.spending import least_total, spending
 from coordinator.cli import main
 from coordinator.planning import _price, cost
@@ -49,12 +49,12 @@ from shared.privacy.accountant import NoGuarantee
 from shared.privacy.composition import StudyCharges
 from shared.releases.receipt import Receipt, coverage, in_words, planned_event, read_bundle
 from site_agent.config import SiteBudget, TableSource
-from site_agent.decide.airlock import totals
+from site_agent.decide.airlock.overview import totals
 from site_agent.decide.plan_facts import _price as _price_of
 from site_agent.ledger.holds import price_of
 from site_agent.release.audit.distances import linkage
 from site_agent.release.audit.likelihood import weighed
-from site_agent.release.pipeline import make_release
+from site_agent.release.pipeline.making import make_release
 from site_agent.release.sealed_state import fitted_by
 from site_agent.show import page, screens
 from site_agent.show.curve import require_allowed

@@ -37,12 +37,15 @@ from shared.plans.plan import Budget, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy.composition import Charge, StudyCharges
 from shared.releases.receipt import read_bundle
+from site_agent.config import SiteFloors
 from site_agent.decide import waves
+from site_agent.desk import open_desk
 from site_agent.ledger.book import Ledger
 from site_agent.ledger.holds import LOST_CAP, Lost
 from site_agent.release import drawing as mechanisms
-from site_agent.release import pipeline, sealed_state
+from site_agent.release import sealed_state
 from site_agent.release.outbox import Outbox
+from site_agent.release.pipeline import making
 from site_agent.release.site import WorkingSite
 
 ALWAYS = {"opens": dt.date(2000, 1, 1), "closes": dt.date(2999, 1, 1)}
@@ -171,6 +174,16 @@ def test_an_open_reservation_is_carried_over_to_the_next_wave_and_charged_once(l
     assert [entry.kind for entry in ledger.entries()] == ["genesis", "reserve", "carry"]
     drawn(ledger, 2, ["a"], carry=True)
     assert reserve(ledger, 3, touches="new", release_id="third", carry=True).release_id == "third"
+
+
+@pytest.mark.parametrize("touches", ["new", "everybody"])
+def test_a_reservation_for_other_persons_is_not_carried_over(ledger, touches):
+    """It was charged for nobody but those, and draws nobody else: a plan that refreshes is no plan of new persons."""
+    other = {"new": "everybody", "everybody": "new"}[touches]
+    reserve(ledger, 1, touches=touches, release_id="first")
+    later = reserve(ledger, 2, touches=other, release_id="second", carry=True)
+    assert (later.release_id, later.touches, later.merged) == ("second", other, ())
+    assert len(ledger.holds(later.study)) == 2
 
 
 # -- the ledger's entries -----------------------------------------------------------------------------------------
@@ -443,7 +456,7 @@ def test_a_snapshot_taken_at_the_anchor_and_put_back_after_the_run_does_not_draw
                 outbox=Outbox(home, ledger),
                 witness=door,
                 snapshot_key=b"k" * 32,
-                floors=pipeline.SiteFloors(),
+                floors=SiteFloors(),
                 paused=lambda: False,
             )
 
@@ -451,7 +464,7 @@ def test_a_snapshot_taken_at_the_anchor_and_put_back_after_the_run_does_not_draw
             if name == "pipeline.anchored" and not copy.exists():
                 shutil.copytree(home, copy)
 
-        monkeypatch.setattr(pipeline, "reach", snapshot)
+        monkeypatch.setattr(making, "reach", snapshot)
         where = source(tmp_path, table)
         release(plan, opened(), where)
         shutil.rmtree(home)
@@ -650,6 +663,23 @@ def test_persons_withdraw_from_a_file_and_only_their_number_is_told(hospital, pl
     answer = at.json("withdraw-person", "mini", "--as", "dr-lind", "--id-file", str(ids), "--by-lot")
     assert answer["by_lot"] == 0, "the plan appends: nobody leaves the table, and no wave waits"
     assert table["person"][0] not in at("history", "--last", "0")
+
+
+def test_a_head_of_the_ledger_tells_of_no_withdrawal_of_consent_before_something_else_asks_for_one(
+    hospital, plan, table
+):
+    """Alone, at that minute, it would say that somebody of this hospital withdrew."""
+    at = hospital.joined().approved(plan).with_table(table)
+    at("run", "--once")
+    before = list(at.hub.anchored)
+    ids = at.folder / "ids.txt"
+    ids.write_text(str(table["person"][3]))
+    assert at.json("withdraw-person", "mini", "--as", "dr-lind", "--id-file", str(ids))["added"] == 1
+    at("run", "--once")
+    assert at.hub.anchored == before
+    at("pause", "--as", "dr-lind")
+    noted = next(entry.seq for entry in open_desk(at.home).ledger.entries() if entry.kind == "persons_withdrew")
+    assert before[-1]["seq"] < noted < at.hub.anchored[-1]["seq"], "with the next one, then"
 
 
 def test_the_site_budget_is_enforced_and_shown_and_its_absence_is_said(hospital, plan, table):

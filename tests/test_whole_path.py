@@ -43,15 +43,17 @@ from shared.mechanisms.densities.plan import DensitiesPlan
 from shared.mechanisms.grand.plan import GrandPlan
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.mechanisms.moments.plan import MomentsPlan
+from shared.mechanisms.network_counts.plan import NetworkCountsPlan
 from shared.mechanisms.slicing.plan import SlicingPlan
 from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Floors, PrivateTraining, StudyPlan, Training
 from shared.privacy import accountant as privacy
+from shared.privacy import meaning
 from shared.simulated import contact_networks
 from site_agent.records import table as records
 from site_agent.release import drawing, fitting
-from site_agent.release.pipeline import SealedRelease
+from site_agent.release.pipeline.opened import SealedRelease
 
 ATTACK = drawing._attack
 DRAWS = 3
@@ -224,8 +226,8 @@ def exchanged(plan: StudyPlan, neighbours: Neighbours, n: int) -> Neighbours:
 def prices() -> Iterator[None]:
     """Prices are functions of events alone: computed once for all worlds of a plan."""
     with pytest.MonkeyPatch.context() as patched:
-        for name in ("_pld", "translate", "epsilon"):
-            patched.setattr(privacy, name, remembered(getattr(privacy, name)))
+        for room, name in ((privacy, "loss_distribution"), (meaning, "translate"), (privacy, "epsilon")):
+            patched.setattr(room, name, remembered(getattr(room, name)))
         yield
 
 
@@ -337,13 +339,21 @@ CONTACTS = Dictionary(
 )
 
 
-@pytest.mark.parametrize("told", [{}, {"by": "ward"}], ids=str)
-def test_a_released_person_of_a_network_decides_nothing_that_leaves_beside_the_network(told, tmp_path):
+NETWORKS: dict[str, Any] = {
+    "drawn": GrandPlan(epsilon=2.0, d=2),
+    "drawn by ward": GrandPlan(epsilon=2.0, d=2, by="ward"),
+    "counted": NetworkCountsPlan(epsilon=2.0, most_contacts=20, by=("ward",)),
+}
+
+
+@pytest.mark.parametrize("how", NETWORKS)
+def test_a_released_person_of_a_network_decides_nothing_that_leaves_beside_the_network(how, tmp_path):
     """Tied to everybody in one world and to nobody in the other, of another ward, and the only one of that age."""
-    plan = study(GrandPlan(epsilon=2.0, d=2, **told), CONTACTS, posture="holdout")
+    plan = study(NETWORKS[how], CONTACTS, posture="private" if how == "counted" else "holdout")
     nodes, edges = contact_networks(np.random.default_rng(1), sites=1, n=200, mean_degree=12)["harbour"]
     names = list(nodes["person"])
-    person = next(one for one in names if not fitting.trains(plan, records.pseudonym(one, key=KEY)))
+    released = fitting.released_rows(plan, len(names), [records.pseudonym(one, key=KEY) for one in names])
+    person = names[released[0]]
     nodes["age"] = nodes["age"].clip(20, 90)
     others = edges[(edges.iloc[:, :2] != person).all(axis=1)]
     ends = list(others.columns[:2])
@@ -355,6 +365,20 @@ def test_a_released_person_of_a_network_decides_nothing_that_leaves_beside_the_n
         for k, (table, ties) in enumerate([(alone, others), (here, pd.concat([others, tied], ignore_index=True))])
     )
     assert one[0] == other[0]
+
+
+def test_the_only_edge_of_a_network_decides_nothing_that_leaves_beside_its_counts(tmp_path):
+    """A list of no edge looks like a wrong export. It is also what is left where the only person who met another met
+    nobody, or where the one line of the list names somebody outside."""
+    plan = study(NetworkCountsPlan(epsilon=2.0, most_contacts=20, strangers="leave_out"), CONTACTS, posture="private")
+    nodes, edges = contact_networks(np.random.default_rng(1), sites=1, n=80)["harbour"]
+    ends, names = list(edges.columns[:2]), list(nodes["person"])
+    lists = [[(names[0], names[1])], [], [(names[0], "somebody else")]]
+    first, *others = (
+        world(tmp_path / str(k), plan, [nodes], pd.DataFrame(lines, columns=ends)) for k, lines in enumerate(lists)
+    )
+    assert len(first[1]) == 1
+    assert [other[0] for other in others] == [first[0]] * 2
 
 
 # -- who is looked at, and who is somebody else -------------------------------------------------------------------

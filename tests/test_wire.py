@@ -15,13 +15,14 @@ from shared.errors import SchemaRefusal
 from shared.proto import collection_pb2 as pb
 from shared.proto.generate import generated
 from shared.wire import messages as wire
-from shared.wire.messages import (
+from shared.wire import site_messages
+from shared.wire.messages import decode, encode
+from shared.wire.signed_messages import AnchorHead, EnrolmentRequest
+from shared.wire.site_messages import (
     Acceptance,
-    AnchorHead,
     AnchorReceipt,
     Chunk,
     Enrolment,
-    EnrolmentRequest,
     EnrolRequest,
     Growth,
     GrowthRequest,
@@ -33,8 +34,6 @@ from shared.wire.messages import (
     SignedDocument,
     StudyRequest,
     Withdrawn,
-    decode,
-    encode,
 )
 
 DIGEST = "0123456789abcdef" * 4
@@ -61,15 +60,15 @@ TAKEN_BACK = Withdrawn(
 )
 KEPT = Holding(study="heart", wave=1, release_id="a", state="accepted", log_index=0)
 APART = Holding(study="heart", wave=2, release_id="b", state="quarantined", code="E_RECEIPT", reason="ε is not …")
-LOGGED = wire.LoggedEntry(index=7, entry=b"{}", proof=(b"p" * 32,))
-RESTORED = wire.Restoration(entry=LOGGED, growth=(b"g" * 32,))
+LOGGED = site_messages.LoggedEntry(index=7, entry=b"{}", proof=(b"p" * 32,))
+RESTORED = site_messages.Restoration(entry=LOGGED, growth=(b"g" * 32,))
 VALUES = [
     EnrolRequest(token="t" * 43, envelope=b"{}"),
     Enrolment(state="pending", fingerprint="ab cd"),
     Enrolment(state="accepted", certificate_pem="PEM"),
     Enrolment(state="refused", reason="unknown hospital"),
     StudyRequest(study="heart"),
-    wire.Revoked(standing="ab" * 32),
+    site_messages.Revoked(standing="ab" * 32),
     SignedDocument(envelope=bytes(range(256))),
     AnchorReceipt(seq=2**52, head=DIGEST, index=7),
     OfferRequest(envelope=b"{}"),
@@ -86,25 +85,25 @@ VALUES = [
     TAKEN_BACK,
     GrowthRequest(old_size=3, size=9),
     Growth(proof=(b"a" * 32, b"b" * 32)),
-    wire.WatchRequest(),
-    wire.WatchRequest(sizes=(1, 2**52), entries=(0, 7)),
-    wire.LogView(),
-    wire.LogView(head=b"{}", growth=((b"a" * 32,), ()), entries=(LOGGED,), restored=(RESTORED,)),
-    wire.GapReport(study="heart", lacking=()),
-    wire.GapReport(study="heart", lacking=(ACCEPTED, dataclasses.replace(ACCEPTED, wave=2))),
-    wire.GapNoted(lacking=2),
-    wire.MembershipRequest(statements=(b"{}", b"[]")),
-    wire.MembershipReply(grants=(b"{}",), leads=(b"[]",), keys=(b"1", b"2"), taken=("ab" * 32,)),
-    wire.RoundRequest(study="heart"),
-    wire.RoundRequest(study="heart", flow="a" * 64),
-    wire.RoundReply(),
-    wire.RoundReply(envelope=b"{}", content=b"\x00\xff"),
-    wire.RoundAnswer(envelope=b"{}", content=b"\x00\xff"),
-    wire.RoundReceipt(study="heart", round=3, answer=DIGEST),
-    wire.Renewed(certificate_pem="PEM"),
-    wire.AuthoritiesRequest(),
-    wire.Authorities(),
-    wire.Authorities(statements=(b"{}", b"{}")),
+    site_messages.WatchRequest(),
+    site_messages.WatchRequest(sizes=(1, 2**52), entries=(0, 7)),
+    site_messages.LogView(),
+    site_messages.LogView(head=b"{}", growth=((b"a" * 32,), ()), entries=(LOGGED,), restored=(RESTORED,)),
+    site_messages.GapReport(study="heart", lacking=()),
+    site_messages.GapReport(study="heart", lacking=(ACCEPTED, dataclasses.replace(ACCEPTED, wave=2))),
+    site_messages.GapNoted(lacking=2),
+    site_messages.MembershipRequest(statements=(b"{}", b"[]")),
+    site_messages.MembershipReply(grants=(b"{}",), leads=(b"[]",), keys=(b"1", b"2"), taken=("ab" * 32,)),
+    site_messages.RoundRequest(study="heart"),
+    site_messages.RoundRequest(study="heart", flow="a" * 64),
+    site_messages.RoundReply(),
+    site_messages.RoundReply(envelope=b"{}", content=b"\x00\xff"),
+    site_messages.RoundAnswer(envelope=b"{}", content=b"\x00\xff"),
+    site_messages.RoundReceipt(study="heart", round=3, answer=DIGEST),
+    site_messages.Renewed(certificate_pem="PEM"),
+    site_messages.AuthoritiesRequest(),
+    site_messages.Authorities(),
+    site_messages.Authorities(statements=(b"{}", b"{}")),
 ]
 
 
@@ -192,7 +191,7 @@ def test_no_truncation_of_a_message_is_anything_but_a_refusal_or_a_message(value
     [
         (StudyRequest(study="heart"), {"study": "../heart"}),
         (StudyRequest(study="heart"), {"study": ""}),
-        (wire.RoundRequest(study="heart"), {"flow": "../heart"}),
+        (site_messages.RoundRequest(study="heart"), {"flow": "../heart"}),
         (ACCEPTED, {"bundle_sha256": DIGEST[:-1]}),
         (ACCEPTED, {"log_root": DIGEST.upper()}),
         (ACCEPTED, {"accepted_day": "yesterday"}),

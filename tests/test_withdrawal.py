@@ -30,7 +30,8 @@ from shared.errors import (
 )
 from shared.plans.dictionary import Column
 from shared.plans.plan import sign_plan
-from shared.wire.messages import REASONS, WITHDRAWAL_TYPE, SignedDocument, Withdrawal
+from shared.wire.signed_messages import REASONS, WITHDRAWAL_TYPE, Withdrawal
+from shared.wire.site_messages import SignedDocument
 from site_agent.egress import AcknowledgedReplies
 
 __all__ = ["plan"]  # the fixture

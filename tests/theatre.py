@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import datetime as dt
 import functools
+import gc
 import hashlib
 import json
 import os
@@ -364,7 +365,7 @@ class Theatre:
 
 
 def _environment() -> dict[str, str]:
-    kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPYCACHEPREFIX")
+    kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPYCACHEPREFIX", "TRIBUTARY_KEY_FILE")
     return {name: os.environ[name] for name in kept if name in os.environ} | {"OMP_NUM_THREADS": "1"}
 
 
@@ -394,7 +395,7 @@ PRELOADED = [
     "site_agent.cli",
     "site_agent.egress",
     "site_agent.release.drawing",
-    "site_agent.release.pipeline",
+    "site_agent.release.pipeline.making",
     "site_agent.models.flow",
     "site_agent.release.audit.attacks",
     "site_agent.release.checks",
@@ -549,8 +550,16 @@ def _perform(order: dict[str, Any], handles: list[int]) -> None:
     os._exit(code)
 
 
+def _reap(*_: object) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 def _zygote(path: str) -> None:
     import importlib
+
+    from typer import main as typer
 
     from shared.base import keys
     from shared.base.locked import KeyCost
@@ -558,14 +567,19 @@ def _zygote(path: str) -> None:
     _die_with_parent()
     for name in PRELOADED:
         importlib.import_module(name)
-    assert "grpc" not in sys.modules, "gRPC does not survive a fork"
     keys.COST = KeyCost(n=2, r=1)  # as in conftest.py, of which this process knows nothing
+    typer.get_command = functools.cache(typer.get_command)  # likewise
+    for name in ("site_agent.cli", "coordinator.cli", "coordinator.analyst.commands"):
+        typer.get_command(importlib.import_module(name).app)
+    assert "grpc" not in sys.modules, "gRPC does not survive a fork"
+    gc.collect()
+    gc.freeze()  # what was imported stays shared with the children
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)
     server.listen(64)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, _reap)  # reaped, not ignored: their seconds count among those of the tests
     while True:
         line, _ = server.accept()
         if os.fork():

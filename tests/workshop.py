@@ -85,14 +85,14 @@ def open_greedily(given):
 
 def fit_nothing(given):
     """The real answer, where no site may be fitted for it."""
-    from coordinator.answers import queries
+    from coordinator.answers import site_answers
     from coordinator.services.tasks import answer
 
     def fitted(*_, **__):
         raise AssertionError("a site was fitted again")
 
-    real, queries.estimate = queries.estimate, fitted
+    real, site_answers.estimate = site_answers.estimate, fitted
     try:
         return answer(given)
     finally:
-        queries.estimate = real
+        site_answers.estimate = real

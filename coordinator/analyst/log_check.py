@@ -18,7 +18,7 @@ from shared.base.canonical import parse_json
 from shared.base.keys import PublicKey, write_private
 from shared.base.merkle import leaf_hash
 from shared.errors import IntegrityRefusal, Refusal
-from shared.wire.messages import LogView, WatchRequest
+from shared.wire.site_messages import LogView, WatchRequest
 from shared.wire.tree_heads import (
     CheckedView,
     TreeHead,

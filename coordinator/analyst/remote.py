@@ -180,7 +180,7 @@ class Connection(Shown, Mapping[str, "Study"]):
         Raises: RoleRefusal; StateRefusal (a token's file without the coordinator's key); IntegrityRefusal.
         """
         from coordinator.analyst.log_check import audit
-        from shared.wire.messages import EntriesRequest, ReleasesRequest
+        from shared.wire.analyst_messages import EntriesRequest, ReleasesRequest
 
         followed = self.require_followed()
         studies = {study: self.ask("Releases", ReleasesRequest(study=study))["releases"] for study in self}
@@ -205,7 +205,7 @@ class Connection(Shown, Mapping[str, "Study"]):
 
     def studies(self) -> ResultTable:
         """Table of the studies: sites, waves, persons, postures."""
-        from shared.wire.messages import StudiesRequest
+        from shared.wire.analyst_messages import StudiesRequest
 
         document = self.ask("Studies", StudiesRequest())
         rows = []
@@ -328,7 +328,7 @@ class Study(Shown):
 
     def dictionary(self, column: str = "") -> ResultTable:
         """Meaning, unit and the share of missing values per site. Raises: ParameterError (no such column)."""
-        from shared.wire.messages import DescribeRequest
+        from shared.wire.analyst_messages import DescribeRequest
 
         document = self._connection.ask("Describe", DescribeRequest(study=self.name, column=column))
         rows = []
@@ -350,7 +350,7 @@ class Study(Shown):
 
     def releases(self) -> ResultTable:
         """Every release: bundle, receipt, and whether its site took it back."""
-        from shared.wire.messages import ReleasesRequest
+        from shared.wire.analyst_messages import ReleasesRequest
 
         document = self._connection.ask("Releases", ReleasesRequest(study=self.name))
         rows = []
@@ -370,7 +370,7 @@ class Study(Shown):
 
         import pandas as pd
 
-        from shared.wire.messages import RowsRequest
+        from shared.wire.analyst_messages import RowsRequest
 
         parts = self._connection.stream("Rows", RowsRequest(study=self.name, release_id=release_id))
         table = pd.read_parquet(io.BytesIO(b"".join(part.data for part in parts)))
@@ -427,7 +427,7 @@ class Study(Shown):
 
     def log(self) -> Log:
         """The multiplicity record: every question to this study, by anyone, answered or refused."""
-        from shared.wire.messages import LogRequest
+        from shared.wire.analyst_messages import LogRequest
 
         rows: list[dict[str, Any]] = []
         lines: list[dict[str, Any]] = []
@@ -461,7 +461,7 @@ class Study(Shown):
 
     def explain(self, result_id: str) -> Explanation:
         """Provenance of a result of this study, by its id or the first digits. Raises: StateRefusal (none)."""
-        from shared.wire.messages import ExplainRequest
+        from shared.wire.analyst_messages import ExplainRequest
 
         return Explanation(self._connection.ask("Explain", ExplainRequest(study=self.name, result_id=result_id)))
 
@@ -491,7 +491,7 @@ class Study(Shown):
                 where it is left out); anything else is an option of the question itself.
         Raises: the coordinator's refusals.
         """
-        from shared.wire.messages import QueryRequest
+        from shared.wire.analyst_messages import QueryRequest
 
         known = ("method", "test", "level", "wave", "as_of", "combine", "label", "harmonise", "to", "densities")
         settings = {name: value for name, value in how.items() if name in known}

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from coordinator.answers import queries
+from coordinator.answers import release_selection, resolving, site_answers
 from coordinator.pooling.pool import pool
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands.answer import Estimand, parse_estimand, survival_curves
@@ -98,8 +98,8 @@ def curves(
         as_of, combine: as in `coordinator.answers.queries.ask`.
         sites: only these; all when empty.
         level: coverage of the pointwise intervals, which hold the noise of the releases in full.
-    Raises: what `queries.resolve` and `queries.holding` raise; ParameterError (another kind of question, an unknown
-        site); EstimateRefusal (no site has a curve).
+    Raises: what `resolving.resolve` and `release_selection.holding` raise; ParameterError (another kind of question,
+        an unknown site); EstimateRefusal (no site has a curve).
     """
     import pandas as pd
 
@@ -111,8 +111,8 @@ def curves(
         )
     question = replace(query, at=None)
     # The question of one time is refused or resolved by the same rules: an unknown column, with the nearest names.
-    queries.resolve(plan, replace(question, at=1.0), lack=lambda name: queries.lacking(store, study, name))
-    held = queries.holding(store, study, wave, as_of=as_of, combine=combine)
+    resolving.resolve(plan, replace(question, at=1.0), lack=lambda name: resolving.lacking(store, study, name))
+    held = release_selection.holding(store, study, wave, as_of=as_of, combine=combine)
     columns = {column.name: column for column in plan.dictionary.released}
     follow_up = columns[question.duration]
     times = public_times(follow_up.span[1])
@@ -137,7 +137,7 @@ def curves(
                     next_step="Ask km(..., at = 5) for one time.",
                 )
             tables = [store.table(release) for release in releases[site]]
-            more = queries.released_inflation(releases[site], held.behind[site], held.combined)
+            more = site_answers.released_inflation(releases[site], held.behind[site], held.combined)
             table = tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
             for group, curve in survival_curves(table, question, levels).items():
                 name = f"{site}, {group}" if group else site

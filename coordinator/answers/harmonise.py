@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.answers import queries
+from coordinator.answers import queries, release_selection, resolving, site_answers
 from coordinator.answers.densities import Density, Joint, density_of, distance
 from coordinator.answers.maps import ColumnsMap
 from coordinator.pooling.intervals import with_release_variance
@@ -280,15 +280,15 @@ class Known:
 
 
 def densities(
-    store: Store, study: str, held: queries.ReleaseSelection | None = None
+    store: Store, study: str, held: release_selection.ReleaseSelection | None = None
 ) -> tuple[dict[str, Known], tuple[str, ...]]:
     """Site to densities of the accepted releases of a study of densities, and the columns measured alike.
 
     Args:
-        held: what `queries.holding` gave for it, when it was asked already.
+        held: what `release_selection.holding` gave for it, when it was asked already.
     Raises: EstimateRefusal: the study releases something else, or a site's releases have different noise.
     """
-    held = held or queries.holding(store, study)
+    held = held or release_selection.holding(store, study)
     taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
     out: dict[str, Known] = {}
     alike: tuple[str, ...] = ()
@@ -303,7 +303,7 @@ def densities(
         if any(store.plan(study, one.plan_version).plan.release != plan.release for one in releases):
             raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
         alike = tuple(plan.release.alike)
-        tables = [queries.rows_of(store, [release], taken) for release in releases]
+        tables = [release_selection.rows_of(store, [release], taken) for release in releases]
         persons = [release.receipt.n for release in releases]
         single: dict[str, Density] = {}
         joint: dict[tuple[str, ...], Joint] = {}
@@ -341,8 +341,8 @@ def harmonised(
     term: str = "",
     source: str = "",
     wave: int = 0,
-    held: queries.ReleaseSelection | None = None,
-    cache: queries.EstimateCache | None = None,
+    held: release_selection.ReleaseSelection | None = None,
+    cache: site_answers.EstimateCache | None = None,
     method: Method = "REML",
     test: Test = "adhoc",
     level: float = 0.95,
@@ -366,7 +366,7 @@ def harmonised(
         raise ParameterError("one to three different columns must be harmonised together", given=", ".join(columns))
     what = " and ".join(columns)
     source = source or beside(study)
-    drawn = queries.holding(store, source)
+    drawn = release_selection.holding(store, source)
     known, alike = densities(store, source, drawn)
     here_known = {site: found_ for site, has in known.items() if (found_ := _of(has, columns)) is not None}
     if to not in here_known:
@@ -374,9 +374,9 @@ def harmonised(
         raise EstimateRefusal(
             f"the reference must have released a density of {what}", given=to, next_step=f"Sites that have: {having}."
         )
-    held = held or queries.holding(store, study, wave)
+    held = held or release_selection.holding(store, study, wave)
     plan = store.plan(study).plan
-    question, _ = queries.resolve(plan, estimand, lack=lambda name: queries.lacking(store, study, name))
+    question, _ = resolving.resolve(plan, estimand, lack=lambda name: resolving.lacking(store, study, name))
     if not set(columns) <= set(question.columns):
         raise ParameterError(f"the question must be about the mapped {_columns(columns)}", given=str(question))
     pooling: dict[str, Any] = {"method": method, "test": test, "level": level}
@@ -406,9 +406,9 @@ def harmonised(
             redrawn = [here if site == to else ColumnsMap(density.redraw(rng), one) for one in targets]
             through = partial(_mapped, columns=columns, through=here)
             how: dict[str, Any] = {"behind": held.behind[site], "combined": held.combined, "surrogate": None}
-            mapped = queries.site_answer(store, releases, taken, question, **how, origin=origin, through=through)
+            mapped = site_answers.site_answer(store, releases, taken, question, **how, origin=origin, through=through)
         except Refusal as refusal:
-            found.append(queries.absent(study, site, held.wave, answer.term, question, str(refusal).rstrip(".")))
+            found.append(resolving.absent(study, site, held.wave, answer.term, question, str(refusal).rstrip(".")))
             continue
         maps[site], outside[site] = here, here.outside(_values(rows, columns))
         bands[site] = _bands(here, redrawn, columns)
@@ -427,7 +427,7 @@ def harmonised(
     variance = float(np.var(pools, ddof=1)) if pools else 0.0
     pooled = pool_estimates(found, **pooling)
     if not {stone.bundle_sha256 for stone in store.withdrawals(source)}.isdisjoint(drawn.used):
-        raise queries.moved()
+        raise release_selection.moved()
     return Harmonised(
         densities=source,
         columns=columns,
@@ -498,7 +498,7 @@ def _rows(
     lacking = [name for name in columns if name not in plan.dictionary.names]
     if lacking:
         raise EstimateRefusal(f"the released rows must have the column {', '.join(lacking)}", given="none")
-    return queries.rows_of(store, releases, taken)
+    return release_selection.rows_of(store, releases, taken)
 
 
 def _values(table: pd.DataFrame, columns: tuple[str, ...]) -> Floats:
@@ -510,7 +510,7 @@ def _mapped(table: pd.DataFrame, *, columns: tuple[str, ...], through: ColumnsMa
 
 
 def _stacked(
-    held: queries.ReleaseSelection,
+    held: release_selection.ReleaseSelection,
     tables: Mapping[str, pd.DataFrame],
     question: Estimand,
     term: str,
@@ -523,11 +523,11 @@ def _stacked(
     try:
         rows = pd.concat(list(tables.values()), ignore_index=True)
         naive = estimate(rows, question, study=study, site=ARMS[0], wave=held.wave, levels=levels)
-        draws = [one for site in tables for one in queries.draws_of(held.parts[site], held.behind[site])]
+        draws = [one for site in tables for one in site_answers.draws_of(held.parts[site], held.behind[site])]
         known = with_release_variance([row for row in naive if row.term == term], rows, question, draws, levels=levels)
         return known[0]
     except Refusal as refusal:
-        return queries.absent(study, ARMS[0], held.wave, term, question, str(refusal).rstrip("."))
+        return resolving.absent(study, ARMS[0], held.wave, term, question, str(refusal).rstrip("."))
 
 
 def _notes(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from coordinator.answers import queries
+from coordinator.answers import release_selection
 from shared.errors import EstimateRefusal, PolicyRefusal
 from shared.releases.synthetic import Synthesis
 
@@ -26,7 +26,7 @@ def synthesis(store: Store, study: str, site: str, *, wave: int = 0, **how: Any)
     Raises: ParameterError; PolicyRefusal (no rows may leave); EstimateRefusal (no figures of the site, or of several
         kinds); from the drawing StateRefusal, where a release was taken back meanwhile.
     """
-    held = queries.holding(store, study, wave)
+    held = release_selection.holding(store, study, wave)
     releases = held.parts.get(site)
     if not releases:
         raise EstimateRefusal(
@@ -50,10 +50,10 @@ def synthesis(store: Store, study: str, site: str, *, wave: int = 0, **how: Any)
 
     def still() -> None:
         if taken() & {one.bundle_sha256 for one in releases}:
-            raise queries.moved()  # what a site took back while the fit ran gives no rows
+            raise release_selection.moved()  # what a site took back while the fit ran gives no rows
 
     withdrawn = taken()
-    figures = [(queries.rows_of(store, [one], withdrawn), one.receipt.n) for one in releases]
+    figures = [(release_selection.rows_of(store, [one], withdrawn), one.receipt.n) for one in releases]
     used = [
         {"release_id": one.release_id, "bundle_sha256": one.bundle_sha256, "receipt": one.receipt.hash}
         for one in releases

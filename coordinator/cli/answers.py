@@ -357,7 +357,8 @@ def _ask(
 ) -> PooledAnswer:
     from dataclasses import replace
 
-    from coordinator.answers.queries import ask, newest, uncompared
+    from coordinator.answers.queries import ask
+    from coordinator.answers.release_selection import newest, uncompared
 
     with open_store(CoordinatorConfig.load(context.obj)) as store:
         require_study(store, study)

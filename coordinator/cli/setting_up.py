@@ -143,7 +143,9 @@ def serve(
     """Answer sites and analysts, in the foreground, until it is told to stop (SIGTERM, or Ctrl-C)."""
     config = CoordinatorConfig.load(context.obj)
     from coordinator.services import collect
+    from coordinator.services.authority import encrypt_keys
 
+    encrypt_keys(config.home)
     listen = address or config.listen
     host = listen.rpartition(":")[0]
 

@@ -51,7 +51,7 @@ PRELOADED = (
     "site_agent.cli",
     "site_agent.egress",
     "site_agent.release.drawing",
-    "site_agent.release.pipeline",
+    "site_agent.release.pipeline.making",
     "site_agent.models.flow",
     "site_agent.release.audit.attacks",
     "site_agent.release.checks",

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-from coordinator.answers import queries
+from coordinator.answers import release_selection, resolving
 from coordinator.config import Quotas
 from coordinator.services.analysts import PAGE, Analyst, Analysts, QueryLine
 from coordinator.services.quotas import CallRate
@@ -50,21 +50,20 @@ from shared.plans.plan import StudyPlan
 from shared.privacy.stated import all_given
 from shared.releases.synthetic import versions
 from shared.terminal import plain
-from shared.wire.messages import (
-    CHUNK_BYTES,
+from shared.wire.analyst_messages import (
     DescribeRequest,
     Document,
     EntriesRequest,
     ExplainRequest,
     LogRequest,
-    LogView,
     QueryRequest,
     ReleasesRequest,
     RowsChunk,
     RowsRequest,
     StudiesRequest,
-    WatchRequest,
 )
+from shared.wire.message_limits import CHUNK_BYTES
+from shared.wire.site_messages import LogView, WatchRequest
 from shared.wire.transport import MESSAGE_CAP, Call, Handler
 
 __all__ = ["LONGEST", "REQUEST_CAP", "WAITING", "AnalysisService"]
@@ -121,7 +120,9 @@ class AnalysisService:
         self._turns: WeakValueDictionary[str, _QueryLock] = WeakValueDictionary()
         self._guard = threading.Lock()
         self._missing: OrderedDict[str, dict[str, float]] = OrderedDict()
-        self._holdings: OrderedDict[tuple[str, int, int | None, bool, int], queries.ReleaseSelection] = OrderedDict()
+        self._holdings: OrderedDict[tuple[str, int, int | None, bool, int], release_selection.ReleaseSelection] = (
+            OrderedDict()
+        )
 
     def start(self) -> None:
         """Begin what the first question would have to wait for."""
@@ -220,7 +221,9 @@ class AnalysisService:
         plan = self._store.plan(request.study).plan
         columns = [column for column in plan.dictionary.released if request.column in ("", column.name)]
         if not columns:
-            raise queries.no_column(plan, request.column, queries.lacking(self._store, request.study, request.column))
+            raise resolving.no_column(
+                plan, request.column, resolving.lacking(self._store, request.study, request.column)
+            )
         newest = {release.site: release for release in self._store.releases(request.study)}
         by_bundle = self._shares(list(newest.values()), who, call)
         shares = {site: by_bundle[release.bundle_sha256] for site, release in sorted(newest.items())}
@@ -263,7 +266,7 @@ class AnalysisService:
         self._for(call, request.study)
         found = self._store.releases(request.study, withdrawn=True)
         there = any(not release.withdrawn for release in found)
-        parts = queries.holding(self._store, request.study).parts if there else {}
+        parts = release_selection.holding(self._store, request.study).parts if there else {}
         versions = sorted({release.plan_version for releases in parts.values() for release in releases})
         return _document(
             {
@@ -304,8 +307,8 @@ class AnalysisService:
 
     def _answered(self, who: Analyst, call: Call, request: QueryRequest) -> Document:
         study, plan = request.study, self._store.plan(request.study).plan
-        question = queries.question(request.kind, request.formula, request.options)
-        found, _ = queries.resolve(plan, question, lack=lambda name: queries.lacking(self._store, study, name))
+        question = resolving.question(request.kind, request.formula, request.options)
+        found, _ = resolving.resolve(plan, question, lack=lambda name: resolving.lacking(self._store, study, name))
         held = self._held(plan, request.wave, request.as_of, request.combine)
         rests, withdrawn = dict(held.rests), [stone.bundle_sha256 for stone in held.withdrawn]
         maps: dict[str, str] = {}
@@ -373,11 +376,11 @@ class AnalysisService:
 
     def _cautioned(self, answer: Document, rests: Mapping[str, str]) -> Document:
         """The answer, which says of whom a restored coordinator has not heard; kept answers are told so too."""
-        sites = queries.uncompared(self._store, rests)
+        sites = release_selection.uncompared(self._store, rests)
         if not sites:
             return answer
         document = parse_json(answer.json, cap=MESSAGE_CAP)
-        said = [queries.uncompared_caution(sites), *document.get("cautions", ())]
+        said = [release_selection.uncompared_caution(sites), *document.get("cautions", ())]
         return _document({**document, "cautions": said})
 
     def _proven(self, document: dict[str, Any]) -> dict[str, Any]:
@@ -405,13 +408,13 @@ class AnalysisService:
         log = {"head": head.decode(), "nodes": list(nodes), "entries": logged}
         return {**document, "provenance": {**provenance, "log": log}}
 
-    def _held(self, plan: StudyPlan, wave: int, as_of: int | None, combine: bool) -> queries.ReleaseSelection:
-        """`queries.holding`, from memory as long as the log has not grown: nothing it tells can have changed."""
+    def _held(self, plan: StudyPlan, wave: int, as_of: int | None, combine: bool) -> release_selection.ReleaseSelection:
+        """`release_selection.holding`, from memory as long as the log has not grown: it cannot have changed."""
         place = (plan.hash, wave, as_of, combine, self._store.entries())
         with self._guard:
             known = self._holdings.get(place)
         if known is None:
-            known = queries.holding(self._store, plan.study, wave, as_of=as_of, combine=combine)
+            known = release_selection.holding(self._store, plan.study, wave, as_of=as_of, combine=combine)
             with self._guard:
                 self._holdings[place] = known
                 while len(self._holdings) > 256:

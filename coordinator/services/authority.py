@@ -31,15 +31,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from shared.base.at_rest import pem_of, private_key
 from shared.base.clock import utc_now
 from shared.base.failpoints import reach
-from shared.base.keys import PublicKey, SigningKey, write_private
+from shared.base.keys import PublicKey, SigningKey, encrypt_at_rest, unencrypted, write_private
 from shared.errors import CertificateRefusal, ParameterError, StateRefusal
 from shared.plans.invitation import Invitation, certificate_fingerprint
 from shared.wire.certificates import CA_DAYS, SERVER_DAYS, SITE_DAYS, AuthorityStatement, trusted
 from shared.wire.transport import SERVER_NAME, Credentials
 
-__all__ = ["WARNED_BEFORE_END", "Authority", "rotate", "server_credentials"]
+__all__ = ["WARNED_BEFORE_END", "Authority", "encrypt_keys", "keys_in_clear", "rotate", "server_credentials"]
 
 RENEW_DAYS = SERVER_DAYS // 2
 WARNED_BEFORE_END = 2 * SITE_DAYS
@@ -106,7 +107,7 @@ class Authority:
         witness = _witness(folder)
         made = cls(folder=folder, coordinator=coordinator, certificate=certificate, key=key, witness=witness, now=now)
         made.renew_server(names)
-        write_private(folder / "ca.key", _pem(key))  # last: an interrupted set-up can be started again
+        write_private(folder / "ca.key", pem_of(key))  # last: an interrupted set-up can be started again
         return made
 
     @classmethod
@@ -124,7 +125,7 @@ class Authority:
             ) from None
         try:
             certificate = x509.load_pem_x509_certificate(pem)
-            key = serialization.load_pem_private_key(key_pem, None)
+            key = private_key(key_pem, key_name(len(line)))
         except (ValueError, TypeError):
             raise CertificateRefusal("the authority's files must be readable", given="other content") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
@@ -189,7 +190,7 @@ class Authority:
         crosses = [AuthorityStatement.opened(data, self.witness.public).cross_pem for data in self.statements]
         # One file, so that a key is never read beside the certificate of another.
         reach("authority.before_server")
-        write_private(self.folder / "server.pem", _pem(key) + (certificate + "".join(reversed(crosses))).encode())
+        write_private(self.folder / "server.pem", pem_of(key) + (certificate + "".join(reversed(crosses))).encode())
         reach("authority.after_server")
 
     def server(self, believed: Callable[[], bool] = lambda: True) -> Credentials:
@@ -342,8 +343,19 @@ def _witness(folder: Path) -> SigningKey:
     """The witness key in `folder`; made at set-up, or at the first start after an upgrade."""
     path = folder / "witness.pem"
     if not path.exists():
-        SigningKey.generate().save(path)
+        SigningKey.generate().save(path, of_machine=True)
     return SigningKey.load(path)
+
+
+def keys_in_clear(home: Path) -> list[Path]:
+    """Files of ``ca/`` that hold a private key unencrypted."""
+    return unencrypted(sorted((home / "ca").glob("*")))
+
+
+def encrypt_keys(home: Path) -> list[Path]:
+    """Encrypt what `keys_in_clear` names, where this machine has a secret; the files that changed."""
+    with _alone(home / "ca"):
+        return encrypt_at_rest(keys_in_clear(home))
 
 
 def key_name(number: int) -> str:
@@ -442,7 +454,7 @@ def rotate(authority: Authority, *, dry_run: bool = False) -> tuple[Authority, A
             day=now.date().isoformat(),
         )
         reach("authority.before_key")
-        write_private(folder / key_name(number), _pem(key))  # of no authority yet: a crash here is tried again
+        write_private(folder / key_name(number), pem_of(key))  # of no authority yet: a crash here is tried again
         reach("authority.before_statement")
         write_private(folder / statement_name(number), said.signed(authority.witness).to_bytes())
         reach("authority.after_statement")

@@ -105,7 +105,9 @@ def judge(
 
     if word is not None and lately(word, WORD):
         return ClockVerdict(believed=True, why=f"a person confirmed it on {word}")
-    fresh = [one for one in readings if lately(one.day)]
+    # Ours has gone back, or was ahead when they called: which of the two, only who has called since can tell.
+    after = [one for one in readings if one.day > today + dt.timedelta(days=1)]
+    fresh = [one for one in readings if lately(one.day, 1 if after else REMEMBERED)]
     against = [one for one in fresh if one.state == "wrong"]
     agree = len(fresh) - len(against)
     if len(against) > agree:
@@ -113,8 +115,6 @@ def judge(
         return ClockVerdict(believed=False, why=f"{today}, and {named}")
     if agree:
         return ClockVerdict(believed=True, why=f"{agree} of {len(fresh)} sites agreed with it lately")
-    # Ours has gone back, or was ahead when they called. Which of the two a site's next call tells, or a person.
-    after = [one for one in readings if one.day > today + dt.timedelta(days=1)]
     if after:
         latest = max(after, key=lambda one: one.day)
         return ClockVerdict(believed=False, why=f"{today}, and {latest.site} was heard on {latest.day}")

@@ -76,20 +76,25 @@ from shared.plans.standing import STANDING_TYPE, broken_limit, open_revocation, 
 from shared.privacy.stated import all_given, shown_epsilon, shown_price
 from shared.releases.receipt import AGENT, STATEMENT_TYPE, Receipt, Statement, charged_training
 from shared.wire.clocks import open_reading, unverified_reading, utc_now
-from shared.wire.messages import (
+from shared.wire.messages import COLLECTION, SERVICE
+from shared.wire.signed_messages import (
     ANCHOR_TYPE,
-    COLLECTION,
     ENROLMENT_TYPE,
-    SERVICE,
     WITHDRAWAL_TYPE,
-    Acceptance,
     AnchorHead,
+    EnrolmentRequest,
+    Reply,
+    Withdrawal,
+    countersigned,
+    require_countersigned,
+)
+from shared.wire.site_messages import (
+    Acceptance,
     AnchorReceipt,
     Authorities,
     AuthoritiesRequest,
     Chunk,
     Enrolment,
-    EnrolmentRequest,
     EnrolRequest,
     GapNoted,
     GapReport,
@@ -102,7 +107,6 @@ from shared.wire.messages import (
     Offered,
     OfferRequest,
     Renewed,
-    Reply,
     Revoked,
     RoundAnswer,
     RoundReceipt,
@@ -111,10 +115,7 @@ from shared.wire.messages import (
     SignedDocument,
     StudyRequest,
     WatchRequest,
-    Withdrawal,
     Withdrawn,
-    countersigned,
-    require_countersigned,
 )
 from shared.wire.transport import Call, CallLimits, Handler, Peer, RetryLater, Server
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import sqlalchemy as sa
 
 from coordinator.store.schema import home as _home
+from shared.base import at_rest
 from shared.base.clock import CLOCK_VARIABLE
 from shared.base.keys import write_private
 from shared.errors import CertificateRefusal, IntegrityRefusal, Refusal, StateRefusal, StorageRefusal
@@ -53,6 +54,7 @@ def diagnose(config: CoordinatorConfig, authority: Authority, store: Store) -> t
 
     look("clock", lambda: _clock(authority, store))
     look("certificates", lambda: _certificates(authority, store))
+    look("keys at rest", lambda: _keys_at_rest(config))
     look("database", lambda: _database(store))
     look("disk", lambda: _disk(config))
     look("quotas", lambda: _quotas(config, store))
@@ -165,6 +167,12 @@ def _certificates(authority: Authority, store: Store) -> Iterable[Finding]:
             yield "warn", one.warning, one.mend
     for whose, what in wrong.items():
         yield "warn", f"that of {whose} is {what}", "coordinator clock repair, or revoke the site and invite it anew."
+
+
+def _keys_at_rest(config: CoordinatorConfig) -> Iterable[Finding]:
+    from coordinator.services.authority import keys_in_clear
+
+    yield at_rest.finding(keys_in_clear(config.home), config.home, "coordinator serve")
 
 
 def _database(store: Store) -> Iterable[Finding]:

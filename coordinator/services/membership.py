@@ -31,7 +31,7 @@ from shared.membership.grants import GRANT_TYPE, Grant
 from shared.membership.key_changes import KEY_CHANGE_TYPE, KeyChange, SiteKeyring, after, open_key_change
 from shared.membership.leads import LEAD_CHANGE_TYPE, LeadChange, Leads, open_lead_change
 from shared.membership.statements import require_next
-from shared.wire.messages import MembershipReply
+from shared.wire.site_messages import MembershipReply
 
 __all__ = ["Members"]
 

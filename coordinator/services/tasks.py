@@ -19,7 +19,7 @@ from shared.plans.plan import StudyPlan
 from shared.terminal import plain
 
 if TYPE_CHECKING:
-    from coordinator.answers import queries
+    from coordinator.answers import queries, release_selection, site_answers
     from coordinator.store.store import AcceptedRelease, Store
     from shared.estimands.questions import Estimand
     from shared.mechanisms.base import Extent
@@ -82,7 +82,7 @@ def require_stated(receipt: Receipt, statement: Any) -> None:
 
 
 # -- questions ------------------------------------------------------------------------------------------------------
-def selection_of(held: queries.ReleaseSelection) -> dict[str, Any]:
+def selection_of(held: release_selection.ReleaseSelection) -> dict[str, Any]:
     """A holding as plain values: its releases and tombstones by their bundles' digests."""
     return {
         "wave": held.wave,
@@ -95,9 +95,9 @@ def selection_of(held: queries.ReleaseSelection) -> dict[str, Any]:
     }
 
 
-def _held(store: Store, study: str, selection: Mapping[str, Any]) -> queries.ReleaseSelection:
+def _held(store: Store, study: str, selection: Mapping[str, Any]) -> release_selection.ReleaseSelection:
     """The holding that `selection_of` wrote. Raises: StateRefusal (its releases are no longer known)."""
-    from coordinator.answers import queries
+    from coordinator.answers import release_selection
 
     known = {release.bundle_sha256: release for release in store.releases(study, withdrawn=True)}
     stones = {stone.bundle_sha256: stone for stone in store.withdrawals(study)}
@@ -108,8 +108,8 @@ def _held(store: Store, study: str, selection: Mapping[str, Any]) -> queries.Rel
         )
         withdrawn = tuple(stones[digest] for digest in selection["withdrawn"])
     except KeyError:
-        raise queries.moved() from None
-    return queries.ReleaseSelection(
+        raise release_selection.moved() from None
+    return release_selection.ReleaseSelection(
         wave=selection["wave"],
         as_of=selection["as_of"],
         combined=selection["combined"],
@@ -171,7 +171,7 @@ def _harmonised(
 
 def _curves(store: Store, result: queries.PooledAnswer) -> dict[str, Any] | None:
     """The curves behind the one time that was asked about, read off at public times; None where no site has one."""
-    from coordinator.answers import queries
+    from coordinator.answers import release_selection
     from coordinator.answers.curves import curves
 
     try:
@@ -187,7 +187,7 @@ def _curves(store: Store, result: queries.PooledAnswer) -> dict[str, Any] | None
     except EstimateRefusal:
         return None
     if made.used != result.used:
-        raise queries.moved()
+        raise release_selection.moved()
     names = ("title", "axis", "event", "left_out", "curves", "pooled")
     return {**{name: getattr(made, name) for name in names}, "note": made.provenance}
 
@@ -233,18 +233,18 @@ def rows(given: Mapping[str, Any]) -> None:
 
 
 def _release(store: Store, study: str, digest: str) -> AcceptedRelease:
-    from coordinator.answers import queries
+    from coordinator.answers import release_selection
 
     found = [one for one in store.releases(study, withdrawn=True) if one.bundle_sha256 == digest]
     if not found:
-        raise queries.moved()
+        raise release_selection.moved()
     return found[0]
 
 
 @functools.lru_cache(maxsize=8)
-def _opened(url: str, home: str) -> tuple[Store, queries.EstimateCache]:
+def _opened(url: str, home: str) -> tuple[Store, site_answers.EstimateCache]:
     """The store that the server has, and what was worked out from it lately: this worker's own."""
-    from coordinator.answers import queries
+    from coordinator.answers import site_answers
     from coordinator.store.store import Store
 
-    return Store(url, Path(home)), queries.EstimateCache()
+    return Store(url, Path(home)), site_answers.EstimateCache()

@@ -11,7 +11,8 @@ from coordinator.store.engine import Database, append_entry
 from shared.base.chain import GENESIS, head_fingerprint, heads
 from shared.base.keys import Envelope
 from shared.errors import LedgerRefusal, ParameterError, StateRefusal
-from shared.wire.messages import AnchorHead, AnchorReceipt
+from shared.wire.signed_messages import AnchorHead
+from shared.wire.site_messages import AnchorReceipt
 
 __all__ = [
     "add_anchor",

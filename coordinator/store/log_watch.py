@@ -19,7 +19,7 @@ from coordinator.store.store import Store
 from shared.base.canonical import parse_json
 from shared.base.keys import SigningKey
 from shared.errors import ParameterError, StateRefusal
-from shared.wire.messages import Acceptance, LoggedEntry, LogView, Restoration, WatchRequest
+from shared.wire.site_messages import Acceptance, LoggedEntry, LogView, Restoration, WatchRequest
 from shared.wire.tree_heads import RestoredLog, TreeHead
 
 __all__ = ["Comparison", "LogWatch", "LostRelease"]

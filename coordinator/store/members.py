@@ -19,7 +19,7 @@ from shared.base.keys import Envelope, PublicKey
 from shared.errors import CertificateRefusal, PlanRefusal, PlanRollback, SignatureRefusal, StateRefusal, TokenRefusal
 from shared.plans.invitation import Invitation
 from shared.plans.plan import StudyPlan
-from shared.wire.messages import EnrolmentRequest
+from shared.wire.signed_messages import EnrolmentRequest
 
 __all__ = [
     "UNKNOWN_PLAN",

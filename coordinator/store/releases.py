@@ -22,7 +22,9 @@ from shared.base.failpoints import reach
 from shared.base.keys import Envelope
 from shared.errors import Refusal, ReplayRefusal, StateRefusal, TooLarge
 from shared.plans.plan import StudyPlan
-from shared.wire.messages import HOLDINGS_CAP, Acceptance, Holding, Withdrawal
+from shared.wire.message_limits import HOLDINGS_CAP
+from shared.wire.signed_messages import Withdrawal
+from shared.wire.site_messages import Acceptance, Holding
 from shared.wire.tree_heads import release_leaf
 
 if TYPE_CHECKING:

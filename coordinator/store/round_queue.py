@@ -23,8 +23,8 @@ from shared.base.canonical import sha256_hex
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import Refusal, ReplayRefusal, RoleRefusal, RoundsRefusal, StateRefusal
-from shared.wire.messages import RoundAnswer, RoundReceipt, RoundReply
 from shared.wire.rounds import Answered, RoundOrder, open_answer, open_order, unpack
+from shared.wire.site_messages import RoundAnswer, RoundReceipt, RoundReply
 
 if TYPE_CHECKING:
     from shared.plans.federated import FederatedFlow

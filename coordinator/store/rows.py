@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shared.base.keys import Envelope, PublicKey
 from shared.errors import Refusal, refusal_from_code
 from shared.plans.plan import StudyPlan
-from shared.wire.messages import Acceptance, Withdrawn
+from shared.wire.site_messages import Acceptance, Withdrawn
 from shared.wire.tree_heads import release_leaf
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from shared.base.keys import Envelope
 from shared.base.merkle_tree import append, leaf_hash, peaks_root
 from shared.errors import IntegrityRefusal, SignatureRefusal
 from shared.plans.standing import STANDING_TYPE
-from shared.wire.messages import ANCHOR_TYPE, WITHDRAWAL_TYPE, AnchorHead, Withdrawal
+from shared.wire.signed_messages import ANCHOR_TYPE, WITHDRAWAL_TYPE, AnchorHead, Withdrawal
 
 __all__ = [
     "SITE_LIST",

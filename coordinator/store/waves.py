@@ -20,7 +20,7 @@ from coordinator.store.rows import Revision, SavedResult, WaveRecord
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.failpoints import reach
 from shared.errors import ParameterError, StateRefusal
-from shared.wire.messages import Reminder
+from shared.wire.site_messages import Reminder
 
 __all__ = [
     "close_wave",

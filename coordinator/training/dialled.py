@@ -28,8 +28,9 @@ from shared.errors import (
     StateRefusal,
     TooLarge,
 )
-from shared.wire.messages import ROUND_CAP, RoundAnswer, RoundReply
+from shared.wire.message_limits import ROUND_CAP
 from shared.wire.rounds import RoundOrder, node_id, pack, unpack
+from shared.wire.site_messages import RoundAnswer, RoundReply
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from shared.errors import ConfigRefusal, PlanRefusal
 from shared.wire import flower
-from shared.wire.messages import RoundAnswer, RoundReply
+from shared.wire.site_messages import RoundAnswer, RoundReply
 
 if TYPE_CHECKING:
     from flwr.app import Context

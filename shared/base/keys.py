@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from shared.base.at_rest import machine_secret, pem_of, private_key
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.locked import KeyCost, is_locked, lock, unlock
 from shared.errors import (
@@ -34,7 +36,17 @@ from shared.errors import (
     StorageRefusal,
 )
 
-__all__ = ["PASSPHRASE_LETTERS", "Envelope", "PublicKey", "Signature", "SigningKey", "require_length", "write_private"]
+__all__ = [
+    "PASSPHRASE_LETTERS",
+    "Envelope",
+    "PublicKey",
+    "Signature",
+    "SigningKey",
+    "encrypt_at_rest",
+    "require_length",
+    "unencrypted",
+    "write_private",
+]
 
 ENVELOPE_CAP = 4 << 20
 PASSPHRASE_LETTERS = 12
@@ -103,16 +115,19 @@ class SigningKey:
         form = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
         return self._key.private_bytes(serialization.Encoding.PEM, *form)
 
-    def save(self, path: Path, passphrase: str | None = None, *, cost: KeyCost | None = None) -> None:
+    def save(
+        self, path: Path, passphrase: str | None = None, *, cost: KeyCost | None = None, of_machine: bool = False
+    ) -> None:
         """Write it to a file that its owner alone can read; encrypted when a passphrase is given.
 
         Args:
+            of_machine: a program opens it unattended: the machine's secret encrypts it (`shared.base.at_rest`).
             cost: price of a guess at the passphrase; `COST` if left out.
         Raises: ParameterError, when the passphrase is too short.
         """
         if passphrase is not None:
             require_length(passphrase)
-        data = self._file(passphrase, cost or COST)
+        data = pem_of(self._key) if of_machine else self._file(passphrase, cost or COST)
         with _held(path, required=False):
             write_private(path, data)
 
@@ -193,7 +208,10 @@ def _opened(path: Path, data: bytes, passphrase: str | None) -> tuple[Ed25519Pri
             raise _not_open(path, passphrase)
         return Ed25519PrivateKey.from_private_bytes(found[0]), found[1]
     try:
-        key = serialization.load_pem_private_key(data, passphrase.encode() if passphrase is not None else None)
+        if passphrase is None:
+            key = private_key(data, path.name)
+        else:
+            key = serialization.load_pem_private_key(data, passphrase.encode())
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise _not_open(path, passphrase) from None
     if not isinstance(key, Ed25519PrivateKey):
@@ -233,6 +251,29 @@ def write_private(path: Path, data: bytes) -> None:
         os.replace(part, path)
     except OSError as error:
         raise StorageRefusal(f"{path.name} must be writable", given=error.strerror or "an error") from error
+
+
+_CLEAR = re.compile(rb"-----BEGIN (EC )?PRIVATE KEY-----.*?-----END (EC )?PRIVATE KEY-----\n?", re.DOTALL)
+
+
+def unencrypted(files: Iterable[Path]) -> list[Path]:
+    """Those of the files that hold a private key as PEM in the clear."""
+    return [path for path in files if path.is_file() and _CLEAR.search(path.read_bytes())]
+
+
+def encrypt_at_rest(files: Iterable[Path]) -> list[Path]:
+    """Encrypt the private keys in these files with the machine's secret, where it has one; the files that changed.
+
+    Nobody else may write them meanwhile: the caller holds its program's lock. A copy of a file from before stays as it
+    was. Raises: StorageRefusal, and whatever `machine_secret` raises.
+    """
+    if machine_secret() is None:
+        return []
+    changed = unencrypted(files)
+    for path in changed:
+        data = path.read_bytes()
+        write_private(path, _CLEAR.sub(lambda found: pem_of(private_key(found[0], path.name)), data))  # noqa: B023
+    return changed
 
 
 @dataclass(frozen=True)

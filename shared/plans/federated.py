@@ -69,7 +69,7 @@ FORMAT = "tributary-federated-flow/1"
 PREFIX = "federated:"
 """A plan that uses a trained flow names it by this and the SHA-256 of its canonical bytes."""
 MOST_WEIGHTS = 360_000
-"""The most weights that one message holds (`shared.wire.messages.ROUND_CAP`), written down as the finished flow."""
+"""Most weights of one message (`shared.wire.message_limits.ROUND_CAP`), written down as the finished flow."""
 MOST_RECORDS = 100_000_000
 FLOW_CAP = 32 << 20
 LARGEST_WEIGHT = 1e6

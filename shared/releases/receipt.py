@@ -30,6 +30,7 @@ from shared.mechanisms.base import Extent, unit
 from shared.mechanisms.latent_noise.plan import ALSO_GIVEN, TRAINED_BEFORE, TRAINED_EARLIER
 from shared.plans.plan import StudyPlan, Wave
 from shared.privacy import accountant as privacy
+from shared.privacy import meaning
 from shared.privacy.stated import CHARGED_BEFORE, FLOW
 from shared.releases.metadata import VERSION, require_no_room, require_plain
 
@@ -243,7 +244,7 @@ class Receipt:
         """`translation` as people may be shown it: of rows from a flow alone, not what an earlier version said."""
         if self.epsilon is None or self.stated_epsilon is not None:
             return self.translation
-        return privacy.translate(privacy.NoGuarantee(of="flow"), unit="patient" if self.unit == "patient" else "record")
+        return meaning.translate(privacy.NoGuarantee(of="flow"), unit="patient" if self.unit == "patient" else "record")
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
@@ -373,7 +374,7 @@ def in_words(plan: StudyPlan, event: privacy.Event, *, reused: bool = False) -> 
         )
     condition = given(plan, reused=reused)
     held = FLOW if condition == CHARGED_BEFORE else condition
-    words = privacy.translate(event, delta=plan.budget.delta, unit=who, given=held)
+    words = meaning.translate(event, delta=plan.budget.delta, unit=who, given=held)
     if not privacy.guaranteed(event):
         return words
     if condition == CHARGED_BEFORE:

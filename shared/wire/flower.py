@@ -164,7 +164,7 @@ def carried(message: Message) -> tuple[bytes, bytes]:
     """
     if message.has_error():
         raise refusal(message.error)
-    from shared.wire.messages import ROUND_CAP, SIGNED_CAP
+    from shared.wire.message_limits import ROUND_CAP, SIGNED_CAP
 
     records = message.content
     said = records.config_records.get(ROUND)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import CATALOGUE, IntegrityRefusal, SchemaRefusal, TooLarge, TrainingRefusal
-from shared.wire.messages import ROUND_CAP
+from shared.wire.message_limits import ROUND_CAP
 
 if TYPE_CHECKING:
     import numpy as np

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from cryptography import x509
 
 from shared import errors
+from shared.base.at_rest import clear_pem
 from shared.base.clock import utc_now
 from shared.errors import (
     CertificateRefusal,
@@ -269,7 +270,7 @@ class Server:
         shown = [first]
 
         def configuration(given: Credentials) -> Any:
-            pairs = [(given.key_pem.encode(), given.cert_pem.encode())]
+            pairs = [(clear_pem(given.key_pem, "server.pem").encode(), given.cert_pem.encode())]
             return grpc.ssl_server_certificate_configuration(pairs, root_certificates=given.ca_pem.encode())
 
         def renewed() -> Any:
@@ -646,7 +647,7 @@ class Client:
             _require_current(credentials.cert_pem, "this site's certificate")
         secure = grpc.ssl_channel_credentials(
             root_certificates=credentials.ca_pem.encode(),
-            private_key=credentials.key_pem.encode() or None,
+            private_key=clear_pem(credentials.key_pem, "tls.pem").encode() or None,
             certificate_chain=credentials.cert_pem.encode() or None,
         )
         said = ((PROTOCOL_KEY, protocol.SPOKEN.text),)

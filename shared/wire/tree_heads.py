@@ -19,7 +19,7 @@ from shared.base.canonical import canonical_json, parse_json
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.base.merkle import leaf_hash, verify_consistency, verify_inclusion
 from shared.errors import IntegrityRefusal, Refusal, SchemaRefusal
-from shared.wire.messages import LoggedEntry, LogView
+from shared.wire.site_messages import LoggedEntry, LogView
 
 __all__ = [
     "TREE_HEAD_TYPE",

@@ -31,11 +31,11 @@ def budget(
     json: Json = False,
 ) -> None:
     """Like a bank statement: every charge, the total, the cap, and what no ε covers."""
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import overview
 
     desk = open_desk(home)
     lines = desk.ledger.statement(study)
-    totals = airlock.totals(desk, study)
+    totals = overview.totals(desk, study)
     mine = desk.config.budget
     whole, given = desk.ledger.site_price(mine.delta)
     site = {"epsilon": whole, "epsilon_given": given, "delta": mine.delta, "cap": mine.epsilon}
@@ -67,10 +67,10 @@ def history(
     json: Json = False,
 ) -> None:
     """Who did what, when, and what was refused: the ledger's entries, and the site's own log of refusals."""
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import overview
 
     desk = open_desk(home)
-    entries = airlock.history(desk)
+    entries = overview.history(desk)
     rows = entries[-last:] if last else entries
 
     def show(out: Console) -> None:
@@ -106,13 +106,13 @@ def pause(
     dry_run: Dry = False,
 ) -> None:
     """Stop at once: nothing is drawn, approved or sent until `site-agent resume`. No network and no key are needed."""
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import switch
 
     desk = open_desk(home)
     noted = True
     if not dry_run:
         open_key = None if name is None else lambda: desk.approver(name)
-        noted = airlock.pause(desk, reason, name=name or "", open_key=open_key)
+        noted = switch.pause(desk, reason, name=name or "", open_key=open_key)
     paused = dry_run or desk.config.pause_file.exists()
 
     def show(out: Console) -> None:
@@ -139,12 +139,12 @@ def pause(
 @attempted("resume")
 def resume(name: As, reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """End a pause. Anybody may stop the site; an approver starts it again, and signs for it."""
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import switch
 
     desk = open_desk(home)
     desk.config.approver_key(name)
     if not dry_run:
-        airlock.resume(desk, name=name, reason=reason, open_key=lambda: desk.approver(name))
+        switch.resume(desk, name=name, reason=reason, open_key=lambda: desk.approver(name))
 
     def show(out: Console) -> None:
         from site_agent.show import screens

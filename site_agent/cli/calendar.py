@@ -128,6 +128,8 @@ def run_(
     from dataclasses import asdict
     from functools import partial
 
+    from shared.errors import LockedRefusal
+    from site_agent.decide.key_files import encrypt_keys
     from site_agent.decide.waves import AttendEvent, attend
 
     failed: list[int] = []
@@ -157,6 +159,9 @@ def run_(
         # Opened anew each round: settings and plans may have changed since.
         desk = open_desk(home)
         was_paused = desk.config.pause_file.exists()
+        if not dry_run:
+            with suppress(LockedRefusal):  # the next round does it
+                encrypt_keys(desk.config)
         attend(
             desk,
             site=partial(working_site, desk),
@@ -211,7 +216,8 @@ def withdraw_person(
 ) -> None:
     """Note that persons withdrew their consent: they are drawn no more, and leave the table as the plan allows."""
     from site_agent.config import Limits
-    from site_agent.decide import airlock, waves
+    from site_agent.decide import waves
+    from site_agent.decide.airlock import person_changes
     from site_agent.records.identifiers import normalised
     from site_agent.records.table import pseudonym
 
@@ -236,7 +242,9 @@ def withdraw_person(
         floors = Limits.of(plan.floors, desk.config.floors)
         lot = waves.by_lot(desk.ledger, study, persons | noted, others=floors.difference, floor=floors.persons)
     if not dry_run:
-        gone = airlock.consent_withdrawn(desk, study, persons | lot, name=name, open_key=lambda: desk.approver(name))
+        gone = person_changes.consent_withdrawn(
+            desk, study, persons | lot, name=name, open_key=lambda: desk.approver(name)
+        )
         added = gone - len(lot)
     released = {
         person for hold in desk.ledger.holds(study) if hold.may_be_out for person in desk.ledger.persons(hold) or ()

@@ -391,17 +391,17 @@ def data_confirm_persons(
     study: Study, name: As, reason: Reason, home: Home = None, json: Json = False, dry_run: Dry = False
 ) -> None:
     """Sign that a table without the persons of earlier releases holds other persons: for one wave."""
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import person_changes
 
     desk = open_desk(home)
     desk.config.approver_key(name)
-    found = airlock.vanished(desk, study)
+    found = person_changes.vanished(desk, study)
     counted = f"{found.there} of {found.earlier} persons of earlier releases are in the table."
     if not dry_run:
         if not json:
             # Before the key is opened: it is what the signature says.
             typer.echo(f"{counted} {_CONFIRMED}", err=True)
-        airlock.confirm_persons(desk, found, name=name, reason=reason, open_key=lambda: desk.approver(name))
+        person_changes.confirm_persons(desk, found, name=name, reason=reason, open_key=lambda: desk.approver(name))
     answer = {
         "study": study,
         "wave": found.hold.wave,

@@ -38,14 +38,14 @@ def approve(
     dry_run: Dry = False,
 ) -> None:
     """Sign exactly these bytes and, when enough people have signed, send them. Safe to repeat."""
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import approval
     from site_agent.show import screens
 
     desk = open_desk(home)
     desk.require_running()
     full = desk.release_id(release_id)
     before = desk.outbox.get(full)
-    done = airlock.approve(
+    done = approval.approve(
         desk,
         full,
         name=name,
@@ -59,7 +59,7 @@ def approve(
     answer = {
         "release_id": full,
         "state": hold.state,
-        "approvals": [approval.name for approval in hold.approvals],
+        "approvals": [given.name for given in hold.approvals],
         "approvals_needed": hold.approvals_needed,
         "bundle_sha256": hold.bundle_sha256,
         "accepted": sent,
@@ -106,7 +106,7 @@ def standing_add(
     from dataclasses import asdict
 
     from shared.plans.standing import NO_RELEASE
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import standing_approval
     from site_agent.show import screens
 
     desk = open_desk(home)
@@ -114,7 +114,7 @@ def standing_add(
         last = dt.date.fromisoformat(until)
     except ValueError:
         raise UsageRefusal("--until must be an ISO date", given=repr(until)) from None
-    document, digest = airlock.sign_standing(
+    document, digest = standing_approval.sign_standing(
         desk,
         study,
         name=name,
@@ -160,9 +160,9 @@ def standing_list(
     json: Json = False,
 ) -> None:
     """Every standing approval, its limits, and how often it was used."""
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import standing_approval
 
-    rows = airlock.standing_lines(open_desk(home), today(), study)
+    rows = standing_approval.standing_lines(open_desk(home), today(), study)
 
     def show(out: Console) -> None:
         from shared.terminal import table
@@ -198,7 +198,7 @@ def standing_revoke(
     dry_run: Dry = False,
 ) -> None:
     """Take a standing approval back: from now on it approves nothing. Any approver may. The coordinator is told."""
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import standing_approval
 
     desk = open_desk(home)
     desk.config.approver_key(name)
@@ -211,8 +211,10 @@ def standing_revoke(
         )
     delivered = False
     if not dry_run:
-        airlock.revoke_standing(desk, found[0].digest, name=name, reason=reason, open_key=lambda: desk.approver(name))
-        delivered = airlock.deliver_revocations(desk)
+        standing_approval.revoke_standing(
+            desk, found[0].digest, name=name, reason=reason, open_key=lambda: desk.approver(name)
+        )
+        delivered = standing_approval.deliver_revocations(desk)
     answer = {"id": found[0].digest, "study": found[0].study, "by": name, "told": delivered, "dry_run": dry_run}
 
     def show(out: Console) -> None:
@@ -234,12 +236,12 @@ def standing_revoke(
 
 def _ticked(desk: Desk, full: str, ticked: list[str], *, quiet: bool) -> list[str]:
     """The ticks that were given, and those that a person on the terminal adds when asked."""
-    from site_agent.decide import airlock
-    from site_agent.release import pipeline
+    from site_agent.decide.airlock import approval
+    from site_agent.release.pipeline import opened
 
     if quiet or not sys.stdin.isatty() or desk.outbox.get(full).state not in ("held", "sent_back"):
         return ticked
-    for check in airlock.require_ticks(pipeline.open_release(desk.outbox, full), ticked):
+    for check in approval.require_ticks(opened.open_release(desk.outbox, full), ticked):
         if confirmed(f"Warning {check.name}: {check.detail}. Release all the same?"):
             ticked.append(check.name)
     return ticked
@@ -261,14 +263,15 @@ def _decide(
     dry_run: bool,
     tell: bool,
 ) -> None:
-    from site_agent.decide import airlock, membership
+    from site_agent.decide import membership
+    from site_agent.decide.airlock import approval
 
     desk = open_desk(home)
     desk.config.approver_key(name)
     full = desk.release_id(release_id)
     hold = desk.outbox.get(full)
     if not dry_run:
-        hold = airlock.decline(
+        hold = approval.decline(
             desk, full, name=name, reason=reason, open_key=lambda: desk.approver(name), for_good=for_good, tell=tell
         )
         if tell and desk.config.certificate.exists():
@@ -329,8 +332,8 @@ def withdraw(
     dry_run: Dry = False,
 ) -> None:
     """Take a release back: stop it here at once, and have the coordinator bury what it has. The charge stays."""
-    from shared.wire.messages import REASONS
-    from site_agent.decide import airlock
+    from shared.wire.signed_messages import REASONS
+    from site_agent.decide.airlock import taking_back
 
     desk = open_desk(home)
     desk.config.approver_key(name)
@@ -343,9 +346,9 @@ def withdraw(
     full = desk.release_id(release_id, sealed=False)
     hold = desk.ledger.hold(full)
     if dry_run:
-        airlock.require_no_copies(desk, hold)
+        taking_back.require_no_copies(desk, hold)
     else:
-        hold = airlock.withdraw(
+        hold = taking_back.withdraw(
             desk, full, name=name, reason_code=reason, note=note, open_key=lambda: desk.approver(name)
         )
     buried = hold.withdrawal.log_index if hold.withdrawal else None
@@ -383,10 +386,12 @@ def leave(
     study: Study, name: As, note: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
 ) -> None:
     """Leave a study: bury what was delivered, revoke its plan, delete what was sealed. The audit log stays."""
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import taking_back
 
     desk = open_desk(home)
-    deleted = airlock.leave(desk, study, name=name, open_key=lambda: desk.approver(name), note=note, dry_run=dry_run)
+    deleted = taking_back.leave(
+        desk, study, name=name, open_key=lambda: desk.approver(name), note=note, dry_run=dry_run
+    )
     buried = [hold.release_id for hold in desk.ledger.holds(study) if hold.state == "withdrawn"]
     head = desk.ledger.entries()[-1]
     answer = {

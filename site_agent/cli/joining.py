@@ -101,7 +101,7 @@ def init(
         # site.toml is written last: an interrupted init is simply run again, and finds the keys it made.
         key = SigningKey.load(config.release_key) if config.release_key.exists() else SigningKey.generate()
         if not config.release_key.exists():
-            key.save(config.release_key)
+            key.save(config.release_key, of_machine=True)
         approvers = {}
         for name in names:
             signer = there.get(name) or SigningKey.generate()
@@ -236,11 +236,12 @@ def join(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
 
 def _require_own_certificate(config: SiteConfig, pem: str) -> None:
     from cryptography import x509
-    from cryptography.hazmat.primitives import serialization
+
+    from shared.base.at_rest import private_key
 
     try:
         certificate = x509.load_pem_x509_certificate(pem.encode())
-        ours = serialization.load_pem_private_key(config.tls_key.read_bytes(), None).public_key()
+        ours = private_key(config.tls_key.read_bytes(), config.tls_key.name).public_key()
     except ValueError:
         raise CertificateRefusal("the certificate must be readable", given="another text") from None
     if certificate.public_key() != ours:

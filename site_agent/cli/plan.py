@@ -155,7 +155,7 @@ def plan_revoke(
     study: Study, name: As, reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
 ) -> None:
     """Take the approval of the plan back: nothing more is made or sent under it. What has left has left."""
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import standing_approval, taking_back
 
     desk = open_desk(home)
     desk.config.approver_key(name)
@@ -165,8 +165,8 @@ def plan_revoke(
             "the plan must be approved here to be revoked", given=f"version {plan.version}, not approved"
         )
     if not dry_run:
-        airlock.revoke_plan(desk, study, name=name, reason=reason, open_key=lambda: desk.approver(name))
-        airlock.deliver_revocations(desk)
+        taking_back.revoke_plan(desk, study, name=name, reason=reason, open_key=lambda: desk.approver(name))
+        standing_approval.deliver_revocations(desk)
 
     def show(out: Console) -> None:
         from site_agent.show import screens

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from site_agent.desk import Desk
-    from site_agent.release.pipeline import Progress
+    from site_agent.release.pipeline.stages import Progress
 
 __all__ = ["curve", "outbox_figures", "outbox_list", "outbox_show", "release", "synthetic", "try_"]
 
@@ -72,7 +72,7 @@ def _left(seconds: float | None) -> str:
 @app.command("try")
 def try_(study: Study, home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
     """Rehearse the whole release on made-up data: no record is read, it costs nothing, nothing is sent."""
-    from site_agent.release.pipeline import rehearse
+    from site_agent.release.pipeline.rehearsal import rehearse
 
     desk = open_desk(home)
     plan = desk.plans.plan(study)
@@ -145,15 +145,15 @@ def release(
     """Make the release of one wave, and hold it here for approval. Charged once; only a standing approval sends it."""
     from dataclasses import replace
 
-    from site_agent.decide import airlock
-    from site_agent.release import pipeline
+    from site_agent.decide.airlock import approval, standing_approval
+    from site_agent.release.pipeline import making, stages
     from site_agent.show import screens
 
     desk = open_desk(home)
     desk.require_running()
     plan, _ = desk.plans.approved(study, agent_version=agent_version(), today=today())
-    author = airlock.require_author(desk, plan, by)
-    airlock.require_approved_ahead(desk, plan, agent_version=agent_version(), today=today())
+    author = approval.require_author(desk, plan, by)
+    standing_approval.require_approved_ahead(desk, plan, agent_version=agent_version(), today=today())
     source = desk.config.source(study)
     if not wave:
         due = due_numbers(desk, plan, today())
@@ -164,8 +164,8 @@ def release(
                 next_step=f"See site-agent waves {study}; name one with --wave.",
             )
         wave = due[0]
-    pipeline.require_open(plan, wave, today())
-    needs = pipeline.estimate(plan, source)
+    making.require_open(plan, wave, today())
+    needs = stages.estimate(plan, source)
     if dry_run:
         page = plan_facts(desk, plan, today())
         total = desk.ledger.study_total(study, plan.budget.delta)
@@ -197,7 +197,7 @@ def release(
                     )
                     if page["price"]["epsilon"] is not None
                     else ("budget", "no total holds it"),
-                    ("stages", " → ".join(stage.value for stage in pipeline.STAGES)),
+                    ("stages", " → ".join(stage.value for stage in stages.STAGES)),
                 ],
             )
 
@@ -206,7 +206,7 @@ def release(
     if by is not None:
         desk.approver(by)  # only who can open the key may be named as the author
     with _told_of_the_charge(desk, study, wave), desk.locked(), desk.egress() as egress, _bar(json) as progress:
-        made = pipeline.make_release(
+        made = making.make_release(
             plan=plan,
             wave=wave,
             source=source,
@@ -216,12 +216,12 @@ def release(
             progress=progress,
         )
     full = made.hold.release_id
-    found = airlock.approve_by_standing(desk, full, agent_version=agent_version(), today=today())
+    found = standing_approval.approve_by_standing(desk, full, agent_version=agent_version(), today=today())
     sent = None
     if found.limit:
         desk.note_refusal("standing approval", ApprovalRefusal(found.limit), release_id=full, agent=True)
     if found.hold.state == "approved":
-        sent = airlock.send(desk, full, agent_version=agent_version(), today=today()).sent
+        sent = approval.send(desk, full, agent_version=agent_version(), today=today()).sent
     made = replace(made, hold=desk.outbox.get(full))
     standing = {"used": found.used, "limit": found.limit}
     if plan.floors.approval == "before" and made.hold.state != "delivered":
@@ -285,7 +285,7 @@ def curve(
     from shared.base.randomness import secure_rng
     from shared.plans.encoding import Encoder
     from site_agent.records import table as records
-    from site_agent.release import pipeline
+    from site_agent.release.pipeline import rehearsal
     from site_agent.show import screens
     from site_agent.show.curve import DRAWS, GRID, price_curve, require_allowed
 
@@ -322,7 +322,7 @@ def curve(
     rng = secure_rng()
     with _bar(json) as progress:
         if made_up:
-            table = plan.dictionary.check(pipeline.made_up_table(plan, rows, rng))
+            table = plan.dictionary.check(rehearsal.made_up_table(plan, rows, rng))
         else:
             table = records.read(
                 desk.config.source(study),
@@ -361,7 +361,7 @@ def synthetic(
     What is fitted are the very bytes that leave or have left, so that whoever receives them can do the same.
     """
     from shared.releases.synthetic import Synthesis, run_synthesis
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import approval
 
     desk = open_desk(home)
     sealed = [hold for hold in desk.outbox.list() if hold.study == release]
@@ -373,7 +373,7 @@ def synthetic(
             given=f"{named[-1].release_id[:8]}, which is {named[-1].state}",
             next_step="See site-agent outbox list, and name one that stands.",
         )
-    made = airlock.shown(desk, standing[-1].release_id)
+    made = approval.shown(desk, standing[-1].release_id)
     plan = desk.plans.plan(made.hold.study, made.receipt.plan_version)
     used = {
         "release_id": made.hold.release_id,
@@ -484,13 +484,13 @@ def outbox_show(
     json: Json = False,
 ) -> None:
     """The exact rows that would leave, with size, checks, audit, price, and what changed in the plan."""
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import approval, overview
     from site_agent.show import screens
 
     desk = open_desk(home)
-    made = airlock.shown(desk, desk.release_id(release_id))
+    made = approval.shown(desk, desk.release_id(release_id))
     changes = plan_changes(desk, made)
-    earlier = airlock.compare(desk, made)
+    earlier = overview.compare(desk, made)
     answer = {
         **_described(made),
         "plan_changes": changes,
@@ -529,7 +529,7 @@ def outbox_figures(
     """Draw for the approver: released columns beside the real ones, and what the attack achieved. They stay here."""
     from shared.base.randomness import secure_rng
     from shared.plans.encoding import Encoder
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import approval
     from site_agent.records import table as records
     from site_agent.release import sealed_state
     from site_agent.release.audit.report import AuditReport
@@ -537,7 +537,7 @@ def outbox_figures(
 
     desk = open_desk(home)
     full = desk.release_id(release_id)
-    made = airlock.shown(desk, full)
+    made = approval.shown(desk, full)
     plan = desk.plans.plan(made.hold.study, made.receipt.plan_version)
     folder = (out or desk.home / "figures" / full[:8]).expanduser().absolute()
     title = f"{made.hold.study}, wave {made.hold.wave}"

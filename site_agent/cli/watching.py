@@ -33,13 +33,13 @@ def resend(
     """
     from dataclasses import asdict
 
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import approval
 
     desk = open_desk(home)
     names = [study] if study else sorted({hold.study for hold in desk.ledger.holds()})
     if not names:
         raise UsageRefusal("a study must be named, or have releases here", given="none")
-    settled = {name: airlock.resend(desk, name, dry_run=dry_run) for name in names}
+    settled = {name: approval.resend(desk, name, dry_run=dry_run) for name in names}
     mended = [one for found in settled.values() for one in found.mended]
     left = [one for found in settled.values() for one in found.left]
     answer: dict[str, Any] = {

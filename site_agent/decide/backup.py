@@ -195,7 +195,7 @@ def _keep(home: Path, path: Path, folder: Path) -> None:
 
 def _facts(desk: Desk, day: str) -> SiteBackupFacts:
     """What there is to say of a home, all of it verified. Raises: IntegrityRefusal, LedgerRefusal, ApprovalRefusal."""
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import overview
     from site_agent.show import export
 
     export.verify(desk)
@@ -207,7 +207,7 @@ def _facts(desk: Desk, day: str) -> SiteBackupFacts:
         release_key=desk.release_key.public.hex,
         entries=last.seq,
         head=last.hash,
-        budgets={str(one["study"]): one["epsilon"] for one in airlock.totals(desk)},
+        budgets={str(one["study"]): one["epsilon"] for one in overview.totals(desk)},
     )
 
 
@@ -273,7 +273,7 @@ def drill(archive: Path, home: Path, *, key: SigningKey) -> tuple[list[Checklist
         home: where the site lives, if it does: its ledger must go on from the backup's, and have spent no less.
     Returns: a line for each part up to the first that is not whole, and 0 or that one's exit code.
     """
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import overview
     from site_agent.show import export
 
     with sandbox(home) as made:
@@ -296,7 +296,7 @@ def drill(archive: Path, home: Path, *, key: SigningKey) -> tuple[list[Checklist
             return f"{found['bundles']} sealed bundles, {found['signatures']} signatures"
 
         def budgets() -> str:
-            found = {str(one["study"]): one["epsilon"] for one in airlock.totals(desk)}
+            found = {str(one["study"]): one["epsilon"] for one in overview.totals(desk)}
             if found != facts.budgets:
                 raise IntegrityRefusal("what each study was charged must be what the backup names", given="other sums")
             return f"{len(found)} studies, each charged what it was"

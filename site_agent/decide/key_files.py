@@ -10,17 +10,30 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from shared.base.at_rest import machine_secret
 from shared.base.failpoints import reach
-from shared.base.keys import SigningKey, write_private
+from shared.base.keys import SigningKey, encrypt_at_rest, unencrypted, write_private
 from shared.errors import IntegrityRefusal, LedgerRefusal
 from shared.membership.key_changes import snapshot_mark
 from site_agent.ledger.book import Ledger
 from site_agent.ledger.files import fsync_folder
+from site_agent.lock import StateLock
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from site_agent.config import SiteConfig
 
-__all__ = ["keep_snapshot_key", "keep_tag_key", "put_in_force", "put_snapshot_in_force", "release_key", "snapshot_keys"]
+__all__ = [
+    "encrypt_keys",
+    "keep_snapshot_key",
+    "keep_tag_key",
+    "keys_in_clear",
+    "put_in_force",
+    "put_snapshot_in_force",
+    "release_key",
+    "snapshot_keys",
+]
 
 
 def release_key(config: SiteConfig) -> SigningKey:
@@ -37,6 +50,22 @@ def release_key(config: SiteConfig) -> SigningKey:
             return SigningKey.load(config.release_key)
         put_in_force(config)
     return SigningKey.load(config.release_key)
+
+
+def keys_in_clear(config: SiteConfig) -> list[Path]:
+    """Files with a private key that the agent opens unattended, and that lie unencrypted."""
+    return unencrypted(sorted(config.release_key.parent.glob("*.pem")))
+
+
+def encrypt_keys(config: SiteConfig) -> list[Path]:
+    """Encrypt what `keys_in_clear` names, where this machine has a secret; the files that changed.
+
+    Raises: LockedRefusal, when somebody works in this folder.
+    """
+    if machine_secret() is None or not keys_in_clear(config):
+        return []
+    with StateLock(config.home):
+        return encrypt_at_rest(keys_in_clear(config))
 
 
 def put_in_force(config: SiteConfig) -> None:

@@ -284,7 +284,7 @@ def rotate_release(desk: Desk, *, by: Openers, today: dt.date) -> ChangedKey:
     with desk.locked():
         old, keys = desk.release_key, _opened(desk, by)
         new = SigningKey.generate()
-        new.save(desk.config.next_release_key)
+        new.save(desk.config.next_release_key, of_machine=True)
         reach("keys.made")
         key_files.keep_tag_key(desk.config)
         said = _next(desk, today, role="release", action="rotate", old=old.public.hex, new=new.public.hex)
@@ -313,7 +313,7 @@ def replace_release(desk: Desk, *, by: Openers, today: dt.date) -> ChangedKey:
             next_step="Run site-agent rotate-key release. One that others may have: move it away, then replace it.",
         )
     new = SigningKey.load(config.next_release_key) if config.next_release_key.exists() else SigningKey.generate()
-    new.save(config.next_release_key)
+    new.save(config.next_release_key, of_machine=True)
     keys = [opened() for opened in by.values()]
     for name, key in zip(by, keys, strict=True):
         if config.approvers.get(name) != key.public.hex:

@@ -16,7 +16,7 @@ from shared.membership.grants import Grant, open_grant
 from shared.membership.leads import LeadChange, Leads, follow, follow_from
 
 if TYPE_CHECKING:
-    from shared.wire.messages import MembershipReply
+    from shared.wire.site_messages import MembershipReply
     from site_agent.desk import Desk
     from site_agent.egress import Egress
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from shared.plans.plan import StudyPlan
     from site_agent.desk import Desk
-    from site_agent.release.pipeline import SealedRelease
+    from site_agent.release.pipeline.opened import SealedRelease
 
 __all__ = ["charged", "due_numbers", "plan_changes", "plan_facts"]
 
@@ -123,7 +123,7 @@ def charged(at: Desk, plan: StudyPlan, day: dt.date) -> dict[str, Any]:
 def _ahead(at: Desk, plan: StudyPlan, numbers: Sequence[int]) -> tuple[float, ...]:
     """The study's totals after each of these waves, all that is under way having been delivered."""
     from shared.releases.receipt import planned_event, refits
-    from site_agent.release.pipeline import touches
+    from site_agent.release.pipeline.making import touches
 
     mine = at.ledger.holds(plan.study)
     # One that a recovered ledger knows by its charge alone has left no flow here.

@@ -23,7 +23,7 @@ from shared.errors import LedgerRefusal, LockedRefusal, NetworkRefusal, Refusal,
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shared.wire.messages import Acceptance, Holdings
+    from shared.wire.site_messages import Acceptance, Holdings
     from site_agent.config import SiteConfig
     from site_agent.egress import AcknowledgedReplies, Egress
     from site_agent.ledger.book import Hold, Ledger

@@ -34,7 +34,8 @@ from shared.base.failpoints import reach
 from shared.base.keys import Envelope
 from shared.errors import IntegrityRefusal, LedgerRefusal, PlanRefusal, Refusal, StateRefusal
 from shared.releases.receipt import STATEMENT_TYPE, Statement
-from shared.wire.messages import ANCHOR_TYPE, AnchorHead, AnchorReceipt, Holding, Holdings
+from shared.wire.signed_messages import ANCHOR_TYPE, AnchorHead
+from shared.wire.site_messages import AnchorReceipt, Holding, Holdings
 from site_agent.ledger.book import Ledger, Lost
 from site_agent.ledger.files import RESTORED
 from site_agent.ledger.holds import LOST_CAP

@@ -179,7 +179,7 @@ def cost(plan: StudyPlan, events: Sequence[Any]) -> PlanTotals:
     from shared.privacy import accountant as privacy
     from shared.privacy.composition import Charge, StudyCharges
     from site_agent.ledger.holds import curve_of, price_of
-    from site_agent.release.pipeline import touches
+    from site_agent.release.pipeline.making import touches
 
     prices = {event: price_of(event.to_canonical(), plan.budget.delta) for event in set(events)}
     before = []
@@ -260,8 +260,9 @@ def attend(
     Nothing is reserved while the coordinator does not answer: the draw could not be witnessed. A pause ends the
     round at its next step, which is within a second or two also while a flow is fitted.
     """
-    from site_agent.decide import airlock, renewal
-    from site_agent.release import pipeline
+    from site_agent.decide import renewal
+    from site_agent.decide.airlock import approval, standing_approval, taking_back
+    from site_agent.release.pipeline import making
 
     def refused(study: str, what: str, refusal: Refusal, wave: int | None = None, release_id: str = "") -> None:
         say(AttendEvent(study=study, what=what, wave=wave, detail=str(refusal), code=refusal.code))
@@ -305,7 +306,7 @@ def attend(
 
     def advance(hold: Hold) -> str:
         """Approve what a standing approval is good for, and send it; or the limit that failed."""
-        found = airlock.approve_by_standing(desk, hold.release_id, agent_version=agent_version, today=today)
+        found = standing_approval.approve_by_standing(desk, hold.release_id, agent_version=agent_version, today=today)
         if found.limit:
             desk.note_refusal("standing approval", ApprovalRefusal(found.limit), release_id=hold.release_id, agent=True)
         if found.used:
@@ -317,14 +318,14 @@ def attend(
 
     def send(hold: Hold) -> None:
         try:
-            airlock.send(desk, hold.release_id, agent_version=agent_version, today=today)
+            approval.send(desk, hold.release_id, agent_version=agent_version, today=today)
             say(AttendEvent(study=hold.study, what="sent", wave=hold.wave, detail=hold.release_id[:8]))
         except Refusal as refusal:
             refused(hold.study, "not sent", refusal, hold.wave, hold.release_id)
 
     if not dry_run:
         try:
-            for noted in airlock.send_revocations(desk):
+            for noted in standing_approval.send_revocations(desk):
                 detail = f"standing approval {noted.digest[:8]}"
                 say(AttendEvent(study=noted.study, what="told of a revocation", detail=detail))
         except Refusal as refusal:
@@ -341,7 +342,7 @@ def attend(
             )
             continue
         try:
-            airlock.bury(desk, hold.release_id)
+            taking_back.bury(desk, hold.release_id)
             say(AttendEvent(study=hold.study, what="told of a withdrawal", wave=hold.wave, detail=hold.release_id[:8]))
         except Refusal as refusal:
             refused(hold.study, "withdrawal not told", refusal, hold.wave, hold.release_id)
@@ -396,12 +397,12 @@ def attend(
                 continue
             wave = found.number
             source = desk.config.source(study)
-            airlock.require_approved_ahead(desk, plan, agent_version=agent_version, today=today)
+            standing_approval.require_approved_ahead(desk, plan, agent_version=agent_version, today=today)
             if dry_run:
                 say(AttendEvent(study=study, what="would release", wave=wave))
                 continue
             with desk.locked(), desk.egress() as egress:
-                made = pipeline.make_release(plan=plan, wave=wave, source=source, site=site(egress), today=today)
+                made = making.make_release(plan=plan, wave=wave, source=source, site=site(egress), today=today)
             limit = advance(made.hold)
             hold = desk.outbox.get(made.hold.release_id)
             if hold.state == "held":
@@ -420,10 +421,10 @@ def attend(
 
 def _unwitnessed(desk: Desk) -> Refusal | None:
     """Why a decision of this site is not witnessed; the round itself says that nobody answers, or who works here."""
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import signing
 
     try:
-        airlock.require_witnessed(desk)
+        signing.require_witnessed(desk)
     except Refusal as refusal:
         return refusal if isinstance(refusal, IntegrityRefusal) and not isinstance(refusal, LockedRefusal) else None
     return None

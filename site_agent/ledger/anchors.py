@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from shared.base.chain import head_fingerprint
 from shared.base.keys import Envelope
 from shared.errors import StateRefusal
-from shared.wire.messages import ANCHOR_TYPE, AnchorHead
+from shared.wire.signed_messages import ANCHOR_TYPE, AnchorHead
 from site_agent.ledger.entries import AnchoredHead, agrees, last_witnessed, settled_by
 from site_agent.ledger.holds import Lost, lost_bodies
 from site_agent.ledger.state import Book

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from shared.mechanisms.base import EdgeRules
 
-__all__ = ["Contacts", "graph", "read"]
+__all__ = ["Contacts", "graph", "read", "require_some"]
 
 BLOCK = 1 << 23
 """Bytes of a CSV file, or lines of a Parquet file, that are looked up at once."""
@@ -110,7 +110,7 @@ def read(
         rules: what the plan says of the network.
         as_written: whether identifiers are compared as they are written, as those of the rows were.
         seen: is told what was read from a database, to be hashed; a file's bytes are hashed by themselves.
-    Raises: DataFileRefusal (absent, truncated, no edge), DictionaryRefusal (columns, identifiers outside the node
+    Raises: DataFileRefusal (absent, truncated), DictionaryRefusal (columns, identifiers outside the node
         table, a direction that is not the plan's), MissingRefusal (blank ends).
     """
     known = pd.Index(persons)
@@ -148,12 +148,6 @@ def read(
         )
     once = np.unique(np.concatenate(keys)) if keys else np.empty(0, dtype=np.int64)
     del keys
-    if not len(once):
-        raise DataFileRefusal(
-            f"the edge list {edges.path.name} must hold an edge between two persons of the table",
-            given=f"{lines} lines, none that is one",
-            next_step="Check the export, and how identifiers are written in both files.",
-        )
     return Contacts(
         matrix=_matrix(once // n, once % n, n, both=not rules.directed),
         directed=rules.directed,
@@ -163,6 +157,20 @@ def read(
         strangers=strangers,
         incomplete=incomplete,
     )
+
+
+def require_some(contacts: Contacts, edges: Edges) -> None:
+    """Refuse a network without any edge, which is most likely a wrong export. Raises: DataFileRefusal.
+
+    For whoever looks at the data before a release. A release itself must not ask: the only edge of a network may be one
+    person's.
+    """
+    if not contacts.edges:
+        raise DataFileRefusal(
+            f"the edge list {edges.path.name} must hold an edge between two persons of the table",
+            given=f"{contacts.lines} lines, none that is one",
+            next_step="Check the export, and how identifiers are written in both files.",
+        )
 
 
 def graph(path: Path) -> Any:

@@ -138,7 +138,8 @@ def problems(
     """Everything that is wrong with a table, column by column, where `read` would stop at the first.
 
     Args: as of `read`.
-    Returns: refusals, each with its rule and count; empty when `read` would succeed.
+    Returns: refusals, each with its rule and count; empty when `read` would succeed. A network without an edge is one
+        of them, though a release would take it.
     """
     require_edges(source, rules)
     columns, table = _column_faults(source, dictionary), None
@@ -161,8 +162,12 @@ def problems(
         values = table[column.name].reset_index(drop=True)
         found += [_with_hint(refusal, values, column) for refusal in column.compare(values)[1]]
     if rules is not None and not found:
+        from site_agent.records.contacts import require_some
+
         try:
-            _contacts(source, table, _checked(table, dictionary), dictionary, rules, as_written)
+            assert source.edges is not None, "require_edges"
+            made = _contacts(source, table, _checked(table, dictionary), dictionary, rules, as_written)
+            require_some(made, source.edges)
         except DataRefusal as refusal:
             found.append(refusal)
     return tuple(found)

@@ -201,7 +201,7 @@ class Outbox:
     def approve_by_standing(self, release_id: str, digest: str, *, name: str) -> Hold:
         """Approve by the standing approval `digest` of the registered approver `name`, if the ledger has it in force.
 
-        Whether the release is within its limits is for the caller (`site_agent.decide.airlock.approve_by_standing`).
+        Whether the release is within its limits is for the caller (`site_agent.decide.airlock`).
 
         Raises: as `approve`.
         """
@@ -284,7 +284,7 @@ class Outbox:
                 given=f"{name!r} with key {approver.public.key_id}",
                 next_step="Register approvers at enrolment, or use the registered key.",
             )
-        from shared.wire.messages import WITHDRAWAL_TYPE
+        from shared.wire.signed_messages import WITHDRAWAL_TYPE
 
         message = Envelope.encoding(WITHDRAWAL_TYPE, self._withdrawal(current, reason_code))
         return self.ledger.withdraw(
@@ -298,7 +298,7 @@ class Outbox:
 
     def tombstone(self, release_id: str) -> Envelope:
         """The signed withdrawal for the coordinator; the same bytes each time. Raises: StateRefusal."""
-        from shared.wire.messages import WITHDRAWAL_TYPE
+        from shared.wire.signed_messages import WITHDRAWAL_TYPE
 
         current = self.ledger.hold(release_id)
         given = current.withdrawal
@@ -311,7 +311,7 @@ class Outbox:
         )
 
     def _withdrawal(self, hold: Hold, reason_code: str) -> bytes:
-        from shared.wire.messages import REASONS, Withdrawal
+        from shared.wire.signed_messages import REASONS, Withdrawal
 
         if reason_code not in REASONS:
             raise ParameterError(

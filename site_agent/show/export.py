@@ -85,14 +85,14 @@ def verify(desk: Desk) -> dict[str, Any]:
     """Verify every entry, every signature of agent, lead and approvers, and every sealed bundle; how many there are.
 
     ``gated`` names the releases of earlier versions whose ε does not hold a gate that read records
-    (`site_agent.decide.airlock.gated`).
+    (`site_agent.decide.airlock.overview.gated`).
 
     Of each study it holds what an export of it would say against the script that a stranger is given: what he would
     find is found here first.
 
     Raises: LedgerRefusal, IntegrityRefusal, ApprovalRefusal: what is not as it was.
     """
-    from site_agent.decide.airlock import gated
+    from site_agent.decide.airlock.overview import gated
     from site_agent.ledger.holds import SIGNED, decided_by
     from site_agent.show import verifier
 
@@ -289,7 +289,7 @@ def _summary(
     import jinja2
 
     from shared.privacy import stated
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import overview
     from site_agent.decide.plan_facts import plan_facts
 
     versions = [plan for plan in desk.plans.filed(study)]
@@ -316,7 +316,7 @@ def _summary(
         checks=checks,
         charges=desk.ledger.statement(study),
         delivered=delivered,
-        totals=airlock.totals(desk, study),
+        totals=overview.totals(desk, study),
         entries=len(entries),
         head=entries[-1].hash,
         fingerprint=desk.release_key.public.fingerprint,

@@ -12,9 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from shared.base import at_rest
 from shared.base.clock import CLOCK_VARIABLE, utc_now
 from shared.errors import CertificateRefusal, NetworkRefusal, Refusal, StorageRefusal
 from shared.terminal import ChecklistLine
+from site_agent.decide.key_files import keys_in_clear
 from site_agent.ledger.files import require_settled
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ def diagnose(desk: Desk, today: dt.date) -> tuple[list[ChecklistLine], int]:
     look("clock", lambda desk, today: _clock(desk, today, contact))
     look("disk", _disk)
     look("permissions", _permissions)
+    look("keys at rest", _keys_at_rest)
     look("pinned authority", _authority)
     look("coordinator's key", _witness)
     look("certificate", _certificate)
@@ -169,6 +172,10 @@ def _permissions(desk: Desk, today: dt.date) -> Finding:
     root = hasattr(os, "geteuid") and os.geteuid() == 0
     fix = "Run the agent as a user of its own."
     return ("warn" if root else "ok"), "keys are the owner's only" + (", but this runs as root" if root else ""), fix
+
+
+def _keys_at_rest(desk: Desk, today: dt.date) -> Finding:
+    return at_rest.finding(keys_in_clear(desk.config), desk.home, "site-agent run --once")
 
 
 def _authority(desk: Desk, today: dt.date) -> Finding:

@@ -205,7 +205,7 @@ def application(
         return draw("outbox.html", desk, session, here="/", rows=rows, waiting=waiting)
 
     def release(desk: Desk, session: Session, request: Request) -> Response:
-        from shared.wire.messages import REASONS
+        from shared.wire.signed_messages import REASONS
 
         number = request.query_params.get("page", "1")
         said = request.query_params.get("done", "")
@@ -219,11 +219,11 @@ def application(
         return draw("release.html", desk, session, here="/", done=notices.get(said, ""), reasons=REASONS, **values)
 
     def budget(desk: Desk, session: Session, request: Request) -> Response:
-        from site_agent.decide import airlock
+        from site_agent.decide.airlock import overview
 
         lines = desk.ledger.statement()
         studies = []
-        for total in airlock.totals(desk):
+        for total in overview.totals(desk):
             mine = [line for line in lines if line.study == total["study"]]
             cap = total["cap"] or 0.0
             studies.append(
@@ -240,12 +240,12 @@ def application(
         return draw("budget.html", desk, session, here="/budget", studies=studies, states=STATES)
 
     def plans(desk: Desk, session: Session, request: Request) -> Response:
-        from site_agent.decide import airlock
+        from site_agent.decide.airlock import standing_approval
         from site_agent.decide.plan_facts import plan_facts
         from site_agent.show.screens import charged_words
 
         found = [plan_facts(desk, desk.plans.plan(study), today()) for study in desk.plans.studies()]
-        standing = airlock.standing_lines(desk, today())
+        standing = standing_approval.standing_lines(desk, today())
         return draw(
             "plans.html",
             desk,
@@ -259,11 +259,11 @@ def application(
         )
 
     def audit(desk: Desk, session: Session, request: Request) -> Response:
-        from site_agent.decide import airlock
+        from site_agent.decide.airlock import overview
         from site_agent.show import export
 
         return draw(
-            "audit.html", desk, session, here="/audit", found=export.verify(desk), rows=airlock.history(desk)[::-1]
+            "audit.html", desk, session, here="/audit", found=export.verify(desk), rows=overview.history(desk)[::-1]
         )
 
     def missing(desk: Desk, session: Session, request: Request) -> Response:
@@ -271,14 +271,14 @@ def application(
 
     # -- decisions ----------------------------------------------------------------------------------------------
     def approve(desk: Desk, request: Request, form: QueryParams) -> str:
-        from site_agent.decide import airlock
+        from site_agent.decide.airlock import approval
 
         release_id = request.path_params["release_id"]
         # The digest that stood on the page: what is approved is what was read, whatever happened in between.
         if form.get("bundle_sha256") != desk.outbox.get(release_id).bundle_sha256:
             raise ApprovalRefusal("the bytes approved must be the bytes shown", given="another digest")
         name = form.get("name", "")
-        after = airlock.approve(
+        after = approval.approve(
             desk,
             release_id,
             name=name,
@@ -290,12 +290,12 @@ def application(
         return f"/release/{release_id}?done={'approved' if after.hold.state == 'delivered' else 'signed'}"
 
     def decline(desk: Desk, request: Request, form: QueryParams) -> str:
-        from site_agent.decide import airlock
+        from site_agent.decide.airlock import approval
 
         release_id, name, verb = request.path_params["release_id"], form.get("name", ""), form.get("verb")
         if verb not in ("reject", "send-back"):
             raise UsageRefusal("a release must be rejected or sent back", given="neither")
-        airlock.decline(
+        approval.decline(
             desk,
             release_id,
             name=name,
@@ -306,10 +306,10 @@ def application(
         return f"/release/{release_id}?done=declined"
 
     def withdraw(desk: Desk, request: Request, form: QueryParams) -> str:
-        from site_agent.decide import airlock
+        from site_agent.decide.airlock import taking_back
 
         release_id, name = request.path_params["release_id"], form.get("name", "")
-        airlock.withdraw(
+        taking_back.withdraw(
             desk,
             release_id,
             name=name,
@@ -320,26 +320,28 @@ def application(
         return f"/release/{release_id}?done=withdrawn"
 
     def pause(desk: Desk, request: Request, form: QueryParams) -> str:
-        from site_agent.decide import airlock
+        from site_agent.decide.airlock import switch
 
         # Stopping asks nobody who they are; starting again does.
-        airlock.pause(desk, "on the page")
+        switch.pause(desk, "on the page")
         return "/"
 
     def resume(desk: Desk, request: Request, form: QueryParams) -> str:
-        from site_agent.decide import airlock
+        from site_agent.decide.airlock import switch
 
         name = form.get("name", "")
-        airlock.resume(desk, name=name, reason="on the page", open_key=typed(desk, form))
+        switch.resume(desk, name=name, reason="on the page", open_key=typed(desk, form))
         return "/"
 
     def revoke(desk: Desk, request: Request, form: QueryParams) -> str:
-        from site_agent.decide import airlock
+        from site_agent.decide.airlock import standing_approval
 
         name = form.get("name", "")
         digest = request.path_params["digest"]
-        airlock.revoke_standing(desk, digest, name=name, reason=form.get("reason", ""), open_key=typed(desk, form))
-        airlock.deliver_revocations(desk)
+        standing_approval.revoke_standing(
+            desk, digest, name=name, reason=form.get("reason", ""), open_key=typed(desk, form)
+        )
+        standing_approval.deliver_revocations(desk)
         return "/plans"
 
     async def not_found(request: Request, error: Exception) -> Response:
@@ -463,11 +465,11 @@ def _release_values(desk: Desk, release_id: str, page: int) -> Mapping[str, Any]
     import pandas as pd
 
     from shared.releases.receipt import LABEL
-    from site_agent.decide import airlock
+    from site_agent.decide.airlock import approval, overview
     from site_agent.decide.plan_facts import plan_changes
     from site_agent.show.screens import cell
 
-    made = airlock.shown(desk, release_id)
+    made = approval.shown(desk, release_id)
     hold = made.hold
     rows = len(made.table)
     pages = max(1, math.ceil(rows / ROWS))
@@ -491,9 +493,9 @@ def _release_values(desk: Desk, release_id: str, page: int) -> Mapping[str, Any]
         "checks": made.checks,
         "warnings": made.warnings,
         "sentences": list(made.audit.get("sentences", ())),
-        "planned": airlock.planned(plan, made),
+        "planned": overview.planned(plan, made),
         "changes": plan_changes(desk, made),
-        "earlier": airlock.compare(desk, made),
+        "earlier": overview.compare(desk, made),
         "approvers": [name for name in desk.config.approvers if not (hold.author_apart and name == hold.author)],
         "untold": hold.left and hold.withdrawal is not None and not hold.withdrawal.settled,
     }

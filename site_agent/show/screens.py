@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shared.wire.certificates import CertificateLife
-    from site_agent.decide.airlock import Earlier
+    from site_agent.decide.airlock.overview import Earlier
     from site_agent.ledger.book import StatementLine
     from site_agent.release.checks import Check
-    from site_agent.release.pipeline import SealedRelease
+    from site_agent.release.pipeline.opened import SealedRelease
     from site_agent.show.curve import PriceCurve
 
 __all__ = [

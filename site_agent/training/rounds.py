@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from shared.base.randomness import Noise
     from shared.plans.federated import Federated
     from shared.plans.plan import StudyPlan
-    from shared.wire.messages import RoundReceipt
+    from shared.wire.site_messages import RoundReceipt
     from site_agent.ledger.book import AnchoredHead, Hold, Ledger
     from site_agent.release.site import WorkingSite
 

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 
 from shared.errors import IntegrityRefusal, PlanChanged, Refusal, RoundsRefusal, SchemaRefusal, StateRefusal
 from shared.wire import flower
-from shared.wire.messages import RoundAnswer, RoundReply
+from shared.wire.site_messages import RoundAnswer, RoundReply
 
 if TYPE_CHECKING:
     from flwr.app import Message
     from flwr.clientapp import ClientApp
 
     from shared.base.keys import Envelope, PublicKey
-    from shared.wire.messages import RoundReceipt
     from shared.wire.rounds import RoundOrder
+    from shared.wire.site_messages import RoundReceipt
     from site_agent.desk import Desk
     from site_agent.egress import Egress
     from site_agent.ledger.book import AnchoredHead
@@ -158,7 +158,7 @@ class _Relay:
         return self._question
 
     def answer_round(self, answer: Envelope, content: bytes, key: PublicKey) -> RoundReceipt:
-        from shared.wire.messages import RoundReceipt
+        from shared.wire.site_messages import RoundReceipt
 
         try:
             said, self.given = self._egress.leaving(answer, content, key)

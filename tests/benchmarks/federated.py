@@ -28,7 +28,8 @@ from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.encoding import Encoder
 from shared.plans.federated import Federated, Shape, first_weights, unpack
 from shared.plans.plan import Budget, Reference, StudyPlan, Training, Wave
-from shared.privacy.accountant import SubsampledGaussian, calibrate, epsilon
+from shared.privacy.accountant import SubsampledGaussian, epsilon
+from shared.privacy.calibration import calibrate
 from shared.simulated import COHORTS, cvd_cohorts
 from shared.wire import flower
 from site_agent.models.fast_flow import Adam, FusedFlow

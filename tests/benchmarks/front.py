@@ -291,7 +291,7 @@ def measure(hub, sealed, analyst, seconds, pid):
             time.sleep(1.0)
 
     def asking():
-        from shared.wire.messages import StudiesRequest
+        from shared.wire.analyst_messages import StudiesRequest
 
         while time.monotonic() < end:
             began = time.monotonic()

@@ -16,7 +16,7 @@ from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey
 from shared.base.merkle_tree import append, leaf_hash, peaks_root, verify_consistency, verify_inclusion
-from shared.wire.messages import WatchRequest
+from shared.wire.site_messages import WatchRequest
 from tests.benchmarks import record
 
 SEED, ENTRIES, PROOFS = 20, 100_000, 2000

@@ -36,6 +36,7 @@ from shared.mechanisms.tables.one_step import Released, fitted, synthetic
 from shared.plans.encoding import Encoder
 from shared.plans.plan import Budget, PrivateTraining, StudyPlan, Training, Wave
 from shared.privacy import accountant as privacy
+from shared.privacy import calibration
 from site_agent.models.private_flow import private_layers
 from site_agent.release.fitting import public_flow
 from tests.benchmarks import record
@@ -59,7 +60,7 @@ def by_tables(seed, epsilon):
     """Rows from all one- and two-way tables."""
     columns = attributes(DICTIONARY)
     count = len(CountTables(attributes=columns, sigma=1.0).tables)
-    sigma = privacy.calibrate(privacy.Gaussian, epsilon, DELTA, sensitivity=sensitivity(count)).sigma
+    sigma = calibration.calibrate(privacy.Gaussian, epsilon, DELTA, sensitivity=sensitivity(count)).sigma
     mechanism = CountTables(attributes=columns, sigma=sigma)
     released = Released(
         tables=mechanism, counts=tuple(mechanism.release(DICTIONARY.check(tables(seed)[0]), seeded_rng(seed))), n=N
@@ -71,7 +72,7 @@ def by_tables(seed, epsilon):
 
 def by_dp_sgd(seed, epsilon):
     """Rows from a flow trained with noise on its gradients."""
-    noise = privacy.calibrate(privacy.SubsampledGaussian, epsilon, DELTA, **SGD).noise_multiplier
+    noise = calibration.calibrate(privacy.SubsampledGaussian, epsilon, DELTA, **SGD).noise_multiplier
     plan = StudyPlan(
         study="census",
         version=1,
@@ -113,7 +114,7 @@ def by_mean_embedding(seed, epsilon):
         return np.hstack([np.cos(angle), np.sin(angle)]) / np.float32(math.sqrt(FEATURES))
 
     # Every feature vector has norm 1: replacing a row moves the sum by at most 2.
-    sigma = privacy.calibrate(privacy.Gaussian, epsilon, DELTA, sensitivity=2.0).sigma
+    sigma = calibration.calibrate(privacy.Gaussian, epsilon, DELTA, sensitivity=2.0).sigma
     wanted = (features(x).sum(axis=0) + sigma * rng.standard_normal(2 * FEATURES)) / N
     network = GeneratorNetwork(CODE)
     theta, adam = network.start(rng), VectorAdam(network.size)

@@ -31,6 +31,7 @@ from shared.mechanisms.tables.noise import CountTables, attributes, sensitivity
 from shared.mechanisms.tables.one_step import Released, fitted, synthetic
 from shared.plans.dictionary import Dictionary
 from shared.privacy import accountant as privacy
+from shared.privacy import calibration
 from tests.benchmarks import record
 from tests.benchmarks.tables_quality import DELTA, DICTIONARY, NUMBERS, N, census_like, design, summary
 
@@ -49,7 +50,7 @@ def released(dictionary, persons, epsilon, seed):
     """The model of a site's noisy tables."""
     columns = attributes(dictionary)
     count = len(CountTables(attributes=columns, sigma=1.0).tables)
-    sigma = privacy.calibrate(privacy.Gaussian, epsilon, DELTA, sensitivity=sensitivity(count)).sigma
+    sigma = calibration.calibrate(privacy.Gaussian, epsilon, DELTA, sensitivity=sensitivity(count)).sigma
     mechanism = CountTables(attributes=columns, sigma=sigma)
     checked = dictionary.check(persons[[column.name for column in dictionary.columns]])
     return fitted(

@@ -15,6 +15,7 @@ from shared.mechanisms.tables.noise import CountTables, attributes, sensitivity
 from shared.mechanisms.tables.one_step import Released, answer, fitted
 from shared.plans.plan import StudyPlan
 from shared.privacy import accountant as privacy
+from shared.privacy import calibration
 from shared.simulated import small_hospitals
 from tests.benchmarks import record
 
@@ -60,7 +61,7 @@ def main():
     tables = len(CountTables(attributes=columns, sigma=1.0).tables)
     results = {"n": N, "times": TIMES, "delta": DELTA}
     for epsilon in EPSILONS:
-        sigma = privacy.calibrate(privacy.Gaussian, epsilon, DELTA, sensitivity=sensitivity(tables)).sigma
+        sigma = calibration.calibrate(privacy.Gaussian, epsilon, DELTA, sensitivity=sensitivity(tables)).sigma
         mechanism = CountTables(attributes=columns, sigma=sigma)
 
         def answers(records, k, mechanism=mechanism):

@@ -24,6 +24,7 @@ from shared.mechanisms.tables.noise import CountTables, attributes, sensitivity
 from shared.mechanisms.tables.one_step import Released, fitted, synthetic
 from shared.plans.encoding import typed
 from shared.privacy import accountant as privacy
+from shared.privacy import calibration
 from tests.benchmarks import record
 from tests.benchmarks.tables_quality import DELTA, DICTIONARY, N, census_like, quality, summary
 
@@ -100,7 +101,7 @@ def main():
     jax.config.update("jax_enable_x64", True)
     found = {"tables and latent classes": [], "MST": []}
     count = len(CountTables(attributes=COLUMNS, sigma=1.0).tables)
-    sigma = privacy.calibrate(privacy.Gaussian, EPSILON, DELTA, sensitivity=sensitivity(count)).sigma
+    sigma = calibration.calibrate(privacy.Gaussian, EPSILON, DELTA, sensitivity=sensitivity(count)).sigma
     again = {name: [] for name in found}
     for seed in range(seeds):
         real, others = (census_like(n, 3 * seed + k) for k, n in ((0, N), (2, N // 2)))

@@ -23,6 +23,7 @@ from shared.mechanisms.tables.noise import CountTables, attributes, sensitivity
 from shared.mechanisms.tables.one_step import Released, fitted, synthetic
 from shared.plans.dictionary import Column, Dictionary
 from shared.privacy import accountant as privacy
+from shared.privacy import calibration
 from tests.benchmarks import record
 
 SEEDS, N, DELTA, EPSILONS = 5, 20_000, 1e-5, (1.0, 5.1)
@@ -127,7 +128,7 @@ def main():
         checked = DICTIONARY.check(real)
         found["fresh"].append(quality(real, other, others))
         for epsilon in EPSILONS:
-            sigma = privacy.calibrate(privacy.Gaussian, epsilon, DELTA, sensitivity=sensitivity(tables)).sigma
+            sigma = calibration.calibrate(privacy.Gaussian, epsilon, DELTA, sensitivity=sensitivity(tables)).sigma
             sigmas[f"epsilon={epsilon:g}"] = sigma
             mechanism = CountTables(attributes=columns, sigma=sigma)
             released = Released(
@@ -139,7 +140,9 @@ def main():
             [rows] = synthetic(model, DICTIONARY, draws=1, rng=np.random.default_rng(seed))
             found[f"epsilon={epsilon:g}"].append(quality(real, rows, others))
             if epsilon == EPSILONS[0]:
-                alone = privacy.calibrate(privacy.Gaussian, epsilon, DELTA, sensitivity=sensitivity(len(columns))).sigma
+                alone = calibration.calibrate(
+                    privacy.Gaussian, epsilon, DELTA, sensitivity=sensitivity(len(columns))
+                ).sigma
                 found["margins"].append(quality(real, independent(checked, alone, seeded_rng(seed)), others))
         print(seed, {name: {k: round(v, 3) for k, v in each[-1].items()} for name, each in found.items()}, flush=True)
     results = {name: summary(each) for name, each in found.items()}

@@ -1,22 +1,26 @@
-"""Run every fault and say in one line what came of it: ``python -m tests.faults [--full] [F3 F9 ...]``.
+"""Run every fault and say in one line what came of it: ``python -m tests.faults [--full] [--minutes M] [F3 F9 ...]``.
 
 ``--full`` repeats each as often as is asked (hours); without it each runs as often as about twenty minutes allow, and
-the file says how often that was. With names only these faults run, and the file is left alone.
+the file says how often that was. What each test counted is kept (``.faults/``), so that a run that is stopped, by
+``--minutes`` or by hand, goes on where it was the next time, as long as no program and no test has changed meanwhile;
+the file says what was not run. With names only these faults run, and the file is left alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
-import pickle
+import resource
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -24,11 +28,13 @@ from tests.benchmarks import record
 from tests.faults.catalogue import COUNTS, FAULTS, INVARIANTS
 
 TESTS = Path(__file__).resolve().parents[1]
+KEPT = TESTS.parent / ".faults"
+Kept: TypeAlias = dict[str, dict[str, Any]]
 
 
 @dataclass
 class Counted:
-    """What the tests of the wanted faults have counted so far, in one process or in all."""
+    """What the tests of the wanted faults have counted, added up over what each process kept of each test."""
 
     faults: dict[str, Counter[str]] = field(
         default_factory=lambda: {name: Counter() for name in (*FAULTS, *INVARIANTS)}
@@ -38,62 +44,85 @@ class Counted:
     written: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
 
-    def __iadd__(self, other: Counted) -> Counted:
-        for name, counts in other.faults.items():
-            self.faults[name].update(counts)
-        self.total.update(other.total)
-        self.passed |= other.passed
-        self.written |= other.written
-        self.failed |= other.failed
-        return self
+    @classmethod
+    def of(cls, kept: Kept, planned: Mapping[str, list[str]]) -> Counted:
+        """Add up what is kept of the planned tests (name to the faults that each makes)."""
+        made = cls()
+        for test, named in planned.items():
+            one = kept.get(test)
+            for name in named:
+                made.faults[name]["planned"] += 1
+                if one is not None:
+                    made.faults[name].update(tests=1, tenths=one["tenths"], skipped=one["outcome"] == "skipped")
+            if one is not None and one["outcome"] == "failed":
+                made.failed.add(test)
+            if one is not None and one["outcome"] == "passed":  # what a test that failed has counted is not relied on
+                counts = one["counts"]
+                plain = {name: counts[name] for name in COUNTS if name in counts}
+                made.total.update(plain)
+                made.passed.update(counts.get("failpoints", ()))
+                made.written.update(counts.get("failpoints_written", ()))
+                for name in named:
+                    made.faults[name].update({"passed": 1, "cases": 1, **plain})
+        return made
 
 
 class Collector:
-    """A pytest plugin that runs every `jobs`-th of the tests that make the wanted faults, and keeps what they counted.
+    """A pytest plugin that runs every `jobs`-th of the tests that make the wanted faults, and keeps what each counted.
 
     Args:
-        out: where it is kept after each test, so that a run that is stopped has told what it did.
+        out: where each test's counts are appended, once it is torn down: then they are complete.
+        done: tests that are kept already, and do not run again.
+        until: monotonic seconds after which no further test begins.
     """
 
-    def __init__(self, wanted: set[str], out: Path, *, full: bool, job: int, jobs: int) -> None:
+    def __init__(
+        self, wanted: set[str], out: Path, *, full: bool, job: int, jobs: int, done: Kept, until: float
+    ) -> None:
         self.wanted, self.out, self.full, self.job, self.jobs = wanted, out, full, job, jobs
-        self.counted = Counted()
-        self.whole: set[str] = set()
+        self.done, self.until = done, until
+        self.outcome, self.tenths, self.cpu = "", 0, 0.0
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Keep the wanted faults, and of a test with a short and a long form the one that was asked for."""
         kept = [item for item in items if self.wanted & faults_of(item)]
         other = {_bare(item) for item in kept if bool(item.get_closest_marker("soak")) is self.full}
         kept = [item for item in kept if bool(item.get_closest_marker("soak")) is self.full or _bare(item) not in other]
-        items[:] = kept[self.job :: self.jobs]
-        for item in items:
-            for name in faults_of(item):
-                self.counted.faults[name]["planned"] += 1
+        if self.job == 0:
+            planned = {item.nodeid: sorted(faults_of(item)) for item in kept}
+            self.out.with_suffix(".planned").write_text(json.dumps(planned))
+        self.cpu = _cpu()
+        items[:] = [item for item in kept if item.nodeid not in self.done][self.job :: self.jobs]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add a test's counts to its faults and to the total, once it is torn down: then they are complete."""
-        named = dict(report.user_properties).get("faults", ())
-        if report.failed:
-            self.counted.failed.add(report.nodeid)
-        if report.when == "call":
-            if report.passed:
-                self.whole.add(report.nodeid)
-            for name in named:
-                self.counted.faults[name].update(tests=1, tenths=round(10 * report.duration))
-                self.counted.faults[name]["skipped"] += report.skipped
+        """Keep what a test counted."""
+        if report.when == "setup":
+            self.outcome, self.tenths = "", 0
+        if report.failed or report.skipped or (report.when == "call" and not self.outcome):
+            self.outcome = report.outcome
+        self.tenths += round(10 * report.duration)
         if report.when == "teardown":
-            if named and report.nodeid in self.whole:  # what a test that failed has counted is not to be relied on
-                self._add(named, [value for name, value in report.user_properties if name == "tally"])
-            self.out.write_bytes(pickle.dumps(self.counted))
+            said: list[Mapping[str, Any]] = [value for name, value in report.user_properties if name == "tally"]
+            line = {
+                "test": report.nodeid,
+                "outcome": self.outcome,
+                "tenths": self.tenths,
+                "cpu_tenths": round(10 * (_cpu() - self.cpu)),
+                "counts": {name: value for one in said for name, value in one.items()},
+            }
+            with self.out.open("a") as out:
+                out.write(json.dumps(line) + "\n")
+            self.cpu = _cpu()
 
-    def _add(self, named: Iterable[str], said: Iterable[Mapping[str, Any]]) -> None:
-        counts: dict[str, Any] = {name: value for one in said for name, value in one.items()}
-        plain = {name: counts[name] for name in COUNTS if name in counts}
-        self.counted.total.update(plain)
-        self.counted.passed.update(counts.get("failpoints", ()))
-        self.counted.written.update(counts.get("failpoints_written", ()))
-        for name in named:
-            self.counted.faults[name].update({"passed": 1, "cases": 1, **plain})
+    def pytest_runtest_logfinish(self) -> None:
+        """Begin no further test once the time is over."""
+        if time.monotonic() > self.until:
+            pytest.exit("the time is over", returncode=0)
+
+
+def _cpu() -> float:
+    """Seconds of computing of this process and of those that it has waited for."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def faults_of(item: pytest.Item) -> set[str]:
@@ -126,23 +155,43 @@ def line(total: Counter[str], passed: int, written: int) -> str:
     return ", ".join([*words, f"failpoints {passed}/{written}"])
 
 
-def run(wanted: set[str], *, full: bool, jobs: int) -> Counted:
-    """Run them in so many processes; one that is killed has counted what it did until then."""
-    counted, options = Counted(), ["-m", "fault", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", str(TESTS)]
+def state_of_code() -> str:
+    """A digest of every program and test here: what was counted under another one is not counted again."""
+    whole = hashlib.sha256()
+    for folder in ("shared", "site_agent", "coordinator", "tests"):
+        for path in sorted((TESTS.parent / folder).rglob("*.py")):
+            if "benchmarks" not in path.parts:
+                whole.update(hashlib.sha256(path.read_bytes()).digest())
+    return whole.hexdigest()[:12]
+
+
+def kept_in(out: Path) -> Kept:
+    """The last line of each test in a file of `Collector`; one that failed is to run again."""
+    lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    return {one["test"]: one for one in lines}
+
+
+def run(wanted: set[str], *, full: bool, jobs: int, minutes: float) -> tuple[Counted, Kept]:
+    """Run them in so many processes; what is kept of each test, added up."""
+    options = ["-m", "fault", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", str(TESTS)]
+    KEPT.mkdir(exist_ok=True)
+    out = KEPT / f"{'full' if full else 'usual'}-{state_of_code()}.jsonl"
+    done = {test: one for test, one in kept_in(out).items() if one["outcome"] != "failed"}
+    until = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        children = {}
+        children = []
         for job in range(jobs):
-            out = Path(folder) / f"{job}"
             child = os.fork()
             if not child:
-                plugin = Collector(wanted, out, full=full, job=job, jobs=jobs)
-                os._exit(int(pytest.main([*options, f"--basetemp={folder}/tests-{job}"], plugins=[plugin])))
-            children[child] = out
-        for child, out in children.items():
+                plugin = Collector(wanted, out, full=full, job=job, jobs=jobs, done=done, until=until)
+                code = int(pytest.main([*options, f"--basetemp={folder}/tests-{job}"], plugins=[plugin]))
+                os._exit(code)
+            children.append(child)
+        for child in children:
             os.waitpid(child, 0)
-            if out.exists():
-                counted += pickle.loads(out.read_bytes())  # noqa: S301  (our own, of a moment ago)
-    return counted
+        planned = json.loads(out.with_suffix(".planned").read_text())
+    kept = kept_in(out)
+    return Counted.of(kept, planned), {test: kept[test] for test in planned if test in kept}
 
 
 def results_of(counted: Counted, wanted: set[str]) -> dict[str, Any]:
@@ -178,6 +227,7 @@ def main() -> int:
     parser.add_argument("faults", nargs="*", metavar="F", help="only these faults")
     parser.add_argument("--full", action="store_true", help="as often as is asked")
     parser.add_argument("--jobs", type=int, default=2, help="processes side by side")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no further test after so many")
     given = parser.parse_args()
     unknown = set(given.faults) - set(FAULTS) - set(INVARIANTS)
     if unknown:
@@ -185,8 +235,8 @@ def main() -> int:
     os.environ["TRIBUTARY_FAULTS"] = "1"
     if given.full:
         os.environ["TRIBUTARY_SOAK"] = "1"
-    wanted, started = set(given.faults) or {*FAULTS, *INVARIANTS}, time.monotonic()
-    counted = run(wanted, full=given.full, jobs=given.jobs)
+    wanted = set(given.faults) or {*FAULTS, *INVARIANTS}
+    counted, kept = run(wanted, full=given.full, jobs=given.jobs, minutes=given.minutes)
     results = results_of(counted, wanted)
     for name, fault in results["faults"].items():
         state = "held" if fault["held"] else "NOT RUN" if "not_run" in fault else "NOT HELD"
@@ -198,7 +248,12 @@ def main() -> int:
             print(f"{kind.replace('_', ' ')}: {name}")
     print(results["line"])
     if not given.faults:
-        results |= {"full": given.full, "minutes": round((time.monotonic() - started) / 60, 1)}
+        results |= {
+            "full": given.full,
+            "minutes": round(sum(one["tenths"] for one in kept.values()) / 600, 1),
+            "cpu_minutes": round(sum(one["cpu_tenths"] for one in kept.values()) / 600, 1),
+            "not_run": sum(fault.get("not_run", 0) for fault in results["faults"].values()),
+        }
         record.write("faults", results, seed=0, command="make faults" + (" FULL=1" if given.full else ""))
     held = all(one["held"] for one in results["faults"].values())
     return int(not held or bool(counted.failed) or not (given.faults or _hold(results)))

@@ -28,6 +28,7 @@ from shared.plans.plan import StudyPlan, open_plan, sign_plan
 from shared.plans.standing import Revocation, Standing
 from shared.releases.receipt import Receipt, Statement, _write_archive, read_bundle
 from shared.wire import messages as wire
+from shared.wire import signed_messages
 from shared.wire.clocks import CLOCK_TYPE, ClockReading, open_reading, utc_now
 from shared.wire.rounds import ANSWER_TYPE, ORDER_TYPE, Answered, RoundOrder, open_answer, open_order, pack, unpack
 from shared.wire.tree_heads import TREE_HEAD_TYPE, RestoredLog, TreeHead, open_head
@@ -180,17 +181,19 @@ def _releases(folder: Path, data: bytes, receipt: Receipt, statement: Statement,
 def _joining(hub: Hub) -> Iterator[Target]:
     yield Target("invitation", (hub.invite("north").to_bytes(),), _again(Invitation.from_bytes))
     keys = hub.sites["north"]
-    request = wire.EnrolmentRequest(
+    request = signed_messages.EnrolmentRequest(
         site="north", csr_pem=keys.identity[1], release_key=keys.release.public, approvers={"a": keys.steward.public}
     )
     yield Target(
-        "enrolment", (canonical_json(request.to_canonical()),), lambda data: wire.EnrolmentRequest.from_bytes(data)
+        "enrolment",
+        (canonical_json(request.to_canonical()),),
+        lambda data: signed_messages.EnrolmentRequest.from_bytes(data),
     )
     names = {"study": "mini", "site": "north", "wave": 1, "release_id": "ab" * 16, "bundle_sha256": "ab" * 32}
-    taken = wire.Withdrawal(**names, reason_code="consent").sign([KEY, LEAD])
-    yield Target("withdrawal", (taken.payload,), lambda data: wire.Withdrawal.from_bytes(data))
+    taken = signed_messages.Withdrawal(**names, reason_code="consent").sign([KEY, LEAD])
+    yield Target("withdrawal", (taken.payload,), lambda data: signed_messages.Withdrawal.from_bytes(data))
     links = tuple(anchor_head("north", seq).to_bytes() for seq in (1, 5, 40))
-    yield Target("ledger links", links, _again(wire.AnchorHead.from_bytes))
+    yield Target("ledger links", links, _again(signed_messages.AnchorHead.from_bytes))
     standing = Standing(**_standing())
     yield Target("standing approval", (standing.to_bytes(),), _again(Standing.from_bytes))
     over = Revocation(study="mini", site="north", standing="ab" * 32, approver="ada")

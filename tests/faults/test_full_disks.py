@@ -19,7 +19,7 @@ from coordinator.store.store import Store
 from faults.disk import READ_ONLY, WHOLE, Room, faulty
 from faults.test_power import ROOT, fast, sealed_of, served, small_plan, template
 from shared.errors import StorageRefusal
-from shared.wire.messages import Acceptance
+from shared.wire.site_messages import Acceptance
 
 __all__ = ["fast", "template"]  # the fixtures
 PLENTY = 1 << 40

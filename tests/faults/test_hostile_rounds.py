@@ -18,8 +18,8 @@ from coordinator.store.round_queue import RoundQueue
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import Refusal
-from shared.wire.messages import RoundReply
 from shared.wire.rounds import ORDER_TYPE, RoundOrder
+from shared.wire.site_messages import RoundReply
 
 _watching = threading.local()
 

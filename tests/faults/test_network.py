@@ -9,7 +9,7 @@ from test_collect import plan
 
 from faults.proxy import LIES, through
 from shared.errors import CertificateRefusal, NetworkRefusal
-from shared.wire.messages import Acceptance
+from shared.wire.site_messages import Acceptance
 
 __all__ = ["plan"]  # the fixture
 PATIENT = {"attempts": 6, "timeout": 1.5, "sleep": lambda seconds: None}

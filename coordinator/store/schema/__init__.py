@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from shared.wire.messages import ROUND_CAP
+from shared.wire.message_limits import ROUND_CAP
 
 __all__ = [
     "analyst_tokens",

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from shared.base.randomness import Noise
 from shared.errors import ParameterError
 from shared.mechanisms.densities.noise import Grid, rounded_laplace_variance
-from shared.privacy import accountant as privacy
+from shared.privacy import calibration
 from shared.privacy.accountant import Laplace, RandomisedResponse
 
 __all__ = ["LEAST", "MOST", "LocalCounts", "better"]
@@ -121,4 +121,4 @@ class LocalCounts:
 
 def _one_hot(epsilon: float) -> Laplace:
     """Noise on a one-hot row, of which another record moves two entries by 1."""
-    return privacy.calibrate(Laplace, epsilon, 0.0, sensitivity=1.0, coordinates=2)
+    return calibration.calibrate(Laplace, epsilon, 0.0, sensitivity=1.0, coordinates=2)

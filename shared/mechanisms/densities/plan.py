@@ -29,6 +29,7 @@ from shared.mechanisms.densities.quantiles import Quantiles
 from shared.mechanisms.densities.scaling import Coefficients, Sensitivity
 from shared.plans.dictionary import Column
 from shared.privacy import accountant as privacy
+from shared.privacy import calibration
 from shared.privacy.stated import shown_epsilon
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ class DensitiesPlan(Aggregates):
         return int(np.any(beyond, axis=0).sum())
 
     def _group(self, columns: tuple[Column, ...], part: float) -> Group:
-        unit_ = _coarser(privacy.calibrate(privacy.Laplace, part, 0.0, sensitivity=1.0, coordinates=2).scale)
+        unit_ = _coarser(calibration.calibrate(privacy.Laplace, part, 0.0, sensitivity=1.0, coordinates=2).scale)
         level = self.level or level_for(len(columns), self.persons, unit_, basis=self.basis, trust=self.trust)
         if self.basis == "quantiles":
             return Cuts(of=columns[0], tree=Quantiles(lower=0.0, upper=1.0, depth=level, epsilon=part))
@@ -250,7 +251,7 @@ class DensitiesPlan(Aggregates):
             basis = basis_of(int(self.basis[-1]), level)
             mechanism = Coefficients(basis=basis, columns=len(columns), scale=1.0, charge=self.sensitivity)
             moved = float(mechanism.sensitivity)
-            noise = privacy.calibrate(privacy.Laplace, part, 0.0, sensitivity=moved).scale
+            noise = calibration.calibrate(privacy.Laplace, part, 0.0, sensitivity=moved).scale
             return Smooth(of=columns, coefficients=replace(mechanism, scale=_coarser(noise)))
         grid = Grid(columns=columns, level=level)
         if self.trust == "local":

@@ -481,8 +481,9 @@ def _training(plan: StudyPlan) -> privacy.SubsampledGaussian | None:
 def _solved(target: float, delta: float, radius: float, training: privacy.SubsampledGaussian | None) -> float:
     """The largest w (to a tenth of a percent under ``private``, where it has no closed form) that costs `target`."""
     from shared.privacy import accountant as privacy
+    from shared.privacy import calibration
 
-    alone = privacy.w_for_epsilon(target, delta, radius)
+    alone = calibration.w_for_epsilon(target, delta, radius)
     if training is None:
         return alone
 
@@ -506,8 +507,8 @@ def _solved(target: float, delta: float, radius: float, training: privacy.Subsam
 
 def _paper(plan: StudyPlan, noise: LatentNoise) -> float | None:
     """Theorem 2's ε*, beside the exact one so that readers of the paper find their number; it knows no training."""
-    from shared.privacy import accountant as privacy
+    from shared.privacy import calibration
 
     if plan.posture == "private" or noise.vary or (plan.posture == "local" and noise.w == 0):
         return None
-    return privacy.theorem2_epsilon(w=noise.w, C=2 * noise.radius, delta=plan.budget.delta)
+    return calibration.theorem2_epsilon(w=noise.w, C=2 * noise.radius, delta=plan.budget.delta)

@@ -104,7 +104,7 @@ from shared.errors import DictionaryRefusal, MissingRefusal, PlanRefusal, Schema
 from shared.mechanisms.moments.margins import Margin, MarginShape, bin_edges, fitted_margin
 from shared.mechanisms.moments.outcomes import Outcome, fitted_survival, from_margin
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
-from shared.privacy import accountant as privacy
+from shared.privacy import calibration
 from shared.privacy.accountant import Composition, Gaussian
 
 __all__ = [
@@ -327,7 +327,7 @@ def event(spec: MomentsSpec) -> Gaussian | Composition:
 @lru_cache(maxsize=64)
 def _mu(epsilon: float, delta: float) -> float:
     # A hair less than the whole, so that the sum of the parts is not above it by a rounding error.
-    return (1 - 1e-10) / privacy.calibrate(Gaussian, epsilon, delta, sensitivity=1.0).sigma
+    return (1 - 1e-10) / calibration.calibrate(Gaussian, epsilon, delta, sensitivity=1.0).sigma
 
 
 def _lengths(spec: MomentsSpec) -> tuple[float, float, float, float]:

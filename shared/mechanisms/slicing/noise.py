@@ -40,6 +40,7 @@ from shared.base.randomness import Noise, grid_for
 from shared.errors import ParameterError
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
 from shared.privacy import accountant as privacy
+from shared.privacy import calibration
 from shared.privacy.accountant import Composition
 
 __all__ = ["ROW_STEP", "Block", "RowCode", "SlicingMechanism", "event", "noise_for"]
@@ -300,7 +301,7 @@ def noise_for(epsilon: float, delta: float, *, d: int, slices: int, distance: fl
     """
     stretched = distance
     for _ in range(40):
-        found = privacy.calibrate(privacy.Slicing, epsilon, delta, d=d, slices=slices, distance=stretched).sigma
+        found = calibration.calibrate(privacy.Slicing, epsilon, delta, d=d, slices=slices, distance=stretched).sigma
         digits = 5 - math.floor(math.log10(found))
         sigma = math.ceil(found * 10.0**digits) / 10.0**digits
         if not 2.0**-10 <= sigma <= 2.0**14:

@@ -14,6 +14,7 @@ from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRe
 from shared.mechanisms.base import Aggregates, Extent, Facts, must, widest
 from shared.mechanisms.tables.noise import Attribute, CountTables, Zero, attributes, sensitivity
 from shared.privacy import accountant as privacy
+from shared.privacy import calibration
 
 if TYPE_CHECKING:
     from shared.base.randomness import Noise
@@ -100,7 +101,7 @@ class TablesPlan(Aggregates):
         if self.sigma is not None:
             return self.sigma
         assert self.epsilon is not None
-        sigma = privacy.calibrate(privacy.Gaussian, self.epsilon, delta, sensitivity=reach).sigma
+        sigma = calibration.calibrate(privacy.Gaussian, self.epsilon, delta, sensitivity=reach).sigma
         # Up to six digits: the same on machines whose last digits differ, and never less noise than was promised.
         digits = 5 - math.floor(math.log10(sigma))
         return math.ceil(sigma * 10.0**digits) / 10.0**digits

@@ -1,0 +1,81 @@
+"""How far a pooled answer lies from the one that the records themselves would give, as far as that can be known."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from coordinator.pooling.gaps import Gap, released_flow, reperturbed
+from shared.errors import Refusal
+from shared.estimands.answer import Estimand
+
+if TYPE_CHECKING:
+    from coordinator.store.store import Store
+    from shared.plans.federated import FederatedFlow
+from coordinator.answers.release_selection import ReleaseSelection, rows_of
+
+__all__ = [
+    "fitted_elsewhere",
+    "released_again",
+    "unknown_gap",
+]
+
+
+def fitted_elsewhere(held: ReleaseSelection) -> dict[str, float | None]:
+    """Site of released rows to the persons, per row, that its flow was fitted on where these are others; else None."""
+    out: dict[str, float | None] = {}
+    for site, releases in held.parts.items():
+        receipt = releases[-1].receipt
+        if receipt.mechanism == "latent_noise":
+            share = float(receipt.parameters.get("holdout", 0.0))
+            out[site] = share / (1 - share) if receipt.posture == "holdout" else None
+    return out
+
+
+def unknown_gap(held: ReleaseSelection, known: Collection[str]) -> str:
+    """Why no number is told of how far the records' own estimate lies; empty where the number was seen to hold."""
+    drawn = {site: parts[-1].receipt for site, parts in held.parts.items() if site not in known}
+    drawn = {site: receipt for site, receipt in drawn.items() if receipt.mechanism == "latent_noise"}
+    unseen = sorted(site for site, receipt in drawn.items() if receipt.posture in ("public", "private"))
+    if unseen:
+        return _UNTOLD.format(f"the flow of {', '.join(unseen)} was not fitted on the records as they are")
+    joint = sorted(site for site, receipt in drawn.items() if receipt.parameters.get("outcomes_last") != 1.0)
+    return _UNTOLD.format(f"the flow of {', '.join(joint)} draws outcomes together with covariates") if joint else ""
+
+
+_UNTOLD = (
+    "How far the estimate from the records themselves lies from this one is not known: {}, and what that takes away or "
+    "adds may be more than the release's noise."
+)
+
+
+def released_again(
+    store: Store,
+    study: str,
+    held: ReleaseSelection,
+    question: Estimand,
+    term: str,
+    times: int,
+    trained: FederatedFlow | None,
+) -> dict[str, Gap]:
+    """Site to the gap of its estimate, where its rows' flow is public; a site that cannot answer has none."""
+    from shared.mechanisms.latent_noise.plan import mechanism
+    from shared.plans.encoding import Encoder
+
+    taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
+    out: dict[str, Gap] = {}
+    for site, releases in held.parts.items():
+        plan = store.plan(study, releases[-1].plan_version).plan
+        encoder = Encoder(dictionary=plan.dictionary)
+        flow = released_flow(plan, encoder, site, trained)
+        if flow is None:
+            continue
+        levels = {column.name: column.levels for column in plan.dictionary.released if column.levels}
+        try:
+            rows = rows_of(store, releases, taken)
+            found = reperturbed(mechanism(plan, flow), encoder, rows, question, levels=levels, times=times)
+        except Refusal:
+            continue  # the answer itself says why the site is not in it
+        if term in found:
+            out[site] = found[term]
+    return out

@@ -1,0 +1,113 @@
+"""What a question asks of which site: its columns and levels held against each site's version of the plan."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shared.errors import ParameterError
+from shared.estimands.answer import Estimand, Estimate, parse_estimand, parse_formula
+
+if TYPE_CHECKING:
+    from coordinator.store.store import Store
+    from shared.plans.plan import StudyPlan
+
+__all__ = [
+    "absent",
+    "lacking",
+    "no_column",
+    "question",
+    "resolve",
+]
+
+
+def question(kind: str, formula: str, options: Mapping[str, str] | None = None) -> str | Estimand:
+    """A kind and a formula as in R; without a kind, the formula is the whole question or a planned analysis' name.
+
+    Raises: ParameterError: outside the grammar.
+
+    >>> str(question("cox", "Surv(time, cvd) ~ sbp/10 + age", {"subset": "age >= 60"}))
+    'cox(time, cvd, subset = age >= 60) ~ sbp/10 + age'
+    """
+    if kind:
+        return parse_formula(kind, formula, **(options or {}))
+    if options:
+        raise ParameterError("a question without a kind must hold its own options", given=", ".join(options))
+    return formula.strip()
+
+
+def no_column(plan: StudyPlan, name: str, lack: str = "") -> ParameterError:
+    """The refusal of a column that the study does not have; `lack` names the sites without it (`lacking`)."""
+    columns = [column.name for column in plan.dictionary.released]
+    near = difflib.get_close_matches(name, columns, n=3, cutoff=0.4)
+    return ParameterError(
+        f"study {plan.study} must have the column",
+        given=repr(name) + lack,
+        next_step=f"Nearest: {', '.join(near)}." if near else f"Columns: {', '.join(columns)}.",
+    )
+
+
+def lacking(store: Store, study: str, name: str) -> str:
+    """Sites whose newest release lacks the column, in words."""
+    known = {release.site: release for release in store.releases(study)}  # by wave: the newest stays
+    without = []
+    for site, release in sorted(known.items()):
+        columns = store.plan(study, release.plan_version).plan.dictionary.released
+        without += [] if name in {column.name for column in columns} else [site]
+    if not known or not without:
+        return ""
+    return f", which {f'all {len(known)} sites' if len(without) == len(known) else ', '.join(without)} lack"
+
+
+def resolve(
+    plan: StudyPlan, question: str | Estimand, *, lack: Callable[[str], str] = lambda name: ""
+) -> tuple[Estimand, str]:
+    """The estimand that a text means: the name of a planned analysis, or a formula; and that name, if it has one.
+
+    Args:
+        lack: says in words which sites lack a column (`lacking`).
+    Raises: ParameterError (neither a name nor a formula, a column the study does not have, or km without its time).
+    """
+    names = {str(parse_estimand(formula)): name for name, formula in plan.estimands.items()}
+    if isinstance(question, Estimand):
+        found = question
+    elif question in plan.estimands:
+        found = parse_estimand(plan.estimands[question])
+    elif "(" not in question:
+        near = difflib.get_close_matches(question, list(plan.estimands), n=1)
+        known = ", ".join(plan.estimands) or "none"
+        raise ParameterError(
+            "an estimand must be the name of a planned analysis, or a formula",
+            given=repr(question),
+            next_step=f"Did you mean {near[0]!r}?" if near else f"Planned: {known}.",
+        )
+    else:
+        found = parse_estimand(question)
+    columns = {column.name: column for column in plan.dictionary.released}
+    for name in found.columns:
+        if name not in columns:
+            raise no_column(plan, name, lack(name))
+    if found.kind == "km" and found.at is None:
+        raise ParameterError(
+            "km must have a time to be one number",
+            given=str(found),
+            next_step=f"Write {replace(found, at=5.0)!s}, with the time you ask about: the same at every site.",
+        )
+    return found, names.get(str(found), "")
+
+
+def absent(study: str, site: str, wave: int, term: str, question: Estimand, reason: str) -> Estimate:
+    """A site without an answer to a term, and why."""
+    return Estimate(
+        study=study,
+        site=site,
+        wave=wave,
+        term=term,
+        yi=None,
+        vi_sampling=None,
+        n=0,
+        reason=reason.rstrip("."),
+        scale=question.scale,
+    )

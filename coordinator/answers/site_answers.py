@@ -1,0 +1,414 @@
+"""What each site's releases answer: its estimates and their variance, what a reader must know of each, and a cache.
+
+Nothing is fitted again for another pooling, or for another site's new release.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from coordinator.pooling.intervals import Draw, SurrogateSampler, inflation, with_release_variance
+from shared.errors import EstimateRefusal, Refusal
+from shared.estimands.answer import Estimand, Estimate, estimate
+from shared.estimands.formulas import QuestionRows
+from shared.estimands.questions import SURVIVAL
+from shared.mechanisms.base import Answering
+from shared.mechanisms.latent_noise.plan import TRAINED_BEFORE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from coordinator.store.store import AcceptedRelease, Store
+    from shared.plans.plan import StudyPlan
+    from shared.releases.receipt import Receipt
+from coordinator.answers.release_selection import ReleaseSelection, moved, rows_of
+from coordinator.answers.resolving import absent, lacking, resolve
+
+__all__ = [
+    "AnswerSource",
+    "EstimateCache",
+    "answers_of_sites",
+    "draws_of",
+    "released_inflation",
+    "site_answer",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerSource:
+    """One release behind one site's estimate: what a reader of the number must know about it.
+
+    Args:
+        wave: the wave it was released in; earlier than the question's where a site has nothing newer.
+        bundle_sha256: its bytes.
+        log_index: its place in the coordinator's log.
+        epsilon: of the release; None where it has no formal guarantee.
+        study_epsilon: the cap on what the study may cost a person at this site, by the receipt's version of the plan;
+            None where `epsilon` is.
+        epsilon_given: what `epsilon` takes as given, or what nothing bounds where there is none; blank for nothing.
+        censoring: of a question about time to an event, in words: the wave at which follow-up ended.
+        hospitals: how many stand behind a site that speaks for several; 0 for a site that is one.
+    """
+
+    site: str
+    wave: int
+    release_id: str
+    bundle_sha256: str
+    log_index: int
+    receipt: str
+    plan_version: int
+    n: int
+    epsilon: float | None
+    study_epsilon: float | None
+    delta: float
+    posture: str
+    mechanism: str
+    censoring: str = ""
+    epsilon_given: str = ""
+    hospitals: int = 0
+
+    @property
+    def price(self) -> tuple[float | None, str]:
+        """ε and what it takes as given, as `shared.privacy.stated` prints them."""
+        return self.epsilon, self.epsilon_given
+
+
+class EstimateCache:
+    """Sites' estimates that were worked out lately: another pooling, or another site's new release, fits none again.
+
+    And what was worked out of their tables for any question, so that the next one finds it.
+
+    Args:
+        most: how many sites' answers are kept.
+        tables: of how many sites' tables something is kept.
+        cells: rows times columns of the tables that are kept themselves, at most.
+
+    >>> kept = EstimateCache(most=1)
+    >>> kept(("a",), list), kept(("b",), list), len(kept)
+    ([], [], 1)
+    """
+
+    def __init__(self, most: int = 4096, tables: int = 64, cells: int = 1 << 24) -> None:
+        self._most, self._tables, self._cells = most, tables, cells
+        self._known: OrderedDict[tuple[str, ...], list[Estimate]] = OrderedDict()
+        self._surrogates: OrderedDict[tuple[str, ...], SurrogateSampler] = OrderedDict()
+        self._rows: OrderedDict[tuple[str, ...], QuestionRows] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __call__(self, key: tuple[str, ...], work: Callable[[], list[Estimate]]) -> list[Estimate]:
+        """Cached estimates under `key`, else the result of `work`, which is cached unless it raises."""
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None:
+                self._known.move_to_end(key)
+                return known
+        found = work()
+        with self._lock:
+            self._known[key] = found
+            while len(self._known) > self._most:
+                self._known.popitem(last=False)
+        return found
+
+    def surrogate(self, bundles: tuple[str, ...]) -> SurrogateSampler:
+        """The surrogate of the table that is made of these bundles."""
+        with self._lock:
+            found = self._surrogates.setdefault(bundles, SurrogateSampler())
+            self._surrogates.move_to_end(bundles)
+            while len(self._surrogates) > self._tables:
+                self._surrogates.popitem(last=False)
+        return found
+
+    def rows(self, bundles: tuple[str, ...], read: Callable[[], pd.DataFrame]) -> QuestionRows:
+        """The table that is made of these bundles, as questions read it; `read` gives it where it is not kept."""
+        with self._lock:
+            known = self._rows.get(bundles)
+            if known is not None:
+                self._rows.move_to_end(bundles)
+                return known
+        found = QuestionRows(read())
+        with self._lock:
+            self._rows[bundles] = found
+            while len(self._rows) > self._tables or sum(rows.cells for rows in self._rows.values()) > self._cells:
+                self._rows.popitem(last=False)
+        return found
+
+    def forget(self, taken: Collection[str]) -> None:
+        """Keep nothing of tables with a bundle that its site took back."""
+        if not taken:
+            return
+        with self._lock:
+            for cache in (self._surrogates, self._rows):
+                for bundles in [key for key in cache if not set(taken).isdisjoint(key)]:
+                    del cache[bundles]
+
+
+def _censoring(store: Store, release: AcceptedRelease, question: Estimand) -> str:
+    """At which wave follow-up ended for a release's rows; of other questions nothing."""
+    if question.kind not in SURVIVAL:
+        return ""
+    if release.wave > 1 and store.plan(release.study, release.plan_version).plan.returning == "frozen":
+        return f"each row at its own first wave, 1 to {release.wave}"
+    return f"wave {release.wave}"
+
+
+def answers_of_sites(
+    store: Store, study: str, held: ReleaseSelection, estimand: str | Estimand, cache: EstimateCache | None = None
+) -> tuple[list[Estimate], Estimand, str, tuple[AnswerSource, ...]]:
+    """Every site's line for every term, the question as parsed, its planned name, and the releases behind it."""
+    plan = store.plan(study).plan
+    wave = held.wave
+    question, planned = resolve(plan, estimand, lack=lambda name: lacking(store, study, name))
+    levels: Mapping[str, Any] = {column.name: column.levels for column in plan.dictionary.released if column.levels}
+    answered: dict[str, list[Estimate]] = {}
+    failed: dict[str, str] = {}
+    sources = []
+    if not any(release.wave == wave for releases in held.parts.values() for release in releases):
+        withdrawn = sum(stone.wave == wave for stone in held.withdrawn)
+        raise EstimateRefusal(
+            f"wave {wave} of {study} must have an accepted release",
+            given=f"none but {withdrawn} withdrawn" if withdrawn else "none",
+            next_step="See coordinator releases.",
+        )
+    versions = {releases[-1].plan_version for releases in held.parts.values()}
+    plans = {version: store.plan(study, version).plan for version in versions}
+    taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
+    if not taken.isdisjoint(held.used):
+        raise moved()
+    if cache is not None:
+        cache.forget(taken)
+    beside: dict[str, list[Estimate]] = {}
+    unanswerable: EstimateRefusal | None = None
+    try:
+        beside = _together(store, study, held, question, taken, cache)
+    except EstimateRefusal as refusal:
+        unanswerable = refusal
+    except Refusal:
+        pass  # of one site's bundle, which answers for itself below
+    for site, releases in held.parts.items():
+        sources += [_source(store, release, question) for release in releases]
+        origin = {
+            "study": study,
+            "site": site,
+            "wave": wave,
+            "receipts": tuple(release.receipt.hash for release in releases),
+            "levels": levels,
+        }
+        behind = held.behind[site]
+        digests = tuple(release.bundle_sha256 for release in releases)
+        surrogate = None if cache is None else cache.surrogate(digests)
+        how: dict[str, Any] = {"behind": behind, "combined": held.combined, "surrogate": surrogate, "origin": origin}
+        how |= {"plan": plans[releases[-1].plan_version]}
+        if cache is not None:
+            how |= {"rows": partial(cache.rows, digests, partial(rows_of, store, releases, taken))}
+        work = partial(site_answer, store, releases, taken, question, **how)
+        # The bundles' digests are the table, the plan's hash its levels, what is behind them its variance; what was
+        # taken back, and whether refreshes are put together, is what else an answer's own id holds.
+        back = [stone.bundle_sha256 for stone in held.withdrawn if stone.site == site]
+        further = [release.bundle_sha256 for release in behind]
+        key = (plan.hash, str(question), f"{wave}", f"{held.combined}", site, *digests, "behind", *further)
+        try:
+            for release in releases:  # a kept number is no reason to look away from its bundle
+                store.check(release, withdrawn=taken)
+            if unanswerable is not None:
+                raise unanswerable
+            if site in beside:
+                answered[site] = beside[site]
+                continue
+            answered[site] = cache((*key, "without", *back), work) if cache is not None else work()
+        except Refusal as refusal:
+            failed[site] = str(refusal)
+    if any(stone.bundle_sha256 in held.used for stone in store.withdrawals(study)):
+        raise moved()  # what a site took back in the meantime answers nothing
+    first = next(iter(answered.values()), [])
+    terms = [row.term for row in first] or list(question.labels)
+    for site, reason in failed.items():
+        answered[site] = [absent(study, site, wave, term, question, reason) for term in terms]
+    return [row for site in sorted(answered) for row in answered[site]], question, planned, tuple(sources)
+
+
+def _together(
+    store: Store,
+    study: str,
+    held: ReleaseSelection,
+    question: Estimand,
+    taken: Collection[str],
+    cache: EstimateCache | None,
+) -> dict[str, list[Estimate]]:
+    """Site to its answer beside the other sites', where they released figures under one plan; empty where not."""
+    every = [release for releases in held.parts.values() for release in releases]
+    plans = [store.plan(study, version).plan for version in sorted({one.plan_version for one in every})]
+    plan = plans[-1]
+    mine = (plan.release, plan.dictionary, plan.budget.delta)  # the noise follows from δ
+    same = all((one.release, one.dictionary, one.budget.delta) == mine for one in plans)
+    if not isinstance(plan.release, Answering) or not same or held.combined:
+        return {}
+    release = plan.release
+    origins = {
+        site: {
+            "study": study,
+            "site": site,
+            "wave": held.wave,
+            "receipts": tuple(one.receipt.hash for one in releases),
+        }
+        for site, releases in held.parts.items()
+    }
+
+    def work() -> list[Estimate]:
+        figures = {
+            site: [(rows_of(store, [one], taken), one.receipt.n) for one in releases]
+            for site, releases in held.parts.items()
+        }
+        found = release.together(plan, figures, question, origins=origins)
+        return [row for rows in found.values() for row in rows]
+
+    key = ("together", plan.hash, str(question), f"{held.wave}", *sorted(held.used))
+    rows = cache(key, work) if cache is not None else work()
+    return {site: [row for row in rows if row.site == site] for site in {row.site for row in rows}}
+
+
+def site_answer(
+    store: Store,
+    releases: Sequence[AcceptedRelease],
+    taken: Collection[str],
+    question: Estimand,
+    *,
+    behind: Sequence[AcceptedRelease],
+    combined: bool,
+    surrogate: SurrogateSampler | None,
+    origin: dict[str, Any],
+    through: Callable[[pd.DataFrame], pd.DataFrame] | None = None,
+    plan: StudyPlan | None = None,
+    rows: Callable[[], QuestionRows] | None = None,
+) -> list[Estimate]:
+    """One site's estimates, one per term, from its table or from its noisy figures.
+
+    Args:
+        through: what is done to its rows first; figures have none.
+        plan: of the last of the releases, where the caller has it.
+        rows: gives the releases' rows, where the caller keeps them.
+    Raises: EstimateRefusal (a column its plan version did not have, figures beside rows), and what `estimate` raises.
+    """
+    plan = plan or store.plan(releases[-1].study, releases[-1].plan_version).plan
+    absent = [name for name in question.columns if name not in plan.dictionary.names]
+    if absent:
+        raise EstimateRefusal(f"its plan version {releases[-1].receipt.plan_version} has no column {', '.join(absent)}")
+    kinds = {release.receipt.mechanism for release in releases}
+    if len(kinds) > 1:
+        raise EstimateRefusal("a site's releases must be of one mechanism", given=", ".join(sorted(kinds)))
+    if isinstance(plan.release, Answering):
+        if combined and len(releases) > 1 and plan.redraws:
+            raise EstimateRefusal("several refreshes of figures must not be put together", given=f"{len(releases)}")
+        if any(store.plan(one.study, one.plan_version).plan.release != plan.release for one in releases):
+            raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
+        figures = [(rows_of(store, [release], taken), release.receipt.n) for release in releases]
+        return plan.release.answer(plan, figures, question, **origin)
+    if through is not None:
+        table = QuestionRows(through(rows_of(store, releases, taken)))
+    else:
+        table = rows() if rows is not None else QuestionRows(rows_of(store, releases, taken))
+    return with_release_variance(
+        estimate(table, question, **origin),
+        table,
+        question,
+        draws_of(releases, behind),
+        levels=origin["levels"],
+        copies=_copies(releases, combined),
+        postures=[release.receipt.posture for release in releases],
+        surrogate=surrogate,
+    )
+
+
+def released_inflation(releases: Sequence[AcceptedRelease], behind: Sequence[AcceptedRelease], combined: bool) -> float:
+    """Variance inflation of a share of a site's released rows (`intervals.inflation`)."""
+    return inflation(draws_of(releases, behind), copies=_copies(releases, combined))
+
+
+def _copies(releases: Sequence[AcceptedRelease], combined: bool) -> bool:
+    """True if a site's rows hold the same persons more than once."""
+    return combined and len(releases) > 1 and any(release.receipt.returning != "append" for release in releases)
+
+
+def draws_of(releases: Sequence[AcceptedRelease], behind: Sequence[AcceptedRelease]) -> list[Draw]:
+    """Through which flows the rows of a site's table were drawn, by the receipts.
+
+    A copied row (``frozen``) was drawn at the w of the release it was drawn for; receipts of earlier releases say how
+    many there are.
+    """
+    all_of_it = sorted((*releases, *behind), key=lambda release: release.wave)
+    known = {found.release_id: found.receipt for found in all_of_it}
+    out = []
+    for release in releases:
+        receipt = release.receipt
+        left = receipt.n
+        copied = [found.receipt for found in all_of_it if found.wave < release.wave]
+        for earlier in copied if receipt.returning == "frozen" else []:
+            if earlier.mechanism != receipt.mechanism:
+                continue
+            rows = min(earlier.drawn, receipt.n - receipt.drawn, left - receipt.drawn)
+            if rows > 0:
+                out.append(_draw(earlier, rows, known))
+                left -= rows
+        if left > 0:
+            out.append(_draw(receipt, left, known))
+    return out
+
+
+def _draw(receipt: Receipt, rows: int, known: Mapping[str, Receipt]) -> Draw:
+    fitted = known.get(receipt.flow_of, receipt)
+    persons: int | None = max(1, fitted.drawn)
+    if receipt.posture == "public" or receipt.conditional_on == TRAINED_BEFORE:
+        # Under a plan that names a flow of several sites its error is theirs together, and no part of this site's
+        # interval: a warning says so (`intervals`).
+        persons = None
+    elif receipt.posture == "holdout":
+        share = float(receipt.parameters["holdout"])
+        persons = max(1, round(fitted.drawn * share / (1 - share)))
+    return Draw(
+        rows=rows,
+        w=_weight(receipt),
+        flow=receipt.flow_of,
+        fitted_on=persons,
+        among=receipt.posture != "holdout",
+        outcomes_last=receipt.parameters.get("outcomes_last") == 1.0,
+    )
+
+
+def _weight(receipt: Receipt) -> float:
+    """Effective weight: the w of an unmodified release with the same information about a record."""
+    w, shrink = float(receipt.parameters["w"]), float(receipt.parameters.get("shrink", 1.0))
+    vary = next((name.removeprefix("vary_") for name in receipt.parameters if name.startswith("vary_")), "")
+    if shrink == 1 and not vary:
+        return w
+    from shared.mechanisms.latent_noise.noise import kept_weight
+
+    return kept_weight(w, float(receipt.parameters["radius"]), shrink, receipt.d, vary)
+
+
+def _source(store: Store, release: AcceptedRelease, question: Estimand) -> AnswerSource:
+    receipt = release.receipt
+    return AnswerSource(
+        site=release.site,
+        wave=release.wave,
+        release_id=release.release_id,
+        bundle_sha256=release.bundle_sha256,
+        log_index=release.log_index,
+        receipt=receipt.hash,
+        plan_version=receipt.plan_version,
+        n=receipt.n,
+        epsilon=receipt.stated_epsilon,
+        study_epsilon=receipt.stated_study_epsilon,
+        epsilon_given=receipt.given,
+        delta=receipt.delta,
+        posture=receipt.posture,
+        mechanism=receipt.mechanism,
+        hospitals=receipt.hospitals,
+        censoring=_censoring(store, release, question),
+    )

@@ -1,0 +1,169 @@
+"""Messages between an analyst and a coordinator: one frozen value each, checked when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shared.errors import TooLarge
+from shared.wire.message_limits import FORMULA_CAP, LABELS, is_word, must
+
+__all__ = [
+    "DescribeRequest",
+    "Document",
+    "EntriesRequest",
+    "ExplainRequest",
+    "LogRequest",
+    "QueryRequest",
+    "ReleasesRequest",
+    "RowsChunk",
+    "RowsRequest",
+    "StudiesRequest",
+]
+
+
+# -- what analysts say ------------------------------------------------------------------------------------------
+def _must_be_study(study: str) -> None:
+    must(is_word(study), "a study must be a plain word")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudiesRequest:
+    """Request for the studies of the caller's token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribeRequest:
+    """The dictionary of a study, or one column of it."""
+
+    study: str
+    column: str = ""
+
+    def __post_init__(self) -> None:
+        _must_be_study(self.study)
+        must(len(self.column) <= 256, "a column's name must be short")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasesRequest:
+    """The releases of a study."""
+
+    study: str
+
+    def __post_init__(self) -> None:
+        _must_be_study(self.study)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryRequest:
+    """One question to the accepted releases of a study.
+
+    Args:
+        study: the study.
+        kind: what to estimate, as in ``cox``; empty when `formula` is the whole question or a planned analysis' name.
+        formula: as in ``Surv(time, event) ~ sbp + age``.
+        options: further parts of the question, name to text.
+        term: which term to pool; the first when empty.
+        method, test, level: of the pooling.
+        wave: the table as of this wave; 0 for the newest that has a release.
+        as_of: a revision of the wave.
+        combine: put all refreshes of a site together.
+        label: one of `LABELS`; empty for what the plan says of the question: confirmatory if it stands there.
+        harmonise: a column, or several parted by commas, to be mapped onto the scale of the site `to`, beside the
+            answer as it stands; or empty.
+        densities: the study that the maps are made of; the one beside the study when empty.
+    """
+
+    study: str
+    formula: str
+    kind: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    term: str = ""
+    method: str = "REML"
+    test: str = "adhoc"
+    level: float = 0.95
+    wave: int = 0
+    as_of: int | None = None
+    combine: bool = False
+    label: str = ""
+    harmonise: str = ""
+    to: str = ""
+    densities: str = ""
+
+    def __post_init__(self) -> None:
+        _must_be_study(self.study)
+        if self.densities:
+            _must_be_study(self.densities)
+        must(bool(self.harmonise) == bool(self.to), "harmonising must name a column and a site")
+        must(bool(self.harmonise) or not self.densities, "a study of densities must come with a column to map")
+        if len(self.formula) > FORMULA_CAP:
+            raise TooLarge(f"a formula must have at most {FORMULA_CAP} letters", given=f"{len(self.formula)}")
+        must(bool(self.formula.strip()), "a question must have a formula, or the name of a planned analysis")
+        must(not self.kind or is_word(self.kind), "the kind of a question must be a plain word")
+        short = all(is_word(name) and len(text) <= FORMULA_CAP for name, text in self.options.items())
+        must(len(self.options) <= 16 and short, "the options of a question must be few and short")
+        for name in ("term", "method", "test", "harmonise", "to"):
+            must(len(getattr(self, name)) <= 256, f"a {name} must be short")
+        must(0 < self.level < 1, "a level must lie in (0, 1)")
+        must(0 <= self.wave < 1 << 31 and (self.as_of is None or 0 <= self.as_of < 1 << 31), "a wave is a number")
+        must(self.label in ("", *LABELS), f"a label must be one of {', '.join(LABELS)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsRequest:
+    """The rows of one release."""
+
+    study: str
+    release_id: str
+
+    def __post_init__(self) -> None:
+        _must_be_study(self.study)
+        must(0 < len(self.release_id) <= 64 and self.release_id.isalnum(), "a release id must be a plain word")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainRequest:
+    """Request for the provenance of a result."""
+
+    study: str
+    result_id: str
+
+    def __post_init__(self) -> None:
+        _must_be_study(self.study)
+        must(0 < len(self.result_id) <= 64 and self.result_id.isalnum(), "a result id must be a plain word")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogRequest:
+    """The record of questions of a study, from after line `after`."""
+
+    study: str
+    after: int = 0
+
+    def __post_init__(self) -> None:
+        _must_be_study(self.study)
+        must(0 <= self.after < 1 << 62, "a line of the record is a number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntriesRequest:
+    """Entries of the coordinator's log, from the one numbered `after`."""
+
+    after: int = 0
+
+    def __post_init__(self) -> None:
+        must(0 <= self.after < 1 << 53, "a place in the log must be a number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """An answer: canonical JSON."""
+
+    json: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsChunk:
+    """A piece of a Parquet file."""
+
+    data: bytes

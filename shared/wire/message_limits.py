@@ -1,0 +1,73 @@
+"""The most that one message may hold, and the checks of form that messages share."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from shared.errors import SchemaRefusal
+
+__all__ = [
+    "CHUNK_BYTES",
+    "FORMULA_CAP",
+    "HEX",
+    "HOLDINGS_CAP",
+    "LABELS",
+    "PROOF_CAP",
+    "ROUND_CAP",
+    "ROUND_ENVELOPE",
+    "SIGNED_CAP",
+    "SIZES_CAP",
+    "STATEMENTS_CAP",
+    "is_day",
+    "is_digest",
+    "is_proof",
+    "is_word",
+    "must",
+]
+
+LABELS = ("confirmatory", "exploratory")
+CHUNK_BYTES = 256 << 10
+# Longer than any question that the grammar takes; what is longer still is refused before it is read.
+FORMULA_CAP = 4096
+SIGNED_CAP = 4 << 20
+# Most bytes of a flow's weights in one round: with its envelope it must fit into one message.
+ROUND_CAP = 4 << 20
+# Most releases of one site in one study that an answer may name: more would not fit a message, and nobody has them.
+HOLDINGS_CAP = 2048
+# Most signed statements of one chain, and of one call.
+STATEMENTS_CAP = 1000
+# Most parts of a proof: one per doubling of the log.
+PROOF_CAP = 128
+# Most sizes of the log that one look at it may ask about.
+SIZES_CAP = 64
+HEX = frozenset("0123456789abcdef")
+ROUND_ENVELOPE = 16 << 10
+
+
+def must(holds: bool, rule: str) -> None:
+    """Raises: SchemaRefusal, naming the rule, unless it holds."""
+    if not holds:
+        raise SchemaRefusal(rule)
+
+
+def is_digest(text: str) -> bool:
+    """True for a SHA-256 in lower-case hexadecimal digits."""
+    return len(text) == 64 and HEX.issuperset(text)
+
+
+def is_day(text: str) -> bool:
+    """True for a day as ``YYYY-MM-DD``."""
+    try:
+        return dt.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
+
+
+def is_word(text: str) -> bool:
+    """True for a name of at most 64 letters, digits, hyphens and underscores."""
+    return 0 < len(text) <= 64 and text.isascii() and text.replace("-", "").replace("_", "").isalnum()
+
+
+def is_proof(proof: tuple[bytes, ...]) -> bool:
+    """True for the digests of a Merkle proof."""
+    return len(proof) <= PROOF_CAP and all(len(part) == 32 for part in proof)

@@ -1,0 +1,81 @@
+"""What every decision shares: the opened key of a registered person, and the coordinator as a witness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from shared.errors import (
+    ApprovalRefusal,
+)
+
+if TYPE_CHECKING:
+    from shared.base.keys import SigningKey
+    from shared.plans.plan import StudyPlan
+    from site_agent.desk import Desk
+
+__all__ = [
+    "OpenKey",
+    "author_must_differ",
+    "signer",
+    "witnessed",
+]
+
+OpenKey = Callable[[], "SigningKey"]
+WITNESS_SECONDS = 2.0
+"""Longest wait for one answer when a decision is witnessed: a person waits, and the next round of `run` tries again."""
+
+
+def author_must_differ(desk: Desk, plan: StudyPlan) -> bool:
+    """True if whoever has a release made must not approve it, by the plan's floors or the site's."""
+    from site_agent.config import Limits
+
+    return Limits.of(plan.floors, desk.config.floors).author_apart
+
+
+def signer(desk: Desk, name: str, open_key: OpenKey) -> SigningKey:
+    """The opened key of `name`. Raises: ApprovalRefusal, unless it is the registered one."""
+    key = open_key()
+    if desk.outbox.approvers.get(name) != key.public:
+        raise ApprovalRefusal(
+            "an approver must be registered at this site with this key",
+            given=repr(name),
+            next_step=f"Approvers here: {', '.join(desk.config.approvers) or 'none'}.",
+        )
+    return key
+
+
+def witnessed(desk: Desk) -> bool:
+    """Have the coordinator witness the last decision, if it can be reached within seconds; also during a pause.
+
+    What was witnessed, no older copy of the ledger can undo unnoticed. It sends the ledger's head, digests alone, and
+    decides nothing: the decision holds either way, and `site-agent run` asks again. Never while another agent holds the
+    folder, or a head could overtake the one that a draw is about to have witnessed, and burn its charge.
+
+    Returns: whether no decision waits to be witnessed.
+    """
+    from shared.errors import Refusal
+
+    try:
+        require_witnessed(desk)
+    except (Refusal, OSError):
+        return False
+    return True
+
+
+def require_witnessed(desk: Desk) -> None:
+    """Have the coordinator witness the ledger's head, or refuse.
+
+    Raises: NetworkRefusal, LedgerRefusal (this ledger is an old copy), LockedRefusal, StateRefusal (not joined).
+    """
+    from site_agent.ledger.holds import WITNESSED_AT_ONCE
+    from site_agent.lock import StateLock
+
+    entries = desk.ledger.entries()
+    last = max((entry.seq for entry in entries if entry.kind in WITNESSED_AT_ONCE), default=0)
+    # By its hash: a ledger that was put back has other entries of the same numbers.
+    seen = desk.acknowledged()
+    if last <= max((entry.seq for entry in entries if entry.hash in seen), default=0):
+        return
+    with StateLock(desk.home), desk.egress(timeout=WITNESS_SECONDS, attempts=1) as egress:
+        egress.anchor(desk.ledger.anchor_envelope())

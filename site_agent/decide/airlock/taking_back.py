@@ -1,0 +1,218 @@
+"""Taking back: a release, a plan's approval, or all of a study; it stops here first, and is buried there after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shared.errors import (
+    IntegrityRefusal,
+    NetworkRefusal,
+    StateRefusal,
+)
+
+if TYPE_CHECKING:
+    from shared.plans.plan import StudyPlan
+    from site_agent.desk import Desk
+    from site_agent.ledger.book import Hold
+from site_agent.decide.airlock.signing import OpenKey, signer, witnessed
+from site_agent.decide.airlock.standing_approval import revoke_one
+
+__all__ = [
+    "Deleted",
+    "bury",
+    "leave",
+    "require_no_copies",
+    "revoke_plan",
+    "withdraw",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deleted:
+    """One file that was deleted when the site left a study."""
+
+    release_id: str
+    name: str
+    sha256: str
+    size: int
+
+
+def revoke_plan(desk: Desk, study: str, *, name: str, reason: str, open_key: OpenKey) -> StudyPlan:
+    """Take the approval of the study's newest plan back, and with it every standing approval, as the approver `name`.
+
+    Raises: StateRefusal (nobody approved it); SignatureRefusal; ApprovalRefusal (not the registered key).
+    """
+    desk.config.approver_key(name)
+    plan = desk.plans.plan(study)
+    if desk.plans.approval(study, plan.version) is None:
+        raise StateRefusal(
+            "the plan must be approved here to be revoked", given=f"version {plan.version}, not approved"
+        )
+    key = signer(desk, name, open_key)
+    for noted in desk.ledger.standing(study):
+        if not noted.revoked:
+            revoke_one(desk, noted, name=name, reason=reason, key=key)
+    revoked = desk.plans.revoke(study, name=name, key=key, reason=reason)
+    witnessed(desk)
+    return revoked
+
+
+# -- taking back ------------------------------------------------------------------------------------------------
+def withdraw(desk: Desk, release_id: str, *, name: str, reason_code: str, note: str, open_key: OpenKey) -> Hold:
+    """Take a release back: stop it here at once, then have the coordinator bury what it may have. Safe to repeat.
+
+    A reservation without bytes that holds its wave (for instance of an earlier plan) is given up in the same way.
+
+    Raises: ParameterError (unknown reason); StateRefusal (over already, or a later release still holds its rows);
+        NetworkRefusal: it is withdrawn here, and the coordinator must still be told.
+    """
+    desk.config.approver_key(name)
+    with desk.locked():
+        hold = desk.ledger.hold(release_id)
+        require_no_copies(desk, hold)
+        if hold.withdrawal is None:
+            reason = note.strip() or reason_code
+            hold = desk.outbox.withdraw(release_id, open_key(), name, reason_code=reason_code, reason=reason)
+    witnessed(desk)
+    with desk.locked():
+        return _bury(desk, desk.ledger.hold(release_id))
+
+
+def bury(desk: Desk, release_id: str) -> Hold:
+    """Tell the coordinator of a withdrawal that it has not heard of. It signs nothing new. Safe to repeat.
+
+    Raises: NetworkRefusal, StateRefusal (a pause).
+    """
+    with desk.locked():
+        return _bury(desk, desk.ledger.hold(release_id))
+
+
+def require_no_copies(desk: Desk, hold: Hold) -> None:
+    """Hold a withdrawal back while the rows it takes away stay readable in a later release under ``frozen``.
+
+    Raises: StateRefusal, naming what must be taken back first.
+    """
+    frozen = {plan.version for plan in desk.plans.filed(hold.study) if plan.returning == "frozen"}
+    copies = [
+        other
+        for other in desk.ledger.holds(hold.study)
+        if other.wave > hold.wave
+        and other.bundle_sha256
+        and other.plan_version in frozen
+        and other.state not in ("burnt", "rejected")
+        and not (other.withdrawal is not None and (other.withdrawal.settled or not other.left))
+    ]
+    if copies and hold.bundle_sha256:
+        copies.sort(key=lambda other: -other.wave)
+        raise StateRefusal(
+            "a release must be taken back after those that hold its rows",
+            given=", ".join(f"wave {other.wave} ({other.release_id[:8]}, {other.state})" for other in copies),
+            next_step="Under this plan a wave copies the rows of the one before. Take these back first, in this order: "
+            + "; ".join(f"site-agent withdraw {other.release_id[:8]}" for other in copies)
+            + ".",
+        )
+
+
+def _bury(desk: Desk, hold: Hold) -> Hold:
+    """Tell the coordinator of a withdrawal, where it may hold the release."""
+    given = hold.withdrawal
+    if given is None or given.settled or not hold.left:
+        return hold
+    command = f"site-agent withdraw {hold.release_id[:8]} --as {given.name} --reason {given.reason_code}"
+    if desk.paused:
+        raise StateRefusal(
+            "the coordinator must be told of a withdrawal",
+            given="a pause; the release is withdrawn here",
+            next_step=f"After site-agent resume --as NAME, run {command} again.",
+        )
+    try:
+        with desk.egress() as egress:
+            held = hold.state == "withdrawn" or any(
+                one.release_id == hold.release_id for one in egress.status(hold.study)
+            )
+            place = egress.withdraw(desk.outbox.tombstone(hold.release_id)).log_index if held else None
+    except NetworkRefusal as refusal:
+        raise NetworkRefusal(
+            refusal.must,
+            given=refusal.given,
+            next_step=f"The release is withdrawn here and will not be sent. Run {command} again to tell the "
+            "coordinator.",
+        ) from None
+    return desk.ledger.tombstone(hold, log_index=place)
+
+
+def leave(
+    desk: Desk, study: str, *, name: str, open_key: OpenKey, note: str = "", dry_run: bool = False
+) -> tuple[Deleted, ...]:
+    """Leave a study: bury what was delivered, give up what is open, revoke the plan, delete what was sealed.
+
+    The ledger, the plans and their approvals stay: they are the audit log. The site's keys stay, because they may serve
+    other studies, and that of the study's frames goes with what it encrypts; the study lead revokes the site's
+    certificate. Safe to repeat after a lost connection.
+
+    Returns: every deleted file with its SHA-256 and size, as the ledger has noted it *before* the deletion.
+    Raises: NetworkRefusal, before anything is deleted, when a delivered release could not be buried.
+    """
+    import shutil
+
+    from shared.base.canonical import sha256_hex
+    from site_agent.release.embeddings import EmbeddingStore
+
+    desk.config.approver_key(name)
+    holds = desk.ledger.holds(study)
+    if not holds and study not in desk.plans.studies():
+        raise StateRefusal("the study must be one of this site's", given=repr(study))
+    files = [
+        Deleted(
+            release_id=hold.release_id,
+            name=path.relative_to(desk.outbox.root / hold.release_id).as_posix(),
+            sha256=sha256_hex(path.read_bytes()),
+            size=path.stat().st_size,
+        )
+        for hold in holds
+        for path in sorted((desk.outbox.root / hold.release_id).rglob("*"))
+        if path.is_file()
+    ]
+    if dry_run:
+        return tuple(files)
+    key = signer(desk, name, open_key)
+    for hold in reversed(holds):  # a later one may hold the rows of an earlier one
+        unsettled = hold.withdrawal is not None and not hold.withdrawal.settled
+        if hold.state not in ("burnt", "rejected", "withdrawn", "trained") or (hold.left and unsettled):
+            withdraw(
+                desk,
+                hold.release_id,
+                name=name,
+                reason_code="other",
+                note=note or "left the study",
+                open_key=lambda: key,
+            )
+    version = desk.plans.highest(study)
+    if version and desk.plans.approval(study, version) is not None:
+        revoke_plan(desk, study, name=name, reason=note or "left the study", open_key=lambda: key)
+    with desk.locked():
+        # Noted first: a deletion that is not in the log would look like a loss.
+        desk.ledger.leave(
+            study=study,
+            name=name,
+            deleted=[
+                {"release_id": one.release_id, "name": one.name, "sha256": one.sha256, "bytes": one.size}
+                for one in files
+            ],
+            key=key,
+        )
+        # With its key, so that a copy of a folder that is deleted here is noise.
+        EmbeddingStore(desk.home, study).forget(desk.ledger)
+        for hold in holds:
+            shutil.rmtree(desk.outbox.root / hold.release_id, ignore_errors=True)
+        shutil.rmtree(desk.home / "rehearsal" / study, ignore_errors=True)
+        remains = [h.release_id for h in holds if (desk.outbox.root / h.release_id).exists()]
+    if remains:
+        raise IntegrityRefusal(
+            "every sealed folder of the study must be gone",
+            given=f"{len(remains)} left",
+            next_step=f"Check the permissions in sealed/, then run site-agent leave {study} again.",
+        )
+    witnessed(desk)
+    return tuple(files)

@@ -1,0 +1,124 @@
+"""Keys that programs open unattended lie encrypted where the machine has a secret, and nowhere else in the clear."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from membership import Clock, Membership
+from theatre import Theatre, plan_toml
+
+from coordinator.services.authority import Authority, encrypt_keys, rotate
+from shared.base.at_rest import KEY_FILE_VARIABLE, clear_pem, pem_of, private_key
+from shared.base.keys import SigningKey
+from shared.errors import ParameterError, PassphraseRefusal, StateRefusal
+from shared.wire.certificates import RENEW_DAYS, SITE_DAYS
+from site_agent.decide import key_files
+
+CLEAR = b"BEGIN PRIVATE KEY"
+
+
+@pytest.fixture
+def secret(tmp_path, monkeypatch):
+    path = tmp_path / "secret"
+    path.write_text("5f" * 32 + "\n")
+    monkeypatch.setenv(KEY_FILE_VARIABLE, str(path))
+    return path
+
+
+def in_the_clear(*folders) -> list[str]:
+    """Every file below that holds a private key unencrypted."""
+    files = (path for folder in folders for path in folder.rglob("*") if path.is_file())
+    return sorted(path.name for path in files if CLEAR in path.read_bytes())
+
+
+def test_a_key_is_opened_by_this_machines_secret_and_by_nothing_else(tmp_path, secret, monkeypatch):
+    key, path = SigningKey.generate(), tmp_path / "release.pem"
+    key.save(path, of_machine=True)
+    pem = pem_of(ec.generate_private_key(ec.SECP256R1()))
+    assert CLEAR not in path.read_bytes() + pem
+    assert SigningKey.load(path).public == key.public
+    assert CLEAR.decode() in clear_pem(pem.decode(), "tls.pem")
+    secret.write_text("60" * 32)
+    for opened in (lambda: SigningKey.load(path), lambda: private_key(pem, "tls.pem")):
+        with pytest.raises(PassphraseRefusal, match="one that does not"):
+            opened()
+    monkeypatch.delenv(KEY_FILE_VARIABLE)
+    with pytest.raises(PassphraseRefusal, match=f"release.pem, got no {KEY_FILE_VARIABLE}"):
+        SigningKey.load(path)
+
+
+def test_a_secret_that_is_short_or_gone_leaves_no_key_in_the_clear(tmp_path, secret):
+    path = tmp_path / "release.pem"
+    secret.write_text("too short")
+    with pytest.raises(ParameterError, match="at least 32 bytes"):
+        SigningKey.generate().save(path, of_machine=True)
+    secret.unlink()
+    with pytest.raises(StateRefusal, match="must be readable"):
+        SigningKey.generate().save(path, of_machine=True)
+    assert not path.exists()
+
+
+def test_keys_from_before_are_encrypted_once_there_is_a_secret_and_everything_goes_on(tmp_path, monkeypatch):
+    clock = Clock(tmp_path, monkeypatch)
+    member = Membership(tmp_path / "all", clock, "north", "south")
+    try:
+        ca, keys = member.hub.home / "ca", member.homes["north"] / "keys"
+        config = member.desk().config
+        assert in_the_clear(ca, keys) == ["ca.key", "release.pem", "server.pem", "tls.pem", "witness.pem"]
+        assert key_files.encrypt_keys(config) == encrypt_keys(member.hub.home) == [], "without a secret"
+        path = tmp_path / "secret"
+        path.write_text("5f" * 32)
+        monkeypatch.setenv(KEY_FILE_VARIABLE, str(path))
+        key_files.encrypt_keys(config)
+        encrypt_keys(member.hub.home)
+        assert in_the_clear(ca, keys) == []
+        member.serve_anew()
+        assert member.connects()
+        rotate(Authority.load(member.hub.home, now=member.hub.authority.now))
+        member.round()  # pins the next authority
+        clock.turn(SITE_DAYS - RENEW_DAYS + 1)  # the server's key and the site's are made anew
+        assert member.round()["renewed its certificate"]
+        assert member.connects()
+        assert in_the_clear(ca, keys) == []
+    finally:
+        member.close()
+
+
+def test_a_study_runs_and_its_backup_holds_the_keys_where_they_are_encrypted(tmp_path, secret, monkeypatch):
+    """Real processes from nothing to a delivery; the coordinator is lost and put back without its keys apart."""
+    theatre = Theatre(tmp_path / "all")
+    try:
+        theatre.open(plan_toml())
+        rng, table = np.random.default_rng(7), tmp_path / "cohort.csv"
+        columns = {"sbp": rng.uniform(100, 200, 120), "chol": rng.uniform(150, 300, 120)}
+        frame = pd.DataFrame({"person": [f"p{i}" for i in range(120)], **columns, "died": rng.integers(0, 2, 120)})
+        frame.to_csv(table, index=False)
+        theatre.join("north", table, "storm")
+        made = theatre.agent("north", "release", "storm", "--by", "steward").json
+        ticks = [word for warning in made["warnings"] for word in ("--tick", warning["name"])]
+        theatre.agent("north", "approve", made["release_id"], "--as", "steward", *ticks)
+        homes = (theatre.hub / "ca", theatre.home("north") / "keys")
+        assert in_the_clear(*homes) == []
+        assert said(theatre.agent("north", "doctor").json) == ("ok", "encrypted by the secret")
+        assert said(theatre.coordinator("doctor").json) == ("ok", "encrypted by the secret")
+        theatre.coordinator("backup", tmp_path / "b.tar")
+        theatre.stop()
+        shutil.rmtree(theatre.hub)
+        theatre.coordinator("restore", tmp_path / "b.tar", "--as", "lead", "--reason", "a fire")
+        theatre.serve()
+        assert theatre.agent("north", "status").json["discrepancies"] == []
+        monkeypatch.delenv(KEY_FILE_VARIABLE)
+        refused = theatre.agent("north", "doctor", expect=None)
+        assert f"Set {KEY_FILE_VARIABLE} as for the service" in json.dumps(refused.json)
+    finally:
+        theatre.close()
+
+
+def said(answer) -> tuple[str, str]:
+    [line] = [one for one in answer["checks"] if one["name"] == "keys at rest"]
+    return line["state"], line["detail"][:23]
