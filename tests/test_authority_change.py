@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 from cryptography import x509
 from membership import Clock, Membership
+from service import LEAD
 
 from coordinator import cli
 from coordinator.config import CoordinatorConfig
@@ -335,24 +336,21 @@ def test_two_leads_who_change_the_authority_at_once_change_it_once(member):
     assert len(authority_of(member).before) == 1
 
 
-def test_a_backup_without_the_newest_authoritys_key_is_not_restored_by_mistake(member, tmp_path):
+def test_a_backup_holds_every_authority_and_one_from_before_the_newest_takes_that_from_the_home(member, tmp_path):
     from coordinator.services import backup
 
     config = CoordinatorConfig(home=member.hub.home, name="hub", address="127.0.0.1:8443", names=("127.0.0.1",))
     (member.hub.home / "coordinator.toml").write_text(config.to_toml())
-    shutil.copytree(member.hub.home / "ca", tmp_path / "old-copy")
-    backup.back_up(config, tmp_path / "before.tar", today=utc_now().date())
+    how = {"leads": {"lead": LEAD.public}, "software": "0.2.0", "today": utc_now().date()}
+    backup.back_up(config, tmp_path / "before", **how)
     rotate(authority_of(member))
-    shutil.copytree(member.hub.home / "ca", tmp_path / "copy")
-    backup.back_up(config, tmp_path / "backup.tar", today=utc_now().date())
-    settings = {"reason": "the disk failed", "day": lambda clocks: utc_now().date()}
-    with pytest.raises(StateRefusal, match="given back"):
-        backup.restore(tmp_path / "backup.tar", tmp_path / "new", keys=tmp_path / "old-copy", **settings)
-    backup.restore(tmp_path / "backup.tar", tmp_path / "new", keys=tmp_path / "copy", **settings)
+    backup.back_up(config, tmp_path / "after", **how)
+    settings = {"key": LEAD, "reason": "the disk failed", "day": lambda clocks: utc_now().date()}
+    backup.restore(tmp_path / "after", tmp_path / "new", **settings)
     assert Authority.load(tmp_path / "new").fingerprint == authority_of(member).fingerprint
-    # An archive from before the change, with a copy of the keys from after it: sites have certificates of the new one.
-    backup.restore(tmp_path / "before.tar", tmp_path / "newer", keys=tmp_path / "copy", **settings)
-    assert Authority.load(tmp_path / "newer").fingerprint == authority_of(member).fingerprint
+    # Sites have certificates of the newest: a backup from before it, put in the place of a home that has it, keeps it.
+    backup.restore(tmp_path / "before", tmp_path / "new", replace=True, **settings)
+    assert Authority.load(tmp_path / "new").fingerprint == authority_of(member).fingerprint
 
 
 def test_a_coordinator_that_lost_its_new_authoritys_key_is_not_asked_for_ever(member, clock):
