@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from membership import Clock, Membership
+from theatre import Theatre, plan_toml
 
 from coordinator.config import CoordinatorConfig
 from coordinator.store.store import Store
@@ -20,10 +26,8 @@ from shared.wire.certificates import CertificateLife
 
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE = 120.0
-pytestmark = [
-    pytest.mark.soak,
-    pytest.mark.skipif(not os.environ.get("TRIBUTARY_SOAK"), reason="set TRIBUTARY_SOAK"),
-]
+SOAK = bool(os.environ.get("TRIBUTARY_SOAK"))
+soaked = pytest.mark.skipif(not SOAK, reason="set TRIBUTARY_SOAK")
 
 
 class Network:
@@ -100,6 +104,8 @@ def network(tmp_path, monkeypatch):
         made.end()
 
 
+@pytest.mark.soak
+@soaked
 def test_processes_killed_in_the_middle_of_a_renewal_go_on_from_there(network):
     network.clock.turn(210)
     network.serve("renewal.after_commit")
@@ -112,6 +118,218 @@ def test_processes_killed_in_the_middle_of_a_renewal_go_on_from_there(network):
     assert network.life("north").days > 390
 
 
+class Years:
+    """Sites, studies and their people over years: every step a wave, and between the waves what happens in years.
+
+    Args:
+        days: length of a step.
+        away: steps at which the last site does not run.
+    """
+
+    def __init__(self, theatre: Theatre, clock: Clock, sites: Sequence[str], *, days: int, away: Sequence[int]) -> None:
+        self.theatre, self.clock, self.sites, self.days, self.away = theatre, clock, sites, days, away
+        self.start, self.due, self.approver = utc_now().date(), set[tuple[str, int, str]](), "steward"
+        self.table = theatre.folder / "cohort.csv"
+        rng = np.random.default_rng(7)
+        columns = {"sbp": rng.uniform(100, 200, 120), "chol": rng.uniform(150, 300, 120)}
+        frame = pd.DataFrame({"person": [f"p{i}" for i in range(120)], **columns, "died": rng.integers(0, 2, 120)})
+        frame.to_csv(self.table, index=False)
+        self.adopted: set[tuple[str, str]] = set()
+        self.happened: list[str] = []
+
+    def plan(self, study: str, steps: int) -> str:
+        """A wave at each step."""
+        text = plan_toml(study, waves=0, expires=self.start + dt.timedelta(days=self.days * (steps + 2)))
+        waves = ""
+        for step in range(1, steps + 1):
+            opens = self.start + dt.timedelta(days=self.days * step)
+            closes = opens + dt.timedelta(days=self.days // 2)
+            waves += f"[[waves]]\nnumber = {step}\nopens = {opens}\ncloses = {closes}\n"
+        return text.replace("[dictionary]", f"{waves}\n[dictionary]", 1)
+
+    def adopt(self, site: str, study: str) -> None:
+        """A site's steward agrees to a study."""
+        self.theatre.agent(site, "plan", "fetch", study)
+        self.theatre.agent(site, "data", "add", self.table, "--as", study)
+        self.theatre.agent(site, "data", "map", study, "--ignore-rest")
+        self.theatre.agent(site, "plan", "approve", study, "--as", self.approver, "--understood", "local")
+        self.adopted.add((site, study))
+
+    def round(self, site: str) -> None:
+        """A round of the agent, which may not fail for a certificate, a key or a lead."""
+        done = self.theatre.agent(site, "run", "--once", expect=None)
+        codes = {line["what"] for line in map(json.loads, done.out.splitlines()) if "what" in line}
+        bad = {"not connected", "offline", "certificate not renewed", "no plan", "not released"}
+        assert not bad & codes, str(done)
+
+    def wave(self, site: str, step: int) -> None:
+        """Whatever is due is made, approved by a person, and sent."""
+        self.round(site)
+        for study in sorted(study for name, study in self.adopted if name == site):
+            release = self.theatre.waiting(site, step, study)
+            assert release, (site, study, step)
+            self.theatre.agent(site, "approve", release, "--as", self.approver)
+            self.due.add((study, step, site))
+        self.round(site)
+
+    def step(self, step: int) -> None:
+        self.clock.turn(self.days)
+        for site in self.sites:
+            if not (site == self.sites[-1] and step in self.away):
+                self.wave(site, step)
+
+    # -- what happens in years --------------------------------------------------------------------------------------
+    def second_study(self, name: str) -> None:
+        """Another study is granted to all, at another time."""
+        for site in self.sites:
+            self.theatre.coordinator("grant", site, "--study", name)
+            self.theatre.agent(site, "grants")
+            self.adopt(site, name)
+
+    def new_authority(self) -> None:
+        assert self.theatre.coordinator("ca", "rotate").json["rotated"]
+
+    def new_keys(self, site: str) -> None:
+        """Every kind of key of a site, and a lead's."""
+        for role in ("release", "tls", "snapshot"):
+            self.theatre.agent(site, "rotate-key", role, "--as", self.approver)
+        self.theatre.coordinator("lead", "add", "second", "--key", "lead")
+        self.theatre.coordinator("lead", "retire", "lead", "--key", "second")
+        for study in sorted({study for _, study in self.adopted}):
+            self.theatre.coordinator("plan", "cosign", study, "--key", "second")
+
+    def new_people(self) -> None:
+        """At every site the one who approves leaves, and another confirms the plans."""
+        before, self.approver = self.approver, "successor"
+        for site in self.sites:
+            self.theatre.agent(site, "approver", "add", self.approver, "--as", before)
+            self.theatre.agent(site, "approver", "retire", before, "--as", self.approver)
+            for study in sorted(study for name, study in self.adopted if name == site):
+                words = ("plan", "approve", study, "--as", self.approver, "--understood", "local")
+                self.theatre.agent(site, *words)
+
+    def restored_site(self, site: str, step: int) -> None:
+        """A site's folder is put back from before its last wave, and counts that wave as spent."""
+        home = self.theatre.home(site)
+        copy = home.with_name(f"{site}.backup")
+        shutil.copytree(home, copy)
+        self.step(step)
+        shutil.rmtree(home)
+        copy.rename(home)
+        found = self.theatre.agent(site, "ledger", "recover").json
+        self.theatre.coordinator("reanchor", site, "--fingerprint", found["fingerprint"])
+        assert self.theatre.agent(site, "ledger", "recover").json["state"] == "done"
+
+    def restored_coordinator(self, step: int) -> None:
+        """The coordinator is put back from before its last wave; its sites send that again."""
+        archive = self.theatre.folder / f"backup-{step}.tar"
+        self.theatre.coordinator("backup", archive)
+        self.step(step)
+        self.theatre.stop()
+        words = ("restore", archive, "--replace", "--reason", "the disk failed")
+        self.theatre.coordinator(*words, "--date", utc_now().date())
+        self.theatre.serve()
+        for site in self.sites:
+            if not (site == self.sites[-1] and step in self.away):
+                self.round(site)
+                self.theatre.agent(site, "resend", expect=None)
+
+    # -- at the end -------------------------------------------------------------------------------------------------
+    def ended(self, record: Callable[[str, object], None]) -> None:
+        """Everything that was due is there once, paid for, verified by whoever looks."""
+        theatre, studies = self.theatre, sorted({study for _, study in self.adopted})
+        with closing(Store.open(theatre.hub)) as store:
+            assert store.verify_log() == store.entries()
+            record("signatures verified", store.verify_signatures())
+            releases = store.releases()
+            renewals = sum(json.loads(entry.entry)["kind"] == "renewal" for entry in store.log())
+        delivered = {(one.study, one.wave, one.site) for one in releases}
+        second = under = exports = 0
+        for site in self.sites:
+            notes = theatre.noted(site)
+            sealed = [note["release_id"] for note in notes if note["kind"] == "seal"]
+            second += sum(note["kind"] == "draw" for note in notes) - len(set(sealed))
+            charges = [line["study"] for line in theatre.agent(site, "budget").json["lines"]]
+            for study in studies:
+                held = sum((one.study, one.site) == (study, site) for one in releases)
+                under += max(0, held - charges.count(study))
+            assert theatre.agent(site, "log").json
+            for study in sorted(study for name, study in self.adopted if name == site):
+                folder = theatre.folder / f"export-{site}-{study}"
+                theatre.agent(site, "audit", "export", study, "--out", folder)
+                said = subprocess.run([sys.executable, "verify.py"], cwd=folder, capture_output=True, text=True)
+                assert said.returncode == 0, said.stdout + said.stderr
+                exports += 1
+        record("waves due", len(self.due))
+        record("waves delivered", len(delivered & self.due))
+        record("second draws", second)
+        record("budget under-counts", under)
+        record("exports verified", exports)
+        record("renewals", renewals)
+        assert delivered == self.due
+        assert len(releases) == len(delivered)
+        assert (second, under) == (0, 0)
+        assert renewals >= len(self.sites)
+
+
+@pytest.fixture
+def theatre(tmp_path, monkeypatch):
+    clock = Clock(tmp_path, monkeypatch)
+    made = Theatre(tmp_path / "years")
+    yield made, clock
+    made.close()
+
+
+def test_two_sites_live_through_what_happens_in_years(theatre, record_property):
+    """The years in little: all of it but the absence and the three years' waves, which the soak has."""
+    stage, clock = theatre
+    years = Years(stage, clock, ("north", "south"), days=210, away=())
+    stage.open(years.plan("storm", 4))
+    for site in years.sites:
+        stage.join(site, years.table, "storm")
+        years.adopted.add((site, "storm"))
+    years.step(1)
+    years.new_authority()
+    years.new_keys("north")
+    years.new_people()
+    years.restored_coordinator(2)
+    years.restored_site("south", 3)
+    years.ended(record_property)
+
+
+@pytest.mark.soak
+@soaked
+def test_three_years_of_two_studies_at_three_sites(theatre, record_property):
+    stage, clock = theatre
+    years = Years(stage, clock, ("north", "south", "west"), days=91, away=(7,))
+    stage.open(years.plan("storm", 12), years.plan("heart", 12))
+    for site in years.sites:
+        stage.join(site, years.table, "storm")
+        years.adopted.add((site, "storm"))
+    for step in range(1, 13):
+        if step == 3:
+            years.second_study("heart")
+        elif step == 5:
+            years.new_authority()
+        elif step == 6:
+            for site in years.sites[:2]:
+                for role in ("release", "tls", "snapshot"):
+                    stage.agent(site, "rotate-key", role, "--as", years.approver)
+            years.new_keys("west")
+        elif step == 9:
+            years.new_people()
+        if step == 4:
+            years.restored_site("south", step)
+        elif step == 11:
+            years.restored_coordinator(step)
+        else:
+            years.step(step)
+        # The place for an upgrade of one side, and the next step of the other: step 8.
+    years.ended(record_property)
+
+
+@pytest.mark.soak
+@soaked
 def test_three_years_pass_with_a_change_of_authority_an_absence_and_a_late_return(network, tmp_path, record_property):
     quarters = 13
     away = range(3, 9)  # of west: 20 months

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shared.base.canonical import parse_json
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope
-from shared.errors import IntegrityRefusal, LedgerRefusal, PlanRefusal, Refusal, StateRefusal
+from shared.errors import IntegrityRefusal, LedgerRefusal, PlanRefusal, Refusal, StateRefusal, TooLarge
 from shared.releases.receipt import STATEMENT_TYPE, Statement
 from shared.wire.signed_messages import ANCHOR_TYPE, AnchorHead
 from shared.wire.site_messages import AnchorReceipt, Holding, Holdings
@@ -276,11 +276,14 @@ def _counted(ledger: Ledger, door: CoordinatorView, found: Recovery) -> Recovery
     fingerprint = found.fingerprint
     if found.state == "to count":
         fingerprint = ledger.count_lost(found.witnessed, found.lost, accepted=dict(found.accepted))
-    try:
-        door.anchor(ledger.anchor_envelope())
-        state = "done"
-    except LedgerRefusal:
-        state = "counted"
+    state = "counted"
+    # A coordinator that was put back as well may lack the head that is known here: then the whole chain shows it.
+    ways: tuple[tuple[int | None, tuple[type[Refusal], ...]], ...] = ((None, ()), (0, (TooLarge,)))
+    for after, too_many in ways:
+        with contextlib.suppress(LedgerRefusal, *too_many):
+            door.anchor(ledger.anchor_envelope(after=after))
+            state = "done"
+            break
     return replace(found, state=state, fingerprint=fingerprint)
 
 
