@@ -28,7 +28,7 @@ from theatre import PASSPHRASE
 
 from coordinator import cli
 from coordinator.services.authority import Authority
-from coordinator.services.collect import CoordinatorServer
+from coordinator.services.collect.server import CoordinatorServer
 from coordinator.store import schema as db
 from coordinator.store.engine import Database
 from coordinator.store.schema.revisions import HEAD, _scripts, revision_of, taken_back
