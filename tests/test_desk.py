@@ -224,10 +224,7 @@ def test_every_refused_attempt_leaves_one_line_that_says_what_and_who(ready, ids
         (("leave", CANARY, "--as", "dr-lind"), 2, ("leave", "E_STATE")),
         (("resume", "--as", CANARY), 2, ("resume", "E_CONFIG")),
         (("withdraw-person", "mini", "--as", CANARY, "--id-file", str(ids)), 2, ("withdraw-person", "E_CONFIG")),
-        (("ledger", "recover"), 30, ("ledger recover", "E_INTEGRITY")),
     ]
-    # As if the coordinator had witnessed more of this ledger than is here, and shown no proof of it.
-    ready.hub.anchored.append({"seq": 900, "head": "ab" * 32})
     for words, code, _ in attempts:
         ready(*words, expect=code)
         ready(*words, "--dry-run", expect=code)

@@ -139,17 +139,17 @@ def test_killed_while_it_deletes_a_coordinator_has_not_begun_or_brings_it_to_its
 
 
 def test_a_backup_of_before_does_not_bring_back_what_was_deleted(held, tmp_path):
-    made = backup.back_up(held.config, tmp_path / "backup.tar", today=TODAY)
+    key = SigningKey.generate()
+    leads, software = {"lead": key.public}, "0"
+    made, _, _ = backup.back_up(held.config, tmp_path / "backup.tar", leads=leads, software=software, today=TODAY)
     assert made.releases == 1
     assert delete_due(held.hub.store, held.home, AFTER) == ("mini",)
-    backup.restore(
-        tmp_path / "backup.tar", held.home, keys=tmp_path / "apart", replace=True, reason="a fire", day=lambda _: AFTER
-    )
+    backup.restore(tmp_path / "backup.tar", held.home, key=key, replace=True, reason="a fire", day=lambda _: AFTER)
     with closing(Store.open(held.home)) as store:
         assert [one.study for one in deleted(store)] == ["mini"]
         assert store.verify_log() == store.entries()
     assert held.found() == []
-    again = backup.back_up(held.config, tmp_path / "after.tar", today=AFTER)
+    again, _, _ = backup.back_up(held.config, tmp_path / "after.tar", leads=leads, software=software, today=AFTER)
     assert again.releases == 0
 
 

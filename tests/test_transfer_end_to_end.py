@@ -42,7 +42,7 @@ BENT = Dictionary(
         Column(name="sbp", kind="continuous", lower=0, upper=300, decimals=2),
     ),
 )
-KNOWN = {"age": Reference(mean=50, sd=10), "sbp": Reference(mean=130, sd=20)}
+KNOWN = {"age": Reference(mean=50.0, sd=10.0), "sbp": Reference(mean=130.0, sd=20.0)}
 PLAN = StudyPlan(
     study="shared-flow",
     version=1,

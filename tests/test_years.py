@@ -223,10 +223,10 @@ class Years:
     def restored_coordinator(self, step: int) -> None:
         """The coordinator is put back from before its last wave; its sites send that again."""
         archive = self.theatre.folder / f"backup-{step}.tar"
-        self.theatre.coordinator("backup", archive)
+        (lead, *_) = self.theatre.coordinator("backup", archive).json["for"]
         self.step(step)
         self.theatre.stop()
-        words = ("restore", archive, "--replace", "--reason", "the disk failed")
+        words = ("restore", archive, "--as", lead, "--replace", "--reason", "the disk failed")
         self.theatre.coordinator(*words, "--date", utc_now().date())
         self.theatre.serve()
         for site in self.sites:
