@@ -9,6 +9,7 @@ PKCS#8 as the library writes it is enough, and ``openssl pkey`` opens it too. Ke
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,11 +19,12 @@ from shared.errors import ParameterError, PassphraseRefusal, StateRefusal
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
-__all__ = ["KEY_FILE_VARIABLE", "clear_pem", "finding", "machine_secret", "pem_of", "private_key"]
+__all__ = ["KEY_FILE_VARIABLE", "clear_pem", "finding", "machine_secret", "pem_of", "private_key", "relocked"]
 
 KEY_FILE_VARIABLE = "TRIBUTARY_KEY_FILE"
 FEWEST_BYTES = 32
 HIDDEN = "-----BEGIN ENCRYPTED PRIVATE KEY-----"
+_BLOCK = re.compile(rb"-----BEGIN ENCRYPTED PRIVATE KEY-----.*?-----END ENCRYPTED PRIVATE KEY-----\n?", re.DOTALL)
 
 
 def machine_secret() -> bytes | None:
@@ -81,6 +83,26 @@ def private_key(data: bytes, name: str) -> PrivateKeyTypes:
         given=f"no {KEY_FILE_VARIABLE}" if secret is None else "one that does not",
         next_step=f"Set {KEY_FILE_VARIABLE} as for the service that runs here: the operators' manual, Keys at rest.",
     )
+
+
+def relocked(data: bytes, old: bytes, new: bytes | None) -> bytes:
+    """The bytes of a file in which every private key that the secret `old` opens is encrypted by `new`.
+
+    Args:
+        new: None for in the clear. What `old` does not open stays as it is: it is a person's.
+    """
+    from cryptography.hazmat.primitives import serialization as form
+
+    lock = form.NoEncryption() if new is None else form.BestAvailableEncryption(new)
+
+    def again(found: re.Match[bytes]) -> bytes:
+        try:
+            key = form.load_pem_private_key(found[0], old)
+        except ValueError:
+            return found[0]
+        return key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, lock)
+
+    return _BLOCK.sub(again, data)
 
 
 def clear_pem(pem: str, name: str) -> str:
