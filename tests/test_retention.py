@@ -155,6 +155,19 @@ def test_a_backup_of_before_does_not_bring_back_what_was_deleted(held, tmp_path)
     assert again.releases == 0
 
 
+def test_what_was_deleted_at_the_home_that_is_replaced_comes_not_back_before_its_day_in_the_backup(held, tmp_path):
+    """A later version may have brought the day forward since."""
+    lead = SigningKey.generate()
+    backup.back_up(held.config, tmp_path / "backup.tar", leads={"lead": lead.public}, software="0", today=TODAY)
+    assert delete_due(held.hub.store, held.home, AFTER) == ("mini",)
+    held.hub.store.close()
+    backup.restore(tmp_path / "backup.tar", held.home, key=lead, replace=True, reason="a fire", day=lambda _: TODAY)
+    with closing(Store.open(held.home)) as store:
+        assert store.releases() == ()
+        assert [one.bundles for one in deleted(store)] == [(held.digest,)]
+    assert held.found() == []
+
+
 def test_the_day_comes_by_itself_and_the_proof_is_of_the_log(held, tmp_path, monkeypatch, capsys):
     clock = Clock(tmp_path, monkeypatch)
     assert main(["--home", str(held.home), "plan", "delete", "mini", "--json"]) == 2
@@ -254,7 +267,7 @@ def test_what_another_process_deletes_leaves_the_memory_of_those_who_answer(held
 def ended(**changes) -> StudyEnd:
     values = {
         "number": 1, "previous": GENESIS, "day": "2026-05-01", "coordinator": "hub", "study": "mini",
-        "plan_hash": "ab" * 32, "reason": "It is published.",
+        "plan_hash": ENDS.hash, "reason": "It is published.",
     }  # fmt: skip
     return StudyEnd(**{**values, **changes})
 
@@ -264,6 +277,8 @@ def test_only_leads_end_a_study_and_once(held):
     leads = Leads(keys=(lead.public.hex,), threshold=1)
     with pytest.raises(SignatureRefusal):
         end_study(held.hub.store, ended().signed([SigningKey.generate()]), leads, "hub")
+    with pytest.raises(StateRefusal, match="a version of its plan"):
+        end_study(held.hub.store, ended(plan_hash="ab" * 32).signed([lead]), leads, "hub")
     index = end_study(held.hub.store, ended().signed([lead]), leads, "hub")
     assert end_study(held.hub.store, ended().signed([lead]), leads, "hub") == index
     with pytest.raises(StateRefusal):

@@ -231,6 +231,8 @@ def end_study(store: Database, envelope: Envelope, leads: Leads, coordinator: st
     """
     said = StudyEnd.from_bytes(envelope.require(STUDY_END_TYPE, leads.trusted, threshold=leads.threshold))
     least = plan_of(store, said.study).plan.floors.leads
+    if said.plan_hash not in {one.plan.hash for one in all_plans(store) if one.plan.study == said.study}:
+        raise StateRefusal("the end of a study must name a version of its plan", given="another study's of that name")
     envelope.require(STUDY_END_TYPE, leads.trusted, threshold=max(least, leads.threshold))
     if said.coordinator != coordinator:
         raise StateRefusal("the end of a study must be of this coordinator", given="another's")
@@ -260,14 +262,17 @@ def deleted(store: Database) -> tuple[Deletion, ...]:
     return tuple(out)
 
 
-def delete_due(store: Database, home: Path, today: dt.date, *, dry_run: bool = False) -> tuple[str, ...]:
+def delete_due(
+    store: Database, home: Path, today: dt.date, *, dry_run: bool = False, also: Mapping[str, dt.date] | None = None
+) -> tuple[str, ...]:
     """Delete what the newest plan of a study says is kept no longer; the studies. Bytes of an earlier call go as well.
 
     Args:
         home: the coordinator's folder, where bundles lie.
         today: by a clock that is believed.
+        also: hash of a version of a plan to its last day, where these were deleted from what this store goes on from.
     """
-    due = _due(store, today)
+    due = _due(store, today, also or {})
     studies = tuple(sorted({plan.study for plan, _ in due}))
     if dry_run:
         return studies
@@ -277,7 +282,7 @@ def delete_due(store: Database, home: Path, today: dt.date, *, dry_run: bool = F
     return studies
 
 
-def _due(store: Database, today: dt.date) -> list[tuple[StudyPlan, dt.date]]:
+def _due(store: Database, today: dt.date, also: Mapping[str, dt.date]) -> list[tuple[StudyPlan, dt.date]]:
     """Versions of plans whose releases are kept no longer, each with its last day.
 
     That is the day of the version that the sites approved when they drew, or of the newest one where that is earlier:
@@ -290,7 +295,11 @@ def _due(store: Database, today: dt.date) -> list[tuple[StudyPlan, dt.date]]:
     for plan in plans:
         last = newest[plan.study]
         days = [one.retention.until for one in (plan, last) if one.retention is not None]
-        if not days or today <= min(days) or plan.hash in gone:
+        if plan.hash in also:
+            days.append(also[plan.hash])
+        elif not days or today <= min(days):
+            continue
+        if plan.hash in gone:
             continue
         # Of an older version there is something to say only if there is something of it.
         if plan is last or store.read(lambda c, plan=plan: _bundles(c, plan)):  # type: ignore[misc]
