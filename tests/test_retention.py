@@ -31,7 +31,7 @@ from coordinator.store.engine import append_entry
 from coordinator.store.store import Store
 from shared.base.chain import GENESIS
 from shared.base.keys import SigningKey
-from shared.errors import PlanRefusal, SchemaRefusal, SignatureRefusal, StateRefusal
+from shared.errors import IntegrityRefusal, PlanRefusal, SchemaRefusal, SignatureRefusal, StateRefusal
 from shared.membership.leads import Leads
 from shared.membership.study_ends import StudyEnd
 from shared.plans.plan import StudyPlan, sign_plan
@@ -222,6 +222,15 @@ def test_nothing_is_taken_or_made_of_what_was_deleted_meanwhile(held):
         egress.send(late.envelope, late.path)
     assert not list((held.home / "staging").glob("*.part"))
     assert store.results() == ()
+
+
+def test_a_deletion_that_hides_another_versions_releases_is_no_deletion_of_the_log(held):
+    store = held.hub.store
+    assert delete_due(store, held.home, AFTER) == ("mini",)
+    assert store.verify_log() == store.entries()
+    store.write(lambda c: c.execute(schema.deletions.update().values(plan_hash="ab" * 32)))
+    with pytest.raises(IntegrityRefusal):
+        store.verify_log()
 
 
 def test_bytes_of_another_study_under_a_deleted_name_stay_and_staged_ones_go(held):
