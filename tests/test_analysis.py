@@ -606,7 +606,12 @@ def test_a_new_release_makes_a_new_answer_and_the_old_one_is_called_stale(own):
 
 def test_a_release_that_a_refresh_replaces_makes_its_results_stale(own):
     own.publish(
-        cohort_plan(**{"[release]": 'returning = "refresh"\n[release]', "version = 1\ntitle": "version = 2\ntitle"})
+        cohort_plan(
+            **{
+                'posture = "local"': 'returning = "refresh"\nposture = "local"',
+                "version = 1\ntitle": "version = 2\ntitle",
+            }
+        )
     )
     for wave, site, seed in ((1, "alpha", 1), (1, "beta", 2), (2, "alpha", 3)):
         own.add("cvd", site, cohort(300, seed), wave=wave)
