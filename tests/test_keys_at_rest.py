@@ -54,9 +54,10 @@ def test_a_key_is_opened_by_this_machines_secret_and_by_nothing_else(tmp_path, s
 
 def test_a_secret_that_is_short_or_gone_leaves_no_key_in_the_clear(tmp_path, secret):
     path = tmp_path / "release.pem"
-    secret.write_text("too short")
-    with pytest.raises(ParameterError, match="at least 32 bytes"):
-        SigningKey.generate().save(path, of_machine=True)
+    for wrong in ("too short", "5f" * 512):
+        secret.write_text(wrong)
+        with pytest.raises(ParameterError, match="32 to 1023 bytes"):
+            SigningKey.generate().save(path, of_machine=True)
     secret.unlink()
     with pytest.raises(StateRefusal, match="must be readable"):
         SigningKey.generate().save(path, of_machine=True)

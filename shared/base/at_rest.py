@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["KEY_FILE_VARIABLE", "clear_pem", "finding", "machine_secret", "pem_of", "private_key", "relocked"]
 
 KEY_FILE_VARIABLE = "TRIBUTARY_KEY_FILE"
-FEWEST_BYTES = 32
+FEWEST_BYTES, MOST_BYTES = 32, 1023  # OpenSSL takes no more
 HIDDEN = "-----BEGIN ENCRYPTED PRIVATE KEY-----"
 _BLOCK = re.compile(rb"-----BEGIN ENCRYPTED PRIVATE KEY-----.*?-----END ENCRYPTED PRIVATE KEY-----\n?", re.DOTALL)
 
@@ -30,7 +30,7 @@ _BLOCK = re.compile(rb"-----BEGIN ENCRYPTED PRIVATE KEY-----.*?-----END ENCRYPTE
 def machine_secret() -> bytes | None:
     """The content of the file that ``TRIBUTARY_KEY_FILE`` names, without blanks around it; None where it names none.
 
-    Raises: StateRefusal (it cannot be read: nothing is then written in the clear instead), ParameterError (too short).
+    Raises: StateRefusal (it cannot be read: nothing is then written in the clear instead), ParameterError (its length).
     """
     named = os.environ.get(KEY_FILE_VARIABLE)
     if not named:
@@ -43,9 +43,9 @@ def machine_secret() -> bytes | None:
             given=error.strerror or "an error",
             next_step="The operators' manual says under Keys at rest who may read it, and when.",
         ) from None
-    if len(found) < FEWEST_BYTES:
+    if not FEWEST_BYTES <= len(found) <= MOST_BYTES:
         raise ParameterError(
-            f"the secret that {KEY_FILE_VARIABLE} names must have at least {FEWEST_BYTES} bytes",
+            f"the secret that {KEY_FILE_VARIABLE} names must have {FEWEST_BYTES} to {MOST_BYTES} bytes",
             given=f"{len(found)}",
             next_step="Draw one by chance: openssl rand -hex 32",
         )
