@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import socket
@@ -122,7 +123,12 @@ def test_what_cannot_be_sent_is_said_without_a_secret_and_stops_nothing(mail, ho
     assert {one.failed for one in send(stranger, "cvd", 1, TEXTS)} == {"SSLCertVerificationError"}
     monkeypatch.setenv(PASSWORD_VARIABLE, "wrong-and-secret")
     refused = send(Notify(**sent, ca=authority[0], user="hub"), "cvd", 1, TEXTS)
-    assert {one.failed for one in refused} <= {"SMTPAuthenticationError", "SMTPServerDisconnected"}
+    kinds = {
+        "SMTPAuthenticationError",
+        "SMTPServerDisconnected",
+        "TimeoutError",
+    }  # the last: of a server that says no more
+    assert {one.failed for one in refused} <= kinds
     assert "secret" not in repr(refused)
     gone = Notify(**{**sent, "smtp": "127.0.0.1:1"})
     assert {one.failed for one in send(gone, "cvd", 1, TEXTS)} == {"ConnectionRefusedError"}
@@ -134,11 +140,62 @@ def test_what_cannot_be_sent_is_said_without_a_secret_and_stops_nothing(mail, ho
     assert box.mails == []
 
 
+@pytest.mark.parametrize("words", ["nonsense", "for ever", "drop by drop", "continued", "greeting"])
+def test_whatever_a_server_says_it_ends_and_the_others_are_told(hook, authority, monkeypatch, words):
+    """A server that is not one, or never ends: known by its kind of fault, in time, and no other way waits for it."""
+    monkeypatch.setattr(reminders, "SECONDS", 3.0)
+    monkeypatch.setattr(reminders, "EACH", 0.0)
+    over = threading.Event()
+
+    def serve(server) -> None:
+        while not over.is_set():
+            try:
+                caller, _ = server.accept()
+            except OSError:
+                return
+            threading.Thread(target=answer, args=(caller,)).start()
+
+    def answer(caller) -> None:
+        with caller, contextlib.suppress(OSError):
+            if words == "nonsense":
+                caller.sendall(b"HELLO secret\r\n\r\n")
+            while words != "nonsense" and not over.is_set():
+                if words == "drop by drop":
+                    over.wait(0.05)
+                said = {"for ever": b"220-more\r\n" * 4096, "drop by drop": b"2", "greeting": b"220-" + b"x" * 65536}
+                caller.sendall(said.get(words, b"HTTP/1.1 100 Continue\r\n\r\n"))
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve, args=(server,))
+        thread.start()
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        one = Notify(smtp=place, tls="none", sender="hub@example.org", lead=("a@b.org",), webhook=hook[0])
+        other = Notify(webhook=f"http://{place}/secret")
+        try:
+            found = [*send(one, "cvd", 1, {"alpha": "x"}), *send(other, "cvd", 1, {"alpha": "x"})]
+        finally:
+            over.set()
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+    assert [(one.way, bool(one.failed)) for one in found] == [("mail", True), ("webhook", False), ("webhook", True)]
+    assert "secret" not in repr(found)
+    assert len(hook[1]) == 1
+
+
+def test_a_webhook_on_this_machine_goes_through_no_proxy(hook, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert [one.failed for one in send(Notify(webhook=hook[0]), "cvd", 1, {"alpha": "x"})] == [""]
+
+
 def test_a_setting_that_would_send_in_the_open_or_nowhere_is_refused(tmp_path):
     good = {"smtp": "mail.example.org:587", "sender": "hub@example.org"}
     for wrong in (
         {"webhook": "http://chat.example.org/x"},
         {"webhook": "file:///etc/passwd"},
+        {"webhook": "https://me:secret@chat.example.org/x"},
+        {"webhook": "https://[::1"},
+        {"webhook": "https://chat.example.org:port/x"},
         {**good, "tls": "none"},
         {**good, "smtp": "127.0.0.1:25", "tls": "none", "user": "hub"},
         {**good, "tls": "maybe"},

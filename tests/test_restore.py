@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import io
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tarfile
 from contextlib import closing
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -728,6 +730,34 @@ def test_a_damaged_or_foreign_archive_is_refused_by_the_name_of_the_file(home, t
     assert "the version that wrote it" in refused(SchemaRefusal, lambda: restored(archive, tmp_path / "new")).next_step
     archive.write_bytes(whole.replace(b"tributary-backup/2", b"tributary-backup/3", 1))
     assert "Update" in refused(SchemaRefusal, lambda: restored(archive, tmp_path / "new")).next_step
+
+
+def test_a_file_that_is_larger_on_the_disk_than_in_the_archive_is_refused(home, tmp_path, monkeypatch):
+    """Anybody can encrypt to public keys, and the signature stands only after what is read: a page may fill no disk."""
+    made_of(home.config, tmp_path / "b.tar")
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", 32 << 20)
+
+    def packed(out, listed, sources):
+        with tarfile.open(fileobj=out, mode="w") as archive:
+            info = tarfile.TarInfo("contents.json")
+            info.size = len(listed)
+            archive.addfile(info, io.BytesIO(listed))
+            info = tarfile.TarInfo("store.db")
+            info.type, info.size = tarfile.GNUTYPE_SPARSE, 1
+            head = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+            head[386:410], head[483:495] = b"%011o\0%011o\0" % (0, 1), b"%011o\0" % (32 << 20)
+            head[148:156] = b" " * 8
+            head[148:156] = b"%06o\0 " % sum(head)
+            archive.fileobj.write(bytes(head) + bytes(512))
+            archive.offset += 1024
+
+    monkeypatch.setattr("shared.base.archive._packed", packed)
+    header, out = read_header(tmp_path / "b.tar"), tmp_path / "evil.tar"
+    said = {"store.db": tmp_path / "large"}
+    assert "store.db" in str(
+        refused(IntegrityRefusal, lambda: write_archive(out, header, LEAD, {}, said, scratch=tmp_path))
+    )
 
 
 def restored(archive, place):

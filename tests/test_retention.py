@@ -10,12 +10,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import closing
 
 import pytest
 from joined import Joined
 from membership import Clock
-from service import Hub
+from service import LEAD, Hub
 from test_membership import killed
 from test_recovery import PLAN
 
@@ -26,13 +27,14 @@ from coordinator.services import backup
 from coordinator.services.analysts import Analysts
 from coordinator.services.quotas import delete_due, deleted, end_study, erase
 from coordinator.store import schema
+from coordinator.store.engine import append_entry
 from coordinator.store.store import Store
 from shared.base.chain import GENESIS
 from shared.base.keys import SigningKey
-from shared.errors import PlanRefusal, SchemaRefusal, SignatureRefusal, StateRefusal
+from shared.errors import IntegrityRefusal, PlanRefusal, SchemaRefusal, SignatureRefusal, StateRefusal
 from shared.membership.leads import Leads
 from shared.membership.study_ends import StudyEnd
-from shared.plans.plan import StudyPlan
+from shared.plans.plan import StudyPlan, sign_plan
 from shared.plans.retention import Retention
 
 LAST = PLAN.expires
@@ -139,18 +141,31 @@ def test_killed_while_it_deletes_a_coordinator_has_not_begun_or_brings_it_to_its
 
 
 def test_a_backup_of_before_does_not_bring_back_what_was_deleted(held, tmp_path):
-    key = SigningKey.generate()
-    leads, software = {"lead": key.public}, "0"
-    made, _, _ = backup.back_up(held.config, tmp_path / "backup.tar", leads=leads, software=software, today=TODAY)
+    lead = SigningKey.generate()
+    given = {"leads": {"lead": lead.public}, "software": "0"}
+    made, _, _ = backup.back_up(held.config, tmp_path / "backup.tar", today=TODAY, **given)
     assert made.releases == 1
     assert delete_due(held.hub.store, held.home, AFTER) == ("mini",)
-    backup.restore(tmp_path / "backup.tar", held.home, key=key, replace=True, reason="a fire", day=lambda _: AFTER)
+    backup.restore(tmp_path / "backup.tar", held.home, key=lead, replace=True, reason="a fire", day=lambda _: AFTER)
     with closing(Store.open(held.home)) as store:
         assert [one.study for one in deleted(store)] == ["mini"]
         assert store.verify_log() == store.entries()
     assert held.found() == []
-    again, _, _ = backup.back_up(held.config, tmp_path / "after.tar", leads=leads, software=software, today=AFTER)
+    again, _, _ = backup.back_up(held.config, tmp_path / "after.tar", today=AFTER, **given)
     assert again.releases == 0
+
+
+def test_what_was_deleted_at_the_home_that_is_replaced_comes_not_back_before_its_day_in_the_backup(held, tmp_path):
+    """A later version may have brought the day forward since."""
+    lead = SigningKey.generate()
+    backup.back_up(held.config, tmp_path / "backup.tar", leads={"lead": lead.public}, software="0", today=TODAY)
+    assert delete_due(held.hub.store, held.home, AFTER) == ("mini",)
+    held.hub.store.close()
+    backup.restore(tmp_path / "backup.tar", held.home, key=lead, replace=True, reason="a fire", day=lambda _: TODAY)
+    with closing(Store.open(held.home)) as store:
+        assert store.releases() == ()
+        assert [one.bundles for one in deleted(store)] == [(held.digest,)]
+    assert held.found() == []
 
 
 def test_the_day_comes_by_itself_and_the_proof_is_of_the_log(held, tmp_path, monkeypatch, capsys):
@@ -175,11 +190,93 @@ def test_the_day_comes_by_itself_and_the_proof_is_of_the_log(held, tmp_path, mon
     assert erase(held.hub.store, held.home) == 0
 
 
+def test_a_later_version_keeps_nothing_longer_than_was_said_when_it_was_given(held):
+    """Sites approved that day; leads alone bring it forward, and put it off for nothing that has come."""
+    store = held.hub.store
+    longer = dataclasses.replace(KEPT, until=LAST + dt.timedelta(days=900))
+    for version, retention in ((2, longer), (3, None)):
+        newer = dataclasses.replace(ENDS, version=version, retention=retention)
+        store.add_plan(sign_plan(newer, [LEAD]), newer)
+        assert delete_due(store, held.home, LAST, dry_run=True) == ()
+        assert delete_due(store, held.home, AFTER, dry_run=True) == ("mini",)
+    assert delete_due(store, held.home, AFTER) == ("mini",)
+    (one,) = deleted(store)
+    assert (one.plan_hash, one.bundles, one.until) == (ENDS.hash, (held.digest,), LAST.isoformat())
+    assert store.verify_log() == store.entries()
+    assert held.found() == []
+
+
+def test_nothing_is_taken_or_made_of_what_was_deleted_meanwhile(held):
+    """An upload or a question that had begun before ends after; so do deliveries of what a restore forgot."""
+    store, late = held.hub.store, held.hub.seal("north", wave=2, release_id="cd" * 16)
+    said = held.hub.store.releases()[0]
+    question = {"study": "mini", "wave": 1, "kind": "analysis", "question": {"a": 1}, "numbers": {}, "today": AFTER}
+    assert delete_due(store, held.home, AFTER) == ("mini",)
+    with pytest.raises(StateRefusal, match="retention"):
+        store.save_result(used={held.digest: "north"}, **question)
+    with pytest.raises(StateRefusal, match="retention"):
+        store.accept_release(
+            statement=late.statement, envelope=late.envelope, receipt=said.receipt, today=AFTER, recheck=lambda: None
+        )
+    with held.hub.serve(), held.hub.egress("north") as egress, pytest.raises(StateRefusal, match="retention"):
+        egress.send(late.envelope, late.path)
+    assert not list((held.home / "staging").glob("*.part"))
+    assert store.results() == ()
+
+
+def test_a_deletion_that_hides_another_versions_releases_is_no_deletion_of_the_log(held):
+    store = held.hub.store
+    assert delete_due(store, held.home, AFTER) == ("mini",)
+    assert store.verify_log() == store.entries()
+    store.write(lambda c: c.execute(schema.deletions.update().values(plan_hash="ab" * 32)))
+    with pytest.raises(IntegrityRefusal):
+        store.verify_log()
+
+
+def test_bytes_of_another_study_under_a_deleted_name_stay_and_staged_ones_go(held):
+    store, late = held.hub.store, held.hub.seal("north", wave=2, release_id="cd" * 16)
+    staged = held.home / "staging" / f"north.{late.statement.bundle_sha256}.json"
+    staged.write_bytes(late.envelope.to_bytes())
+    staged.with_suffix(".part").write_bytes(late.path.read_bytes()[:100])
+    refused = {"wave": 1, "site": "north", "release_id": "ab", "code": "E", "reason": "", "day": "2026-05-01"}
+    envelope = dataclasses.replace(late.statement, study="mini", bundle_sha256="cd" * 32)
+    row = {**refused, "study": "mini", "bundle_sha256": "cd" * 32}
+    row["envelope"] = envelope.sign([held.hub.sites["north"].release]).to_bytes()
+    store.write(lambda c: c.execute(schema.quarantine.insert().values(**row)))
+    other = held.home / "bundles" / f"{'cd' * 32}.zip"
+    other.write_bytes(b"of another study")
+    same = {**store.read(lambda c: c.execute(schema.releases.select()).mappings().one())}
+    plan = dataclasses.replace(PLAN, study="other")
+    store.add_plan(sign_plan(plan, [LEAD]), plan)
+    same |= {"release_id": "other", "study": "other", "plan_hash": plan.hash, "bundle_sha256": "cd" * 32}
+    index, _ = store.write(lambda c: append_entry(c, {"kind": "test"}))
+    store.write(lambda c: c.execute(schema.releases.insert().values(**{**same, "log_index": index})))
+    old = held.home / ".backup-killed" / "1"
+    old.mkdir(parents=True)
+    (old / "store.db").write_bytes(SECRET)
+    os.utime(old.parent, (1, 1))
+    assert delete_due(store, held.home, AFTER) == ("mini",)
+    assert other.exists()
+    assert not staged.exists()
+    assert not staged.with_suffix(".part").exists()
+    assert not old.exists()
+
+
+def test_what_another_process_deletes_leaves_the_memory_of_those_who_answer(held, monkeypatch):
+    monkeypatch.setattr("coordinator.services.analysts_port.LOOK", 0.02)
+    forgotten = threading.Event()
+    monkeypatch.setattr("coordinator.services.workers.Workers.forget", lambda self: forgotten.set())
+    with held.hub.serve(analysts="127.0.0.1:0"):
+        assert not forgotten.wait(0.1)
+        assert delete_due(held.hub.store, held.home, AFTER) == ("mini",)
+        assert forgotten.wait(30)
+
+
 # -- the end of a study -----------------------------------------------------------------------------------------------
 def ended(**changes) -> StudyEnd:
     values = {
         "number": 1, "previous": GENESIS, "day": "2026-05-01", "coordinator": "hub", "study": "mini",
-        "plan_hash": "ab" * 32, "reason": "It is published.",
+        "plan_hash": ENDS.hash, "reason": "It is published.",
     }  # fmt: skip
     return StudyEnd(**{**values, **changes})
 
@@ -189,6 +286,8 @@ def test_only_leads_end_a_study_and_once(held):
     leads = Leads(keys=(lead.public.hex,), threshold=1)
     with pytest.raises(SignatureRefusal):
         end_study(held.hub.store, ended().signed([SigningKey.generate()]), leads, "hub")
+    with pytest.raises(StateRefusal, match="a version of its plan"):
+        end_study(held.hub.store, ended(plan_hash="ab" * 32).signed([lead]), leads, "hub")
     index = end_study(held.hub.store, ended().signed([lead]), leads, "hub")
     assert end_study(held.hub.store, ended().signed([lead]), leads, "hub") == index
     with pytest.raises(StateRefusal):

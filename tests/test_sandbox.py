@@ -401,6 +401,20 @@ def test_a_worker_goes_on_with_what_it_knows_unless_each_task_is_to_have_its_own
     assert [fresh.run("workshop:counted", {}, owner="a") for _ in range(3)] == [1, 1, 1]
 
 
+def test_what_is_to_be_forgotten_is_in_no_worker_neither_idle_nor_at_work(pool, tmp_path):
+    assert [pool.run("workshop:counted", {}, owner="a") for _ in range(2)] == [1, 2]
+    pool.forget()
+    assert pool.run("workshop:counted", {}, owner="a") == 1
+    with ThreadPoolExecutor(1) as threads:
+        at_work = {"until": str(tmp_path / "go"), "file": str(tmp_path / "pid")}
+        long = threads.submit(pool.run, "workshop:sleep", at_work, owner="a")
+        when(lambda: (tmp_path / "pid").exists())
+        pool.forget()
+        (tmp_path / "go").touch()
+        long.result(60)
+    assert pool.run("workshop:pid", {}, owner="a") != int((tmp_path / "pid").read_text())
+
+
 def test_who_waits_for_a_place_waits_no_longer_than_told(pool, tmp_path):
     with ThreadPoolExecutor(1) as threads:
         ends = {"until": str(tmp_path / "go"), "seconds": 600}

@@ -10,19 +10,20 @@ import datetime as dt
 import json
 import logging
 import os
+import resource
 import smtplib
 import ssl
+import subprocess
+import sys
 import tomllib
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from email.message import EmailMessage
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.answers.waves import grid, reminder
 from shared.base.canonical import closed
 from shared.errors import ConfigRefusal
 
@@ -33,7 +34,8 @@ __all__ = ["FILE_NAME", "PASSWORD_VARIABLE", "Notify", "SentReminder", "remind_d
 
 FILE_NAME = "notify.toml"
 PASSWORD_VARIABLE = "TRIBUTARY_SMTP_PASSWORD"
-SECONDS = 15.0
+SECONDS, EACH = 15.0, 5.0  # of silence, and of all that a server says for each reminder beyond that
+MEMORY = 1 << 30
 BEFORE_END = (14, 7, 1)
 """Days before a wave's deadline on which its sites are reminded by themselves; and once a week after it."""
 _log = logging.getLogger(__name__)
@@ -81,9 +83,13 @@ class Notify:
         texts = all(isinstance(getattr(self, item.name), str) for item in fields(self) if item.type == "str")
         _must(texts, "settings must be texts", "another type")
         if self.webhook:
-            place = urllib.parse.urlsplit(self.webhook)
-            safe = place.scheme == "https" or (place.scheme == "http" and _here(place.hostname or ""))
-            _must(safe and place.hostname, "webhook must be an https address", "another")
+            try:
+                place = urllib.parse.urlsplit(self.webhook)
+                known = place.hostname and (place.port is None or place.port > 0) and place.username is None
+            except ValueError:
+                known = False
+            safe = known and (place.scheme == "https" or (place.scheme == "http" and _here(place.hostname or "")))
+            _must(safe, "webhook must be an https address, without a name or password in it", "another")
         _must(self.tls in ("starttls", "tls", "none"), "tls must be starttls, tls or none", repr(self.tls))
         if self.smtp:
             host, _, port = self.smtp.rpartition(":")
@@ -129,19 +135,44 @@ class SentReminder:
 
 
 def send(notify: Notify, study: str, wave: int, texts: Mapping[str, str]) -> tuple[SentReminder, ...]:
-    """Send each site's reminder on every way that is configured. Nothing is raised, whatever the servers do."""
-    out = []
-    for site, text in texts.items():
-        subject = f"Study {study}, wave {wave}: {site} is awaited"
-        for way, address, work in (("mail", notify.smtp, _mail), ("webhook", notify.webhook, _post)):
-            if not address:
-                continue
-            try:
-                work(notify, site, subject, text, {"study": study, "wave": wave, "site": site})
-                out.append(SentReminder(site=site, way=way))
-            except (OSError, smtplib.SMTPException, ValueError) as error:
-                out.append(SentReminder(site=site, way=way, failed=type(error).__name__))
+    """Send each site's reminder on every way that is configured. Nothing is raised, whatever the servers do.
+
+    Each way has a process of its own, which ends in time: a server may speak for ever, or send what fits in no memory.
+    """
+    out: list[SentReminder] = []
+    ways = {"mail": notify.smtp, "webhook": notify.webhook}
+    for way in (way for way, address in ways.items() if address and texts):
+        given = {"way": way, "notify": asdict(notify), "study": study, "wave": wave, "texts": dict(texts)}
+        command = [sys.executable, "-c", f"import {__name__}; {__name__}.main()"]
+        quiet: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        done, why = b"", "ChildProcessError"
+        try:
+            most = SECONDS + EACH * len(texts)
+            done = subprocess.run(command, input=json.dumps(given).encode(), timeout=most, check=False, **quiet).stdout
+        except subprocess.TimeoutExpired as over:
+            done, why = over.stdout or b"", "TimeoutError"
+        except OSError as error:
+            why = type(error).__name__
+        said = dict(json.loads(line) for line in done.splitlines())
+        out += [SentReminder(site=site, way=way, failed=said.get(site, why)) for site in texts]
     return tuple(out)
+
+
+def main() -> None:
+    """Send what standard input says, in a process of its own; a line for each site says what became of it."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    given = json.load(sys.stdin)
+    notify = Notify(**{**given["notify"], "lead": tuple(given["notify"]["lead"])})
+    work = _mail if given["way"] == "mail" else _post
+    for site, text in given["texts"].items():
+        about = {"study": given["study"], "wave": given["wave"], "site": site}
+        failed = ""
+        try:
+            work(notify, site, f"Study {given['study']}, wave {given['wave']}: {site} is awaited", text, about)
+        except Exception as error:  # of whatever kind a server may cause; its text may quote a secret
+            failed = type(error).__name__
+        sys.stdout.write(json.dumps([site, failed]) + "\n")
+        sys.stdout.flush()
 
 
 def _context(notify: Notify) -> ssl.SSLContext:
@@ -179,7 +210,10 @@ def _post(notify: Notify, site: str, subject: str, text: str, about: Mapping[str
     body = json.dumps({"text": f"{subject}\n\n{text}", **about}).encode()
     request = urllib.request.Request(notify.webhook, data=body, headers={"Content-Type": "application/json"})
     secure = urllib.request.HTTPSHandler(context=_context(notify))
-    with urllib.request.build_opener(_Stay, secure).open(request, timeout=SECONDS) as answered:
+    # What goes to this machine in the clear goes to no proxy.
+    proxies = {name: place for name, place in urllib.request.getproxies().items() if name == "https"}
+    proxy = urllib.request.ProxyHandler(proxies)
+    with urllib.request.build_opener(_Stay, secure, proxy).open(request, timeout=SECONDS) as answered:
         answered.read(1 << 16)
 
 
@@ -188,6 +222,8 @@ def remind_due(store: Store, home: Path, today: dt.date) -> tuple[SentReminder, 
 
     Without notify.toml nothing is noted either: then a person reminds. Raises: ConfigRefusal, StorageRefusal.
     """
+    from coordinator.answers.waves import grid, reminder
+
     notify = Notify.load(home)
     out: list[SentReminder] = []
     for plan in {stored.plan.study: stored.plan for stored in store.plans()}.values() if notify.configured else ():

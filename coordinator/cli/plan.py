@@ -536,7 +536,7 @@ def plan_delete(
     with open_store(config) as store:
         plan = store.plan(study).plan
         authority = Authority.load(config.home)
-        known = next((one for one in deleted(store) if one.study == study), None)
+        known = next((one for one in deleted(store) if one.plan_hash == plan.hash), None)
         due = known is not None or study in delete_due(store, config.home, today(), dry_run=True)
         if not due:
             raise StateRefusal(
@@ -549,7 +549,7 @@ def plan_delete(
             if known is None:
                 SeenClocks(store, authority.certificate).verdict(authority.now()).require()
                 delete_due(store, config.home, today())
-                known = next(one for one in deleted(store) if one.study == study)
+                known = [one for one in deleted(store) if one.study == study][-1]
             answer |= _proof(store, authority, known)
 
     def show(out: Console) -> None:

@@ -120,9 +120,7 @@ class AnalysisService:
         self._turns: WeakValueDictionary[str, _QueryLock] = WeakValueDictionary()
         self._guard = threading.Lock()
         self._missing: OrderedDict[str, dict[str, float]] = OrderedDict()
-        self._holdings: OrderedDict[tuple[str, int, int | None, bool, int], release_selection.ReleaseSelection] = (
-            OrderedDict()
-        )
+        self._holdings: OrderedDict[tuple[object, ...], release_selection.ReleaseSelection] = OrderedDict()
 
     def start(self) -> None:
         """Begin what the first question would have to wait for."""
@@ -132,6 +130,12 @@ class AnalysisService:
     def close(self) -> None:
         """End the processes that wait for a question."""
         self._workers.close()
+
+    def forget(self) -> None:
+        """Leave nothing in memory of what releases held until now."""
+        with self._guard:
+            self._holdings, self._missing = OrderedDict(), OrderedDict()
+        self._workers.forget()
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -573,10 +577,7 @@ class AnalysisService:
     # -- turns --------------------------------------------------------------------------------------------------
     def _turn(self, result_id: str) -> _QueryLock:
         with self._guard:
-            turn = self._turns.get(result_id)
-            if turn is None:
-                turn = self._turns[result_id] = _QueryLock()
-            return turn
+            return self._turns.setdefault(result_id, _QueryLock())
 
     def _run(self, task: str, given: Mapping[str, Any], who: Analyst, call: Call) -> Any:
         """What a task gives, in a worker. Raises: what it refuses, RateRefusal, EstimateRefusal, NetworkRefusal."""

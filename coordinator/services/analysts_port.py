@@ -24,6 +24,7 @@ from typing import Any
 from coordinator.config import Quotas
 from coordinator.services.analysis import LONGEST, REQUEST_CAP, WAITING, AnalysisService
 from coordinator.services.authority import server_credentials
+from coordinator.services.quotas import deleted
 from coordinator.store.store import Store
 from shared.base.clock import utc_now
 from shared.errors import NetworkRefusal, Refusal, refusal_from_code
@@ -34,6 +35,7 @@ __all__ = ["AnalystsProcess", "AnalystsServer", "analysts_server"]
 
 # An analyst's message is small: whoever takes longer for it than this is not sending one.
 FIRST = 10.0
+LOOK = 20.0  # seconds after which what was deleted is in no memory
 LONGEST_PAUSE = 60.0
 _log = logging.getLogger("tributary.analysts")
 
@@ -44,6 +46,7 @@ class AnalystsServer:
 
     server: Server
     service: AnalysisService
+    ended: threading.Event
 
     @property
     def port(self) -> int:
@@ -52,8 +55,18 @@ class AnalystsServer:
 
     def stop(self, grace: float = 5.0) -> None:
         """Let running calls end within `grace` seconds, then close everything."""
+        self.ended.set()
         self.server.stop(grace)
         self.service.close()
+
+
+def _watched(store: Store, service: AnalysisService, known: int, ended: threading.Event) -> None:
+    """What another process deletes leaves the memory here too, also where nobody asks any more."""
+    while not ended.wait(LOOK):
+        with suppress(Refusal):  # a store that cannot be read: a question says so
+            if (now := len(deleted(store))) != known:
+                known = now
+                service.forget()
 
 
 def analysts_server(
@@ -79,6 +92,7 @@ def analysts_server(
     Raises: NetworkRefusal (the port is taken).
     """
     quotas = {} if "quotas" not in analysis else {"quotas": Quotas(**analysis["quotas"])}  # it came as JSON
+    known = len(deleted(store))
     asked = AnalysisService(store, today=today, **{**analysis, **quotas})
     asked.start()
     try:
@@ -98,7 +112,9 @@ def analysts_server(
     except BaseException:
         asked.close()
         raise
-    return AnalystsServer(server=server, service=asked)
+    ended = threading.Event()
+    threading.Thread(target=_watched, args=(store, asked, known, ended), daemon=True).start()
+    return AnalystsServer(server=server, service=asked, ended=ended)
 
 
 class AnalystsProcess:

@@ -12,6 +12,7 @@ more of it records a restore where it would otherwise have to record a fork.
 
 from __future__ import annotations
 
+import datetime as dt
 import fcntl
 import re
 import shutil
@@ -27,7 +28,7 @@ from coordinator.config import FILE_NAME, CoordinatorConfig
 from coordinator.services.authority import Authority
 from coordinator.services.clocks import SeenClocks
 from coordinator.services.health import require_whole
-from coordinator.services.quotas import delete_due
+from coordinator.services.quotas import delete_due, deleted
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import Store
 from shared.base.archive import BackupHeader, header_for, new_file, put_in_place, read_archive, sandbox, write_archive
@@ -38,8 +39,6 @@ from shared.terminal import proven
 from shared.wire.tree_heads import open_head
 
 if TYPE_CHECKING:
-    import datetime as dt
-
     from shared.base.keys import SigningKey
     from shared.terminal import ChecklistLine
 
@@ -253,7 +252,8 @@ def restore(
                 watch = LogWatch(store, coordinator=authority.coordinator, key=authority.witness)
                 said = {"archive": digest, "reason": reason}
                 entry = watch.restore(said, today)
-                delete_due(store, made, today)  # a backup is older than what was deleted since: it brings nothing back
+                # A backup is older than what was deleted since: it brings nothing back.
+                delete_due(store, made, today, also=_deleted_there(home))
         _one_file(made / "store.db")
         moved = "" if dry_run else put_in_place(made, home)
     return RestoredHome(facts=facts, entry=entry, moved=moved)
@@ -352,6 +352,16 @@ def _require_same(home: Path, facts: BackupFacts) -> None:
             given=f"{there.coordinator} there, {facts.coordinator} in the backup",
             next_step="Choose another --home.",
         )
+
+
+def _deleted_there(home: Path) -> dict[str, dt.date]:
+    """Hashes of plans whose releases were deleted at the home that is replaced, with their last day."""
+    if not (home / "store.db").exists():
+        return {}
+    with suppress(Refusal), closing(Store.open(home)) as store:
+        store.verify_log()
+        return {one.plan_hash: dt.date.fromisoformat(one.until) for one in deleted(store)}
+    return {}  # what is there cannot be read: it is put aside all the same
 
 
 def _later_authorities(home: Path, made: Path) -> None:

@@ -5,19 +5,22 @@ stay. What is bounded is the rest. Refused bytes are evidence for a while, and t
 answer can be computed again. Witnessed heads cannot be dropped, so that a site that fills its share of them is refused
 until the lead widens it. Whoever comes within `ALARM` of a bound is named in the log and by `coordinator doctor`.
 
-One bound is the study's own: the day until which its plan, which leads have signed and sites have approved, keeps its
-releases. After it bundles, answers, results and what trainings sent are deleted, by the coordinator itself; one that
-was put back from an older backup does so again before it serves. Log, plans, statements and receipts stay. The log's
-entry names each bundle by its SHA-256; with the signed head and an inclusion proof it is the proof of deletion.
+One bound is the study's own: the day until which a plan, which leads have signed and sites have approved, keeps what
+was drawn under it; a later version may bring that day forward, and puts it off for nothing that has come. After it
+bundles, answers, results and what trainings sent are deleted, by the coordinator itself; one that was put back from an
+older backup does so again before it serves. Log, plans, statements and receipts stay. The log's entry names each bundle
+by its SHA-256; with the signed head and an inclusion proof it is the proof of deletion.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,14 +34,16 @@ from coordinator.store.members import all_plans, plan_of
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope
-from shared.errors import RateRefusal, StateRefusal
+from shared.errors import RateRefusal, Refusal, StateRefusal
 from shared.membership.study_ends import STUDY_END_TYPE, StudyEnd
+from shared.releases.receipt import Statement
 
 if TYPE_CHECKING:
     from coordinator.config import Quotas
     from coordinator.store.engine import Database
     from coordinator.store.store import Store
     from shared.membership.leads import Leads
+    from shared.plans.plan import StudyPlan
 
 __all__ = [
     "ALARM",
@@ -194,7 +199,7 @@ def _size(path: Path) -> int:
 # -- studies that are over -------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Deletion:
-    """A study whose releases were deleted.
+    """Releases of one version of a study's plan that were deleted.
 
     Args:
         until: last day of its retention, by the plan with the hash `plan_hash`.
@@ -226,6 +231,8 @@ def end_study(store: Database, envelope: Envelope, leads: Leads, coordinator: st
     """
     said = StudyEnd.from_bytes(envelope.require(STUDY_END_TYPE, leads.trusted, threshold=leads.threshold))
     least = plan_of(store, said.study).plan.floors.leads
+    if said.plan_hash not in {one.plan.hash for one in all_plans(store) if one.plan.study == said.study}:
+        raise StateRefusal("the end of a study must name a version of its plan", given="another study's of that name")
     envelope.require(STUDY_END_TYPE, leads.trusted, threshold=max(least, leads.threshold))
     if said.coordinator != coordinator:
         raise StateRefusal("the end of a study must be of this coordinator", given="another's")
@@ -255,55 +262,96 @@ def deleted(store: Database) -> tuple[Deletion, ...]:
     return tuple(out)
 
 
-def delete_due(store: Database, home: Path, today: dt.date, *, dry_run: bool = False) -> tuple[str, ...]:
+def delete_due(
+    store: Database, home: Path, today: dt.date, *, dry_run: bool = False, also: Mapping[str, dt.date] | None = None
+) -> tuple[str, ...]:
     """Delete what the newest plan of a study says is kept no longer; the studies. Bytes of an earlier call go as well.
 
     Args:
         home: the coordinator's folder, where bundles lie.
         today: by a clock that is believed.
+        also: hash of a version of a plan to its last day, where these were deleted from what this store goes on from.
     """
-    newest = {stored.plan.study: stored.plan for stored in all_plans(store)}
-    gone = {one.study for one in deleted(store)}
-    due = {
-        study: plan
-        for study, plan in newest.items()
-        if study not in gone and plan.retention is not None and today > plan.retention.until
-    }
+    due = _due(store, today, also or {})
+    studies = tuple(sorted({plan.study for plan, _ in due}))
     if dry_run:
-        return tuple(sorted(due))
-    for study, plan in sorted(due.items()):
-        assert plan.retention is not None
-        _forget(store, study, today=today, until=plan.retention.until, plan_hash=plan.hash)
+        return studies
+    for plan, until in due:
+        _forget(store, plan, today=today, until=until)
     erase(store, home)
-    return tuple(sorted(due))
+    return studies
 
 
-def _forget(store: Database, study: str, *, today: dt.date, until: dt.date, plan_hash: str) -> None:
-    """Say in the log what goes, and let the database forget it; the files go afterwards, never before."""
-    tables = (db.releases, db.quarantine)
+def _due(store: Database, today: dt.date, also: Mapping[str, dt.date]) -> list[tuple[StudyPlan, dt.date]]:
+    """Versions of plans whose releases are kept no longer, each with its last day.
+
+    That is the day of the version that the sites approved when they drew, or of the newest one where that is earlier:
+    a later version keeps nothing for longer than was said when it was given.
+    """
+    plans = [stored.plan for stored in all_plans(store)]
+    newest = {plan.study: plan for plan in plans}
+    gone = {one.plan_hash for one in deleted(store)}
+    due = []
+    for plan in plans:
+        last = newest[plan.study]
+        days = [one.retention.until for one in (plan, last) if one.retention is not None]
+        if plan.hash in also:
+            days.append(also[plan.hash])
+        elif not days or today <= min(days):
+            continue
+        if plan.hash in gone:
+            continue
+        # Of an older version there is something to say only if there is something of it.
+        if plan is last or store.read(lambda c, plan=plan: _bundles(c, plan)):  # type: ignore[misc]
+            due.append((plan, min(days)))
+    return due
+
+
+def _bundles(c: sa.Connection, plan: StudyPlan) -> set[str]:
+    """SHA-256 of every bundle of a version of a plan that came, refused ones too."""
+    own = sa.select(db.releases.c.bundle_sha256).where(db.releases.c.plan_hash == plan.hash)
+    apart = c.execute(sa.select(db.quarantine).where(db.quarantine.c.study == plan.study)).all()
+    refused = {row.bundle_sha256 for row in apart if _said(row.envelope).plan_hash == plan.hash}
+    return {*c.execute(own).scalars(), *refused}
+
+
+def _said(envelope: bytes) -> Statement:
+    return Statement.from_bytes(Envelope.from_bytes(envelope).payload)
+
+
+def _forget(store: Database, plan: StudyPlan, *, today: dt.date, until: dt.date) -> None:
+    """Say in the log what goes, and let the database forget it; the files go afterwards, never before.
+
+    Every answer of the study goes, because it may rest on what is deleted; from the rest it can be computed again.
+    """
+    study = plan.study
 
     def work(c: sa.Connection) -> None:
+        if c.execute(sa.select(db.deletions.c.study).where(db.deletions.c.plan_hash == plan.hash)).first() is not None:
+            return  # another process was faster
         if c.dialect.name == "sqlite":
             c.exec_driver_sql("PRAGMA secure_delete=ON")  # a freed page is overwritten, not only forgotten
-        names = {d for t in tables for d in c.execute(sa.select(t.c.bundle_sha256).where(t.c.study == study)).scalars()}
+        names = _bundles(c, plan)
         own = [row.result_id for row in c.execute(sa.select(db.answers.c.result_id).where(db.answers.c.study == study))]
         for start in range(0, len(own), 500):
             part = own[start : start + 500]
             c.execute(db.answers_kept.delete().where(db.answers_kept.c.result_id.in_(part)))
         results = c.execute(db.results.delete().where(db.results.c.study == study)).rowcount
         c.execute(db.answers.delete().where(db.answers.c.study == study))
-        rounds = sa.select(db.round_asked.c.number).where(db.round_asked.c.study == study)
+        asked = db.round_asked.c.plan_hash == plan.hash
+        rounds = sa.select(db.round_asked.c.number).where(asked)
         c.execute(db.round_of.update().where(db.round_of.c.asked.in_(rounds)).values(content=b""))
-        c.execute(db.round_asked.update().where(db.round_asked.c.study == study).values(content=b""))
+        c.execute(db.round_asked.update().where(asked).values(content=b""))
         body: dict[str, Any] = {
             "kind": "study_deleted",
             "study": study,
             "day": today.isoformat(),
             "until": until.isoformat(),
         }
-        body |= {"plan_hash": plan_hash, "bundles": sorted(names), "answers": len(own) + results}
+        body |= {"plan_hash": plan.hash, "bundles": sorted(names), "answers": len(own) + results}
         index, _ = append_entry(c, body)
-        c.execute(db.deletions.insert().values(study=study, entry=canonical_json(body), log_index=index))
+        values = {"plan_hash": plan.hash, "study": study, "entry": canonical_json(body), "log_index": index}
+        c.execute(db.deletions.insert().values(values))
         reach("retention.before_commit")
 
     store.write(work)
@@ -311,9 +359,21 @@ def _forget(store: Database, study: str, *, today: dt.date, until: dt.date, plan
 
 
 def erase(store: Database, home: Path) -> int:
-    """Remove the bytes of every study that was deleted, wherever they lie; how many files. Safe to repeat."""
+    """Remove the bytes of everything that was deleted, wherever they lie; how many files. Safe to repeat."""
     count = 0
+    gone = {one.plan_hash for one in deleted(store)}
+    # A site may send the bytes of one study as a release of another: what is kept there stays.
+    kept = store.read(lambda c: c.execute(sa.select(db.releases.c.bundle_sha256, db.releases.c.plan_hash)).all())
     names = {digest for one in deleted(store) for digest in one.bundles}
+    names -= {row.bundle_sha256 for row in kept if row.plan_hash not in gone}
+    for offer in (home / "staging").glob("*.json"):
+        with suppress(Refusal, OSError):  # one that another process has brought to its end, or that is torn
+            said = _said(offer.read_bytes().split(b"\n")[0])
+            names |= {said.bundle_sha256} if said.plan_hash in gone else set()
+    if gone:  # what a backup that was killed has left: a copy of the database as it was
+        for folder in home.glob(".backup-*"):
+            if time.time() - folder.stat().st_mtime > 86_400:
+                shutil.rmtree(folder, ignore_errors=True)
     for folder in (home / "bundles", home / "quarantine", home / "staging"):
         found = [path for path in folder.glob("*") if names & set(path.name.split("."))] if folder.is_dir() else []
         for path in found:

@@ -108,6 +108,7 @@ class Workers:
         self._number, self._last = 0, 0.0
         self._idle: list[_Worker] = []
         self._closed = False
+        self._era = 0  # a worker of an earlier one is not used again
 
     def start(self) -> None:
         """Begin to import, so that the first task need not wait for it."""
@@ -134,13 +135,14 @@ class Workers:
             limits: of this task, if not the pool's.
         Raises: what the task refuses; Ended, Failed, Busy.
         """
+        kept, era = False, self._era
         worker = self._take(owner, patience, left)
-        kept = False
         try:
             worker = worker or _Worker(_fork_server(self._imports))
             begun()
             reply = worker.do(task, given, limits or self.limits, left)
             kept = not self._fresh and "gave" in reply and worker.grown() < KEPT * self.limits.memory
+            kept = kept and era == self._era
         finally:
             self._leave(owner, worker, kept)
         if "refused" in reply:
@@ -155,7 +157,14 @@ class Workers:
     def close(self) -> None:
         """End the workers that wait for a task; those that run end with theirs."""
         with self._turns:
-            self._closed, idle, self._idle = True, self._idle, []
+            self._closed = True
+        self.forget()
+
+    def forget(self) -> None:
+        """Leave nothing in memory of what tasks have read until now."""
+        with self._turns:
+            self._era += 1
+            idle, self._idle = self._idle, []
         for worker in idle:
             worker.end()
 

@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coordinator.store import schema as db
-from shared.base.canonical import canonical_json
+from shared.base.canonical import canonical_json, parse_json
 from shared.base.keys import Envelope, PublicKey
 from shared.errors import StateRefusal
 from shared.membership.grants import Grant
@@ -239,5 +239,6 @@ def logged(c: sa.Connection) -> dict[int, bytes]:
         out[index] = distrust_leaf(rows[0].site, rows[0].since, [row.bundle_sha256 for row in rows])
     for row in c.execute(sa.select(study_ends)):
         out[row.log_index] = end_leaf(StudyEnd.said(Envelope.from_bytes(row.envelope)))
-    deleted = {row.log_index: bytes(row.entry) for row in c.execute(sa.select(db.deletions))}
-    return deleted | {index: canonical_json(leaf) for index, leaf in out.items()}
+    for row in c.execute(sa.select(db.deletions)):  # the columns decide what is hidden: they are held to it as well
+        out[row.log_index] = {**parse_json(row.entry), "study": row.study, "plan_hash": row.plan_hash}
+    return {index: canonical_json(leaf) for index, leaf in out.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -42,6 +42,7 @@ __all__ = [
     "quarantined",
     "release_of",
     "release_row",
+    "require_kept",
     "revoke_standing",
     "select_releases",
     "select_tombstones",
@@ -58,7 +59,7 @@ REVOCATIONS_CAP = 10_000
 DISTRUSTED = "distrusted"
 """In the place of a withdrawal's reason: the site did not take it back, its keys may have been in other hands."""
 VISIBLE = db.withdrawals.c.day.is_(None) & membership.distrusted.c.day.is_(None)
-VISIBLE &= db.releases.c.study.not_in(sa.select(db.deletions.c.study))
+VISIBLE &= db.releases.c.plan_hash.not_in(sa.select(db.deletions.c.plan_hash))
 
 
 def accept_release(
@@ -88,6 +89,7 @@ def accept_release(
         if known is not None:
             return known.acceptance
         recheck()
+        require_kept(c, plans=[statement.plan_hash])
         index, log_root = append_entry(c, release_leaf(envelope, statement.bundle_sha256, statement.site, standing))
         c.execute(
             db.releases.insert().values(
@@ -117,6 +119,19 @@ def accept_release(
         return release_row(made).acceptance
 
     return store.write(work)
+
+
+def require_kept(c: sa.Connection, *, bundles: Collection[str] = (), plans: Collection[str] = ()) -> None:
+    """Refuse what rests on bundles, or is of versions of plans (hashes), that were deleted. Raises: StateRefusal."""
+    of = sa.select(db.releases.c.plan_hash).where(db.releases.c.bundle_sha256.in_(bundles))
+    gone = sa.select(db.deletions.c.study).where(db.deletions.c.plan_hash.in_(plans) | db.deletions.c.plan_hash.in_(of))
+    study = c.execute(gone).scalar()
+    if study is not None:
+        raise StateRefusal(
+            "the retention of a study's releases must not be over",
+            given=f"{study}, whose releases were deleted",
+            next_step="Nothing more is taken or made of them; the coordinator's log says so.",
+        )
 
 
 def accepted(store: Database, statement: Statement) -> Acceptance | None:

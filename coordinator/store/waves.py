@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from coordinator.store import schema as db
 from coordinator.store.engine import Database, append_entry
 from coordinator.store.membership import declined as _declined
-from coordinator.store.releases import VISIBLE, accepted_releases, select_releases, tombstones
+from coordinator.store.releases import VISIBLE, accepted_releases, require_kept, select_releases, tombstones
 from coordinator.store.rows import Revision, SavedResult, WaveRecord
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.failpoints import reach
@@ -189,7 +189,11 @@ def remember(
     figure: str = "",
     today: dt.date,
 ) -> SavedResult | None:
-    """`Store.save_result` within a transaction; the last result to the same question, whatever it says."""
+    """`Store.save_result` within a transaction; the last result to the same question, whatever it says.
+
+    Raises: StateRefusal, where a release that it is made of was deleted meanwhile.
+    """
+    require_kept(c, bundles=used)
     query = canonical_json(dict(question)).decode()
     body = {"kind": kind, "question": query, "used": dict(used), "numbers": dict(numbers), "figure": figure}
     content = sha256_hex(canonical_json(body))

@@ -17,16 +17,18 @@ import ctypes
 import hashlib
 import io
 import os
+import secrets
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from shared.base.at_rest import machine_secret, relocked
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, SigningKey, write_private
@@ -64,6 +66,8 @@ class BackupHeader:
         software: version that wrote it.
         recipients: public key, 64 hexadecimal digits, of each person who can open it, by name.
         locked: key file of a recipient as it lies on the disk, by name; of those who have a passphrase.
+        keys: secret of this backup alone, encrypted (age) to the recipients, by which the keys are encrypted that a
+            secret of the machine hid; blank where there are none.
     """
 
     side: str
@@ -72,6 +76,7 @@ class BackupHeader:
     software: str
     recipients: Mapping[str, str]
     locked: Mapping[str, str]
+    keys: str = ""
 
     def to_line(self) -> bytes:
         """The first line."""
@@ -95,7 +100,7 @@ class BackupHeader:
             raise SchemaRefusal(
                 f"a backup must be of format {FORMAT}", given="a newer one", next_step="Update this software first."
             )
-        texts = all(isinstance(body.get(name), str) for name in ("side", "name", "day", "software"))
+        texts = all(isinstance(body.get(name), str) for name in ("side", "name", "day", "software", "keys"))
         people = all(
             isinstance(body.get(name), dict) and all(isinstance(value, str) for value in body[name].values())
             for name in ("recipients", "locked")
@@ -212,6 +217,8 @@ def write_archive(
     """
     import pyrage
 
+    people = [*map(_recipient, map(PublicKey, header.recipients.values()))]
+    header, sources = _of_no_machine(header, sources, people)
     digests = {}
     for name, source in sorted(sources.items()):
         if isinstance(source, bytes):
@@ -229,11 +236,10 @@ def write_archive(
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(handle, "wb") as file:
             file.write(line)
-            keys = [*map(_recipient, map(PublicKey, header.recipients.values())), once.to_public()]
             with tempfile.TemporaryFile(dir=scratch) as plain:
                 _packed(plain, listed, sources)
                 plain.seek(0)
-                pyrage.encrypt_io(plain, file, keys)
+                pyrage.encrypt_io(plain, file, [*people, once.to_public()])
             file.flush()
             os.fsync(file.fileno())
         reach("backup.written")
@@ -255,6 +261,25 @@ def write_archive(
     finally:
         part.unlink(missing_ok=True)
     return made
+
+
+def _of_no_machine(
+    header: BackupHeader, sources: Mapping[str, Path | bytes], people: Sequence[Any]
+) -> tuple[BackupHeader, dict[str, Path | bytes]]:
+    """Keys that this machine's secret hides, hidden by one that the recipients can open: that machine may be lost."""
+    import pyrage
+
+    secret, once, out, hidden = machine_secret(), secrets.token_hex(32).encode(), dict(sources), False
+    if secret is None:
+        return header, out
+    for name, source in sources.items():
+        if name.startswith(("keys/", "ca/")):
+            data = source if isinstance(source, bytes) else source.read_bytes()
+            out[name] = own = relocked(data, secret, once)
+            hidden |= own != data
+    if hidden:
+        header = replace(header, keys=base64.b64encode(pyrage.encrypt(once, people)).decode())
+    return header, out
 
 
 def _packed(out: IO[bytes], listed: bytes, sources: Mapping[str, Path | bytes]) -> None:
@@ -298,6 +323,16 @@ def read_archive(
         )
     identity = pyrage.ssh.Identity.from_buffer(key.openssh())
     contents, envelope = _read(path, identity, into, good_name, into)
+    if header.keys:
+        try:
+            once = pyrage.decrypt(base64.b64decode(header.keys), [identity])
+        except (pyrage.DecryptError, ValueError):
+            raise not_whole("its first line") from None
+        for name in contents.files:
+            if name.startswith(("keys/", "ca/")):
+                data = (into / name).read_bytes()
+                if (own := relocked(data, once, machine_secret())) != data:
+                    write_private(into / name, own)
     return header, contents, envelope
 
 
@@ -323,7 +358,9 @@ def _read(
                 for member in iter(archive.next, None):
                     place = member.name
                     known = waiting.pop(member.name, None)
-                    source = archive.extractfile(member) if member.isfile() else None
+                    # A sparse one may write what fits on no disk, and only whoever is backed up has signed the size.
+                    plain_file = member.isreg() and not member.issparse() and member.size == (known or {}).get("bytes")
+                    source = archive.extractfile(member) if plain_file else None
                     if known is None or source is None or _taken(source, member.name, into) != known["sha256"]:
                         raise not_whole(member.name)
                 if waiting or not whole:

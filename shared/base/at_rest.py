@@ -9,6 +9,7 @@ PKCS#8 as the library writes it is enough, and ``openssl pkey`` opens it too. Ke
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,17 +19,18 @@ from shared.errors import ParameterError, PassphraseRefusal, StateRefusal
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
-__all__ = ["KEY_FILE_VARIABLE", "clear_pem", "finding", "machine_secret", "pem_of", "private_key"]
+__all__ = ["KEY_FILE_VARIABLE", "clear_pem", "finding", "machine_secret", "pem_of", "private_key", "relocked"]
 
 KEY_FILE_VARIABLE = "TRIBUTARY_KEY_FILE"
-FEWEST_BYTES = 32
+FEWEST_BYTES, MOST_BYTES = 32, 1023  # OpenSSL takes no more
 HIDDEN = "-----BEGIN ENCRYPTED PRIVATE KEY-----"
+_BLOCK = re.compile(rb"-----BEGIN ENCRYPTED PRIVATE KEY-----.*?-----END ENCRYPTED PRIVATE KEY-----\n?", re.DOTALL)
 
 
 def machine_secret() -> bytes | None:
     """The content of the file that ``TRIBUTARY_KEY_FILE`` names, without blanks around it; None where it names none.
 
-    Raises: StateRefusal (it cannot be read: nothing is then written in the clear instead), ParameterError (too short).
+    Raises: StateRefusal (it cannot be read: nothing is then written in the clear instead), ParameterError (its length).
     """
     named = os.environ.get(KEY_FILE_VARIABLE)
     if not named:
@@ -41,9 +43,9 @@ def machine_secret() -> bytes | None:
             given=error.strerror or "an error",
             next_step="The operators' manual says under Keys at rest who may read it, and when.",
         ) from None
-    if len(found) < FEWEST_BYTES:
+    if not FEWEST_BYTES <= len(found) <= MOST_BYTES:
         raise ParameterError(
-            f"the secret that {KEY_FILE_VARIABLE} names must have at least {FEWEST_BYTES} bytes",
+            f"the secret that {KEY_FILE_VARIABLE} names must have {FEWEST_BYTES} to {MOST_BYTES} bytes",
             given=f"{len(found)}",
             next_step="Draw one by chance: openssl rand -hex 32",
         )
@@ -81,6 +83,26 @@ def private_key(data: bytes, name: str) -> PrivateKeyTypes:
         given=f"no {KEY_FILE_VARIABLE}" if secret is None else "one that does not",
         next_step=f"Set {KEY_FILE_VARIABLE} as for the service that runs here: the operators' manual, Keys at rest.",
     )
+
+
+def relocked(data: bytes, old: bytes, new: bytes | None) -> bytes:
+    """The bytes of a file in which every private key that the secret `old` opens is encrypted by `new`.
+
+    Args:
+        new: None for in the clear. What `old` does not open stays as it is: it is a person's.
+    """
+    from cryptography.hazmat.primitives import serialization as form
+
+    lock = form.NoEncryption() if new is None else form.BestAvailableEncryption(new)
+
+    def again(found: re.Match[bytes]) -> bytes:
+        try:
+            key = form.load_pem_private_key(found[0], old)
+        except ValueError:
+            return found[0]
+        return key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, lock)
+
+    return _BLOCK.sub(again, data)
 
 
 def clear_pem(pem: str, name: str) -> str:

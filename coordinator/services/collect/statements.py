@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from coordinator.services.membership import Members
 from coordinator.store.log_watch import LogWatch
+from coordinator.store.releases import require_kept
 from coordinator.store.store import RegisteredSite, Store
 from shared.base.keys import Envelope
 from shared.errors import (
@@ -77,6 +78,7 @@ class StatementRules:
     ) -> StudyPlan:
         """The plan the statement acts upon: known, newest, in force, its wave open, its approvals given."""
         self.invited(site, statement.study)
+        self._store.read(lambda c: require_kept(c, plans=[statement.plan_hash]))
         if self.acknowledged(statement):
             return self._as_acknowledged(site, statement, envelope, standing)
         newest = self._store.plan(statement.study).plan

@@ -345,11 +345,12 @@ clock_words = sa.Table(
     sa.Column("number", sa.Integer, primary_key=True),
     sa.Column("day", sa.String(10), nullable=False),
 )
-# Studies whose releases were deleted when their retention was over, each with its entry in the log.
+# Versions of plans whose releases were deleted when their retention was over, each with its entry in the log.
 deletions = sa.Table(
     "deletions",
     meta,
-    sa.Column("study", _word, primary_key=True),
+    sa.Column("plan_hash", _digest, primary_key=True),
+    sa.Column("study", _word, nullable=False),
     sa.Column("entry", sa.LargeBinary, nullable=False),
     sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
 )

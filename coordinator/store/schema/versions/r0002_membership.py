@@ -49,7 +49,8 @@ sa.Table(
 sa.Table(
     "deletions",
     added,
-    sa.Column("study", sa.String(64), primary_key=True),
+    sa.Column("plan_hash", sa.String(64), primary_key=True),
+    sa.Column("study", sa.String(64), nullable=False),
     sa.Column("entry", sa.LargeBinary, nullable=False),
     sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
 )
