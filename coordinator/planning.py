@@ -646,7 +646,8 @@ class Price:
 
 _UNSEEN = {
     "noisy moments": "A bend or an interaction that the planned model lacks leaves no trace in the sums: no caution "
-    "can tell such an answer from a right one, and no larger ε does. Intervals allow for a small one (docs/zoo.md).",
+    "can tell such an answer from a right one, and no larger ε does. Intervals allow for a small one (docs/zoo.md). A "
+    "declared coefficient is the regression's own all the same, the nearer the larger ε and the site.",
     "noisy tables": "A coefficient hangs on where persons lie within their bins, which no count shows: with more than "
     "70 % of them in one bin it is not answered, below that it is drawn towards zero at every hospital alike, and the "
     "interval of many hospitals is too sure (docs/zoo.md).",

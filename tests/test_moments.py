@@ -591,3 +591,32 @@ def test_noise_that_drowns_everything_gives_the_prior_back_and_says_that_it_is_n
     assert in_sd.max() < 0.7
     assert isinstance(release, MomentsRelease)
     assert (np.diag(found.privacy) > 0).all()
+
+
+# -- figures at the edge of what a site may send -----------------------------------------------------------------
+def two_valued(outcome):
+    columns = (
+        *(COLUMNS[name] for name in OUTCOMES[outcome]),
+        COLUMNS["sbp"],
+        Column(name="smoker", kind="integer", lower=0, upper=1),
+    )
+    covariates = ("sbp", "smoker")
+    spec = replace(planned(outcome, covariates=("sbp",)).spec, covariates=covariates, declared=covariates, shares=None)
+    return Design(spec=spec, dictionary=Dictionary(name="trial", version=1, columns=columns))
+
+
+@pytest.mark.parametrize("outcome", ["survival", "linear"])
+def test_a_whole_number_of_two_values_is_a_covariate_like_any_other(outcome, people):
+    design = two_valued(outcome)
+    table = people.assign(smoker=people["male"])[["sbp", "smoker", *OUTCOMES[outcome]]]
+    site = fit(moments(table, design, seeded_rng(5)), design)
+    assert abs(site.theta.shift).max() < 2
+    assert (site.sampling.diagonal() > 0).all()
+
+
+def test_histograms_far_below_nothing_have_a_fit(people):
+    design, release = released(people, outcome="linear")
+    most = round(11 * sigma_of(design.spec, 0))
+    hostile = replace(release, histograms=tuple(np.full_like(table, -most) for table in release.histograms))
+    site = fit(read(hostile.to_bytes(), design), design)
+    assert np.isfinite(site.effects).all()

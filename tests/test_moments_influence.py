@@ -146,3 +146,11 @@ def test_records_far_outside_move_a_score_by_no_more_than_its_box(people):
     far = pd.DataFrame(people.iloc[:6]).assign(sbp=[60, 280, 60, 280, 60, 280], time=[0.01, 0.01, 20, 20, 20, 20.0])
     x, y = design.matrices(far)
     assert np.abs(score.rows(x, y)).max() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("lost", [np.nan, np.inf, -np.inf, 3.0, 1e300])
+@pytest.mark.parametrize("others", [0.0, 1.0])
+def test_whatever_arithmetic_made_of_a_record_its_steps_lie_in_the_ball(lost, others):
+    steps = score_steps(np.array([[lost, others], [0.6, 0.8]]), "influence")
+    assert (np.square(steps.astype(object)).sum(axis=1) <= 2**42).all()
+    assert np.square(steps[1]).sum() > 2**42 - 2**24

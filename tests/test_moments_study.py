@@ -106,7 +106,7 @@ def test_a_plan_from_before_keeps_its_hash_its_event_and_the_variance_of_its_noi
     assert given["release"].pop("sensitivity") == "joint", "what is written today says so"
     assert given["release"].pop("margins") == "cells"
     assert given["release"].pop("score") == "influence"
-    assert given.pop("retention")
+    assert given.pop("retention"), "of new plans alone"
     before = StudyPlan.from_bytes(canonical_json(given))
     assert before.hash == HASH_BEFORE
     assert before.release.sensitivity == "blocks"

@@ -44,9 +44,6 @@ histograms, which everything is looked at through, are mostly noise, and to firs
 _ROWS = 3000
 
 
-# -- the score of declared coefficients --------------------------------------------------------------------------
-
-
 # -- fitting -----------------------------------------------------------------------------------------------------
 
 

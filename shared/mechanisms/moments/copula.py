@@ -15,9 +15,10 @@ so fitting is solving M(θ) = M, softened by a weak prior that only matters wher
 with V the *known* covariance of the privacy noise. The margins and correlations are solved one by one, the effects by
 Gauss-Newton, and one joint step on all of it gives both the solution and its derivative K = dθ/dM.
 
-A declared coefficient has a score of its own: Σ r(y, x) clip(a(x), ±c), the efficient score at the pilot fit. It joins
-M as one more moment, and the joint step is taken again. The site asks for the same pilot before it draws the score
-(`shared.mechanisms.moments.draw`), so that both sides look at the same place.
+A declared coefficient has a score of its own: the sum of the records' influences on it at the pilot fit, cut
+(`shared.mechanisms.moments.influence`). It joins M as one more moment, and the joint step is taken again. The site asks
+for the same pilot before it draws the score (`shared.mechanisms.moments.draw`), so that both sides look at the same
+place.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def _smooth_share(counts: Array, n: int, sigma: float, edges: Array, shape: Marg
     low, width = edges[0], edges[-1] - edges[0]
     unit, middles = (edges - low) / width, ((edges[1:] + edges[:-1]) / 2 - low) / width
     # A start: where three neighbours together stand out of the noise.
-    smoothed = np.convolve(counts, [0.25, 0.5, 0.25], "same")
+    smoothed = np.convolve(counts, [0.25, 0.5, 0.25])[1:-1]
     standing = np.where(smoothed > max(1.3 * sigma, 0.2 * smoothed.max()), smoothed, 0.0)
     if not standing.any():
         standing = np.ones_like(smoothed)
@@ -212,8 +212,9 @@ def _smooth_share(counts: Array, n: int, sigma: float, edges: Array, shape: Marg
         shrunk = np.where(standing, residual, shrunken(residual, sd, likely & ~standing))
     else:
         shrunk = shrunken(residual, sd, likely)
-    share = np.maximum(share + shrunk, 0.0)
-    return np.asarray(share / share.sum())
+    kept = np.maximum(share + shrunk, 0.0)
+    # Figures that are all far below 0 tell nothing that could be kept.
+    return np.asarray(kept / kept.sum() if kept.any() else share)
 
 
 def shrunken(residual: Array, sd: Array, where: NDArray[np.bool_]) -> Array:

@@ -11,8 +11,8 @@ points: what it looks *at* depends on released numbers alone):
    the outcome, which lie in [-½, ½]; W). Centre m, scale s, the time scale and the weights come from block 1.
 3. **Products** Σ U_i U_j (i < j) and Σ ⌊5U_i²/8⌋ of U = round(1024 clip((x − m)/(s k), ±1)), whole numbers; k is 1.72,
    or less where the bounds are nearer (1 for a binary column).
-4. **Score** of each declared coefficient (optional): Σ r(y, x) clip(a(x), ±c), r in [-1, 1] the residual of the model
-   fitted to blocks 1–3 and a(x) the covariate with the others projected out.
+4. **Score** of the declared coefficients (optional): Σ of records' influences, one vector cut at the length C
+   (`influence`), or in plans from before Σ r(y, x) clip(a(x), ±c), r in [-1, 1] the residual; at the fit to blocks 1–3.
 
 **Why the sensitivities hold.** Neighbours are replace-one, n is public, and a block's sum changes by φ(x') − φ(x).
 First each block by itself, then all of them together, which is what is charged.
@@ -35,8 +35,8 @@ which is linear in f and in g, hence largest at f ∈ {0, F}, g ∈ {0, H}:
 The whole numbers are chosen as large as Δ ≤ 2²² allows, and 2²² steps of the grid 2⁻²² are 1. (F G² ≤ H W² costs
 nothing; G is as large as that.)
 
-*Score.* A record's L coordinates are a vector of at most 2²¹ whole steps in length, cut towards zero: Δ² ≤ (2·2²¹)².
-(The ``residual``'s are held within b steps each: Δ² ≤ L (2b)², and b is the largest that keeps it at 1.)
+*Score.* A record's L coordinates are a vector of at most 2²¹ whole steps in length, cut towards zero and held there in
+integers: Δ² ≤ (2·2²¹)². (The ``residual``'s within b steps each: Δ² ≤ L (2b)², b the largest that keeps it at 2⁴⁴.)
 
 *Products.* Write U = 1024 w with w ∈ [-1, 1]^p, and q = (5/8)² < 1/2. With a = ‖w‖², a' = ‖w'‖², r = w·w' the change is
 
@@ -190,7 +190,7 @@ class MomentsSpec:
         shares: of the blocks; None takes 10/70/20 %, with a declared coefficient 10/35/15/40 %.
         bins: of a numeric column's histogram. time_bins: of the follow-up.
         horizon: public end of follow-up, in the time's unit; later times count as censored there. None: the bound.
-        score_clip: c of block 4, in standard deviations of a(x): 1; 1.5 to 2 where the model is doubted.
+        score_clip: least C of block 4, in standard deviations of a. score: what it sums; ``residual`` is from before.
         sensitivity: how far replacing a person is taken to move the release: in all blocks together (``joint``), or as
             far in each of the ``blocks`` as in that one alone, by which plans were charged before.
         margins: what a numeric column's histogram is read as: `shared.mechanisms.moments.margins.fitted_margin`. The
@@ -700,7 +700,8 @@ def score_steps(rows: Array, kind: ScoreKind) -> Integers:
     """(n, L) a record's part of block 4 in whole steps: from vectors of length 1 at most, or from values in [-1, 1]."""
     most = score_reach(rows.shape[1], kind)
     if kind == "influence":
-        return np.trunc(rows * most).astype(np.int64)
+        steps = np.trunc(np.clip(np.nan_to_num(rows), -1, 1) * most).astype(np.int64)
+        return steps * (np.square(steps).sum(axis=1) <= most**2)[:, None]
     return np.clip(np.rint(rows * most).astype(np.int64), -most, most)
 
 
