@@ -771,7 +771,7 @@ def test_a_full_disk_is_a_refusal_and_leaves_nothing_half_written(hub, monkeypat
             patch.setattr(staging.shutil, "disk_usage", lambda path: _Usage(free=1000))
             refused(StorageRefusal, lambda: offer(client, sealed))
         with monkeypatch.context() as patch:
-            patch.setattr(ingest, "flush_folder", _fail_full)
+            patch.setattr(ingest, "fsync_folder", _fail_full)
             refused(StorageRefusal, lambda: client.call("Upload", chunks_of(data, digest), timeout=60))
             assert hub.store.releases() == ()
             assert not any(name.startswith("bundles/") for name in hub.contents())

@@ -15,7 +15,6 @@ by its SHA-256; with the signed head and an inclusion proof it is the proof of d
 from __future__ import annotations
 
 import datetime as dt
-import os
 import shutil
 import threading
 import time
@@ -32,6 +31,7 @@ from coordinator.store import schema as db
 from coordinator.store.engine import append_entry
 from coordinator.store.members import all_plans, plan_of
 from shared.base.canonical import canonical_json, parse_json
+from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope
 from shared.errors import RateRefusal, Refusal, StateRefusal
@@ -380,11 +380,7 @@ def erase(store: Database, home: Path) -> int:
             path.unlink(missing_ok=True)
             count += 1
         if found:
-            handle = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            fsync_folder(folder)
     reach("retention.erased")
     if names:
         store.checkpoint()

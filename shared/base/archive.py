@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from shared.base.at_rest import machine_secret, relocked
 from shared.base.canonical import canonical_json, parse_json
+from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, SigningKey, write_private
 from shared.base.locked import is_locked
@@ -183,6 +184,7 @@ def recipient_key(header: BackupHeader, name: str, path: Path | None) -> Signing
         raise ApprovalRefusal(
             f"the backup of {header.day} must be opened by one of {', '.join(sorted(header.recipients))}",
             given=f"{name!r}: unknown, or retired before it was made",
+            next_step="Name one of them with --as; where that key is kept apart, its file with --key.",
         )
     if path is not None:
         return opened(path, name) if is_locked(path.read_bytes()) else SigningKey.load(path)
@@ -245,11 +247,7 @@ def write_archive(
         reach("backup.written")
         _read(part, once, None, lambda name: name in digests, scratch)
         os.replace(part, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        fsync_folder(path.parent)
     except (OSError, pyrage.EncryptError) as error:
         if isinstance(error, FileNotFoundError) and error.filename != str(part):
             raise
@@ -320,6 +318,7 @@ def read_archive(
         raise ApprovalRefusal(
             f"the backup of {header.day} must be opened by one of {', '.join(sorted(header.recipients))}",
             given="another key, or one that was retired before it was made",
+            next_step="Name the file of that person's key with --key.",
         )
     identity = pyrage.ssh.Identity.from_buffer(key.openssh())
     contents, envelope = _read(path, identity, into, good_name, into)
@@ -448,11 +447,7 @@ def put_in_place(made: Path, home: Path) -> str:
                 home.rmdir()
             reach("restore.before_place")
             os.rename(made, home)
-        handle = os.open(home.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        fsync_folder(home.parent)
     except OSError as error:
         raise StorageRefusal("the home folder must be writable", given=error.strerror or "an error") from None
     return moved

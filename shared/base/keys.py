@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from shared.base.at_rest import machine_secret, pem_of, private_key
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
+from shared.base.durable import fsync_folder
 from shared.base.locked import KeyCost, is_locked, lock, unlock
 from shared.errors import (
     ParameterError,
@@ -249,6 +250,7 @@ def write_private(path: Path, data: bytes) -> None:
             out.flush()
             os.fsync(out.fileno())
         os.replace(part, path)
+        fsync_folder(path.parent)
     except OSError as error:
         raise StorageRefusal(f"{path.name} must be writable", given=error.strerror or "an error") from error
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shared.base.at_rest import machine_secret
+from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
 from shared.base.keys import SigningKey, encrypt_at_rest, unencrypted, write_private
 from shared.errors import IntegrityRefusal, LedgerRefusal
 from shared.membership.key_changes import snapshot_mark
 from site_agent.ledger.book import Ledger
-from site_agent.ledger.files import fsync_folder
 from site_agent.lock import StateLock
 
 if TYPE_CHECKING:

@@ -16,11 +16,12 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from shared.base.canonical import parse_json
 from shared.base.chain import GENESIS
+from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, Signature, SigningKey
 from shared.errors import LedgerRefusal, Refusal
 from site_agent.ledger.entries import HEAD_TYPE, WITNESSED, AnchoredHead, head_payload, read_entries, require_receipt
-from site_agent.ledger.files import broken, fsync_folder, private_folder, storage_errors, storage_refusal, write_whole
+from site_agent.ledger.files import broken, private_folder, storage_errors, storage_refusal, write_whole
 from site_agent.ledger.holds import Entry
 from site_agent.ledger.state import Book
 

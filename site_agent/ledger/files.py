@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shared.base.canonical import parse_json, sha256_hex
+from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
 from shared.errors import IntegrityRefusal, LedgerRefusal, LockedRefusal, ParameterError, StorageRefusal
 from site_agent.ledger.holds import Hold
@@ -18,7 +19,6 @@ __all__ = [
     "RESTORED",
     "broken",
     "folder_of",
-    "fsync_folder",
     "listed",
     "private_folder",
     "require_digest",
@@ -69,15 +69,6 @@ def write_whole(path: Path, data: bytes, place: str) -> None:
         with contextlib.suppress(OSError):
             part.unlink()
         raise storage_refusal(path.name, error) from error
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make renames in `folder` survive a power cut. Raises: OSError."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def storage_refusal(name: str, error: OSError) -> StorageRefusal:

@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.base.canonical import canonical_json, sha256_hex
+from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, Signature, SigningKey
 from shared.errors import ApprovalRefusal, IntegrityRefusal, ParameterError, StateRefusal, StorageRefusal
 from shared.membership.declined import DeclinedNotice
 from site_agent.ledger.book import Hold, Ledger, StoredBundle
-from site_agent.ledger.files import fsync_folder, private_folder, write_whole
+from site_agent.ledger.files import private_folder, write_whole
 from site_agent.release.sealed_state import FIT, ROWS
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from coordinator.config import Quotas
-from coordinator.services.collect.staging import Staging, flush_folder, no_room, size_of
+from coordinator.services.collect.staging import Staging, no_room, size_of
 from coordinator.services.collect.statements import StatementRules
 from coordinator.services.quotas import CallRate, expire_refused
 from coordinator.services.tasks import READING, require_stated
@@ -21,6 +21,7 @@ from coordinator.store.log_watch import LogWatch
 from coordinator.store.round_queue import RoundQueue
 from coordinator.store.store import AcceptedRelease, Store
 from shared.base.canonical import canonical_json
+from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope
 from shared.errors import (
@@ -119,8 +120,8 @@ class Ingest:
             reach("ingest.before_move")
             os.replace(part, path)
             reach("ingest.after_move")
-            flush_folder(self._staging.bundles)
-            flush_folder(self._staging.folder)
+            fsync_folder(self._staging.bundles)
+            fsync_folder(self._staging.folder)
             reach("ingest.before_commit")
             acceptance = self._store.accept_release(
                 statement=statement,
@@ -186,7 +187,7 @@ class Ingest:
                 out.write(b".")
                 out.flush()
                 os.fsync(out.fileno())
-            flush_folder(self._staging.folder)
+            fsync_folder(self._staging.folder)
             reach("ingest.opening")
 
         try:
@@ -329,7 +330,7 @@ class Ingest:
         reach("ingest.before_quarantine")
         os.replace(part, self._staging.quarantine / f"{statement.bundle_sha256}.zip")
         reach("ingest.quarantine_moved")
-        flush_folder(self._staging.quarantine)
+        fsync_folder(self._staging.quarantine)
         self._store.quarantine(statement=statement, envelope=envelope, refusal=refusal, today=self._today())
         reach("ingest.quarantine_committed")
         part.with_suffix(".json").unlink(missing_ok=True)

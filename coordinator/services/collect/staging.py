@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 from coordinator.config import Quotas
 from coordinator.services.quotas import erase, staged_files
 from coordinator.store.store import RegisteredSite, Store
+from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
 from shared.errors import (
     IntegrityRefusal,
@@ -28,7 +29,7 @@ from shared.wire.site_messages import (
 )
 from shared.wire.transport import RetryLater
 
-__all__ = ["STAGED_PER_SITE", "Staging", "flush_folder", "no_room", "size_of"]
+__all__ = ["STAGED_PER_SITE", "Staging", "no_room", "size_of"]
 
 STAGED_PER_SITE = 8
 
@@ -47,7 +48,7 @@ class Staging:
         self.bundles, self.folder, self.quarantine = store.bundles, home / "staging", home / "quarantine"
         for folder in (self.bundles, self.folder, self.quarantine):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            flush_folder(folder.parent)  # else a power cut may take the folder, with all that was flushed into it
+            fsync_folder(folder.parent)  # else a power cut may take the folder, with all that was flushed into it
         self._locks: WeakValueDictionary[str, UploadLock] = WeakValueDictionary()
         self._locks_guard = threading.Lock()
 
@@ -122,7 +123,7 @@ class Staging:
             path = folder / f"{digest}.zip"
             if path.exists():
                 path.unlink()
-                flush_folder(folder)
+                fsync_folder(folder)
         for kind in ("part", "json", "opened"):
             for path in self.folder.glob(f"*.{digest}.{kind}"):
                 path.unlink(missing_ok=True)
@@ -198,12 +199,3 @@ def no_room(error: OSError) -> StorageRefusal:
 def size_of(path: Path) -> int:
     """Bytes of a file; 0 where there is none."""
     return path.stat().st_size if path.exists() else 0
-
-
-def flush_folder(folder: Path) -> None:
-    """Flush a folder, so that a rename in it survives a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
