@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from hurry import soak
 from service import Hub
 from test_collect import refused
 from test_recovery import PLAN
@@ -122,8 +123,9 @@ def described(connection):
     return compare_metadata(MigrationContext.configure(connection), db.meta)
 
 
+@pytest.mark.fault("F23")
 @both
-def test_a_store_of_the_version_before_goes_forth_and_back_and_forth_and_loses_nothing(database, homes):
+def test_a_store_of_the_version_before_goes_forth_and_back_and_forth_and_loses_nothing(database, homes, tally):
     engine = sa.create_engine(database)
     with engine.connect() as c:
         assert revision_of(c) == ""
@@ -143,12 +145,17 @@ def test_a_store_of_the_version_before_goes_forth_and_back_and_forth_and_loses_n
         store.write(lambda c: c.execute(db.site_certificates.insert(), [added]))
         everything = rows(store, db.meta)
         refused(ParameterError, lambda: store.write(lambda c: taken_back(c, "0009")))
-        store.write(lambda c: taken_back(c, "0001"))
-        assert (store.read(revision_of), rows(store)) == ("0001", before)
-    with closing(Store.open(homes[0], database)) as store:
-        assert (store.read(revision_of), rows(store, db.meta)) == (HEAD, everything)
+    rounds = soak(1, 8, usual=3)
+    for _ in range(rounds):
+        with closing(Store.open(homes[0], database)) as store:
+            store.write(lambda c: taken_back(c, "0001"))
+            assert (store.read(revision_of), rows(store)) == ("0001", before)
+        with closing(Store.open(homes[0], database)) as store:
+            assert (store.read(revision_of), rows(store, db.meta)) == (HEAD, everything)
+    tally(cases=rounds, sites=1, bundles=2 * rounds, lost=0)
 
 
+@pytest.mark.fault("F23")
 @both
 def test_a_store_of_a_later_version_is_refused_and_left_as_it_is(database, homes):
     with closing(Store.open(homes[0], database)) as store:
@@ -186,13 +193,15 @@ def opening(home):
     return f"from pathlib import Path; from coordinator.store.store import Store; Store.open(Path({str(home)!r}))"
 
 
+@pytest.mark.fault("F23")
 def test_two_processes_that_open_an_old_store_bring_it_up_once(homes):
     running = [subprocess.Popen([sys.executable, "-c", opening(homes[0])], cwd=ROOT) for _ in range(3)]
-    assert [one.wait() for one in running] == [0, 0, 0]
+    assert [one.wait(120) for one in running] == [0, 0, 0]
     with closing(Store.open(homes[0])) as store:
         assert (store.read(revision_of), store.read(described)) == (HEAD, [])
 
 
+@pytest.mark.fault("F23")
 @pytest.mark.parametrize("point", ["upgrade.before", "upgrade.after"])
 def test_killed_while_it_is_brought_up_a_store_is_the_old_or_the_new_one(homes, point):
     env = {**os.environ, "TRIBUTARY_FAILPOINT": point}
@@ -201,6 +210,7 @@ def test_killed_while_it_is_brought_up_a_store_is_the_old_or_the_new_one(homes, 
         assert (store.read(revision_of), len(store.releases()), store.verify_log() > 0) == (HEAD, 2, True)
 
 
+@pytest.mark.fault("F23", cases=2, bundles=4, sites=1)
 def test_a_site_with_a_full_queue_is_read_goes_on_and_is_charged_nothing_anew(homes, tmp_path, monkeypatch, capsys):
     """Both sides are updated with releases between seal and delivery: each arrives, once, as it was sealed."""
     hub, home = homes
@@ -268,6 +278,7 @@ def test_a_ledger_of_a_form_that_this_version_does_not_know_is_refused(tmp_path,
     assert (said.given, "install" in said.next_step) == ("tributary-ledger/4", True)
 
 
+@pytest.mark.fault("F23", cases=4)
 def test_sides_of_different_versions_work_together_or_both_say_what_to_do(tmp_path, monkeypatch):
     hub = Hub(tmp_path / "hub", PLAN, "north")
     server = hub.serve()

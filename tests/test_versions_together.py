@@ -58,6 +58,7 @@ class Side:
 
 
 @pytest.mark.soak
+@pytest.mark.fault("F23", bundles=4, sites=1)
 @pytest.mark.parametrize("newer", ["agent", "coordinator"])
 def test_a_queue_of_the_version_before_is_delivered_whichever_side_is_updated_first(before, tmp_path, newer):
     with tarfile.open(ROOT / "tests" / "fixtures" / "home-0.2.0.tar.xz") as archive:
@@ -79,7 +80,7 @@ def test_a_queue_of_the_version_before_is_delivered_whichever_side_is_updated_fi
         assert agent.run("site_agent.cli", "budget", "--home", home)["totals"] == spent
     finally:
         server.terminate()
-        server.wait()
+        server.wait(60)
     assert coordinator.run("coordinator.cli", "--home", hub, "log", "verify")["verified"]
     # The other side follows, and the one that was updated goes back: the queue has arrived, for both versions.
     for side in (new, old):
