@@ -57,8 +57,15 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let a test's report say which faults it makes, and what its mark counts where the test itself counts nothing."""
+    """Let a test's report say which faults it makes, and what its mark counts where the test itself counts nothing.
+
+    And give those that repeat much the time for it.
+    """
     for item in items:
+        if item.get_closest_marker("soak"):
+            item.add_marker(pytest.mark.timeout(0))
+        elif os.environ.get("TRIBUTARY_FAULTS"):
+            item.add_marker(pytest.mark.timeout(3600))
         named = [name for mark in item.iter_markers("fault") for name in mark.args]
         if named:
             item.user_properties.append(("faults", named))
