@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime as dt
+import faulthandler
 import functools
 import json
 import os
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import typer.main
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from shared.base import keys
 from shared.base.locked import KeyCost
@@ -34,6 +39,37 @@ keys.COST = KeyCost(n=2, r=1)
 
 # Putting a command line together from its functions takes longer than most commands: once for all calls of a process.
 typer.main.get_command = functools.cache(typer.main.get_command)
+
+# Who is forked holds the pipe to the process that hands out the tests, which waits until the last holder has ended.
+if sys.platform == "linux":
+    os.register_at_fork(after_in_child=functools.partial(ctypes.CDLL(None).prctl, 1, signal.SIGKILL, 0, 0, 0))
+
+LIMITS: pytest.StashKey[Any] = pytest.StashKey()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None, object, object]:
+    """Let a watchdog that needs no interpreter end the process, a little later than the signal should end the test."""
+    item.stash[LIMITS] = settings
+    stderr = item.config.stash[fault_handler_stderr_fd_key]
+    faulthandler.dump_traceback_later(1.2 * settings.timeout, exit=True, file=stderr)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_cancel_timer(item: pytest.Item) -> Generator[None, object, object]:
+    faulthandler.cancel_dump_traceback_later()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """Give what a test leaves to its fixtures a time of its own: with a failure the test's own is over."""
+    if LIMITS in item.stash:
+        item.ihook.pytest_timeout_cancel_timer(item=item)
+        item.ihook.pytest_timeout_set_timer(item=item, settings=item.stash[LIMITS])
+    return (yield)
+
 
 _soaked: dict[str, dict[str, object]] = {}
 
