@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from shared import software_version
 from shared.errors import ParameterError, Refusal, StorageRefusal, UsageRefusal
 
 if TYPE_CHECKING:
@@ -103,9 +104,7 @@ def run(app: typer.Typer, *, name: str, argv: Sequence[str] | None = None) -> in
     arguments = list(sys.argv[1:] if argv is None else argv)
     _spell_out()
     if arguments == ["--version"]:
-        from importlib.metadata import version
-
-        sys.stdout.write(f"{name} {version('tributary')}\n")
+        sys.stdout.write(f"{name} {software_version()}\n")
         return 0
     if "--json" in arguments:
         return _run_for_a_program(app, name, arguments)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
 
+from shared import software_version as agent_version
 from shared.base.clock import utc_now
 from shared.errors import ApprovalRefusal, PausedRefusal, Refusal, StateRefusal, UsageRefusal
 
@@ -47,16 +48,6 @@ __all__ = [
 ]
 
 TODAY_VARIABLE = "TRIBUTARY_TODAY"
-
-
-def agent_version() -> str:
-    """Version of this software; plan approvals are bound to it."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("tributary")
-    except PackageNotFoundError:  # run from a source tree
-        return "0+source"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,12 @@ from pathlib import Path
 from theatre import zygote
 
 ROOT = Path(__file__).resolve().parent.parent
-PROGRAMS = {"site-agent": "site_agent.cli", "coordinator": "coordinator.cli", "analyst": "coordinator.analyst.commands"}
+PROGRAMS = {
+    "site-agent": "site_agent.cli",
+    "coordinator": "coordinator.cli",
+    "analyst": "coordinator.analyst.commands",
+    "tributary": "coordinator.demo",
+}
 SERVER = "coordinator serve"
 ASK = """
 import json, os, signal, socket, sys
@@ -42,7 +47,6 @@ class Terminal:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.state, self.log = folder, folder / "terminal", folder / "serve.log"
-        (folder / "deploy").symlink_to(ROOT / "deploy")
         programs, python = folder / "bin", shlex.quote(sys.executable)
         programs.mkdir()
         (folder / "ask.py").write_text(ASK)

@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs" / "first-ten-minutes.md").read_text(encoding="utf-8")
 
 # What a block must say, by a line of it. Words that no draw and no date changes.
 SAYS = {
-    "cp ../deploy": (),
+    "tributary example": ("wrote first.toml", "wrote north.csv"),
     "coordinator init": ("tributary-hub is set up", "CA fingerprint"),
     "coordinator plan check": ("✓ estimand adjusted", "! guarantee", "next: coordinator plan cost first.toml"),
     "coordinator plan cost": ("180.7   119.3   yes", "not a meaningful formal guarantee", "take w = 0.042"),

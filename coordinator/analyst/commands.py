@@ -1,7 +1,7 @@
 """`analyst`: ask the coordinator, or pool a table of yi and vi without a server; never a site.
 
 With a token's file the verbs ask a study's accepted releases over the network: each is one call of
-`coordinator.analyst.remote`, which is also the library (``from coordinator.analyst.commands import connect``). Without
+`coordinator.analyst.remote`, which is also the library (``from tributary_meta import connect``). Without
 one, what an analyst holds in a spreadsheet (one estimate and its variance per study) becomes a pooled result, a forest
 plot, or a description of what would be left out. The same pooling and the same figure answer the coordinator's own
 questions, so a number printed here is the number printed there; `show_pooled` draws both.

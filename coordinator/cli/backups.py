@@ -11,6 +11,7 @@ import typer
 
 from coordinator.cli.options import DateRead, DryRun, Json, app, lead_keys, show_facts, today
 from coordinator.config import CoordinatorConfig
+from shared import software_version
 from shared.terminal import emit
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ def backup(
 
     Whoever leads now can open it, and nobody else; all keys are in it.
     """
-    from importlib.metadata import version
-
     from coordinator.services.backup import back_up
     from shared.base.archive import new_file
 
@@ -47,7 +46,7 @@ def backup(
         new_file(out)
         place = Path(folder) / "trial" if dry_run else out
         leads = lead_keys(config)
-        facts, header, size = back_up(config, place, leads=leads, software=version("tributary"), today=today())
+        facts, header, size = back_up(config, place, leads=leads, software=software_version(), today=today())
     alone = sorted(header.recipients.keys() - header.locked.keys())
     answer = {
         "file": str(out),

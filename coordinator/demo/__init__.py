@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -17,14 +18,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.demo.catalogue import PLAYS, play_of
-from coordinator.demo.play import DemoOptions
+from coordinator.demo.play import STUDIES, DemoOptions
 from coordinator.demo.stage import STATE_MARK, DemoStage
 from coordinator.demo.warm import launcher
-from shared.errors import ParameterError
-from shared.terminal import application, console, run
+from shared.errors import ParameterError, StateRefusal
+from shared.terminal import application, console, emit, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from rich.console import Console
 
 __all__ = ["app", "main"]
 
@@ -70,6 +73,38 @@ def demo(
         found = shown.answers(stage)
         answers.write(found, shown, out)
     answers.show(found, shown, out, time.monotonic() - started)
+
+
+@app.command()
+def example(
+    study: Annotated[str, typer.Argument(help="Name of a shipped plan.")] = "first",
+    out: Annotated[Path, typer.Option(help="Folder to write into.", file_okay=False)] = Path("."),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen; change nothing.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Answer as JSON.")] = False,
+) -> None:
+    """Write a shipped plan, and made-up tables of its hospitals, to go through a study by hand."""
+    shipped = {path.stem: path for path in sorted(STUDIES.glob("*.toml"))}
+    if study not in shipped:
+        raise ParameterError(f"the study must be one of {', '.join(shipped)}", given=repr(study)[:40])
+    shown = play_of(DemoOptions(study=study)) if study in PLAYS and study != "heart" else None
+    with tempfile.TemporaryDirectory() as folder:
+        made = list(shown.tables(Path(folder)).values()) if shown and shown.shipped in ("", study) else []
+        files = {f"{study}.toml": shipped[study].read_bytes()}
+        files |= {path.name: path.read_bytes() for table in made for path in sorted(table.parent.glob("*.csv"))}
+    there = [name for name in files if (out / name).exists()]
+    if there:
+        raise StateRefusal("no file may be overwritten", given=", ".join(there), next_step="Take an empty folder.")
+    if not dry_run:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            (out / name).write_bytes(data)
+
+    def show(screen: Console) -> None:
+        for name in files:
+            screen.print(f"{'would write' if dry_run else 'wrote'} {out / name}")
+        screen.print(f"next: coordinator plan check {out / f'{study}.toml'}", style="cyan")
+
+    emit({"study": study, "files": sorted(files), "written": not dry_run}, as_json=json, show=show)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from shared.errors import ParameterError, StateRefusal
+from shared.errors import ParameterError
 
 if TYPE_CHECKING:
     from coordinator.demo.stage import DemoStage
@@ -35,7 +35,8 @@ __all__ = [
     "setting",
 ]
 
-STUDIES = Path(__file__).resolve().parents[2] / "deploy" / "studies"
+STUDIES = Path(__file__).resolve().parent / "studies"
+"""The shipped plans: a link to `deploy/studies`, and files of the package where it was installed."""
 Prices = Mapping[str, tuple[float | None, str]]
 REAL, BASELINE = "real records", "released, w = 0"
 
@@ -76,15 +77,8 @@ class Play(ABC):
 
     @property
     def text(self) -> str:
-        """The study's plan, as it is shipped. Raises: StateRefusal."""
-        try:
-            return (STUDIES / f"{self.shipped or self.options.study}.toml").read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise StateRefusal(
-                "the demo must run from a checkout",
-                given="no deploy/studies",
-                next_step="Clone the repository; make demo.",
-            ) from None
+        """The study's plan, as it is shipped."""
+        return (STUDIES / f"{self.shipped or self.options.study}.toml").read_text(encoding="utf-8")
 
     @abstractmethod
     def tables(self, folder: Path) -> dict[str, Path]:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shared import software_version
 from shared.errors import EstimateRefusal, ParameterError
 from shared.terminal import emit, write_table
 
@@ -203,8 +204,8 @@ def _versions() -> tuple[tuple[str, str], ...]:
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
-    out = [("python", platform.python_version())]
-    for name in ("tributary", "numpy", "scipy", "pandas"):
+    out = [("python", platform.python_version()), ("tributary", software_version())]
+    for name in ("numpy", "scipy", "pandas"):
         try:
             out.append((name, version(name)))
         except PackageNotFoundError:

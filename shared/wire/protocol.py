@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from shared import DISTRIBUTION
 from shared.errors import NetworkRefusal
 
 __all__ = ["PROTOCOL_KEY", "SPOKEN", "SpokenVersions", "require_common"]
@@ -53,5 +54,5 @@ def require_common(metadata: Iterable[tuple[str, str | bytes]], here: SpokenVers
         raise NetworkRefusal(
             "both sides must speak a version of the protocol in common",
             given=f"{here.text} here, {there.text} there",
-            next_step=f"Update {older}: pip install --upgrade tributary, then coordinator serve or site-agent run.",
+            next_step=f"Update {older}: pip install --upgrade {DISTRIBUTION}, then coordinator serve or site-agent run.",
         )
