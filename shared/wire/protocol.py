@@ -54,5 +54,5 @@ def require_common(metadata: Iterable[tuple[str, str | bytes]], here: SpokenVers
         raise NetworkRefusal(
             "both sides must speak a version of the protocol in common",
             given=f"{here.text} here, {there.text} there",
-            next_step=f"Update {older}: pip install --upgrade {DISTRIBUTION}, then coordinator serve or site-agent run.",
+            next_step=f"Update {older}: pip install --upgrade {DISTRIBUTION}, then start it again.",
         )
