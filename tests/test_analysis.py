@@ -708,7 +708,8 @@ def test_lines_that_wait_for_the_disk_together_are_written_together_and_fail_apa
         begun = [pool.submit(note, 0)]
         assert first.wait(120)
         begun += [pool.submit(note, k) for k in range(1, 8)]
-        while len(own.analysts._together._waiting) < 7:
+        limit = time.monotonic() + 120
+        while len(own.analysts._together._waiting) < 7 and time.monotonic() < limit:
             time.sleep(0.01)
         gate.set()
         failed = [k for k, done in enumerate(begun) if done.exception(120) is not None]

@@ -988,7 +988,7 @@ def test_members_swapped_inside_a_bundle_are_kept_apart(hub):
 @pytest.mark.fault("F7", cases=32, bundles=1, sites=1)
 def test_thirty_two_deliveries_at_once_give_one_acceptance(hub):
     sealed = hub.seal("north", table=small_table(20_000))
-    gate = threading.Barrier(32)
+    gate = threading.Barrier(32, timeout=300)
 
     def deliver(_: int):
         with hub.egress("north", timeout=60.0) as egress:
@@ -1006,7 +1006,7 @@ def test_thirty_two_deliveries_at_once_give_one_acceptance(hub):
 @pytest.mark.fault("F7", cases=8, bundles=1, sites=1)
 def test_different_bytes_for_one_place_at_once_give_one_acceptance(hub):
     rivals = [hub.seal("north", table=small_table(seed=k), release_id=f"{k:02d}" * 16) for k in range(8)]
-    gate = threading.Barrier(8)
+    gate = threading.Barrier(8, timeout=300)
 
     def deliver(sealed):
         with hub.egress("north", timeout=60.0) as egress:

@@ -604,7 +604,7 @@ def race_of_threads(path: Path, first_wave: int, count: int, cap: float, start=l
     """All threads ask at once; the ids of those that were charged, and any error but the expected refusal."""
     results: list[str] = []
     ledger = Ledger(path, KEY, site="north")  # it keeps nothing between calls: each is its own connection
-    gate = threading.Barrier(count + 1)
+    gate = threading.Barrier(count + 1, timeout=300)
 
     def attempt(wave: int) -> None:
         gate.wait()

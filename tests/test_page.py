@@ -102,7 +102,9 @@ def served(home: Path) -> Iterator[Browser]:
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
+    limit = time.monotonic() + 120
     while not server.started:
+        assert time.monotonic() < limit, "the page does not start"
         time.sleep(0.01)
     yield Browser(bound.getsockname()[1], passwords)
     server.should_exit = True

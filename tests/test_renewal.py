@@ -284,7 +284,7 @@ def test_renewals_and_a_revocation_at_once_leave_a_site_that_nobody_answers(memb
     clock.turn(HALF)
     requests = [asked(member).signed(member.desk().release_key) for _ in range(3)]
     given: list[object] = []
-    together = threading.Barrier(4)
+    together = threading.Barrier(4, timeout=300)
 
     def renew(request: Envelope) -> None:
         together.wait()

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ __all__ = ["AnalystsProcess", "AnalystsServer", "analysts_server"]
 FIRST = 10.0
 LOOK = 20.0  # seconds after which what was deleted is in no memory
 LONGEST_PAUSE = 60.0
+START = 120.0  # seconds that the process may take to answer on its port
+ENDING = 10.0  # and to end once it is told to
 _log = logging.getLogger("tributary.analysts")
 
 
@@ -149,16 +152,21 @@ class AnalystsProcess:
         try:
             process.stdin.write(self._line + "\n")
             process.stdin.flush()
-            said = json.loads(process.stdout.readline() or "{}")
+            answered = wait([process.stdout.fileno()], START)
+            said = json.loads(process.stdout.readline() or "{}") if answered else {}
         except BrokenPipeError:
             said = {}
         if "port" in said:
             return process, int(said["port"])
         _close(process)  # it ends with its input
-        process.wait()
+        _ended(process, ENDING)
         if "refused" in said:
             raise refusal_from_code(said["refused"], said["text"])
-        raise NetworkRefusal("the analysts' port must be answered", given="a process that ended", next_step="See log.")
+        raise NetworkRefusal(
+            "the analysts' port must be answered",
+            given="a process that ended" if answered else f"one that said nothing in {START:g} seconds",
+            next_step="See log.",
+        )
 
     def _watched(self) -> None:
         pause = 1.0
@@ -177,8 +185,8 @@ class AnalystsProcess:
                         _close(self._process)
                         self._process = begun
                     break
-                except Refusal as refusal:
-                    code = refusal.code
+                except (Refusal, OSError) as error:
+                    code = error.code if isinstance(error, Refusal) else type(error).__name__
 
     def stop(self, grace: float = 5.0) -> None:
         """Let running calls end within `grace` seconds, then end the process."""
@@ -189,12 +197,8 @@ class AnalystsProcess:
         with suppress(BrokenPipeError):
             process.stdin.write(json.dumps(grace) + "\n")
             process.stdin.flush()
-        try:
-            process.wait(grace + 10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        self._watch.join()
+        _ended(process, grace + ENDING)
+        self._watch.join(START + 2 * ENDING)  # it may be starting the next one
         _close(process)
 
 
@@ -225,6 +229,15 @@ def main() -> None:
         server.stop(float(grace))
         store.close()
     os._exit(0)
+
+
+def _ended(process: subprocess.Popen[str], seconds: float) -> None:
+    """Wait for a process to end; end it where it does not."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _close(process: subprocess.Popen[str]) -> None:

@@ -24,6 +24,8 @@ __all__ = ["Database", "Reader", "Writer", "append_entry", "log_size", "storage_
 
 T = TypeVar("T")
 
+LONGEST_WAIT = 30.0  # seconds for which a transaction waits for another's lock
+
 
 class Reader(Protocol):
     """Runs a function on a connection, and gives what it gives; of a `Writer`, in one transaction."""
@@ -51,6 +53,14 @@ class Database:
         self._writing = threading.Lock()
         self._nodes, self._growing = MerkleTree(), threading.Lock()
         options: dict[str, Any] = {"pool_size": 16, "max_overflow": 48}
+        if parsed.get_backend_name() == "postgresql" and "options" not in parsed.query:
+            # As SQLite (`db.sqlite_connect`): nobody waits for ever, for a lock or for a server that has gone silent.
+            most = int(1000 * LONGEST_WAIT)
+            options["connect_args"] = {
+                "connect_timeout": int(LONGEST_WAIT),
+                "tcp_user_timeout": most,
+                "options": f"-c lock_timeout={most}",
+            }
         self._engine = sa.create_engine(url, **options)
         if sqlite:
             sa.event.listen(self._engine, "connect", db.sqlite_connect)
@@ -96,8 +106,12 @@ class Database:
             raise storage_refusal(error) from None
 
     def write(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run `work` in one transaction; again from the start when another process was faster."""
+        """Run `work` in one transaction; again from the start when another process was faster.
+
+        Raises: StorageRefusal.
+        """
         with self._writing:
+            until = time.monotonic() + LONGEST_WAIT
             for attempt in range(20):
                 try:
                     with self._engine.connect().execution_options(tributary_write=True) as connection:
@@ -106,7 +120,7 @@ class Database:
                         return done
                 except (IntegrityError, OperationalError) as error:
                     full = "full" in str(error.orig) or "readonly" in str(error.orig)
-                    if attempt == 19 or full:
+                    if attempt == 19 or full or time.monotonic() > until:
                         raise storage_refusal(error) from None
                     time.sleep(0.01 * attempt)
                 except DBAPIError as error:

@@ -19,7 +19,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -52,6 +52,7 @@ TEXT_CAP = 2000
 # A call without a deadline, or with a longer one, would let a stalled peer hold its place for ever.
 LONGEST_CALL = 3600.0
 PATIENCE = 120.0  # seconds for which a handler that says `RetryLater` is run again
+STOPPING = 60.0  # seconds beyond its grace in which what a server's threads have begun is awaited
 RECHECK = 1.0  # seconds after which a stream's peer is looked up again
 LEAST_COUNTED = 64 << 10  # a message counts as this many bytes at least: many small ones are work too
 LIMITS = CallLimits()
@@ -245,8 +246,12 @@ class Server:
             self._porters.shutdown(wait=False)
             raise
 
-    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _on_loop(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+        begun = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return begun.result(seconds)
+        finally:
+            begun.cancel()
 
     async def _started(self, credentials: Callable[[], Credentials]) -> Any:
         import grpc
@@ -291,16 +296,28 @@ class Server:
         await self._door.open()
         return server
 
-    def stop(self, grace: float = 5.0) -> None:
-        """Take no new calls, let running ones end within `grace` seconds, then close."""
-        self._on_loop(self._stopped(grace))
-        self._pool.shutdown(wait=True)
-        self._porters.shutdown(wait=True)
+    def stop(self, grace: float = 5.0) -> bool:
+        """Take no new calls, let running ones end within `grace` seconds, then close.
+
+        Returns: False if a handler was still at work `STOPPING` seconds later; its thread is left behind.
+        """
+        whole = True
+        try:
+            self._on_loop(self._stopped(grace), grace + STOPPING)
+        except TimeoutError:
+            whole = False
+            left = sum(guest.steps for guest in self._guests.values())
+            _log.error("the server was told to end, and %d calls are still worked on", left)
+        for pool in (self._pool, self._porters):
+            pool.shutdown(wait=whole, cancel_futures=not whole)
+        return whole
 
     async def _stopped(self, grace: float) -> None:
         await self._door.shut()
-        await self._server.stop(grace)
-        await self._door.close()
+        try:
+            await self._server.stop(grace)
+        finally:
+            await self._door.close()
         while any(guest.steps for guest in self._guests.values()):  # what a thread has begun, it ends
             await asyncio.sleep(0.01)
 
@@ -520,13 +537,12 @@ class Server:
 
         def close() -> None:
             try:
-                steps.throw(NetworkRefusal("the connection must last", given="a broken one"))
-            except (Refusal, StopIteration):
-                pass
+                with suppress(Refusal, StopIteration):
+                    steps.throw(NetworkRefusal("the connection must last", given="a broken one"))
+                steps.close()
             except Exception as error:
                 _log.error("unexpected %s", type(error).__name__)
-            finally:
-                steps.close()
+            finally:  # whatever its clean-up does: `stop` waits for this
                 self._loop.call_soon_threadsafe(guest.left)
 
         assert turn.step is not None

@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -125,14 +126,14 @@ class CoordinatorServer:
             raise
         self.analysts_port = self._analysis.port if self._analysis is not None else 0
 
-    def stop(self, grace: float = 5.0) -> None:
-        """Let running calls end within `grace` seconds, then close everything."""
-        if self._analysis is not None:
-            self._analysis.stop(grace)
-        self._server.stop(grace)
-        self.service.close()
-        self.store.close()
-        self._lock.close()
+    def stop(self, grace: float = 5.0) -> bool:
+        """Let running calls end within `grace` seconds, then close everything; False if one goes on all the same."""
+        with ExitStack() as last:
+            for close in (self._lock.close, self.store.close, self.service.close):
+                last.callback(close)
+            if self._analysis is not None:
+                last.callback(self._analysis.stop, grace)
+            return self._server.stop(grace)
 
     def __enter__(self) -> CoordinatorServer:
         return self
@@ -170,10 +171,13 @@ def serve(home: Path, address: str, *, ready: Callable[[int], None] = lambda por
             while os.read(wake, 1)[0] not in stopping:
                 pass
         finally:
-            coordinator.stop()
+            whole = coordinator.stop()
     finally:
         signal.set_wakeup_fd(before)
         for number, handler in earlier.items():
             signal.signal(number, handler)
         os.close(wake)
         os.close(wake_up)
+    if not whole:  # the interpreter would wait for a thread that does not come back
+        logging.shutdown()
+        os._exit(1)
