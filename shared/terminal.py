@@ -1,8 +1,9 @@
 """Output of every command: show an answer, show a refusal, and exit with its code.
 
-A command is one library call. It returns data; `emit` writes that as JSON or hands it to a renderer. It raises a
-`Refusal`; `run` turns that into one panel on stderr (what must hold, what to do next, who can fix it), or into
-``{"refused": {...}}`` on stdout where the command was given ``--json``, and returns the refusal's exit code.
+A command is one library call. It returns a `View`: data for a program, and the parts of what a person reads; `command`
+gives it ``--json`` and the rest of what the verbs of one program share. It raises a `Refusal`; `run` turns that into
+one panel on stderr (what must hold, what to do next, who can fix it), or into ``{"refused": {...}}`` on stdout where
+the command was given ``--json``, and returns the refusal's exit code.
 Tracebacks never show local variables: at a hospital they would show records.
 
 rich and typer are imported inside the functions, so that importing this costs nothing.
@@ -19,9 +20,12 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from shared import software_version
 from shared.errors import ParameterError, Refusal, StorageRefusal, UsageRefusal
@@ -36,8 +40,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ChecklistLine",
+    "Part",
+    "View",
     "application",
     "checklist",
+    "command",
     "console",
     "emit",
     "number",
@@ -46,6 +53,7 @@ __all__ = [
     "run",
     "show_refusal",
     "table",
+    "tabled",
     "write_table",
 ]
 
@@ -244,6 +252,77 @@ def show_refusal(refusal: Refusal, *, as_json: bool = False) -> int:
     title = Text.assemble(("refused: ", "bold red"), (refusal.code, "bold red"))
     console(stderr=True).print(Panel(grid, title=title, title_align="left", border_style="red", padding=(0, 1)))
     return refusal.exit_code
+
+
+Part: TypeAlias = "str | tuple[str, str] | Callable[[Console], None] | None"
+"""A part of a screen: a line, a line and its style, or what draws on a console; None is left out."""
+
+
+class View:
+    """The answer of a verb.
+
+    Args:
+        data: what a program reads; see `plain`.
+        parts: what a person reads, from top to bottom; without any, they read the JSON too.
+        code: the exit code.
+    """
+
+    def __init__(self, data: Any, *parts: Part, code: int = 0) -> None:
+        self.data, self.parts, self.code = data, parts, code
+
+    def show(self, out: Console) -> None:
+        """Draw it."""
+        for part in self.parts:
+            if isinstance(part, str):
+                out.print(part)
+            elif isinstance(part, tuple):
+                out.print(part[0], style=part[1])
+            elif part is not None:
+                part(out)
+
+
+def tabled(
+    columns: Sequence[str], cells: Iterable[Sequence[Any]], *, right: Iterable[str] = (), title: str = ""
+) -> Callable[[Console], None]:
+    """A `table` as a part of a screen."""
+    return lambda out: out.print(table(columns, cells, right=right, title=title))
+
+
+def command(
+    verb: Callable[..., View],
+    shared: Sequence[Parameter],
+    given: Mapping[str, Any],
+    opened: Callable[[Mapping[str, Any], Collection[str]], AbstractContextManager[Mapping[str, Any]]],
+) -> Callable[..., None]:
+    """The command behind a verb: its own options, then those that the verbs of a program share; it shows the view.
+
+    Args:
+        verb: it is called with those of its parameters' names that are options, or that `opened` gives.
+        shared: ``json``, what else every verb has, and ``dry_run`` for those that take it.
+        given: what stands for the type of each thing that `opened` gives, by its name in annotations.
+        opened: from the options and the names of the verb's parameters to what it works with, until it has answered.
+    """
+    own = signature(verb, eval_str=True, locals=given).parameters
+    apart = {item.name for item in shared}
+    options = [item for item in own.values() if item.name not in apart and item.annotation not in given.values()]
+    options += [own.get(item.name, item) for item in shared if item.name != "dry_run" or "dry_run" in own]
+
+    @wraps(verb)
+    def answered(**said: Any) -> None:
+        with opened(said, own.keys()) as works_with:
+            known = {**said, **works_with}
+            view = verb(**{name: known[name] for name in own})
+        emit(view.data, as_json=said["json"], show=view.show if view.parts else None)
+        if view.code:
+            from typer import Exit
+
+            raise Exit(view.code)
+
+    answered.__annotations__ = {item.name: item.annotation for item in options}
+    answered.__signature__ = Signature(  # type: ignore[attr-defined]
+        [item.replace(kind=Parameter.KEYWORD_ONLY) for item in options]
+    )
+    return answered
 
 
 def emit(data: Any, *, as_json: bool, show: Callable[[Console], None] | None = None) -> None:

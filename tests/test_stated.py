@@ -48,7 +48,7 @@ from shared.privacy.stated import (
     shown_room,
 )
 from shared.releases.receipt import Receipt, coverage, in_words, planned_event, read_bundle
-from shared.terminal import plain
+from shared.terminal import console, plain
 from site_agent.cli import books, calendar
 from site_agent.config import SiteBudget, TableSource
 from site_agent.decide.airlock.overview import totals
@@ -416,7 +416,7 @@ def mixed_ledger(tmp_path, *, waves: int = 2) -> tuple[SimpleNamespace, StudyPla
     return at, later
 
 
-def test_a_running_total_has_the_condition_of_every_charge_in_it(tmp_path, monkeypatch, capsys):
+def test_a_running_total_has_the_condition_of_every_charge_in_it(tmp_path):
     """Wave 1 given the flow, wave 2 whatever the flow was: what both cost together holds given the flow alone."""
     at, plan = mixed_ledger(tmp_path)
     first, second = at.ledger.statement(plan.study)
@@ -431,9 +431,7 @@ def test_a_running_total_has_the_condition_of_every_charge_in_it(tmp_path, monke
     assert f"{both} given the flow" in budget_page(at)
     assert not re.search(rf"{re.escape(both)}(?! given the flow)", budget_page(at))
     told = SimpleNamespace(ledger=at.ledger, config=SimpleNamespace(budget=SiteBudget()))
-    monkeypatch.setattr(books, "open_desk", lambda home: told)
-    books.budget(json=True)
-    lines = json.loads(capsys.readouterr().out)["lines"]
+    lines = plain(books.budget(told).data)["lines"]
     assert [(one["epsilon_given"], one["total_given"]) for one in lines] == [(FLOW, FLOW), ("", FLOW)]
 
 
@@ -446,7 +444,7 @@ def test_a_charge_without_a_condition_gets_none_from_those_after_it_or_of_anothe
     assert [line.total_given for line in at.ledger.statement()] == ["", FLOW, FLOW, FLOW]
 
 
-def test_what_a_plan_costs_with_earlier_versions_has_their_condition(tmp_path, monkeypatch, capsys):
+def test_what_a_plan_costs_with_earlier_versions_has_their_condition(tmp_path, capsys):
     at, plan = mixed_ledger(tmp_path, waves=1)
     plan = replace(plan, waves=(plan.waves[0], replace(plan.waves[0], number=2, refit=True)))
     price = _price_of(plan, planned_event(plan))
@@ -458,8 +456,7 @@ def test_what_a_plan_costs_with_earlier_versions_has_their_condition(tmp_path, m
     ahead = charged(site(tmp_path / "other"), study("local"), today())
     assert (ahead["epsilon_given"], ahead["to_come"], ahead["total_given"]) == ("", [1], FLOW)
     told = SimpleNamespace(ledger=at.ledger, plans=SimpleNamespace(plan=lambda name: plan))
-    monkeypatch.setattr(calendar, "open_desk", lambda home: told)
-    calendar.waves(plan.study)
+    calendar.waves(told, plan.study).show(console())
     total = shown_epsilon(found["with_waves_to_come"])
     assert f"with all waves to come {total} given the flow." in re.sub(r"\s+", " ", capsys.readouterr().out)
 

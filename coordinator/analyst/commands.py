@@ -364,7 +364,8 @@ def synthetic(
     """
     with connect(token) as connection:
         planned = connection[study].synthetic(site, number=draw, rows=rows, draws=m)
-        run_synthesis(planned, out, dry_run=dry_run, json=json)
+        view = run_synthesis(planned, out, dry_run=dry_run)
+    emit(view.data, as_json=json, show=view.show)
 
 
 def _rows(study: Study, release: str, out: Path, dry_run: bool, json: bool) -> None:

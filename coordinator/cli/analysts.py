@@ -7,31 +7,32 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from coordinator.cli.options import DryRun, analyst_app, today, verb
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from shared.errors import StateRefusal
-from shared.terminal import emit, plain, table
+from shared.terminal import View, plain, table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-from coordinator.cli.options import DryRun, Json, analyst_app, open_store, today
+    from coordinator.store.store import Store
+
 
 __all__ = ["analyst_add", "analyst_list", "analyst_revoke"]
 
 
-@analyst_app.command("add")
+@verb(analyst_app, "add")
 def analyst_add(
-    context: typer.Context,
+    config: CoordinatorConfig,
+    store: Store,
     name: Annotated[str, typer.Argument(help="The analyst's name, a plain word.")],
     study: Annotated[list[str], typer.Option("--study", help="A study it is for; repeat for several.")],
     role: Annotated[str, typer.Option("--role", help="analyst, lead (also sees downloads) or auditor.")] = "analyst",
     days: Annotated[int, typer.Option("--days", help="Days until it expires.")] = 365,
     out: Annotated[Path | None, typer.Option("--out", help="File to write; NAME.token.json if left out.")] = None,
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Make a token and write it to a file, once: only its hash is kept here."""
-    config = CoordinatorConfig.load(context.obj)
     from coordinator.analyst.remote import Pass
     from coordinator.services.analysts import Analysts
     from coordinator.services.authority import Authority
@@ -46,42 +47,41 @@ def analyst_add(
     path = out or Path(f"{name}.token.json")
     if path.exists():
         raise StateRefusal("the file must be new", given=f"{path}", next_step="Choose another --out.")
-    with open_store(config) as store:
-        for known in study:
-            store.plan(known)
-        made = {"name": name, "role": role, "studies": study, "file": str(path), "created": not dry_run}
-        if not dry_run:
-            account, token = Analysts(store).add(name, studies=study, role=role, days=days, today=today())
-            authority = Authority.load(config.home)
-            Pass(
-                address=config.analysts,
-                server_name=SERVER_NAME,
-                ca_pem=authority.ca_pem,
-                witness=authority.witness.public.hex,
-                name=account.name,
-                role=account.role,
-                studies=account.studies,
-                expires=account.expires.isoformat(),
-                token=token,
-            ).save(path)
-            made |= {"id": account.id, "expires": account.expires}
+    for known in study:
+        store.plan(known)
+    made = {"name": name, "role": role, "studies": study, "file": str(path), "created": not dry_run}
+    if not dry_run:
+        account, token = Analysts(store).add(name, studies=study, role=role, days=days, today=today())
+        authority = Authority.load(config.home)
+        Pass(
+            address=config.analysts,
+            server_name=SERVER_NAME,
+            ca_pem=authority.ca_pem,
+            witness=authority.witness.public.hex,
+            name=account.name,
+            role=account.role,
+            studies=account.studies,
+            expires=account.expires.isoformat(),
+            token=token,
+        ).save(path)
+        made |= {"id": account.id, "expires": account.expires}
 
-    def show(shown: Console) -> None:
-        did = "would write" if dry_run else "wrote"
-        shown.print(f"{did} {path}: {name}, {role} of {', '.join(study)}", style="bold")
-        if not dry_run:
-            shown.print(f"good until {made['expires']}; the file is a password: hand it over as one", style="yellow")
+    did = "would write" if dry_run else "wrote"
+    return View(
+        made,
+        (f"{did} {path}: {name}, {role} of {', '.join(study)}", "bold"),
+        (f"good until {made['expires']}; the file is a password: hand it over as one", "yellow")
+        if not dry_run
+        else None,
+    )
 
-    emit(made, as_json=json, show=show)
 
-
-@analyst_app.command("list")
-def analyst_list(context: typer.Context, json: Json = False) -> None:
+@verb(analyst_app, "list")
+def analyst_list(store: Store) -> View:
     """List the tokens: whose they are, what for, until when. The tokens themselves cannot be shown."""
     from coordinator.services.analysts import Analysts
 
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        found = Analysts(store).accounts()
+    found = Analysts(store).accounts()
     answer = [{**plain(account), "state": account.state(today())} for account in found]
 
     def show(out: Console) -> None:
@@ -94,25 +94,23 @@ def analyst_list(context: typer.Context, json: Json = False) -> None:
         ]
         out.print(table(heads, rows))
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
-@analyst_app.command("revoke")
+@verb(analyst_app, "revoke")
 def analyst_revoke(
-    context: typer.Context,
+    store: Store,
     name: Annotated[str, typer.Argument(help="The analyst's name (all tokens), or one token's id.")],
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Take tokens back. The next call with one is refused; what was answered stays in the record."""
     from coordinator.services.analysts import Analysts
 
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        analysts = Analysts(store)
-        if dry_run:
-            found = [row for row in analysts.accounts() if name in (row.name, row.id) and not row.revoked]
-        else:
-            found = list(analysts.revoke(name, today=today()))
+    analysts = Analysts(store)
+    if dry_run:
+        found = [row for row in analysts.accounts() if name in (row.name, row.id) and not row.revoked]
+    else:
+        found = list(analysts.revoke(name, today=today()))
     words = f"{'would revoke' if dry_run else 'revoked'} {len(found)} token(s) of {name}"
     answer = {"name": name, "ids": [account.id for account in found], "revoked": not dry_run}
-    emit(answer, as_json=json, show=lambda out: out.print(words))
+    return View(answer, words)

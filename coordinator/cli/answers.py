@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coordinator.cli.options import DryRun, Json, Study, app, open_store, require_study, today, verb
 from coordinator.config import CoordinatorConfig
 from coordinator.figures.options import produces
 from coordinator.figures.style import check_file
@@ -14,7 +15,7 @@ from coordinator.pooling import METHODS
 from shared.errors import ParameterError, StateRefusal
 from shared.privacy.stated import shown_price
 from shared.releases.synthetic import DrawNumber, Draws, Out, Rows, run_synthesis
-from shared.terminal import emit, plain, table
+from shared.terminal import View, emit, plain, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from coordinator.answers.queries import PooledAnswer
     from coordinator.store.store import SavedResult, Store
     from shared.plans.federated import FederatedFlow
-from coordinator.cli.options import DryRun, Json, Study, app, open_store, require_study, today
 
 __all__ = ["figure", "harmonise", "pool", "results", "synthetic"]
 
@@ -59,7 +59,7 @@ FigureKind = Annotated[
 ]
 
 
-@app.command(rich_help_panel="Answers")
+@verb(app, rich_help_panel="Answers")
 def pool(
     context: typer.Context,
     study: Study,
@@ -96,8 +96,7 @@ def pool(
     flow: Annotated[
         Path | None, typer.Option("--flow", help="The trained flow that the plan names, for --again.")
     ] = None,
-    json: Json = False,
-) -> None:
+) -> View:
     """Ask one question of a wave, site by site, and pool the answers. No site is contacted; it costs no ε."""
     if perturbations and not 2 <= perturbations <= 1000:
         raise ParameterError("--again must be in 2..1000", given=f"{perturbations}")
@@ -124,7 +123,7 @@ def pool(
         _show_answer(shown, answer, data["changed"])
         analyses.show(shown, answer.result, further)
 
-    emit(data, as_json=json, show=show)
+    return View(data, show)
 
 
 @app.command(rich_help_panel="Answers")
@@ -234,9 +233,9 @@ def figure(
     emit(data, as_json=json, show=lambda shown: shown.print(words))
 
 
-@app.command(rich_help_panel="Answers")
+@verb(app, rich_help_panel="Answers")
 def harmonise(
-    context: typer.Context,
+    store: Store,
     study: Study,
     column: Annotated[str, typer.Argument(help="What hospitals measure differently; chol,hdl: together.")],
     to: Annotated[str, typer.Option("--to", help="The site whose scale counts.")],
@@ -251,29 +250,27 @@ def harmonise(
         str, typer.Option("--densities", help="Study of densities; STUDY-densities if left out.")
     ] = "",
     forest: Annotated[Path | None, typer.Option("--forest", help="Also draw all answers: .svg, .pdf or .png.")] = None,
-    json: Json = False,
-) -> None:
+) -> View:
     """Ask as released and with a column on one site's scale, side by side. No site is contacted; it costs no ε."""
     from coordinator.answers import harmonise as maps
 
     if forest is not None:
         check_file(forest)
     pooling: Any = {"term": term, "method": method, "test": test, "level": level}
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        query = _one_question(store, study, estimand, formula)
-        seen = maps.harmonised(store, study, column, to=to, estimand=query, source=densities, wave=wave, **pooling)
-        if forest is not None:
-            seen.figure(forest)
-        store.save_result(
-            study=study,
-            wave=seen.answer.wave,
-            kind="harmonised",
-            question=seen.query,
-            used={**seen.answer.used, **seen.used},
-            numbers={**seen.answer.numbers, "harmonised": seen.harmonised.beta},
-            figure=str(forest or ""),
-            today=today(),
-        )
+    query = _one_question(store, study, estimand, formula)
+    seen = maps.harmonised(store, study, column, to=to, estimand=query, source=densities, wave=wave, **pooling)
+    if forest is not None:
+        seen.figure(forest)
+    store.save_result(
+        study=study,
+        wave=seen.answer.wave,
+        kind="harmonised",
+        question=seen.query,
+        used={**seen.answer.used, **seen.used},
+        numbers={**seen.answer.numbers, "harmonised": seen.harmonised.beta},
+        figure=str(forest or ""),
+        today=today(),
+    )
 
     def show(out: Console) -> None:
         first, *more = seen.lines
@@ -281,12 +278,12 @@ def harmonise(
         for line in more:
             out.print(line, style="yellow" if line.startswith("warning") else None)
 
-    emit(seen.document, as_json=json, show=show)
+    return View(seen.document, show)
 
 
-@app.command(rich_help_panel="Answers")
+@verb(app, rich_help_panel="Answers")
 def synthetic(
-    context: typer.Context,
+    store: Store,
     study: Study,
     site: Annotated[str, typer.Option("--site", help="Whose figures.")],
     out: Out,
@@ -295,27 +292,23 @@ def synthetic(
     m: Draws = 1,
     draw: DrawNumber = 0,
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Draw synthetic rows from a site's noisy figures, where the plan lets rows leave. It costs no ε."""
     from coordinator.answers.synthesis import synthesis
 
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        planned = synthesis(store, study, site, wave=wave, number=draw, rows=rows, draws=m)
-        run_synthesis(planned, out, dry_run=dry_run, json=json)
+    planned = synthesis(store, study, site, wave=wave, number=draw, rows=rows, draws=m)
+    return run_synthesis(planned, out, dry_run=dry_run)
 
 
-@app.command(rich_help_panel="Answers")
+@verb(app, rich_help_panel="Answers")
 def results(
-    context: typer.Context,
+    store: Store,
     study: Annotated[str, typer.Option("--study", help="Only this study.")] = "",
     stale: Annotated[bool, typer.Option("--stale", help="Only those that rest on a withdrawn release.")] = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """List the pooled answers and figures that were handed out, and which of them are stale."""
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        require_study(store, study)
-        found = [saved for saved in store.results(study or None) if saved.withdrawn or not stale]
+    require_study(store, study)
+    found = [saved for saved in store.results(study or None) if saved.withdrawn or not stale]
     answer = [{**plain(saved), "stale": bool(saved.withdrawn)} for saved in found]
 
     def show(out: Console) -> None:
@@ -338,7 +331,7 @@ def results(
         if any(saved.withdrawn for saved in found):
             out.print("Ask a stale question again: the answer says what changed.", style="cyan")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
 def _ask(

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.cli.options import DateRead, DryRun, Json, app, lead_keys, show_facts, today
+from coordinator.cli.options import DateRead, DryRun, app, labelled, lead_keys, today, verb
 from coordinator.config import CoordinatorConfig
 from shared import software_version
-from shared.terminal import emit
+from shared.terminal import View
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from shared.base.keys import SigningKey
 
 As = Annotated[str, typer.Option("--as", metavar="LEAD", help="Who opens it: who led when it was made.")]
@@ -27,13 +25,12 @@ KeyFile = Annotated[
 __all__ = ["backup", "drill", "restore", "upgrade"]
 
 
-@app.command(rich_help_panel="Set up")
+@verb(app, rich_help_panel="Set up")
 def backup(
-    context: typer.Context,
+    config: CoordinatorConfig,
     out: Annotated[Path, typer.Argument(metavar="FILE", help="A new file for the archive.", dir_okay=False)],
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Write one encrypted archive of this coordinator, also while it serves, and verify it.
 
     Whoever leads now can open it, and nobody else; all keys are in it.
@@ -41,7 +38,6 @@ def backup(
     from coordinator.services.backup import back_up
     from shared.base.archive import new_file
 
-    config = CoordinatorConfig.load(context.obj)
     with tempfile.TemporaryDirectory() as folder:
         new_file(out)
         place = Path(folder) / "trial" if dry_run else out
@@ -60,19 +56,20 @@ def backup(
         "written": not dry_run,
     }
 
-    def show(shown: Console) -> None:
-        did = "would write" if dry_run else "wrote and verified"
-        shown.print(f"{did} {out}: {facts.releases} releases, {facts.size} log entries", style="bold")
-        root = facts.root if facts.size else "none yet"
-        show_facts(shown, ("root", root), ("bytes", f"{size:,}"), ("opened by", ", ".join(sorted(header.recipients))))
-        if alone:
-            shown.print(
-                f"The key of {', '.join(alone)} has no passphrase: it opens this file, and is not beside it. Keep a "
-                "copy of it apart.",
-                style="yellow",
-            )
-
-    emit(answer, as_json=json, show=show)
+    did = "would write" if dry_run else "wrote and verified"
+    root = facts.root if facts.size else "none yet"
+    return View(
+        answer,
+        (f"{did} {out}: {facts.releases} releases, {facts.size} log entries", "bold"),
+        labelled(("root", root), ("bytes", f"{size:,}"), ("opened by", ", ".join(sorted(header.recipients)))),
+        (
+            f"The key of {', '.join(alone)} has no passphrase: it opens this file, and is not beside it. Keep a "
+            "copy of it apart.",
+            "yellow",
+        )
+        if alone
+        else None,
+    )
 
 
 def _opened_by(archive: Path, name: str, key: Path | None) -> SigningKey:
@@ -82,7 +79,7 @@ def _opened_by(archive: Path, name: str, key: Path | None) -> SigningKey:
     return recipient_key(read_header(archive), name, key)
 
 
-@app.command(rich_help_panel="Set up")
+@verb(app, rich_help_panel="Set up")
 def restore(
     context: typer.Context,
     archive: Annotated[Path, typer.Argument(metavar="FILE", help="What coordinator backup wrote.", dir_okay=False)],
@@ -92,8 +89,7 @@ def restore(
     reason: Annotated[str, typer.Option("--reason", help="What happened, for the log that everybody sees.")] = "",
     date: DateRead = None,
     dry_run: Annotated[bool, typer.Option("--check", "--dry-run", help="Verify it all; write nothing.")] = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Put a coordinator back from an archive; its log says so, and sites send again what came after it."""
     from coordinator.services.backup import restore as put_back
     from coordinator.services.clocks import restoration_day
@@ -122,68 +118,64 @@ def restore(
         "restored": not dry_run,
     }
 
-    def show(shown: Console) -> None:
-        did = "would restore" if dry_run else "restored"
-        words = f"{facts.releases} releases, {facts.size} log entries, as of {facts.day}"
-        shown.print(f"{did} {facts.coordinator} in {home}: {words}", style="bold")
-        if made.moved:
-            shown.print(f"The former home is {made.moved}.")
-        if made.entry is not None:
-            shown.print(f"Log entry {made.entry} says so. Sites send again what they delivered since, free of charge.")
-        shown.print(
+    did = "would restore" if dry_run else "restored"
+    words = f"{facts.releases} releases, {facts.size} log entries, as of {facts.day}"
+    return View(
+        answer,
+        (f"{did} {facts.coordinator} in {home}: {words}", "bold"),
+        f"The former home is {made.moved}." if made.moved else None,
+        f"Log entry {made.entry} says so. Sites send again what they delivered since, free of charge."
+        if made.entry is not None
+        else None,
+        (
             "Decide again what was decided since: sites and tokens revoked, sites that joined, plans signed, waves "
             "closed, ledgers allowed to begin anew.",
-            style="yellow",
-        )
-        if not dry_run:
-            shown.print("next: coordinator serve, then coordinator sites", style="cyan")
-
-    emit(answer, as_json=json, show=show)
+            "yellow",
+        ),
+        ("next: coordinator serve, then coordinator sites", "cyan") if not dry_run else None,
+    )
 
 
-@app.command(rich_help_panel="Set up")
+@verb(app, rich_help_panel="Set up")
 def drill(
     context: typer.Context,
     archive: Annotated[Path, typer.Argument(metavar="FILE", help="What coordinator backup wrote.", dir_okay=False)],
     name: As,
     key: KeyFile = None,
-    json: Json = False,
-) -> None:
+) -> View:
     """Try a backup: put it back into a folder that is thrown away, and prove each part of it."""
     from coordinator.services.backup import drill as tried
     from shared.terminal import checklist
 
     lines, code = tried(archive, context.obj, key=_opened_by(archive, name, key))
     answer = {"file": str(archive), "parts": [asdict(line) for line in lines], "whole": not code}
-    emit(answer, as_json=json, show=lambda shown: checklist(shown, lines))
-    raise typer.Exit(code)
+    return View(answer, lambda shown: checklist(shown, lines), code=code)
 
 
-@app.command(rich_help_panel="Set up")
+@verb(app, rich_help_panel="Set up")
 def upgrade(
-    context: typer.Context,
+    config: CoordinatorConfig,
     to: Annotated[
         str, typer.Option("--to", metavar="REVISION", help="Back to this one, for an earlier version of the software.")
     ] = "",
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Bring the store to the form that this version reads, as any other verb does; or take it back. Nothing is lost."""
     from contextlib import closing
 
     from coordinator.store.schema.revisions import HEAD, revision_of, taken_back
     from coordinator.store.store import Store
 
-    config = CoordinatorConfig.load(context.obj)
     with closing(Store.open(config.home, config.store)) as store:
         if to and not dry_run:
             store.write(lambda c: taken_back(c, to))
         now = store.read(revision_of)
     answer = {"revision": now, "software": HEAD, "dry_run": dry_run}
 
-    def show(shown: Console) -> None:
-        shown.print(f"the store is of revision {now}; this software reads {HEAD}", style="bold")
-        if now != HEAD:
-            shown.print("Install the earlier version before anything else: this one brings it up again.", style="cyan")
-
-    emit(answer, as_json=json, show=show)
+    return View(
+        answer,
+        (f"the store is of revision {now}; this software reads {HEAD}", "bold"),
+        ("Install the earlier version before anything else: this one brings it up again.", "cyan")
+        if now != HEAD
+        else None,
+    )

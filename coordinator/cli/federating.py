@@ -6,66 +6,67 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coordinator.cli.options import DryRun, Json, Study, federate_app, show_facts, verb
 from coordinator.config import CoordinatorConfig
 from shared.errors import PlanRefusal
 from shared.privacy.stated import shown_price
-from shared.terminal import console, emit
+from shared.terminal import View, console
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-from coordinator.cli.options import DryRun, Json, Study, federate_app, open_store, show_facts
+    from coordinator.store.store import Store
+
 
 __all__ = ["federate_run", "federate_status"]
 
 
-@federate_app.command("run")
+@verb(federate_app, "run")
 def federate_run(
-    context: typer.Context,
+    config: CoordinatorConfig,
+    store: Store,
     study: Study,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="MINUTES", min=0.01, help="How long a round waits for its last site.")
     ] = 60.0,
     dry_run: DryRun = False,
     json: Json = False,
-) -> None:
+) -> View:
     """Train the plan's flow with the sites that dial in; stopped, it goes on where it was. Beside coordinator serve."""
     from coordinator.services.authority import Authority
     from coordinator.training.dialled import nodes, train
 
-    config = CoordinatorConfig.load(context.obj)
-    with open_store(config) as store:
-        plan = store.plan(study).plan
-        if plan.federated is None:
-            raise PlanRefusal(
-                "the study's newest plan must have [federated] for its sites to train together",
-                given=f"version {plan.version} without it",
-                next_step="See docs/operators-manual.md, A flow trained by all sites.",
-            )
-        sites = nodes(store, study)
-        answer: dict[str, Any] = {
-            "study": study,
-            "plan_hash": plan.hash,
-            "sites": sorted(sites),
-            "quorum": plan.federated.quorum,
-            "rounds": plan.federated.rounds,
-            "epsilon": plan.federated.epsilon(plan.budget.delta),
-            "delta": plan.budget.delta,
-            "flow": None,
-            "dry_run": dry_run,
-        }
-        if not dry_run:
+    plan = store.plan(study).plan
+    if plan.federated is None:
+        raise PlanRefusal(
+            "the study's newest plan must have [federated] for its sites to train together",
+            given=f"version {plan.version} without it",
+            next_step="See docs/operators-manual.md, A flow trained by all sites.",
+        )
+    sites = nodes(store, study)
+    answer: dict[str, Any] = {
+        "study": study,
+        "plan_hash": plan.hash,
+        "sites": sorted(sites),
+        "quorum": plan.federated.quorum,
+        "rounds": plan.federated.rounds,
+        "epsilon": plan.federated.epsilon(plan.budget.delta),
+        "delta": plan.budget.delta,
+        "flow": None,
+        "dry_run": dry_run,
+    }
+    if not dry_run:
 
-            def report(number: int, progress: Any) -> None:
-                if not json:
-                    here = [site for site, one in progress.items() if number in one.answered]
-                    without = sorted(set(progress) - set(here))
-                    words = f"round {number} of {answer['rounds']}: {len(here)} of {len(progress)} sites"
-                    console(stderr=True).print(words + (f", without {', '.join(without)}" if without else ""))
+        def report(number: int, progress: Any) -> None:
+            if not json:
+                here = [site for site, one in progress.items() if number in one.answered]
+                without = sorted(set(progress) - set(here))
+                words = f"round {number} of {answer['rounds']}: {len(here)} of {len(progress)} sites"
+                console(stderr=True).print(words + (f", without {', '.join(without)}" if without else ""))
 
-            key = Authority.load(config.home).witness
-            flow = train(home=config.home, store=store, plan=plan, key=key, timeout=60 * timeout, progress=report)
-            answer |= {"flow": flow.name, "answered": {site: dict(said) for site, said in flow.sites.items()}}
+        key = Authority.load(config.home).witness
+        flow = train(home=config.home, store=store, plan=plan, key=key, timeout=60 * timeout, progress=report)
+        answer |= {"flow": flow.name, "answered": {site: dict(said) for site, said in flow.sites.items()}}
 
     def show(out: Console) -> None:
         out.print(f"{study}, plan version {plan.version}: a flow in {answer['rounds']} rounds", style="bold")
@@ -84,17 +85,16 @@ def federate_run(
         words = 'next: a plan version with posture = "private" and this flow, then coordinator plan sign'
         out.print(words, style="cyan")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
-@federate_app.command("status")
-def federate_status(context: typer.Context, study: Study, json: Json = False) -> None:
+@verb(federate_app, "status")
+def federate_status(store: Store, study: Study) -> View:
     """How far the study's newest training is: which round, who has answered it, who is waited for."""
     from coordinator.store.round_queue import RoundQueue
 
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        found = RoundQueue(store).progress(study)
-        plans = {stored.plan.hash: stored.plan for stored in store.plans()}
+    found = RoundQueue(store).progress(study)
+    plans = {stored.plan.hash: stored.plan for stored in store.plans()}
     plan = None if found is None else plans.get(found.plan_hash)
     rounds = plan.federated.rounds if plan is not None and plan.federated is not None else None
     answer: dict[str, Any] = {
@@ -124,4 +124,4 @@ def federate_status(context: typer.Context, study: Study, json: Json = False) ->
             ("waited for", ", ".join(answer["waiting"]) or "nobody"),
         )
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)

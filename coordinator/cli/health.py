@@ -7,29 +7,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.cli.options import DryRun, Json, app, clock_app, open_store
+from coordinator.cli.options import DryRun, Json, app, clock_app, open_store, verb
 from coordinator.config import CoordinatorConfig
 from shared.errors import ParameterError
-from shared.terminal import checklist, emit, table
+from shared.terminal import View, checklist, emit, table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from coordinator.store.store import Store
+
 __all__ = ["clock", "clock_confirm", "clock_repair", "doctor"]
 
 
-@app.command(rich_help_panel="Set up")
-def doctor(context: typer.Context, json: Json = False) -> None:
+@verb(app, rich_help_panel="Set up")
+def doctor(config: CoordinatorConfig, store: Store) -> View:
     """Look at everything that could stop the service: each line is green, or says how to mend it."""
     from coordinator.services.authority import Authority
     from coordinator.services.health import diagnose
 
-    config = CoordinatorConfig.load(context.obj)
-    with open_store(config) as store:
-        found, code = diagnose(config, Authority.load(config.home), store)
-    emit({"checks": found, "exit_code": code}, as_json=json, show=lambda out: checklist(out, found))
-    if code:
-        raise typer.Exit(code)
+    found, code = diagnose(config, Authority.load(config.home), store)
+    return View({"checks": found, "exit_code": code}, lambda out: checklist(out, found), code=code)
 
 
 @clock_app.callback(invoke_without_command=True)
@@ -72,13 +70,13 @@ def clock(context: typer.Context, json: Json = False) -> None:
     emit(answer, as_json=json, show=show)
 
 
-@clock_app.command("confirm")
+@verb(clock_app, "confirm")
 def clock_confirm(
-    context: typer.Context,
+    config: CoordinatorConfig,
+    store: Store,
     utc: Annotated[str, typer.Option("--utc", help="Date and time off another clock, in UTC: 2026-12-31 23:59.")],
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Say that another clock, which is not this machine's, has this time: for a week this one is then believed."""
     from coordinator.services.authority import Authority
     from coordinator.services.clocks import SeenClocks
@@ -88,31 +86,27 @@ def clock_confirm(
     except ValueError:
         raise ParameterError("--utc must be a date and a time, as 2026-12-31 23:59", given=repr(utc)) from None
     said = said.replace(tzinfo=dt.UTC) if said.tzinfo is None else said.astimezone(dt.UTC)
-    config = CoordinatorConfig.load(context.obj)
-    with open_store(config) as store:
-        authority = Authority.load(config.home)
-        SeenClocks(store, authority.certificate).confirm(said, authority.now(), dry_run=dry_run)
+    authority = Authority.load(config.home)
+    SeenClocks(store, authority.certificate).confirm(said, authority.now(), dry_run=dry_run)
     words = f"{'would confirm' if dry_run else 'confirmed'} this machine's clock, {authority.now():%Y-%m-%d %H:%M} UTC"
-    emit({"confirmed": not dry_run, "now": authority.now()}, as_json=json, show=lambda out: out.print(words))
+    return View({"confirmed": not dry_run, "now": authority.now()}, words)
 
 
-@clock_app.command("repair")
-def clock_repair(context: typer.Context, dry_run: DryRun = False, json: Json = False) -> None:
+@verb(clock_app, "repair")
+def clock_repair(config: CoordinatorConfig, store: Store, dry_run: DryRun = False) -> View:
     """Make anew what a wrong clock has dated: the server's certificate, and sites' that they could not use yet."""
     from coordinator.services.authority import Authority
     from coordinator.services.clocks import SeenClocks
     from coordinator.services.health import misdated, repair
 
-    config = CoordinatorConfig.load(context.obj)
-    with open_store(config) as store:
-        authority = Authority.load(config.home)
-        wrong = misdated(authority, store)
-        if wrong:
-            SeenClocks(store, authority.certificate).verdict(authority.now()).require()
-        done = []
-        for whose, what in wrong:
-            mended = repair(whose, authority, store, dry_run=dry_run)
-            done.append({"whose": whose, "wrong": what, "made_anew": mended and not dry_run, "can_be": mended})
+    authority = Authority.load(config.home)
+    wrong = misdated(authority, store)
+    if wrong:
+        SeenClocks(store, authority.certificate).verdict(authority.now()).require()
+    done = []
+    for whose, what in wrong:
+        mended = repair(whose, authority, store, dry_run=dry_run)
+        done.append({"whose": whose, "wrong": what, "made_anew": mended and not dry_run, "can_be": mended})
 
     def show(out: Console) -> None:
         if not done:
@@ -122,4 +116,4 @@ def clock_repair(context: typer.Context, dry_run: DryRun = False, json: Json = F
             after = verb if one["can_be"] else "its site has it in use: leave it, or revoke the site and invite it anew"
             out.print(f"certificate of {one['whose']}: {one['wrong']}; {after}")
 
-    emit({"certificates": done, "dry_run": dry_run}, as_json=json, show=show)
+    return View({"certificates": done, "dry_run": dry_run}, show)

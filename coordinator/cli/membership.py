@@ -8,20 +8,20 @@ import typer
 
 from coordinator.cli.options import (
     DryRun,
-    Json,
     Site,
     app,
+    labelled,
     lead_app,
     lead_key,
     lead_keys,
-    open_store,
     plan_app,
     show_facts,
     today,
+    verb,
 )
 from coordinator.config import CoordinatorConfig
 from shared.errors import ParameterError, PlanRefusal, StateRefusal
-from shared.terminal import emit, table
+from shared.terminal import View, table, tabled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,18 +89,16 @@ def next_grant(store: Store, config: CoordinatorConfig, site: str, study: str, *
 
 
 def _granted(
-    context: typer.Context, site: str, study: str, key: list[str] | None, dry_run: bool, json: bool, *, granted: bool
-) -> None:
+    store: Store, config: CoordinatorConfig, site: str, study: str, key: list[str] | None, dry_run: bool, granted: bool
+) -> View:
     from coordinator.services.membership import Members
 
-    config = CoordinatorConfig.load(context.obj)
-    with open_store(config) as store:
-        said = next_grant(store, config, site, study, granted=granted)
-        index = None
-        if not dry_run:
-            envelope = said.signed(signing_keys(config, key))
-            members = Members(store, config.name)
-            index = members.grant(envelope, members.leads(config.home))
+    said = next_grant(store, config, site, study, granted=granted)
+    index = None
+    if not dry_run:
+        envelope = said.signed(signing_keys(config, key))
+        members = Members(store, config.name)
+        index = members.grant(envelope, members.leads(config.home))
     answer = {
         "site": site,
         "study": study,
@@ -121,43 +119,31 @@ def _granted(
         if index is not None:
             show_facts(out, ("log entry", f"{index}"), ("number", f"{said.number} of this site"))
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
-@app.command(rich_help_panel="Sites")
+@verb(app, rich_help_panel="Sites")
 def grant(
-    context: typer.Context,
-    site: Site,
-    study: InStudy,
-    key: Keys = None,
-    dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+    store: Store, config: CoordinatorConfig, site: Site, study: InStudy, key: Keys = None, dry_run: DryRun = False
+) -> View:
     """Let an accepted site into a further study, by the lead's signature. Its steward still approves that plan."""
-    _granted(context, site, study, key, dry_run, json, granted=True)
+    return _granted(store, config, site, study, key, dry_run, granted=True)
 
 
-@app.command(rich_help_panel="Sites")
+@verb(app, rich_help_panel="Sites")
 def ungrant(
-    context: typer.Context,
-    site: Site,
-    study: InStudy,
-    key: Keys = None,
-    dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+    store: Store, config: CoordinatorConfig, site: Site, study: InStudy, key: Keys = None, dry_run: DryRun = False
+) -> View:
     """Take a site out of a study, by the lead's signature: nothing more is taken of it there. What it sent stays."""
-    _granted(context, site, study, key, dry_run, json, granted=False)
+    return _granted(store, config, site, study, key, dry_run, granted=False)
 
 
-@app.command(rich_help_panel="Sites")
-def grants(context: typer.Context, json: Json = False) -> None:
+@verb(app, rich_help_panel="Sites")
+def grants(config: CoordinatorConfig, store: Store) -> View:
     """List which site was let into which study, and taken out of it, in order."""
     from coordinator.services.membership import Members
 
-    config = CoordinatorConfig.load(context.obj)
-    with open_store(config) as store:
-        found = [(site, Members(store, config.name).grants(site.site)) for site in store.sites()]
+    found = [(site, Members(store, config.name).grants(site.site)) for site in store.sites()]
     rows = [
         {"site": said.site, "number": said.number, "study": said.study, "granted": said.granted, "day": said.day}
         for _, own in found
@@ -165,59 +151,51 @@ def grants(context: typer.Context, json: Json = False) -> None:
     ]
     takes_part = {site.site: list(site.studies) for site, _ in found}
 
-    def show(out: Console) -> None:
-        cells = [
-            (row["site"], row["number"], row["study"], "in" if row["granted"] else "out", row["day"]) for row in rows
-        ]
-        if cells:
-            out.print(table(("site", "number", "study", "let", "day"), cells, right=("number",)))
-        for site, studies in takes_part.items():
-            out.print(f"{site} takes part in {', '.join(studies) or 'no study'}")
-
-    emit({"grants": rows, "studies": takes_part}, as_json=json, show=show)
+    cells = [(row["site"], row["number"], row["study"], "in" if row["granted"] else "out", row["day"]) for row in rows]
+    return View(
+        {"grants": rows, "studies": takes_part},
+        tabled(("site", "number", "study", "let", "day"), cells, right=("number",)) if cells else None,
+        *(f"{site} takes part in {', '.join(studies) or 'no study'}" for site, studies in takes_part.items()),
+    )
 
 
-@app.command(rich_help_panel="Sites")
+@verb(app, rich_help_panel="Sites")
 def rekey(
-    context: typer.Context,
+    config: CoordinatorConfig,
+    store: Store,
     site: Site,
     fingerprint: Annotated[str, typer.Option("--fingerprint", help="What the site's steward read to you.")],
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Put a new key of a site in force whose old one is lost, by the fingerprint that its steward read out."""
     from coordinator.services.membership import Members
 
-    config = CoordinatorConfig.load(context.obj)
-    with open_store(config) as store:
-        members = Members(store, config.name)
-        waiting = members.waiting(site)
-        if dry_run or not waiting:
-            said = waiting[0][0] if waiting else members.allow(site, fingerprint, today())
-        else:
-            said = members.allow(site, fingerprint, today())
+    members = Members(store, config.name)
+    waiting = members.waiting(site)
+    if dry_run or not waiting:
+        said = waiting[0][0] if waiting else members.allow(site, fingerprint, today())
+    else:
+        said = members.allow(site, fingerprint, today())
     answer = {"site": site, "role": said.role, "name": said.name, "new": said.new, "in_force": not dry_run}
 
-    def show(out: Console) -> None:
-        whose = f"of {said.name} at {site}" if said.name else f"of {site}"
-        out.print(f"{'would put' if dry_run else 'put'} another {said.role} key {whose} in force", style="bold")
-        out.print("The old key has not signed this: every later export of the site says so, and so does the log.")
+    whose = f"of {said.name} at {site}" if said.name else f"of {site}"
+    return View(
+        answer,
+        (f"{'would put' if dry_run else 'put'} another {said.role} key {whose} in force", "bold"),
+        "The old key has not signed this: every later export of the site says so, and so does the log.",
+    )
 
-    emit(answer, as_json=json, show=show)
 
-
-@app.command(rich_help_panel="Releases")
+@verb(app, rich_help_panel="Releases")
 def declined(
-    context: typer.Context,
+    config: CoordinatorConfig,
+    store: Store,
     study: Annotated[str, typer.Option("--study", help="One study; all without it.")] = "",
-    json: Json = False,
-) -> None:
+) -> View:
     """List what stewards chose to tell of releases that they rejected or sent back."""
     from coordinator.services.membership import Members
 
-    config = CoordinatorConfig.load(context.obj)
-    with open_store(config) as store:
-        rows = Members(store, config.name).declined(study)
+    rows = Members(store, config.name).declined(study)
 
     def show(out: Console) -> None:
         if not rows:
@@ -227,7 +205,7 @@ def declined(
         cells = [tuple(row[name] for name in names) for row in rows]
         out.print(table(names, cells, right=("wave",)))
 
-    emit({"declined": rows}, as_json=json, show=show)
+    return View({"declined": rows}, show)
 
 
 # -- leads ------------------------------------------------------------------------------------------------------------
@@ -271,15 +249,15 @@ def _resting(store: Store, without: Leads) -> list[str]:
     return sorted(out)
 
 
-@lead_app.command("add")
+@verb(lead_app, "add")
 def lead_add(
-    context: typer.Context,
+    config: CoordinatorConfig,
+    store: Store,
     name: Lead,
     threshold: Annotated[int | None, typer.Option("--threshold", help="Leads who must sign from then on.")] = None,
     key: Keys = None,
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Add a lead: a new key, signed by the leads there are. Every site follows by itself."""
     from coordinator.services.membership import Members
     from shared.base.failpoints import reach
@@ -288,7 +266,6 @@ def lead_add(
     from shared.membership.leads import Leads
     from shared.plans.invitation import is_plain_word
 
-    config = CoordinatorConfig.load(context.obj)
     public, private = (config.home / "keys" / f"{name}.{kind}" for kind in ("pub", "pem"))
     if not is_plain_word(name) or public.exists() or (public.parent / "retired" / public.name).exists():
         raise ParameterError(
@@ -297,23 +274,22 @@ def lead_add(
     least = config.threshold if threshold is None else threshold
     index = None
     fingerprint = ""
-    with open_store(config) as store:
-        members = Members(store, config.name)
-        now = members.leads(config.home)
-        if not 1 <= least <= len(now.keys) + 1:
-            raise ParameterError("there must be at least as many leads as signatures", given=f"{least}")
-        if not dry_run:
-            # Kept from a run that was interrupted: only what follows makes it a lead's.
-            new = SigningKey.load(private) if private.exists() else SigningKey.generate()
-            if not private.exists():
-                new.save(private, chosen(name, optional=True))
-            if new.public.hex not in now.keys:
-                after = Leads(keys=tuple(sorted({*now.keys, new.public.hex})), threshold=least)
-                _, index = _changed(config, store, name, after, key, new)
-            reach("leads.before_file")
-            members.settle_leads(config.home)
-            fingerprint = new.public.fingerprint
-        resting = _resting(store, Leads(keys=now.keys, threshold=least))
+    members = Members(store, config.name)
+    now = members.leads(config.home)
+    if not 1 <= least <= len(now.keys) + 1:
+        raise ParameterError("there must be at least as many leads as signatures", given=f"{least}")
+    if not dry_run:
+        # Kept from a run that was interrupted: only what follows makes it a lead's.
+        new = SigningKey.load(private) if private.exists() else SigningKey.generate()
+        if not private.exists():
+            new.save(private, chosen(name, optional=True))
+        if new.public.hex not in now.keys:
+            after = Leads(keys=tuple(sorted({*now.keys, new.public.hex})), threshold=least)
+            _, index = _changed(config, store, name, after, key, new)
+        reach("leads.before_file")
+        members.settle_leads(config.home)
+        fingerprint = new.public.fingerprint
+    resting = _resting(store, Leads(keys=now.keys, threshold=least))
     answer = {"lead": name, "fingerprint": fingerprint, "threshold": least, "log_index": index, "added": not dry_run}
     answer["to_sign_anew"] = resting
 
@@ -325,47 +301,43 @@ def lead_add(
         for study in resting:
             out.print(f"The newest plan of {study} carries too few signatures: coordinator plan cosign {study}.")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
-@lead_app.command("retire")
-def lead_retire(
-    context: typer.Context, name: Lead, key: Keys = None, dry_run: DryRun = False, json: Json = False
-) -> None:
+@verb(lead_app, "retire")
+def lead_retire(config: CoordinatorConfig, store: Store, name: Lead, key: Keys = None, dry_run: DryRun = False) -> View:
     """Retire a lead, signed by the leads: their key signs nothing new. What they signed stays signed."""
     from coordinator.services.membership import Members
     from shared.base.failpoints import reach
     from shared.membership.leads import Leads
 
-    config = CoordinatorConfig.load(context.obj)
     known = lead_keys(config)
     if name not in known:
         raise ParameterError("the lead must have a key here", given=repr(name), next_step=f"Leads: {', '.join(known)}.")
     index = None
-    with open_store(config) as store:
-        members = Members(store, config.name)
-        now = members.leads(config.home)
-        after = Leads(keys=tuple(sorted(set(now.keys) - {known[name].hex})), threshold=config.threshold)
-        if len(after.keys) < config.threshold:
-            raise StateRefusal(
-                f"{config.threshold} lead(s) must be left, who must sign",
-                given=f"{len(after.keys)} without {name}",
-                next_step="Add another first: coordinator lead add NAME.",
-            )
-        asked = {study: stored.plan.floors.leads for study, stored in _newest(store).items()}
-        short = [f"{study} asks for {least}" for study, least in asked.items() if least > len(after.keys)]
-        if short:
-            raise StateRefusal(
-                "as many leads must be left as each study's plan asks for",
-                given=f"{len(after.keys)} without {name}, and {', '.join(short)}",
-                next_step="Add another first: coordinator lead add NAME. Nothing of those studies could be signed.",
-            )
-        resting = _resting(store, after)
-        if not dry_run:
-            if after.keys != now.keys:
-                _, index = _changed(config, store, name, after, key, None)
-            reach("leads.before_file")
-            members.settle_leads(config.home)
+    members = Members(store, config.name)
+    now = members.leads(config.home)
+    after = Leads(keys=tuple(sorted(set(now.keys) - {known[name].hex})), threshold=config.threshold)
+    if len(after.keys) < config.threshold:
+        raise StateRefusal(
+            f"{config.threshold} lead(s) must be left, who must sign",
+            given=f"{len(after.keys)} without {name}",
+            next_step="Add another first: coordinator lead add NAME.",
+        )
+    asked = {study: stored.plan.floors.leads for study, stored in _newest(store).items()}
+    short = [f"{study} asks for {least}" for study, least in asked.items() if least > len(after.keys)]
+    if short:
+        raise StateRefusal(
+            "as many leads must be left as each study's plan asks for",
+            given=f"{len(after.keys)} without {name}, and {', '.join(short)}",
+            next_step="Add another first: coordinator lead add NAME. Nothing of those studies could be signed.",
+        )
+    resting = _resting(store, after)
+    if not dry_run:
+        if after.keys != now.keys:
+            _, index = _changed(config, store, name, after, key, None)
+        reach("leads.before_file")
+        members.settle_leads(config.home)
     answer = {"lead": name, "retired": not dry_run, "log_index": index, "to_sign_anew": resting}
 
     def show(out: Console) -> None:
@@ -376,51 +348,47 @@ def lead_retire(
             )
             out.print(f"{words} it. Sign it anew: coordinator plan amend {study}.", style="yellow")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
-@plan_app.command("cosign")
+@verb(plan_app, "cosign")
 def plan_cosign(
-    context: typer.Context,
+    config: CoordinatorConfig,
+    store: Store,
     study: Annotated[str, typer.Argument(help="The study.")],
     key: Keys = None,
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Add leads' signatures to a study's newest plan: the same plan, which sites need not approve anew."""
-    config = CoordinatorConfig.load(context.obj)
-    with open_store(config) as store:
-        stored = store.plan(study)
-        envelope = stored.envelope
-        names = list(dict.fromkeys(key or lead_keys(config)))
-        if not dry_run:
-            for name in names:
-                envelope = envelope.also_signed(lead_key(config, name))
-            store.add_plan(envelope, stored.plan)
+    stored = store.plan(study)
+    envelope = stored.envelope
+    names = list(dict.fromkeys(key or lead_keys(config)))
+    if not dry_run:
+        for name in names:
+            envelope = envelope.also_signed(lead_key(config, name))
+        store.add_plan(envelope, stored.plan)
     answer = {"study": study, "version": stored.plan.version, "signed_by": names, "signed": not dry_run}
     words = f"{'would add' if dry_run else 'added'} the signatures of {', '.join(names)} to {study}"
-    emit(answer, as_json=json, show=lambda out: out.print(f"{words}, version {stored.plan.version}"))
+    return View(answer, f"{words}, version {stored.plan.version}")
 
 
-@lead_app.command("list")
-def lead_list(context: typer.Context, json: Json = False) -> None:
+@verb(lead_app, "list")
+def lead_list(config: CoordinatorConfig, store: Store) -> View:
     """List who leads, how many must sign, and every change."""
     from coordinator.services.membership import Members
 
-    config = CoordinatorConfig.load(context.obj)
-    with open_store(config) as store:
-        changes = [said for said, _ in Members(store, config.name).lead_changes()]
+    changes = [said for said, _ in Members(store, config.name).lead_changes()]
     rows: list[dict[str, Any]] = [
         {"number": one.number, "day": one.day, "name": one.name, "joined": bool(one.joins), "threshold": one.threshold}
         for one in changes
     ]
     leads = {name: public.fingerprint for name, public in lead_keys(config).items()}
 
-    def show(out: Console) -> None:
-        show_facts(out, *leads.items(), ("must sign", f"{config.threshold}"))
-        for row in rows:
-            out.print(
-                f"{row['day']}: {row['name']} {'joined' if row['joined'] else 'left'}; {row['threshold']} must sign"
-            )
-
-    emit({"leads": leads, "threshold": config.threshold, "changes": rows}, as_json=json, show=show)
+    return View(
+        {"leads": leads, "threshold": config.threshold, "changes": rows},
+        labelled(*leads.items(), ("must sign", f"{config.threshold}")),
+        *(
+            f"{row['day']}: {row['name']} {'joined' if row['joined'] else 'left'}; {row['threshold']} must sign"
+            for row in rows
+        ),
+    )

@@ -5,18 +5,19 @@ from __future__ import annotations
 import datetime as dt
 import difflib
 from contextlib import closing, contextmanager
+from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coordinator.config import HOME_VARIABLE, CoordinatorConfig, default_home
 from shared.base.clock import utc_now
 from shared.errors import PlanRefusal, StateRefusal
-from shared.terminal import application
+from shared.terminal import View, application, command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from rich.console import Console
 
@@ -35,6 +36,7 @@ __all__ = [
     "ca_app",
     "clock_app",
     "federate_app",
+    "labelled",
     "lead_app",
     "lead_key",
     "lead_keys",
@@ -46,6 +48,7 @@ __all__ = [
     "show_facts",
     "show_sentences",
     "today",
+    "verb",
     "wave_app",
 ]
 
@@ -107,6 +110,45 @@ def open_store(config: CoordinatorConfig) -> Iterator[Store]:
             if refusal.must != UNKNOWN_PLAN:
                 raise
             raise PlanRefusal(refusal.must, given=refusal.given, next_step=_nearest(store, refusal.given)) from None
+
+
+_last = Parameter.KEYWORD_ONLY
+SHARED = (
+    Parameter("context", _last, annotation=typer.Context),
+    Parameter("dry_run", _last, default=False, annotation=DryRun),
+    Parameter("json", _last, default=False, annotation=Json),
+)
+GIVEN = {"CoordinatorConfig": "config", "Store": "store"}
+
+
+@contextmanager
+def _at_home(said: Mapping[str, Any], asked: Collection[str]) -> Iterator[dict[str, Any]]:
+    if not {"config", "store"} & {*asked}:
+        yield {}
+        return
+    config = CoordinatorConfig.load(said["context"].obj)
+    if "store" not in asked:
+        yield {"config": config}
+        return
+    with open_store(config) as store:
+        yield {"config": config, "store": store}
+
+
+def verb(
+    group: typer.Typer, name: str | None = None, **listed: Any
+) -> Callable[[Callable[..., View]], Callable[..., View]]:
+    """Register a verb: it has ``--json``, works with the settings and the store it asks for, and returns a `View`.
+
+    Args:
+        name: as it is typed; the function's where left out.
+        listed: as `typer.Typer.command` takes it.
+    """
+
+    def register(function: Callable[..., View]) -> Callable[..., View]:
+        group.command(name, **listed)(command(function, SHARED, GIVEN, _at_home))
+        return function
+
+    return register
 
 
 def require_study(store: Store, study: str) -> None:
@@ -171,6 +213,11 @@ def show_facts(out: Console, *facts: tuple[str, str]) -> None:
     for label, value in facts:
         grid.add_row(f"  {label}", Text(value))
     out.print(grid)
+
+
+def labelled(*pairs: tuple[str, str] | None) -> Callable[[Console], None]:
+    """`show_facts` as a part of a screen; None is left out."""
+    return lambda out: show_facts(out, *(pair for pair in pairs if pair))
 
 
 def show_sentences(out: Console, title: str, sentences: Sequence[str], style: str) -> None:

@@ -9,10 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coordinator.cli.options import (
+    DryRun,
+    PlanFile,
+    app,
+    labelled,
+    lead_key,
+    lead_keys,
+    open_store,
+    plan_app,
+    require_still_open,
+    show_facts,
+    show_sentences,
+    today,
+    verb,
+)
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from shared.errors import ParameterError, PlanRefusal, PlanRollback, StateRefusal
 from shared.privacy.stated import shown_column, shown_delta, shown_epsilon, shown_price, shown_room
-from shared.terminal import checklist, emit, plain, table
+from shared.terminal import View, checklist, plain, table, tabled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,35 +39,20 @@ if TYPE_CHECKING:
     from coordinator.store.store import Store
     from shared.plans.plan import StudyPlan
     from shared.terminal import ChecklistLine
-from coordinator.cli.options import (
-    DryRun,
-    Json,
-    PlanFile,
-    app,
-    lead_key,
-    lead_keys,
-    open_store,
-    plan_app,
-    require_still_open,
-    show_facts,
-    show_sentences,
-    today,
-)
 
 __all__ = ["plan_amend", "plan_check", "plan_cost", "plan_new", "plan_prices", "plan_show", "plan_sign", "studies"]
 __all__ += ["plan_delete", "plan_retire", "write_draft"]
 
 
-@app.command(rich_help_panel="Set up")
-def studies(context: typer.Context, json: Json = False) -> None:
+@verb(app, rich_help_panel="Set up")
+def studies(store: Store) -> View:
     """List the studies: their version in force, waves, sites, and what has arrived."""
     rows = []
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        for plan in {stored.plan.study: stored.plan for stored in store.plans()}.values():  # by version: the last stays
-            arrived = store.releases(plan.study)
-            facts = {"study": plan.study, "title": plan.title, "version": plan.version, "waves": len(plan.waves)}
-            facts |= {"sites": len(store.members(plan.study)), "releases": len(arrived), "expires": plan.expires}
-            rows.append({**facts, "newest_wave": max((release.wave for release in arrived), default=None)})
+    for plan in {stored.plan.study: stored.plan for stored in store.plans()}.values():  # by version: the last stays
+        arrived = store.releases(plan.study)
+        facts = {"study": plan.study, "title": plan.title, "version": plan.version, "waves": len(plan.waves)}
+        facts |= {"sites": len(store.members(plan.study)), "releases": len(arrived), "expires": plan.expires}
+        rows.append({**facts, "newest_wave": max((release.wave for release in arrived), default=None)})
 
     def show(out: Console) -> None:
         if not rows:
@@ -64,17 +64,16 @@ def studies(context: typer.Context, json: Json = False) -> None:
         numbers = [head for head in shown if head not in ("study", "title", "expires")]
         out.print(table(shown, [list(row.values()) for row in rows], right=numbers))
 
-    emit(rows, as_json=json, show=show)
+    return View(rows, show)
 
 
-@plan_app.command("new")
+@verb(plan_app, "new")
 def plan_new(
     context: typer.Context,
     study: Annotated[str, typer.Argument(help="Short name of the study, a plain word.")],
     out: Annotated[Path | None, typer.Option("--out", help="File to write; STUDY.toml if left out.")] = None,
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Write a commented study plan with an example dictionary, ready to edit."""
     from coordinator.planning import template
 
@@ -86,15 +85,15 @@ def plan_new(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
-    def show(shown: Console) -> None:
-        shown.print(f"{'would write' if dry_run else 'wrote'} {path}")
-        shown.print(f"next: edit it, then coordinator plan check {path}", style="cyan")
+    return View(
+        {"file": str(path), "study": study, "written": not dry_run},
+        f"{'would write' if dry_run else 'wrote'} {path}",
+        (f"next: edit it, then coordinator plan check {path}", "cyan"),
+    )
 
-    emit({"file": str(path), "study": study, "written": not dry_run}, as_json=json, show=show)
 
-
-@plan_app.command("check")
-def plan_check(context: typer.Context, file: PlanFile, json: Json = False) -> None:
+@verb(plan_app, "check")
+def plan_check(context: typer.Context, file: PlanFile) -> View:
     """Hold a plan against what a plan must be: each line green, or with its fix."""
     from coordinator.planning import review
 
@@ -109,17 +108,15 @@ def plan_check(context: typer.Context, file: PlanFile, json: Json = False) -> No
         "checks": checks,
     }
 
-    def show(out: Console) -> None:
-        checklist(out, checks)
-        out.print()
-        if good:
-            out.print(f"next: coordinator plan cost {file}, then plan sign {file}", style="cyan")
-        else:
-            out.print("The plan cannot be signed yet.", style="bold red")
-
-    emit(answer, as_json=json, show=show)
-    if not good:
-        raise typer.Exit(PlanRefusal.exit_code)
+    return View(
+        answer,
+        lambda out: checklist(out, checks),
+        "",
+        (f"next: coordinator plan cost {file}, then plan sign {file}", "cyan")
+        if good
+        else ("The plan cannot be signed yet.", "bold red"),
+        code=PlanRefusal.exit_code if not good else 0,
+    )
 
 
 def _certificates(context: typer.Context, plan: StudyPlan) -> list[ChecklistLine]:
@@ -135,8 +132,8 @@ def _certificates(context: typer.Context, plan: StudyPlan) -> list[ChecklistLine
         return plan_lines(plan, store.sites(), authority, authority.now())
 
 
-@plan_app.command("prices")
-def plan_prices(file: PlanFile, json: Json = False) -> None:
+@verb(plan_app, "prices")
+def plan_prices(file: PlanFile) -> View:
     """The study's price list: what each mechanism would cost a person, what that covers, how wide intervals are."""
     from coordinator.planning import prices
     from shared.plans.plan import StudyPlan
@@ -144,30 +141,27 @@ def plan_prices(file: PlanFile, json: Json = False) -> None:
     plan = StudyPlan.from_toml(_text(file))
     listed = prices(plan)
 
-    def show(out: Console) -> None:
-        rows = [
-            [
-                price.name,
-                "–" if price.epsilon is None and not price.epsilon_given else shown_price(*_stated(price)),
-                price.covered,
-                "not known before" if price.width is None else f"{price.width:.2f}",
-            ]
-            for price in listed
+    found = {"study": plan.study, "delta": plan.budget.delta, "prices": [plain(asdict(one)) for one in listed]}
+    rows = [
+        [
+            price.name,
+            "–" if price.epsilon is None and not price.epsilon_given else shown_price(*_stated(price)),
+            price.covered,
+            "not known before" if price.width is None else f"{price.width:.2f}",
         ]
-        out.print(table(["mechanism", "ε of one wave", "what it covers", "width"], rows, right=["ε of one wave"]))
-        for price in listed:
-            if price.buys:
-                out.print(f"A larger ε of {price.name} buys: {price.buys}.")
-        out.print(
+        for price in listed
+    ]
+    return View(
+        found,
+        tabled(["mechanism", "ε of one wave", "what it covers", "width"], rows, right=["ε of one wave"]),
+        *(f"A larger ε of {price.name} buys: {price.buys}." if price.buys else None for price in listed),
+        (
             f"ε is exact, at δ {shown_delta(plan.budget.delta)}. width: of a coefficient's interval, in widths of the "
             "same interval on the records themselves.",
-            style="dim",
-        )
-        for unseen, names in _by_unseen(listed).items():
-            out.print(f"{names}: {unseen}", style="dim")
-
-    found = {"study": plan.study, "delta": plan.budget.delta, "prices": [plain(asdict(one)) for one in listed]}
-    emit(found, as_json=json, show=show)
+            "dim",
+        ),
+        *((f"{names}: {unseen}", "dim") for unseen, names in _by_unseen(listed).items()),
+    )
 
 
 def _by_unseen(listed: Sequence[Price]) -> dict[str, str]:
@@ -179,13 +173,12 @@ def _by_unseen(listed: Sequence[Price]) -> dict[str, str]:
     return found
 
 
-@plan_app.command("cost")
+@verb(plan_app, "cost")
 def plan_cost(
     file: PlanFile,
     waves: Annotated[int | None, typer.Option("--waves", help="Waves to price; the plan's own if left out.")] = None,
     persons: Annotated[int | None, typer.Option("--persons", help="Persons at the largest site, to judge δ.")] = None,
-    json: Json = False,
-) -> None:
+) -> View:
     """Price a plan: what each wave costs a person, and the last wave the budget affords."""
     from coordinator.planning import MANY, cost
     from shared.plans.plan import StudyPlan
@@ -255,22 +248,21 @@ def plan_cost(
         if last:
             out.print(f"next: coordinator plan sign {file}", style="cyan")
 
-    emit(price, as_json=json, show=show)
+    return View(price, show)
 
 
-@plan_app.command("sign")
+@verb(plan_app, "sign")
 def plan_sign(
-    context: typer.Context,
+    config: CoordinatorConfig,
+    store: Store,
     file: PlanFile,
     key: Annotated[list[str] | None, typer.Option("--key", help="Name of a lead's key; repeat for several.")] = None,
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Sign a plan with the lead's key and publish it to the sites; they act on it once their stewards approve."""
     from coordinator.planning import changes, review
     from shared.plans.plan import sign_plan
 
-    config = CoordinatorConfig.load(context.obj)
     plan, checks = review(_text(file), today=today(), recipient=config.name)
     failed = [check for check in checks if check.state == "fail"]
     warnings = [check for check in checks if check.state == "warn"]
@@ -281,29 +273,28 @@ def plan_sign(
             given=f"{failed[0].name}: {failed[0].detail}{more}",
             next_step=failed[0].fix + (f" All of them: coordinator plan check {file}." if more else ""),
         )
-    with open_store(config) as store:
-        require_still_open(store, plan.study)
-        last = _last_plan(store, plan.study)
-        if last is not None and plan.version <= last.version:
-            same = plan.hash == last.hash
-            raise PlanRollback(
-                f"the version must be above the last signed one, {last.version}",
-                given=f"{plan.version}" + (" (this very plan is already signed)" if same else ""),
-                next_step=f"Set version = {last.version + 1}.",
-            )
-        differences = changes(last, plan) if last is not None else ()
-        # As many as the version before asked for: one lead alone does not end that two must sign.
-        least = max(config.threshold, plan.floors.leads, last.floors.leads if last is not None else 1)
-        names = list(dict.fromkeys(key or [*lead_keys(config)][:least]))
-        if len(names) < least:
-            raise PlanRefusal(
-                f"a plan must carry {least} lead signatures",
-                given=f"{len(names)}",
-                next_step="Repeat --key.",
-            )
-        if not dry_run:
-            keys = [lead_key(config, name) for name in names]
-            store.add_plan(sign_plan(plan, keys), plan)
+    require_still_open(store, plan.study)
+    last = _last_plan(store, plan.study)
+    if last is not None and plan.version <= last.version:
+        same = plan.hash == last.hash
+        raise PlanRollback(
+            f"the version must be above the last signed one, {last.version}",
+            given=f"{plan.version}" + (" (this very plan is already signed)" if same else ""),
+            next_step=f"Set version = {last.version + 1}.",
+        )
+    differences = changes(last, plan) if last is not None else ()
+    # As many as the version before asked for: one lead alone does not end that two must sign.
+    least = max(config.threshold, plan.floors.leads, last.floors.leads if last is not None else 1)
+    names = list(dict.fromkeys(key or [*lead_keys(config)][:least]))
+    if len(names) < least:
+        raise PlanRefusal(
+            f"a plan must carry {least} lead signatures",
+            given=f"{len(names)}",
+            next_step="Repeat --key.",
+        )
+    if not dry_run:
+        keys = [lead_key(config, name) for name in names]
+        store.add_plan(sign_plan(plan, keys), plan)
     answer = {
         "study": plan.study,
         "version": plan.version,
@@ -314,43 +305,38 @@ def plan_sign(
         "signed": not dry_run,
     }
 
-    def show(out: Console) -> None:
-        did = "would sign" if dry_run else "signed and published"
-        out.print(f"{did} {plan.study}, version {plan.version}", style="bold")
-        show_facts(out, ("hash", plan.hash), ("signed by", ", ".join(names)), ("expires", f"{plan.expires}"))
-        checklist(out, warnings)
-        for change in differences:
-            out.print(f"  {change}")
-        if differences:
-            out.print("Every site must approve this version before its next release.", style="yellow")
-        out.print(f"next: coordinator invite SITE --study {plan.study} --out SITE.invitation", style="cyan")
-
-    emit(answer, as_json=json, show=show)
+    did = "would sign" if dry_run else "signed and published"
+    return View(
+        answer,
+        (f"{did} {plan.study}, version {plan.version}", "bold"),
+        labelled(("hash", plan.hash), ("signed by", ", ".join(names)), ("expires", f"{plan.expires}")),
+        lambda out: checklist(out, warnings),
+        *(f"  {change}" for change in differences),
+        ("Every site must approve this version before its next release.", "yellow") if differences else None,
+        (f"next: coordinator invite SITE --study {plan.study} --out SITE.invitation", "cyan"),
+    )
 
 
-@plan_app.command("amend")
+@verb(plan_app, "amend")
 def plan_amend(
-    context: typer.Context,
+    store: Store,
     study: Annotated[str, typer.Argument(help="The study.")],
     out: Annotated[Path | None, typer.Option("--out", help="File to write; STUDY-vN.toml if left out.")] = None,
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Write the next version of a study's plan as a draft to edit. It is signed like any plan, and approved anew."""
     from coordinator.answers.waves import draft
 
-    config = CoordinatorConfig.load(context.obj)
-    with open_store(config) as store:
-        last = store.plan(study).plan
+    last = store.plan(study).plan
     plan = replace(last, version=last.version + 1)
     path = write_draft(draft(plan), out or Path(f"{study}-v{plan.version}.toml"), dry_run=dry_run)
 
-    def show(shown: Console) -> None:
-        shown.print(f"{'would write' if dry_run else 'wrote'} {path}: {study}, version {plan.version}, a draft")
-        shown.print("Each site sees what changed before it approves; until then it releases nothing.", style="yellow")
-        shown.print(f"next: edit {path}, then coordinator plan check {path}", style="cyan")
-
-    emit({"study": study, "version": plan.version, "file": str(path), "written": not dry_run}, as_json=json, show=show)
+    return View(
+        {"study": study, "version": plan.version, "file": str(path), "written": not dry_run},
+        f"{'would write' if dry_run else 'wrote'} {path}: {study}, version {plan.version}, a draft",
+        ("Each site sees what changed before it approves; until then it releases nothing.", "yellow"),
+        (f"next: edit {path}, then coordinator plan check {path}", "cyan"),
+    )
 
 
 def write_draft(text: str, path: Path, *, dry_run: bool) -> Path:
@@ -363,19 +349,17 @@ def write_draft(text: str, path: Path, *, dry_run: bool) -> Path:
     return path
 
 
-@plan_app.command("show")
+@verb(plan_app, "show")
 def plan_show(
-    context: typer.Context,
+    store: Store,
     study: Annotated[str, typer.Argument(help="The study.")],
     version: Annotated[int | None, typer.Option("--version", help="Which version; the last if left out.")] = None,
-    json: Json = False,
-) -> None:
+) -> View:
     """Show a signed plan: what leaves the sites, how often, to whom, at which price, what is not covered."""
     from coordinator.planning import cost
     from shared.releases.receipt import coverage
 
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        plan = store.plan(study, version).plan
+    plan = store.plan(study, version).plan
     covered, not_covered = coverage(plan)
     price = cost(plan)
     charged = shown_price(*_stated(price))
@@ -416,7 +400,7 @@ def plan_show(
             out.print(f"planned  {name}: {formula}")
         show_sentences(out, "not covered by ε:", not_covered, "yellow")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
 def _text(file: Path) -> str:
@@ -470,15 +454,15 @@ def _abridged(waves: Sequence[Any], last: int) -> list[Any]:
 
 
 # -- the end --------------------------------------------------------------------------------------------------------
-@plan_app.command("retire")
+@verb(plan_app, "retire")
 def plan_retire(
-    context: typer.Context,
+    config: CoordinatorConfig,
+    store: Store,
     study: Annotated[str, typer.Argument(help="The study.")],
     reason: Annotated[str, typer.Option("--reason", help="A line for everybody who reads the log.")],
     key: Annotated[list[str] | None, typer.Option("--key", help="Name of a lead's key; repeat for several.")] = None,
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """End a study, by the leads' signatures: nothing more is made or taken of it. What it has stays until its day."""
     from coordinator.cli.membership import next_grant, signing_keys
     from coordinator.services.membership import Members
@@ -486,71 +470,67 @@ def plan_retire(
     from shared.base.chain import GENESIS
     from shared.membership.study_ends import StudyEnd
 
-    config = CoordinatorConfig.load(context.obj)
-    with open_store(config) as store:
-        plan = store.plan(study).plan
-        members = Members(store, config.name)
-        sites = list(store.members(study))
-        done = end_of(store, study)
-        if not dry_run:
-            keys = signing_keys(config, key, plan.floors.leads)
-            leads = members.leads(config.home)
-            said = done or StudyEnd(
-                number=1,
-                previous=GENESIS,
-                day=today().isoformat(),
-                coordinator=config.name,
-                study=study,
-                plan_hash=plan.hash,
-                reason=reason,
-            )
-            if done is None:
-                end_study(store, said.signed(keys), leads, config.name)
-            for site in sites:  # each sees it at its next round, in its own chain of grants, and stops by itself
-                members.grant(next_grant(store, config, site, study, granted=False).signed(keys), leads)
+    plan = store.plan(study).plan
+    members = Members(store, config.name)
+    sites = list(store.members(study))
+    done = end_of(store, study)
+    if not dry_run:
+        keys = signing_keys(config, key, plan.floors.leads)
+        leads = members.leads(config.home)
+        said = done or StudyEnd(
+            number=1,
+            previous=GENESIS,
+            day=today().isoformat(),
+            coordinator=config.name,
+            study=study,
+            plan_hash=plan.hash,
+            reason=reason,
+        )
+        if done is None:
+            end_study(store, said.signed(keys), leads, config.name)
+        for site in sites:  # each sees it at its next round, in its own chain of grants, and stops by itself
+            members.grant(next_grant(store, config, site, study, granted=False).signed(keys), leads)
     until = None if plan.retention is None else plan.retention.until
     answer = {"study": study, "sites": sites, "kept_until": until, "retired": not dry_run}
 
-    def show(out: Console) -> None:
-        out.print(f"{'would retire' if dry_run else 'retired'} {study}, and taken out of it: {len(sites)} site(s)")
-        out.print("What was delivered stays, and questions are answered, until its retention is over.")
-        words = f"{until}; then it is deleted by itself" if until else "for ever: its plan names no day"
-        show_facts(out, ("kept until", words))
+    words = f"{until}; then it is deleted by itself" if until else "for ever: its plan names no day"
+    return View(
+        answer,
+        f"{'would retire' if dry_run else 'retired'} {study}, and taken out of it: {len(sites)} site(s)",
+        "What was delivered stays, and questions are answered, until its retention is over.",
+        labelled(("kept until", words)),
+    )
 
-    emit(answer, as_json=json, show=show)
 
-
-@plan_app.command("delete")
+@verb(plan_app, "delete")
 def plan_delete(
-    context: typer.Context,
+    config: CoordinatorConfig,
+    store: Store,
     study: Annotated[str, typer.Argument(help="The study.")],
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Delete what a study has, once its retention is over, and show the proof: the log's entry, under a signed head."""
     from coordinator.services.authority import Authority
     from coordinator.services.clocks import SeenClocks
     from coordinator.services.quotas import delete_due, deleted
 
-    config = CoordinatorConfig.load(context.obj)
-    with open_store(config) as store:
-        plan = store.plan(study).plan
-        authority = Authority.load(config.home)
-        known = next((one for one in deleted(store) if one.plan_hash == plan.hash), None)
-        due = known is not None or study in delete_due(store, config.home, today(), dry_run=True)
-        if not due:
-            raise StateRefusal(
-                "a study is deleted once its retention is over",
-                given=f"kept until {plan.retention.until}" if plan.retention else "a plan that names no day",
-                next_step=f"Nothing was deleted. An earlier day is a new version of its plan: plan amend {study}.",
-            )
-        answer: dict[str, Any] = {"study": study, "deleted": not dry_run}
-        if not dry_run:
-            if known is None:
-                SeenClocks(store, authority.certificate).verdict(authority.now()).require()
-                delete_due(store, config.home, today())
-                known = [one for one in deleted(store) if one.study == study][-1]
-            answer |= _proof(store, authority, known)
+    plan = store.plan(study).plan
+    authority = Authority.load(config.home)
+    known = next((one for one in deleted(store) if one.plan_hash == plan.hash), None)
+    due = known is not None or study in delete_due(store, config.home, today(), dry_run=True)
+    if not due:
+        raise StateRefusal(
+            "a study is deleted once its retention is over",
+            given=f"kept until {plan.retention.until}" if plan.retention else "a plan that names no day",
+            next_step=f"Nothing was deleted. An earlier day is a new version of its plan: plan amend {study}.",
+        )
+    answer: dict[str, Any] = {"study": study, "deleted": not dry_run}
+    if not dry_run:
+        if known is None:
+            SeenClocks(store, authority.certificate).verdict(authority.now()).require()
+            delete_due(store, config.home, today())
+            known = [one for one in deleted(store) if one.study == study][-1]
+        answer |= _proof(store, authority, known)
 
     def show(out: Console) -> None:
         out.print(f"{'would delete' if dry_run else 'deleted'} what {study} has", style="bold")
@@ -564,7 +544,7 @@ def plan_delete(
             )
             out.print("Log, plans, statements and receipts stay. --json writes the proof for anybody to keep.")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
 def _proof(store: Store, authority: Any, known: Deletion) -> dict[str, Any]:

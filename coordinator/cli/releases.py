@@ -9,29 +9,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.config import CoordinatorConfig
-from shared.base.clock import utc_now
-from shared.errors import ParameterError, StateRefusal
-from shared.privacy.stated import all_given, shown_price
-from shared.terminal import checklist, emit, plain, table
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from coordinator.store.store import AcceptedRelease, Store
 from coordinator.cli.options import (
     DryRun,
-    Json,
     Study,
     app,
-    open_store,
     release_app,
     require_study,
     show_facts,
     show_sentences,
     today,
+    verb,
     wave_app,
 )
+from coordinator.config import CoordinatorConfig
+from shared.base.clock import utc_now
+from shared.errors import ParameterError, StateRefusal
+from shared.privacy.stated import all_given, shown_price
+from shared.terminal import View, checklist, plain, table, tabled
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from coordinator.store.store import AcceptedRelease, Store
 from coordinator.cli.plan import write_draft
 
 __all__ = [
@@ -46,18 +45,16 @@ __all__ = [
 ]
 
 
-@app.command(rich_help_panel="Releases")
+@verb(app, rich_help_panel="Releases")
 def releases(
-    context: typer.Context,
+    store: Store,
     study: Annotated[str, typer.Option("--study", help="Only this study.")] = "",
     wave: Annotated[int | None, typer.Option("--wave", help="Only this wave.")] = None,
-    json: Json = False,
-) -> None:
+) -> View:
     """List what was accepted, and what was quarantined and why."""
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        require_study(store, study)
-        accepted = store.releases(study=study or None, wave=wave)
-        kept_apart = [row for row in store.quarantined(study=study or None) if wave in (None, row.wave)]
+    require_study(store, study)
+    accepted = store.releases(study=study or None, wave=wave)
+    kept_apart = [row for row in store.quarantined(study=study or None) if wave in (None, row.wave)]
     answer = {"accepted": [_release_data(row) for row in accepted], "quarantined": kept_apart}
 
     def show(out: Console) -> None:
@@ -74,31 +71,28 @@ def releases(
             heads = ["study", "wave", "site", "release", "code", "reason"]
             out.print(table(heads, rows, right=["wave"], title="Quarantined: kept, and read by nobody"))
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
-@release_app.command("show")
+@verb(release_app, "show")
 def release_show(
-    context: typer.Context,
-    release: Annotated[str, typer.Argument(help="The release's id, or its first digits.")],
-    json: Json = False,
-) -> None:
+    store: Store, release: Annotated[str, typer.Argument(help="The release's id, or its first digits.")]
+) -> View:
     """Show one accepted release: its receipt in words."""
     from coordinator.answers.spending import least_total
     from shared.privacy import accountant as privacy
 
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        found = one_release(store, release)
-        receipt = found.receipt
-        arrived = [
-            other
-            for other in store.releases(found.study, site=found.site, withdrawn=True)
-            if other.log_index <= found.log_index
-        ]
-        charges = [
-            (store.plan(found.study, other.plan_version).plan, privacy.from_canonical(other.receipt.event))
-            for other in arrived
-        ]
+    found = one_release(store, release)
+    receipt = found.receipt
+    arrived = [
+        other
+        for other in store.releases(found.study, site=found.site, withdrawn=True)
+        if other.log_index <= found.log_index
+    ]
+    charges = [
+        (store.plan(found.study, other.plan_version).plan, privacy.from_canonical(other.receipt.event))
+        for other in arrived
+    ]
     given = all_given((other.receipt.stated_epsilon, other.receipt.given_in_total) for other in arrived)
     together = least_total(charges, receipt.delta, together=True)
     note = ""
@@ -141,15 +135,16 @@ def release_show(
         show_sentences(out, "covered:", receipt.covered, "green")
         show_sentences(out, "not covered:", receipt.not_covered, "yellow")
 
-    emit({**_release_data(found), "receipt": receipt, "note": note}, as_json=json, show=show)
+    return View({**_release_data(found), "receipt": receipt, "note": note}, show)
 
 
 Number = Annotated[int, typer.Argument(help="The wave's number.")]
 
 
-@wave_app.command("schedule")
+@verb(wave_app, "schedule")
 def wave_schedule(
-    context: typer.Context,
+    config: CoordinatorConfig,
+    store: Store,
     study: Study,
     every: Annotated[str, typer.Option("--every", help="month, quarter, week, or as in '10 days'.")],
     count: Annotated[int, typer.Option("--count", help="How many new waves.")],
@@ -158,19 +153,16 @@ def wave_schedule(
     quorum: Annotated[int, typer.Option("--quorum", help="Deliveries below which closing takes a reason.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="File to write; STUDY-vN.toml if left out.")] = None,
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Write a new draft version of the plan with a calendar. Nothing is sent: sign it, and each site approves it."""
     from coordinator.answers.waves import draft, scheduled
     from coordinator.planning import changes, review
 
-    config = CoordinatorConfig.load(context.obj)
     try:
         first = dt.date.fromisoformat(start) if start else None
     except ValueError:
         raise ParameterError("--start must be a date, as in 2026-03-01", given=repr(start)) from None
-    with open_store(config) as store:
-        last = store.plan(study).plan
+    last = store.plan(study).plan
     plan = scheduled(last, every=every, count=count, window=window, start=first, quorum=quorum, today=today())
     text = draft(plan)
     _, checks = review(text, today=today(), recipient=config.name)
@@ -187,26 +179,25 @@ def wave_schedule(
         "written": not dry_run,
     }
 
-    def show(shown: Console) -> None:
-        shown.print(f"{'would write' if dry_run else 'wrote'} {path}: {study}, version {plan.version}, a draft")
-        rows = [[wave.number, wave.opens, wave.closes, wave.quorum or None] for wave in plan.waves]
-        shown.print(table(["wave", "opens", "closes", "quorum"], rows, right=["wave", "quorum"]))
-        checklist(shown, concerns)
-        shown.print("No site is told. Every site must approve the signed version before it acts on it.", style="yellow")
-        shown.print(f"next: coordinator plan cost {path}, then plan sign {path}", style="cyan")
+    rows = [[wave.number, wave.opens, wave.closes, wave.quorum or None] for wave in plan.waves]
+    return View(
+        answer,
+        f"{'would write' if dry_run else 'wrote'} {path}: {study}, version {plan.version}, a draft",
+        tabled(["wave", "opens", "closes", "quorum"], rows, right=["wave", "quorum"]),
+        lambda shown: checklist(shown, concerns),
+        ("No site is told. Every site must approve the signed version before it acts on it.", "yellow"),
+        (f"next: coordinator plan cost {path}, then plan sign {path}", "cyan"),
+    )
 
-    emit(answer, as_json=json, show=show)
 
-
-@wave_app.command("status")
-def wave_status(context: typer.Context, study: Study, json: Json = False) -> None:
+@verb(wave_app, "status")
+def wave_status(store: Store, study: Study) -> View:
     """Show each site in each wave: who has delivered, who is missing, how long the oldest wait has lasted."""
     from coordinator.answers.waves import STATES, grid
     from coordinator.store.site_certificates import outlook
 
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        found = grid(store, study, today())
-        ending = {one.site: one for one in outlook(store.sites(), utc_now()) if one.warning and one.site in found.sites}
+    found = grid(store, study, today())
+    ending = {one.site: one for one in outlook(store.sites(), utc_now()) if one.warning and one.site in found.sites}
 
     def show(out: Console) -> None:
         from rich.text import Text
@@ -243,37 +234,35 @@ def wave_status(context: typer.Context, study: Study, json: Json = False) -> Non
             out.print(f"{one.warning}. {one.mend}", style="bold red")
 
     warnings = {name: one.warning for name, one in ending.items()}
-    emit({**plain(found), "states": STATES, "certificates": warnings}, as_json=json, show=show)
+    return View({**plain(found), "states": STATES, "certificates": warnings}, show)
 
 
-@wave_app.command("remind")
+@verb(wave_app, "remind")
 def wave_remind(
-    context: typer.Context,
+    config: CoordinatorConfig,
+    store: Store,
     study: Study,
     wave: Number,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for one text per site.")] = None,
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Write a text for each site that is missing, for you to send; the site also sees the day when it next asks."""
     from coordinator.answers.reminders import Notify, send
     from coordinator.answers.waves import grid, reminder
 
-    config = CoordinatorConfig.load(context.obj)
     notify = Notify.load(config.home)
-    with open_store(config) as store:
-        plan = store.plan(study).plan
-        plan.wave(wave)
-        line = next(line for line in grid(store, study, today()).waves if line.number == wave)
-        if line.state == "planned":
-            raise StateRefusal("a wave must be open to remind of it", given=f"wave {wave}, which opens {line.opens}")
-        texts = {site: reminder(plan, line, site, today()) for site in line.awaited}
-        if not dry_run:
-            store.remind(study, wave, list(texts), today())
-            if out is not None:
-                out.mkdir(parents=True, exist_ok=True)
-                for site, text in texts.items():
-                    (out / f"{study}-wave{wave}-{site}.txt").write_text(text, encoding="utf-8")
+    plan = store.plan(study).plan
+    plan.wave(wave)
+    line = next(line for line in grid(store, study, today()).waves if line.number == wave)
+    if line.state == "planned":
+        raise StateRefusal("a wave must be open to remind of it", given=f"wave {wave}, which opens {line.opens}")
+    texts = {site: reminder(plan, line, site, today()) for site in line.awaited}
+    if not dry_run:
+        store.remind(study, wave, list(texts), today())
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            for site, text in texts.items():
+                (out / f"{study}-wave{wave}-{site}.txt").write_text(text, encoding="utf-8")
     sent = () if dry_run else send(notify, study, wave, texts)
     answer = {"study": study, "wave": wave, "texts": texts, "noted": not dry_run, "folder": str(out) if out else None}
     answer["sent"] = [asdict(one) for one in sent]
@@ -289,37 +278,33 @@ def wave_remind(
         if texts and not notify.configured:
             shown.print("The coordinator cannot call a site: send these, or write notify.toml.", style="yellow")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
-@wave_app.command("close")
+@verb(wave_app, "close")
 def wave_close(
-    context: typer.Context,
+    store: Store,
     study: Study,
     wave: Number,
     reason: Annotated[str, typer.Option("--reason", help="Why, before the deadline or below the quorum.")] = "",
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Close a wave, naming who is missing. For good: what arrives later makes a revision."""
     from coordinator.answers.waves import grid
 
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        planned = store.plan(study).plan.wave(wave)
-        line = next(line for line in grid(store, study, today()).waves if line.number == wave)
-        if today() <= planned.closes and line.missing and not reason.strip():
-            raise StateRefusal(
-                "a wave must have passed its deadline to be closed while a site is missing",
-                given=f"{planned.closes}, with {len(line.missing)} missing",
-                next_step="Wait, remind the sites, or give a --reason; it stands in the log.",
-            )
-        index, revision, missing = None, None, line.missing
-        if not dry_run:
-            members = store.members(study)
-            closed = store.close_wave(
-                study, wave, expected=members, quorum=planned.quorum, reason=reason, today=today()
-            )
-            index, revision, missing = closed.log_index, closed.number, closed.missing
+    planned = store.plan(study).plan.wave(wave)
+    line = next(line for line in grid(store, study, today()).waves if line.number == wave)
+    if today() <= planned.closes and line.missing and not reason.strip():
+        raise StateRefusal(
+            "a wave must have passed its deadline to be closed while a site is missing",
+            given=f"{planned.closes}, with {len(line.missing)} missing",
+            next_step="Wait, remind the sites, or give a --reason; it stands in the log.",
+        )
+    index, revision, missing = None, None, line.missing
+    if not dry_run:
+        members = store.members(study)
+        closed = store.close_wave(study, wave, expected=members, quorum=planned.quorum, reason=reason, today=today())
+        index, revision, missing = closed.log_index, closed.number, closed.missing
     answer = {
         "study": study,
         "wave": wave,
@@ -330,35 +315,33 @@ def wave_close(
         "log_index": index,
     }
 
-    def show(out: Console) -> None:
-        did = "would close" if dry_run else f"closed, revision {revision}, log entry {index}:"
-        out.print(f"{did} wave {wave} of {study} with {line.delivered} deliveries", style="bold")
-        out.print(f"missing: {', '.join(missing) or 'nobody'}")
+    did = "would close" if dry_run else f"closed, revision {revision}, log entry {index}:"
+    return View(
+        answer,
+        (f"{did} wave {wave} of {study} with {line.delivered} deliveries", "bold"),
+        f"missing: {', '.join(missing) or 'nobody'}",
+    )
 
-    emit(answer, as_json=json, show=show)
 
-
-@wave_app.command("reopen")
+@verb(wave_app, "reopen")
 def wave_reopen(
-    context: typer.Context,
+    store: Store,
     study: Study,
     wave: Number,
     reason: Annotated[str, typer.Option("--reason", help="Why; it stands in the log.")],
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Let a closed wave go on, with a reason. Its revisions so far stay what they are."""
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        store.plan(study).plan.wave(wave)
-        record = store.wave_record(study, wave)
-        if dry_run and not record.closed:
-            raise StateRefusal("a wave must be closed to be reopened", given="an open one")
-        if not dry_run:
-            record = store.reopen_wave(study, wave, reason=reason, today=today())
+    store.plan(study).plan.wave(wave)
+    record = store.wave_record(study, wave)
+    if dry_run and not record.closed:
+        raise StateRefusal("a wave must be closed to be reopened", given="an open one")
+    if not dry_run:
+        record = store.reopen_wave(study, wave, reason=reason, today=today())
     revisions = len(record.revisions)
     answer = {"study": study, "wave": wave, "reopened": not dry_run, "revisions": revisions}
     words = f"{'would reopen' if dry_run else 'reopened'} wave {wave} of {study}; its {revisions} revisions stay"
-    emit(answer, as_json=json, show=lambda out: out.print(words))
+    return View(answer, words)
 
 
 def _release_data(release: AcceptedRelease) -> dict[str, Any]:

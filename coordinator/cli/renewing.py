@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.options import DryRun, Json, Site, app, ca_app, open_store, show_facts, today
+from coordinator.cli.options import DryRun, Json, Site, app, ca_app, labelled, show_facts, today, verb
 from coordinator.config import CoordinatorConfig
 from shared.errors import DataFileRefusal, ParameterError, StateRefusal
-from shared.terminal import emit
+from shared.terminal import View, emit
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from coordinator.store.store import Store
 
 __all__ = ["ca", "ca_rotate", "renew_late"]
 
@@ -56,8 +58,8 @@ def ca(context: typer.Context, json: Json = False) -> None:
     emit(answer, as_json=json, show=show)
 
 
-@ca_app.command("rotate")
-def ca_rotate(context: typer.Context, dry_run: DryRun = False, json: Json = False) -> None:
+@verb(ca_app, "rotate")
+def ca_rotate(config: CoordinatorConfig, store: Store, dry_run: DryRun = False) -> View:
     """Make the next authority, signed by this one. Sites and analysts follow by themselves; nobody has to be asked.
 
     A server that runs takes it up at the next connection. Both authorities are believed until the older one's end.
@@ -65,11 +67,9 @@ def ca_rotate(context: typer.Context, dry_run: DryRun = False, json: Json = Fals
     from coordinator.services.authority import Authority, rotate
     from coordinator.services.clocks import SeenClocks
 
-    config = CoordinatorConfig.load(context.obj)
-    with open_store(config) as store:
-        before = Authority.load(config.home)
-        SeenClocks(store, before.certificate).verdict(before.now()).require()
-        made, _ = rotate(before, dry_run=dry_run)
+    before = Authority.load(config.home)
+    SeenClocks(store, before.certificate).verdict(before.now()).require()
+    made, _ = rotate(before, dry_run=dry_run)
     answer = {
         "before": before.fingerprint,
         "believed_until": before.ends.date(),
@@ -78,28 +78,26 @@ def ca_rotate(context: typer.Context, dry_run: DryRun = False, json: Json = Fals
         "rotated": not dry_run,
     }
 
-    def show(out: Console) -> None:
-        if dry_run:
-            out.print(f"would make the authority that follows {before.fingerprint}", style="bold")
-        else:
-            out.print(f"authority {made.fingerprint}, until {made.ends:%Y-%m-%d}", style="bold")
-        show_facts(out, ("before it", f"believed until {before.ends:%Y-%m-%d}"), ("sites", "follow at their next call"))
-        if not dry_run:
-            out.print("Take a backup now: its keys are in no earlier one.", style="yellow")
-
-    emit(answer, as_json=json, show=show)
+    return View(
+        answer,
+        (f"would make the authority that follows {before.fingerprint}", "bold")
+        if dry_run
+        else (f"authority {made.fingerprint}, until {made.ends:%Y-%m-%d}", "bold"),
+        labelled(("before it", f"believed until {before.ends:%Y-%m-%d}"), ("sites", "follow at their next call")),
+        ("Take a backup now: its keys are in no earlier one.", "yellow") if not dry_run else None,
+    )
 
 
-@app.command("renew-late", rich_help_panel="Sites")
+@verb(app, "renew-late", rich_help_panel="Sites")
 def renew_late(
-    context: typer.Context,
+    config: CoordinatorConfig,
+    store: Store,
     site: Site,
     request: Annotated[Path, typer.Option("--request", help="The file that the site sent.", dir_okay=False)],
     fingerprint: Annotated[str, typer.Option("--fingerprint", help="What the site's steward read to you.")],
     out: Annotated[Path, typer.Option("--out", help="File to write for the site. It holds no secret.")],
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Give a site that was away for longer than its certificate lives its next one; ledger, keys and history stay.
 
     Telephone its steward first: the fingerprint is that of the request, which the site's pinned release key has signed.
@@ -110,33 +108,31 @@ def renew_late(
     from shared.base.keys import write_private
     from shared.wire.certificates import CertificateLife, LateAnswer
 
-    config = CoordinatorConfig.load(context.obj)
     if out.exists():
         raise StateRefusal("the answer's file must be new", given=f"{out}", next_step="Choose another --out.")
     try:
         data = request.read_bytes()
     except OSError as error:
         raise DataFileRefusal(f"{request.name} must be readable", given=error.strerror or "an error") from None
-    with open_store(config) as store:
-        authority = Authority.load(config.home)
-        SeenClocks(store, authority.certificate).verdict(authority.now()).require()
-        certificates = SiteCertificates(store)
-        late = certificates.late_request(data)
-        if late.request.site != site:
-            raise ParameterError(
-                "the request must be of the site that is named",
-                given=f"one of {late.request.site}",
-                next_step="Telephone the site whose name it bears.",
-            )
-        made = certificates.answer_late(
-            late,
-            fingerprint,
-            issue=lambda csr_pem, name, serial: authority.issue(csr_pem, name, serial=serial),
-            statements=authority.statements,
-            witness=authority.witness,
-            today=today(),
-            dry_run=dry_run,
+    authority = Authority.load(config.home)
+    SeenClocks(store, authority.certificate).verdict(authority.now()).require()
+    certificates = SiteCertificates(store)
+    late = certificates.late_request(data)
+    if late.request.site != site:
+        raise ParameterError(
+            "the request must be of the site that is named",
+            given=f"one of {late.request.site}",
+            next_step="Telephone the site whose name it bears.",
         )
+    made = certificates.answer_late(
+        late,
+        fingerprint,
+        issue=lambda csr_pem, name, serial: authority.issue(csr_pem, name, serial=serial),
+        statements=authority.statements,
+        witness=authority.witness,
+        today=today(),
+        dry_run=dry_run,
+    )
     until = None
     if made is not None:
         write_private(out, made.to_bytes())
@@ -144,11 +140,12 @@ def renew_late(
         until = CertificateLife.of(answered, authority.now()).ends.date()
     answer = {"site": site, "file": str(out), "until": until, "renewed": not dry_run, "ledger_behind": late.behind}
 
-    def show(shown: Console) -> None:
-        did = "would write" if dry_run else "wrote"
-        shown.print(f"{did} {out} for {site}{'' if until is None else f', until {until}'}", style="bold")
-        if late.behind:
-            shown.print(f"The ledger of {site} is older than the one witnessed here: site-agent ledger recover.")
-        shown.print(f"next, at {site}: site-agent renew --late --answer FILE", style="cyan")
-
-    emit(answer, as_json=json, show=show)
+    did = "would write" if dry_run else "wrote"
+    return View(
+        answer,
+        (f"{did} {out} for {site}{'' if until is None else f', until {until}'}", "bold"),
+        f"The ledger of {site} is older than the one witnessed here: site-agent ledger recover."
+        if late.behind
+        else None,
+        (f"next, at {site}: site-agent renew --late --answer FILE", "cyan"),
+    )

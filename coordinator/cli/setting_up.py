@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from coordinator.cli.options import DryRun, app, lead_keys, open_store, show_facts, verb
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from shared.errors import ParameterError, StateRefusal
-from shared.terminal import console, emit
+from shared.terminal import View, console
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-from coordinator.cli.options import DryRun, Json, app, lead_keys, open_store, show_facts
 
 __all__ = ["init", "passphrase", "serve"]
 
 
-@app.command(rich_help_panel="Set up")
+@verb(app, rich_help_panel="Set up")
 def init(
     context: typer.Context,
     name: Annotated[str, typer.Option("--name", help="The coordinator's id; plans name it.")] = "tributary-hub",
@@ -31,8 +31,7 @@ def init(
     threshold: Annotated[int, typer.Option("--threshold", help="Lead signatures that a plan must carry.")] = 1,
     analysts: Annotated[str, typer.Option("--analysts", help="host:port that analysts dial; none if left out.")] = "",
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Make the home folder: settings, certificate authority, server certificate and the leads' keys."""
     home: Path = context.obj
     host = address.rpartition(":")[0].strip("[]")
@@ -60,8 +59,7 @@ def init(
         )
     if dry_run:
         made = {"home": str(home), "name": name, "address": address, "names": config.names, "created": False}
-        emit(made, as_json=json, show=lambda out: out.print(f"would create {home} for {name} at {address}"))
-        return
+        return View(made, f"would create {home} for {name} at {address}")
     from coordinator.services.authority import Authority
     from shared.base.keys import SigningKey, write_private
     from shared.base.passphrases import chosen
@@ -108,31 +106,29 @@ def init(
             out.print(words, style="yellow")
         out.print("next: coordinator plan new STUDY", style="cyan")
 
-    emit(made, as_json=json, show=show)
+    return View(made, show)
 
 
-@app.command(rich_help_panel="Set up")
+@verb(app, rich_help_panel="Set up")
 def passphrase(
-    context: typer.Context,
+    config: CoordinatorConfig,
     lead: Annotated[str, typer.Argument(help="Name of the lead whose key it is.")],
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Give a lead's key another passphrase, or its first one. The key, and all that it signed, stays the same."""
     from shared.base.passphrases import changed
 
-    config = CoordinatorConfig.load(context.obj)
     known = lead_keys(config)
     if lead not in known:
         raise ParameterError("the lead must have a key here", given=repr(lead), next_step=f"Leads: {', '.join(known)}.")
     key = changed(config.home / "keys" / f"{lead}.pem", lead, dry_run=dry_run)
     answer = {"lead": lead, "fingerprint": key.public.fingerprint, "changed": not dry_run}
 
-    def show(out: Console) -> None:
-        out.print(f"{'would change' if dry_run else 'changed'} the passphrase of the key of {lead}", style="bold")
-        out.print("Copies of the old file, in backups for one, still open as they did.")
-
-    emit(answer, as_json=json, show=show)
+    return View(
+        answer,
+        (f"{'would change' if dry_run else 'changed'} the passphrase of the key of {lead}", "bold"),
+        "Copies of the old file, in backups for one, still open as they did.",
+    )
 
 
 @app.command(rich_help_panel="Set up")

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coordinator.cli.options import DryRun, Site, app, labelled, require_still_open, today, verb
 from coordinator.config import CoordinatorConfig
 from shared.base.clock import utc_now
 from shared.errors import ParameterError, StateRefusal
-from shared.terminal import emit, table
+from shared.terminal import View, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,21 +20,20 @@ if TYPE_CHECKING:
     from coordinator.store.site_certificates import SiteOutlook
     from coordinator.store.store import RegisteredSite as Enrolled
     from coordinator.store.store import Store
-from coordinator.cli.options import DryRun, Json, Site, app, open_store, require_still_open, show_facts, today
 
 __all__ = ["accept", "invite", "reanchor", "refuse", "revoke", "sites"]
 
 
-@app.command(rich_help_panel="Sites")
+@verb(app, rich_help_panel="Sites")
 def invite(
-    context: typer.Context,
+    config: CoordinatorConfig,
+    store: Store,
     site: Site,
     study: Annotated[list[str], typer.Option("--study", help="Study it may take part in; repeat for several.")],
     out: Annotated[Path, typer.Option("--out", help="File to write. It holds a secret: hand it over in person.")],
     days: Annotated[int | None, typer.Option("--days", help="Days it may be used.")] = None,
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Write one site's invitation: the coordinator's fingerprint, a single-use token, the lead's public keys."""
     from coordinator.services.authority import Authority
     from coordinator.services.clocks import SeenClocks
@@ -41,7 +41,6 @@ def invite(
     from shared.base.keys import write_private
     from shared.plans.invitation import is_plain_word, plain_word_of
 
-    config = CoordinatorConfig.load(context.obj)
     if not is_plain_word(site):
         raise ParameterError(
             "a site's name must be a plain word: ASCII letters, digits, - and _, at most 64",
@@ -50,29 +49,28 @@ def invite(
         )
     if out.exists():
         raise StateRefusal("the invitation's file must be new", given=f"{out}", next_step="Choose another --out.")
-    with open_store(config) as store:
-        for name in study:
-            require_still_open(store, name)
-            store.plan(name)  # refused here, not at the site, when there is no such plan
-        authority = Authority.load(config.home)
-        SeenClocks(store, authority.certificate).verdict(authority.now()).require()
-        members = Members(store, config.name)
-        members.settle_leads(config.home)
-        leads, (leads_since, grants_since) = members.leads(config.home), members.places(site)
-        invitation = authority.invite(
-            site,
-            members.takes_part(site, study),
-            config.invitation_days if days is None else days,
-            address=config.address,
-            leads=list(leads.trusted.values()),
-            threshold=leads.threshold,
-            leads_since=leads_since,
-            grants_since=grants_since,
-        )
-        if not dry_run:
-            store.add_invitation(invitation)
-            out.parent.mkdir(parents=True, exist_ok=True)
-            write_private(out, invitation.to_bytes())
+    for name in study:
+        require_still_open(store, name)
+        store.plan(name)  # refused here, not at the site, when there is no such plan
+    authority = Authority.load(config.home)
+    SeenClocks(store, authority.certificate).verdict(authority.now()).require()
+    members = Members(store, config.name)
+    members.settle_leads(config.home)
+    leads, (leads_since, grants_since) = members.leads(config.home), members.places(site)
+    invitation = authority.invite(
+        site,
+        members.takes_part(site, study),
+        config.invitation_days if days is None else days,
+        address=config.address,
+        leads=list(leads.trusted.values()),
+        threshold=leads.threshold,
+        leads_since=leads_since,
+        grants_since=grants_since,
+    )
+    if not dry_run:
+        store.add_invitation(invitation)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_private(out, invitation.to_bytes())
     answer = {
         "site": site,
         "studies": invitation.studies,
@@ -83,23 +81,22 @@ def invite(
         "written": not dry_run,
     }
 
-    def show(shown: Console) -> None:
-        shown.print(f"{'would write' if dry_run else 'wrote'} {out}", style="bold")
-        show_facts(
-            shown,
+    return View(
+        answer,
+        (f"{'would write' if dry_run else 'wrote'} {out}", "bold"),
+        labelled(
             ("site", f"{site}, for {', '.join(invitation.studies)}"),
             ("site dials", invitation.address),
             ("use by", f"{invitation.expires}, once"),
             ("CA fingerprint", invitation.ca_fingerprint),
-        )
-        shown.print("It holds a secret: hand it over in person or encrypted, never by plain mail.", style="yellow")
-        shown.print(f"next, when {site} has joined: coordinator sites", style="cyan")
+        ),
+        ("It holds a secret: hand it over in person or encrypted, never by plain mail.", "yellow"),
+        (f"next, when {site} has joined: coordinator sites", "cyan"),
+    )
 
-    emit(answer, as_json=json, show=show)
 
-
-@app.command(rich_help_panel="Sites")
-def sites(context: typer.Context, json: Json = False) -> None:
+@verb(app, rich_help_panel="Sites")
+def sites(config: CoordinatorConfig, store: Store) -> View:
     """List the sites: state, fingerprint, days left on the certificate, releases."""
     from rich.text import Text
 
@@ -107,19 +104,17 @@ def sites(context: typer.Context, json: Json = False) -> None:
     from coordinator.store.log_watch import LogWatch
     from coordinator.store.site_certificates import outlook
 
-    config = CoordinatorConfig.load(context.obj)
-    with open_store(config) as store:
-        watch = LogWatch(store)
-        gaps, returned, restored = watch.gaps(), watch.returned(), watch.restorations()
-        compared = {one.site: one for one in watch.comparisons()}
-        known = store.sites()
-        lives = {one.site: one for one in outlook(known, utc_now())}
-        near = alarms(config, store)
-        counts = {site.site: [0, 0] for site in known}
-        for release in store.releases():
-            counts[release.site][0] += 1
-        for apart in store.quarantined():
-            counts[apart.site][1] += 1
+    watch = LogWatch(store)
+    gaps, returned, restored = watch.gaps(), watch.returned(), watch.restorations()
+    compared = {one.site: one for one in watch.comparisons()}
+    known = store.sites()
+    lives = {one.site: one for one in outlook(known, utc_now())}
+    near = alarms(config, store)
+    counts = {site.site: [0, 0] for site in known}
+    for release in store.releases():
+        counts[release.site][0] += 1
+    for apart in store.quarantined():
+        counts[apart.site][1] += 1
     answer = [
         {
             "site": site.site,
@@ -184,26 +179,24 @@ def sites(context: typer.Context, json: Json = False) -> None:
         for use in near:
             out.print(f"near its quota: {use.words}", style="yellow")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
-@app.command(rich_help_panel="Sites")
+@verb(app, rich_help_panel="Sites")
 def accept(
-    context: typer.Context,
+    store: Store,
     site: Site,
     fingerprint: Annotated[str, typer.Option("--fingerprint", help="What the site's steward read to you.")],
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Let a site in, if the fingerprint its steward read out is that of the key that asked."""
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        if dry_run:
-            enrolment = _enrolment(store, site)
-            same = "".join(fingerprint.lower().split()) == "".join(enrolment.fingerprint.split())
-            answer = {"site": site, "matches": same, "accepted": False}
-        else:
-            store.accept_site(site, fingerprint)
-            answer = {"site": site, "matches": True, "accepted": True}
+    if dry_run:
+        enrolment = _enrolment(store, site)
+        same = "".join(fingerprint.lower().split()) == "".join(enrolment.fingerprint.split())
+        answer = {"site": site, "matches": same, "accepted": False}
+    else:
+        store.accept_site(site, fingerprint)
+        answer = {"site": site, "matches": True, "accepted": True}
 
     def show(out: Console) -> None:
         if not dry_run:
@@ -213,43 +206,41 @@ def accept(
         else:
             out.print(f"would refuse {site}: the fingerprints differ", style="red")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
-@app.command(rich_help_panel="Sites")
+@verb(app, rich_help_panel="Sites")
 def refuse(
-    context: typer.Context,
+    store: Store,
     site: Site,
     reason: Annotated[str, typer.Option("--reason", help="Why, in a few words; the site is told.")] = "",
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Turn away a site that waits to be let in; its invitation has served. Another one lets it ask again."""
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        found = _enrolment(store, site)
-        if found.state != "pending":
-            raise StateRefusal(
-                "a site must be waiting to be turned away",
-                given=f"one that is {found.state}",
-                next_step=f"Shut an accepted site out with coordinator revoke {site}.",
-            )
-        if not dry_run:
-            found = store.refuse_site(site, reason)
+    found = _enrolment(store, site)
+    if found.state != "pending":
+        raise StateRefusal(
+            "a site must be waiting to be turned away",
+            given=f"one that is {found.state}",
+            next_step=f"Shut an accepted site out with coordinator revoke {site}.",
+        )
+    if not dry_run:
+        found = store.refuse_site(site, reason)
     answer = {"site": site, "refused": not dry_run, "reason": found.reason if not dry_run else reason}
     words = f"{'would turn' if dry_run else 'turned'} {site} away; coordinator invite lets it ask again"
-    emit(answer, as_json=json, show=lambda out: out.print(words))
+    return View(answer, words)
 
 
-@app.command(rich_help_panel="Sites")
+@verb(app, rich_help_panel="Sites")
 def revoke(
-    context: typer.Context,
+    config: CoordinatorConfig,
+    store: Store,
     site: Site,
     since: Annotated[
         str, typer.Option("--since", metavar="DATE", help="Day from which its keys may have been in other hands.")
     ] = "",
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Shut a site out: its certificate and keys count for nothing from now on. --since: nor does what came after it."""
     import datetime as dt
 
@@ -259,20 +250,18 @@ def revoke(
         first = dt.date.fromisoformat(since) if since else None
     except ValueError:
         raise ParameterError("--since must be an ISO date", given=repr(since)) from None
-    config = CoordinatorConfig.load(context.obj)
-    with open_store(config) as store:
-        _enrolment(store, site)
-        own = [release for release in store.releases() if release.site == site]
-        after = [release.release_id for release in own if first is not None and release.accepted_day >= since]
-        stale = [
-            result.id
-            for result in store.results()
-            if not result.withdrawn and {r.bundle_sha256 for r in own if r.release_id in after} & set(result.used)
-        ]
-        if not dry_run:
-            store.revoke_site(site)
-            if first is not None:
-                Members(store, config.name).distrust(site, first, today())
+    _enrolment(store, site)
+    own = [release for release in store.releases() if release.site == site]
+    after = [release.release_id for release in own if first is not None and release.accepted_day >= since]
+    stale = [
+        result.id
+        for result in store.results()
+        if not result.withdrawn and {r.bundle_sha256 for r in own if r.release_id in after} & set(result.used)
+    ]
+    if not dry_run:
+        store.revoke_site(site)
+        if first is not None:
+            Members(store, config.name).distrust(site, first, today())
     answer = {
         "site": site,
         "revoked": not dry_run,
@@ -282,42 +271,40 @@ def revoke(
     }
     words = f"{'would revoke' if dry_run else 'revoked'} {site}; {len(own) - len(after)} accepted releases stay"
 
-    def show(out: Console) -> None:
-        out.print(words)
-        if first is not None:
-            out.print(f"{len(after)} of {since} or later count for nothing any more; {len(stale)} results are stale.")
+    return View(
+        answer,
+        words,
+        f"{len(after)} of {since} or later count for nothing any more; {len(stale)} results are stale."
+        if first is not None
+        else None,
+    )
 
-    emit(answer, as_json=json, show=show)
 
-
-@app.command(rich_help_panel="Sites")
+@verb(app, rich_help_panel="Sites")
 def reanchor(
-    context: typer.Context,
+    store: Store,
     site: Site,
     fingerprint: Annotated[str, typer.Option("--fingerprint", help="What site-agent ledger recover showed there.")],
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Let a site's ledger go on after a restored backup, from the one head its steward read out; kept in the log."""
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        _enrolment(store, site)
-        left = store.anchor(site)
-        if left is None:
-            raise StateRefusal(
-                "a ledger must have been witnessed to begin anew", given="no anchor", next_step="Nothing to allow."
-            )
-        index = None if dry_run else store.allow_reanchor(site, fingerprint)
+    _enrolment(store, site)
+    left = store.anchor(site)
+    if left is None:
+        raise StateRefusal(
+            "a ledger must have been witnessed to begin anew", given="no anchor", next_step="Nothing to allow."
+        )
+    index = None if dry_run else store.allow_reanchor(site, fingerprint)
     answer = {"site": site, "allowed": not dry_run, "left_seq": left.seq, "left_head": left.head, "log_index": index}
 
-    def show(out: Console) -> None:
-        out.print(
-            f"{'would let' if dry_run else 'lets'} the ledger of {site} go on from the head with this fingerprint, "
-            f"and leave entry {left.seq} behind"
-        )
-        if index is not None:
-            out.print(f"Log entry {index}. Once, and for this head only. The site runs site-agent ledger recover.")
-
-    emit(answer, as_json=json, show=show)
+    return View(
+        answer,
+        f"{'would let' if dry_run else 'lets'} the ledger of {site} go on from the head with this fingerprint, "
+        f"and leave entry {left.seq} behind",
+        f"Log entry {index}. Once, and for this head only. The site runs site-agent ledger recover."
+        if index is not None
+        else None,
+    )
 
 
 def _enrolment(store: Store, site: str) -> Enrolled:

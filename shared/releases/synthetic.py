@@ -25,7 +25,7 @@ import typer
 
 from shared import software_version
 from shared.errors import EstimateRefusal, ParameterError
-from shared.terminal import emit, write_table
+from shared.terminal import View, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,8 +139,8 @@ class Synthesis:
         return SyntheticTables(tables=tables, record=self.record | {"csv_sha256": digests})
 
 
-def run_synthesis(planned: Synthesis, out: Path, *, dry_run: bool, json: bool, note: str = "") -> None:
-    """Run a synthesis: fit, write the tables and their record, report both.
+def run_synthesis(planned: Synthesis, out: Path, *, dry_run: bool, note: str = "") -> View:
+    """The view of a synthesis that was run: fitted, its tables and their record written.
 
     Args:
         out: a table, or what numbered ones are called after. note: a last line for a person.
@@ -165,12 +165,7 @@ def run_synthesis(planned: Synthesis, out: Path, *, dry_run: bool, json: bool, n
     each = f"{answer['rows']} synthetic rows, not patient records" + (f", {draws} times" if draws > 1 else "")
     where = files[0] if draws == 1 else f"{files[0]} to {files[-1].name}"
 
-    def show(shown: Any) -> None:
-        shown.print(f"{'would write' if dry_run else 'wrote'} {each}, to {where}")
-        if note:
-            shown.print(note)
-
-    emit(answer, as_json=json, show=show)
+    return View(answer, f"{'would write' if dry_run else 'wrote'} {each}, to {where}", note or None)
 
 
 def _require_own(files: Sequence[Path], beside: Path) -> None:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shared.terminal import emit
-from site_agent.cli.frame import Dry, Home, Json, app
-from site_agent.desk import agent_version, open_desk, today
+from shared.terminal import View
+from site_agent.cli.frame import Dry, app, screen, verb
+from site_agent.desk import agent_version, today
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from shared.base.keys import SigningKey
+    from site_agent.desk import Desk
 
 __all__ = ["backup", "drill", "restore"]
 
@@ -27,13 +28,12 @@ KeyFile = Annotated[
 ]
 
 
-@app.command()
+@verb(app)
 def backup(
+    desk: Desk,
     out: Annotated[Path, typer.Argument(metavar="FILE", help="A new file for the archive.", dir_okay=False)],
-    home: Home = None,
     dry_run: Dry = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Write one encrypted archive of this site, also while its agent runs, and verify it. No table is in it."""
     from shared.base.archive import new_file
     from site_agent.decide.backup import back_up
@@ -41,7 +41,7 @@ def backup(
     new_file(out)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "trial" if dry_run else out
-        facts, header, size = back_up(open_desk(home), place, software=agent_version(), today=today())
+        facts, header, size = back_up(desk, place, software=agent_version(), today=today())
     answer = {
         "file": str(out),
         "site": facts.site,
@@ -55,24 +55,21 @@ def backup(
         "written": not dry_run,
     }
 
-    def show(page: Console) -> None:
-        from site_agent.show import screens
-
-        did = "would write" if dry_run else "wrote and verified"
-        screens.heading(page, f"Site {facts.site}", f"{did} {out}")
-        screens.settings(
-            page,
+    did = "would write" if dry_run else "wrote and verified"
+    return View(
+        answer,
+        screen.heading(f"Site {facts.site}", f"{did} {out}"),
+        screen.settings(
             [
                 ("ledger", f"{facts.entries} entries"),
                 ("opened by", ", ".join(sorted(header.recipients))),
                 ("key of this site", facts.fingerprint),
                 ("bytes", f"{size:,}"),
-            ],
-        )
-        page.print("The table is not in it, nor are the keys of sealed embeddings.")
-        screens.next_step(page, f"site-agent drill {out} --as NAME")
-
-    emit(answer, as_json=json, show=show)
+            ]
+        ),
+        "The table is not in it, nor are the keys of sealed embeddings.",
+        screen.next_step(f"site-agent drill {out} --as NAME"),
+    )
 
 
 def _opened_by(archive: Path, name: str, key: Path | None) -> SigningKey:
@@ -81,8 +78,9 @@ def _opened_by(archive: Path, name: str, key: Path | None) -> SigningKey:
     return recipient_key(read_header(archive), name, key)
 
 
-@app.command()
+@verb(app)
 def restore(
+    desk: Desk,
     archive: Archive,
     name: By,
     key: KeyFile = None,
@@ -91,13 +89,11 @@ def restore(
     ] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Put what is in the home folder aside.")] = False,
     dry_run: Annotated[bool, typer.Option("--check", "--dry-run", help="Verify it all; write nothing.")] = False,
-    home: Home = None,
-    json: Json = False,
-) -> None:
+) -> View:
     """Put a site back from an archive. It spends nothing until `site-agent ledger recover` has settled its ledger."""
     from site_agent.decide.backup import restore as put_back
 
-    place = open_desk(home).home
+    place = desk.home
     opened = _opened_by(archive, name, key)
     made = put_back(archive, place, key=opened, fingerprint=fingerprint, replace=replace, dry_run=dry_run)
     facts = made.facts
@@ -123,16 +119,15 @@ def restore(
             page.print("Nothing is charged or drawn before the ledger is held against what the coordinator has seen.")
             screens.next_step(page, "site-agent ledger recover", "site-agent doctor")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
-@app.command()
-def drill(archive: Archive, name: By, key: KeyFile = None, home: Home = None, json: Json = False) -> None:
+@verb(app)
+def drill(desk: Desk, archive: Archive, name: By, key: KeyFile = None) -> View:
     """Try a backup: put it back into a folder that is thrown away, and prove each part of it."""
     from shared.terminal import checklist
     from site_agent.decide.backup import drill as tried
 
-    lines, code = tried(archive, open_desk(home).home, key=_opened_by(archive, name, key))
+    lines, code = tried(archive, desk.home, key=_opened_by(archive, name, key))
     answer = {"file": str(archive), "parts": [asdict(line) for line in lines], "whole": not code}
-    emit(answer, as_json=json, show=lambda page: checklist(page, lines))
-    raise typer.Exit(code)
+    return View(answer, lambda page: checklist(page, lines), code=code)

@@ -11,29 +11,25 @@ import typer
 
 from shared.errors import UsageRefusal
 from shared.privacy.stated import shown_epsilon, shown_price
-from shared.terminal import emit
-from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, app, audit_app, ledger_app
-from site_agent.desk import agent_version, attempted, open_desk, today
+from shared.terminal import View, emit, tabled
+from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, app, audit_app, ledger_app, screen, verb
+from site_agent.desk import agent_version, open_desk, today
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from shared.terminal import ChecklistLine
+    from site_agent.desk import Desk
 
 
 __all__ = ["audit_export", "audit_verify", "budget", "history", "ledger_recover", "page", "pause", "resume"]
 
 
-@app.command()
-def budget(
-    study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None,
-    home: Home = None,
-    json: Json = False,
-) -> None:
+@verb(app)
+def budget(desk: Desk, study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None) -> View:
     """Like a bank statement: every charge, the total, the cap, and what no ε covers."""
     from site_agent.decide.airlock import overview
 
-    desk = open_desk(home)
     lines = desk.ledger.statement(study)
     totals = overview.totals(desk, study)
     mine = desk.config.budget
@@ -54,76 +50,55 @@ def budget(
             words = "; ".join(dict.fromkeys(total["open_words"] for total in totals if total["open_words"]))
             out.print(f"{apart} releases are in no total: {words}.")
 
-    emit({"lines": lines, "totals": totals, "site": site}, as_json=json, show=show)
+    return View({"lines": lines, "totals": totals, "site": site}, show)
 
 
 _NO_SITE_CAP = "No site budget is set (site_epsilon under [budget] in site.toml)."
 
 
-@app.command()
-def history(
-    last: Annotated[int, typer.Option("--last", help="How many entries; 0 for all.")] = 30,
-    home: Home = None,
-    json: Json = False,
-) -> None:
+@verb(app)
+def history(desk: Desk, last: Annotated[int, typer.Option("--last", help="How many entries; 0 for all.")] = 30) -> View:
     """Who did what, when, and what was refused: the ledger's entries, and the site's own log of refusals."""
     from site_agent.decide.airlock import overview
 
-    desk = open_desk(home)
     entries = overview.history(desk)
     rows = entries[-last:] if last else entries
 
-    def show(out: Console) -> None:
-        from shared.terminal import table
-        from site_agent.show import screens
-
-        refused = sum(row["kind"] == "refused" for row in entries)
-        detail = f"{len(entries) - refused} entries, {refused} refused attempts; times are UTC, order is the number's"
-        screens.heading(out, "History", detail)
-        cells = [
-            (
-                r["seq"] or None,
-                r["time"].replace("T", " ").rstrip("Z"),
-                r["step"],
-                r["release_id"][:8] or None,
-                r["who"],
-                r["reason"] or None,
-            )
-            for r in rows
-        ]
-        out.print(table(("no.", "time", "step", "release", "who", "reason"), cells, right=("no.",)))
-
-    emit({"entries": rows}, as_json=json, show=show)
+    refused = sum(row["kind"] == "refused" for row in entries)
+    detail = f"{len(entries) - refused} entries, {refused} refused attempts; times are UTC, order is the number's"
+    cells = [
+        (
+            r["seq"] or None,
+            r["time"].replace("T", " ").rstrip("Z"),
+            r["step"],
+            r["release_id"][:8] or None,
+            r["who"],
+            r["reason"] or None,
+        )
+        for r in rows
+    ]
+    return View(
+        {"entries": rows},
+        screen.heading("History", detail),
+        tabled(("no.", "time", "step", "release", "who", "reason"), cells, right=("no.",)),
+    )
 
 
-@app.command()
-@attempted("pause")
+@verb(app, noted="pause")
 def pause(
+    desk: Desk,
     name: Annotated[str | None, typer.Option("--as", metavar="NAME", help="Who stops it; signed if given.")] = None,
     reason: Reason = "",
-    home: Home = None,
-    json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Stop at once: nothing is drawn, approved or sent until `site-agent resume`. No network and no key are needed."""
     from site_agent.decide.airlock import switch
 
-    desk = open_desk(home)
     noted = True
     if not dry_run:
         open_key = None if name is None else lambda: desk.approver(name)
         noted = switch.pause(desk, reason, name=name or "", open_key=open_key)
     paused = dry_run or desk.config.pause_file.exists()
-
-    def show(out: Console) -> None:
-        from site_agent.show import screens
-
-        screens.heading(
-            out, f"Site {desk.config.site}", "dry run" if dry_run else "paused: nothing is drawn, approved or sent"
-        )
-        if not noted:
-            screens.note(out, "The pause holds, and the ledger could not note it. Run site-agent doctor.")
-        screens.next_step(out, "site-agent resume --as NAME")
 
     answer = {
         "site": desk.config.site,
@@ -132,58 +107,57 @@ def pause(
         "noted": noted,
         "dry_run": dry_run,
     }
-    emit(answer, as_json=json, show=show)
+    return View(
+        answer,
+        screen.heading(
+            f"Site {desk.config.site}", "dry run" if dry_run else "paused: nothing is drawn, approved or sent"
+        ),
+        screen.note("The pause holds, and the ledger could not note it. Run site-agent doctor.") if not noted else None,
+        screen.next_step("site-agent resume --as NAME"),
+    )
 
 
-@app.command()
-@attempted("resume")
-def resume(name: As, reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
+@verb(app, noted="resume")
+def resume(desk: Desk, name: As, reason: Reason = "", dry_run: Dry = False) -> View:
     """End a pause. Anybody may stop the site; an approver starts it again, and signs for it."""
     from site_agent.decide.airlock import switch
 
-    desk = open_desk(home)
     desk.config.approver_key(name)
     if not dry_run:
         switch.resume(desk, name=name, reason=reason, open_key=lambda: desk.approver(name))
 
-    def show(out: Console) -> None:
-        from site_agent.show import screens
-
-        screens.heading(out, f"Site {desk.config.site}", "dry run" if dry_run else f"running, by {name}")
-        screens.next_step(out, "site-agent status")
-
-    emit({"site": desk.config.site, "paused": desk.paused, "by": name, "dry_run": dry_run}, as_json=json, show=show)
+    return View(
+        {"site": desk.config.site, "paused": desk.paused, "by": name, "dry_run": dry_run},
+        screen.heading(f"Site {desk.config.site}", "dry run" if dry_run else f"running, by {name}"),
+        screen.next_step("site-agent status"),
+    )
 
 
-@audit_app.command("export")
+@verb(audit_app, "export")
 def audit_export(
+    desk: Desk,
     study: Study,
     out: Annotated[Path, typer.Option("--out", file_okay=False, help="A new folder for the record.")],
-    home: Home = None,
-    json: Json = False,
-) -> None:
+) -> View:
     """The study's whole record in a folder that a stranger can check with one small script. No row is in it."""
     from site_agent.show.export import export
 
-    answer = export(open_desk(home), study, out, agent_version=agent_version(), today=today())
+    answer = export(desk, study, out, agent_version=agent_version(), today=today())
 
-    def show(page: Console) -> None:
-        from site_agent.show import screens
-
-        screens.heading(page, f"Audit record of {study}", f"{answer['files']} files in {out}")
-        screens.settings(
-            page,
+    return View(
+        answer,
+        screen.heading(f"Audit record of {study}", f"{answer['files']} files in {out}"),
+        screen.settings(
             [
                 ("releases", answer["releases"]),
                 ("ledger", f"{answer['entries']} entries; those of other studies as digests only"),
                 ("head", answer["head"]),
                 ("key of this site", answer["fingerprint"]),
-            ],
-        )
-        page.print("No row is in it, and no count of records but the n of each receipt.")
-        screens.next_step(page, f"python {out / 'verify.py'}", f"open {out / 'summary.html'}")
-
-    emit(answer, as_json=json, show=show)
+            ]
+        ),
+        "No row is in it, and no count of records but the n of each receipt.",
+        screen.next_step(f"python {out / 'verify.py'}", f"open {out / 'summary.html'}"),
+    )
 
 
 @app.command()
@@ -227,14 +201,14 @@ def page(
     )
 
 
-@app.command("audit-verify", hidden=True)  # its name before `audit` had verbs
-@audit_app.command("verify")
-@ledger_app.command("verify")
-def audit_verify(home: Home = None, json: Json = False) -> None:
+@verb(app, "audit-verify", hidden=True)  # its name before `audit` had verbs
+@verb(audit_app, "verify")
+@verb(ledger_app, "verify")
+def audit_verify(desk: Desk) -> View:
     """Verify every entry, sealed bundle, plan approval and decision of this site, each with its signature."""
     from site_agent.show import export
 
-    answer = export.verify(open_desk(home))
+    answer = export.verify(desk)
 
     def show(out: Console) -> None:
         from shared.terminal import ChecklistLine, checklist
@@ -257,7 +231,7 @@ def audit_verify(home: Home = None, json: Json = False) -> None:
             ],
         )
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
 def _gated(releases: Sequence[str]) -> list[ChecklistLine]:
@@ -277,15 +251,13 @@ def _gated(releases: Sequence[str]) -> list[ChecklistLine]:
     ]
 
 
-@ledger_app.command("recover")
-@attempted("ledger recover")
-def ledger_recover(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
+@verb(ledger_app, "recover", noted="ledger recover")
+def ledger_recover(desk: Desk, dry_run: Dry = False) -> View:
     """After a restored backup: count as spent whatever may be missing, and show what the study lead must allow."""
     from site_agent.decide import keys
     from site_agent.decide.recovery import recover, survey
     from site_agent.lock import StateLock
 
-    desk = open_desk(home)
     if not dry_run and desk.config.certificate.exists():
         with StateLock(desk.home):
             keys.adopt_forgotten(desk)
@@ -347,4 +319,4 @@ def ledger_recover(home: Home = None, json: Json = False, dry_run: Dry = False) 
         else:
             screens.next_step(out, "site-agent ledger recover")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)

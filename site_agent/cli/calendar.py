@@ -13,31 +13,27 @@ import typer
 from shared.base.clock import utc_now
 from shared.errors import CATALOGUE, NetworkRefusal, Refusal, UsageRefusal
 from shared.privacy.stated import shown_epsilon, shown_price
-from shared.terminal import emit
-from site_agent.cli.frame import As, Dry, Home, Json, Study, app
+from shared.terminal import View
+from site_agent.cli.frame import As, Dry, Home, Json, Study, app, verb
 from site_agent.decide.plan_facts import charged
-from site_agent.desk import agent_version, attempted, open_desk, today, working_site
+from site_agent.desk import agent_version, open_desk, today, working_site
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from site_agent.desk import Desk
+
 __all__ = ["run_", "waves", "withdraw_person"]
 
 
-@app.command()
-def waves(
-    study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None,
-    home: Home = None,
-    json: Json = False,
-) -> None:
+@verb(app)
+def waves(desk: Desk, study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None) -> View:
     """The calendar: what is due, where each wave stands, what was charged, and the last wave the budget allows."""
     from dataclasses import asdict
 
-    from site_agent.decide import waves as calendars
-
-    desk = open_desk(home)
     from shared.privacy.accountant import guaranteed
     from shared.releases.receipt import given, planned_event
+    from site_agent.decide import waves as calendars
 
     day = today()
     studies: list[dict[str, Any]] = []
@@ -107,7 +103,7 @@ def waves(
             "frozen": "earlier rows are copied",
         }[one["returning"]]
 
-    emit({"today": day, "studies": studies}, as_json=json, show=show)
+    return View({"today": day, "studies": studies}, show)
 
 
 @app.command("run")
@@ -198,9 +194,9 @@ def _begin_anew(until: float, paused: bool) -> None:
     del os.environ[_RESTING]
 
 
-@app.command("withdraw-person")
-@attempted("withdraw-person")
+@verb(app, "withdraw-person", noted="withdraw-person")
 def withdraw_person(
+    desk: Desk,
     study: Study,
     id_file: Annotated[
         Path, typer.Option("--id-file", exists=True, dir_okay=False, help="Identifiers as in the table, one a line.")
@@ -210,10 +206,8 @@ def withdraw_person(
         bool,
         typer.Option("--by-lot", help="Let others, drawn by lot, leave with them for good, so that no wave waits."),
     ] = False,
-    home: Home = None,
-    json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Note that persons withdrew their consent: they are drawn no more, and leave the table as the plan allows."""
     from site_agent.config import Limits
     from site_agent.decide import waves
@@ -221,7 +215,6 @@ def withdraw_person(
     from site_agent.records.identifiers import normalised
     from site_agent.records.table import pseudonym
 
-    desk = open_desk(home)
     desk.config.approver_key(name)
     plan = desk.plans.plan(study)
     if plan.dictionary.person is None:
@@ -273,4 +266,4 @@ def withdraw_person(
             out.print("Until so many leave, a wave waits. With --by-lot others leave with them, and it does not.")
         screens.next_step(out, f"site-agent waves {study}")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shared.errors import StateRefusal, UsageRefusal
-from shared.terminal import emit
-from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, data_app
-from site_agent.desk import Desk, attempted, open_desk
+from shared.terminal import View
+from site_agent.cli.frame import As, Dry, Json, Reason, Study, data_app, screen, verb
+from site_agent.desk import Desk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["data_add", "data_check", "data_confirm_persons", "data_frame", "data_map"]
 
 
-@data_app.command("add")
+@verb(data_app, "add")
 def data_add(
+    desk: Desk,
     file: Annotated[
         Path,
         typer.Argument(help="CSV, Parquet, GraphML or SQLite file, or a query (.sql); read in place, never copied."),
@@ -59,15 +60,11 @@ def data_add(
     of: Annotated[
         list[str] | None, typer.Option("--of", metavar="NAME", help="A hospital of the agreement; repeat.")
     ] = None,
-    home: Home = None,
-    json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Say where a study's table lies, and see its columns beside the dictionary's."""
     from site_agent.config import Edges, TableSource
     from site_agent.records import table as records
-
-    desk = open_desk(home)
 
     def placed(path: Path, name: str) -> dict[str, Any]:
         seen = records.dialect(path.expanduser()) if path.suffix.lower() in (".csv", ".tsv") else ("utf-8", ",")
@@ -99,11 +96,12 @@ def data_add(
             hospital=agreed.hospital,
             hospitals=agreed.hospitals,
         )
-    _show_mapping(desk, study, source, json=json, dry_run=dry_run)
+    return _mapping(desk, study, source, dry_run=dry_run)
 
 
-@data_app.command("map")
+@verb(data_app, "map")
 def data_map(
+    desk: Desk,
     study: Study,
     pairs: Annotated[list[str] | None, typer.Argument(metavar="FILE_NAME=NAME", help="Which column is which.")] = None,
     ignore: Annotated[
@@ -131,14 +129,11 @@ def data_map(
     as_is: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Take its values as they stand again; repeat.")
     ] = None,
-    home: Home = None,
-    json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Map the file's column names to the dictionary's, and say how values are written there: levels, commas, units."""
     from site_agent.records import table as records
 
-    desk = open_desk(home)
     source = desk.config.source(study)
     if level or decimal_comma or factor or offset or as_is:
         dictionary = desk.plans.plan(study).dictionary
@@ -176,11 +171,10 @@ def data_map(
             columns |= {n: to for n, to in records.suggestions(free, plan.dictionary).items() if to not in taken}
         if ignore_rest:
             ignored += [n for n in free if n not in columns]
-    _show_mapping(
+    return _mapping(
         desk,
         study,
         replace(source, columns=columns, ignore=tuple(dict.fromkeys(n for n in ignored if n not in columns))),
-        json=json,
         dry_run=dry_run,
     )
 
@@ -242,7 +236,7 @@ def _between(delimiter: str) -> str:
     return {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}.get(delimiter, repr(delimiter))
 
 
-def _show_mapping(desk: Desk, study: str, source: Any, *, json: bool, dry_run: bool) -> None:
+def _mapping(desk: Desk, study: str, source: Any, *, dry_run: bool) -> View:
     from site_agent.records import table as records
 
     plan = desk.plans.plan(study)
@@ -309,15 +303,14 @@ def _show_mapping(desk: Desk, study: str, source: Any, *, json: bool, dry_run: b
         else:
             screens.next_step(out, f"site-agent data check {study}")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
-@data_app.command("check")
-def data_check(study: Study, home: Home = None, json: Json = False) -> None:
+@verb(data_app, "check")
+def data_check(desk: Desk, study: Study) -> View:
     """Hold the table against the dictionary: every problem, by column, rule and count."""
     from site_agent.records import table as records
 
-    desk = open_desk(home)
     plan = desk.plans.plan(study)
     source = desk.config.source(study)
     rules = plan.release.edges
@@ -374,9 +367,7 @@ def data_check(study: Study, home: Home = None, json: Json = False) -> None:
         checklist(out, lines)
         screens.next_step(out, f"site-agent plan show {study}", f"site-agent try {study}")
 
-    emit(answer, as_json=json, show=show)
-    if found:
-        raise typer.Exit(found[0].exit_code)
+    return View(answer, show, code=found[0].exit_code if found else 0)
 
 
 _CONFIRMED = (
@@ -386,15 +377,13 @@ _CONFIRMED = (
 )
 
 
-@data_app.command("confirm-persons")
-@attempted("data confirm-persons")
+@verb(data_app, "confirm-persons", noted="data confirm-persons")
 def data_confirm_persons(
-    study: Study, name: As, reason: Reason, home: Home = None, json: Json = False, dry_run: Dry = False
-) -> None:
+    desk: Desk, study: Study, name: As, reason: Reason, json: Json = False, dry_run: Dry = False
+) -> View:
     """Sign that a table without the persons of earlier releases holds other persons: for one wave."""
     from site_agent.decide.airlock import person_changes
 
-    desk = open_desk(home)
     desk.config.approver_key(name)
     found = person_changes.vanished(desk, study)
     counted = f"{found.there} of {found.earlier} persons of earlier releases are in the table."
@@ -414,16 +403,13 @@ def data_confirm_persons(
         "dry_run": dry_run,
     }
 
-    def show(out: Console) -> None:
-        from site_agent.show import screens
-
-        said = "dry run, nothing signed" if dry_run else f"signed by {name}, for wave {found.hold.wave} alone"
-        screens.heading(out, f"Other persons in {study}", said)
-        if dry_run:
-            out.print(f"{counted} {_CONFIRMED}")
-        screens.next_step(out, f"site-agent release {study} --wave {found.hold.wave}")
-
-    emit(answer, as_json=json, show=show)
+    said = "dry run, nothing signed" if dry_run else f"signed by {name}, for wave {found.hold.wave} alone"
+    return View(
+        answer,
+        screen.heading(f"Other persons in {study}", said),
+        f"{counted} {_CONFIRMED}" if dry_run else None,
+        screen.next_step(f"site-agent release {study} --wave {found.hold.wave}"),
+    )
 
 
 def _require_settled(desk: Desk, study: str) -> None:
@@ -441,20 +427,18 @@ def _require_settled(desk: Desk, study: str) -> None:
             )
 
 
-@data_app.command("frame")
+@verb(data_app, "frame")
 def data_frame(
+    desk: Desk,
     study: Study,
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete it for good; nobody can be added to the network then.")
     ] = False,
-    home: Home = None,
-    json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Whether the model of a network's held-out persons is kept here, and delete it."""
     from site_agent.release.embeddings import EmbeddingStore
 
-    desk = open_desk(home)
     planned = desk.plans.plan(study).release.sealed
     store = EmbeddingStore(desk.home, study)
     count = len(store.files(desk.ledger))
@@ -489,4 +473,4 @@ def data_frame(
             out.print(f"{count} sealed frames are kept, encrypted: what the model says of persons held out.")
             screens.next_step(out, f"site-agent data frame {study} --delete")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)

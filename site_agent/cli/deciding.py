@@ -5,16 +5,15 @@ from __future__ import annotations
 import datetime as dt
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shared.errors import Refusal, StateRefusal, UsageRefusal
 from shared.privacy.stated import shown_epsilon
-from shared.terminal import emit
-from site_agent.cli.frame import As, Dry, Home, Json, Reason, ReleaseId, Study, app, standing_app
-from site_agent.desk import Desk, agent_version, attempted, confirmed, open_desk, today
+from shared.terminal import View, tabled
+from site_agent.cli.frame import As, Dry, Json, Reason, ReleaseId, Study, app, screen, standing_app, verb
+from site_agent.desk import Desk, agent_version, confirmed, today
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,21 +26,19 @@ TellLead = Annotated[
 __all__ = ["approve", "leave", "reject", "send_back", "standing_add", "standing_list", "standing_revoke", "withdraw"]
 
 
-@app.command()
-@attempted("approve")
+@verb(app, noted="approve")
 def approve(
+    desk: Desk,
     release_id: ReleaseId,
     name: As,
     tick: Annotated[list[str] | None, typer.Option("--tick", help="A warning you have looked at; repeat.")] = None,
-    home: Home = None,
     json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Sign exactly these bytes and, when enough people have signed, send them. Safe to repeat."""
     from site_agent.decide.airlock import approval
     from site_agent.show import screens
 
-    desk = open_desk(home)
     desk.require_running()
     full = desk.release_id(release_id)
     before = desk.outbox.get(full)
@@ -88,20 +85,18 @@ def approve(
         elif not dry_run:
             screens.next_step(out, f"site-agent approve {full[:8]} --as ANOTHER_NAME")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
-@standing_app.command("add")
-@attempted("standing add")
+@verb(standing_app, "add", noted="standing add")
 def standing_add(
+    desk: Desk,
     study: Study,
     name: As,
     max_epsilon: Annotated[float, typer.Option("--max-epsilon", metavar="E", help="ε of the dearest release.")],
     until: Annotated[str, typer.Option("--until", metavar="DATE", help="Last day, as 2026-12-31.")],
-    home: Home = None,
-    json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Sign in advance for later releases of the approved plan: whatever is outside the limits waits for a person."""
     from dataclasses import asdict
 
@@ -109,7 +104,6 @@ def standing_add(
     from site_agent.decide.airlock import standing_approval
     from site_agent.show import screens
 
-    desk = open_desk(home)
     try:
         last = dt.date.fromisoformat(until)
     except ValueError:
@@ -150,57 +144,49 @@ def standing_add(
         short = digest[:8] if digest else "ID"
         screens.next_step(out, "site-agent run", f"site-agent standing revoke {short} --as NAME --reason …")
 
-    emit({"id": digest, **asdict(document), "dry_run": dry_run}, as_json=json, show=show)
+    return View({"id": digest, **asdict(document), "dry_run": dry_run}, show)
 
 
-@standing_app.command("list")
+@verb(standing_app, "list")
 def standing_list(
-    study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None,
-    home: Home = None,
-    json: Json = False,
-) -> None:
+    desk: Desk, study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None
+) -> View:
     """Every standing approval, its limits, and how often it was used."""
     from site_agent.decide.airlock import standing_approval
 
-    rows = standing_approval.standing_lines(open_desk(home), today(), study)
+    rows = standing_approval.standing_lines(desk, today(), study)
 
-    def show(out: Console) -> None:
-        from shared.terminal import table
-        from site_agent.show import screens
-
-        screens.heading(out, "Standing approvals", f"{sum(row['state'] == 'in force' for row in rows)} in force")
-        cells = [
-            (
-                row["id"][:8],
-                row["study"],
-                row["approver"],
-                shown_epsilon(row["max_epsilon"]),
-                row["until"],
-                row["used"],
-                row["state"],
-            )
-            for row in rows
-        ]
-        heads = ("id", "study", "approver", "ε of one release", "until", "used", "state")
-        out.print(table(heads, cells, right=("ε of one release", "used")))
-
-    emit({"standing": rows}, as_json=json, show=show)
+    cells = [
+        (
+            row["id"][:8],
+            row["study"],
+            row["approver"],
+            shown_epsilon(row["max_epsilon"]),
+            row["until"],
+            row["used"],
+            row["state"],
+        )
+        for row in rows
+    ]
+    heads = ("id", "study", "approver", "ε of one release", "until", "used", "state")
+    return View(
+        {"standing": rows},
+        screen.heading("Standing approvals", f"{sum(row['state'] == 'in force' for row in rows)} in force"),
+        tabled(heads, cells, right=("ε of one release", "used")),
+    )
 
 
-@standing_app.command("revoke")
-@attempted("standing revoke")
+@verb(standing_app, "revoke", noted="standing revoke")
 def standing_revoke(
+    desk: Desk,
     standing_id: Annotated[str, typer.Argument(metavar="ID", help="From the list, or its first characters.")],
     name: As,
     reason: Reason = "",
-    home: Home = None,
-    json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Take a standing approval back: from now on it approves nothing. Any approver may. The coordinator is told."""
     from site_agent.decide.airlock import standing_approval
 
-    desk = open_desk(home)
     desk.config.approver_key(name)
     found = [noted for noted in desk.ledger.standing() if noted.digest.startswith(standing_id)]
     if len(found) != 1:
@@ -231,7 +217,7 @@ def standing_revoke(
             screens.note(out, "The coordinator could not be told yet; site-agent run tells it. Here it is over now.")
         screens.next_step(out, "site-agent standing list")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
 def _ticked(desk: Desk, full: str, ticked: list[str], *, quiet: bool) -> list[str]:
@@ -252,21 +238,12 @@ def _others(hold: Hold) -> list[str]:
     return [approval.name for approval in hold.approvals] + ([hold.author] if hold.author_apart else [])
 
 
-def _decide(
-    for_good: bool,
-    done: str,
-    release_id: str,
-    name: str,
-    reason: str,
-    home: Path | None,
-    json: bool,
-    dry_run: bool,
-    tell: bool,
-) -> None:
+def _declined(
+    desk: Desk, release_id: str, done: str, *, name: str, reason: str, for_good: bool, tell: bool, dry_run: bool
+) -> View:
     from site_agent.decide import membership
     from site_agent.decide.airlock import approval
 
-    desk = open_desk(home)
     desk.config.approver_key(name)
     full = desk.release_id(release_id)
     hold = desk.outbox.get(full)
@@ -277,65 +254,46 @@ def _decide(
         if tell and desk.config.certificate.exists():
             with suppress(Refusal), desk.egress() as egress:  # where it cannot be told now, the next round tells it
                 membership.look(desk, egress)
-
-    def show(out: Console) -> None:
-        from site_agent.show import screens
-
-        screens.heading(out, f"Release {full[:8]}", "dry run, nothing changed" if dry_run else done)
-        screens.next_step(out, "site-agent budget" if for_good else f"site-agent outbox show {full[:8]}")
-
-    emit({"release_id": full, "state": hold.state, "by": name, "dry_run": dry_run}, as_json=json, show=show)
+    return View(
+        {"release_id": full, "state": hold.state, "by": name, "dry_run": dry_run},
+        screen.heading(f"Release {full[:8]}", "dry run, nothing changed" if dry_run else done),
+        screen.next_step("site-agent budget" if for_good else f"site-agent outbox show {full[:8]}"),
+    )
 
 
-@app.command()
-@attempted("reject")
+@verb(app, noted="reject")
 def reject(
-    release_id: ReleaseId,
-    name: As,
-    reason: Reason = "",
-    tell_lead: TellLead = False,
-    home: Home = None,
-    json: Json = False,
-    dry_run: Dry = False,
-) -> None:
+    desk: Desk, release_id: ReleaseId, name: As, reason: Reason = "", tell_lead: TellLead = False, dry_run: Dry = False
+) -> View:
     """Decline sealed bytes for good. They are never sent; their charge stays."""
     done = "rejected: never sent, the charge stays"
-    _decide(True, done, release_id, name, reason, home, json, dry_run, tell_lead)
+    return _declined(desk, release_id, done, name=name, reason=reason, for_good=True, tell=tell_lead, dry_run=dry_run)
 
 
-@app.command("send-back")
-@attempted("send-back")
+@verb(app, "send-back", noted="send-back")
 def send_back(
-    release_id: ReleaseId,
-    name: As,
-    reason: Reason = "",
-    tell_lead: TellLead = False,
-    home: Home = None,
-    json: Json = False,
-    dry_run: Dry = False,
-) -> None:
+    desk: Desk, release_id: ReleaseId, name: As, reason: Reason = "", tell_lead: TellLead = False, dry_run: Dry = False
+) -> View:
     """Ask a question first: the bytes stay sealed, approvals given so far lapse."""
-    _decide(False, "sent back: sealed, not approved", release_id, name, reason, home, json, dry_run, tell_lead)
+    done = "sent back: sealed, not approved"
+    return _declined(desk, release_id, done, name=name, reason=reason, for_good=False, tell=tell_lead, dry_run=dry_run)
 
 
-@app.command()
-@attempted("withdraw")
+@verb(app, noted="withdraw")
 def withdraw(
+    desk: Desk,
     release_id: Annotated[str, typer.Argument(metavar="ID", help="Of a release, or of a reservation that blocks.")],
     name: As,
     reason: Annotated[
         str, typer.Option("--reason", metavar="KIND", help="consent, error, policy or other: all the hub is told.")
     ],
     note: Annotated[str, typer.Option("--note", help="Why, in a few words; kept in the ledger, sent nowhere.")] = "",
-    home: Home = None,
-    json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Take a release back: stop it here at once, and have the coordinator bury what it has. The charge stays."""
     from shared.wire.signed_messages import REASONS
     from site_agent.decide.airlock import taking_back
 
-    desk = open_desk(home)
     desk.config.approver_key(name)
     if reason not in REASONS:
         raise UsageRefusal(
@@ -377,18 +335,14 @@ def withdraw(
         out.print("Its charge stays: what was drawn was drawn.")
         screens.next_step(out, "site-agent budget")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
-@app.command()
-@attempted("leave")
-def leave(
-    study: Study, name: As, note: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
-) -> None:
+@verb(app, noted="leave")
+def leave(desk: Desk, study: Study, name: As, note: Reason = "", dry_run: Dry = False) -> View:
     """Leave a study: bury what was delivered, revoke its plan, delete what was sealed. The audit log stays."""
     from site_agent.decide.airlock import taking_back
 
-    desk = open_desk(home)
     deleted = taking_back.leave(
         desk, study, name=name, open_key=lambda: desk.approver(name), note=note, dry_run=dry_run
     )
@@ -418,4 +372,4 @@ def leave(
             out.print("Ledger, plans and approvals stay. Tell the study lead, who revokes the certificate.")
         screens.next_step(out, f"site-agent audit export {study} --out FOLDER")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)

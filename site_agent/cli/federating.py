@@ -7,34 +7,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shared.privacy.stated import shown_price
-from shared.terminal import emit, plain
-from site_agent.cli.frame import Dry, Home, Json, Study, app
-from site_agent.desk import agent_version, attempted, open_desk, today, working_site
+from shared.terminal import View, plain
+from site_agent.cli.frame import Dry, Study, app, screen, verb
+from site_agent.desk import agent_version, today, working_site
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from site_agent.desk import Desk
+
 __all__ = ["federate"]
 
 
-@app.command()
-@attempted("federate")
+@verb(app, noted="federate")
 def federate(
+    desk: Desk,
     study: Study,
     wait: Annotated[
         float, typer.Option("--wait", metavar="MINUTES", min=0.0, help="How long to wait for the next round.")
     ] = 0.0,
-    home: Home = None,
-    json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Take part in the training that the approved plan asks for. All its rounds are charged before the first."""
     from dataclasses import asdict
 
     from site_agent.show import screens
     from site_agent.training import rounds
 
-    desk = open_desk(home)
     plan, approval = desk.plans.approved(study, agent_version=agent_version(), today=today())
     done: list[tuple[str, int]] = []
     fetched = False
@@ -48,8 +47,7 @@ def federate(
             screens.heading(out, study, "the flow of its plan was trained before")
             out.print(f"{plan.flow[:26]}… {'was fetched' if fetched else 'is here' if not dry_run else 'is named'}.")
 
-        emit(facts, as_json=json, show=show_flow)
-        return
+        return View(facts, show_flow)
     rounds.part(desk.ledger, plan)
     desk.require_running()
     source = desk.config.source(study)
@@ -69,11 +67,11 @@ def federate(
     part = rounds.part(desk.ledger, plan, approval.approver)
     answer = {**plain(asdict(part)), "done": done, "dry_run": dry_run}
 
-    def show(out: Console) -> None:
-        detail = "dry run: nothing asked, charged or sent" if dry_run else part.state
-        screens.heading(out, f"{study}: a flow trained by all sites", detail)
-        screens.settings(
-            out,
+    detail = "dry run: nothing asked, charged or sent" if dry_run else part.state
+    return View(
+        answer,
+        screen.heading(f"{study}: a flow trained by all sites", detail),
+        screen.settings(
             [
                 ("price", f"{shown_price(part.epsilon, delta=part.delta)}, for everybody in the table, once"),
                 ("approved by", part.approver),
@@ -81,8 +79,7 @@ def federate(
                 ("answered", f"{len(part.answered)} of {part.rounds} rounds"),
                 *([("given up", ", ".join(map(str, part.given_up)))] if part.given_up else []),
                 *([("flow", part.flow)] if part.flow else []),
-            ],
-        )
-        screens.next_step(out, "site-agent budget" if part.flow else f"site-agent federate {study} --wait 60")
-
-    emit(answer, as_json=json, show=show)
+            ]
+        ),
+        screen.next_step("site-agent budget" if part.flow else f"site-agent federate {study} --wait 60"),
+    )

@@ -1,13 +1,20 @@
-"""The frame of the command line: its groups of verbs, and the options that verbs share."""
+"""The frame of the command line: its groups of verbs, the options that verbs share, and the parts of their screens."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shared.terminal import application
+from shared.terminal import View, application, command
+from site_agent.desk import Desk, attempted, open_desk
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = [
     "As",
@@ -24,7 +31,9 @@ __all__ = [
     "ledger_app",
     "outbox_app",
     "plan_app",
+    "screen",
     "standing_app",
+    "verb",
 ]
 
 app = application(
@@ -53,3 +62,52 @@ Study = Annotated[str, typer.Argument(help="Name of the study.")]
 ReleaseId = Annotated[str, typer.Argument(metavar="ID", help="Release id, or its first characters.")]
 As = Annotated[str, typer.Option("--as", metavar="NAME", help="The approver who decides.")]
 Reason = Annotated[str, typer.Option("--reason", help="Why, in a few words; kept in the ledger.")]
+
+_last = Parameter.KEYWORD_ONLY
+SHARED = (
+    Parameter("home", _last, default=None, annotation=Home),
+    Parameter("json", _last, default=False, annotation=Json),
+    Parameter("dry_run", _last, default=False, annotation=Dry),
+)
+
+
+@contextmanager
+def _at_desk(said: Mapping[str, Any], asked: Collection[str]) -> Iterator[dict[str, Any]]:
+    yield {"desk": open_desk(said["home"])} if "desk" in asked else {}
+
+
+def verb(
+    group: typer.Typer, name: str | None = None, *, noted: str = "", **listed: Any
+) -> Callable[[Callable[..., View]], Callable[..., View]]:
+    """Register a verb: it has ``--home`` and ``--json``, works at the desk if it asks for one, and returns a `View`.
+
+    Args:
+        name: as it is typed; the function's where left out.
+        noted: the name under which a refusal stands in the site's log; blank for what changes nothing.
+        listed: as `typer.Typer.command` takes it.
+    """
+
+    def register(function: Callable[..., View]) -> Callable[..., View]:
+        made = command(function, SHARED, {"Desk": Desk}, _at_desk)
+        group.command(name, **listed)(attempted(noted)(made) if noted else made)
+        return function
+
+    return register
+
+
+class _Screens:
+    """The functions of `site_agent.show.screens` as parts of a screen; it is imported when somebody reads one."""
+
+    def __getattr__(self, name: str) -> Callable[..., Callable[[Console], None]]:
+        def part(*given: Any, **how: Any) -> Callable[[Console], None]:
+            def draw(out: Console) -> None:
+                from site_agent.show import screens
+
+                getattr(screens, name)(out, *given, **how)
+
+            return draw
+
+        return part
+
+
+screen = _Screens()

@@ -17,11 +17,11 @@ from shared.errors import (
     StateRefusal,
     UsageRefusal,
 )
-from shared.terminal import emit
-from site_agent.cli.frame import As, Dry, Home, Json, app
+from shared.terminal import View
+from site_agent.cli.frame import As, Dry, app, screen, verb
 from site_agent.decide import reconciliation
 from site_agent.decide.plan_facts import due_numbers
-from site_agent.desk import Desk, agent_version, attempted, open_desk, today
+from site_agent.desk import Desk, agent_version, today
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,14 +34,13 @@ ASKING_SECONDS = 5.0
 """Longest that `status` waits for the coordinator: whoever asks where the site stands must not wait for a network."""
 
 
-@app.command()
+@verb(app)
 def init(
+    desk: Desk,
     invitation: Annotated[Path, typer.Option("--invitation", exists=True, dir_okay=False, help="File from the lead.")],
-    home: Home = None,
     approver: Annotated[list[str] | None, typer.Option("--approver", help="A person who may approve; repeat.")] = None,
-    json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Make this site's folder and keys from an invitation. Nothing is sent."""
     import secrets
 
@@ -50,7 +49,7 @@ def init(
     from site_agent.config import SiteConfig
     from site_agent.ledger.book import Ledger
 
-    place = open_desk(home).home
+    place = desk.home
     try:
         invited = Invitation.from_bytes(invitation.read_bytes())
     except SchemaRefusal as refusal:
@@ -159,21 +158,20 @@ def init(
             out.print("Read the fingerprint to the study lead on the telephone. The lead accepts this site by it.")
         screens.next_step(out, "site-agent doctor", "site-agent join")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
 def _csr(config: SiteConfig) -> Path:
     return config.home / "certificates" / "request.pem"
 
 
-@app.command()
-def join(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
+@verb(app)
+def join(desk: Desk, dry_run: Dry = False) -> View:
     """Ask the coordinator to accept this site; run it again to fetch the certificate."""
     from shared.base.keys import PublicKey, write_private
     from shared.plans.invitation import Invitation
     from site_agent.egress import Egress
 
-    desk = open_desk(home)
     config = desk.config
     fingerprint = desk.release_key.public.fingerprint
     if config.certificate.exists():
@@ -233,7 +231,7 @@ def join(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
         out.print("The lead compares this fingerprint with you and runs coordinator accept.")
         screens.next_step(out, "site-agent join        (again, when the lead has accepted)")
 
-    emit({"site": config.site, "state": state, "fingerprint": fingerprint}, as_json=json, show=show)
+    return View({"site": config.site, "state": state, "fingerprint": fingerprint}, show)
 
 
 def _require_own_certificate(config: SiteConfig, pem: str) -> None:
@@ -252,55 +250,47 @@ def _require_own_certificate(config: SiteConfig, pem: str) -> None:
         )
 
 
-@app.command()
-@attempted("passphrase")
-def passphrase(name: As, home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
+@verb(app, noted="passphrase")
+def passphrase(desk: Desk, name: As, dry_run: Dry = False) -> View:
     """Give an approver's key another passphrase. The key, and all that it signed, stays the same."""
     from shared.base.passphrases import changed
 
-    desk = open_desk(home)
     path = desk.config.approver_key(name)
     key = changed(path, name, dry_run=dry_run)
     answer = {"approver": name, "file": path.name, "fingerprint": key.public.fingerprint, "changed": not dry_run}
 
-    def show(out: Console) -> None:
-        from site_agent.show import screens
-
-        screens.heading(out, f"Key of {name}", "dry run, nothing changed" if dry_run else "has a new passphrase")
-        out.print("Copies of the old file, in backups for one, still open with the old one.")
-        screens.next_step(out, "site-agent status")
-
-    emit(answer, as_json=json, show=show)
+    return View(
+        answer,
+        screen.heading(f"Key of {name}", "dry run, nothing changed" if dry_run else "has a new passphrase"),
+        "Copies of the old file, in backups for one, still open with the old one.",
+        screen.next_step("site-agent status"),
+    )
 
 
-@app.command()
-def doctor(home: Home = None, json: Json = False) -> None:
+@verb(app)
+def doctor(desk: Desk) -> View:
     """Look at everything that could stop a release: each line is green, or says how to mend it."""
     from site_agent.show.health import diagnose
 
-    found, code = diagnose(open_desk(home), today())
+    found, code = diagnose(desk, today())
     from shared.terminal import checklist
 
-    def show(out: Console) -> None:
-        from site_agent.show import screens
-
-        screens.heading(out, "Doctor")
-        checklist(out, found)
-        if not any(check.state == "fail" for check in found):
-            screens.next_step(out, "site-agent status")
-
-    emit({"checks": found, "ok": code == 0}, as_json=json, show=show)
-    raise typer.Exit(code)
+    return View(
+        {"checks": found, "ok": code == 0},
+        screen.heading("Doctor"),
+        lambda out: checklist(out, found),
+        screen.next_step("site-agent status") if not any(check.state == "fail" for check in found) else None,
+        code=code,
+    )
 
 
-@app.command()
-def status(home: Home = None, json: Json = False) -> None:
+@verb(app)
+def status(desk: Desk) -> View:
     """Where this site stands, and what to do next."""
     from dataclasses import asdict
 
     from site_agent.identity import certificate_life
 
-    desk = open_desk(home)
     config = desk.config
     joined = config.certificate.exists()
     day = today()
@@ -392,7 +382,7 @@ def status(home: Home = None, json: Json = False) -> None:
             out.print("The coordinator does not answer now; what is shown is what this site knows.", style="dim")
         screens.next_step(out, *(steps[:1] or ["nothing to do"]))
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
 def _pressing(desk: Desk, steps: list[str], *, differing: bool, over: bool) -> list[str]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shared.errors import UsageRefusal
-from shared.terminal import emit
-from site_agent.cli.frame import Dry, Home, Json, Reason, Study, app, approver_app, data_app
-from site_agent.desk import Desk, attempted, open_desk, today
+from shared.terminal import View
+from site_agent.cli.frame import Dry, Reason, Study, app, approver_app, data_app, screen, verb
+from site_agent.desk import Desk, today
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,13 +25,11 @@ __all__ = ["approver_add", "approver_replace", "approver_retire", "data_apart", 
 By = Annotated[list[str], typer.Option("--as", metavar="NAME", help="Who signs; repeat where two must.")]
 
 
-@app.command()
-@attempted("grants")
-def grants(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
+@verb(app, noted="grants")
+def grants(desk: Desk, dry_run: Dry = False) -> View:
     """Ask which studies the leads have let this site into since it joined, and note them. Nothing acts by it."""
     from site_agent.decide import membership
 
-    desk = open_desk(home)
     with desk.egress() as egress:
         news = membership.look(desk, egress, dry_run=dry_run)
     known = desk.ledger.membership()
@@ -62,41 +60,32 @@ def grants(home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
             screens.note(out, f"The study lead has taken this site out of {study}: nothing more is made or sent of it.")
         screens.next_step(out, *(f"site-agent plan fetch {study}" for study in news.granted), "site-agent status")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
-@data_app.command("apart")
-@attempted("data apart")
+@verb(data_app, "apart", noted="data apart")
 def data_apart(
+    desk: Desk,
     study: Study,
     other: Annotated[str, typer.Argument(metavar="OTHER", help="The other study.")],
     by: By,
     reason: Reason = "",
-    home: Home = None,
-    json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Sign that two studies are about different people. Without it they count as the same, whatever they are called."""
     from site_agent.decide import approvers
 
-    desk = open_desk(home)
     openers = _openers(desk, by)
     before, after = approvers.tell_apart(desk, study, other, by=openers, reason=reason, dry_run=dry_run)
     answer = {"study": study, "other": other, "by": by, "total_before": before, "total": after, "dry_run": dry_run}
 
-    def show(out: Console) -> None:
-        from site_agent.show import screens
-
-        screens.heading(
-            out, f"{study} and {other}", "dry run, not signed" if dry_run else f"told apart by {', '.join(by)}"
-        )
-        out.print(
-            "From now on nobody is taken to be in both: their charges are not added up, and their releases not held"
-        )
-        out.print("against each other. It cannot be taken back: what was allowed by it has left.")
-        screens.next_step(out, "site-agent budget")
-
-    emit(answer, as_json=json, show=show)
+    return View(
+        answer,
+        screen.heading(f"{study} and {other}", "dry run, not signed" if dry_run else f"told apart by {', '.join(by)}"),
+        "From now on nobody is taken to be in both: their charges are not added up, and their releases not held",
+        "against each other. It cannot be taken back: what was allowed by it has left.",
+        screen.next_step("site-agent budget"),
+    )
 
 
 # -- approvers --------------------------------------------------------------------------------------------------------
@@ -128,7 +117,7 @@ def _new_key(desk: Desk, name: str) -> Callable[[], SigningKey]:
     return made
 
 
-def _show_change(done: ChangedKey | None, what: str, *, dry_run: bool, json: bool, **facts: object) -> None:
+def _change(done: ChangedKey | None, what: str, *, dry_run: bool, **facts: object) -> View:
     answer = {
         "number": done.said.number if done else None,
         "fingerprint": done.fingerprint if done else "",
@@ -158,62 +147,50 @@ def _show_change(done: ChangedKey | None, what: str, *, dry_run: bool, json: boo
             screens.note(out, f"{done.lapsed} standing approval(s) ended: somebody who approves here signs them anew.")
         screens.next_step(out, "site-agent status")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
-@approver_app.command("add")
-@attempted("approver add")
+@verb(approver_app, "add", noted="approver add")
 def approver_add(
+    desk: Desk,
     person: Person,
     by: By,
     deputy_of: Annotated[str, typer.Option("--deputy-of", metavar="NAME", help="For whose absence.")] = "",
     until: Annotated[str, typer.Option("--until", metavar="DATE", help="A deputy's last day.")] = "",
-    home: Home = None,
-    json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Let another person approve here, signed by those who do. With --deputy-of: only until a day, for somebody."""
     from site_agent.decide import keys
 
-    desk = open_desk(home)
     openers = _openers(desk, by)
     done = None
     if not dry_run:
         made = _new_key(desk, person)
         done = keys.add_approver(desk, person, by=openers, new=made, today=today(), deputy_of=deputy_of, until=until)
-    _show_change(
-        done, f"Approver {person}", dry_run=dry_run, json=json, approver=person, by=by, needed=keys.needed(desk)
-    )
+    return _change(done, f"Approver {person}", dry_run=dry_run, approver=person, by=by, needed=keys.needed(desk))
 
 
-@approver_app.command("retire")
-@attempted("approver retire")
-def approver_retire(person: Person, by: By, home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
+@verb(approver_app, "retire", noted="approver retire")
+def approver_retire(desk: Desk, person: Person, by: By, dry_run: Dry = False) -> View:
     """Let a person approve no more. What they approved stays; their standing approvals end."""
     from site_agent.decide import keys
 
-    desk = open_desk(home)
     desk.config.approver_key(person)
     openers = _openers(desk, by)
     done = None if dry_run else keys.retire_approver(desk, person, by=openers, today=today())
-    _show_change(
-        done, f"Approver {person}", dry_run=dry_run, json=json, approver=person, by=by, needed=keys.needed(desk)
-    )
+    return _change(done, f"Approver {person}", dry_run=dry_run, approver=person, by=by, needed=keys.needed(desk))
 
 
-@approver_app.command("replace")
-@attempted("approver replace")
+@verb(approver_app, "replace", noted="approver replace")
 def approver_replace(
+    desk: Desk,
     person: Person,
     by: Annotated[list[str] | None, typer.Option("--as", metavar="NAME", help="The others who approve here.")] = None,
-    home: Home = None,
-    json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Give a person another key whose old one is lost: the study lead compares the new one on the telephone."""
     from site_agent.decide import keys
 
-    desk = open_desk(home)
     path = desk.config.approver_key(person)
     openers = _openers(desk, by or [])
     done = None
@@ -222,23 +199,20 @@ def approver_replace(
         if path.exists() and not lost.exists():
             path.rename(lost)
         done = keys.replace_approver(desk, person, by=openers, new=_new_key(desk, person), today=today())
-    _show_change(done, f"Approver {person}", dry_run=dry_run, json=json, approver=person, by=by or [])
+    return _change(done, f"Approver {person}", dry_run=dry_run, approver=person, by=by or [])
 
 
-@app.command("rotate-key")
-@attempted("rotate-key")
+@verb(app, "rotate-key", noted="rotate-key")
 def rotate_key(
+    desk: Desk,
     which: Annotated[str, typer.Argument(metavar="KEY", help="release, tls or snapshot.")],
     by: By,
     lost: Annotated[bool, typer.Option("--lost", help="The release key is lost: without its word.")] = False,
-    home: Home = None,
-    json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Give this site another key, signed by the old one and the new: what the old one signed stays signed."""
     from site_agent.decide import keys
 
-    desk = open_desk(home)
     openers = _openers(desk, by)
     if which not in ("release", "tls", "snapshot") or (lost and which != "release"):
         raise UsageRefusal(
@@ -256,4 +230,4 @@ def rotate_key(
 
         keys.signed_for(desk, openers)
         renewal.renew(desk)
-    _show_change(done, f"Key {which}", dry_run=dry_run, json=json, key=which, by=by)
+    return _change(done, f"Key {which}", dry_run=dry_run, key=which, by=by)

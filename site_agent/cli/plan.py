@@ -10,31 +10,30 @@ import typer
 
 from shared.errors import ApprovalRefusal, BudgetRefusal, StateRefusal
 from shared.privacy.stated import shown_epsilon
-from shared.terminal import emit
-from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, plan_app
+from shared.terminal import View
+from site_agent.cli.frame import As, Dry, Json, Reason, Study, plan_app, screen, verb
 from site_agent.decide.plan_facts import due_numbers, plan_facts
-from site_agent.desk import agent_version, attempted, confirmed, open_desk, today
+from site_agent.desk import agent_version, confirmed, today
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from site_agent.desk import Desk
+
+    pass
 
 
 __all__ = ["plan_approve", "plan_fetch", "plan_revoke", "plan_show"]
 
 
-@plan_app.command("fetch")
-@attempted("plan fetch")
+@verb(plan_app, "fetch", noted="plan fetch")
 def plan_fetch(
+    desk: Desk,
     study: Study,
     file: Annotated[Path | None, typer.Option("--file", help="A signed plan that came another way.")] = None,
-    home: Home = None,
-    json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Fetch the study's plan and verify who signed it. It is not approved by that."""
     from shared.base.keys import Envelope
 
-    desk = open_desk(home)
     if file is not None:
         envelope = Envelope.from_bytes(file.read_bytes())
     else:
@@ -42,40 +41,35 @@ def plan_fetch(
             envelope = egress.fetch_plan(study)
     plan = desk.plans.receive(study, envelope, today=today(), keep=not dry_run)
 
-    def show(out: Console) -> None:
-        from site_agent.show import screens
-
-        screens.heading(out, f"{plan.study}: {plan.title}", f"version {plan.version}, signed by the study lead")
-        screens.settings(out, [("plan hash", plan.hash), ("expires", plan.expires)])
-        screens.next_step(out, f"site-agent plan show {study}")
-
-    emit({"study": study, "version": plan.version, "hash": plan.hash, "dry_run": dry_run}, as_json=json, show=show)
+    return View(
+        {"study": study, "version": plan.version, "hash": plan.hash, "dry_run": dry_run},
+        screen.heading(f"{plan.study}: {plan.title}", f"version {plan.version}, signed by the study lead"),
+        screen.settings([("plan hash", plan.hash), ("expires", plan.expires)]),
+        screen.next_step(f"site-agent plan show {study}"),
+    )
 
 
-@plan_app.command("show")
+@verb(plan_app, "show")
 def plan_show(
+    desk: Desk,
     study: Study,
     version: Annotated[int | None, typer.Option(help="Another version than the newest.")] = None,
-    home: Home = None,
-    json: Json = False,
-) -> None:
+) -> View:
     """One page: what leaves, how often, to whom, at which price, and what is not covered."""
-    desk = open_desk(home)
     page = plan_facts(desk, desk.plans.plan(study, version), today())
 
-    def show(out: Console) -> None:
-        from site_agent.show import screens
+    return View(
+        page,
+        screen.plan_page(page),
+        screen.next_step(f"site-agent try {study}", f"site-agent plan approve {study} --as NAME")
+        if not page["approved_by"]
+        else None,
+    )
 
-        screens.plan_page(out, page)
-        if not page["approved_by"]:
-            screens.next_step(out, f"site-agent try {study}", f"site-agent plan approve {study} --as NAME")
 
-    emit(page, as_json=json, show=show)
-
-
-@plan_app.command("approve")
-@attempted("plan approve")
+@verb(plan_app, "approve", noted="plan approve")
 def plan_approve(
+    desk: Desk,
     study: Study,
     name: As,
     understood: Annotated[
@@ -83,14 +77,12 @@ def plan_approve(
         typer.Option("--understood", metavar="POSTURE", help="'local', 'holdout': I have read what is not covered."),
     ] = "",
     reason: Reason = "",
-    home: Home = None,
     json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Agree to exactly this plan, with this dictionary, run by this version of the agent."""
     from shared.releases.receipt import LEAVES_PERSONS_OPEN, coverage
 
-    desk = open_desk(home)
     desk.config.approver_key(name)
     plan = desk.plans.plan(study)
     page = plan_facts(desk, plan, today())
@@ -134,30 +126,24 @@ def plan_approve(
         "dry_run": dry_run,
     }
 
-    def show(out: Console) -> None:
-        from site_agent.show import screens
-
-        detail = "dry run, not approved" if dry_run else f"approved by {name}"
-        screens.heading(out, f"{study}, version {plan.version}", detail)
-        screens.settings(
-            out, [("plan", plan.hash), ("dictionary", plan.dictionary.hash), ("agent version", agent_version())]
-        )
-        out.print("Whatever of these three changes, the approval is void and you will be asked again.")
-        due = due_numbers(desk, plan, today())
-        screens.next_step(out, f"site-agent release {study} --wave {due[0] if due else 1}")
-
-    emit(answer, as_json=json, show=show)
+    detail = "dry run, not approved" if dry_run else f"approved by {name}"
+    due = due_numbers(desk, plan, today())
+    return View(
+        answer,
+        screen.heading(f"{study}, version {plan.version}", detail),
+        screen.settings(
+            [("plan", plan.hash), ("dictionary", plan.dictionary.hash), ("agent version", agent_version())]
+        ),
+        "Whatever of these three changes, the approval is void and you will be asked again.",
+        screen.next_step(f"site-agent release {study} --wave {due[0] if due else 1}"),
+    )
 
 
-@plan_app.command("revoke")
-@attempted("plan revoke")
-def plan_revoke(
-    study: Study, name: As, reason: Reason = "", home: Home = None, json: Json = False, dry_run: Dry = False
-) -> None:
+@verb(plan_app, "revoke", noted="plan revoke")
+def plan_revoke(desk: Desk, study: Study, name: As, reason: Reason = "", dry_run: Dry = False) -> View:
     """Take the approval of the plan back: nothing more is made or sent under it. What has left has left."""
     from site_agent.decide.airlock import standing_approval, taking_back
 
-    desk = open_desk(home)
     desk.config.approver_key(name)
     plan = desk.plans.plan(study)
     if dry_run and desk.plans.approval(study, plan.version) is None:
@@ -168,16 +154,10 @@ def plan_revoke(
         taking_back.revoke_plan(desk, study, name=name, reason=reason, open_key=lambda: desk.approver(name))
         standing_approval.deliver_revocations(desk)
 
-    def show(out: Console) -> None:
-        from site_agent.show import screens
-
-        detail = "dry run, nothing changed" if dry_run else f"approval revoked by {name}"
-        screens.heading(out, f"{study}, version {plan.version}", detail)
-        out.print("Nothing is made or sent under this plan until somebody approves it again.")
-        screens.next_step(out, "site-agent outbox list", f"site-agent leave {study} --as {name}")
-
-    emit(
+    detail = "dry run, nothing changed" if dry_run else f"approval revoked by {name}"
+    return View(
         {"study": study, "version": plan.version, "plan_hash": plan.hash, "by": name, "dry_run": dry_run},
-        as_json=json,
-        show=show,
+        screen.heading(f"{study}, version {plan.version}", detail),
+        "Nothing is made or sent under this plan until somebody approves it again.",
+        screen.next_step("site-agent outbox list", f"site-agent leave {study} --as {name}"),
     )

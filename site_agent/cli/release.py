@@ -12,10 +12,10 @@ import typer
 from shared.errors import ApprovalRefusal, StateRefusal, UsageRefusal
 from shared.privacy.stated import shown_epsilon, shown_price
 from shared.releases.synthetic import DrawNumber, Draws, Out, Rows
-from shared.terminal import emit
-from site_agent.cli.frame import Dry, Home, Json, ReleaseId, Study, app, outbox_app
+from shared.terminal import View
+from site_agent.cli.frame import Dry, Json, ReleaseId, Study, app, outbox_app, screen, verb
 from site_agent.decide.plan_facts import due_numbers, plan_changes, plan_facts
-from site_agent.desk import agent_version, attempted, open_desk, today, working_site
+from site_agent.desk import agent_version, today, working_site
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,21 +69,15 @@ def _left(seconds: float | None) -> str:
     return f"{seconds / 60:.0f} min left" if seconds >= 90 else f"{seconds:.0f} s left"
 
 
-@app.command("try")
-def try_(study: Study, home: Home = None, json: Json = False, dry_run: Dry = False) -> None:
+@verb(app, "try")
+def try_(desk: Desk, study: Study, json: Json = False, dry_run: Dry = False) -> View:
     """Rehearse the whole release on made-up data: no record is read, it costs nothing, nothing is sent."""
     from site_agent.release.pipeline.rehearsal import rehearse
 
-    desk = open_desk(home)
     plan = desk.plans.plan(study)
     folder = desk.home / "rehearsal" / study
     if dry_run:
-        emit(
-            {"study": study, "folder": folder, "dry_run": True},
-            as_json=json,
-            show=lambda out: out.print(f"Would use {folder}."),
-        )
-        return
+        return View({"study": study, "folder": folder, "dry_run": True}, f"Would use {folder}.")
     with _bar(json) as progress:
         done = rehearse(
             plan=plan,
@@ -111,7 +105,7 @@ def try_(study: Study, home: Home = None, json: Json = False, dry_run: Dry = Fal
         out.print("It shows that the steps work here. It says nothing about how your table will fare.")
         screens.next_step(out, f"site-agent data check {study}", f"site-agent plan approve {study} --as NAME")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
 @contextmanager
@@ -130,18 +124,17 @@ def _told_of_the_charge(desk: Desk, study: str, wave: int) -> Iterator[None]:
         raise
 
 
-@app.command()
-@attempted("release")
+@verb(app, noted="release")
 def release(
+    desk: Desk,
     study: Study,
     wave: Annotated[
         int, typer.Option("--wave", help="Number of the planned wave; the one that is due if left out.")
     ] = 0,
     by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="The approver who has it made.")] = None,
-    home: Home = None,
     json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Make the release of one wave, and hold it here for approval. Charged once; only a standing approval sends it."""
     from dataclasses import replace
 
@@ -149,7 +142,6 @@ def release(
     from site_agent.release.pipeline import making, stages
     from site_agent.show import screens
 
-    desk = open_desk(home)
     desk.require_running()
     plan, _ = desk.plans.approved(study, agent_version=agent_version(), today=today())
     author = approval.require_author(desk, plan, by)
@@ -201,8 +193,7 @@ def release(
                 ],
             )
 
-        emit(answer, as_json=json, show=show_plan)
-        return
+        return View(answer, show_plan)
     if by is not None:
         desk.approver(by)  # only who can open the key may be named as the author
     with _told_of_the_charge(desk, study, wave), desk.locked(), desk.egress() as egress, _bar(json) as progress:
@@ -231,8 +222,7 @@ def release(
             out.print(f"Drawn and sealed, {made.hold.state}: nobody is shown it before it is delivered. {found.limit}")
             screens.next_step(out, "site-agent run")
 
-        emit({**seen, "accepted": sent}, as_json=json, show=unseen)
-        return
+        return View({**seen, "accepted": sent}, unseen)
 
     def show(out: Console) -> None:
         screens.release_page(out, made)
@@ -258,14 +248,15 @@ def release(
             f"site-agent reject {short} --as NAME --reason …",
         )
 
-    emit({**_described(made), "standing": standing, "accepted": sent}, as_json=json, show=show)
+    return View({**_described(made), "standing": standing, "accepted": sent}, show)
 
 
 MADE_UP_ROWS = 600
 
 
-@app.command()
+@verb(app)
 def curve(
+    desk: Desk,
     study: Study,
     made_up: Annotated[
         bool, typer.Option("--made-up", help="On a table made from the dictionary; no plan need be approved.")
@@ -273,10 +264,9 @@ def curve(
     out: Annotated[
         str, typer.Option("--out", metavar="FILE.svg", help="A name in the site folder's figures; .svg, .png or .pdf.")
     ] = "",
-    home: Home = None,
     json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """True price, attacks and planned estimates against w. Its draws are outside the ledger, forgotten, and never sent.
 
     It fits one flow and draws from it many times, here, in memory. What is kept is the curve: aggregates, in a file
@@ -286,10 +276,8 @@ def curve(
     from shared.plans.encoding import Encoder
     from site_agent.records import table as records
     from site_agent.release.pipeline import rehearsal
-    from site_agent.show import screens
     from site_agent.show.curve import DRAWS, GRID, price_curve, require_allowed
 
-    desk = open_desk(home)
     name = out or f"curve-{study}{'-made-up' if made_up else ''}.svg"
     path = _figure_path(desk.home, name)
     if made_up:
@@ -311,14 +299,10 @@ def curve(
             "file": path,
             "dry_run": True,
         }
-        emit(
+        return View(
             answer,
-            as_json=json,
-            show=lambda out: out.print(
-                f"Would fit one flow on about {rows} rows, draw {DRAWS} times at {len(GRID)} weights, and write {path}."
-            ),
+            f"Would fit one flow on about {rows} rows, draw {DRAWS} times at {len(GRID)} weights, and write {path}.",
         )
-        return
     rng = secure_rng()
     with _bar(json) as progress:
         if made_up:
@@ -333,29 +317,24 @@ def curve(
         drawn = price_curve(plan=plan, table=table, rng=rng, made_up=made_up, progress=progress)
     _write_figures({path: ("curve", drawn)})
 
-    def show(out: Console) -> None:
-        screens.curve_page(out, drawn)
-        out.print(f"Drawn in {path}, which only its owner can read.")
-        screens.next_step(out, f"site-agent plan show {study}")
-
-    emit(
+    return View(
         {**drawn.to_canonical(), "sentences": drawn.sentences(), "file": path, "dry_run": False},
-        as_json=json,
-        show=show,
+        screen.curve_page(drawn),
+        f"Drawn in {path}, which only its owner can read.",
+        screen.next_step(f"site-agent plan show {study}"),
     )
 
 
-@app.command()
+@verb(app)
 def synthetic(
+    desk: Desk,
     release: Annotated[str, typer.Argument(metavar="ID|STUDY", help="A release's id, or a study: its newest release.")],
     out: Out,
     rows: Rows = 0,
     m: Draws = 1,
     draw: DrawNumber = 0,
-    home: Home = None,
-    json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Draw synthetic rows from a sealed release of noisy figures: no record is read, it costs nothing, nothing is sent.
 
     What is fitted are the very bytes that leave or have left, so that whoever receives them can do the same.
@@ -363,7 +342,6 @@ def synthetic(
     from shared.releases.synthetic import Synthesis, run_synthesis
     from site_agent.decide.airlock import approval
 
-    desk = open_desk(home)
     sealed = [hold for hold in desk.outbox.list() if hold.study == release]
     named = sealed or [desk.outbox.get(desk.release_id(release))]
     standing = [hold for hold in named if hold.state not in ("burnt", "rejected", "withdrawn")]
@@ -382,11 +360,10 @@ def synthetic(
     }
     about = {"study": made.hold.study, "site": desk.config.site, "wave": made.hold.wave, "releases": [used]}
     planned = Synthesis(plan, [(made.table, made.receipt.n)], about=about, number=draw, rows=rows, draws=m)
-    run_synthesis(
+    return run_synthesis(
         planned,
         out,
         dry_run=dry_run,
-        json=json,
         note="The ledger did not move. The rows are here and nowhere else: nobody has approved that they leave.",
     )
 
@@ -444,10 +421,9 @@ def _described(made: Any) -> dict[str, Any]:
     }
 
 
-@outbox_app.command("list")
-def outbox_list(home: Home = None, json: Json = False) -> None:
+@verb(outbox_app, "list")
+def outbox_list(desk: Desk) -> View:
     """Every sealed release and its state."""
-    desk = open_desk(home)
     rows = [
         {
             "release_id": hold.release_id,
@@ -464,30 +440,23 @@ def outbox_list(home: Home = None, json: Json = False) -> None:
         for hold in desk.outbox.list()
     ]
 
-    def show(out: Console) -> None:
-        from site_agent.show import screens
-
-        screens.heading(out, "Outbox")
-        screens.outbox(out, rows)
-        waiting = [str(row["release_id"]) for row in rows if row["state"] in ("held", "sent_back", "approved")]
-        if waiting:
-            screens.next_step(out, f"site-agent outbox show {waiting[0][:8]}")
-
-    emit({"releases": rows}, as_json=json, show=show)
+    waiting = [str(row["release_id"]) for row in rows if row["state"] in ("held", "sent_back", "approved")]
+    return View(
+        {"releases": rows},
+        screen.heading("Outbox"),
+        screen.outbox(rows),
+        screen.next_step(f"site-agent outbox show {waiting[0][:8]}") if waiting else None,
+    )
 
 
-@outbox_app.command("show")
+@verb(outbox_app, "show")
 def outbox_show(
-    release_id: ReleaseId,
-    rows: Annotated[int, typer.Option("--rows", help="How many rows to show.")] = 8,
-    home: Home = None,
-    json: Json = False,
-) -> None:
+    desk: Desk, release_id: ReleaseId, rows: Annotated[int, typer.Option("--rows", help="How many rows to show.")] = 8
+) -> View:
     """The exact rows that would leave, with size, checks, audit, price, and what changed in the plan."""
     from site_agent.decide.airlock import approval, overview
     from site_agent.show import screens
 
-    desk = open_desk(home)
     made = approval.shown(desk, desk.release_id(release_id))
     changes = plan_changes(desk, made)
     earlier = overview.compare(desk, made)
@@ -513,19 +482,18 @@ def outbox_show(
         elif made.hold.state == "approved":
             screens.next_step(out, f"site-agent approve {short} --as NAME        (sends the same bytes again)")
 
-    emit(answer, as_json=json, show=show)
+    return View(answer, show)
 
 
-@outbox_app.command("figures")
+@verb(outbox_app, "figures")
 def outbox_figures(
+    desk: Desk,
     release_id: ReleaseId,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="A folder; figures/ID in the site's folder without it.")
     ] = None,
-    home: Home = None,
-    json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Draw for the approver: released columns beside the real ones, and what the attack achieved. They stay here."""
     from shared.base.randomness import secure_rng
     from shared.plans.encoding import Encoder
@@ -535,7 +503,6 @@ def outbox_figures(
     from site_agent.release.audit.report import AuditReport
     from site_agent.show import screens
 
-    desk = open_desk(home)
     full = desk.release_id(release_id)
     made = approval.shown(desk, full)
     plan = desk.plans.plan(made.hold.study, made.receipt.plan_version)
@@ -586,11 +553,7 @@ def outbox_figures(
         out.print("Drawn from records: only the owner of these files can read them, and they stay here.")
         screens.next_step(out, f"site-agent outbox show {full[:8]}")
 
-    emit(
-        {"release_id": full, "files": files, "folder": folder, "notes": alternatives, "dry_run": dry_run},
-        as_json=json,
-        show=show,
-    )
+    return View({"release_id": full, "files": files, "folder": folder, "notes": alternatives, "dry_run": dry_run}, show)
 
 
 def _rows(table: Any, rows: int) -> list[dict[str, Any]]:

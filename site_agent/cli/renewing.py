@@ -9,9 +9,9 @@ import typer
 
 from shared.base.clock import utc_now
 from shared.errors import DataFileRefusal, StateRefusal, UsageRefusal
-from shared.terminal import emit
-from site_agent.cli.frame import Dry, Home, Json, app
-from site_agent.desk import Desk, attempted, open_desk
+from shared.terminal import View
+from site_agent.cli.frame import Dry, app, screen, verb
+from site_agent.desk import Desk
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["renew"]
 
 
-@app.command()
-@attempted("renew")
+@verb(app, noted="renew")
 def renew(
+    desk: Desk,
     late: Annotated[
         bool, typer.Option("--late", help="By hand: the certificate is over, and nothing else opens the door.")
     ] = False,
@@ -32,16 +32,13 @@ def renew(
         Path | None,
         typer.Option("--answer", exists=True, dir_okay=False, help="With --late: the file that came back."),
     ] = None,
-    home: Home = None,
-    json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Get this site's next certificate now. `run` does it by itself from half of the certificate's life on.
 
     A site that was away for longer than its certificate lives adds --late: a file goes to the study lead, who compares
     its fingerprint with you on the telephone, and a file comes back. Ledger, keys and history stay as they are.
     """
-    desk = open_desk(home)
     if late == (out is None and answer is None) or (out is not None and answer is not None):
         raise UsageRefusal(
             "--late must be given with --out FILE, then with --answer FILE, and these only with it",
@@ -49,14 +46,11 @@ def renew(
             next_step="Without --late: site-agent renew.",
         )
     if out is not None:
-        _ask(desk, out, json=json, dry_run=dry_run)
-    elif answer is not None:
-        _take(desk, answer, json=json, dry_run=dry_run)
-    else:
-        _now(desk, json=json, dry_run=dry_run)
+        return _ask(desk, out, dry_run=dry_run)
+    return _now(desk, dry_run=dry_run) if answer is None else _take(desk, answer, dry_run=dry_run)
 
 
-def _now(desk: Desk, *, json: bool, dry_run: bool) -> None:
+def _now(desk: Desk, *, dry_run: bool) -> View:
     from site_agent.decide import renewal
     from site_agent.identity import certificate_life
 
@@ -66,18 +60,15 @@ def _now(desk: Desk, *, json: bool, dry_run: bool) -> None:
     life = before if dry_run else renewal.renew(desk).life
     body = {"site": desk.config.site, "until": life.ends.date(), "days": life.days, "renewed": not dry_run}
 
-    def show(shown: Console) -> None:
-        from site_agent.show import screens
-
-        what = "dry run, nothing asked" if dry_run else "renewed"
-        screens.heading(shown, f"Certificate of {desk.config.site}", what)
-        shown.print(f"{'The one in force: ' if dry_run else ''}{life.words}.")
-        screens.next_step(shown, "site-agent status")
-
-    emit(body, as_json=json, show=show)
+    return View(
+        body,
+        screen.heading(f"Certificate of {desk.config.site}", "dry run, nothing asked" if dry_run else "renewed"),
+        f"{'The one in force: ' if dry_run else ''}{life.words}.",
+        screen.next_step("site-agent status"),
+    )
 
 
-def _ask(desk: Desk, out: Path, *, json: bool, dry_run: bool) -> None:
+def _ask(desk: Desk, out: Path, *, dry_run: bool) -> View:
     from shared.base.keys import write_private
     from site_agent.decide import renewal
 
@@ -98,10 +89,10 @@ def _ask(desk: Desk, out: Path, *, json: bool, dry_run: bool) -> None:
             shown.print("Send the file to the study lead; it holds no secret. Read the fingerprint on the telephone.")
         screens.next_step(shown, "site-agent renew --late --answer FILE     (the file that comes back)")
 
-    emit(body, as_json=json, show=show)
+    return View(body, show)
 
 
-def _take(desk: Desk, answer: Path, *, json: bool, dry_run: bool) -> None:
+def _take(desk: Desk, answer: Path, *, dry_run: bool) -> View:
     from site_agent.decide import renewal
 
     try:
@@ -111,12 +102,10 @@ def _take(desk: Desk, answer: Path, *, json: bool, dry_run: bool) -> None:
     life = renewal.take_late(desk, data, dry_run=dry_run)
     body = {"site": desk.config.site, "until": life.ends.date(), "days": life.days, "renewed": not dry_run}
 
-    def show(shown: Console) -> None:
-        from site_agent.show import screens
-
-        what = "dry run, nothing changed" if dry_run else "renewed; ledger and keys are as they were"
-        screens.heading(shown, f"Certificate of {desk.config.site}", what)
-        shown.print(f"{life.words}.".capitalize())
-        screens.next_step(shown, "site-agent run --once")
-
-    emit(body, as_json=json, show=show)
+    what = "dry run, nothing changed" if dry_run else "renewed; ledger and keys are as they were"
+    return View(
+        body,
+        screen.heading(f"Certificate of {desk.config.site}", what),
+        f"{life.words}.".capitalize(),
+        screen.next_step("site-agent run --once"),
+    )

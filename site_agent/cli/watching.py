@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shared.errors import DataFileRefusal, IntegrityRefusal, UnknownMethod, UsageRefusal
-from shared.terminal import emit
-from site_agent.cli.frame import Dry, Home, Json, app
-from site_agent.desk import attempted, open_desk, today
+from shared.terminal import View, tabled
+from site_agent.cli.frame import Dry, app, screen, verb
+from site_agent.desk import today
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from site_agent.desk import Desk
+
 __all__ = ["log", "resend"]
 
 
-@app.command()
-@attempted("resend")
+@verb(app, noted="resend")
 def resend(
+    desk: Desk,
     study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None,
-    home: Home = None,
-    json: Json = False,
     dry_run: Dry = False,
-) -> None:
+) -> View:
     """Send again what the coordinator acknowledged and has lost: the same sealed bytes, free of charge, no new draw.
 
     `run` does it by itself at each round. The ledger's head is proven anew where the coordinator has forgotten later
@@ -35,7 +35,6 @@ def resend(
 
     from site_agent.decide.airlock import approval
 
-    desk = open_desk(home)
     names = [study] if study else sorted({hold.study for hold in desk.ledger.holds()})
     if not names:
         raise UsageRefusal("a study must be named, or have releases here", given="none")
@@ -49,33 +48,30 @@ def resend(
         "dry_run": dry_run,
     }
 
-    def show(out: Console) -> None:
-        from shared.terminal import table
-        from site_agent.show import screens
-
-        what = "dry run, nothing sent" if dry_run else f"{len(mended)} mended, {len(left)} left"
-        screens.heading(out, "Held against the coordinator's word", what)
-        for name in answer["proven"]:
-            out.print(f"The ledger's head was proven anew ({name}): the coordinator had forgotten later ones.")
-        cells = [
-            (one.study, one.wave, one.release_id[:8], one.what, state)
-            for ones, state in ((mended, "mended"), (left, "found" if dry_run else "left"))
-            for one in ones
-        ]
-        if cells:
-            out.print(table(("study", "wave", "release", "what", ""), cells, right=("wave",)))
-        else:
-            out.print("The coordinator has everything that it acknowledged, and says so.")
-        for one in left:
-            if one.why:
-                screens.note(out, f"{one.release_id[:8]}: {one.why}")
-        screens.next_step(out, "site-agent resend" if dry_run and left else "site-agent status")
-
-    emit(answer, as_json=json, show=show)
+    what = "dry run, nothing sent" if dry_run else f"{len(mended)} mended, {len(left)} left"
+    cells = [
+        (one.study, one.wave, one.release_id[:8], one.what, state)
+        for ones, state in ((mended, "mended"), (left, "found" if dry_run else "left"))
+        for one in ones
+    ]
+    return View(
+        answer,
+        screen.heading("Held against the coordinator's word", what),
+        *(
+            f"The ledger's head was proven anew ({name}): the coordinator had forgotten later ones."
+            for name in answer["proven"]
+        ),
+        tabled(("study", "wave", "release", "what", ""), cells, right=("wave",))
+        if cells
+        else "The coordinator has everything that it acknowledged, and says so.",
+        *(screen.note(f"{one.release_id[:8]}: {one.why}") if one.why else None for one in left),
+        screen.next_step("site-agent resend" if dry_run and left else "site-agent status"),
+    )
 
 
-@app.command()
+@verb(app)
 def log(
+    desk: Desk,
     against: Annotated[
         Path | None,
         typer.Option("--against", exists=True, dir_okay=False, help="A signed head that somebody else was shown."),
@@ -83,9 +79,7 @@ def log(
     out: Annotated[
         Path | None, typer.Option("--out", dir_okay=False, help="Write the head, for others to check.")
     ] = None,
-    home: Home = None,
-    json: Json = False,
-) -> None:
+) -> View:
     """The coordinator's log as it is now: that it only grew, that it holds this site's releases, and its signed head.
 
     Two heads that do not prove each other are two histories, each under the coordinator's signature.
@@ -95,7 +89,6 @@ def log(
     from shared.base.keys import write_private
     from site_agent.decide import reconciliation
 
-    desk = open_desk(home)
     replies = desk.replies
     if replies is None:
         raise UsageRefusal(
@@ -142,9 +135,7 @@ def log(
             shown.print(f"It is the log of {agrees} entries that {against} is of.")
         screens.next_step(shown, "site-agent resend" if found else "site-agent status")
 
-    emit(answer, as_json=json, show=show)
-    if found:
-        raise typer.Exit(IntegrityRefusal.exit_code)
+    return View(answer, show, code=IntegrityRefusal.exit_code if found else 0)
 
 
 def _read(path: Path) -> bytes:
