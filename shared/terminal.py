@@ -1,6 +1,6 @@
 """Output of every command: show an answer, show a refusal, and exit with its code.
 
-A command is one library call. It returns a `View`: data for a program, and the parts of what a person reads; `command`
+A command is one library call. It returns a `VerbAnswer`: data for a program, and the parts of what a person reads; `command`
 gives it ``--json`` and the rest of what the verbs of one program share. It raises a `Refusal`; `run` turns that into
 one panel on stderr (what must hold, what to do next, who can fix it), or into ``{"refused": {...}}`` on stdout where
 the command was given ``--json``, and returns the refusal's exit code.
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ChecklistLine",
     "Part",
-    "View",
+    "VerbAnswer",
     "application",
     "checklist",
     "command",
@@ -258,7 +258,7 @@ Part: TypeAlias = "str | tuple[str, str] | Callable[[Console], None] | None"
 """A part of a screen: a line, a line and its style, or what draws on a console; None is left out."""
 
 
-class View:
+class VerbAnswer:
     """The answer of a verb.
 
     Args:
@@ -289,7 +289,7 @@ def tabled(
 
 
 def command(
-    verb: Callable[..., View],
+    verb: Callable[..., VerbAnswer],
     shared: Sequence[Parameter],
     given: Mapping[str, Any],
     opened: Callable[[Mapping[str, Any], Collection[str]], AbstractContextManager[Mapping[str, Any]]],

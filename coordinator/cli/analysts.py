@@ -10,7 +10,7 @@ import typer
 from coordinator.cli.options import DryRun, analyst_app, today, verb
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from shared.errors import StateRefusal
-from shared.terminal import View, plain, table
+from shared.terminal import VerbAnswer, plain, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +31,7 @@ def analyst_add(
     days: Annotated[int, typer.Option("--days", help="Days until it expires.")] = 365,
     out: Annotated[Path | None, typer.Option("--out", help="File to write; NAME.token.json if left out.")] = None,
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Make a token and write it to a file, once: only its hash is kept here."""
     from coordinator.analyst.remote import Pass
     from coordinator.services.analysts import Analysts
@@ -67,7 +67,7 @@ def analyst_add(
         made |= {"id": account.id, "expires": account.expires}
 
     did = "would write" if dry_run else "wrote"
-    return View(
+    return VerbAnswer(
         made,
         (f"{did} {path}: {name}, {role} of {', '.join(study)}", "bold"),
         (f"good until {made['expires']}; the file is a password: hand it over as one", "yellow")
@@ -77,7 +77,7 @@ def analyst_add(
 
 
 @verb(analyst_app, "list")
-def analyst_list(store: Store) -> View:
+def analyst_list(store: Store) -> VerbAnswer:
     """List the tokens: whose they are, what for, until when. The tokens themselves cannot be shown."""
     from coordinator.services.analysts import Analysts
 
@@ -94,7 +94,7 @@ def analyst_list(store: Store) -> View:
         ]
         out.print(table(heads, rows))
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 @verb(analyst_app, "revoke")
@@ -102,7 +102,7 @@ def analyst_revoke(
     store: Store,
     name: Annotated[str, typer.Argument(help="The analyst's name (all tokens), or one token's id.")],
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Take tokens back. The next call with one is refused; what was answered stays in the record."""
     from coordinator.services.analysts import Analysts
 
@@ -113,4 +113,4 @@ def analyst_revoke(
         found = list(analysts.revoke(name, today=today()))
     words = f"{'would revoke' if dry_run else 'revoked'} {len(found)} token(s) of {name}"
     answer = {"name": name, "ids": [account.id for account in found], "revoked": not dry_run}
-    return View(answer, words)
+    return VerbAnswer(answer, words)

@@ -15,7 +15,7 @@ from coordinator.pooling import METHODS
 from shared.errors import ParameterError, StateRefusal
 from shared.privacy.stated import shown_price
 from shared.releases.synthetic import DrawNumber, Draws, Out, Rows, run_synthesis
-from shared.terminal import View, emit, plain, table
+from shared.terminal import VerbAnswer, emit, plain, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,7 +96,7 @@ def pool(
     flow: Annotated[
         Path | None, typer.Option("--flow", help="The trained flow that the plan names, for --again.")
     ] = None,
-) -> View:
+) -> VerbAnswer:
     """Ask one question of a wave, site by site, and pool the answers. No site is contacted; it costs no ε."""
     if perturbations and not 2 <= perturbations <= 1000:
         raise ParameterError("--again must be in 2..1000", given=f"{perturbations}")
@@ -123,7 +123,7 @@ def pool(
         _show_answer(shown, answer, data["changed"])
         analyses.show(shown, answer.result, further)
 
-    return View(data, show)
+    return VerbAnswer(data, show)
 
 
 @app.command(rich_help_panel="Answers")
@@ -250,7 +250,7 @@ def harmonise(
         str, typer.Option("--densities", help="Study of densities; STUDY-densities if left out.")
     ] = "",
     forest: Annotated[Path | None, typer.Option("--forest", help="Also draw all answers: .svg, .pdf or .png.")] = None,
-) -> View:
+) -> VerbAnswer:
     """Ask as released and with a column on one site's scale, side by side. No site is contacted; it costs no ε."""
     from coordinator.answers import harmonise as maps
 
@@ -278,7 +278,7 @@ def harmonise(
         for line in more:
             out.print(line, style="yellow" if line.startswith("warning") else None)
 
-    return View(seen.document, show)
+    return VerbAnswer(seen.document, show)
 
 
 @verb(app, rich_help_panel="Answers")
@@ -292,7 +292,7 @@ def synthetic(
     m: Draws = 1,
     draw: DrawNumber = 0,
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Draw synthetic rows from a site's noisy figures, where the plan lets rows leave. It costs no ε."""
     from coordinator.answers.synthesis import synthesis
 
@@ -305,7 +305,7 @@ def results(
     store: Store,
     study: Annotated[str, typer.Option("--study", help="Only this study.")] = "",
     stale: Annotated[bool, typer.Option("--stale", help="Only those that rest on a withdrawn release.")] = False,
-) -> View:
+) -> VerbAnswer:
     """List the pooled answers and figures that were handed out, and which of them are stale."""
     require_study(store, study)
     found = [saved for saved in store.results(study or None) if saved.withdrawn or not stale]
@@ -331,7 +331,7 @@ def results(
         if any(saved.withdrawn for saved in found):
             out.print("Ask a stale question again: the answer says what changed.", style="cyan")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 def _ask(

@@ -12,7 +12,7 @@ import typer
 from coordinator.cli.options import DateRead, DryRun, app, labelled, lead_keys, today, verb
 from coordinator.config import CoordinatorConfig
 from shared import software_version
-from shared.terminal import View
+from shared.terminal import VerbAnswer
 
 if TYPE_CHECKING:
     from shared.base.keys import SigningKey
@@ -30,7 +30,7 @@ def backup(
     config: CoordinatorConfig,
     out: Annotated[Path, typer.Argument(metavar="FILE", help="A new file for the archive.", dir_okay=False)],
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Write one encrypted archive of this coordinator, also while it serves, and verify it.
 
     Whoever leads now can open it, and nobody else; all keys are in it.
@@ -58,7 +58,7 @@ def backup(
 
     did = "would write" if dry_run else "wrote and verified"
     root = facts.root if facts.size else "none yet"
-    return View(
+    return VerbAnswer(
         answer,
         (f"{did} {out}: {facts.releases} releases, {facts.size} log entries", "bold"),
         labelled(("root", root), ("bytes", f"{size:,}"), ("opened by", ", ".join(sorted(header.recipients)))),
@@ -89,7 +89,7 @@ def restore(
     reason: Annotated[str, typer.Option("--reason", help="What happened, for the log that everybody sees.")] = "",
     date: DateRead = None,
     dry_run: Annotated[bool, typer.Option("--check", "--dry-run", help="Verify it all; write nothing.")] = False,
-) -> View:
+) -> VerbAnswer:
     """Put a coordinator back from an archive; its log says so, and sites send again what came after it."""
     from coordinator.services.backup import restore as put_back
     from coordinator.services.clocks import restoration_day
@@ -120,7 +120,7 @@ def restore(
 
     did = "would restore" if dry_run else "restored"
     words = f"{facts.releases} releases, {facts.size} log entries, as of {facts.day}"
-    return View(
+    return VerbAnswer(
         answer,
         (f"{did} {facts.coordinator} in {home}: {words}", "bold"),
         f"The former home is {made.moved}." if made.moved else None,
@@ -142,14 +142,14 @@ def drill(
     archive: Annotated[Path, typer.Argument(metavar="FILE", help="What coordinator backup wrote.", dir_okay=False)],
     name: As,
     key: KeyFile = None,
-) -> View:
+) -> VerbAnswer:
     """Try a backup: put it back into a folder that is thrown away, and prove each part of it."""
     from coordinator.services.backup import drill as tried
     from shared.terminal import checklist
 
     lines, code = tried(archive, context.obj, key=_opened_by(archive, name, key))
     answer = {"file": str(archive), "parts": [asdict(line) for line in lines], "whole": not code}
-    return View(answer, lambda shown: checklist(shown, lines), code=code)
+    return VerbAnswer(answer, lambda shown: checklist(shown, lines), code=code)
 
 
 @verb(app, rich_help_panel="Set up")
@@ -159,7 +159,7 @@ def upgrade(
         str, typer.Option("--to", metavar="REVISION", help="Back to this one, for an earlier version of the software.")
     ] = "",
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Bring the store to the form that this version reads, as any other verb does; or take it back. Nothing is lost."""
     from contextlib import closing
 
@@ -172,7 +172,7 @@ def upgrade(
         now = store.read(revision_of)
     answer = {"revision": now, "software": HEAD, "dry_run": dry_run}
 
-    return View(
+    return VerbAnswer(
         answer,
         (f"the store is of revision {now}; this software reads {HEAD}", "bold"),
         ("Install the earlier version before anything else: this one brings it up again.", "cyan")

@@ -10,7 +10,7 @@ from coordinator.cli.options import DryRun, Json, Study, federate_app, show_fact
 from coordinator.config import CoordinatorConfig
 from shared.errors import PlanRefusal
 from shared.privacy.stated import shown_price
-from shared.terminal import View, console
+from shared.terminal import VerbAnswer, console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +31,7 @@ def federate_run(
     ] = 60.0,
     dry_run: DryRun = False,
     json: Json = False,
-) -> View:
+) -> VerbAnswer:
     """Train the plan's flow with the sites that dial in; stopped, it goes on where it was. Beside coordinator serve."""
     from coordinator.services.authority import Authority
     from coordinator.training.dialled import nodes, train
@@ -85,11 +85,11 @@ def federate_run(
         words = 'next: a plan version with posture = "private" and this flow, then coordinator plan sign'
         out.print(words, style="cyan")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 @verb(federate_app, "status")
-def federate_status(store: Store, study: Study) -> View:
+def federate_status(store: Store, study: Study) -> VerbAnswer:
     """How far the study's newest training is: which round, who has answered it, who is waited for."""
     from coordinator.store.round_queue import RoundQueue
 
@@ -124,4 +124,4 @@ def federate_status(store: Store, study: Study) -> View:
             ("waited for", ", ".join(answer["waiting"]) or "nobody"),
         )
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)

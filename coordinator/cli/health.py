@@ -10,7 +10,7 @@ import typer
 from coordinator.cli.options import DryRun, Json, app, clock_app, open_store, verb
 from coordinator.config import CoordinatorConfig
 from shared.errors import ParameterError
-from shared.terminal import View, checklist, emit, table
+from shared.terminal import VerbAnswer, checklist, emit, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,13 +21,13 @@ __all__ = ["clock", "clock_confirm", "clock_repair", "doctor"]
 
 
 @verb(app, rich_help_panel="Set up")
-def doctor(config: CoordinatorConfig, store: Store) -> View:
+def doctor(config: CoordinatorConfig, store: Store) -> VerbAnswer:
     """Look at everything that could stop the service: each line is green, or says how to mend it."""
     from coordinator.services.authority import Authority
     from coordinator.services.health import diagnose
 
     found, code = diagnose(config, Authority.load(config.home), store)
-    return View({"checks": found, "exit_code": code}, lambda out: checklist(out, found), code=code)
+    return VerbAnswer({"checks": found, "exit_code": code}, lambda out: checklist(out, found), code=code)
 
 
 @clock_app.callback(invoke_without_command=True)
@@ -76,7 +76,7 @@ def clock_confirm(
     store: Store,
     utc: Annotated[str, typer.Option("--utc", help="Date and time off another clock, in UTC: 2026-12-31 23:59.")],
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Say that another clock, which is not this machine's, has this time: for a week this one is then believed."""
     from coordinator.services.authority import Authority
     from coordinator.services.clocks import SeenClocks
@@ -89,11 +89,11 @@ def clock_confirm(
     authority = Authority.load(config.home)
     SeenClocks(store, authority.certificate).confirm(said, authority.now(), dry_run=dry_run)
     words = f"{'would confirm' if dry_run else 'confirmed'} this machine's clock, {authority.now():%Y-%m-%d %H:%M} UTC"
-    return View({"confirmed": not dry_run, "now": authority.now()}, words)
+    return VerbAnswer({"confirmed": not dry_run, "now": authority.now()}, words)
 
 
 @verb(clock_app, "repair")
-def clock_repair(config: CoordinatorConfig, store: Store, dry_run: DryRun = False) -> View:
+def clock_repair(config: CoordinatorConfig, store: Store, dry_run: DryRun = False) -> VerbAnswer:
     """Make anew what a wrong clock has dated: the server's certificate, and sites' that they could not use yet."""
     from coordinator.services.authority import Authority
     from coordinator.services.clocks import SeenClocks
@@ -116,4 +116,4 @@ def clock_repair(config: CoordinatorConfig, store: Store, dry_run: DryRun = Fals
             after = verb if one["can_be"] else "its site has it in use: leave it, or revoke the site and invite it anew"
             out.print(f"certificate of {one['whose']}: {one['wrong']}; {after}")
 
-    return View({"certificates": done, "dry_run": dry_run}, show)
+    return VerbAnswer({"certificates": done, "dry_run": dry_run}, show)

@@ -10,7 +10,7 @@ import typer
 from coordinator.cli.options import DateRead, DryRun, Json, Site, labelled, log_app, open_store, today, verb
 from coordinator.config import CoordinatorConfig
 from shared.errors import IntegrityRefusal, ParameterError, SchemaRefusal, StateRefusal
-from shared.terminal import View, emit
+from shared.terminal import VerbAnswer, emit
 
 if TYPE_CHECKING:
     from coordinator.store.store import Store
@@ -33,7 +33,7 @@ def log(context: typer.Context, json: Json = False) -> None:
 
 
 @verb(log_app, "verify")
-def log_verify(store: Store) -> View:
+def log_verify(store: Store) -> VerbAnswer:
     """Check every entry, root, release, anchor, withdrawal and closing, and every signature that is stored."""
     from coordinator.services.health import require_whole
 
@@ -51,7 +51,7 @@ def log_verify(store: Store) -> View:
     head = entries[-1].root if entries else None
     answer = {"size": size, "signed": signed, "root": head, "verified": True}
 
-    return View(
+    return VerbAnswer(
         answer,
         (f"{size} entries; every entry, release, anchor and root agrees", "green"),
         (f"{signed} signed documents; every signature is of its site's keys of that time", "green"),
@@ -66,7 +66,7 @@ def log_head(
     out: Annotated[
         Path | None, typer.Option("--out", dir_okay=False, help="File to write it to, for all to see.")
     ] = None,
-) -> View:
+) -> VerbAnswer:
     """Sign the log's size and root as they are now: a file for a web page, by which sites and analysts cross-check."""
     from coordinator.services.authority import Authority
     from coordinator.store.log_watch import LogWatch
@@ -84,7 +84,7 @@ def log_head(
     head = open_head(envelope, authority.witness.public)
     answer = {"size": size, "root": head.root, "day": head.day, "head": envelope.decode(), "out": str(out or "")}
 
-    return View(
+    return VerbAnswer(
         answer,
         (f"{size} entries, as of {head.day}", "bold"),
         labelled(("root", head.root), ("signed by", authority.witness.public.fingerprint)),
@@ -104,7 +104,7 @@ def log_restored(
     ] = None,
     date: DateRead = None,
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Say in the log that the home was put back by other means than coordinator restore, as a machine's snapshot.
 
     Sites that saw more of the log then record a restore, and send again what was lost, instead of refusing a fork.
@@ -127,7 +127,7 @@ def log_restored(
     answer = {"size": entries if size is None else size, "log_index": index, "written": not dry_run}
 
     did = "would say" if dry_run else f"log entry {index} says"
-    return View(
+    return VerbAnswer(
         answer,
         f"{did} that the log was taken up again at {answer['size']} entries",
         ("next: coordinator serve, then coordinator sites", "cyan"),
@@ -137,7 +137,7 @@ def log_restored(
 @verb(log_app, "proof")
 def log_proof(
     store: Store, release: Annotated[str, typer.Argument(help="The release's id, or its first digits.")]
-) -> View:
+) -> VerbAnswer:
     """Prove that one release stands in the log, in a form that anyone can verify (RFC 9162)."""
     from shared.base.merkle_tree import leaf_hash, verify_inclusion
 
@@ -160,7 +160,7 @@ def log_proof(
     }
 
     where = f"entry {found.log_index} of {len(entries)}, numbered from 0"
-    return View(
+    return VerbAnswer(
         answer,
         (f"{found.study}, wave {found.wave}, {found.site}: {where}; the proof verifies", "green"),
         labelled(
@@ -177,7 +177,7 @@ def log_list(
     study: Annotated[str, typer.Argument(help="The study.")],
     out: Annotated[Path, typer.Option("--out", dir_okay=False, help="A new file for the signed list.")],
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Sign what was witnessed and accepted of a site, for a stranger who checks the site's audit export (verify.py)."""
     from coordinator.services.authority import Authority
     from shared.base.canonical import canonical_json
@@ -200,7 +200,7 @@ def log_list(
     }
 
     words = f"{'would write' if dry_run else 'wrote'} {out}: {len(body['anchors'])} heads of {site}'s ledger"
-    return View(
+    return VerbAnswer(
         answer,
         f"{words} and {len(body['releases'])} releases of {study}, as of {body['size']} log entries",
         labelled(("signed by", key.public.fingerprint)),

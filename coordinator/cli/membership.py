@@ -21,7 +21,7 @@ from coordinator.cli.options import (
 )
 from coordinator.config import CoordinatorConfig
 from shared.errors import ParameterError, PlanRefusal, StateRefusal
-from shared.terminal import View, table, tabled
+from shared.terminal import VerbAnswer, table, tabled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +90,7 @@ def next_grant(store: Store, config: CoordinatorConfig, site: str, study: str, *
 
 def _granted(
     store: Store, config: CoordinatorConfig, site: str, study: str, key: list[str] | None, dry_run: bool, granted: bool
-) -> View:
+) -> VerbAnswer:
     from coordinator.services.membership import Members
 
     said = next_grant(store, config, site, study, granted=granted)
@@ -119,13 +119,13 @@ def _granted(
         if index is not None:
             show_facts(out, ("log entry", f"{index}"), ("number", f"{said.number} of this site"))
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 @verb(app, rich_help_panel="Sites")
 def grant(
     store: Store, config: CoordinatorConfig, site: Site, study: InStudy, key: Keys = None, dry_run: DryRun = False
-) -> View:
+) -> VerbAnswer:
     """Let an accepted site into a further study, by the lead's signature. Its steward still approves that plan."""
     return _granted(store, config, site, study, key, dry_run, granted=True)
 
@@ -133,13 +133,13 @@ def grant(
 @verb(app, rich_help_panel="Sites")
 def ungrant(
     store: Store, config: CoordinatorConfig, site: Site, study: InStudy, key: Keys = None, dry_run: DryRun = False
-) -> View:
+) -> VerbAnswer:
     """Take a site out of a study, by the lead's signature: nothing more is taken of it there. What it sent stays."""
     return _granted(store, config, site, study, key, dry_run, granted=False)
 
 
 @verb(app, rich_help_panel="Sites")
-def grants(config: CoordinatorConfig, store: Store) -> View:
+def grants(config: CoordinatorConfig, store: Store) -> VerbAnswer:
     """List which site was let into which study, and taken out of it, in order."""
     from coordinator.services.membership import Members
 
@@ -152,7 +152,7 @@ def grants(config: CoordinatorConfig, store: Store) -> View:
     takes_part = {site.site: list(site.studies) for site, _ in found}
 
     cells = [(row["site"], row["number"], row["study"], "in" if row["granted"] else "out", row["day"]) for row in rows]
-    return View(
+    return VerbAnswer(
         {"grants": rows, "studies": takes_part},
         tabled(("site", "number", "study", "let", "day"), cells, right=("number",)) if cells else None,
         *(f"{site} takes part in {', '.join(studies) or 'no study'}" for site, studies in takes_part.items()),
@@ -166,7 +166,7 @@ def rekey(
     site: Site,
     fingerprint: Annotated[str, typer.Option("--fingerprint", help="What the site's steward read to you.")],
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Put a new key of a site in force whose old one is lost, by the fingerprint that its steward read out."""
     from coordinator.services.membership import Members
 
@@ -179,7 +179,7 @@ def rekey(
     answer = {"site": site, "role": said.role, "name": said.name, "new": said.new, "in_force": not dry_run}
 
     whose = f"of {said.name} at {site}" if said.name else f"of {site}"
-    return View(
+    return VerbAnswer(
         answer,
         (f"{'would put' if dry_run else 'put'} another {said.role} key {whose} in force", "bold"),
         "The old key has not signed this: every later export of the site says so, and so does the log.",
@@ -191,7 +191,7 @@ def declined(
     config: CoordinatorConfig,
     store: Store,
     study: Annotated[str, typer.Option("--study", help="One study; all without it.")] = "",
-) -> View:
+) -> VerbAnswer:
     """List what stewards chose to tell of releases that they rejected or sent back."""
     from coordinator.services.membership import Members
 
@@ -205,7 +205,7 @@ def declined(
         cells = [tuple(row[name] for name in names) for row in rows]
         out.print(table(names, cells, right=("wave",)))
 
-    return View({"declined": rows}, show)
+    return VerbAnswer({"declined": rows}, show)
 
 
 # -- leads ------------------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def lead_add(
     threshold: Annotated[int | None, typer.Option("--threshold", help="Leads who must sign from then on.")] = None,
     key: Keys = None,
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Add a lead: a new key, signed by the leads there are. Every site follows by itself."""
     from coordinator.services.membership import Members
     from shared.base.failpoints import reach
@@ -301,11 +301,13 @@ def lead_add(
         for study in resting:
             out.print(f"The newest plan of {study} carries too few signatures: coordinator plan cosign {study}.")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 @verb(lead_app, "retire")
-def lead_retire(config: CoordinatorConfig, store: Store, name: Lead, key: Keys = None, dry_run: DryRun = False) -> View:
+def lead_retire(
+    config: CoordinatorConfig, store: Store, name: Lead, key: Keys = None, dry_run: DryRun = False
+) -> VerbAnswer:
     """Retire a lead, signed by the leads: their key signs nothing new. What they signed stays signed."""
     from coordinator.services.membership import Members
     from shared.base.failpoints import reach
@@ -348,7 +350,7 @@ def lead_retire(config: CoordinatorConfig, store: Store, name: Lead, key: Keys =
             )
             out.print(f"{words} it. Sign it anew: coordinator plan amend {study}.", style="yellow")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 @verb(plan_app, "cosign")
@@ -358,7 +360,7 @@ def plan_cosign(
     study: Annotated[str, typer.Argument(help="The study.")],
     key: Keys = None,
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Add leads' signatures to a study's newest plan: the same plan, which sites need not approve anew."""
     stored = store.plan(study)
     envelope = stored.envelope
@@ -369,11 +371,11 @@ def plan_cosign(
         store.add_plan(envelope, stored.plan)
     answer = {"study": study, "version": stored.plan.version, "signed_by": names, "signed": not dry_run}
     words = f"{'would add' if dry_run else 'added'} the signatures of {', '.join(names)} to {study}"
-    return View(answer, f"{words}, version {stored.plan.version}")
+    return VerbAnswer(answer, f"{words}, version {stored.plan.version}")
 
 
 @verb(lead_app, "list")
-def lead_list(config: CoordinatorConfig, store: Store) -> View:
+def lead_list(config: CoordinatorConfig, store: Store) -> VerbAnswer:
     """List who leads, how many must sign, and every change."""
     from coordinator.services.membership import Members
 
@@ -384,7 +386,7 @@ def lead_list(config: CoordinatorConfig, store: Store) -> View:
     ]
     leads = {name: public.fingerprint for name, public in lead_keys(config).items()}
 
-    return View(
+    return VerbAnswer(
         {"leads": leads, "threshold": config.threshold, "changes": rows},
         labelled(*leads.items(), ("must sign", f"{config.threshold}")),
         *(

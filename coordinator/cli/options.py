@@ -14,7 +14,7 @@ import typer
 from coordinator.config import HOME_VARIABLE, CoordinatorConfig, default_home
 from shared.base.clock import utc_now
 from shared.errors import PlanRefusal, StateRefusal
-from shared.terminal import View, application, command
+from shared.terminal import VerbAnswer, application, command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -136,15 +136,15 @@ def _at_home(said: Mapping[str, Any], asked: Collection[str]) -> Iterator[dict[s
 
 def verb(
     group: typer.Typer, name: str | None = None, **listed: Any
-) -> Callable[[Callable[..., View]], Callable[..., View]]:
-    """Register a verb: it has ``--json``, works with the settings and the store it asks for, and returns a `View`.
+) -> Callable[[Callable[..., VerbAnswer]], Callable[..., VerbAnswer]]:
+    """Register a verb: it has ``--json``, works with the settings and the store it asks for, and returns a `VerbAnswer`.
 
     Args:
         name: as it is typed; the function's where left out.
         listed: as `typer.Typer.command` takes it.
     """
 
-    def register(function: Callable[..., View]) -> Callable[..., View]:
+    def register(function: Callable[..., VerbAnswer]) -> Callable[..., VerbAnswer]:
         group.command(name, **listed)(command(function, SHARED, GIVEN, _at_home))
         return function
 

@@ -27,7 +27,7 @@ from coordinator.cli.options import (
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from shared.errors import ParameterError, PlanRefusal, PlanRollback, StateRefusal
 from shared.privacy.stated import shown_column, shown_delta, shown_epsilon, shown_price, shown_room
-from shared.terminal import View, checklist, plain, table, tabled
+from shared.terminal import VerbAnswer, checklist, plain, table, tabled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ __all__ += ["plan_delete", "plan_retire", "write_draft"]
 
 
 @verb(app, rich_help_panel="Set up")
-def studies(store: Store) -> View:
+def studies(store: Store) -> VerbAnswer:
     """List the studies: their version in force, waves, sites, and what has arrived."""
     rows = []
     for plan in {stored.plan.study: stored.plan for stored in store.plans()}.values():  # by version: the last stays
@@ -64,7 +64,7 @@ def studies(store: Store) -> View:
         numbers = [head for head in shown if head not in ("study", "title", "expires")]
         out.print(table(shown, [list(row.values()) for row in rows], right=numbers))
 
-    return View(rows, show)
+    return VerbAnswer(rows, show)
 
 
 @verb(plan_app, "new")
@@ -73,7 +73,7 @@ def plan_new(
     study: Annotated[str, typer.Argument(help="Short name of the study, a plain word.")],
     out: Annotated[Path | None, typer.Option("--out", help="File to write; STUDY.toml if left out.")] = None,
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Write a commented study plan with an example dictionary, ready to edit."""
     from coordinator.planning import template
 
@@ -85,7 +85,7 @@ def plan_new(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
-    return View(
+    return VerbAnswer(
         {"file": str(path), "study": study, "written": not dry_run},
         f"{'would write' if dry_run else 'wrote'} {path}",
         (f"next: edit it, then coordinator plan check {path}", "cyan"),
@@ -93,7 +93,7 @@ def plan_new(
 
 
 @verb(plan_app, "check")
-def plan_check(context: typer.Context, file: PlanFile) -> View:
+def plan_check(context: typer.Context, file: PlanFile) -> VerbAnswer:
     """Hold a plan against what a plan must be: each line green, or with its fix."""
     from coordinator.planning import review
 
@@ -108,7 +108,7 @@ def plan_check(context: typer.Context, file: PlanFile) -> View:
         "checks": checks,
     }
 
-    return View(
+    return VerbAnswer(
         answer,
         lambda out: checklist(out, checks),
         "",
@@ -133,7 +133,7 @@ def _certificates(context: typer.Context, plan: StudyPlan) -> list[ChecklistLine
 
 
 @verb(plan_app, "prices")
-def plan_prices(file: PlanFile) -> View:
+def plan_prices(file: PlanFile) -> VerbAnswer:
     """The study's price list: what each mechanism would cost a person, what that covers, how wide intervals are."""
     from coordinator.planning import prices
     from shared.plans.plan import StudyPlan
@@ -151,7 +151,7 @@ def plan_prices(file: PlanFile) -> View:
         ]
         for price in listed
     ]
-    return View(
+    return VerbAnswer(
         found,
         tabled(["mechanism", "ε of one wave", "what it covers", "width"], rows, right=["ε of one wave"]),
         *(f"A larger ε of {price.name} buys: {price.buys}." if price.buys else None for price in listed),
@@ -178,7 +178,7 @@ def plan_cost(
     file: PlanFile,
     waves: Annotated[int | None, typer.Option("--waves", help="Waves to price; the plan's own if left out.")] = None,
     persons: Annotated[int | None, typer.Option("--persons", help="Persons at the largest site, to judge δ.")] = None,
-) -> View:
+) -> VerbAnswer:
     """Price a plan: what each wave costs a person, and the last wave the budget affords."""
     from coordinator.planning import MANY, cost
     from shared.plans.plan import StudyPlan
@@ -248,7 +248,7 @@ def plan_cost(
         if last:
             out.print(f"next: coordinator plan sign {file}", style="cyan")
 
-    return View(price, show)
+    return VerbAnswer(price, show)
 
 
 @verb(plan_app, "sign")
@@ -258,7 +258,7 @@ def plan_sign(
     file: PlanFile,
     key: Annotated[list[str] | None, typer.Option("--key", help="Name of a lead's key; repeat for several.")] = None,
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Sign a plan with the lead's key and publish it to the sites; they act on it once their stewards approve."""
     from coordinator.planning import changes, review
     from shared.plans.plan import sign_plan
@@ -306,7 +306,7 @@ def plan_sign(
     }
 
     did = "would sign" if dry_run else "signed and published"
-    return View(
+    return VerbAnswer(
         answer,
         (f"{did} {plan.study}, version {plan.version}", "bold"),
         labelled(("hash", plan.hash), ("signed by", ", ".join(names)), ("expires", f"{plan.expires}")),
@@ -323,7 +323,7 @@ def plan_amend(
     study: Annotated[str, typer.Argument(help="The study.")],
     out: Annotated[Path | None, typer.Option("--out", help="File to write; STUDY-vN.toml if left out.")] = None,
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Write the next version of a study's plan as a draft to edit. It is signed like any plan, and approved anew."""
     from coordinator.answers.waves import draft
 
@@ -331,7 +331,7 @@ def plan_amend(
     plan = replace(last, version=last.version + 1)
     path = write_draft(draft(plan), out or Path(f"{study}-v{plan.version}.toml"), dry_run=dry_run)
 
-    return View(
+    return VerbAnswer(
         {"study": study, "version": plan.version, "file": str(path), "written": not dry_run},
         f"{'would write' if dry_run else 'wrote'} {path}: {study}, version {plan.version}, a draft",
         ("Each site sees what changed before it approves; until then it releases nothing.", "yellow"),
@@ -354,7 +354,7 @@ def plan_show(
     store: Store,
     study: Annotated[str, typer.Argument(help="The study.")],
     version: Annotated[int | None, typer.Option("--version", help="Which version; the last if left out.")] = None,
-) -> View:
+) -> VerbAnswer:
     """Show a signed plan: what leaves the sites, how often, to whom, at which price, what is not covered."""
     from coordinator.planning import cost
     from shared.releases.receipt import coverage
@@ -400,7 +400,7 @@ def plan_show(
             out.print(f"planned  {name}: {formula}")
         show_sentences(out, "not covered by ε:", not_covered, "yellow")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 def _text(file: Path) -> str:
@@ -462,7 +462,7 @@ def plan_retire(
     reason: Annotated[str, typer.Option("--reason", help="A line for everybody who reads the log.")],
     key: Annotated[list[str] | None, typer.Option("--key", help="Name of a lead's key; repeat for several.")] = None,
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """End a study, by the leads' signatures: nothing more is made or taken of it. What it has stays until its day."""
     from coordinator.cli.membership import next_grant, signing_keys
     from coordinator.services.membership import Members
@@ -494,7 +494,7 @@ def plan_retire(
     answer = {"study": study, "sites": sites, "kept_until": until, "retired": not dry_run}
 
     words = f"{until}; then it is deleted by itself" if until else "for ever: its plan names no day"
-    return View(
+    return VerbAnswer(
         answer,
         f"{'would retire' if dry_run else 'retired'} {study}, and taken out of it: {len(sites)} site(s)",
         "What was delivered stays, and questions are answered, until its retention is over.",
@@ -508,7 +508,7 @@ def plan_delete(
     store: Store,
     study: Annotated[str, typer.Argument(help="The study.")],
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Delete what a study has, once its retention is over, and show the proof: the log's entry, under a signed head."""
     from coordinator.services.authority import Authority
     from coordinator.services.clocks import SeenClocks
@@ -544,7 +544,7 @@ def plan_delete(
             )
             out.print("Log, plans, statements and receipts stay. --json writes the proof for anybody to keep.")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 def _proof(store: Store, authority: Any, known: Deletion) -> dict[str, Any]:

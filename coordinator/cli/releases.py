@@ -25,7 +25,7 @@ from coordinator.config import CoordinatorConfig
 from shared.base.clock import utc_now
 from shared.errors import ParameterError, StateRefusal
 from shared.privacy.stated import all_given, shown_price
-from shared.terminal import View, checklist, plain, table, tabled
+from shared.terminal import VerbAnswer, checklist, plain, table, tabled
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +50,7 @@ def releases(
     store: Store,
     study: Annotated[str, typer.Option("--study", help="Only this study.")] = "",
     wave: Annotated[int | None, typer.Option("--wave", help="Only this wave.")] = None,
-) -> View:
+) -> VerbAnswer:
     """List what was accepted, and what was quarantined and why."""
     require_study(store, study)
     accepted = store.releases(study=study or None, wave=wave)
@@ -71,13 +71,13 @@ def releases(
             heads = ["study", "wave", "site", "release", "code", "reason"]
             out.print(table(heads, rows, right=["wave"], title="Quarantined: kept, and read by nobody"))
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 @verb(release_app, "show")
 def release_show(
     store: Store, release: Annotated[str, typer.Argument(help="The release's id, or its first digits.")]
-) -> View:
+) -> VerbAnswer:
     """Show one accepted release: its receipt in words."""
     from coordinator.answers.spending import least_total
     from shared.privacy import accountant as privacy
@@ -135,7 +135,7 @@ def release_show(
         show_sentences(out, "covered:", receipt.covered, "green")
         show_sentences(out, "not covered:", receipt.not_covered, "yellow")
 
-    return View({**_release_data(found), "receipt": receipt, "note": note}, show)
+    return VerbAnswer({**_release_data(found), "receipt": receipt, "note": note}, show)
 
 
 Number = Annotated[int, typer.Argument(help="The wave's number.")]
@@ -153,7 +153,7 @@ def wave_schedule(
     quorum: Annotated[int, typer.Option("--quorum", help="Deliveries below which closing takes a reason.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="File to write; STUDY-vN.toml if left out.")] = None,
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Write a new draft version of the plan with a calendar. Nothing is sent: sign it, and each site approves it."""
     from coordinator.answers.waves import draft, scheduled
     from coordinator.planning import changes, review
@@ -180,7 +180,7 @@ def wave_schedule(
     }
 
     rows = [[wave.number, wave.opens, wave.closes, wave.quorum or None] for wave in plan.waves]
-    return View(
+    return VerbAnswer(
         answer,
         f"{'would write' if dry_run else 'wrote'} {path}: {study}, version {plan.version}, a draft",
         tabled(["wave", "opens", "closes", "quorum"], rows, right=["wave", "quorum"]),
@@ -191,7 +191,7 @@ def wave_schedule(
 
 
 @verb(wave_app, "status")
-def wave_status(store: Store, study: Study) -> View:
+def wave_status(store: Store, study: Study) -> VerbAnswer:
     """Show each site in each wave: who has delivered, who is missing, how long the oldest wait has lasted."""
     from coordinator.answers.waves import STATES, grid
     from coordinator.store.site_certificates import outlook
@@ -234,7 +234,7 @@ def wave_status(store: Store, study: Study) -> View:
             out.print(f"{one.warning}. {one.mend}", style="bold red")
 
     warnings = {name: one.warning for name, one in ending.items()}
-    return View({**plain(found), "states": STATES, "certificates": warnings}, show)
+    return VerbAnswer({**plain(found), "states": STATES, "certificates": warnings}, show)
 
 
 @verb(wave_app, "remind")
@@ -245,7 +245,7 @@ def wave_remind(
     wave: Number,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for one text per site.")] = None,
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Write a text for each site that is missing, for you to send; the site also sees the day when it next asks."""
     from coordinator.answers.reminders import Notify, send
     from coordinator.answers.waves import grid, reminder
@@ -278,7 +278,7 @@ def wave_remind(
         if texts and not notify.configured:
             shown.print("The coordinator cannot call a site: send these, or write notify.toml.", style="yellow")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 @verb(wave_app, "close")
@@ -288,7 +288,7 @@ def wave_close(
     wave: Number,
     reason: Annotated[str, typer.Option("--reason", help="Why, before the deadline or below the quorum.")] = "",
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Close a wave, naming who is missing. For good: what arrives later makes a revision."""
     from coordinator.answers.waves import grid
 
@@ -316,7 +316,7 @@ def wave_close(
     }
 
     did = "would close" if dry_run else f"closed, revision {revision}, log entry {index}:"
-    return View(
+    return VerbAnswer(
         answer,
         (f"{did} wave {wave} of {study} with {line.delivered} deliveries", "bold"),
         f"missing: {', '.join(missing) or 'nobody'}",
@@ -330,7 +330,7 @@ def wave_reopen(
     wave: Number,
     reason: Annotated[str, typer.Option("--reason", help="Why; it stands in the log.")],
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Let a closed wave go on, with a reason. Its revisions so far stay what they are."""
     store.plan(study).plan.wave(wave)
     record = store.wave_record(study, wave)
@@ -341,7 +341,7 @@ def wave_reopen(
     revisions = len(record.revisions)
     answer = {"study": study, "wave": wave, "reopened": not dry_run, "revisions": revisions}
     words = f"{'would reopen' if dry_run else 'reopened'} wave {wave} of {study}; its {revisions} revisions stay"
-    return View(answer, words)
+    return VerbAnswer(answer, words)
 
 
 def _release_data(release: AcceptedRelease) -> dict[str, Any]:

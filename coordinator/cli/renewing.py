@@ -10,7 +10,7 @@ import typer
 from coordinator.cli.options import DryRun, Json, Site, app, ca_app, labelled, show_facts, today, verb
 from coordinator.config import CoordinatorConfig
 from shared.errors import DataFileRefusal, ParameterError, StateRefusal
-from shared.terminal import View, emit
+from shared.terminal import VerbAnswer, emit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +59,7 @@ def ca(context: typer.Context, json: Json = False) -> None:
 
 
 @verb(ca_app, "rotate")
-def ca_rotate(config: CoordinatorConfig, store: Store, dry_run: DryRun = False) -> View:
+def ca_rotate(config: CoordinatorConfig, store: Store, dry_run: DryRun = False) -> VerbAnswer:
     """Make the next authority, signed by this one. Sites and analysts follow by themselves; nobody has to be asked.
 
     A server that runs takes it up at the next connection. Both authorities are believed until the older one's end.
@@ -78,7 +78,7 @@ def ca_rotate(config: CoordinatorConfig, store: Store, dry_run: DryRun = False) 
         "rotated": not dry_run,
     }
 
-    return View(
+    return VerbAnswer(
         answer,
         (f"would make the authority that follows {before.fingerprint}", "bold")
         if dry_run
@@ -97,7 +97,7 @@ def renew_late(
     fingerprint: Annotated[str, typer.Option("--fingerprint", help="What the site's steward read to you.")],
     out: Annotated[Path, typer.Option("--out", help="File to write for the site. It holds no secret.")],
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Give a site that was away for longer than its certificate lives its next one; ledger, keys and history stay.
 
     Telephone its steward first: the fingerprint is that of the request, which the site's pinned release key has signed.
@@ -141,7 +141,7 @@ def renew_late(
     answer = {"site": site, "file": str(out), "until": until, "renewed": not dry_run, "ledger_behind": late.behind}
 
     did = "would write" if dry_run else "wrote"
-    return View(
+    return VerbAnswer(
         answer,
         (f"{did} {out} for {site}{'' if until is None else f', until {until}'}", "bold"),
         f"The ledger of {site} is older than the one witnessed here: site-agent ledger recover."

@@ -11,7 +11,7 @@ import typer
 from coordinator.cli.options import DryRun, app, lead_keys, open_store, show_facts, verb
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from shared.errors import ParameterError, StateRefusal
-from shared.terminal import View, console
+from shared.terminal import VerbAnswer, console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +31,7 @@ def init(
     threshold: Annotated[int, typer.Option("--threshold", help="Lead signatures that a plan must carry.")] = 1,
     analysts: Annotated[str, typer.Option("--analysts", help="host:port that analysts dial; none if left out.")] = "",
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Make the home folder: settings, certificate authority, server certificate and the leads' keys."""
     home: Path = context.obj
     host = address.rpartition(":")[0].strip("[]")
@@ -59,7 +59,7 @@ def init(
         )
     if dry_run:
         made = {"home": str(home), "name": name, "address": address, "names": config.names, "created": False}
-        return View(made, f"would create {home} for {name} at {address}")
+        return VerbAnswer(made, f"would create {home} for {name} at {address}")
     from coordinator.services.authority import Authority
     from shared.base.keys import SigningKey, write_private
     from shared.base.passphrases import chosen
@@ -106,7 +106,7 @@ def init(
             out.print(words, style="yellow")
         out.print("next: coordinator plan new STUDY", style="cyan")
 
-    return View(made, show)
+    return VerbAnswer(made, show)
 
 
 @verb(app, rich_help_panel="Set up")
@@ -114,7 +114,7 @@ def passphrase(
     config: CoordinatorConfig,
     lead: Annotated[str, typer.Argument(help="Name of the lead whose key it is.")],
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Give a lead's key another passphrase, or its first one. The key, and all that it signed, stays the same."""
     from shared.base.passphrases import changed
 
@@ -124,7 +124,7 @@ def passphrase(
     key = changed(config.home / "keys" / f"{lead}.pem", lead, dry_run=dry_run)
     answer = {"lead": lead, "fingerprint": key.public.fingerprint, "changed": not dry_run}
 
-    return View(
+    return VerbAnswer(
         answer,
         (f"{'would change' if dry_run else 'changed'} the passphrase of the key of {lead}", "bold"),
         "Copies of the old file, in backups for one, still open as they did.",

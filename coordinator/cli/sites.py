@@ -12,7 +12,7 @@ from coordinator.cli.options import DryRun, Site, app, labelled, require_still_o
 from coordinator.config import CoordinatorConfig
 from shared.base.clock import utc_now
 from shared.errors import ParameterError, StateRefusal
-from shared.terminal import View, table
+from shared.terminal import VerbAnswer, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,7 +33,7 @@ def invite(
     out: Annotated[Path, typer.Option("--out", help="File to write. It holds a secret: hand it over in person.")],
     days: Annotated[int | None, typer.Option("--days", help="Days it may be used.")] = None,
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Write one site's invitation: the coordinator's fingerprint, a single-use token, the lead's public keys."""
     from coordinator.services.authority import Authority
     from coordinator.services.clocks import SeenClocks
@@ -81,7 +81,7 @@ def invite(
         "written": not dry_run,
     }
 
-    return View(
+    return VerbAnswer(
         answer,
         (f"{'would write' if dry_run else 'wrote'} {out}", "bold"),
         labelled(
@@ -96,7 +96,7 @@ def invite(
 
 
 @verb(app, rich_help_panel="Sites")
-def sites(config: CoordinatorConfig, store: Store) -> View:
+def sites(config: CoordinatorConfig, store: Store) -> VerbAnswer:
     """List the sites: state, fingerprint, days left on the certificate, releases."""
     from rich.text import Text
 
@@ -179,7 +179,7 @@ def sites(config: CoordinatorConfig, store: Store) -> View:
         for use in near:
             out.print(f"near its quota: {use.words}", style="yellow")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 @verb(app, rich_help_panel="Sites")
@@ -188,7 +188,7 @@ def accept(
     site: Site,
     fingerprint: Annotated[str, typer.Option("--fingerprint", help="What the site's steward read to you.")],
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Let a site in, if the fingerprint its steward read out is that of the key that asked."""
     if dry_run:
         enrolment = _enrolment(store, site)
@@ -206,7 +206,7 @@ def accept(
         else:
             out.print(f"would refuse {site}: the fingerprints differ", style="red")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 @verb(app, rich_help_panel="Sites")
@@ -215,7 +215,7 @@ def refuse(
     site: Site,
     reason: Annotated[str, typer.Option("--reason", help="Why, in a few words; the site is told.")] = "",
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Turn away a site that waits to be let in; its invitation has served. Another one lets it ask again."""
     found = _enrolment(store, site)
     if found.state != "pending":
@@ -228,7 +228,7 @@ def refuse(
         found = store.refuse_site(site, reason)
     answer = {"site": site, "refused": not dry_run, "reason": found.reason if not dry_run else reason}
     words = f"{'would turn' if dry_run else 'turned'} {site} away; coordinator invite lets it ask again"
-    return View(answer, words)
+    return VerbAnswer(answer, words)
 
 
 @verb(app, rich_help_panel="Sites")
@@ -240,7 +240,7 @@ def revoke(
         str, typer.Option("--since", metavar="DATE", help="Day from which its keys may have been in other hands.")
     ] = "",
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Shut a site out: its certificate and keys count for nothing from now on. --since: nor does what came after it."""
     import datetime as dt
 
@@ -271,7 +271,7 @@ def revoke(
     }
     words = f"{'would revoke' if dry_run else 'revoked'} {site}; {len(own) - len(after)} accepted releases stay"
 
-    return View(
+    return VerbAnswer(
         answer,
         words,
         f"{len(after)} of {since} or later count for nothing any more; {len(stale)} results are stale."
@@ -286,7 +286,7 @@ def reanchor(
     site: Site,
     fingerprint: Annotated[str, typer.Option("--fingerprint", help="What site-agent ledger recover showed there.")],
     dry_run: DryRun = False,
-) -> View:
+) -> VerbAnswer:
     """Let a site's ledger go on after a restored backup, from the one head its steward read out; kept in the log."""
     _enrolment(store, site)
     left = store.anchor(site)
@@ -297,7 +297,7 @@ def reanchor(
     index = None if dry_run else store.allow_reanchor(site, fingerprint)
     answer = {"site": site, "allowed": not dry_run, "left_seq": left.seq, "left_head": left.head, "log_index": index}
 
-    return View(
+    return VerbAnswer(
         answer,
         f"{'would let' if dry_run else 'lets'} the ledger of {site} go on from the head with this fingerprint, "
         f"and leave entry {left.seq} behind",

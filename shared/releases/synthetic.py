@@ -25,7 +25,7 @@ import typer
 
 from shared import software_version
 from shared.errors import EstimateRefusal, ParameterError
-from shared.terminal import View, write_table
+from shared.terminal import VerbAnswer, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,7 +139,7 @@ class Synthesis:
         return SyntheticTables(tables=tables, record=self.record | {"csv_sha256": digests})
 
 
-def run_synthesis(planned: Synthesis, out: Path, *, dry_run: bool, note: str = "") -> View:
+def run_synthesis(planned: Synthesis, out: Path, *, dry_run: bool, note: str = "") -> VerbAnswer:
     """The view of a synthesis that was run: fitted, its tables and their record written.
 
     Args:
@@ -165,7 +165,7 @@ def run_synthesis(planned: Synthesis, out: Path, *, dry_run: bool, note: str = "
     each = f"{answer['rows']} synthetic rows, not patient records" + (f", {draws} times" if draws > 1 else "")
     where = files[0] if draws == 1 else f"{files[0]} to {files[-1].name}"
 
-    return View(answer, f"{'would write' if dry_run else 'wrote'} {each}, to {where}", note or None)
+    return VerbAnswer(answer, f"{'would write' if dry_run else 'wrote'} {each}, to {where}", note or None)
 
 
 def _require_own(files: Sequence[Path], beside: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shared.terminal import View
+from shared.terminal import VerbAnswer
 from site_agent.cli.frame import Dry, app, screen, verb
 from site_agent.desk import agent_version, today
 
@@ -33,7 +33,7 @@ def backup(
     desk: Desk,
     out: Annotated[Path, typer.Argument(metavar="FILE", help="A new file for the archive.", dir_okay=False)],
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Write one encrypted archive of this site, also while its agent runs, and verify it. No table is in it."""
     from shared.base.archive import new_file
     from site_agent.decide.backup import back_up
@@ -56,7 +56,7 @@ def backup(
     }
 
     did = "would write" if dry_run else "wrote and verified"
-    return View(
+    return VerbAnswer(
         answer,
         screen.heading(f"Site {facts.site}", f"{did} {out}"),
         screen.settings(
@@ -89,7 +89,7 @@ def restore(
     ] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Put what is in the home folder aside.")] = False,
     dry_run: Annotated[bool, typer.Option("--check", "--dry-run", help="Verify it all; write nothing.")] = False,
-) -> View:
+) -> VerbAnswer:
     """Put a site back from an archive. It spends nothing until `site-agent ledger recover` has settled its ledger."""
     from site_agent.decide.backup import restore as put_back
 
@@ -119,15 +119,15 @@ def restore(
             page.print("Nothing is charged or drawn before the ledger is held against what the coordinator has seen.")
             screens.next_step(page, "site-agent ledger recover", "site-agent doctor")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 @verb(app)
-def drill(desk: Desk, archive: Archive, name: By, key: KeyFile = None) -> View:
+def drill(desk: Desk, archive: Archive, name: By, key: KeyFile = None) -> VerbAnswer:
     """Try a backup: put it back into a folder that is thrown away, and prove each part of it."""
     from shared.terminal import checklist
     from site_agent.decide.backup import drill as tried
 
     lines, code = tried(archive, desk.home, key=_opened_by(archive, name, key))
     answer = {"file": str(archive), "parts": [asdict(line) for line in lines], "whole": not code}
-    return View(answer, lambda page: checklist(page, lines), code=code)
+    return VerbAnswer(answer, lambda page: checklist(page, lines), code=code)

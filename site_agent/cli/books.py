@@ -11,7 +11,7 @@ import typer
 
 from shared.errors import UsageRefusal
 from shared.privacy.stated import shown_epsilon, shown_price
-from shared.terminal import View, emit, tabled
+from shared.terminal import VerbAnswer, emit, tabled
 from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, app, audit_app, ledger_app, screen, verb
 from site_agent.desk import agent_version, open_desk, today
 
@@ -26,7 +26,9 @@ __all__ = ["audit_export", "audit_verify", "budget", "history", "ledger_recover"
 
 
 @verb(app)
-def budget(desk: Desk, study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None) -> View:
+def budget(
+    desk: Desk, study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None
+) -> VerbAnswer:
     """Like a bank statement: every charge, the total, the cap, and what no ε covers."""
     from site_agent.decide.airlock import overview
 
@@ -50,14 +52,16 @@ def budget(desk: Desk, study: Annotated[str | None, typer.Argument(help="One stu
             words = "; ".join(dict.fromkeys(total["open_words"] for total in totals if total["open_words"]))
             out.print(f"{apart} releases are in no total: {words}.")
 
-    return View({"lines": lines, "totals": totals, "site": site}, show)
+    return VerbAnswer({"lines": lines, "totals": totals, "site": site}, show)
 
 
 _NO_SITE_CAP = "No site budget is set (site_epsilon under [budget] in site.toml)."
 
 
 @verb(app)
-def history(desk: Desk, last: Annotated[int, typer.Option("--last", help="How many entries; 0 for all.")] = 30) -> View:
+def history(
+    desk: Desk, last: Annotated[int, typer.Option("--last", help="How many entries; 0 for all.")] = 30
+) -> VerbAnswer:
     """Who did what, when, and what was refused: the ledger's entries, and the site's own log of refusals."""
     from site_agent.decide.airlock import overview
 
@@ -77,7 +81,7 @@ def history(desk: Desk, last: Annotated[int, typer.Option("--last", help="How ma
         )
         for r in rows
     ]
-    return View(
+    return VerbAnswer(
         {"entries": rows},
         screen.heading("History", detail),
         tabled(("no.", "time", "step", "release", "who", "reason"), cells, right=("no.",)),
@@ -90,7 +94,7 @@ def pause(
     name: Annotated[str | None, typer.Option("--as", metavar="NAME", help="Who stops it; signed if given.")] = None,
     reason: Reason = "",
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Stop at once: nothing is drawn, approved or sent until `site-agent resume`. No network and no key are needed."""
     from site_agent.decide.airlock import switch
 
@@ -107,7 +111,7 @@ def pause(
         "noted": noted,
         "dry_run": dry_run,
     }
-    return View(
+    return VerbAnswer(
         answer,
         screen.heading(
             f"Site {desk.config.site}", "dry run" if dry_run else "paused: nothing is drawn, approved or sent"
@@ -118,7 +122,7 @@ def pause(
 
 
 @verb(app, noted="resume")
-def resume(desk: Desk, name: As, reason: Reason = "", dry_run: Dry = False) -> View:
+def resume(desk: Desk, name: As, reason: Reason = "", dry_run: Dry = False) -> VerbAnswer:
     """End a pause. Anybody may stop the site; an approver starts it again, and signs for it."""
     from site_agent.decide.airlock import switch
 
@@ -126,7 +130,7 @@ def resume(desk: Desk, name: As, reason: Reason = "", dry_run: Dry = False) -> V
     if not dry_run:
         switch.resume(desk, name=name, reason=reason, open_key=lambda: desk.approver(name))
 
-    return View(
+    return VerbAnswer(
         {"site": desk.config.site, "paused": desk.paused, "by": name, "dry_run": dry_run},
         screen.heading(f"Site {desk.config.site}", "dry run" if dry_run else f"running, by {name}"),
         screen.next_step("site-agent status"),
@@ -138,13 +142,13 @@ def audit_export(
     desk: Desk,
     study: Study,
     out: Annotated[Path, typer.Option("--out", file_okay=False, help="A new folder for the record.")],
-) -> View:
+) -> VerbAnswer:
     """The study's whole record in a folder that a stranger can check with one small script. No row is in it."""
     from site_agent.show.export import export
 
     answer = export(desk, study, out, agent_version=agent_version(), today=today())
 
-    return View(
+    return VerbAnswer(
         answer,
         screen.heading(f"Audit record of {study}", f"{answer['files']} files in {out}"),
         screen.settings(
@@ -204,7 +208,7 @@ def page(
 @verb(app, "audit-verify", hidden=True)  # its name before `audit` had verbs
 @verb(audit_app, "verify")
 @verb(ledger_app, "verify")
-def audit_verify(desk: Desk) -> View:
+def audit_verify(desk: Desk) -> VerbAnswer:
     """Verify every entry, sealed bundle, plan approval and decision of this site, each with its signature."""
     from site_agent.show import export
 
@@ -231,7 +235,7 @@ def audit_verify(desk: Desk) -> View:
             ],
         )
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 def _gated(releases: Sequence[str]) -> list[ChecklistLine]:
@@ -252,7 +256,7 @@ def _gated(releases: Sequence[str]) -> list[ChecklistLine]:
 
 
 @verb(ledger_app, "recover", noted="ledger recover")
-def ledger_recover(desk: Desk, dry_run: Dry = False) -> View:
+def ledger_recover(desk: Desk, dry_run: Dry = False) -> VerbAnswer:
     """After a restored backup: count as spent whatever may be missing, and show what the study lead must allow."""
     from site_agent.decide import keys
     from site_agent.decide.recovery import recover, survey
@@ -319,4 +323,4 @@ def ledger_recover(desk: Desk, dry_run: Dry = False) -> View:
         else:
             screens.next_step(out, "site-agent ledger recover")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)

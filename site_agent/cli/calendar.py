@@ -13,7 +13,7 @@ import typer
 from shared.base.clock import utc_now
 from shared.errors import CATALOGUE, NetworkRefusal, Refusal, UsageRefusal
 from shared.privacy.stated import shown_epsilon, shown_price
-from shared.terminal import View
+from shared.terminal import VerbAnswer
 from site_agent.cli.frame import As, Dry, Home, Json, Study, app, verb
 from site_agent.decide.plan_facts import charged
 from site_agent.desk import agent_version, open_desk, today, working_site
@@ -27,7 +27,9 @@ __all__ = ["run_", "waves", "withdraw_person"]
 
 
 @verb(app)
-def waves(desk: Desk, study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None) -> View:
+def waves(
+    desk: Desk, study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None
+) -> VerbAnswer:
     """The calendar: what is due, where each wave stands, what was charged, and the last wave the budget allows."""
     from dataclasses import asdict
 
@@ -103,7 +105,7 @@ def waves(desk: Desk, study: Annotated[str | None, typer.Argument(help="One stud
             "frozen": "earlier rows are copied",
         }[one["returning"]]
 
-    return View({"today": day, "studies": studies}, show)
+    return VerbAnswer({"today": day, "studies": studies}, show)
 
 
 @app.command("run")
@@ -207,7 +209,7 @@ def withdraw_person(
         typer.Option("--by-lot", help="Let others, drawn by lot, leave with them for good, so that no wave waits."),
     ] = False,
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Note that persons withdrew their consent: they are drawn no more, and leave the table as the plan allows."""
     from site_agent.config import Limits
     from site_agent.decide import waves
@@ -266,4 +268,4 @@ def withdraw_person(
             out.print("Until so many leave, a wave waits. With --by-lot others leave with them, and it does not.")
         screens.next_step(out, f"site-agent waves {study}")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shared.errors import StateRefusal, UsageRefusal
-from shared.terminal import View
+from shared.terminal import VerbAnswer
 from site_agent.cli.frame import As, Dry, Json, Reason, Study, data_app, screen, verb
 from site_agent.desk import Desk
 
@@ -61,7 +61,7 @@ def data_add(
         list[str] | None, typer.Option("--of", metavar="NAME", help="A hospital of the agreement; repeat.")
     ] = None,
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Say where a study's table lies, and see its columns beside the dictionary's."""
     from site_agent.config import Edges, TableSource
     from site_agent.records import table as records
@@ -130,7 +130,7 @@ def data_map(
         list[str] | None, typer.Option(metavar="NAME", help="Take its values as they stand again; repeat.")
     ] = None,
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Map the file's column names to the dictionary's, and say how values are written there: levels, commas, units."""
     from site_agent.records import table as records
 
@@ -236,7 +236,7 @@ def _between(delimiter: str) -> str:
     return {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}.get(delimiter, repr(delimiter))
 
 
-def _mapping(desk: Desk, study: str, source: Any, *, dry_run: bool) -> View:
+def _mapping(desk: Desk, study: str, source: Any, *, dry_run: bool) -> VerbAnswer:
     from site_agent.records import table as records
 
     plan = desk.plans.plan(study)
@@ -303,11 +303,11 @@ def _mapping(desk: Desk, study: str, source: Any, *, dry_run: bool) -> View:
         else:
             screens.next_step(out, f"site-agent data check {study}")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 @verb(data_app, "check")
-def data_check(desk: Desk, study: Study) -> View:
+def data_check(desk: Desk, study: Study) -> VerbAnswer:
     """Hold the table against the dictionary: every problem, by column, rule and count."""
     from site_agent.records import table as records
 
@@ -367,7 +367,7 @@ def data_check(desk: Desk, study: Study) -> View:
         checklist(out, lines)
         screens.next_step(out, f"site-agent plan show {study}", f"site-agent try {study}")
 
-    return View(answer, show, code=found[0].exit_code if found else 0)
+    return VerbAnswer(answer, show, code=found[0].exit_code if found else 0)
 
 
 _CONFIRMED = (
@@ -380,7 +380,7 @@ _CONFIRMED = (
 @verb(data_app, "confirm-persons", noted="data confirm-persons")
 def data_confirm_persons(
     desk: Desk, study: Study, name: As, reason: Reason, json: Json = False, dry_run: Dry = False
-) -> View:
+) -> VerbAnswer:
     """Sign that a table without the persons of earlier releases holds other persons: for one wave."""
     from site_agent.decide.airlock import person_changes
 
@@ -404,7 +404,7 @@ def data_confirm_persons(
     }
 
     said = "dry run, nothing signed" if dry_run else f"signed by {name}, for wave {found.hold.wave} alone"
-    return View(
+    return VerbAnswer(
         answer,
         screen.heading(f"Other persons in {study}", said),
         f"{counted} {_CONFIRMED}" if dry_run else None,
@@ -435,7 +435,7 @@ def data_frame(
         bool, typer.Option("--delete", help="Delete it for good; nobody can be added to the network then.")
     ] = False,
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Whether the model of a network's held-out persons is kept here, and delete it."""
     from site_agent.release.embeddings import EmbeddingStore
 
@@ -473,4 +473,4 @@ def data_frame(
             out.print(f"{count} sealed frames are kept, encrypted: what the model says of persons held out.")
             screens.next_step(out, f"site-agent data frame {study} --delete")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)

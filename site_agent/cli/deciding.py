@@ -11,7 +11,7 @@ import typer
 
 from shared.errors import Refusal, StateRefusal, UsageRefusal
 from shared.privacy.stated import shown_epsilon
-from shared.terminal import View, tabled
+from shared.terminal import VerbAnswer, tabled
 from site_agent.cli.frame import As, Dry, Json, Reason, ReleaseId, Study, app, screen, standing_app, verb
 from site_agent.desk import Desk, agent_version, confirmed, today
 
@@ -34,7 +34,7 @@ def approve(
     tick: Annotated[list[str] | None, typer.Option("--tick", help="A warning you have looked at; repeat.")] = None,
     json: Json = False,
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Sign exactly these bytes and, when enough people have signed, send them. Safe to repeat."""
     from site_agent.decide.airlock import approval
     from site_agent.show import screens
@@ -85,7 +85,7 @@ def approve(
         elif not dry_run:
             screens.next_step(out, f"site-agent approve {full[:8]} --as ANOTHER_NAME")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 @verb(standing_app, "add", noted="standing add")
@@ -96,7 +96,7 @@ def standing_add(
     max_epsilon: Annotated[float, typer.Option("--max-epsilon", metavar="E", help="ε of the dearest release.")],
     until: Annotated[str, typer.Option("--until", metavar="DATE", help="Last day, as 2026-12-31.")],
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Sign in advance for later releases of the approved plan: whatever is outside the limits waits for a person."""
     from dataclasses import asdict
 
@@ -144,13 +144,13 @@ def standing_add(
         short = digest[:8] if digest else "ID"
         screens.next_step(out, "site-agent run", f"site-agent standing revoke {short} --as NAME --reason …")
 
-    return View({"id": digest, **asdict(document), "dry_run": dry_run}, show)
+    return VerbAnswer({"id": digest, **asdict(document), "dry_run": dry_run}, show)
 
 
 @verb(standing_app, "list")
 def standing_list(
     desk: Desk, study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None
-) -> View:
+) -> VerbAnswer:
     """Every standing approval, its limits, and how often it was used."""
     from site_agent.decide.airlock import standing_approval
 
@@ -169,7 +169,7 @@ def standing_list(
         for row in rows
     ]
     heads = ("id", "study", "approver", "ε of one release", "until", "used", "state")
-    return View(
+    return VerbAnswer(
         {"standing": rows},
         screen.heading("Standing approvals", f"{sum(row['state'] == 'in force' for row in rows)} in force"),
         tabled(heads, cells, right=("ε of one release", "used")),
@@ -183,7 +183,7 @@ def standing_revoke(
     name: As,
     reason: Reason = "",
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Take a standing approval back: from now on it approves nothing. Any approver may. The coordinator is told."""
     from site_agent.decide.airlock import standing_approval
 
@@ -217,7 +217,7 @@ def standing_revoke(
             screens.note(out, "The coordinator could not be told yet; site-agent run tells it. Here it is over now.")
         screens.next_step(out, "site-agent standing list")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 def _ticked(desk: Desk, full: str, ticked: list[str], *, quiet: bool) -> list[str]:
@@ -240,7 +240,7 @@ def _others(hold: Hold) -> list[str]:
 
 def _declined(
     desk: Desk, release_id: str, done: str, *, name: str, reason: str, for_good: bool, tell: bool, dry_run: bool
-) -> View:
+) -> VerbAnswer:
     from site_agent.decide import membership
     from site_agent.decide.airlock import approval
 
@@ -254,7 +254,7 @@ def _declined(
         if tell and desk.config.certificate.exists():
             with suppress(Refusal), desk.egress() as egress:  # where it cannot be told now, the next round tells it
                 membership.look(desk, egress)
-    return View(
+    return VerbAnswer(
         {"release_id": full, "state": hold.state, "by": name, "dry_run": dry_run},
         screen.heading(f"Release {full[:8]}", "dry run, nothing changed" if dry_run else done),
         screen.next_step("site-agent budget" if for_good else f"site-agent outbox show {full[:8]}"),
@@ -264,7 +264,7 @@ def _declined(
 @verb(app, noted="reject")
 def reject(
     desk: Desk, release_id: ReleaseId, name: As, reason: Reason = "", tell_lead: TellLead = False, dry_run: Dry = False
-) -> View:
+) -> VerbAnswer:
     """Decline sealed bytes for good. They are never sent; their charge stays."""
     done = "rejected: never sent, the charge stays"
     return _declined(desk, release_id, done, name=name, reason=reason, for_good=True, tell=tell_lead, dry_run=dry_run)
@@ -273,7 +273,7 @@ def reject(
 @verb(app, "send-back", noted="send-back")
 def send_back(
     desk: Desk, release_id: ReleaseId, name: As, reason: Reason = "", tell_lead: TellLead = False, dry_run: Dry = False
-) -> View:
+) -> VerbAnswer:
     """Ask a question first: the bytes stay sealed, approvals given so far lapse."""
     done = "sent back: sealed, not approved"
     return _declined(desk, release_id, done, name=name, reason=reason, for_good=False, tell=tell_lead, dry_run=dry_run)
@@ -289,7 +289,7 @@ def withdraw(
     ],
     note: Annotated[str, typer.Option("--note", help="Why, in a few words; kept in the ledger, sent nowhere.")] = "",
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Take a release back: stop it here at once, and have the coordinator bury what it has. The charge stays."""
     from shared.wire.signed_messages import REASONS
     from site_agent.decide.airlock import taking_back
@@ -335,11 +335,11 @@ def withdraw(
         out.print("Its charge stays: what was drawn was drawn.")
         screens.next_step(out, "site-agent budget")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 @verb(app, noted="leave")
-def leave(desk: Desk, study: Study, name: As, note: Reason = "", dry_run: Dry = False) -> View:
+def leave(desk: Desk, study: Study, name: As, note: Reason = "", dry_run: Dry = False) -> VerbAnswer:
     """Leave a study: bury what was delivered, revoke its plan, delete what was sealed. The audit log stays."""
     from site_agent.decide.airlock import taking_back
 
@@ -372,4 +372,4 @@ def leave(desk: Desk, study: Study, name: As, note: Reason = "", dry_run: Dry = 
             out.print("Ledger, plans and approvals stay. Tell the study lead, who revokes the certificate.")
         screens.next_step(out, f"site-agent audit export {study} --out FOLDER")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)

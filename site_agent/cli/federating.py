@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shared.privacy.stated import shown_price
-from shared.terminal import View, plain
+from shared.terminal import VerbAnswer, plain
 from site_agent.cli.frame import Dry, Study, app, screen, verb
 from site_agent.desk import agent_version, today, working_site
 
@@ -27,7 +27,7 @@ def federate(
         float, typer.Option("--wait", metavar="MINUTES", min=0.0, help="How long to wait for the next round.")
     ] = 0.0,
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Take part in the training that the approved plan asks for. All its rounds are charged before the first."""
     from dataclasses import asdict
 
@@ -47,7 +47,7 @@ def federate(
             screens.heading(out, study, "the flow of its plan was trained before")
             out.print(f"{plan.flow[:26]}… {'was fetched' if fetched else 'is here' if not dry_run else 'is named'}.")
 
-        return View(facts, show_flow)
+        return VerbAnswer(facts, show_flow)
     rounds.part(desk.ledger, plan)
     desk.require_running()
     source = desk.config.source(study)
@@ -68,7 +68,7 @@ def federate(
     answer = {**plain(asdict(part)), "done": done, "dry_run": dry_run}
 
     detail = "dry run: nothing asked, charged or sent" if dry_run else part.state
-    return View(
+    return VerbAnswer(
         answer,
         screen.heading(f"{study}: a flow trained by all sites", detail),
         screen.settings(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shared.terminal import View, application, command
+from shared.terminal import VerbAnswer, application, command
 from site_agent.desk import Desk, attempted, open_desk
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ def _at_desk(said: Mapping[str, Any], asked: Collection[str]) -> Iterator[dict[s
 
 def verb(
     group: typer.Typer, name: str | None = None, *, noted: str = "", **listed: Any
-) -> Callable[[Callable[..., View]], Callable[..., View]]:
-    """Register a verb: it has ``--home`` and ``--json``, works at the desk if it asks for one, and returns a `View`.
+) -> Callable[[Callable[..., VerbAnswer]], Callable[..., VerbAnswer]]:
+    """Register a verb: it has ``--home`` and ``--json``, works at the desk if it asks for one, and returns a `VerbAnswer`.
 
     Args:
         name: as it is typed; the function's where left out.
@@ -87,7 +87,7 @@ def verb(
         listed: as `typer.Typer.command` takes it.
     """
 
-    def register(function: Callable[..., View]) -> Callable[..., View]:
+    def register(function: Callable[..., VerbAnswer]) -> Callable[..., VerbAnswer]:
         made = command(function, SHARED, {"Desk": Desk}, _at_desk)
         group.command(name, **listed)(attempted(noted)(made) if noted else made)
         return function

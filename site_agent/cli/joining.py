@@ -17,7 +17,7 @@ from shared.errors import (
     StateRefusal,
     UsageRefusal,
 )
-from shared.terminal import View
+from shared.terminal import VerbAnswer
 from site_agent.cli.frame import As, Dry, app, screen, verb
 from site_agent.decide import reconciliation
 from site_agent.decide.plan_facts import due_numbers
@@ -40,7 +40,7 @@ def init(
     invitation: Annotated[Path, typer.Option("--invitation", exists=True, dir_okay=False, help="File from the lead.")],
     approver: Annotated[list[str] | None, typer.Option("--approver", help="A person who may approve; repeat.")] = None,
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Make this site's folder and keys from an invitation. Nothing is sent."""
     import secrets
 
@@ -158,7 +158,7 @@ def init(
             out.print("Read the fingerprint to the study lead on the telephone. The lead accepts this site by it.")
         screens.next_step(out, "site-agent doctor", "site-agent join")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 def _csr(config: SiteConfig) -> Path:
@@ -166,7 +166,7 @@ def _csr(config: SiteConfig) -> Path:
 
 
 @verb(app)
-def join(desk: Desk, dry_run: Dry = False) -> View:
+def join(desk: Desk, dry_run: Dry = False) -> VerbAnswer:
     """Ask the coordinator to accept this site; run it again to fetch the certificate."""
     from shared.base.keys import PublicKey, write_private
     from shared.plans.invitation import Invitation
@@ -231,7 +231,7 @@ def join(desk: Desk, dry_run: Dry = False) -> View:
         out.print("The lead compares this fingerprint with you and runs coordinator accept.")
         screens.next_step(out, "site-agent join        (again, when the lead has accepted)")
 
-    return View({"site": config.site, "state": state, "fingerprint": fingerprint}, show)
+    return VerbAnswer({"site": config.site, "state": state, "fingerprint": fingerprint}, show)
 
 
 def _require_own_certificate(config: SiteConfig, pem: str) -> None:
@@ -251,7 +251,7 @@ def _require_own_certificate(config: SiteConfig, pem: str) -> None:
 
 
 @verb(app, noted="passphrase")
-def passphrase(desk: Desk, name: As, dry_run: Dry = False) -> View:
+def passphrase(desk: Desk, name: As, dry_run: Dry = False) -> VerbAnswer:
     """Give an approver's key another passphrase. The key, and all that it signed, stays the same."""
     from shared.base.passphrases import changed
 
@@ -259,7 +259,7 @@ def passphrase(desk: Desk, name: As, dry_run: Dry = False) -> View:
     key = changed(path, name, dry_run=dry_run)
     answer = {"approver": name, "file": path.name, "fingerprint": key.public.fingerprint, "changed": not dry_run}
 
-    return View(
+    return VerbAnswer(
         answer,
         screen.heading(f"Key of {name}", "dry run, nothing changed" if dry_run else "has a new passphrase"),
         "Copies of the old file, in backups for one, still open with the old one.",
@@ -268,14 +268,14 @@ def passphrase(desk: Desk, name: As, dry_run: Dry = False) -> View:
 
 
 @verb(app)
-def doctor(desk: Desk) -> View:
+def doctor(desk: Desk) -> VerbAnswer:
     """Look at everything that could stop a release: each line is green, or says how to mend it."""
     from site_agent.show.health import diagnose
 
     found, code = diagnose(desk, today())
     from shared.terminal import checklist
 
-    return View(
+    return VerbAnswer(
         {"checks": found, "ok": code == 0},
         screen.heading("Doctor"),
         lambda out: checklist(out, found),
@@ -285,7 +285,7 @@ def doctor(desk: Desk) -> View:
 
 
 @verb(app)
-def status(desk: Desk) -> View:
+def status(desk: Desk) -> VerbAnswer:
     """Where this site stands, and what to do next."""
     from dataclasses import asdict
 
@@ -382,7 +382,7 @@ def status(desk: Desk) -> View:
             out.print("The coordinator does not answer now; what is shown is what this site knows.", style="dim")
         screens.next_step(out, *(steps[:1] or ["nothing to do"]))
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 def _pressing(desk: Desk, steps: list[str], *, differing: bool, over: bool) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shared.errors import UsageRefusal
-from shared.terminal import View
+from shared.terminal import VerbAnswer
 from site_agent.cli.frame import Dry, Reason, Study, app, approver_app, data_app, screen, verb
 from site_agent.desk import Desk, today
 
@@ -26,7 +26,7 @@ By = Annotated[list[str], typer.Option("--as", metavar="NAME", help="Who signs; 
 
 
 @verb(app, noted="grants")
-def grants(desk: Desk, dry_run: Dry = False) -> View:
+def grants(desk: Desk, dry_run: Dry = False) -> VerbAnswer:
     """Ask which studies the leads have let this site into since it joined, and note them. Nothing acts by it."""
     from site_agent.decide import membership
 
@@ -60,7 +60,7 @@ def grants(desk: Desk, dry_run: Dry = False) -> View:
             screens.note(out, f"The study lead has taken this site out of {study}: nothing more is made or sent of it.")
         screens.next_step(out, *(f"site-agent plan fetch {study}" for study in news.granted), "site-agent status")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 @verb(data_app, "apart", noted="data apart")
@@ -71,7 +71,7 @@ def data_apart(
     by: By,
     reason: Reason = "",
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Sign that two studies are about different people. Without it they count as the same, whatever they are called."""
     from site_agent.decide import approvers
 
@@ -79,7 +79,7 @@ def data_apart(
     before, after = approvers.tell_apart(desk, study, other, by=openers, reason=reason, dry_run=dry_run)
     answer = {"study": study, "other": other, "by": by, "total_before": before, "total": after, "dry_run": dry_run}
 
-    return View(
+    return VerbAnswer(
         answer,
         screen.heading(f"{study} and {other}", "dry run, not signed" if dry_run else f"told apart by {', '.join(by)}"),
         "From now on nobody is taken to be in both: their charges are not added up, and their releases not held",
@@ -117,7 +117,7 @@ def _new_key(desk: Desk, name: str) -> Callable[[], SigningKey]:
     return made
 
 
-def _change(done: ChangedKey | None, what: str, *, dry_run: bool, **facts: object) -> View:
+def _change(done: ChangedKey | None, what: str, *, dry_run: bool, **facts: object) -> VerbAnswer:
     answer = {
         "number": done.said.number if done else None,
         "fingerprint": done.fingerprint if done else "",
@@ -147,7 +147,7 @@ def _change(done: ChangedKey | None, what: str, *, dry_run: bool, **facts: objec
             screens.note(out, f"{done.lapsed} standing approval(s) ended: somebody who approves here signs them anew.")
         screens.next_step(out, "site-agent status")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 @verb(approver_app, "add", noted="approver add")
@@ -158,7 +158,7 @@ def approver_add(
     deputy_of: Annotated[str, typer.Option("--deputy-of", metavar="NAME", help="For whose absence.")] = "",
     until: Annotated[str, typer.Option("--until", metavar="DATE", help="A deputy's last day.")] = "",
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Let another person approve here, signed by those who do. With --deputy-of: only until a day, for somebody."""
     from site_agent.decide import keys
 
@@ -171,7 +171,7 @@ def approver_add(
 
 
 @verb(approver_app, "retire", noted="approver retire")
-def approver_retire(desk: Desk, person: Person, by: By, dry_run: Dry = False) -> View:
+def approver_retire(desk: Desk, person: Person, by: By, dry_run: Dry = False) -> VerbAnswer:
     """Let a person approve no more. What they approved stays; their standing approvals end."""
     from site_agent.decide import keys
 
@@ -187,7 +187,7 @@ def approver_replace(
     person: Person,
     by: Annotated[list[str] | None, typer.Option("--as", metavar="NAME", help="The others who approve here.")] = None,
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Give a person another key whose old one is lost: the study lead compares the new one on the telephone."""
     from site_agent.decide import keys
 
@@ -209,7 +209,7 @@ def rotate_key(
     by: By,
     lost: Annotated[bool, typer.Option("--lost", help="The release key is lost: without its word.")] = False,
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Give this site another key, signed by the old one and the new: what the old one signed stays signed."""
     from site_agent.decide import keys
 

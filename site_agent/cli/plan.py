@@ -10,7 +10,7 @@ import typer
 
 from shared.errors import ApprovalRefusal, BudgetRefusal, StateRefusal
 from shared.privacy.stated import shown_epsilon
-from shared.terminal import View
+from shared.terminal import VerbAnswer
 from site_agent.cli.frame import As, Dry, Json, Reason, Study, plan_app, screen, verb
 from site_agent.decide.plan_facts import due_numbers, plan_facts
 from site_agent.desk import agent_version, confirmed, today
@@ -30,7 +30,7 @@ def plan_fetch(
     study: Study,
     file: Annotated[Path | None, typer.Option("--file", help="A signed plan that came another way.")] = None,
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Fetch the study's plan and verify who signed it. It is not approved by that."""
     from shared.base.keys import Envelope
 
@@ -41,7 +41,7 @@ def plan_fetch(
             envelope = egress.fetch_plan(study)
     plan = desk.plans.receive(study, envelope, today=today(), keep=not dry_run)
 
-    return View(
+    return VerbAnswer(
         {"study": study, "version": plan.version, "hash": plan.hash, "dry_run": dry_run},
         screen.heading(f"{plan.study}: {plan.title}", f"version {plan.version}, signed by the study lead"),
         screen.settings([("plan hash", plan.hash), ("expires", plan.expires)]),
@@ -54,11 +54,11 @@ def plan_show(
     desk: Desk,
     study: Study,
     version: Annotated[int | None, typer.Option(help="Another version than the newest.")] = None,
-) -> View:
+) -> VerbAnswer:
     """One page: what leaves, how often, to whom, at which price, and what is not covered."""
     page = plan_facts(desk, desk.plans.plan(study, version), today())
 
-    return View(
+    return VerbAnswer(
         page,
         screen.plan_page(page),
         screen.next_step(f"site-agent try {study}", f"site-agent plan approve {study} --as NAME")
@@ -79,7 +79,7 @@ def plan_approve(
     reason: Reason = "",
     json: Json = False,
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Agree to exactly this plan, with this dictionary, run by this version of the agent."""
     from shared.releases.receipt import LEAVES_PERSONS_OPEN, coverage
 
@@ -128,7 +128,7 @@ def plan_approve(
 
     detail = "dry run, not approved" if dry_run else f"approved by {name}"
     due = due_numbers(desk, plan, today())
-    return View(
+    return VerbAnswer(
         answer,
         screen.heading(f"{study}, version {plan.version}", detail),
         screen.settings(
@@ -140,7 +140,7 @@ def plan_approve(
 
 
 @verb(plan_app, "revoke", noted="plan revoke")
-def plan_revoke(desk: Desk, study: Study, name: As, reason: Reason = "", dry_run: Dry = False) -> View:
+def plan_revoke(desk: Desk, study: Study, name: As, reason: Reason = "", dry_run: Dry = False) -> VerbAnswer:
     """Take the approval of the plan back: nothing more is made or sent under it. What has left has left."""
     from site_agent.decide.airlock import standing_approval, taking_back
 
@@ -155,7 +155,7 @@ def plan_revoke(desk: Desk, study: Study, name: As, reason: Reason = "", dry_run
         standing_approval.deliver_revocations(desk)
 
     detail = "dry run, nothing changed" if dry_run else f"approval revoked by {name}"
-    return View(
+    return VerbAnswer(
         {"study": study, "version": plan.version, "plan_hash": plan.hash, "by": name, "dry_run": dry_run},
         screen.heading(f"{study}, version {plan.version}", detail),
         "Nothing is made or sent under this plan until somebody approves it again.",

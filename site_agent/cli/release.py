@@ -12,7 +12,7 @@ import typer
 from shared.errors import ApprovalRefusal, StateRefusal, UsageRefusal
 from shared.privacy.stated import shown_epsilon, shown_price
 from shared.releases.synthetic import DrawNumber, Draws, Out, Rows
-from shared.terminal import View
+from shared.terminal import VerbAnswer
 from site_agent.cli.frame import Dry, Json, ReleaseId, Study, app, outbox_app, screen, verb
 from site_agent.decide.plan_facts import due_numbers, plan_changes, plan_facts
 from site_agent.desk import agent_version, today, working_site
@@ -70,14 +70,14 @@ def _left(seconds: float | None) -> str:
 
 
 @verb(app, "try")
-def try_(desk: Desk, study: Study, json: Json = False, dry_run: Dry = False) -> View:
+def try_(desk: Desk, study: Study, json: Json = False, dry_run: Dry = False) -> VerbAnswer:
     """Rehearse the whole release on made-up data: no record is read, it costs nothing, nothing is sent."""
     from site_agent.release.pipeline.rehearsal import rehearse
 
     plan = desk.plans.plan(study)
     folder = desk.home / "rehearsal" / study
     if dry_run:
-        return View({"study": study, "folder": folder, "dry_run": True}, f"Would use {folder}.")
+        return VerbAnswer({"study": study, "folder": folder, "dry_run": True}, f"Would use {folder}.")
     with _bar(json) as progress:
         done = rehearse(
             plan=plan,
@@ -105,7 +105,7 @@ def try_(desk: Desk, study: Study, json: Json = False, dry_run: Dry = False) -> 
         out.print("It shows that the steps work here. It says nothing about how your table will fare.")
         screens.next_step(out, f"site-agent data check {study}", f"site-agent plan approve {study} --as NAME")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def release(
     by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="The approver who has it made.")] = None,
     json: Json = False,
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Make the release of one wave, and hold it here for approval. Charged once; only a standing approval sends it."""
     from dataclasses import replace
 
@@ -193,7 +193,7 @@ def release(
                 ],
             )
 
-        return View(answer, show_plan)
+        return VerbAnswer(answer, show_plan)
     if by is not None:
         desk.approver(by)  # only who can open the key may be named as the author
     with _told_of_the_charge(desk, study, wave), desk.locked(), desk.egress() as egress, _bar(json) as progress:
@@ -222,7 +222,7 @@ def release(
             out.print(f"Drawn and sealed, {made.hold.state}: nobody is shown it before it is delivered. {found.limit}")
             screens.next_step(out, "site-agent run")
 
-        return View({**seen, "accepted": sent}, unseen)
+        return VerbAnswer({**seen, "accepted": sent}, unseen)
 
     def show(out: Console) -> None:
         screens.release_page(out, made)
@@ -248,7 +248,7 @@ def release(
             f"site-agent reject {short} --as NAME --reason …",
         )
 
-    return View({**_described(made), "standing": standing, "accepted": sent}, show)
+    return VerbAnswer({**_described(made), "standing": standing, "accepted": sent}, show)
 
 
 MADE_UP_ROWS = 600
@@ -266,7 +266,7 @@ def curve(
     ] = "",
     json: Json = False,
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """True price, attacks and planned estimates against w. Its draws are outside the ledger, forgotten, and never sent.
 
     It fits one flow and draws from it many times, here, in memory. What is kept is the curve: aggregates, in a file
@@ -299,7 +299,7 @@ def curve(
             "file": path,
             "dry_run": True,
         }
-        return View(
+        return VerbAnswer(
             answer,
             f"Would fit one flow on about {rows} rows, draw {DRAWS} times at {len(GRID)} weights, and write {path}.",
         )
@@ -317,7 +317,7 @@ def curve(
         drawn = price_curve(plan=plan, table=table, rng=rng, made_up=made_up, progress=progress)
     _write_figures({path: ("curve", drawn)})
 
-    return View(
+    return VerbAnswer(
         {**drawn.to_canonical(), "sentences": drawn.sentences(), "file": path, "dry_run": False},
         screen.curve_page(drawn),
         f"Drawn in {path}, which only its owner can read.",
@@ -334,7 +334,7 @@ def synthetic(
     m: Draws = 1,
     draw: DrawNumber = 0,
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Draw synthetic rows from a sealed release of noisy figures: no record is read, it costs nothing, nothing is sent.
 
     What is fitted are the very bytes that leave or have left, so that whoever receives them can do the same.
@@ -422,7 +422,7 @@ def _described(made: Any) -> dict[str, Any]:
 
 
 @verb(outbox_app, "list")
-def outbox_list(desk: Desk) -> View:
+def outbox_list(desk: Desk) -> VerbAnswer:
     """Every sealed release and its state."""
     rows = [
         {
@@ -441,7 +441,7 @@ def outbox_list(desk: Desk) -> View:
     ]
 
     waiting = [str(row["release_id"]) for row in rows if row["state"] in ("held", "sent_back", "approved")]
-    return View(
+    return VerbAnswer(
         {"releases": rows},
         screen.heading("Outbox"),
         screen.outbox(rows),
@@ -452,7 +452,7 @@ def outbox_list(desk: Desk) -> View:
 @verb(outbox_app, "show")
 def outbox_show(
     desk: Desk, release_id: ReleaseId, rows: Annotated[int, typer.Option("--rows", help="How many rows to show.")] = 8
-) -> View:
+) -> VerbAnswer:
     """The exact rows that would leave, with size, checks, audit, price, and what changed in the plan."""
     from site_agent.decide.airlock import approval, overview
     from site_agent.show import screens
@@ -482,7 +482,7 @@ def outbox_show(
         elif made.hold.state == "approved":
             screens.next_step(out, f"site-agent approve {short} --as NAME        (sends the same bytes again)")
 
-    return View(answer, show)
+    return VerbAnswer(answer, show)
 
 
 @verb(outbox_app, "figures")
@@ -493,7 +493,7 @@ def outbox_figures(
         Path | None, typer.Option("--out", metavar="DIR", help="A folder; figures/ID in the site's folder without it.")
     ] = None,
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Draw for the approver: released columns beside the real ones, and what the attack achieved. They stay here."""
     from shared.base.randomness import secure_rng
     from shared.plans.encoding import Encoder
@@ -553,7 +553,9 @@ def outbox_figures(
         out.print("Drawn from records: only the owner of these files can read them, and they stay here.")
         screens.next_step(out, f"site-agent outbox show {full[:8]}")
 
-    return View({"release_id": full, "files": files, "folder": folder, "notes": alternatives, "dry_run": dry_run}, show)
+    return VerbAnswer(
+        {"release_id": full, "files": files, "folder": folder, "notes": alternatives, "dry_run": dry_run}, show
+    )
 
 
 def _rows(table: Any, rows: int) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import typer
 
 from shared.base.clock import utc_now
 from shared.errors import DataFileRefusal, StateRefusal, UsageRefusal
-from shared.terminal import View
+from shared.terminal import VerbAnswer
 from site_agent.cli.frame import Dry, app, screen, verb
 from site_agent.desk import Desk
 
@@ -33,7 +33,7 @@ def renew(
         typer.Option("--answer", exists=True, dir_okay=False, help="With --late: the file that came back."),
     ] = None,
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Get this site's next certificate now. `run` does it by itself from half of the certificate's life on.
 
     A site that was away for longer than its certificate lives adds --late: a file goes to the study lead, who compares
@@ -50,7 +50,7 @@ def renew(
     return _now(desk, dry_run=dry_run) if answer is None else _take(desk, answer, dry_run=dry_run)
 
 
-def _now(desk: Desk, *, dry_run: bool) -> View:
+def _now(desk: Desk, *, dry_run: bool) -> VerbAnswer:
     from site_agent.decide import renewal
     from site_agent.identity import certificate_life
 
@@ -60,7 +60,7 @@ def _now(desk: Desk, *, dry_run: bool) -> View:
     life = before if dry_run else renewal.renew(desk).life
     body = {"site": desk.config.site, "until": life.ends.date(), "days": life.days, "renewed": not dry_run}
 
-    return View(
+    return VerbAnswer(
         body,
         screen.heading(f"Certificate of {desk.config.site}", "dry run, nothing asked" if dry_run else "renewed"),
         f"{'The one in force: ' if dry_run else ''}{life.words}.",
@@ -68,7 +68,7 @@ def _now(desk: Desk, *, dry_run: bool) -> View:
     )
 
 
-def _ask(desk: Desk, out: Path, *, dry_run: bool) -> View:
+def _ask(desk: Desk, out: Path, *, dry_run: bool) -> VerbAnswer:
     from shared.base.keys import write_private
     from site_agent.decide import renewal
 
@@ -89,10 +89,10 @@ def _ask(desk: Desk, out: Path, *, dry_run: bool) -> View:
             shown.print("Send the file to the study lead; it holds no secret. Read the fingerprint on the telephone.")
         screens.next_step(shown, "site-agent renew --late --answer FILE     (the file that comes back)")
 
-    return View(body, show)
+    return VerbAnswer(body, show)
 
 
-def _take(desk: Desk, answer: Path, *, dry_run: bool) -> View:
+def _take(desk: Desk, answer: Path, *, dry_run: bool) -> VerbAnswer:
     from site_agent.decide import renewal
 
     try:
@@ -103,7 +103,7 @@ def _take(desk: Desk, answer: Path, *, dry_run: bool) -> View:
     body = {"site": desk.config.site, "until": life.ends.date(), "days": life.days, "renewed": not dry_run}
 
     what = "dry run, nothing changed" if dry_run else "renewed; ledger and keys are as they were"
-    return View(
+    return VerbAnswer(
         body,
         screen.heading(f"Certificate of {desk.config.site}", what),
         f"{life.words}.".capitalize(),

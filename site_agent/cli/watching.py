@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shared.errors import DataFileRefusal, IntegrityRefusal, UnknownMethod, UsageRefusal
-from shared.terminal import View, tabled
+from shared.terminal import VerbAnswer, tabled
 from site_agent.cli.frame import Dry, app, screen, verb
 from site_agent.desk import today
 
@@ -25,7 +25,7 @@ def resend(
     desk: Desk,
     study: Annotated[str | None, typer.Argument(help="One study; all without it.")] = None,
     dry_run: Dry = False,
-) -> View:
+) -> VerbAnswer:
     """Send again what the coordinator acknowledged and has lost: the same sealed bytes, free of charge, no new draw.
 
     `run` does it by itself at each round. The ledger's head is proven anew where the coordinator has forgotten later
@@ -54,7 +54,7 @@ def resend(
         for ones, state in ((mended, "mended"), (left, "found" if dry_run else "left"))
         for one in ones
     ]
-    return View(
+    return VerbAnswer(
         answer,
         screen.heading("Held against the coordinator's word", what),
         *(
@@ -79,7 +79,7 @@ def log(
     out: Annotated[
         Path | None, typer.Option("--out", dir_okay=False, help="Write the head, for others to check.")
     ] = None,
-) -> View:
+) -> VerbAnswer:
     """The coordinator's log as it is now: that it only grew, that it holds this site's releases, and its signed head.
 
     Two heads that do not prove each other are two histories, each under the coordinator's signature.
@@ -135,7 +135,7 @@ def log(
             shown.print(f"It is the log of {agrees} entries that {against} is of.")
         screens.next_step(shown, "site-agent resend" if found else "site-agent status")
 
-    return View(answer, show, code=IntegrityRefusal.exit_code if found else 0)
+    return VerbAnswer(answer, show, code=IntegrityRefusal.exit_code if found else 0)
 
 
 def _read(path: Path) -> bytes:
