@@ -30,8 +30,11 @@ MANY = 1_000_000
 
 
 # -- a first plan -------------------------------------------------------------------------------------------------
-def template(study: str, *, coordinator: str, today: dt.date) -> str:
+def template(study: str, *, coordinator: str, today: dt.date, file: str = "study.toml") -> str:
     """A commented study.toml that passes `review`, with one column of every kind.
+
+    Args:
+        file: what it will be called, for the commands that it names.
 
     >>> StudyPlan.from_toml(template("stroke", coordinator="tributary", today=dt.date(2026, 1, 1))).study
     'stroke'
@@ -40,7 +43,7 @@ def template(study: str, *, coordinator: str, today: dt.date) -> str:
     for number in (1, 2, 3, 4):
         opens = today + dt.timedelta(days=30 + 91 * (number - 1))
         waves.append(f"[[waves]]\nnumber = {number}\nopens = {opens}\ncloses = {opens + dt.timedelta(days=28)}\n")
-    text = _TEMPLATE.replace("@STUDY@", study).replace("@COORDINATOR@", coordinator)
+    text = _TEMPLATE.replace("@STUDY@", study).replace("@COORDINATOR@", coordinator).replace("@FILE@", file)
     last = today + dt.timedelta(days=548)
     text = text.replace("@KEPT@", f"{last + dt.timedelta(days=5 * 365)}")
     text = text.replace("@EXPIRES@", f"{last}").replace("@WAVES@", "\n".join(waves))
@@ -50,9 +53,9 @@ def template(study: str, *, coordinator: str, today: dt.date) -> str:
 
 _TEMPLATE = """\
 # Study plan. Edit it, then:
-#   coordinator plan check study.toml     every line green, or with its fix
-#   coordinator plan cost study.toml      what each wave costs a person
-#   coordinator plan sign study.toml      from then on its hash is its name; sites approve that hash
+#   coordinator plan check @FILE@     every line green, or with its fix
+#   coordinator plan cost @FILE@      what each wave costs a person
+#   coordinator plan sign @FILE@      from then on its hash is its name; sites approve that hash
 
 study = "@STUDY@"                # a plain word
 version = 1                      # only grows; every new version is approved again at every site

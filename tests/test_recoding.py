@@ -60,7 +60,7 @@ def test_every_problem_is_told_at_once_with_the_verb_that_helps(german):
 def test_a_column_breaks_several_rules_and_each_is_counted():
     values = pd.Series(["a", "30", "900", "-9", ""])
     rules = [(problem.must.split("must ")[1], problem.given) for problem in NUMBER.compare(values)[1]]
-    one = "1 rows that do not"
+    one = "1 row that does not"
     assert rules == [("be a number", one), ("be at least 40", one), ("be at most 800", one)]
     assert len(replace(NUMBER, missing="refuse").compare(values)[1]) == 4
     with pytest.raises(DictionaryRefusal, match="must be a number"):
@@ -84,9 +84,9 @@ def test_a_hospitals_own_words_for_what_is_not_known_are_missing_values(german):
     lenient = replace(DICTIONARY, columns=(DICTIONARY.columns[0], NUMBER, replace(SEX, missing="complete_case")))
     known = {"chol": Recoding(decimal=",", factor=38.67), "sex": Recoding(levels={"m": "1", "w": "0"})}
     found = records.problems(replace(german, values=known), lenient)
-    assert [one.given.split(",")[0] for one in found] == ["1 rows that do not"] * 3
+    assert [one.given.split(",")[0] for one in found] == ["1 row that does not"] * 3
     assert "--level chol:VALUE=, once for each" in found[0].next_step
-    assert "--level chol:VALUE= for a number" in found[1].next_step
+    assert "--level chol:VALUE=" in found[1].next_step
     values = {
         "chol": Recoding(decimal=",", factor=38.67, levels={"n.b.": "", "-1": ""}),
         "sex": Recoding(levels={"m": "1", "w": "0", "k.A.": ""}),
@@ -245,3 +245,14 @@ def test_a_number_that_is_a_code_of_missing_ones_once_converted_is_refused():
     assert (fault.must.split(" ")[1], fault.given) == ("'t'", "1 rows that do")
     assert faults(pd.Series(["15.9", "-9", "50", ""]), celsius, degrees) == ()
     assert len(faults(pd.Series([99.9]), Recoding(factor=10), replace(NUMBER, missing_codes=(999.0,)))) == 1
+
+
+def test_commas_and_words_in_one_column_are_told_at_once_and_a_word_only_where_it_may_be_missing(german):
+    german.path.write_text(GERMAN.replace("5,3;m", "k.A.;m").replace("5,4;w", "k.A.;w"))
+    [number] = [one for one in records.problems(german, DICTIONARY) if "'chol'" in one.must]
+    assert "18 of them are numbers with a decimal comma" in number.next_step
+    assert "2 are no number either way: site-agent data map STUDY --level chol:VALUE=" in number.next_step
+    strict = replace(DICTIONARY, columns=(DICTIONARY.columns[0], replace(NUMBER, missing="refuse"), SEX))
+    [number] = [one for one in records.problems(german, strict) if "'chol'" in one.must]
+    assert "the plan lets none be missing here" in number.next_step
+    assert "VALUE=" not in number.next_step

@@ -3,6 +3,7 @@
 # ruff: noqa: F811  (a fixture is imported by its name)
 from __future__ import annotations
 
+import datetime as dt
 import io
 import json
 import os
@@ -27,7 +28,7 @@ from coordinator.analyst import commands as analyst
 from coordinator.analyst.remote import Connection, Pass
 from coordinator.cli import main as coordinator
 from coordinator.demo import main as tributary
-from shared.errors import CertificateRefusal, NetworkRefusal
+from shared.errors import AuditRefusal, CertificateRefusal, NetworkRefusal
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column
 from shared.plans.encoding import typed
@@ -271,3 +272,61 @@ def test_the_agent_asks_the_hospitals_proxy_for_a_tunnel_as_the_manual_says():
         finally:
             asked.kill()
             asked.wait()
+
+
+def test_the_command_that_a_plan_page_names_approves_that_plan(hospital, plan):
+    at = hospital.joined()
+    at.publish(plan)
+    at("plan", "fetch", "mini")
+    [named] = re.findall(r"plan approve mini --as NAME.*", at("plan", "show", "mini"))
+    said = at(*named.replace("NAME", "dr-lind").split())
+    assert "site-agent data add FILE --as mini" in said, "without a table nothing can be released"
+    at.with_table(make_table(300))
+    assert "site-agent curve mini" in at("plan", "approve", "mini", "--as", "dr-lind", "--understood", "local")
+
+
+def test_a_burnt_draw_is_told_wherever_the_next_step_is(hospital, plan, monkeypatch):
+    at = hospital.joined().approved(plan).with_table(make_table(300))
+
+    def too_good(*_: object, **__: object) -> None:
+        raise AuditRefusal("own-row linkage must be at most 0.05", given="0.18", next_step="Its charge stays.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("site_agent.release.drawing._attack", too_good)
+        at("release", "mini", expect=10)
+    assert "wave 1: its draw is burnt" in at("status")
+    assert at.json("status")["next"] == ["site-agent waves mini"]
+    assert "site-agent release mini --wave 1" in at("waves", "mini")
+    assert "site-agent release mini --wave 1" in at.refused("release", "mini", expect=2)["next_step"]
+
+
+def test_a_mistyped_column_of_the_file_is_answered_with_the_nearest_where_its_first_line_is_a_header(
+    hospital, plan, tmp_path
+):
+    at = hospital.joined().approved(plan)
+    path = tmp_path / "auszug.csv"
+    names = {name: f"{name}_neu" for name in plan.dictionary.names}
+    make_table(300).rename(columns=names).to_csv(path, index=False)
+    at("data", "add", str(path), "--as", "mini")
+    pairs = [f"{there}={name}" for name, there in names.items()]
+    said = at.refused("data", "map", "mini", *pairs, "--ignore", "persom", expect=2)
+    assert said["given"] == "'persom'"
+    assert said["next_step"] == "Did you mean 'person'?"
+    said = at.refused("data", "map", "mini", "--ignore", "Huber, Anna", expect=2)
+    assert "Did you mean" not in said["next_step"], "of a first line that may be a patient nothing is shown"
+
+
+def test_of_one_site_nothing_is_said_of_differences_between_sites():
+    from coordinator.analyst.show import pooled_text, terms_table
+    from coordinator.pooling.pool import pool
+
+    text = pooled_text(pool(np.array([0.2]), np.array([0.04]), labels=["north"]))
+    assert [line[0] for line in text.models] == ["not pooled"]
+    row = {"term": "age", "effect": "Odds ratio", "reason": "", "estimate": 1.1, "ci_lb": 1.0, "ci_ub": 1.2}
+    one, two = (row | {"pval": 0.04, "k": k, "tau2": 0.0, "I2": 0.0} for k in (1, 2))
+    assert [cells[-2:] for cells in terms_table([one, two], 0.95)[1]] == [[None, None], ["0", "0 %"]]
+
+
+def test_a_template_names_the_file_that_it_is():
+    text = planning.template("hf", coordinator="hub", today=dt.date(2026, 1, 1), file="own.toml")
+    assert re.findall(r"coordinator plan \w+ (\S+)", text) == ["own.toml"] * 3

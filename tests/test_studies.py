@@ -80,7 +80,7 @@ def test_a_cholesterol_of_0_is_missing_in_all_of_switzerland_and_49_rows_of_va()
 
 def test_released_with_levels_0_to_3_the_stray_ca_of_budapest_would_be_refused_by_its_count():
     ca = Column(name="ca", kind="nominal", levels=(0, 1, 2, 3), missing="level")
-    with pytest.raises(DictionaryRefusal, match="1 rows that do not"):
+    with pytest.raises(DictionaryRefusal, match="1 row that does not"):
         ca.check(hospital("hungarian")["ca"])
 
 

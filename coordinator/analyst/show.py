@@ -179,12 +179,13 @@ def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] 
         cells = (label, read(y), interval(y - half * se, y + half * se), f"{result.weights[i]:.1f}")
         rows.append((*cells, *(column.get(label, "–") for column in further.values())))
     heads = ("site" if result.estimates else "study", result.effect.lower() or "estimate", percent, "weight %")
-    models = [("fixed effect", result.fixed)]
-    if result.method != "FE":
+    alone = result.k == 1
+    models = [("not pooled" if alone else "fixed effect", result.fixed)]
+    if result.method != "FE" and not alone:
         models.append((f"random effects ({result.method}, {result.test})", result))
     lines = [(name, read(fit.beta), interval(fit.ci_lb, fit.ci_ub), f"p {p_shown(fit.pval)}") for name, fit in models]
     predicted = result.prediction_interval
-    if result.method != "FE":
+    if result.method != "FE" and not alone:
         where = predicted.reason if predicted.empty else interval(predicted.lb, predicted.ub)
         lines.append(("prediction interval", "", where, "a new site's effect"))
     sentences = []
@@ -197,7 +198,8 @@ def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] 
         on = f" (on the {SCALES[result.scale]} scale)" if SCALES[result.scale] else ""
         sentences.append(f"between sites{on}: " + "   ".join(parts))
     if result.pooled_noise_share > 0:
-        sentences.append(f"privacy noise: {result.pooled_noise_share:.0f} % of the variance of the pooled estimate")
+        whose = "estimate" if alone else "pooled estimate"
+        sentences.append(f"privacy noise: {result.pooled_noise_share:.0f} % of the variance of the {whose}")
         if result.df:
             hospitals, releases, patients = result.spread
             sentences.append(
@@ -291,8 +293,8 @@ def terms_table(rows: Sequence[Mapping[str, Any]], level: float) -> tuple[tuple[
             continue
         named = f"{number(row['estimate'])}" + ("" if len(effects) == 1 else f" ({row['effect'].lower()})")
         ends = f"{number(row['ci_lb'])} to {number(row['ci_ub'])}"
-        more = [p_shown(row["pval"]), f"{row['k']}", number(row["tau2"]), f"{row['I2']:.0f} %"]
-        cells.append([row["term"], named, ends, *more])
+        between = [number(row["tau2"]), f"{row['I2']:.0f} %"] if row["k"] > 1 else [None, None]
+        cells.append([row["term"], named, ends, p_shown(row["pval"]), f"{row['k']}", *between])
     return ("term", head, f"{100 * level:g} % CI", "p", "sites", "τ²", "I²"), cells
 
 

@@ -160,7 +160,9 @@ class PooledAnswer:
         if not used:
             return restored
         persons = sum(row.n for row in used) / len(used)
-        found = theorem3(len(used), persons, tau2=self.result.tau2, common=self.result.method == "FE")
+        # Of one site nothing is known about differences between sites.
+        tau2, common = (self.result.tau2, self.result.method == "FE") if self.result.k > 1 else (None, False)
+        found = theorem3(len(used), persons, tau2=tau2, common=common)
         said = [condition.sentence for condition in found]
         if self.gap is not None:
             said.insert(0, self.untold or self.gap.sentence(scale=self.result.scale))

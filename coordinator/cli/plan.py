@@ -78,7 +78,7 @@ def plan_new(
     from coordinator.planning import template
 
     path = out or Path(f"{study}.toml")
-    text = template(study, coordinator=_name(context) or "tributary-hub", today=today())
+    text = template(study, coordinator=_name(context) or "tributary-hub", today=today(), file=str(path))
     if path.exists():
         raise StateRefusal("the file must be new", given=f"{path}", next_step="Choose another --out.")
     if not dry_run:
@@ -306,6 +306,7 @@ def plan_sign(
     }
 
     did = "would sign" if dry_run else "signed and published"
+    known = f"wave status {plan.study}" if differences else f"invite SITE --study {plan.study} --out SITE.invitation"
     return VerbAnswer(
         answer,
         (f"{did} {plan.study}, version {plan.version}", "bold"),
@@ -313,7 +314,7 @@ def plan_sign(
         lambda out: checklist(out, warnings),
         *(f"  {change}" for change in differences),
         ("Every site must approve this version before its next release.", "yellow") if differences else None,
-        (f"next: coordinator invite SITE --study {plan.study} --out SITE.invitation", "cyan"),
+        (f"next: coordinator {known}", "cyan"),
     )
 
 

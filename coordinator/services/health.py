@@ -241,8 +241,9 @@ def plan_lines(
     if good:
         first = min(good, key=lambda one: one.life.renews if one.life else last)
         assert first.life is not None
-        many = f"{len(good)} site{'s' if len(good) > 1 else ''}"
-        detail = f"{many} renew by themselves while their agents run; next {first.site}, from {first.life.renews}"
+        many = f"{len(good)} sites renew by themselves while their agents run"
+        many = many if len(good) > 1 else "1 site renews by itself while its agent runs"
+        detail = f"{many}; next {first.site}, from {first.life.renews}"
         lines.append(ChecklistLine(name="certificates", state="ok", detail=detail))
     if authority.ends.date() <= last:
         line = authority_line(authority, now)

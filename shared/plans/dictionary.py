@@ -147,6 +147,13 @@ class Column:
             must(self.missing == "refuse", "a person must have an identifier", self.missing)
 
     @property
+    def where_unknown(self) -> str:
+        """What a steward does about a value that means that nothing is known."""
+        if self.missing == "refuse":
+            return "the plan lets none be missing here, so leave those rows out, or complete them, at the source."
+        return f"site-agent data map STUDY --level {self.name}:VALUE=, once for each that means that nothing is known."
+
+    @property
     def released(self) -> bool:
         """True if the column may leave the site at all (privatised)."""
         return self.kind != "person"
@@ -216,22 +223,22 @@ class Column:
 
         def refuse(rule: str, wrong: pd.Series, step: str) -> None:
             if count := int(wrong.sum()):
-                known = f"{count} rows that do not"
+                known = f"{count} row{'s that do' if count > 1 else ' that does'} not"
                 if rule.startswith("must be a level"):
-                    known += f", with {values[wrong].astype('string').str.strip().nunique()} different values"
+                    different = values[wrong].astype("string").str.strip().nunique()
+                    known += f", with {different} different value{'s' if different > 1 else ''}"
                 found.append(DictionaryRefusal(f"column {self.name!r} {rule}", given=known, next_step=step))
 
-        fix = f"Correct them at the source, or recode them: site-agent data map STUDY --{{}} {self.name}"
+        recode = f"Correct them at the source, or recode them: site-agent data map STUDY --{{}} {self.name}"
         blank = values.isna() | values.astype("string").str.strip().fillna("").isin(["", "NA", "NaN", "nan"])
         if self.kind in NUMERIC:
             out = pd.to_numeric(values.where(~blank), errors="coerce").astype("float64")
             unreadable = out.isna() & ~blank
-            known = f"{fix.format('level')}:VALUE=, once for each that means that nothing is known."
-            refuse("must be a number", unreadable, known)
+            refuse("must be a number", unreadable, f"Correct them at the source; {self.where_unknown}")
             out = out.where(~out.isin([code for code in self.missing_codes if isinstance(code, float)]))
             lower, upper = self.span
-            unit = f"{fix.format('factor')}=NUMBER, if the file has another unit than {self.unit or 'the plan'}; "
-            unit += f"--level {self.name}:VALUE= for a number that means that nothing is known."
+            unit = f"{recode.format('factor')}=NUMBER, if the file has another unit than {self.unit or 'the plan'}. "
+            unit += f"For a number that means that nothing is known: {self.where_unknown}"
             infinite = out.isin([math.inf, -math.inf])
             refuse("must be finite", infinite, "Correct them at the source.")
             refuse(f"must be at least {lower:g}", (out < lower) & ~infinite, unit)
@@ -253,7 +260,9 @@ class Column:
             coded_missing = coded_missing.fillna(False).astype(bool)
             out = out.where(~coded_missing)
             listed = ", ".join(map(str, self.levels))
-            step = f"{fix.format('level')}:VALUE={self.levels[-1]}, once for each. Levels: {listed}."
+            step = f"{recode.format('level')}:VALUE={self.levels[-1]}, once for each. Levels: {listed}."
+            if self.missing != "refuse":
+                step += f" One that means that nothing is known: --level {self.name}:VALUE=."
             unreadable = out.isna() & ~blank & ~coded_missing
             refuse("must be a level of the dictionary", unreadable, step)
         missing = int((out.isna() & ~unreadable).sum())

@@ -15,7 +15,7 @@ from shared.errors import CATALOGUE, NetworkRefusal, Refusal, UsageRefusal
 from shared.privacy.stated import shown_epsilon, shown_price
 from shared.terminal import VerbAnswer
 from site_agent.cli.frame import As, Dry, Home, Json, Study, app, verb
-from site_agent.decide.plan_facts import charged
+from site_agent.decide.plan_facts import burnt_numbers, charged, looking_ahead
 from site_agent.desk import agent_version, open_desk, today, working_site
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def waves(
                 "returning": plan.returning,
                 "waves": [asdict(line) for line in lines],
                 "due": None if found is None else found.number,
+                "burnt": burnt_numbers(desk, plan, day),
                 "spent": billed["epsilon"],
                 "delta": plan.budget.delta,
                 "cap": plan.budget.epsilon,
@@ -94,9 +95,14 @@ def waves(
                 )
             if one["last_affordable"] and one["promised"]:
                 out.print(f"The budget allows the waves to come up to wave {one['last_affordable']}.")
-            screens.next_step(
-                out, f"site-agent release {one['study']} --wave {one['due']}" if one["due"] else "nothing"
-            )
+            again = [f"site-agent release {one['study']} --wave {number}" for number in one["burnt"]]
+            if one["due"]:
+                screens.next_step(out, f"site-agent release {one['study']} --wave {one['due']}")
+            elif again:
+                out.print("Of a burnt draw nothing was sent, and its charge stays; another draw is another charge.")
+                screens.next_step(out, *looking_ahead(desk.plans.plan(one["study"])), *again)
+            else:
+                screens.next_step(out, "nothing")
 
     def plan_word(one: dict[str, Any]) -> str:
         return {

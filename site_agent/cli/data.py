@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from shared.plans.dictionary import Column, Dictionary
-    from site_agent.config import Recoding
+    from site_agent.config import Recoding, TableSource
 
 __all__ = ["data_add", "data_check", "data_confirm_persons", "data_frame", "data_map"]
 
@@ -153,14 +153,7 @@ def data_map(
         columns = {k: v for k, v in columns.items() if v != to} | {name: to}
     ignored = [*source.ignore, *(ignore or [])]
     typed = [*(pair.rpartition("=")[0] for pair in pairs or []), *(ignore or [])]
-    names = records.header(source)
-    absent = [name for name in typed if name not in names]
-    if absent:
-        raise UsageRefusal(
-            "a column that is mapped or ignored must be in the file",
-            given=", ".join(map(repr, absent)),
-            next_step=f"See what the file holds: site-agent data add FILE --as {study} --dry-run.",
-        )
+    _require_in_file(typed, replace(source, columns=columns), study, desk.plans.plan(study).dictionary)
     if suggest or ignore_rest:
         plan = desk.plans.plan(study)
         known = {column.name for column in plan.dictionary.columns}
@@ -176,6 +169,27 @@ def data_map(
         study,
         replace(source, columns=columns, ignore=tuple(dict.fromkeys(n for n in ignored if n not in columns))),
         dry_run=dry_run,
+    )
+
+
+def _require_in_file(typed: Sequence[str], source: TableSource, study: str, dictionary: Dictionary) -> None:
+    """Refuse names that the file does not have, all at once. Raises: UsageRefusal."""
+    from site_agent.records import table as records
+
+    names = records.header(source)
+    absent = [name for name in typed if name not in names]
+    if not absent:
+        return
+    # The first line's names are shown where it is a header: half of the plan's columns were found in it.
+    shown = records.named(source, dictionary)[1]
+    near = [match for name in absent for match in difflib.get_close_matches(name, shown, n=1)]
+    raise UsageRefusal(
+        "a column that is mapped or ignored must be in the file",
+        given=", ".join(map(repr, absent)),
+        next_step=f"Did you mean {', '.join(map(repr, near))}?"
+        if near
+        else "Type the names as the file's first line has them. How it is read: "
+        f"site-agent data add FILE --as {study} --dry-run.",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,7 @@ from shared.errors import (
 from shared.terminal import VerbAnswer
 from site_agent.cli.frame import As, Dry, app, screen, verb
 from site_agent.decide import reconciliation
-from site_agent.decide.plan_facts import due_numbers
+from site_agent.decide.plan_facts import burnt_numbers, due_numbers
 from site_agent.desk import Desk, agent_version, today
 
 if TYPE_CHECKING:
@@ -298,40 +299,13 @@ def status(desk: Desk) -> VerbAnswer:
     studies = []
     steps: list[str] = [] if joined else ["site-agent join"]
     for study in sorted({*config.studies, *config.data, *desk.plans.studies()}):
-        row: dict[str, Any] = {
-            "study": study,
-            "plan": None,
-            "approved": False,
-            "table": study in config.data,
-            "due": [],
-        }
-        if study in said:
-            row["granted"] = said[study]
-            if not said[study]:
-                studies.append(row)
-                continue
-        try:
-            plan = desk.plans.plan(study)
-            row["plan"] = plan.version
-            row["due"] = due_numbers(desk, plan, day)
-            desk.plans.approved(study, agent_version=agent_version(), today=day)
-            row["approved"] = True
-        except Refusal as refusal:
-            row["refused"] = refusal.code
+        row, step = _study_row(desk, study, day, said.get(study))
         studies.append(row)
-        if row["plan"] is None:
-            steps.append(f"site-agent plan fetch {study}")
-        elif not row["table"]:
-            steps.append(f"site-agent data add FILE --as {study}")
-        elif not row["approved"]:
-            steps.append(f"site-agent plan show {study}")
-        elif row["due"]:
-            steps.append(f"site-agent release {study} --wave {row['due'][0]}")
+        steps += [step] if step else []
     known = [row["study"] for row in studies if row["plan"]]
     asked_for, found, heard = _asked(desk, known) if joined else ([], (), False)
     if not heard:
         found = reconciliation.noted(desk)
-    waiting = [h for h in desk.outbox.list() if h.state in ("held", "sent_back", "approved")]
     waiting = [h for h in desk.outbox.list() if h.state in ("held", "sent_back", "approved")]
     life = certificate_life(config, utc_now())
     steps = _pressing(desk, steps, differing=bool(found), over=life is not None and life.state == "over")
@@ -374,6 +348,11 @@ def status(desk: Desk) -> VerbAnswer:
             out.print(table(("study", "plan", "approved", "table", "waves due"), rows))
         waits = {0: "Nothing waits", 1: "1 release waits"}.get(len(waiting), f"{len(waiting)} releases wait")
         out.print(f"{waits} in the outbox.")
+        for row in studies:
+            for number in row.get("burnt", ()):
+                screens.note(
+                    out, f"{row['study']}, wave {number}: its draw is burnt. Nothing was sent; the charge stays."
+                )
         for one in asked_for:
             screens.note(out, f"The study lead reminds you of {one['study']}, wave {one['wave']} (on {one['day']}).")
         if found:
@@ -383,6 +362,42 @@ def status(desk: Desk) -> VerbAnswer:
         screens.next_step(out, *(steps[:1] or ["nothing to do"]))
 
     return VerbAnswer(answer, show)
+
+
+def _study_row(desk: Desk, study: str, day: dt.date, granted: bool | None) -> tuple[dict[str, Any], str]:
+    """Where one study stands here, and the command that comes next; blank where there is none.
+
+    Args:
+        granted: whether the leads let the site into it after it joined; None where its invitation named it.
+    """
+    row: dict[str, Any] = {
+        "study": study,
+        "plan": None,
+        "approved": False,
+        "table": study in desk.config.data,
+        "due": [],
+        "burnt": [],
+    }
+    if granted is not None:
+        row["granted"] = granted
+        if not granted:
+            return row, ""
+    try:
+        plan = desk.plans.plan(study)
+        row["plan"] = plan.version
+        row["due"], row["burnt"] = due_numbers(desk, plan, day), burnt_numbers(desk, plan, day)
+        desk.plans.approved(study, agent_version=agent_version(), today=day)
+        row["approved"] = True
+    except Refusal as refusal:
+        row["refused"] = refusal.code
+    steps = (
+        (row["plan"] is None, f"site-agent plan fetch {study}"),
+        (not row["table"], f"site-agent data add FILE --as {study}"),
+        (not row["approved"], f"site-agent plan show {study}"),
+        (bool(row["due"]), f"site-agent release {study} --wave {next(iter(row['due']), 0)}"),
+        (bool(row["burnt"]), f"site-agent waves {study}"),
+    )
+    return row, next((step for asked, step in steps if asked), "")
 
 
 def _pressing(desk: Desk, steps: list[str], *, differing: bool, over: bool) -> list[str]:

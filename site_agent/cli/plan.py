@@ -12,7 +12,7 @@ from shared.errors import ApprovalRefusal, BudgetRefusal, StateRefusal
 from shared.privacy.stated import shown_epsilon
 from shared.terminal import VerbAnswer
 from site_agent.cli.frame import As, Dry, Json, Reason, Study, plan_app, screen, verb
-from site_agent.decide.plan_facts import due_numbers, plan_facts
+from site_agent.decide.plan_facts import approving, due_numbers, looking_ahead, plan_facts
 from site_agent.desk import agent_version, confirmed, today
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def plan_show(
     return VerbAnswer(
         page,
         screen.plan_page(page),
-        screen.next_step(f"site-agent try {study}", f"site-agent plan approve {study} --as NAME")
+        screen.next_step(f"site-agent try {study}", approving(desk.plans.plan(study, version)))
         if not page["approved_by"]
         else None,
     )
@@ -128,6 +128,9 @@ def plan_approve(
 
     detail = "dry run, not approved" if dry_run else f"approved by {name}"
     due = due_numbers(desk, plan, today())
+    steps = [*looking_ahead(plan), f"site-agent release {study} --wave {due[0] if due else 1}"]
+    if study not in desk.config.data:
+        steps = [f"site-agent data add FILE --as {study}"]
     return VerbAnswer(
         answer,
         screen.heading(f"{study}, version {plan.version}", detail),
@@ -135,7 +138,7 @@ def plan_approve(
             [("plan", plan.hash), ("dictionary", plan.dictionary.hash), ("agent version", agent_version())]
         ),
         "Whatever of these three changes, the approval is void and you will be asked again.",
-        screen.next_step(f"site-agent release {study} --wave {due[0] if due else 1}"),
+        screen.next_step(*steps),
     )
 
 

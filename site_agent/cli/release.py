@@ -14,7 +14,7 @@ from shared.privacy.stated import shown_epsilon, shown_price
 from shared.releases.synthetic import DrawNumber, Draws, Out, Rows
 from shared.terminal import VerbAnswer
 from site_agent.cli.frame import Dry, Json, ReleaseId, Study, app, outbox_app, screen, verb
-from site_agent.decide.plan_facts import due_numbers, plan_changes, plan_facts
+from site_agent.decide.plan_facts import approving, plan_changes, plan_facts, require_due
 from site_agent.desk import agent_version, today, working_site
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def try_(desk: Desk, study: Study, json: Json = False, dry_run: Dry = False) -> 
             screens.note(out, f"On the made-up table a gate said no: {done.refused.must}, got {done.refused.given}.")
             out.print("That is about uniform made-up values, not about your patients.")
         out.print("It shows that the steps work here. It says nothing about how your table will fare.")
-        screens.next_step(out, f"site-agent data check {study}", f"site-agent plan approve {study} --as NAME")
+        screens.next_step(out, f"site-agent data check {study}", approving(plan))
 
     return VerbAnswer(answer, show)
 
@@ -148,14 +148,7 @@ def release(
     standing_approval.require_approved_ahead(desk, plan, agent_version=agent_version(), today=today())
     source = desk.config.source(study)
     if not wave:
-        due = due_numbers(desk, plan, today())
-        if not due:
-            raise StateRefusal(
-                "a wave must be due, or be named",
-                given="none that is open and has no release here",
-                next_step=f"See site-agent waves {study}; name one with --wave.",
-            )
-        wave = due[0]
+        wave = require_due(desk, plan, today())
     making.require_open(plan, wave, today())
     needs = stages.estimate(plan, source)
     if dry_run:

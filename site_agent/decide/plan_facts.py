@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from site_agent.desk import Desk
     from site_agent.release.pipeline.opened import SealedRelease
 
-__all__ = ["charged", "due_numbers", "plan_changes", "plan_facts"]
+__all__ = [
+    "approving",
+    "burnt_numbers",
+    "charged",
+    "due_numbers",
+    "looking_ahead",
+    "plan_changes",
+    "plan_facts",
+    "require_due",
+]
 
 
 def plan_facts(at: Desk, plan: StudyPlan, day: dt.date) -> dict[str, Any]:
@@ -152,6 +161,46 @@ def due_numbers(at: Desk, plan: StudyPlan, day: dt.date) -> list[int]:
 
     found = due(plan, at.ledger.holds(plan.study), day)
     return [] if found is None else [found.number]
+
+
+def burnt_numbers(at: Desk, plan: StudyPlan, day: dt.date) -> list[int]:
+    """Numbers of the waves that are open and whose last draw was burnt: they are drawn again by a person alone."""
+    from site_agent.decide.waves import calendar
+
+    lines = calendar(plan, at.ledger.holds(plan.study), day)
+    return [line.number for line in lines if line.state == "burnt" and line.opens <= day <= line.closes]
+
+
+def require_due(at: Desk, plan: StudyPlan, day: dt.date) -> int:
+    """Number of the wave to work on. Raises: StateRefusal."""
+    from shared.errors import StateRefusal
+
+    if found := due_numbers(at, plan, day):
+        return found[0]
+    given, step = (
+        "none that is open and has no release here",
+        f"See site-agent waves {plan.study}; name one with --wave.",
+    )
+    if burnt := burnt_numbers(at, plan, day):
+        given = f"wave {burnt[0]}, whose draw is burnt"
+        step = f"Another draw is another charge: site-agent release {plan.study} --wave {burnt[0]}."
+    raise StateRefusal("a wave must be due, or be named", given=given, next_step=step)
+
+
+def looking_ahead(plan: StudyPlan) -> list[str]:
+    """The command that shows what attacks find before anything is charged, where the plan lets them refuse."""
+    varied = bool(getattr(plan.release, "vary", ""))
+    if plan.posture != "local" or plan.release.mechanism != "latent_noise" or varied:
+        return []
+    return [f"site-agent curve {plan.study}        (what attacks find at this w and others; nothing is charged)"]
+
+
+def approving(plan: StudyPlan) -> str:
+    """The command that approves a plan, with the tick that its posture asks for."""
+    from shared.releases.receipt import LEAVES_PERSONS_OPEN
+
+    tick = f" --understood {plan.posture}" if plan.posture in LEAVES_PERSONS_OPEN else ""
+    return f"site-agent plan approve {plan.study} --as NAME{tick}"
 
 
 def plan_changes(at: Desk, made: SealedRelease) -> list[tuple[str, str, str]]:

@@ -175,22 +175,30 @@ def problems(
 
 
 def _with_hint(refusal: DataRefusal, values: pd.Series, column: Column) -> DataRefusal:
-    """A refusal of what is no number, with what it is else, decimal comma or date: a count, and what to do."""
+    """A refusal of what is no number, with what it is else, decimal comma, date, word: counts, and what to do."""
     if not refusal.must.endswith("must be a number"):
         return refusal
     text = values.astype("string").str.strip()
     other = with_point(text)
     helped = int((pd.to_numeric(text, errors="coerce").isna() & pd.to_numeric(other, errors="coerce").notna()).sum())
     dates = int(text.str.fullmatch(_DATE).fillna(False).sum())
-    step = f"{helped} of them are numbers with a decimal comma: site-agent data map STUDY --decimal-comma {column.name}"
-    if not helped and dates:
-        step = (
-            f"{dates} of them are dates, where the study has a number of {column.unit or 'days or years'}: compute it "
+    steps = []
+    if helped:
+        steps.append(
+            f"{helped} of them are numbers with a decimal comma: site-agent data map STUDY --decimal-comma "
+            f"{column.name}"
         )
-        step += "in a query (site-agent data add FILE.sql), or ask for it at the source."
-    elif not helped:
+    elif dates:
+        steps.append(
+            f"{dates} of them are dates, where the study has a number of {column.unit or 'days or years'}: compute it "
+            "in a query (site-agent data add FILE.sql), or ask for it at the source."
+        )
+    else:
         return refusal
-    return type(refusal)(refusal.must, given=refusal.given, next_step=step)
+    unread = int((pd.to_numeric(text, errors="coerce").isna() & ~_blank(values)).sum())
+    if rest := unread - (helped or dates):
+        steps.append(f"{rest} {'is' if rest == 1 else 'are'} no number either way: {column.where_unknown}")
+    return type(refusal)(refusal.must, given=refusal.given, next_step="; ".join(steps))
 
 
 def require_edges(source: TableSource, rules: EdgeRules | None) -> None:

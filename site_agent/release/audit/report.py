@@ -248,7 +248,8 @@ def gate(report: AuditReport, limits: AuditLimits) -> None:
         raise AuditRefusal(
             f"{name} must be at most {limit:.2f}",
             given=f"{rate.value:.2f}, 95 % interval from {_beyond(rate.low, limit)}{others}",
-            next_step="Ask the study lead for a smaller w.",
+            next_step="Its charge stays. See site-agent curve STUDY for a w at which attacks find less, and ask the "
+            "lead to amend the plan to it.",
         )
 
 
