@@ -95,14 +95,7 @@ def waves(
                 )
             if one["last_affordable"] and one["promised"]:
                 out.print(f"The budget allows the waves to come up to wave {one['last_affordable']}.")
-            again = [f"site-agent release {one['study']} --wave {number}" for number in one["burnt"]]
-            if one["due"]:
-                screens.next_step(out, f"site-agent release {one['study']} --wave {one['due']}")
-            elif again:
-                out.print("Of a burnt draw nothing was sent, and its charge stays; another draw is another charge.")
-                screens.next_step(out, *looking_ahead(desk.plans.plan(one["study"])), *again)
-            else:
-                screens.next_step(out, "nothing")
+            _next(out, desk, one)
 
     def plan_word(one: dict[str, Any]) -> str:
         return {
@@ -112,6 +105,20 @@ def waves(
         }[one["returning"]]
 
     return VerbAnswer({"today": day, "studies": studies}, show)
+
+
+def _next(out: Console, desk: Desk, one: dict[str, Any]) -> None:
+    """Say what is to be done about a study's waves."""
+    from site_agent.show import screens
+
+    again = [f"site-agent release {one['study']} --wave {number}" for number in one["burnt"]]
+    if one["due"]:
+        screens.next_step(out, f"site-agent release {one['study']} --wave {one['due']}")
+    elif again:
+        out.print("Of a burnt draw nothing was sent, and its charge stays; another draw is another charge.")
+        screens.next_step(out, *looking_ahead(desk.plans.plan(one["study"])), *again)
+    else:
+        screens.next_step(out, "nothing")
 
 
 @app.command("run")
