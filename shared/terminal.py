@@ -1,9 +1,9 @@
 """Output of every command: show an answer, show a refusal, and exit with its code.
 
-A command is one library call. It returns a `VerbAnswer`: data for a program, and the parts of what a person reads; `command`
-gives it ``--json`` and the rest of what the verbs of one program share. It raises a `Refusal`; `run` turns that into
-one panel on stderr (what must hold, what to do next, who can fix it), or into ``{"refused": {...}}`` on stdout where
-the command was given ``--json``, and returns the refusal's exit code.
+A command is one library call. It returns a `VerbAnswer`: data for a program, and what a person reads, part by part;
+`command` gives it ``--json`` and the rest of what the verbs of one program share. It raises a `Refusal`; `run` turns
+that into one panel on stderr (what must hold, what to do next, who can fix it), or into ``{"refused": {...}}`` on
+stdout where the command was given ``--json``, and returns the refusal's exit code.
 Tracebacks never show local variables: at a hospital they would show records.
 
 rich and typer are imported inside the functions, so that importing this costs nothing.
@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_type_hints
 
 from shared import software_version
 from shared.errors import ParameterError, Refusal, StorageRefusal, UsageRefusal
@@ -297,32 +297,46 @@ def command(
     """The command behind a verb: its own options, then those that the verbs of a program share; it shows the view.
 
     Args:
-        verb: it is called with those of its parameters' names that are options, or that `opened` gives.
+        verb: each of its parameters is an option, a dataclass whose fields are options, or what `opened` gives.
         shared: ``json``, what else every verb has, and ``dry_run`` for those that take it.
         given: what stands for the type of each thing that `opened` gives, by its name in annotations.
         opened: from the options and the names of the verb's parameters to what it works with, until it has answered.
     """
     own = signature(verb, eval_str=True, locals=given).parameters
+    last = [own.get(item.name, item) for item in shared if item.name != "dry_run" or "dry_run" in own]
     apart = {item.name for item in shared}
-    options = [item for item in own.values() if item.name not in apart and item.annotation not in given.values()]
-    options += [own.get(item.name, item) for item in shared if item.name != "dry_run" or "dry_run" in own]
+    mine = [item for item in own.values() if item.name not in apart and item.annotation not in given.values()]
+    groups: dict[str, Any] = {item.name: item.annotation for item in mine if dataclasses.is_dataclass(item.annotation)}
+    options = [*(one for item in mine for one in _options(item)), *last]
 
     @wraps(verb)
     def answered(**said: Any) -> None:
         with opened(said, own.keys()) as works_with:
             known = {**said, **works_with}
-            view = verb(**{name: known[name] for name in own})
-        emit(view.data, as_json=said["json"], show=view.show if view.parts else None)
-        if view.code:
+            for name, group in groups.items():
+                known[name] = group(**{one.name: said[one.name] for one in dataclasses.fields(group)})
+            answer = verb(**{name: known[name] for name in own})
+            emit(answer.data, as_json=said["json"], show=answer.show if answer.parts else None)
+        if answer.code:
             from typer import Exit
 
-            raise Exit(view.code)
+            raise Exit(answer.code)
 
     answered.__annotations__ = {item.name: item.annotation for item in options}
     answered.__signature__ = Signature(  # type: ignore[attr-defined]
         [item.replace(kind=Parameter.KEYWORD_ONLY) for item in options]
     )
     return answered
+
+
+def _options(item: Parameter) -> list[Parameter]:
+    """The options of a verb's parameter: itself, or the fields of the dataclass that it is."""
+    if not dataclasses.is_dataclass(item.annotation):
+        return [item]
+    types = get_type_hints(item.annotation, include_extras=True)
+    own = {one.name: one.default for one in dataclasses.fields(item.annotation)}
+    defaults = {name: Parameter.empty if given is dataclasses.MISSING else given for name, given in own.items()}
+    return [item.replace(name=name, annotation=types[name], default=defaults[name]) for name in own]
 
 
 def emit(data: Any, *, as_json: bool, show: Callable[[Console], None] | None = None) -> None:

@@ -12,7 +12,9 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from shared.errors import DataFileRefusal, ParameterError
 
@@ -84,7 +86,7 @@ def counts(given: pd.DataFrame, cells: str, labels: Sequence[str]) -> TwoByTwoTa
 
 @dataclass(frozen=True, kw_only=True)
 class OwnTable:
-    """Which columns of a table are what.
+    """Which columns of a table are what; options of the commands that pool one.
 
     Args:
         file: the table.
@@ -96,15 +98,19 @@ class OwnTable:
         effect: what they are called.
     """
 
-    file: Path
-    yi: str = "yi"
-    vi: str = "vi"
-    sei: str = ""
-    cells: str = ""
-    measure: str = "OR"
-    labels: str = ""
-    exp: bool = False
-    effect: str = ""
+    file: Annotated[Path, typer.Argument(help="Table with one row per study: .csv, .tsv or .parquet.")]
+    yi: Annotated[str, typer.Option("--yi", help="Column of estimates (log scale for ratios).")] = "yi"
+    vi: Annotated[str, typer.Option("--vi", help="Column of their variances (squared standard errors).")] = "vi"
+    sei: Annotated[str, typer.Option("--sei", help="Column of their standard errors, in place of --vi.")] = ""
+    cells: Annotated[
+        str, typer.Option("--cells", help="Four columns of 2×2 counts instead: ai,bi,ci,di (events, none; twice).")
+    ] = ""
+    measure: Annotated[str, typer.Option("--measure", help="Of counts: OR, RR or RD.")] = "OR"
+    labels: Annotated[str, typer.Option("--labels", help="Column that names the rows.")] = ""
+    exp: Annotated[
+        bool, typer.Option("--exp", help="The estimates are logarithms of ratios; a column scale says so too.")
+    ] = False
+    effect: Annotated[str, typer.Option("--effect", help='What the estimates are called, as in "Hazard ratio".')] = ""
 
     def pooled(self, *, method: Any, test: Any, level: float) -> PooledResult:
         """The rows pooled, under their scale and the name of their effect. Raises: ParameterError, DataFileRefusal."""

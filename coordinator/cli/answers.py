@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.options import DryRun, Json, Study, app, open_store, require_study, today, verb
-from coordinator.config import CoordinatorConfig
-from coordinator.figures.options import produces
+from coordinator.analyst.options import AsOf, Favours, FurtherOptions, PoolingOptions, Term, Wave
+from coordinator.cli.options import DryRun, Study, app, require_study, today, verb
+from coordinator.figures.options import FigureOptions
 from coordinator.figures.style import check_file
-from coordinator.pooling import METHODS
 from shared.errors import ParameterError, StateRefusal
 from shared.privacy.stated import shown_price
 from shared.releases.synthetic import DrawNumber, Draws, Out, Rows, run_synthesis
-from shared.terminal import VerbAnswer, emit, plain, table
+from shared.terminal import VerbAnswer, plain, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,49 +29,36 @@ if TYPE_CHECKING:
 
 __all__ = ["figure", "harmonise", "pool", "results", "synthetic"]
 
-Wave = Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")]
-AsOf = Annotated[int | None, typer.Option("--as-of", help="Revision of a closed wave; all there is now if left out.")]
-Combine = Annotated[
-    bool, typer.Option("--combine", help="Put all refreshes of a site together: the same persons again, se too small.")
-]
 Planned = Annotated[str, typer.Option("--estimand", help="Name of a planned analysis.")]
 Formula = Annotated[str, typer.Option("--formula", help='A question, as in "cox(time, cvd) ~ sbp/10 + age".')]
-Term = Annotated[str, typer.Option("--term", help="Which term to pool; the first if left out.")]
-Method = Annotated[str, typer.Option("--method", help=f"FE, or tau² by {', '.join(METHODS[1:])}.")]
-Test = Annotated[str, typer.Option("--test", help="z, t, knha (Knapp-Hartung) or adhoc (never below the model).")]
-Level = Annotated[float, typer.Option("--level", help="Coverage of every interval.")]
 Mods = Annotated[
     list[str] | None, typer.Option("--mods", help="Moderator: n, epsilon, posture, or a column of --facts; repeatable.")
 ]
 Subgroup = Annotated[str, typer.Option("--subgroup", help="Pool each of its levels apart; as --mods.")]
 Facts = Annotated[Path | None, typer.Option("--facts", help="Table of facts about the sites, with a column site.")]
-Bayes = Annotated[bool, typer.Option("--bayes", help="Also the posterior under a half-normal prior on τ.")]
-Scale = Annotated[float, typer.Option("--scale", help="Scale of that prior; 0.5 suits log ratios.")]
-Exact = Annotated[bool, typer.Option("--exact", help="Also intervals made for few studies.")]
-Diagnostics = Annotated[bool, typer.Option("--diagnostics", help="Also leave-one-out, influence, asymmetry.")]
-FigureKind = Annotated[
-    str,
-    typer.Option(
-        "--kind",
-        help="forest, leave-one-out, cumulative, funnel, baujat, influence, bubble, waves (estimate by wave), km "
-        "(survival curves) or budget (ε spent by wave; asks no question).",
-    ),
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedOfTable(PoolingOptions):
+    """One question of a study's table as of a wave, and how the sites' answers are pooled."""
+
+    wave: Wave = 0
+    as_of: AsOf = None
+    combine: Annotated[
+        bool,
+        typer.Option("--combine", help="Put all refreshes of a site together: the same persons again, se too small."),
+    ] = False
+    estimand: Planned = ""
+    formula: Formula = ""
+    term: Term = ""
 
 
 @verb(app, rich_help_panel="Answers")
 def pool(
-    context: typer.Context,
+    store: Store,
     study: Study,
-    wave: Wave = 0,
-    as_of: AsOf = None,
-    combine: Combine = False,
-    estimand: Planned = "",
-    formula: Formula = "",
-    term: Term = "",
-    method: Method = "REML",
-    test: Test = "adhoc",
-    level: Level = 0.95,
+    question: AskedOfTable,
+    further: FurtherOptions,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -82,10 +69,6 @@ def pool(
     mods: Mods = None,
     subgroup: Subgroup = "",
     facts: Facts = None,
-    bayes: Bayes = False,
-    scale: Scale = 0.5,
-    exact: Exact = False,
-    diagnostics: Diagnostics = False,
     perturbations: Annotated[
         int,
         typer.Option(
@@ -98,17 +81,22 @@ def pool(
     ] = None,
 ) -> VerbAnswer:
     """Ask one question of a wave, site by site, and pool the answers. No site is contacted; it costs no ε."""
+    from coordinator.pooling import analyses
+
     if perturbations and not 2 <= perturbations <= 1000:
         raise ParameterError("--again must be in 2..1000", given=f"{perturbations}")
     if out is not None and out.suffix.lower() not in (".csv", ".json"):
         raise ParameterError("the table must end in .csv or .json", given=repr(out.name))
-    more = {"perturbations": perturbations, "trained": _trained(flow)}
-    answer = _ask(context, study, wave, as_of, combine, estimand, formula, term, method, test, level, **more)
-    before = _save(context, answer, "pool", figure=str(out or ""))
-    further = _analyse(
-        answer, mods or [], subgroup, facts, bayes=bayes, scale=scale, exact=exact, diagnostics=diagnostics
+    answer = _ask(store, study, question, perturbations=perturbations, trained=_trained(flow))
+    before = _save(store, answer, "pool", figure=str(out or ""))
+    by = _known(answer, [*(mods or []), *([subgroup] if subgroup else [])], facts)
+    request = analyses.AnalysisRequest(
+        mods={name: by[name] for name in mods or []},
+        group=(subgroup, by[subgroup]) if subgroup else None,
+        **asdict(further),
     )
-    data = {**answer.document, **further, "changed": _changed(before, answer)}
+    more = analyses.analyse(answer.result, request)
+    data = {**answer.document, **more, "changed": _changed(before, answer)}
     if out is not None and out.suffix.lower() == ".json":
         import json as writer
 
@@ -116,121 +104,135 @@ def pool(
     elif out is not None:
         # Only the sites' own rows: a table that also held the pooled ones would be pooled with them.
         _estimates(answer).to_csv(out, index=False)
-
-    def show(shown: Console) -> None:
-        from coordinator.pooling import analyses
-
-        _show_answer(shown, answer, data["changed"])
-        analyses.show(shown, answer.result, further)
-
-    return VerbAnswer(data, show)
+    return VerbAnswer(
+        data,
+        lambda shown: _show_answer(shown, answer, data["changed"]),
+        lambda shown: analyses.show(shown, answer.result, more),
+    )
 
 
-@app.command(rich_help_panel="Answers")
-@produces
+@dataclass(frozen=True, kw_only=True)
+class DrawnOptions:
+    """What is drawn of an answer."""
+
+    title: Annotated[str, typer.Option("--title", help="Title; the question if left out.")] = ""
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--kind",
+            help="forest, leave-one-out, cumulative, funnel, baujat, influence, bubble, waves (estimate by wave), km "
+            "(survival curves) or budget (ε spent by wave; asks no question).",
+        ),
+    ] = "forest"
+    subgroup: Subgroup = ""
+    facts: Facts = None
+    site: Annotated[list[str] | None, typer.Option("--site", help="Of km: only this site; repeat for several.")] = None
+    favours: Favours = ""
+    sort: Annotated[
+        str, typer.Option("--sort", help="Rows by name, estimate, weight, arrival, or a column of --facts.")
+    ] = ""
+    mods: Annotated[str, typer.Option("--mods", help="Of a bubble plot: n, epsilon or a column of --facts.")] = ""
+    contours: Annotated[bool, typer.Option("--contours", help="Of a funnel: shade by the p-value of a site.")] = False
+
+    def draw(self, answer: PooledAnswer, path: Path) -> None:
+        """Draw a forest plot or one of its companions of a pooled answer."""
+        from coordinator.analyst.show import draw, sides
+
+        by = [] if self.sort in ("", "name", "estimate", "weight") else [self.sort]
+        names = [*([self.subgroup] if self.subgroup else []), *by, *([self.mods] if self.mods else [])]
+        facts = _known(answer, names, self.facts)
+        draw(
+            answer.result,
+            self.kind,
+            title=self.title or answer.title,
+            note=answer.caption,
+            columns=answer.columns,
+            group=(self.subgroup, facts[self.subgroup]) if self.subgroup else None,
+            favours=sides(self.favours),
+            sort=self.sort,
+            ranked=facts[self.sort] if by else None,
+            contours=self.contours,
+            moderator=(self.mods, facts[self.mods]) if self.mods else None,
+            path=path,
+        )
+
+
+@verb(app, rich_help_panel="Answers")
 def figure(
-    context: typer.Context,
+    store: Store,
     study: Study,
     out: Annotated[
         Path,
         typer.Option("--out", help="Figure to write: .svg, .pdf, .png, .eps or .tif; a forest plot's numbers: .csv."),
     ],
-    wave: Wave = 0,
-    as_of: AsOf = None,
-    combine: Combine = False,
-    estimand: Planned = "",
-    formula: Formula = "",
-    term: Term = "",
-    method: Method = "REML",
-    test: Test = "adhoc",
-    level: Level = 0.95,
-    title: Annotated[str, typer.Option("--title", help="Title; the question if left out.")] = "",
-    kind: FigureKind = "forest",
-    subgroup: Subgroup = "",
-    facts: Facts = None,
-    site: Annotated[list[str] | None, typer.Option("--site", help="Of km: only this site; repeat for several.")] = None,
-    favours: Annotated[
-        str, typer.Option("--favours", help='Sides of the null line: "Favours drug|Favours placebo".')
-    ] = "",
-    sort: Annotated[
-        str, typer.Option("--sort", help="Rows by name, estimate, weight, arrival, or a column of --facts.")
-    ] = "",
-    mods: Annotated[str, typer.Option("--mods", help="Of a bubble plot: n, epsilon or a column of --facts.")] = "",
-    contours: Annotated[bool, typer.Option("--contours", help="Of a funnel: shade by the p-value of a site.")] = False,
+    question: AskedOfTable,
+    drawn: DrawnOptions,
+    look: FigureOptions,
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> VerbAnswer:
     """Draw the forest plot of a pooled answer, one of the figures beside it, survival curves, or the budget."""
     from coordinator.analyst.show import check_figure
     from coordinator.figures.companions import KINDS
 
-    check_figure(out, kind)
-
+    check_figure(out, drawn.kind)
     kinds = ("forest", *KINDS, "waves", "km", "budget")
-    if kind not in kinds:
-        raise ParameterError(f"the figure must be one of {', '.join(kinds)}", given=repr(kind))
-    path = None if dry_run else out
-    made: dict[str, Any] = {"figure": str(out), "kind": kind, "written": not dry_run}
-    words = f"{'would write' if dry_run else 'wrote'} {out}"
-    if (subgroup or favours) and kind != "forest":
-        raise ParameterError("subgroups and favours must be of a forest plot", given=repr(kind))
-    if kind == "budget":
-        from coordinator.answers.spending import spending
+    if drawn.kind not in kinds:
+        raise ParameterError(f"the figure must be one of {', '.join(kinds)}", given=repr(drawn.kind))
+    if (drawn.subgroup or drawn.favours) and drawn.kind != "forest":
+        raise ParameterError("subgroups and favours must be of a forest plot", given=repr(drawn.kind))
+    make = {"budget": _budget_figure, "km": _curves_figure}.get(drawn.kind, _answer_figure)
+    with look.drawing():
+        data = make(store, study, question, drawn, None if dry_run else out)
+    made = {"figure": str(out), "kind": drawn.kind, "written": not dry_run}
+    return VerbAnswer({**data, **made}, f"{'would write' if dry_run else 'wrote'} {out}")
 
-        with open_store(CoordinatorConfig.load(context.obj)) as store:
-            require_study(store, study)
-            budget = spending(store, study)
-        budget.figure(path, title=title)
-        emit({**plain(budget), **made}, as_json=json, show=lambda shown: shown.print(words))
-        return
-    if kind == "km":
-        from coordinator.answers.curves import curves
 
-        with open_store(CoordinatorConfig.load(context.obj)) as store:
-            query = _one_question(store, study, estimand, formula)
-            found = curves(store, study, wave, query, as_of=as_of, combine=combine, sites=site or (), level=level)
-            found.figure(path, title=title)
-            if not dry_run:
-                how = {"wave": found.wave, "as_of": as_of, "combined": combine, "term": "curve", "level": level}
-                store.save_result(
-                    study=study,
-                    wave=found.wave,
-                    kind="km",
-                    question={**how, "estimand": found.estimand, "sites": sorted(site or [])},
-                    used=found.used,
-                    numbers={"curves": len(found.curves)},
-                    figure=str(out),
-                    today=today(),
-                )
-        emit({**plain(found), **made}, as_json=json, show=lambda shown: shown.print(words))
-        return
-    answer = _ask(context, study, wave, as_of, combine, estimand, formula, term, method, test, level)
-    before = None
-    if kind == "waves":
-        made["waves"] = _by_wave(context, answer, title or answer.title, path)
-        before = None if dry_run else _save(context, answer, "figure", figure=str(out))
-    elif not dry_run:
-        from coordinator.analyst.show import draw, sides
+def _budget_figure(
+    store: Store, study: str, question: AskedOfTable, drawn: DrawnOptions, path: Path | None
+) -> dict[str, Any]:
+    from coordinator.answers.spending import spending
 
-        by = [] if sort in ("", "name", "estimate", "weight") else [sort]
-        facts_of = _known(answer, [*([subgroup] if subgroup else []), *by, *([mods] if mods else [])], facts)
-        draw(
-            answer.result,
-            kind,
-            title=title or answer.title,
-            note=answer.caption,
-            columns=answer.columns,
-            group=(subgroup, facts_of[subgroup]) if subgroup else None,
-            favours=sides(favours),
-            sort=sort,
-            ranked=facts_of[sort] if by else None,
-            contours=contours,
-            moderator=(mods, facts_of[mods]) if mods else None,
-            path=out,
+    store.plan(study)
+    budget = spending(store, study)
+    budget.figure(path, title=drawn.title)
+    return dict(plain(budget))
+
+
+def _curves_figure(
+    store: Store, study: str, question: AskedOfTable, drawn: DrawnOptions, path: Path | None
+) -> dict[str, Any]:
+    from coordinator.answers.curves import curves
+
+    asked, sites = _one_question(store, study, question.estimand, question.formula), drawn.site or ()
+    how: dict[str, Any] = {"as_of": question.as_of, "level": question.level}
+    found = curves(store, study, question.wave, asked, combine=question.combine, sites=sites, **how)
+    found.figure(path, title=drawn.title)
+    if path is not None:
+        how |= {"wave": found.wave, "combined": question.combine, "term": "curve"}
+        store.save_result(
+            study=study,
+            wave=found.wave,
+            kind="km",
+            question={**how, "estimand": found.estimand, "sites": sorted(sites)},
+            used=found.used,
+            numbers={"curves": len(found.curves)},
+            figure=str(path),
+            today=today(),
         )
-        before = _save(context, answer, "figure", figure=str(out))
-    data = {**answer.document, "changed": _changed(before, answer), **made}
-    emit(data, as_json=json, show=lambda shown: shown.print(words))
+    return dict(plain(found))
+
+
+def _answer_figure(
+    store: Store, study: str, question: AskedOfTable, drawn: DrawnOptions, path: Path | None
+) -> dict[str, Any]:
+    answer = _ask(store, study, question)
+    more = {}
+    if drawn.kind == "waves":
+        more["waves"] = _by_wave(store, answer, drawn.title or answer.title, path)
+    elif path is not None:
+        drawn.draw(answer, path)
+    before = None if path is None else _save(store, answer, "figure", figure=str(path))
+    return {**answer.document, "changed": _changed(before, answer), **more}
 
 
 @verb(app, rich_help_panel="Answers")
@@ -239,13 +241,11 @@ def harmonise(
     study: Study,
     column: Annotated[str, typer.Argument(help="What hospitals measure differently; chol,hdl: together.")],
     to: Annotated[str, typer.Option("--to", help="The site whose scale counts.")],
+    pooling: PoolingOptions,
     wave: Wave = 0,
     estimand: Planned = "",
     formula: Formula = "",
     term: Term = "",
-    method: Method = "REML",
-    test: Test = "adhoc",
-    level: Level = 0.95,
     densities: Annotated[
         str, typer.Option("--densities", help="Study of densities; STUDY-densities if left out.")
     ] = "",
@@ -256,9 +256,10 @@ def harmonise(
 
     if forest is not None:
         check_file(forest)
-    pooling: Any = {"term": term, "method": method, "test": test, "level": level}
     query = _one_question(store, study, estimand, formula)
-    seen = maps.harmonised(store, study, column, to=to, estimand=query, source=densities, wave=wave, **pooling)
+    seen = maps.harmonised(
+        store, study, column, to=to, estimand=query, source=densities, wave=wave, term=term, **pooling.how
+    )
     if forest is not None:
         seen.figure(forest)
     store.save_result(
@@ -272,13 +273,9 @@ def harmonise(
         today=today(),
     )
 
-    def show(out: Console) -> None:
-        first, *more = seen.lines
-        out.print(first, style="bold")
-        for line in more:
-            out.print(line, style="yellow" if line.startswith("warning") else None)
-
-    return VerbAnswer(seen.document, show)
+    first, *more = seen.lines
+    warned = (((line, "yellow") if line.startswith("warning") else line) for line in more)
+    return VerbAnswer(seen.document, (first, "bold"), *warned)
 
 
 @verb(app, rich_help_panel="Answers")
@@ -334,31 +331,19 @@ def results(
     return VerbAnswer(answer, show)
 
 
-def _ask(
-    context: typer.Context,
-    study: str,
-    wave: int,
-    as_of: int | None,
-    combine: bool,
-    estimand: str,
-    formula: str,
-    term: str,
-    method: Any,
-    test: Any,
-    level: float,
-    **more: Any,
-) -> PooledAnswer:
+def _ask(store: Store, study: str, asked: AskedOfTable, **more: Any) -> PooledAnswer:
     from dataclasses import replace
 
     from coordinator.answers.queries import ask
     from coordinator.answers.release_selection import newest, uncompared
 
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        require_study(store, study)
-        query = _one_question(store, study, estimand, formula)
-        how = {"term": term, "method": method, "test": test, "level": level}
-        answer = ask(store, study, wave or newest(store, study), query, as_of=as_of, combine=combine, **how, **more)
-        return replace(answer, uncompared=uncompared(store, answer.used))
+    store.plan(study)
+    query = _one_question(store, study, asked.estimand, asked.formula)
+    how: dict[str, Any] = {
+        name: getattr(asked, name) for name in ("term", "method", "test", "level", "as_of", "combine")
+    }
+    answer = ask(store, study, asked.wave or newest(store, study), query, **how, **more)
+    return replace(answer, uncompared=uncompared(store, answer.used))
 
 
 def _trained(path: Path | None) -> FederatedFlow | None:
@@ -383,7 +368,7 @@ def _one_question(store: Store, study: str, estimand: str, formula: str) -> str:
     return estimand or formula
 
 
-def _by_wave(context: typer.Context, answer: PooledAnswer, title: str, path: Path | None) -> dict[str, dict[str, Any]]:
+def _by_wave(store: Store, answer: PooledAnswer, title: str, path: Path | None) -> dict[str, dict[str, Any]]:
     """Ask the same of every wave up to the answer's, and draw it; the pooled figures by wave."""
     from coordinator.answers.queries import ask
     from coordinator.figures.over_time import waves_figure
@@ -392,15 +377,14 @@ def _by_wave(context: typer.Context, answer: PooledAnswer, title: str, path: Pat
     result = answer.result
     how = {"term": answer.term, "method": result.method, "test": result.test, "level": result.level}
     found, missing = {answer.wave: answer}, {}
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        for wave in store.plan(answer.study).plan.waves:
-            if wave.number >= answer.wave:
-                continue
-            try:
-                options: Any = {"combine": answer.combined, **how}
-                found[wave.number] = ask(store, answer.study, wave.number, answer.estimand, **options)
-            except EstimateRefusal as refusal:
-                missing[wave.number] = str(refusal).rstrip(".")
+    for wave in store.plan(answer.study).plan.waves:
+        if wave.number >= answer.wave:
+            continue
+        try:
+            options: Any = {"combine": answer.combined, **how}
+            found[wave.number] = ask(store, answer.study, wave.number, answer.estimand, **options)
+        except EstimateRefusal as refusal:
+            missing[wave.number] = str(refusal).rstrip(".")
     waves_figure(
         {wave: one.result for wave, one in found.items()},
         missing=missing,
@@ -411,19 +395,18 @@ def _by_wave(context: typer.Context, answer: PooledAnswer, title: str, path: Pat
     return {str(wave): {"sites": one.result.k, **one.numbers} for wave, one in sorted(found.items())}
 
 
-def _save(context: typer.Context, answer: PooledAnswer, kind: str, *, figure: str) -> SavedResult | None:
+def _save(store: Store, answer: PooledAnswer, kind: str, *, figure: str) -> SavedResult | None:
     """Remember what is handed out; the last answer to the same question, when it was another one."""
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
-        return store.save_result(
-            study=answer.study,
-            wave=answer.wave,
-            kind=kind,
-            question=answer.query,
-            used=answer.used,
-            numbers=answer.numbers,
-            figure=figure,
-            today=today(),
-        )
+    return store.save_result(
+        study=answer.study,
+        wave=answer.wave,
+        kind=kind,
+        question=answer.query,
+        used=answer.used,
+        numbers=answer.numbers,
+        figure=figure,
+        today=today(),
+    )
 
 
 def _changed(before: SavedResult | None, answer: PooledAnswer) -> list[str]:
@@ -441,21 +424,6 @@ def _changed(before: SavedResult | None, answer: PooledAnswer) -> list[str]:
     if then != now:
         out.append(f"The pooled estimate was {then:.4g} and is {now:.4g}.")
     return [f"Since the answer of {before.day}:", *out] if out else []
-
-
-def _analyse(
-    answer: PooledAnswer, mods: list[str], subgroup: str, facts: Path | None, **options: Any
-) -> dict[str, Any]:
-    """The further questions of a pooled answer."""
-    from coordinator.pooling import analyses
-
-    by_label = _known(answer, [*mods, *([subgroup] if subgroup else [])], facts)
-    request = analyses.AnalysisRequest(
-        mods={name: by_label[name] for name in mods},
-        group=(subgroup, by_label[subgroup]) if subgroup else None,
-        **options,
-    )
-    return analyses.analyse(answer.result, request)
 
 
 def _known(answer: PooledAnswer, names: Sequence[str], facts: Path | None) -> dict[str, dict[str, Any]]:

@@ -137,7 +137,7 @@ def _at_home(said: Mapping[str, Any], asked: Collection[str]) -> Iterator[dict[s
 def verb(
     group: typer.Typer, name: str | None = None, **listed: Any
 ) -> Callable[[Callable[..., VerbAnswer]], Callable[..., VerbAnswer]]:
-    """Register a verb: it has ``--json``, works with the settings and the store it asks for, and returns a `VerbAnswer`.
+    """Register a verb: it has ``--json``, works with the settings and the store it asks for, and gives its answer.
 
     Args:
         name: as it is typed; the function's where left out.

@@ -79,7 +79,7 @@ def _at_desk(said: Mapping[str, Any], asked: Collection[str]) -> Iterator[dict[s
 def verb(
     group: typer.Typer, name: str | None = None, *, noted: str = "", **listed: Any
 ) -> Callable[[Callable[..., VerbAnswer]], Callable[..., VerbAnswer]]:
-    """Register a verb: it has ``--home`` and ``--json``, works at the desk if it asks for one, and returns a `VerbAnswer`.
+    """Register a verb: it has ``--home`` and ``--json``, works at the desk if it asks for one, and gives its answer.
 
     Args:
         name: as it is typed; the function's where left out.
