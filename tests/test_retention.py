@@ -14,6 +14,7 @@ import threading
 from contextlib import closing
 
 import pytest
+import sqlalchemy as sa
 from joined import Joined
 from membership import Clock
 from service import LEAD, Hub
@@ -29,11 +30,14 @@ from coordinator.services.quotas import delete_due, deleted, end_study, erase
 from coordinator.store import schema
 from coordinator.store.engine import append_entry
 from coordinator.store.store import Store
+from shared.base.canonical import sha256_hex
 from shared.base.chain import GENESIS
 from shared.base.keys import SigningKey
 from shared.errors import IntegrityRefusal, PlanRefusal, SchemaRefusal, SignatureRefusal, StateRefusal
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.membership.leads import Leads
 from shared.membership.study_ends import StudyEnd
+from shared.plans.federated import PREFIX
 from shared.plans.plan import StudyPlan, sign_plan
 from shared.plans.retention import Retention
 
@@ -203,6 +207,45 @@ def test_a_later_version_keeps_nothing_longer_than_was_said_when_it_was_given(he
     (one,) = deleted(store)
     assert (one.plan_hash, one.bundles, one.until) == (ENDS.hash, (held.digest,), LAST.isoformat())
     assert store.verify_log() == store.entries()
+    assert held.found() == []
+
+
+def test_a_flow_that_a_later_version_uses_is_kept_until_that_ones_day_and_what_trained_it_is_not(held):
+    store, flow = held.hub.store, b"weights that many sites have trained"
+    later = dataclasses.replace(KEPT, until=LAST + dt.timedelta(days=900))
+    named = {"posture": "private", "flow": PREFIX + sha256_hex(flow)}
+    uses = dataclasses.replace(ENDS, version=2, retention=later, release=LatentNoisePlan(w=0.1), **named)
+    store.add_plan(sign_plan(uses, [LEAD]), uses)
+    row = {"study": "mini", "plan_hash": ENDS.hash, "digest": "ab" * 32, "envelope": b"order"}
+    rows = [("train", 1, b"a question"), ("finished", 1, flow)]
+    asked = [{**row, "kind": kind, "round": number, "content": content} for kind, number, content in rows]
+    store.write(lambda c: c.execute(schema.round_asked.insert(), asked))
+    given = {"asked": 1, "site": "north", "envelope": b"said", "content": SECRET, "key": "ab" * 32}
+    store.write(lambda c: c.execute(schema.round_of.insert().values(**given)))
+
+    def kept() -> list[bytes]:
+        asked = sa.select(schema.round_asked.c.content).order_by(schema.round_asked.c.number)
+        answers = sa.select(schema.round_of.c.content)
+        return store.read(lambda c: [bytes(one) for query in (asked, answers) for one in c.execute(query).scalars()])
+
+    assert delete_due(store, held.home, AFTER) == ("mini",)
+    assert kept() == [b"", flow, b""]
+    assert delete_due(store, held.home, later.until) == ()
+    assert delete_due(store, held.home, later.until + dt.timedelta(days=1)) == ("mini",)
+    assert kept() == [b"", b"", b""]
+    assert store.verify_log() == store.entries()
+
+
+def test_what_sites_answered_to_a_version_that_only_trained_is_deleted_with_the_study(held):
+    trained = dataclasses.replace(ENDS, study="trained")
+    newer = dataclasses.replace(trained, version=2)
+    store = held.hub.store
+    for plan in (trained, newer):
+        store.add_plan(sign_plan(plan, [LEAD]), plan)
+    row = {"study": "trained", "plan_hash": trained.hash, "kind": "finished", "round": 1, "digest": "ab" * 32}
+    store.write(lambda c: c.execute(schema.round_asked.insert().values(**row, envelope=b"order", content=SECRET)))
+    assert set(delete_due(store, held.home, AFTER)) == {"mini", "trained"}
+    assert delete_due(store, held.home, AFTER) == ()
     assert held.found() == []
 
 

@@ -7,9 +7,10 @@ until the lead widens it. Whoever comes within `ALARM` of a bound is named in th
 
 One bound is the study's own: the day until which a plan, which leads have signed and sites have approved, keeps what
 was drawn under it; a later version may bring that day forward, and puts it off for nothing that has come. After it
-bundles, answers, results and what trainings sent are deleted, by the coordinator itself; one that was put back from an
-older backup does so again before it serves. Log, plans, statements and receipts stay. The log's entry names each bundle
-by its SHA-256; with the signed head and an inclusion proof it is the proof of deletion.
+bundles, answers, results and what trainings sent are deleted, by the coordinator itself, and a trained flow once no
+kept plan goes on from it; one that was put back from an older backup does so again before it serves. Log, plans,
+statements and receipts stay. The log's entry names each bundle by its SHA-256; with the signed head and an inclusion
+proof it is the proof of deletion.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import datetime as dt
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +31,13 @@ from coordinator.store import membership as tables
 from coordinator.store import schema as db
 from coordinator.store.engine import append_entry
 from coordinator.store.members import all_plans, plan_of
-from shared.base.canonical import canonical_json, parse_json
+from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope
 from shared.errors import RateRefusal, Refusal, StateRefusal
 from shared.membership.study_ends import STUDY_END_TYPE, StudyEnd
+from shared.plans.federated import PREFIX
 from shared.releases.receipt import Statement
 
 if TYPE_CHECKING:
@@ -302,7 +304,7 @@ def _due(store: Database, today: dt.date, also: Mapping[str, dt.date]) -> list[t
         if plan.hash in gone:
             continue
         # Of an older version there is something to say only if there is something of it.
-        if plan is last or store.read(lambda c, plan=plan: _bundles(c, plan)):  # type: ignore[misc]
+        if plan is last or store.read(lambda c, plan=plan: _bundles(c, plan) or _rounds(c, plan)):  # type: ignore[misc]
             due.append((plan, min(days)))
     return due
 
@@ -315,6 +317,29 @@ def _bundles(c: sa.Connection, plan: StudyPlan) -> set[str]:
     return {*c.execute(own).scalars(), *refused}
 
 
+def _rounds(c: sa.Connection, plan: StudyPlan) -> list[int]:
+    """Rounds of the training by a version of a plan, its flow included, by number."""
+    return list(c.execute(sa.select(db.round_asked.c.number).where(db.round_asked.c.plan_hash == plan.hash)).scalars())
+
+
+def _forget_rounds(c: sa.Connection, plan: StudyPlan, plans: Sequence[StudyPlan]) -> None:
+    """Let go of what a training asked and was answered, and of each flow that no kept plan goes on from.
+
+    Args:
+        plans: every plan that is here.
+    """
+    asked = db.round_asked
+    rounds = sa.select(asked.c.number).where(asked.c.plan_hash == plan.hash)
+    c.execute(db.round_of.update().where(db.round_of.c.asked.in_(rounds)).values(content=b""))
+    c.execute(asked.update().where((asked.c.plan_hash == plan.hash) & (asked.c.kind != "finished")).values(content=b""))
+    gone = {plan.hash, *c.execute(sa.select(db.deletions.c.plan_hash)).scalars()}
+    used = {one.flow for one in plans if one.hash not in gone}
+    flows = (asked.c.kind == "finished") & asked.c.plan_hash.in_(gone)
+    for row in c.execute(sa.select(asked.c.number, asked.c.content).where(flows)).all():
+        if PREFIX + sha256_hex(bytes(row.content)) not in used:
+            c.execute(asked.update().where(asked.c.number == row.number).values(content=b""))
+
+
 def _said(envelope: bytes) -> Statement:
     return Statement.from_bytes(Envelope.from_bytes(envelope).payload)
 
@@ -325,6 +350,7 @@ def _forget(store: Database, plan: StudyPlan, *, today: dt.date, until: dt.date)
     Every answer of the study goes, because it may rest on what is deleted; from the rest it can be computed again.
     """
     study = plan.study
+    plans = [stored.plan for stored in all_plans(store)]
 
     def work(c: sa.Connection) -> None:
         if c.execute(sa.select(db.deletions.c.study).where(db.deletions.c.plan_hash == plan.hash)).first() is not None:
@@ -338,10 +364,7 @@ def _forget(store: Database, plan: StudyPlan, *, today: dt.date, until: dt.date)
             c.execute(db.answers_kept.delete().where(db.answers_kept.c.result_id.in_(part)))
         results = c.execute(db.results.delete().where(db.results.c.study == study)).rowcount
         c.execute(db.answers.delete().where(db.answers.c.study == study))
-        asked = db.round_asked.c.plan_hash == plan.hash
-        rounds = sa.select(db.round_asked.c.number).where(asked)
-        c.execute(db.round_of.update().where(db.round_of.c.asked.in_(rounds)).values(content=b""))
-        c.execute(db.round_asked.update().where(asked).values(content=b""))
+        _forget_rounds(c, plan, plans)
         body: dict[str, Any] = {
             "kind": "study_deleted",
             "study": study,
