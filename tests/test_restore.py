@@ -605,6 +605,7 @@ def test_a_backup_holds_what_is_in_the_write_ahead_log_and_opens_for_who_leads_a
     LEAD.save(home.home / "keys" / "ada.pem", "correct horse battery")
     bob.save(home.home / "keys" / "bob.pem")
     gone.save(home.home / "keys" / "retired" / "cyd.pem", "correct horse battery")
+    (home.home / "notify.toml").write_text('webhook = "https://chat.example.org/hook"\n')
     copied = tmp_path / "copy.db"
     shutil.copy(home.home / "store.db", copied)
     with closing(sqlite3.connect(copied)) as connection:
@@ -618,7 +619,7 @@ def test_a_backup_holds_what_is_in_the_write_ahead_log_and_opens_for_who_leads_a
     inside = opened(archive, bob, tmp_path / "inside")
     assert inside == opened(archive, LEAD, tmp_path / "again")
     assert b"BEGIN PRIVATE KEY" in inside["ca/ca.key"]
-    assert {"keys/ada.pem", "keys/bob.pem", "keys/retired/cyd.pem"} <= inside.keys()
+    assert {"keys/ada.pem", "keys/bob.pem", "keys/retired/cyd.pem", "notify.toml"} <= inside.keys()
     # Encrypted to keys: nothing of it shows, and a key in clear does not lie before the lock that it opens.
     seen = archive.read_bytes()
     assert not [name for name, data in inside.items() if data in seen]

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 __all__ = ["BackupFacts", "RestoredHome", "back_up", "drill", "restore"]
 
 NAMES = re.compile(
-    r"coordinator\.toml|store\.db|(bundles|quarantine)/[0-9a-f]{64}\.zip|(ca|keys|keys/retired)/[A-Za-z0-9_.-]{1,128}"
+    r"(coordinator|notify)\.toml|store\.db|(bundles|quarantine)/[0-9a-f]{64}\.zip"
+    r"|(ca|keys|keys/retired)/[A-Za-z0-9_.-]{1,128}"
 )
 LATER = re.compile(r"ca-[0-9]{1,3}\.(key|json)")
 ATTEMPTS = 5  # a release that is withdrawn while it is copied makes the copy begin anew
@@ -167,7 +168,8 @@ def _listed(
     names |= {f"quarantine/{path.name}" for path in apart if path.exists()}
     sources: dict[str, Path | bytes] = {"store.db": copy / "store.db", **{name: home / name for name in names}}
     rooms = [path for room in ("ca", "keys", "keys/retired") for path in (home / room).glob("*") if path.is_file()]
-    for path in (home / FILE_NAME, *rooms):
+    settings = [path for path in (home / FILE_NAME, home / "notify.toml") if path.exists()]
+    for path in (*settings, *rooms):
         name = path.relative_to(home).as_posix()
         if NAMES.fullmatch(name) and not name.endswith(".part"):
             sources[name] = path.read_bytes()
