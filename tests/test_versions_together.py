@@ -20,16 +20,20 @@ BEFORE = "3c53b2e"
 """0.2.0."""
 
 
-@pytest.fixture
-def before(tmp_path):
-    """The tree of the version before, as it was committed."""
+def tree_of_before(folder: Path) -> Path:
+    """The tree of the version before, as it was committed, unpacked into a folder; skips where a clone lacks it."""
     done = subprocess.run(["git", "archive", BEFORE], cwd=ROOT, capture_output=True)
     if done.returncode:
         pytest.skip(f"this clone has no commit {BEFORE}")
-    (tmp_path / "before.tar").write_bytes(done.stdout)
-    with tarfile.open(tmp_path / "before.tar") as archive:
-        archive.extractall(tmp_path / "before", filter="data")
-    return tmp_path / "before"
+    (folder / "before.tar").write_bytes(done.stdout)
+    with tarfile.open(folder / "before.tar") as archive:
+        archive.extractall(folder / "before", filter="data")
+    return folder / "before"
+
+
+@pytest.fixture
+def before(tmp_path):
+    return tree_of_before(tmp_path)
 
 
 class Side:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -17,11 +18,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from membership import Clock, Membership
+from test_versions_together import tree_of_before
 from theatre import Theatre, plan_toml
 
 from coordinator.config import CoordinatorConfig
 from coordinator.store.store import Store
 from shared.base.clock import utc_now
+from shared.privacy import accountant as privacy
 from shared.wire.certificates import CertificateLife
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,17 +138,29 @@ class Years:
         frame = pd.DataFrame({"person": [f"p{i}" for i in range(120)], **columns, "died": rng.integers(0, 2, 120)})
         frame.to_csv(self.table, index=False)
         self.adopted: set[tuple[str, str]] = set()
-        self.happened: list[str] = []
 
-    def plan(self, study: str, steps: int) -> str:
-        """A wave at each step."""
+    def plan(self, study: str, steps: int, *, retention: bool = True) -> str:
+        """A wave at each step.
+
+        Args:
+            retention: False for a plan as the version before writes it.
+        """
         text = plan_toml(study, waves=0, expires=self.start + dt.timedelta(days=self.days * (steps + 2)))
+        if not retention:
+            text = text.partition("[retention]")[0] + "[release]" + text.partition("[release]")[2]
         waves = ""
         for step in range(1, steps + 1):
-            opens = self.start + dt.timedelta(days=self.days * step)
+            opens = self.start + dt.timedelta(days=self.days * (step - 1))
             closes = opens + dt.timedelta(days=self.days // 2)
             waves += f"[[waves]]\nnumber = {step}\nopens = {opens}\ncloses = {closes}\n"
         return text.replace("[dictionary]", f"{waves}\n[dictionary]", 1)
+
+    def open(self, study: str, steps: int, **how: bool) -> None:
+        """The first study, and its sites."""
+        self.theatre.open(self.plan(study, steps, **how))
+        for site in self.sites:
+            self.theatre.join(site, self.table, study)
+            self.adopted.add((site, study))
 
     def adopt(self, site: str, study: str) -> None:
         """A site's steward agrees to a study."""
@@ -155,6 +170,10 @@ class Years:
         self.theatre.agent(site, "plan", "approve", study, "--as", self.approver, "--understood", "local")
         self.adopted.add((site, study))
 
+    def here(self, step: int) -> list[str]:
+        """Sites that run at this step."""
+        return [site for site in self.sites if not (site == self.sites[-1] and step in self.away)]
+
     def round(self, site: str) -> None:
         """A round of the agent, which may not fail for a certificate, a key or a lead."""
         done = self.theatre.agent(site, "run", "--once", expect=None)
@@ -162,25 +181,53 @@ class Years:
         bad = {"not connected", "offline", "certificate not renewed", "no plan", "not released"}
         assert not bad & codes, str(done)
 
-    def wave(self, site: str, step: int) -> None:
-        """Whatever is due is made, approved by a person, and sent."""
-        self.round(site)
+    def decided(self, site: str, step: int) -> None:
+        """A person approves what waits of this step, and it is sent."""
         for study in sorted(study for name, study in self.adopted if name == site):
             release = self.theatre.waiting(site, step, study)
             assert release, (site, study, step)
-            self.theatre.agent(site, "approve", release, "--as", self.approver)
+            said = self.theatre.agent(site, "approve", release, "--as", self.approver).json
+            assert said["state"] == "delivered", said
             self.due.add((study, step, site))
-        self.round(site)
 
     def step(self, step: int) -> None:
-        self.clock.turn(self.days)
-        for site in self.sites:
-            if not (site == self.sites[-1] and step in self.away):
-                self.wave(site, step)
+        """Time passes, and whatever is due is made, approved and sent."""
+        self.clock.turn(self.days if step > 1 else 0)
+        for site in self.here(step):
+            self.round(site)
+            self.decided(site, step)
 
     # -- what happens in years --------------------------------------------------------------------------------------
-    def second_study(self, name: str) -> None:
-        """Another study is granted to all, at another time."""
+    def upgraded(self) -> None:
+        """All run the version before, and are updated one by one, with a first wave that is on its way.
+
+        One site's release was delivered to the coordinator of before; one is approved and delivered by the agent of
+        before to the updated coordinator; of the others one waits for a person while its agent is updated.
+        """
+        (first, second, *others), stage = self.sites, self.theatre
+        for site in self.sites:
+            self.round(site)
+        self.decided(first, 1)
+        stage.stop()
+        waits = stage.waiting(second, 1)
+        stage.agent(second, "approve", waits, "--as", self.approver, expect=None)
+        queue = {row["release_id"]: row["state"] for row in stage.agent(second, "outbox", "list").json["releases"]}
+        assert queue == {waits: "approved"}
+        del stage.versions["coordinator"]
+        stage.serve()
+        self.round(first)
+        self.decided(second, 1)
+        for site in others:
+            del stage.versions[site]
+            self.round(site)
+            self.decided(site, 1)
+        for site in (first, second):
+            del stage.versions[site]
+            self.round(site)
+
+    def second_study(self, name: str, steps: int) -> None:
+        """Another study is signed, and granted to all, at another time."""
+        self.theatre.sign(self.plan(name, steps))
         for site in self.sites:
             self.theatre.coordinator("grant", site, "--study", name)
             self.theatre.agent(site, "grants")
@@ -189,10 +236,11 @@ class Years:
     def new_authority(self) -> None:
         assert self.theatre.coordinator("ca", "rotate").json["rotated"]
 
-    def new_keys(self, site: str) -> None:
-        """Every kind of key of a site, and a lead's."""
-        for role in ("release", "tls", "snapshot"):
-            self.theatre.agent(site, "rotate-key", role, "--as", self.approver)
+    def new_keys(self, *sites: str) -> None:
+        """Every kind of key of these sites, and a lead's."""
+        for site in sites:
+            for role in ("release", "tls", "snapshot"):
+                self.theatre.agent(site, "rotate-key", role, "--as", self.approver)
         self.theatre.coordinator("lead", "add", "second", "--key", "lead")
         self.theatre.coordinator("lead", "retire", "lead", "--key", "second")
         for study in sorted({study for _, study in self.adopted}):
@@ -209,16 +257,26 @@ class Years:
                 self.theatre.agent(site, *words)
 
     def restored_site(self, site: str, step: int) -> None:
-        """A site's folder is put back from before its last wave, and counts that wave as spent."""
-        home = self.theatre.home(site)
-        copy = home.with_name(f"{site}.backup")
-        shutil.copytree(home, copy)
+        """A site is lost, and put back from a backup of before its last wave, which it counts as spent."""
+        archive = self.theatre.folder / f"{site}.backup"
+        self.theatre.agent(site, "backup", archive)
         self.step(step)
-        shutil.rmtree(home)
-        copy.rename(home)
+        shutil.rmtree(self.theatre.home(site))
+        words = ("restore", archive, "--as", self.approver)
+        read_out = self.theatre.agent(site, *words, "--check", expect=None).json["fingerprint"]
+        self.theatre.agent(site, *words, "--fingerprint", read_out)
         found = self.theatre.agent(site, "ledger", "recover").json
         self.theatre.coordinator("reanchor", site, "--fingerprint", found["fingerprint"])
         assert self.theatre.agent(site, "ledger", "recover").json["state"] == "done"
+        self.renewed_by_hand(site)
+
+    def renewed_by_hand(self, site: str) -> None:
+        """A site whose backup is from before its last renewal is given a certificate by its lead."""
+        request, answer = (self.theatre.folder / f"{site}.{what}" for what in ("request", "answer"))
+        shown = self.theatre.agent(site, "renew", "--late", "--out", request).json["fingerprint"]
+        words = ("renew-late", site, "--request", request, "--out", answer, "--fingerprint", shown)
+        self.theatre.coordinator(*words)
+        self.theatre.agent(site, "renew", "--late", "--answer", answer)
 
     def restored_coordinator(self, step: int) -> None:
         """The coordinator is put back from before its last wave; its sites send that again."""
@@ -229,47 +287,87 @@ class Years:
         words = ("restore", archive, "--as", lead, "--replace", "--reason", "the disk failed")
         self.theatre.coordinator(*words, "--date", utc_now().date())
         self.theatre.serve()
-        for site in self.sites:
-            if not (site == self.sites[-1] and step in self.away):
-                self.round(site)
-                self.theatre.agent(site, "resend", expect=None)
+        for site in self.here(step):
+            self.round(site)
+            self.theatre.agent(site, "resend", expect=None)
 
     # -- at the end -------------------------------------------------------------------------------------------------
-    def ended(self, record: Callable[[str, object], None]) -> None:
+    def drawn(self, site: str) -> tuple[dict[str, int], int]:
+        """Of each sealed release how often it was drawn and sealed, from notes that no restore can undo.
+
+        Returns: by release; and draws that nothing was sealed after.
+        """
+        drawn: Counter[str] = Counter()
+        sealed: Counter[str] = Counter()
+        open_draws = 0
+        for note in self.theatre.noted(site):
+            if note["kind"] == "draw":
+                open_draws += 1
+            elif note["kind"] == "seal":
+                drawn[note["release_id"]] += open_draws
+                sealed[note["release_id"]] += 1
+                open_draws = 0
+        return {key: max(drawn[key], times) for key, times in sealed.items()}, open_draws
+
+    def under_counted(self, site: str, studies: dict[str, str]) -> int:
+        """Studies whose stated total is below what was drawn from each person: all are in every wave.
+
+        Args:
+            studies: of each release that was drawn.
+        """
+        stated = {total["study"]: total for total in self.theatre.agent(site, "budget").json["totals"]}
+        events = {
+            body["study"]: privacy.from_canonical(body["event"])
+            for kind, body in self.theatre.entries(site)
+            if kind in ("reserve", "lost") and "event" in body
+        }
+        wrong = 0
+        for study, times in Counter(studies[key] for key in self.drawn(site)[0]).items():
+            truth = privacy.epsilon_from_rdp(times * privacy.rdp(events[study]), stated[study]["delta"])
+            wrong += not stated[study]["epsilon"] >= truth * (1 - 1e-12)
+        return wrong
+
+    def ended(self, record: Callable[[str, object], None], *, renewals: int) -> None:
         """Everything that was due is there once, paid for, verified by whoever looks."""
-        theatre, studies = self.theatre, sorted({study for _, study in self.adopted})
-        with closing(Store.open(theatre.hub)) as store:
+        stage = self.theatre
+        with closing(Store.open(stage.hub)) as store:
             assert store.verify_log() == store.entries()
             record("signatures verified", store.verify_signatures())
             releases = store.releases()
-            renewals = sum(json.loads(entry.entry)["kind"] == "renewal" for entry in store.log())
+            kinds = Counter(json.loads(entry.entry)["kind"] for entry in store.log())
         delivered = {(one.study, one.wave, one.site) for one in releases}
-        second = under = exports = 0
+        studies = {one.release_id: one.study for one in releases}
+        draws = second = under = exports = logs = 0
         for site in self.sites:
-            notes = theatre.noted(site)
-            sealed = [note["release_id"] for note in notes if note["kind"] == "seal"]
-            second += sum(note["kind"] == "draw" for note in notes) - len(set(sealed))
-            charges = [line["study"] for line in theatre.agent(site, "budget").json["lines"]]
-            for study in studies:
-                held = sum((one.study, one.site) == (study, site) for one in releases)
-                under += max(0, held - charges.count(study))
-            assert theatre.agent(site, "log").json
+            times, unsealed = self.drawn(site)
+            draws += sum(times.values()) + unsealed
+            second += sum(times.values()) - len(times) + unsealed
+            under += self.under_counted(site, studies)
+            stage.agent(site, "log")
+            logs += 1
             for study in sorted(study for name, study in self.adopted if name == site):
-                folder = theatre.folder / f"export-{site}-{study}"
-                theatre.agent(site, "audit", "export", study, "--out", folder)
+                folder = stage.folder / f"export-{site}-{study}"
+                stage.agent(site, "audit", "export", study, "--out", folder)
                 said = subprocess.run([sys.executable, "verify.py"], cwd=folder, capture_output=True, text=True)
                 assert said.returncode == 0, said.stdout + said.stderr
                 exports += 1
-        record("waves due", len(self.due))
-        record("waves delivered", len(delivered & self.due))
-        record("second draws", second)
-        record("budget under-counts", under)
-        record("exports verified", exports)
-        record("renewals", renewals)
+        counts = {
+            "days": round(self.clock.days),
+            "waves due": len(self.due),
+            "waves delivered": len(delivered & self.due),
+            "draws": draws,
+            "second draws": second,
+            "budget under-counts": under,
+            "exports verified": exports,
+            "sites that verified the log": logs,
+            "log entries": dict(sorted(kinds.items())),
+        }
+        for name, count in counts.items():
+            record(name, count)
         assert delivered == self.due
-        assert len(releases) == len(delivered)
+        assert len(releases) == len(delivered) == draws
         assert (second, under) == (0, 0)
-        assert renewals >= len(self.sites)
+        assert kinds["renewal"] >= renewals
 
 
 @pytest.fixture
@@ -281,51 +379,45 @@ def theatre(tmp_path, monkeypatch):
 
 
 def test_two_sites_live_through_what_happens_in_years(theatre, record_property):
-    """The years in little: all of it but the absence and the three years' waves, which the soak has."""
+    """The years in little: all of it but absence, upgrade and the three years' waves, which the soak has."""
     stage, clock = theatre
     years = Years(stage, clock, ("north", "south"), days=210, away=())
-    stage.open(years.plan("storm", 4))
-    for site in years.sites:
-        stage.join(site, years.table, "storm")
-        years.adopted.add((site, "storm"))
+    years.open("storm", 3)
     years.step(1)
     years.new_authority()
     years.new_keys("north")
     years.new_people()
     years.restored_coordinator(2)
     years.restored_site("south", 3)
-    years.ended(record_property)
+    years.ended(record_property, renewals=2)
 
 
 @pytest.mark.soak
 @soaked
-def test_three_years_of_two_studies_at_three_sites(theatre, record_property):
+def test_three_years_of_two_studies_at_three_sites(theatre, tmp_path, record_property):
+    """Thirteen quarters: upgrade, grants, every kind of key, people, absence, and a backup put back on each side."""
     stage, clock = theatre
-    years = Years(stage, clock, ("north", "south", "west"), days=91, away=(7,))
-    stage.open(years.plan("storm", 12), years.plan("heart", 12))
-    for site in years.sites:
-        stage.join(site, years.table, "storm")
-        years.adopted.add((site, "storm"))
-    for step in range(1, 13):
+    years = Years(stage, clock, ("north", "south", "west"), days=91, away=(8,))
+    before = tree_of_before(tmp_path)
+    stage.versions |= dict.fromkeys(("coordinator", *years.sites), before)
+    years.open("storm", 13, retention=False)
+    years.upgraded()
+    for step in range(2, 14):
         if step == 3:
-            years.second_study("heart")
+            years.second_study("heart", 13)
         elif step == 5:
             years.new_authority()
         elif step == 6:
-            for site in years.sites[:2]:
-                for role in ("release", "tls", "snapshot"):
-                    stage.agent(site, "rotate-key", role, "--as", years.approver)
-            years.new_keys("west")
-        elif step == 9:
+            years.new_keys(*years.sites)
+        elif step == 10:
             years.new_people()
         if step == 4:
             years.restored_site("south", step)
-        elif step == 11:
+        elif step == 12:
             years.restored_coordinator(step)
         else:
             years.step(step)
-        # The place for an upgrade of one side, and the next step of the other: step 8.
-    years.ended(record_property)
+    years.ended(record_property, renewals=3 * len(years.sites))
 
 
 @pytest.mark.soak

@@ -172,15 +172,15 @@ class Answer:
 
 
 @functools.cache
-def zygote() -> Path:
-    """The socket of this process's zygote, started for the first of its theatres and ended with the last test."""
+def zygote(tree: Path = ROOT) -> Path:
+    """The socket of this process's zygote of a source tree, started for its first command, ended with the last test."""
     # A socket's path must be short, and pytest's folders are not.
     place = Path(tempfile.mkdtemp(prefix="zygote-"))
     process = subprocess.Popen(
-        [sys.executable, __file__, str(place / "s")],
-        cwd=ROOT,
+        [sys.executable, str(tree / "tests" / "theatre.py"), str(place / "s")],
+        cwd=tree,
         # As the coordinator's fork servers are started, which are forked from this one.
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"},
+        env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
     )
@@ -205,6 +205,8 @@ class Theatre:
     """Port that sites dial, when it is not the coordinator's own."""
     plaintext: bool = False
     """Keep what the sites' processes hand to, and get from, the encrypted connection."""
+    versions: dict[str, Path] = field(default_factory=dict)
+    """Source trees of those who run another version: sites by name, ``coordinator``."""
     server: Command | None = field(default=None, init=False)
     count: int = field(default=0, init=False)
 
@@ -227,7 +229,9 @@ class Theatre:
             command.end()
 
     # -- processes --------------------------------------------------------------------------------------------------
-    def start(self, module: str, *argv: object, env: dict[str, str] | None = None, **order: Any) -> Command:
+    def start(
+        self, module: str, *argv: object, env: dict[str, str] | None = None, tree: Path = ROOT, **order: Any
+    ) -> Command:
         """Start a command line. `order`: hooks (names in `HOOKS`), file_size (bytes a file may have)."""
         with self._counting:
             self.count += 1
@@ -239,7 +243,7 @@ class Theatre:
         err.touch()
         line = socket.socket(socket.AF_UNIX)
         line.settimeout(PATIENCE)
-        line.connect(str(zygote()))
+        line.connect(str(zygote(tree)))
         order |= {
             "module": module,
             "argv": words,
@@ -268,7 +272,8 @@ class Theatre:
         return answer
 
     def coordinator(self, *argv: object, **settings: Any) -> Answer:
-        return self.run("coordinator.cli", "--home", self.hub, *argv, "--json", **settings)
+        tree = self.versions.get("coordinator", ROOT)
+        return self.run("coordinator.cli", "--home", self.hub, *argv, "--json", tree=tree, **settings)
 
     def agent(self, site: str, *argv: object, expect: int | None = 0, as_json: bool = True, **settings: Any) -> Answer:
         """One ``site-agent`` command; its draws are noted where no crash can undo it."""
@@ -282,6 +287,7 @@ class Theatre:
             hooks.append("plaintext")
             env["THEATRE_PLAINTEXT"] = str(self.notes / "plaintext")
         tail = ("--json",) if as_json else ()
+        settings["tree"] = self.versions.get(site, ROOT)
         return self.run("site_agent.cli", *argv, *tail, expect=expect, env=env, hooks=hooks, **settings)
 
     def home(self, site: str) -> Path:
@@ -309,7 +315,8 @@ class Theatre:
     def serve(self, failpoint: str = "") -> Command:
         """Start the server; it dies at `failpoint`."""
         env = {"TRIBUTARY_FAILPOINT": failpoint} if failpoint else {}
-        server = self.start("coordinator.cli", "--home", self.hub, "serve", env=env)
+        tree = self.versions.get("coordinator", ROOT)
+        server = self.start("coordinator.cli", "--home", self.hub, "serve", env=env, tree=tree)
         limit = time.monotonic() + PATIENCE
         while "answers on" not in server.out.read_text():
             with contextlib.suppress(TimeoutError, BlockingIOError):
@@ -459,7 +466,10 @@ def _draws() -> None:
 
     def attack(**named: Any) -> Any:
         attacking.append(True)
-        return attacked(**named)
+        try:
+            return attacked(**named)
+        finally:  # one round of the agent makes the releases of several studies
+            attacking.pop()
 
     def seal(self: Any, hold: Any, bundle: bytes, *given: Any, **named: Any) -> Any:
         _note("seal", release_id=hold.release_id, wave=hold.wave, digest=hashlib.sha256(bundle).hexdigest())
