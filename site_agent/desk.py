@@ -235,8 +235,7 @@ class Desk:
         if not self.config.release_key.exists():  # its replacement is the one thing left to sign, and no deputy's
             return
         known = self.ledger.membership()
-        ended = {said.old for said, _ in known.keys if said.role == "approver"} - {said.new for said, _ in known.keys}
-        if self.config.approvers.get(name) in ended:
+        if self.config.approvers.get(name) in known.ended:
             # A crash, or a hand, has left it in the settings; the agent's next look takes it out of them.
             raise ApprovalRefusal(
                 "an approver must approve here by the ledger", given=name, next_step="Another approver decides."
@@ -267,9 +266,12 @@ class Desk:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder as its only agent, and settle what a crash left."""
+        from site_agent.config import SiteConfig
         from site_agent.lock import StateLock
 
         with StateLock(self.home):
+            if SiteConfig.load(self.home) != self.config:  # a person was asked for a passphrase, and another was faster
+                self.forget()
             before = {hold.release_id for hold in self.ledger.holds() if hold.phase == "burnt"}
             self.outbox.recover()
             burnt = [h for h in self.ledger.holds() if h.phase == "burnt" and h.release_id not in before]

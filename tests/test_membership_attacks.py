@@ -21,7 +21,10 @@ from shared.membership.key_changes import KeyChange, SiteKeyring, open_key_chang
 from shared.membership.leads import LeadChange
 from shared.plans.plan import sign_plan
 from shared.wire.site_messages import MembershipReply
+from site_agent.decide.keys import add_approver
+from site_agent.desk import Desk
 from site_agent.egress import Egress
+from site_agent.ledger.membership import Membership
 from site_agent.show import verifier
 from site_agent.show.export import record
 
@@ -208,6 +211,51 @@ def test_a_key_that_the_ledger_has_ended_opens_nothing_whatever_the_settings_say
     assert north("audit", "verify")["ok"]
 
 
+def test_of_two_who_add_a_person_of_one_name_at_once_one_does_and_the_other_is_refused(hub, monkeypatch):
+    """A passphrase takes its time: what was read before it was typed may be of yesterday when it is signed."""
+    north = hub.site("north")
+
+    def typed(name: str) -> str:
+        monkeypatch.undo()
+        monkeypatch.setenv("TRIBUTARY_PASSPHRASE", PASSPHRASE)
+        north("approver", "add", "dr-okoye", "--as", "dr-lind")
+        return PASSPHRASE
+
+    monkeypatch.setattr("shared.base.passphrases.chosen", typed)
+    assert "meanwhile" in north.refused("approver", "add", "dr-okoye", "--as", "dr-lind", expect=2)["given"]
+    north("approver", "retire", "dr-lind", "--as", "dr-okoye")
+    assert set(north.desk.config.approvers) == set(hub.store.enrolment("north").approvers) == {"dr-okoye"}
+    assert north("audit", "verify")["ok"]
+
+
+def test_what_was_read_before_another_change_is_read_anew_before_anything_is_signed(hub):
+    north, new = hub.site("north"), SigningKey.generate()
+    desk = Desk(north.home)
+    person = SigningKey.load(desk.config.approver_key("dr-lind"), PASSPHRASE)
+
+    def typed() -> SigningKey:
+        north("approver", "add", "dr-okoye", "--as", "dr-lind")
+        return new
+
+    openers = {"dr-lind": lambda: person}
+    with pytest.raises(ApprovalRefusal, match="added once"):
+        add_approver(desk, "dr-okoye", by=openers, new=typed, today=dt.date(2026, 5, 1))
+    assert north("approver", "add", "dr-ames", "--as", "dr-okoye")["in_force"]
+
+
+def test_a_person_who_was_retired_while_their_passphrase_was_typed_decides_nothing(hub):
+    north = hub.site("north")
+    north("approver", "add", "dr-okoye", "--as", "dr-lind")
+    north("approver", "add", "dr-ames", "--as", "dr-lind", "--deputy-of", "dr-lind", "--until", "2999-01-01")
+    desk = Desk(north.home)
+    people = {name: SigningKey.load(desk.config.approver_key(name), PASSPHRASE) for name in ("dr-lind", "dr-ames")}
+    north("approver", "retire", "dr-lind", "--as", "dr-okoye")
+    for name, key in people.items():  # whoever stood in for somebody has left with them
+        with pytest.raises(ApprovalRefusal, match="by the ledger"):
+            desk.ledger.pause(name=name, reason="an old grudge", key=key)
+    assert [entry.kind for entry in north.desk.ledger.entries()].count("paused") == 0
+
+
 # -- what a stranger is shown -----------------------------------------------------------------------------------------
 class Liar:
     """A site that writes its ledger as it likes: every entry under its own keys, exported and signed anew."""
@@ -261,12 +309,13 @@ def test_a_key_that_has_left_signs_nothing_later_and_one_that_joins_nothing_befo
     assert "signed by somebody who approves here" in liar.found()
 
 
-def test_a_retired_person_pauses_nothing_and_a_stranger_sees_it(hub):
+def test_a_retired_person_pauses_nothing_and_a_stranger_sees_it(hub, monkeypatch):
     north = hub.site("north")
     north("approver", "add", "dr-okoye", "--as", "dr-lind")
     retired = SigningKey.load(north.desk.config.approver_key("dr-lind"), PASSPHRASE)
     north("approver", "retire", "dr-lind", "--as", "dr-okoye")
     liar = Liar(north)
+    monkeypatch.setattr(Membership, "ended", frozenset())
     liar.desk.ledger.pause(name="dr-lind", reason="an old grudge", key=retired)
     assert "(paused) must be signed by the person it names" in liar.found()
 

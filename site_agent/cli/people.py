@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shared.errors import UsageRefusal
+from shared.errors import StateRefusal, UsageRefusal
 from shared.terminal import VerbAnswer
 from site_agent.cli.frame import Dry, Reason, Study, app, approver_app, data_app, screen, verb
 from site_agent.desk import Desk, today
@@ -110,8 +110,10 @@ def _new_key(desk: Desk, name: str) -> Callable[[], SigningKey]:
         path = desk.config.home / "keys" / "approvers" / f"{name}.pem"
         if path.exists():
             return opened(path, name)
-        key = SigningKey.generate()
-        key.save(path, chosen(name))
+        key, words = SigningKey.generate(), chosen(name)
+        if path.exists():
+            raise StateRefusal("a person's key must be made once", given=f"{name}'s, made meanwhile by another command")
+        key.save(path, words)
         return key
 
     return made

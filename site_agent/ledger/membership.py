@@ -71,6 +71,19 @@ class Membership:
                 out = {name: given for name, given in out.items() if said.name not in (name, given[0])}
         return out
 
+    @property
+    def ended(self) -> frozenset[str]:
+        """Public keys of approvers who approve here no more; whoever stood in for somebody leaves with them."""
+        out, deputies = set[str](), dict[str, tuple[str, str]]()
+        for said, _ in self.keys:
+            if said.role != "approver":
+                continue
+            out |= {said.old, *(key for of, key in deputies.values() if said.action == "retire" and of == said.name)}
+            out.discard(said.new)
+            if said.deputy_of:
+                deputies[said.name] = (said.deputy_of, said.new)
+        return frozenset(out - {""})
+
     def signer_of(self, seq: int) -> PublicKey:
         """The release key that signs entry `seq`."""
         return next(key for first, key in reversed(self.release) if first <= seq)

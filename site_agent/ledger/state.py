@@ -187,6 +187,7 @@ class Book:
             person: who decides, where it is a person's decision: their signature stands in the entry.
             beside: who else has to sign that, by name.
             record: what is told to nobody outside: counts of records.
+        Raises: ApprovalRefusal (a key of somebody who approves here no more), TooLarge, and what may not follow.
         """
         seq = len(self.entries) + 1
         time = utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -195,6 +196,9 @@ class Book:
             body["kept"] = {**record, "salt": secrets.token_hex(16)}
         others = beside or {}
         if person is not None:
+            if self.membership.ended & {person.public.hex, *(key.public.hex for key in others.values())}:
+                # They may have left while a passphrase was typed.
+                raise ApprovalRefusal("an approver must approve here by the ledger", given="one who has left")
             message = decision_message(self.site, kind, self.entries[-1].hash, body)
             body |= {"key": person.public.hex, "signature": person.sign(message).hex()}
             also = [{"name": n, "key": k.public.hex, "signature": k.sign(message).hex()} for n, k in others.items()]
