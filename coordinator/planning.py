@@ -222,6 +222,10 @@ def review(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan
         *_theorem3(plan),
         _floors(plan),
     ]
+    try:
+        plan.training.require_one_network()
+    except Refusal as refusal:
+        lines.append(ChecklistLine.of("training", refusal))
     carried = getattr(plan.release, "carry", "")
     if carried:
         fix = "Leave release.carry out: the column is then drawn from its law given the noisy others."

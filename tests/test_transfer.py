@@ -1,7 +1,8 @@
-"""What a small site may take from a flow that others trained, and which of many networks a site takes."""
+"""What a small site may take from a flow that others trained; and no search among networks any more."""
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import replace
 
 import numpy as np
@@ -9,23 +10,21 @@ import pytest
 from test_flow_training import banana, same
 from test_postures import cohort, encoded, study
 
+from coordinator.planning import review, template
 from shared.base.randomness import seeded_rng
-from shared.errors import ParameterError, PlanRefusal
+from shared.errors import PlanRefusal
 from shared.flows.affine import AffineAutoregressiveFlow
 from shared.flows.base import Identity
-from shared.flows.chain import Composed
 from shared.mechanisms.latent_noise.plan import CONDITIONAL_ON
-from shared.plans.plan import Federated, StudyPlan, Training
+from shared.plans.plan import StudyPlan, Training
 from shared.plans.public_start import public_start
 from shared.releases.receipt import coverage, planned_event
-from site_agent.models import flow as fits
-from site_agent.models.flow import PAPERS_GRID, FlowSettings, estimate_cost, fit_flow, network_of
+from site_agent.models.flow import FlowSettings, fit_flow, network_of
 from site_agent.release import fitting
 from site_agent.release.sealed_state import fitted_by
 
 ALONE = FlowSettings(flows=2, hidden=16, epochs=40, patience=6, final_steps=5)
 BEGUN = replace(ALONE, transfer=True)
-SEARCH = replace(ALONE, epochs=2, search=True)
 DIGEST = "federated:" + "a" * 64
 SMALL = Training(flows=2, hidden=16, epochs=3, patience=2)
 
@@ -141,64 +140,25 @@ def test_a_site_fits_its_own_flow_and_an_attack_is_tried_on_another_such_fit():
 
 
 # -- search -------------------------------------------------------------------------------------------------------
-def test_the_network_is_one_of_the_papers_grid_and_the_likeliest_on_held_back_records():
-    told: list[tuple[str, float, float | None]] = []
-    x = banana(600)
-    found = fit_flow(x, SEARCH, seeded_rng(3), progress=lambda *step: told.append(step))
-    assert network_of(found.flow) in PAPERS_GRID
-    searched = [step for step in told if step[0] == "search"]
-    assert len(searched) == len(PAPERS_GRID)
-    assert all(left is not None and left >= 0 for _, _, left in searched)
-    shares = [share for _, share, _ in searched]
-    assert shares == sorted(shares)
-    assert shares[-1] < 1
+def test_a_plan_signed_with_a_search_is_read_and_refused_before_any_charge_and_at_the_lead():
+    plan = study("local", training=replace(SMALL, search=True))
+    assert StudyPlan.from_bytes(plan.canonical).hash == plan.hash
+    for refused in (
+        lambda: fitting.require_roles_kept(plan, ()),
+        lambda: fitting.estimate_seconds(plan, 300, 2),
+        lambda: FlowSettings.of(plan.training),
+    ):
+        with pytest.raises(PlanRefusal, match=r"training\.search must be left out"):
+            refused()
+    toml = template("flu", coordinator="hub", today=dt.date(2026, 1, 5)) + "\n[training]\nsearch = true\n"
+    _, lines = review(toml, today=dt.date(2026, 1, 5))
+    assert [line.state for line in lines if line.name == "training"] == ["fail"]
 
 
-def test_an_attack_is_tried_on_the_network_that_was_chosen_without_another_search():
-    plan = study("local", training=Training(epochs=2, patience=2, margins="none", search=True))
+def test_an_attack_is_tried_on_the_network_that_was_fitted():
+    plan = study("local", training=Training(epochs=2, patience=2, margins="none"))
     encoder, x, _ = encoded(plan, cohort(300))
     flow = fit_flow(x, FlowSettings(flows=3, hidden=20, layers=2, epochs=1, gate=0.0), seeded_rng(1)).flow
     assert network_of(flow) == {"flows": 3, "hidden": 20, "layers": 2}
     kept = fitting.sealed(plan, encoder, flow, n=len(x), epochs=2, fresh=True)
     assert network_of(kept.shadow(x, seeded_rng(2), lambda share: None).flow) == network_of(flow)
-
-
-def test_the_cost_of_all_tries_is_told_before():
-    one, (seconds, _) = estimate_cost(300, 2, ALONE)[0], estimate_cost(300, 2, replace(ALONE, search=True))
-    assert seconds > 3 * one
-
-
-@pytest.mark.parametrize("posture", ["public", "private"])
-def test_a_search_is_refused_where_every_try_would_be_charged_or_nothing_is_fitted(posture):
-    reason = "every try would be charged" if posture == "private" else "nothing is fitted"
-    with pytest.raises(PlanRefusal, match=reason):
-        study(posture, training=replace(SMALL, search=True))
-
-
-def test_a_search_is_refused_where_sites_train_one_network_or_nothing_is_held_back():
-    with pytest.raises(PlanRefusal, match="one network"):
-        study(
-            "local",
-            training=replace(SMALL, search=True),
-            federated=Federated(rounds=2, rate=0.1, noise_multiplier=1.0),
-        )
-    with pytest.raises(ParameterError, match="search"):
-        FlowSettings(search=True, validation=0.0)
-
-
-def test_a_holdout_searches_on_those_who_train_alone(monkeypatch):
-    monkeypatch.setattr(fits, "PAPERS_GRID", fits.PAPERS_GRID[::8])
-    plan = study("holdout", training=Training(epochs=1, patience=1, search=True))
-    encoder, x, persons = encoded(plan, cohort(400))
-    made = fitting.fit(plan, encoder, x, persons, seeded_rng(5))
-    other = x.copy()
-    other[made.released, :2] = encoder.encode(cohort(400, seed=9).pipe(plan.dictionary.check), seeded_rng(4))[
-        made.released, :2
-    ]
-    again = fitting.fit(plan, encoder, other, persons, seeded_rng(5))
-    assert same(made.mechanism.flow, again.mechanism.flow)
-
-
-def test_a_composed_start_is_one_that_a_site_can_begin_at(shared):
-    moved = Composed(first=shared, second=AffineAutoregressiveFlow(mean=np.full(2, 5.0), scale=2.0 * np.eye(2)))
-    assert fit_flow(banana(200, seed=12), BEGUN, seeded_rng(2), shared=moved).report.transferred

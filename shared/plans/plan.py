@@ -319,16 +319,6 @@ class StudyPlan:
             "training.transfer must go with posture 'local', affine layers and a flow that several sites have trained",
             f"posture {self.posture!r}, {'a' if self.flow else 'no'} flow",
         )
-        why = {
-            "private": "every try would be charged to each person",
-            "public": "nothing is fitted there",
-        }.get(self.posture, "sites that train together must have one network")
-        must(
-            not self.training.search or (self.posture in ("local", "holdout") and self.federated is None),
-            f"training.search must go with posture 'local' or 'holdout', without [federated]: {why}",
-            f"posture {self.posture!r}{', [federated]' if self.federated else ''}",
-            "Leave training.search out, and write the network into the plan.",
-        )
         if self.federated is None:
             return
         must(

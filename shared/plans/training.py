@@ -26,8 +26,8 @@ class Training:
         margins: ``normal_scores`` maps every margin to N(0, 1) first; ``none`` leaves it to the flow.
         family: ``affine`` layers, or ``spline``: rational-quadratic ones, slower to train.
         spectral: no weight matrix has a singular value above 1. A restraint on the fit, of which no guarantee is made.
-        search: a site tries 24 networks (the paper's grid) in the place of flows, hidden and layers, and takes the one
-            under which held-back records are likeliest; with postures ``local`` and ``holdout``.
+        search: of plans that were signed when a site could try the networks of the paper's grid; it gained nothing on
+            cohorts, for 11 times the time (tests/benchmarks/results/lni_search.json). No site fits under it any more.
         transfer: a site of few records begins at what the plan's `flow` knows, and keeps that only where held-back
             records gain by it; with posture ``local`` and a flow that several sites have trained.
         outcomes: ``last`` draws what the plan names as outcomes (`shared.plans.outcomes`) given all other columns, and
@@ -61,6 +61,15 @@ class Training:
         must(not self.spectral or self.family == "affine", "training.spectral must go with affine layers", self.family)
         for name in ("spectral", "search", "transfer"):
             must(isinstance(getattr(self, name), bool), f"training.{name} must be true or false", getattr(self, name))
+
+    def require_one_network(self) -> None:
+        """Refuse a plan that lets a site choose among networks: it is read, and nothing is made by it any more."""
+        must(
+            not self.search,
+            "training.search must be left out: no site tries several networks any more",
+            "true",
+            "The study lead writes the network into another version of the plan.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

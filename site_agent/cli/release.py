@@ -171,7 +171,6 @@ def release(
                 [
                     ("rows", f"about {needs.n}"),
                     ("takes", f"about {_left(needs.seconds).removesuffix(' left')} and {needs.memory_mb:.0f} MB"),
-                    *([("search", "24 networks are tried first; the time is for all")] if plan.training.search else []),
                     (
                         "price",
                         shown_price(page["price"]["epsilon"], page["price"]["epsilon_given"], delta=plan.budget.delta),

@@ -30,12 +30,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from shared.base.randomness import Noise
 from shared.errors import ParameterError, TrainingRefusal
@@ -44,12 +43,11 @@ from shared.flows.base import Bijection
 from shared.flows.chain import Beside, Composed
 from shared.plans.outcomes import PlannedOutcomes
 from shared.plans.plan import Training
-from site_agent.models.flow_settings import PAPERS_GRID, FlowSettings, Progress
+from site_agent.models.flow_settings import FlowSettings, Progress
 from site_agent.models.flow_shape import log_det_of, shape_of, whitening
 from site_agent.models.flow_trainer import Engine, FitClock, Trainer, session_of
 
 __all__ = [
-    "PAPERS_GRID",
     "TRANSFER_BELOW",
     "Engine",
     "FittedFlow",
@@ -163,38 +161,8 @@ def fit_flow(
     >>> np.allclose(fitted.flow.forward(fitted.flow.inverse(x)), x)
     True
     """
-    settings, began = FlowSettings.of(settings), time.monotonic()
-    seed = int(rng.generator.integers(2**62)) if settings.search else None
-    if seed is not None:
-        settings = _searched(x, settings, seed, progress, integer_columns, carried, began, outcomes)
-    generator = rng.generator if seed is None else np.random.default_rng(seed)
-    return _fit(x, settings, generator, None, progress, integer_columns, carried, shared, outcomes)
-
-
-def _searched(
-    x: Array,
-    settings: FlowSettings,
-    seed: int,
-    progress: Progress | None,
-    integer_columns: Sequence[int],
-    carried: int | None,
-    began: float,
-    outcomes: PlannedOutcomes | None,
-) -> FlowSettings:
-    """The settings with the grid's best network: all are tried on one split, and of equal ones the smallest wins."""
-    tries = [replace(settings, **one, search=False, gate=0.0, refit=False) for one in PAPERS_GRID]
-    sizes = [one.flows * one.layers * one.hidden for one in tries]
-    ranked: list[tuple[float, int, int]] = []
-    for k, one in enumerate(tries):
-        given = (None, None, integer_columns, carried, None, outcomes)
-        found = _fit(x, one, np.random.default_rng(seed), *given, laws=False).report
-        ranked.append((round(found.best_nll or 0.0, 9), sizes[k], k))
-        if progress is not None:
-            done = sum(sizes[: k + 1]) / (sum(sizes) + max(sizes))
-            progress("search", done, (time.monotonic() - began) * (1 - done) / done)
-    # As unlikely to be passed by chance by the best of all as the plain gate is by one.
-    gate = -float(special.ndtri(special.ndtr(-settings.gate) / len(tries)))
-    return replace(tries[min(ranked)[2]], gate=gate, refit=settings.refit)
+    settings = FlowSettings.of(settings)
+    return _fit(x, settings, rng.generator, None, progress, integer_columns, carried, shared, outcomes)
 
 
 def network_of(flow: Any) -> dict[str, Any]:
@@ -238,9 +206,7 @@ def _fit(
     carried: int | None,
     shared: Bijection | None = None,
     outcomes: PlannedOutcomes | None = None,
-    laws: bool = True,
 ) -> FittedFlow:
-    """`laws` false leaves the outcomes' latents as they are: what networks are compared by."""
     began = time.monotonic()
     x = np.array(x, dtype=np.float64)
     if x.ndim != 2 or x.shape[1] < 1:
@@ -326,7 +292,7 @@ def _fit(
             layers = trainer.layers()
     smooth = AffineAutoregressiveFlow(mean=start.mean, scale=start.scale, layers=layers, activation=settings.activation)
     second = shaped
-    if outcomes is not None and laws:
+    if outcomes is not None:
         from site_agent.models.calibrated_laws import calibrated
         from site_agent.models.outcome_laws import fit_laws
 
@@ -414,11 +380,6 @@ def estimate_cost(n: int, d: int, settings: FlowSettings | Training) -> tuple[fl
     if n < 1 or d < 1:
         raise ParameterError("n and d must be at least 1", given=f"n = {n}, d = {d}")
     settings = FlowSettings.of(settings)
-    if settings.search:
-        plain = replace(settings, search=False)
-        tried = [estimate_cost(n, d, replace(plain, refit=False, final_steps=0, **one)) for one in PAPERS_GRID]
-        last = estimate_cost(n, d, replace(plain, **PAPERS_GRID[-1]))
-        return sum(seconds for seconds, _ in tried) + last[0], max(megabytes for _, megabytes in (*tried, last))
     train, batch = settings.sizes(n)
     seconds = 0.5 + 2e-6 * n * d
     if settings.flows and settings.epochs:

@@ -1,11 +1,11 @@
-"""How a flow is fitted: the settings, and the grid of networks that a search tries."""
+"""How a flow is fitted."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,18 +13,11 @@ from numpy.typing import NDArray
 from shared.errors import ParameterError
 from shared.plans.plan import Training
 
-__all__ = ["PAPERS_GRID", "FlowSettings", "Progress"]
+__all__ = ["FlowSettings", "Progress"]
 
 Array = NDArray[np.float64]
-PAPERS_GRID: tuple[dict[str, Any], ...] = tuple(
-    {"hidden": hidden, "layers": layers, "flows": flows}
-    for flows in (2, 3, 4, 5)
-    for layers in (1, 2)
-    for hidden in (32, 64, 128)
-)
-"""The networks among which the paper's section 4 chooses."""
 Progress = Callable[[str, float, float | None], None]
-"""(stage, share done in [0, 1], seconds left or None): stages are `search`, `margins`, `train`, `refit`, `done`."""
+"""(stage, share done in [0, 1], seconds left or None): stages are `margins`, `train`, `refit`, `done`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +44,6 @@ class FlowSettings:
         spectral: every weight matrix is held to a largest singular value of at most 1, after each step (Theorem 2). The
             networks are then 1-Lipschitz; f⁻¹ is not, as whitening alone expands. No guarantee here rests on it.
         family: ``affine`` layers, or ``spline``: rational-quadratic ones with `SPLINE_BINS` bins.
-        search: try the networks of `PAPERS_GRID` in the place of flows, hidden and layers, and take the one under which
-            held-back records are likeliest. The best of many looks better than it is: the gate is raised for it.
         transfer: begin at what a shared flow knows of how columns depend on one another, where one is given, records
             are fewer than `TRANSFER_BELOW`, and held-back records say so.
         engine: ``auto`` takes `site_agent.models.fast_flow` where it applies (affine) and nflows elsewhere; ``nflows``
@@ -78,7 +69,6 @@ class FlowSettings:
     activation: Literal["tanh", "relu"] = "tanh"
     spectral: bool = False
     family: Literal["affine", "spline"] = "affine"
-    search: bool = False
     transfer: bool = False
     engine: Literal["auto", "nflows"] = "auto"
     threads: int = 1
@@ -106,8 +96,6 @@ class FlowSettings:
             raise ParameterError("family must be 'affine' or 'spline'", given=repr(self.family))
         if self.engine not in ("auto", "nflows"):
             raise ParameterError("engine must be 'auto' or 'nflows'", given=repr(self.engine))
-        if self.search and not (self.validation and self.epochs):
-            raise ParameterError("validation and epochs must be positive for a search", given="0")
         if self.spectral and not self.by_hand:
             raise ParameterError("spectral must be false where nflows trains", given="true")
 
@@ -118,10 +106,15 @@ class FlowSettings:
 
     @classmethod
     def of(cls, given: FlowSettings | Training) -> FlowSettings:
-        """A plan's `[training]` as settings: every other field of it has the same name here."""
+        """A plan's `[training]` as settings: every other field of it has the same name here.
+
+        Raises: PlanRefusal: it was signed when a site could try several networks, which none does any more.
+        """
         if isinstance(given, FlowSettings):
             return given
+        given.require_one_network()
         own = asdict(given)
+        own.pop("search")
         own.pop("outcomes")  # which columns those are is told beside: `fit_flow`
         return cls(**own)
 

@@ -178,8 +178,9 @@ def require_roles_kept(plan: StudyPlan, earlier: Iterable[Receipt]) -> None:
 
     Args:
         earlier: receipts of the study's releases that left, or still may.
-    Raises: PolicyRefusal.
+    Raises: PolicyRefusal; PlanRefusal: it asks for what no site does any more.
     """
+    plan.training.require_one_network()
     now = plan.holdout if plan.posture == "holdout" else None
     promised = privacy.guaranteed(planned_event(plan))
     for receipt in earlier:
@@ -268,8 +269,7 @@ def _refit(
     def refit(inside: Array, rng: Noise, progress: Progress) -> LatentNoise:
         from site_agent.models.flow import FlowSettings, fit_flow, network_of, refit_flow
 
-        # The network is not searched for again: an attack is tried on what was chosen.
-        settings = replace(FlowSettings.of(plan.training), search=False, **network_of(flow))
+        settings = replace(FlowSettings.of(plan.training), **network_of(flow))
         if begin is not None:
             # Whether it began at the shared flow is not known of a sealed one: the shadow model decides like the fit
             # did.

@@ -23,7 +23,7 @@ from shared.estimands.survival import cox
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.plans.encoding import Encoder
 from shared.simulated import cvd_cohorts
-from site_agent.models.flow import PAPERS_GRID, FlowSettings, fit_flow
+from site_agent.models.flow import FlowSettings, fit_flow
 from site_agent.release.audit.distances import linkage, whitening
 from site_agent.release.audit.view import seen
 from tests.benchmarks import record
@@ -74,6 +74,13 @@ PAPERS = {
 }
 PAPER_HR = {"real": 1.171, "chosen": 1.148, "w=0": 1.121}
 SETTINGS = {"gate": 2.0, "validation": 0.2}
+PAPERS_GRID = tuple(
+    {"hidden": hidden, "layers": layers, "flows": flows}
+    for flows in (2, 3, 4, 5)
+    for layers in (1, 2)
+    for hidden in (32, 64, 128)
+)
+"""The networks among which the paper's section 4 chooses."""
 
 
 def chosen_network(x, integers, seed):
