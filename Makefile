@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export OMP_NUM_THREADS := 1
 export PYTHONWARNINGS := ignore::DeprecationWarning:nflows
 
-.PHONY: demo test soak faults fuzz check format bench docs site proto clean
+.PHONY: demo test soak faults fuzz check format bench docs site man proto clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -83,8 +83,12 @@ site: $(SITE_STAMP)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/site/index.html; search wants a server: $(BIN)/python -m http.server --directory build/site"
 
+# Manual pages of the four programs, from their command trees.
+man: $(STAMP)
+	@$(BIN)/python deploy/man.py build/man
+
 proto: $(STAMP)
 	@$(BIN)/python -m shared.proto.generate
 
 clean:
-	rm -rf .venv demo-output build/site
+	rm -rf .venv demo-output build/site build/man

@@ -4,7 +4,7 @@ A refusal is an answer, never a crash and never a zero. Each class below has a s
 wire and stands in the operator's manual), the person who can fix it, and the exit code of the command line:
 
     Refusal
-    ├── UsageRefusal          2   E_PARAMETER  E_CONFIG  E_STATE
+    ├── UsageRefusal          2   E_PARAMETER  E_CONFIG  E_STATE  E_PACKAGE
     ├── PolicyRefusal        10   E_SMALL_N  E_AUDIT  E_DIFFERENCING  E_CHECKS  E_PAUSED  E_PLAN
     │                             E_PLAN_CHANGED  E_PLAN_ROLLBACK  E_PLAN_EXPIRED  E_ROLE  E_UNKNOWN_EVENT
     ├── BudgetRefusal        11   E_BUDGET  E_ROUNDS
@@ -22,9 +22,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import ClassVar
 
-__all__ = ["CATALOGUE", "Refusal", "machine_failures", "refusal_from_code"]
+from shared import DISTRIBUTION
+
+__all__ = ["CATALOGUE", "EXTRAS", "Refusal", "lacking", "machine_failures", "refusal_from_code", "require"]
+
+EXTRAS = {
+    "flwr": "federated",
+    "torch": "torch",
+    "nflows": "torch",
+    "networkx": "graphml",
+    "sqlalchemy": "sql",
+    "psycopg": "postgres",
+    "matplotlib": "figures",
+    "pyarrow": "parquet",
+}
+"""Name of a module that not everybody installs to the extra of the distribution that brings it."""
 
 
 class Refusal(Exception):
@@ -127,6 +142,12 @@ class StateRefusal(UsageRefusal):
     """The step before this one has not been taken yet."""
 
     code, meaning = "E_STATE", "The step before this one has not been taken yet."
+
+
+class PackageRefusal(UsageRefusal):
+    """A package that this needs is not installed."""
+
+    code, fixer, meaning = "E_PACKAGE", "hospital IT", "A package that this needs is not installed."
 
 
 # -- policy -----------------------------------------------------------------------------------------------------
@@ -351,17 +372,45 @@ def refusal_from_code(code: str, text: str) -> Refusal:
     return refusal
 
 
+def lacking(module: str, part: str = "") -> PackageRefusal:
+    """The refusal that says how a missing module is installed.
+
+    Args:
+        module: its name, as it is imported.
+        part: what the program at work needs in any case.
+
+    >>> print(lacking("networkx", "site"))
+    networkx must be installed, got none. pip install 'tributary-meta[site,graphml]'
+    """
+    name = module.partition(".")[0]
+    extras = ",".join(filter(None, (part, EXTRAS.get(name))))
+    step = f"pip install '{DISTRIBUTION}[{extras}]'"
+    return PackageRefusal(f"{name} must be installed", given="none", next_step=step)
+
+
+def require(*modules: str) -> None:
+    """See that packages of an extra are there, before anything is read or charged that needs them.
+
+    Raises: PackageRefusal: the first that is not.
+    """
+    for module in modules:
+        if find_spec(module) is None:
+            raise lacking(module)
+
+
 @contextmanager
 def machine_failures() -> Iterator[None]:
     """Tell what this machine lacks as a refusal: memory, or a library. Also a decorator.
 
     Its words are ours: a library's may quote what it was working on.
 
-    Raises: StorageRefusal, ConfigRefusal; whatever else went wrong as it is.
+    Raises: StorageRefusal, PackageRefusal, ConfigRefusal; whatever else went wrong as it is.
     """
     try:
         yield
     except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+            raise lacking(error.name) from None
         raise ConfigRefusal(
             "the installation must hold every library",
             given=f"{(error.name or 'one').partition('.')[0]}, which cannot be loaded",

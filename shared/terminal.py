@@ -28,7 +28,7 @@ from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_type_hints
 
 from shared import software_version
-from shared.errors import ParameterError, Refusal, StorageRefusal, UsageRefusal
+from shared.errors import ParameterError, Refusal, StorageRefusal, UsageRefusal, lacking
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,6 +62,10 @@ __all__ = [
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 WIDTH = 100
 """Columns when nobody says otherwise (a pipe, a log file)."""
+PARTS = {"site-agent": "site", "coordinator": "coordinator", "analyst": "client", "tributary": "site,coordinator"}
+"""Name of a program to the extra of the distribution that it needs."""
+OWN = ("shared", "site_agent", "coordinator", "tributary_meta")
+SHELLS = ("bash", "zsh", "fish")
 LEAST = 8
 """Letters that every column of a table is left, before ids and numbers of others are kept whole."""
 
@@ -114,9 +118,24 @@ def run(app: typer.Typer, *, name: str, argv: Sequence[str] | None = None) -> in
     if arguments == ["--version"]:
         sys.stdout.write(f"{name} {software_version()}\n")
         return 0
+    _complete(name, arguments)
     if "--json" in arguments:
         return _run_for_a_program(app, name, arguments)
     return _run(app, name, arguments)
+
+
+def _complete(name: str, arguments: list[str]) -> None:
+    """Let a shell complete this program's words: ``NAME --completion bash`` prints what the shell reads once."""
+    variable = f"_{name.upper().replace('-', '_')}_COMPLETE"
+    if arguments[:1] == ["--completion"]:
+        shell = " ".join(arguments[1:])
+        if shell not in SHELLS:
+            raise SystemExit(show_refusal(ParameterError(f"the shell must be one of {', '.join(SHELLS)}", given=shell)))
+        os.environ[variable] = f"source_{shell}"
+    if variable in os.environ:
+        from typer.completion import completion_init
+
+        completion_init()
 
 
 def _run_for_a_program(app: typer.Typer, name: str, arguments: list[str]) -> int:
@@ -158,6 +177,10 @@ def _run(app: Callable[..., Any], name: str, arguments: list[str]) -> int:
             next_step="Check the path, its owner and the free space.",
         )
         return show_refusal(failed, as_json="--json" in arguments)
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.partition(".")[0] in OWN:
+            return _show_fault(error, as_json="--json" in arguments)
+        return show_refusal(lacking(error.name, PARTS.get(name, "")), as_json="--json" in arguments)
     except Exception as error:
         if type(error).__module__.startswith("click."):
             raise  # a command line that cannot be read, asked for as JSON

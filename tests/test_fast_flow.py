@@ -175,12 +175,13 @@ def _largest(layer: MaskedLayer) -> float:
     return max(float(np.linalg.norm(weight, 2)) for weight in layer.weights)
 
 
-def test_both_engines_fit_the_same_flow():
+def test_the_engine_that_a_plan_chooses_fits_the_same_flow():
     rng = np.random.default_rng(1)
     a = rng.normal(size=800)
     x = np.column_stack([a, a**2 + 0.3 * rng.normal(size=800), rng.normal(size=800)])
-    settings = FlowSettings(flows=2, hidden=16, epochs=8, final_steps=5, margins="none")
-    fast, nflows = (fit_flow(x, replace(settings, engine=e), seeded_rng(1)) for e in ("auto", "nflows"))
+    given = Training(flows=2, hidden=16, epochs=8, margins="none")
+    fast, nflows = (fit_flow(x, replace(given, engine=e), seeded_rng(1)) for e in ("auto", "nflows"))
+    assert FlowSettings.of(replace(given, engine="nflows")).by_hand is False
     assert fast.report.epochs == nflows.report.epochs > 0
     assert fast.report.best_nll == pytest.approx(nflows.report.best_nll, abs=1e-4)
     assert np.allclose(fast.flow.log_prob(x), nflows.flow.log_prob(x), rtol=0, atol=2e-3)

@@ -21,22 +21,27 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "tributary_meta.py", *PACKAGES)
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory) -> Path:
-    """The wheel's files, as an installer lays them out."""
-    folder = tmp_path_factory.mktemp("wheel")
-    tree, site = folder / "tree", folder / "site"
-    tree.mkdir()
+def built(folder: Path) -> Path:
+    """The wheel of this tree, built in `folder`."""
+    tree = folder / "tree"
+    tree.mkdir(parents=True)
     for name in SOURCES:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
         copy(ROOT / name, tree / name)
     backend = "from setuptools.build_meta import build_wheel; print(build_wheel('..'))"
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    built = subprocess.run([sys.executable, "-c", backend], cwd=tree, env=env, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr[-2000:]
-    with zipfile.ZipFile(folder / built.stdout.split()[-1]) as wheel:
-        wheel.extractall(site)
-    return site
+    made = subprocess.run([sys.executable, "-c", backend], cwd=tree, env=env, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr[-2000:]
+    return folder / made.stdout.split()[-1]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """The wheel's files, as an installer lays them out."""
+    folder = tmp_path_factory.mktemp("wheel")
+    with zipfile.ZipFile(built(folder)) as wheel:
+        wheel.extractall(folder / "site")
+    return folder / "site"
 
 
 def ran(installed: Path, *argv: str, at: Path) -> subprocess.CompletedProcess[str]:

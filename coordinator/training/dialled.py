@@ -27,6 +27,7 @@ from shared.errors import (
     SchemaRefusal,
     StateRefusal,
     TooLarge,
+    require,
 )
 from shared.wire.message_limits import ROUND_CAP
 from shared.wire.rounds import RoundOrder, node_id, pack, unpack
@@ -101,6 +102,7 @@ def train(
     Raises: see `coordinator.training.federation.run`; TooLarge (a flow that one message does not hold); StateRefusal
         (no site); LockedRefusal (another process runs it).
     """
+    require("flwr")
     from coordinator.training import federation
 
     if plan.federated is None:

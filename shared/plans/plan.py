@@ -319,6 +319,12 @@ class StudyPlan:
             "training.transfer must go with posture 'local', affine layers and a flow that several sites have trained",
             f"posture {self.posture!r}, {'a' if self.flow else 'no'} flow",
         )
+        fitted = self.posture in ("local", "holdout") and self.federated is None
+        must(
+            self.training.engine == "auto" or fitted,
+            "training.engine must be 'auto' but with posture 'local' or 'holdout', without [federated]",
+            repr(self.training.engine),
+        )
         if self.federated is None:
             return
         must(

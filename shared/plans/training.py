@@ -32,6 +32,9 @@ class Training:
             records gain by it; with posture ``local`` and a flow that several sites have trained.
         outcomes: ``last`` draws what the plan names as outcomes (`shared.plans.outcomes`) given all other columns, and
             the flow is of those; with postures ``local`` and ``holdout``. ``joint`` leaves all columns to one flow.
+        engine: ``auto`` trains affine layers by our own passes in numpy, and splines by nflows; ``nflows`` trains all
+            layers by nflows on torch, several times slower. Both take the same steps from the same start; a site needs
+            the extra ``torch`` for nflows. With postures ``local`` and ``holdout``.
     """
 
     flows: int = 4
@@ -47,7 +50,8 @@ class Training:
     search: bool = False
     transfer: bool = False
     outcomes: Literal["joint", "last"] = "joint"
-    later: ClassVar[tuple[str, ...]] = ("search", "transfer", "outcomes")
+    engine: Literal["auto", "nflows"] = "auto"
+    later: ClassVar[tuple[str, ...]] = ("search", "transfer", "outcomes", "engine")
 
     def __post_init__(self) -> None:
         for name, most in (("flows", 20), ("hidden", 1024), ("layers", 4), ("epochs", 10_000), ("patience", 10_000)):
@@ -59,6 +63,8 @@ class Training:
         must(self.outcomes in ("joint", "last"), "training.outcomes must be 'joint' or 'last'", repr(self.outcomes))
         must(self.family in ("affine", "spline"), "training.family must be 'affine' or 'spline'", self.family)
         must(not self.spectral or self.family == "affine", "training.spectral must go with affine layers", self.family)
+        must(self.engine in ("auto", "nflows"), "training.engine must be 'auto' or 'nflows'", repr(self.engine))
+        must(not self.spectral or self.engine == "auto", "training.spectral must go with engine 'auto'", self.engine)
         for name in ("spectral", "search", "transfer"):
             must(isinstance(getattr(self, name), bool), f"training.{name} must be true or false", getattr(self, name))
 
@@ -70,6 +76,11 @@ class Training:
             "true",
             "The study lead writes the network into another version of the plan.",
         )
+
+    @property
+    def by_nflows(self) -> bool:
+        """Whether nflows takes the steps, on torch."""
+        return self.engine == "nflows" or self.family == "spline"
 
 
 @dataclass(frozen=True, kw_only=True)

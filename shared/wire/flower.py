@@ -1,6 +1,6 @@
 """Flower's messages as the two sides of a federated training use them, and all that is not Flower's public interface.
 
-Flower 1.41 is the engine of the training (`ClientApp`, `ServerApp`, `Grid`, strategies); releases never travel by it.
+Flower (1.41, 1.42) is the engine of the training (`ClientApp`, `ServerApp`, `Grid`, strategies), not of releases.
 Its public interface is `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and `flwr.serverapp.strategy`. One thing needed
 here is not in it: a message addressed outside of Flower's own runtime, which fills in run and sender from the process
 that it has started. `addressed` does that through the ``metadata`` argument, which Flower marks as internal; the

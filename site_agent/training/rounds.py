@@ -43,6 +43,7 @@ from shared.errors import (
     StateRefusal,
     TrainingRefusal,
     machine_failures,
+    require,
 )
 from shared.wire.rounds import Answered, RoundOrder, node_id, pack, unpack
 from site_agent.config import Limits, TableSource
@@ -184,6 +185,7 @@ def take_part(
     Raises: any `Refusal`; nothing is lost by it: the next call goes on.
     """
     _training(plan)
+    require("flwr")  # before the charge
     work = _Work(plan, source, site, door, home, rng, progress)
     began = time.monotonic()
     end, pause = began + wait, SOONEST

@@ -9,12 +9,13 @@ import pytest
 from hurry import soak
 from test_pipeline import kinds, quick, release, site, source
 
-from shared.errors import ConfigRefusal, Refusal, StorageRefusal, TrainingRefusal
+from shared.errors import ConfigRefusal, PackageRefusal, Refusal, StorageRefusal, TrainingRefusal
 from shared.plans.plan import Budget
 from site_agent.release import drawing
 
 __all__ = ["quick", "site"]  # the fixtures
 FAILURES = {
+    "an extra that lacks": (ModuleNotFoundError("No module named 'torch'", name="torch"), PackageRefusal),
     "no library": (ImportError("No module named 'torch'", name="torch._C"), ConfigRefusal),
     "no memory": (MemoryError(), StorageRefusal),
     "no memory, as torch says it": (

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shared.errors import (
-    StateRefusal,
-)
+from shared.errors import StateRefusal, require
 from shared.plans.plan import StudyPlan
 from site_agent.release.protocol import Chosen
 
 if TYPE_CHECKING:
+    from site_agent.config import TableSource
     from site_agent.ledger.book import Hold, Ledger
     from site_agent.release.outbox import Outbox
 from site_agent.release.pipeline.opened import TABLE_CAP
@@ -121,6 +120,19 @@ def of_other_studies(plan: StudyPlan, ledger: Ledger, space: str) -> tuple[dict[
         if not space or hold.space != space:
             sizes.append(len(rows.source))
     return persons, sizes
+
+
+READERS = {"parquet": "pyarrow", "graphml": "networkx", "sqlite": "sqlalchemy", "sql": "sqlalchemy"}
+
+
+def require_packages(plan: StudyPlan, source: TableSource) -> None:
+    """See that what fits the flow and reads the tables is installed, before anything is charged.
+
+    Raises: PackageRefusal.
+    """
+    if plan.posture in ("local", "holdout") and plan.training.by_nflows:
+        require("torch", "nflows")
+    require(*(READERS[place.format] for place in (source, source.edges) if place and place.format in READERS))
 
 
 def base_of(ledger: Ledger, plan: StudyPlan, wave: int) -> Hold | None:
