@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export OMP_NUM_THREADS := 1
 export PYTHONWARNINGS := ignore::DeprecationWarning:nflows
 
-.PHONY: demo test soak faults fuzz check format bench docs site man proto clean
+.PHONY: demo test soak faults fuzz check format bench docs site man wheelhouse release proto clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -87,8 +87,18 @@ site: $(SITE_STAMP)
 man: $(STAMP)
 	@$(BIN)/python deploy/man.py build/man
 
+# A folder that installs without a network, with hashes and a bill of materials; a release is one from its tag, signed.
+EXTRAS ?= site,coordinator,client
+wheelhouse: $(STAMP)
+	@rm -rf build/wheelhouse
+	@$(BIN)/python deploy/release.py build/wheelhouse --extras $(EXTRAS)
+
+release: $(STAMP)
+	@rm -rf build/release
+	@$(BIN)/python deploy/release.py build/release --extras $(EXTRAS) --tag $(if $(KEY),--key $(KEY))
+
 proto: $(STAMP)
 	@$(BIN)/python -m shared.proto.generate
 
 clean:
-	rm -rf .venv demo-output build/site build/man
+	rm -rf .venv demo-output build

@@ -33,6 +33,12 @@ def git(*words: str) -> str:
     return subprocess.run(["git", "-C", str(ROOT), *words], check=True, capture_output=True, text=True).stdout.strip()
 
 
+def version() -> str:
+    """The version that pyproject.toml has."""
+    found: str = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    return found
+
+
 def sha256(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
@@ -148,9 +154,8 @@ def main() -> None:
     if given.out.exists() and any(given.out.iterdir()):
         raise SystemExit(f"{given.out} must be a new folder, or an empty one")
     if given.tag:
-        version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-        if f"v{version}" not in git("tag", "--points-at", "HEAD").split():
-            raise SystemExit(f"the commit must have the tag v{version}. git tag v{version}")
+        if f"v{version()}" not in git("tag", "--points-at", "HEAD").split():
+            raise SystemExit(f"the commit must have the tag v{version()}. git tag v{version()}")
         if given.key is None:
             raise SystemExit("a release must be signed. --key FILE; openssl genpkey -algorithm ed25519 -out FILE")
     release(given.out, given.extras, given.key)

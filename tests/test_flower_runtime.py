@@ -423,7 +423,7 @@ def test_the_app_that_is_sent_names_installed_code_and_brings_none():
         lines = [line for line in written[name].splitlines()[1:] if line]
         assert lines == [f"from {side}.training import runtime", "app = runtime.app()"]
     asked = tomllib.loads((DEPLOY / "app" / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert asked == ["flwr>=1.41.0,<1.42"]  # nothing else that an installer could fetch
+    assert asked == ["flwr>=1.41.0,<1.43"]  # nothing else that an installer could fetch
 
 
 class Local:

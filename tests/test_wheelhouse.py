@@ -1,0 +1,114 @@
+"""The folder for machines without a network: the same bytes twice, and an installation from it alone that works."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from sources import ROOT
+
+WITHOUT_A_ROUTE = """
+set -eu
+ip link set lo up
+test -z "$(ip route)"
+python3 -m venv there
+there/bin/python -m pip install --quiet --disable-pip-version-check --no-index --require-hashes \
+  --find-links "$1/wheels" -r "$1/requirements.txt"
+export PATH="$PWD/there/bin:$PATH"
+"""
+SERVE = """
+coordinator serve > serve.log 2>&1 &
+trap "kill $!" EXIT
+until grep -q "answers on" serve.log; do kill -0 $!; sleep 0.2; done
+"""
+
+
+def first_ten_minutes() -> str:
+    """The page as one script: its blocks in order, the server beside them."""
+    page = (ROOT / "docs" / "first-ten-minutes.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    return "\n".join(SERVE if block.strip() == "coordinator serve" else block for block in blocks)
+
+
+@pytest.fixture(scope="module")
+def folders():
+    spec = importlib.util.spec_from_file_location("release_folder", ROOT / "deploy" / "release.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def wheel(folder: Path, name: str, licence: str) -> Path:
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}-1.0.dist-info/METADATA", f"Name: {name.replace('_', '-')}\nVersion: 1.0\n{licence}\n")
+    return path
+
+
+def test_each_wheel_is_pinned_by_its_hash_and_stands_in_the_bill(folders, tmp_path):
+    ours = wheel(tmp_path, "tributary_meta", "License-Expression: Apache-2.0")
+    other = wheel(tmp_path, "Other_part", "License: MIT\n")
+    lines = folders.requirements([other, ours], ours, "site").splitlines()
+    assert lines[1] == f"Other-part==1.0 --hash=sha256:{folders.sha256(other)}"
+    assert lines[2].startswith("tributary-meta[site]==1.0 --hash=sha256:")
+    bill = folders.bill([other, ours], ours, "2026-01-01T00:00:00Z")
+    assert bill["metadata"]["component"]["name"] == "tributary-meta"
+    assert bill["components"][0]["purl"] == "pkg:pypi/other-part@1.0"
+    assert bill["components"][0]["licenses"] == [{"license": {"name": "MIT"}}]
+    assert bill == folders.bill([other, ours], ours, "2026-01-01T00:00:00Z")
+    assert bill["serialNumber"] != folders.bill([ours], ours, "2026-01-01T00:00:00Z")["serialNumber"]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_the_signature_is_one_that_openssl_verifies_and_that_another_byte_breaks(folders, tmp_path):
+    key, sums = tmp_path / "release.pem", tmp_path / "SHA256SUMS"
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", key], check=True, capture_output=True)
+    sums.write_text("00  wheels/a.whl\n")
+    folders.sign(sums, key)
+    check = ["openssl", "pkeyutl", "-verify", "-pubin", "-inkey", "release.pub", "-rawin", "-in", "SHA256SUMS"]
+    check += ["-sigfile", "SHA256SUMS.sig"]
+    assert subprocess.run(check, cwd=tmp_path, capture_output=True).returncode == 0
+    sums.write_text("01  wheels/a.whl\n")
+    assert subprocess.run(check, cwd=tmp_path, capture_output=True).returncode != 0
+
+
+def test_a_release_is_made_from_the_versions_tag_and_with_a_key_only(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "git", lambda *_: "v0.0.0")
+    monkeypatch.setattr(sys, "argv", ["release.py", str(tmp_path), "--tag"])
+    with pytest.raises(SystemExit, match="the commit must have the tag v"):
+        folders.main()
+    monkeypatch.setattr(folders, "git", lambda *_: f"v{folders.version()}")
+    with pytest.raises(SystemExit, match="must be signed"):
+        folders.main()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.soak
+def test_two_folders_of_one_commit_are_the_same_and_install_where_there_is_no_network(tmp_path):
+    if os.geteuid() or shutil.which("unshare") is None:
+        pytest.skip("a network namespace wants root")
+    for name in ("one", "two"):
+        made = [sys.executable, str(ROOT / "deploy" / "release.py"), str(tmp_path / name)]
+        subprocess.run(made, check=True, timeout=1200)
+    sums = (tmp_path / "one" / "SHA256SUMS").read_bytes()
+    assert sums == (tmp_path / "two" / "SHA256SUMS").read_bytes()
+    subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=tmp_path / "one", check=True)
+    assert json.loads((tmp_path / "one" / "sbom.cdx.json").read_text())["bomFormat"] == "CycloneDX"
+    env = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+        "HOME": str(tmp_path),
+        "PIP_CONFIG_FILE": "/dev/null",
+    }
+    script = WITHOUT_A_ROUTE + first_ten_minutes()
+    alone = ["unshare", "--net", "bash", "-c", script, "-", str(tmp_path / "one")]
+    ran = subprocess.run(alone, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=1800)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
+    assert "<svg" in (tmp_path / "first" / "forest.svg").read_text(encoding="utf-8")
