@@ -28,6 +28,9 @@ def tree_of_before(folder: Path) -> Path:
     (folder / "before.tar").write_bytes(done.stdout)
     with tarfile.open(folder / "before.tar") as archive:
         archive.extractall(folder / "before", filter="data")
+    # A plan is approved for a version of the agent: it has to know its own, as where it is installed.
+    described = [sys.executable, "-c", "import setuptools; setuptools.setup()", "-q", "egg_info"]
+    subprocess.run(described, cwd=folder / "before", check=True, capture_output=True)
     return folder / "before"
 
 

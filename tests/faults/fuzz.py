@@ -12,6 +12,7 @@ grows by more than twice the largest input that is allowed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -26,11 +27,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from shared.errors import Refusal, refusal_from_code
+from shared.errors import Refusal
+from tests.faults.tables import other_table
 
 __all__ = ["TARGETS", "Found", "Target", "fuzz"]
 
@@ -54,7 +57,7 @@ class Target:
     name: str
     seeds: tuple[bytes, ...]
     run: Callable[[bytes], object]
-    form: str = "json"  # json, text or bytes: how it is best changed
+    form: str = "json"  # json, text, table or bytes: how it is best changed
     apart: bool = False
 
 
@@ -84,64 +87,101 @@ class _Hangs(BaseException):
     """Raised by the timer, past whatever a parser catches."""
 
 
-def one_case(target: Target, data: bytes, found: Found) -> str:
-    """Run it, count it, and say in which words it was refused; blank where it was taken."""
-    begun = time.thread_time()
-    said = ""
+@dataclass(frozen=True)
+class Outcome:
+    """What a parser did with an input: it was ``taken``, ``refused``, ``wrong``, or ``ended`` the process it ran in.
+
+    Args:
+        words: of the refusal, or the error.
+        seconds: of CPU time.
+        lines: of ours that were reached, where that was asked for.
+        peak_mb: the most that its process has held, where that is another.
+    """
+
+    kind: str
+    words: str = ""
+    seconds: float = 0.0
+    lines: frozenset[tuple[str, int]] = frozenset()
+    peak_mb: float = 0.0
+
+
+def judged(target: Target, data: bytes) -> Outcome:
+    """Run it here."""
+    begun, kind, words = time.thread_time(), "taken", ""
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, HANGS)
         try:
-            _run_apart(target, data, found) if target.apart else target.run(data)
-            found.taken += 1
+            target.run(data)
         except Refusal as refusal:
-            found.refusals[refusal.code] += 1
-            said = re.sub(r"[0-9]+|'[^']*'", "#", f"{refusal.code} {refusal.must}")
+            kind, words = "refused", f"{refusal.code} {refusal.must}"
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        _wrong(found, f"{type(error).__name__}: {str(error)[:80]}", data)
-        said = type(error).__name__
-    took = time.thread_time() - begun
-    found.cases += 1
-    found.slowest = max(found.slowest, took)
-    if took > SLOW:
-        _wrong(found, f"{took:.1f} s", data)
-    return said
+        kind, words = "wrong", f"{type(error).__name__}: {str(error)[:80]}"
+    return Outcome(kind, words, time.thread_time() - begun)
 
 
-class _Ended(Refusal):
-    """The process that read it is gone."""
+class Reader:
+    """A forked process that runs one target, input after input; another one follows when an input ends it."""
 
-    code = "ended"
+    def __init__(self, target: Target) -> None:
+        self._target, self._child = target, 0
 
-
-def _run_apart(target: Target, data: bytes, found: Found) -> None:
-    """Run it in a forked process, and raise here what it raised there."""
-    (reads, says), child = os.pipe(), os.fork()
-    if not child:
-        code, said = 0, ""
+    def __call__(self, data: bytes, *, traced: bool = False) -> Outcome:
+        """Run it there."""
+        if not self._child:
+            self._begin()
         try:
+            self._line.send((data, traced))
+            if self._line.poll(6 * HANGS):
+                return Outcome(*self._line.recv())
+            os.kill(self._child, signal.SIGKILL)
+            return Outcome("wrong", f"nothing for {6 * HANGS} s")
+        except (EOFError, OSError):
+            code, self._child = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1]), 0
+            return Outcome("ended" if code < 0 else "wrong", f"ended by {code}")
+
+    def _begin(self) -> None:
+        self._line, theirs = Pipe()
+        self._child = os.fork()
+        if not self._child:
+            self._line.close()
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            target.run(data)
-        except Refusal as refusal:
-            code, said = 3, f"{refusal.code} {refusal.must}"
-        except BaseException as error:
-            code, said = 4, f"{type(error).__name__}: {error}"
-        os.write(says, said.encode()[:1000])
-        os._exit(code)
-    os.close(says)
-    with os.fdopen(reads) as pipe:
-        said = pipe.read()
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code < 0:
+            with contextlib.suppress(EOFError, OSError):
+                while True:
+                    data, traced = theirs.recv()
+                    one = judged(self._target, data)
+                    lines = _lines_of(self._target, data) if traced else set()
+                    theirs.send((one.kind, one.words, one.seconds, frozenset(lines), _peak_mb()))
+            os._exit(0)
+        theirs.close()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._child:
+            self._line.close()
+            os.waitpid(self._child, 0)
+            self._child = 0
+
+
+def counted(outcome: Outcome, data: bytes, found: Found) -> str:
+    """Count it, and say in which words it was refused; blank where it was taken."""
+    found.cases += 1
+    found.slowest = max(found.slowest, outcome.seconds)
+    if outcome.seconds > SLOW:
+        _wrong(found, f"{outcome.seconds:.1f} s", data)
+    if outcome.kind == "taken":
+        found.taken += 1
+        return ""
+    if outcome.kind == "refused":
+        found.refusals[outcome.words.partition(" ")[0]] += 1
+    elif outcome.kind == "ended":
         found.ended += 1
-        raise _Ended(f"signal {-code}")
-    if code == 4:
-        raise RuntimeError(said)
-    if code:
-        raise refusal_from_code(said.partition(" ")[0], said.partition(" ")[2])
+    else:
+        _wrong(found, outcome.words, data)
+    return re.sub(r"[0-9]+|'[^']*'", "#", outcome.words)
 
 
 def _wrong(found: Found, what: str, data: bytes) -> None:
@@ -178,32 +218,43 @@ def _lines_of(target: Target, data: bytes) -> set[tuple[str, int]]:
 
 
 def fuzz(target: Target, *, seed: int, cases: int = 0, seconds: float = 0.0) -> Found:
-    """Try so many cases, or for so many CPU seconds; the same seed and number give the same cases."""
+    """Try so many cases, or for so many CPU seconds of the parser; the same seed and number give the same cases."""
     rng, found = random.Random(f"{target.name} {seed}"), Found()
+    corpus, words, lines = list(target.seeds), set[str](), set[tuple[str, int]]()
+    reader = Reader(target) if target.apart else None
+    first = spent = 0.0
 
     def hangs(number: int, frame: object) -> None:
         raise _Hangs(f"more than {HANGS} s")
 
+    def new(data: bytes) -> str:
+        """Try it; the words it was refused in. It is kept where they, or a line that it reached, are new."""
+        nonlocal spent
+        traced = not found.cases % TRACED and len(data) < 1 << 16
+        outcome = reader(data, traced=traced) if reader else judged(target, data)
+        said, reached = counted(outcome, data, found), outcome.lines
+        spent += outcome.seconds
+        found.grew_mb = max(found.grew_mb, (outcome.peak_mb or first if reader else _peak_mb()) - first)
+        if not reader and (traced or (said not in words and len(data) < 1 << 16)):
+            reached = frozenset(_lines_of(target, data))
+        if (said and said not in words) or not reached <= lines:
+            corpus.append(data)
+        words.add(said)
+        lines.update(reached)
+        return said
+
     before = signal.signal(signal.SIGVTALRM, hangs)
-    corpus, words, lines = list(target.seeds), set(), set()
     try:
+        first = reader(target.seeds[0]).peak_mb if reader else _peak_mb()
         for data in target.seeds:
-            said = one_case(target, data, found)
+            said = new(data)
             assert not said, f"a seed of {target.name} is refused: {said}"
-            lines |= set() if target.apart else _lines_of(target, data)
-        peak, begun = _peak_mb(), time.thread_time()
-        while found.cases < cases or time.thread_time() - begun < seconds:
-            data = mutated(rng.choice(corpus), corpus, target.form, rng)
-            said = one_case(target, data, found)
-            if said not in words or not found.cases % TRACED:
-                reached = _lines_of(target, data) if len(data) < 1 << 16 and not target.apart else set()
-                if said not in words or not reached <= lines:
-                    corpus.append(data)
-                words.add(said)
-                lines |= reached
-        found.grew_mb = _peak_mb() - peak
+        while found.cases < cases or spent < seconds:
+            new(mutated(rng.choice(corpus), corpus, target.form, rng))
     finally:
         signal.signal(signal.SIGVTALRM, before)
+        if reader:
+            reader.close()
     found.corpus, found.lines = len(corpus), len(lines)
     if found.grew_mb > 2 * CAP / 2**20:
         found.wrong.append(f"the process grew by {found.grew_mb:.0f} MB")
@@ -255,7 +306,9 @@ TOKENS = tuple(
 def mutated(data: bytes, corpus: list[bytes], form: str, rng: random.Random) -> bytes:
     """Another input, made of this one."""
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
-        if form == "json" and rng.random() < 0.75:
+        if form == "table" and rng.random() < 0.5:
+            data = other_table(corpus[0], rng)
+        elif form == "json" and rng.random() < 0.75:
             data = _other_json(data, rng)
         elif form == "text" and rng.random() < 0.7:
             place = rng.randrange(len(data) + 1)
@@ -360,7 +413,7 @@ def _by_libfuzzer(name: str, seed: int, seconds: float, out: Path) -> None:
 
     with atheris.instrument_imports(include=["shared", "site_agent", "coordinator"]):
         target = TARGETS[name]
-    found, corpus = Found(), list(target.seeds)
+    found, corpus, reader = Found(), list(target.seeds), Reader(target) if target.apart else None
     peak, begun = _peak_mb(), time.process_time()
 
     def other(data: bytes, most: int, number: int) -> bytes:
@@ -369,7 +422,7 @@ def _by_libfuzzer(name: str, seed: int, seconds: float, out: Path) -> None:
         return made[:most]
 
     def case(data: bytes) -> None:
-        one_case(target, data, found)
+        counted(reader(data) if reader else judged(target, data), data, found)
         if not found.cases % 500 or time.process_time() - begun > seconds:
             found.grew_mb = _peak_mb() - peak
             out.write_text(json.dumps(found.to_json()))

@@ -174,7 +174,7 @@ def _releases(folder: Path, data: bytes, receipt: Receipt, statement: Statement,
         return run
 
     yield Target("bundle", (data,), bundle, "bytes", apart=True)
-    yield Target("bundle: table", (parts["table.parquet"],), around("table.parquet"), "bytes", apart=True)
+    yield Target("bundle: table", (parts["table.parquet"],), around("table.parquet"), "table", apart=True)
     yield Target("bundle: manifest", (parts["manifest.json"],), around("manifest.json"))
 
 
