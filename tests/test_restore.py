@@ -873,3 +873,4 @@ def test_killed_on_its_way_a_backup_or_restore_leaves_nothing_that_passes_for_on
     archive.unlink(missing_ok=True)
     assert forked(work) == 0
     assert (place / "store.db").exists()
+    assert not list(tmp_path.glob(".new.restore-*"))

@@ -168,7 +168,10 @@ def test_killed_on_its_way_back_the_old_home_or_the_new_one_is_there(theatre, no
         new = point == "restore.placed"
         assert (there != entries, (home / "restored.json").exists()) == (new, new)
         theatre.agent(north, "ledger", "verify")
-    assert list(home.parent.glob(".restore-*/home/ledger.db")), "the old one is deleted by nobody"
+    assert len(list(home.parent.glob(f".{home.name}.restore-*/home/ledger.db"))) == 1
+    theatre.agent(north, "run", "--once", expect=None)
+    assert not list(home.parent.glob(f".{home.name}.restore-*")), "keys lie beside no home"
+    assert len(theatre.entries(f"{north}.before-restore-1")) == entries, "the old one is deleted by nobody"
     for point in ("backup.copied", "backup.written"):
         env = {"TRIBUTARY_FAILPOINT": point}
         assert theatre.agent(north, "backup", tmp_path / "again", env=env, expect=None).code == -signal.SIGKILL
@@ -212,3 +215,13 @@ def test_where_both_sides_were_put_back_nobody_knows_what_was_spent_and_nothing_
     said = theatre.agent(north, "ledger", "recover", expect=None)
     assert (said.refused, said.json["refused"]["given"]) == ("E_LEDGER", "both were put back")
     assert drawn(theatre, north, 3, expect=None).refused == "E_LEDGER"
+    # Its running studies are over for it, and no others: it joins those with another folder.
+    theatre.coordinator("revoke", north)
+    theatre.home(north).rename(theatre.home(f"{north}-before"))
+    theatre.sign(plan_toml(study="after", waves=1))
+    theatre.join(north, theatre.folder / "cohort.csv", "after")
+    found = theatre.agent(north, "ledger", "recover").json
+    theatre.coordinator("reanchor", north, "--fingerprint", found["fingerprint"])
+    assert theatre.agent(north, "ledger", "recover").json["state"] == "done"
+    theatre.agent(north, "release", "after", "--wave", "1", "--by", "steward")
+    assert drawn(theatre, north, 3, expect=None).refused

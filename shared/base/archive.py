@@ -14,10 +14,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import fcntl
+import glob
 import hashlib
 import io
 import os
 import secrets
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +49,7 @@ __all__ = [
     "read_header",
     "recipient_key",
     "sandbox",
+    "sweep",
     "write_archive",
 ]
 
@@ -54,6 +58,7 @@ BACKUP_TYPE = "application/vnd.tributary.backup+json"
 CONTENTS = "contents.json"
 HEADER_CAP = 1 << 20
 BLOCK = 1 << 20
+PLACING = "placing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,12 +423,53 @@ def sandbox(home: Path) -> Iterator[Path]:
     """A folder beside a home, which is gone after it."""
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".restore-", dir=home.parent) as folder:
+        sweep(home)
+        with contextlib.ExitStack() as open_:
+            with _held(home.parent):  # nobody sweeps between the two
+                folder = open_.enter_context(tempfile.TemporaryDirectory(prefix=_prefix(home), dir=home.parent))
+                open_.enter_context(_held(Path(folder)))
             made = Path(folder) / "home"
             made.mkdir(mode=0o700)
             yield made
     except OSError as error:
         raise StorageRefusal("the home folder's place must be writable", given=error.strerror or "an error") from None
+
+
+def sweep(home: Path) -> None:
+    """Take away what a restore of this home that was killed has left beside it: it holds keys.
+
+    Where it was killed after the new home had its name, the former one is put aside. A restore that runs is let alone.
+    """
+    with contextlib.suppress(OSError), _held(home.parent):
+        for folder in home.parent.glob(f"{glob.escape(_prefix(home))}*"):
+            with contextlib.suppress(BlockingIOError), _held(folder, wait=False):
+                inner, noted = folder / "home", folder / PLACING
+                if noted.exists() and inner.exists() and noted.read_text() != f"{inner.stat().st_ino}":
+                    os.rename(inner, _aside(home))
+                    fsync_folder(home.parent)
+                shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def _held(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a folder against others who hold it. Raises: BlockingIOError, where it is held and not waited for."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(handle)
+
+
+def _prefix(home: Path) -> str:
+    return f".{home.name}.restore-"
+
+
+def _aside(home: Path) -> Path:
+    number = 1
+    while (aside := home.with_name(f"{home.name}.before-restore-{number}")).exists():
+        number += 1
+    return aside
 
 
 def put_in_place(made: Path, home: Path) -> str:
@@ -434,10 +480,10 @@ def put_in_place(made: Path, home: Path) -> str:
     moved = ""
     try:
         if home.exists() and any(home.iterdir()):
-            number = 1
-            while (aside := home.with_name(f"{home.name}.before-restore-{number}")).exists():
-                number += 1
+            aside = _aside(home)
             moved = str(aside)
+            # So that whoever finds the two knows which of them has its name already (`sweep`).
+            write_private(made.parent / PLACING, f"{made.stat().st_ino}".encode())
             reach("restore.before_place")
             _exchange(made, home)
             reach("restore.placed")

@@ -139,6 +139,7 @@ def run_(
     from dataclasses import asdict
     from functools import partial
 
+    from shared.base.archive import sweep
     from shared.errors import LockedRefusal
     from site_agent.decide.attending import AttendEvent, attend
     from site_agent.decide.key_files import encrypt_keys
@@ -171,6 +172,7 @@ def run_(
         desk = open_desk(home)
         was_paused = desk.config.pause_file.exists()
         if not dry_run:
+            sweep(desk.home)
             with suppress(LockedRefusal):  # the next round does it
                 encrypt_keys(desk.config)
         attend(

@@ -262,7 +262,8 @@ def _require_remembered(
             "what was charged since the backup must be known to this site or to the coordinator",
             given="both were put back",
             next_step="Restore a later backup of this site, or of the coordinator. Without one the site releases "
-            "nothing more in its studies: the study lead revokes it (coordinator revoke).",
+            "nothing more in its studies: the study lead revokes it (coordinator revoke), and may invite it to new "
+            "ones, with another folder.",
         )
 
 

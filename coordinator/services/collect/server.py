@@ -22,6 +22,7 @@ from coordinator.services.collect.ingest import MAX_BUNDLE
 from coordinator.services.collect.service import CollectionService, utc_today
 from coordinator.services.health import require_home, require_whole
 from coordinator.store.store import Store
+from shared.base.archive import sweep
 from shared.errors import (
     LockedRefusal,
 )
@@ -76,6 +77,7 @@ class CoordinatorServer:
         except OSError:
             self._lock.close()
             raise LockedRefusal("one coordinator must serve a home folder", given="a second one") from None
+        sweep(home)
         self.store = Store.open(home, url)
         self.service = CollectionService(
             home=home,
