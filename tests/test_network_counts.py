@@ -21,16 +21,16 @@ from theatre import Theatre
 
 from coordinator.planning import prices
 from shared.base.randomness import seeded_rng
-from shared.errors import EstimateRefusal, PlanRefusal, SchemaRefusal, TrainingRefusal
+from shared.errors import EstimateRefusal, PlanRefusal, ReceiptRefusal, SchemaRefusal
 from shared.estimands.answer import parse_estimand
 from shared.mechanisms.grand.answer import figure
 from shared.mechanisms.grand.counts import degrees, simple
 from shared.mechanisms.grand.edges import NEIGHBOURS
-from shared.mechanisms.network_counts import capped
+from shared.mechanisms.network_counts import capped, packing
 from shared.mechanisms.network_counts.plan import COLUMNS, NetworkCountsPlan, noised
 from shared.plans.plan import StudyPlan
 from shared.privacy import accountant as privacy
-from shared.releases.receipt import read_bundle
+from shared.releases.receipt import read_bundle, write_receipt
 from shared.simulated import contact_networks
 from tests.benchmarks.worlds.networks import WORLDS
 
@@ -99,10 +99,11 @@ def test_a_capped_count_is_the_optimum_of_the_whole_linear_program(motif, closed
         assert motif(simple(sparse.csr_array(ties)), cap) == math.floor(best + 1e-6)
 
 
-def test_a_count_of_more_copies_than_a_machine_word_has_steps_is_right():
+def test_persons_far_above_a_cap_count_at_the_cap():
     cap, persons = 99_990_000, 200
-    nobody, none = sparse.csr_array((persons, persons), dtype=np.int64), np.empty((0, 3), np.int64)
-    assert capped._program(persons * cap, np.full(persons, cap), nobody, none, cap) == persons * cap
+    alone = (np.arange(persons),), np.full(persons, 40.0 * cap)
+    low, high = packing.Packing(persons=persons, cap=cap, sets=lambda: [alone]).bounds(capped.slack(cap))
+    assert low * (1 - 1e-12) <= persons * cap <= high <= low + capped.slack(cap)
 
 
 def test_nobody_moves_a_block_by_more_than_its_sensitivity_and_somebody_moves_each_by_nearly_as_much():
@@ -201,10 +202,64 @@ def test_an_edge_list_in_another_order_gives_the_same_counts():
     assert int(capped.kept_degrees(matrix, 4).max()) <= 4
 
 
-def test_too_many_above_a_cap_are_refused_before_anything_is_drawn(monkeypatch):
-    monkeypatch.setattr(capped, "MOST_SETS", 50)
-    with pytest.raises(TrainingRefusal, match="at most 50 sets"):
-        measured(counting(most_paths=4), drawn(np.random.default_rng(5), 30, 0.5), np.zeros(30))
+def of_five() -> tuple[np.ndarray, np.ndarray]:
+    """All 1,024 networks of five persons as sets of pairs, and for each the first of those that are like it."""
+    pairs = list(itertools.combinations(range(5), 2))
+    networks = np.arange(1 << len(pairs))
+    like = networks.copy()
+    for order in itertools.permutations(range(5)):
+        moved = [pairs.index((min(order[a], order[b]), max(order[a], order[b]))) for a, b in pairs]
+        like = np.minimum(like, sum(((networks >> k) & 1) << to for k, to in enumerate(moved)))
+    return networks, like
+
+
+@pytest.mark.parametrize(("motif", "cap"), [(capped.capped_triangles, 2), (capped.capped_paths, 4)])
+def test_of_all_networks_of_five_persons_no_two_that_differ_in_one_are_further_apart_than_the_price_says(motif, cap):
+    networks, like = of_five()
+    pairs = list(itertools.combinations(range(5), 2))
+    values = {}
+    for one in np.unique(like):
+        ties = np.zeros((5, 5), dtype=np.int64)
+        for k, (a, b) in enumerate(pairs):
+            ties[a, b] = ties[b, a] = (one >> k) & 1
+        values[one] = motif(simple(sparse.csr_array(ties)), cap)
+    told = np.array([values[one] for one in like])
+    others = sum(1 << k for k, pair in enumerate(pairs) if 0 not in pair)  # without person 0, who may be anybody
+    moved = max(np.ptp(told[(networks & others) == rest]) for rest in np.unique(networks & others))
+    assert moved == cap  # reached, and the solver's room is not used
+    assert moved <= capped.sensitivity(cap)
+
+
+@pytest.mark.parametrize(("motif", "cap"), [(capped.capped_triangles, 12), (capped.capped_paths, 60)])
+def test_a_count_is_the_same_however_much_fits_into_memory_and_whatever_solves_it(motif, cap, monkeypatch):
+    """A crowd, and one person more or less: nothing is refused, and neighbours stay within the price."""
+    crowd = drawn(np.random.default_rng(12), 16, 0.7)
+    neighbours = [crowd, replaced(crowd, 0, np.arange(0)), replaced(crowd, 0, np.arange(1, 16))]
+    matrices = [simple(sparse.csr_array(one)) for one in neighbours]
+    found = [motif(one, cap) for one in matrices]
+    assert 0 < np.ptp(found) <= capped.sensitivity(cap)
+    monkeypatch.setattr(capped, "KEPT", 10)
+    monkeypatch.setattr(capped, "BLOCK", 100)
+    monkeypatch.setattr(packing, "DENSE", 0)
+    assert np.abs(np.subtract([motif(one, cap) for one in matrices], found)).max() <= 1
+
+
+def test_bounds_hold_what_a_library_finds_and_lie_as_near_as_asked():
+    rng = np.random.default_rng(13)
+    for _ in range(20):
+        k, cap = int(rng.integers(3, 30)), int(rng.integers(1, 200))
+        sizes, sets = [1, 2, 3], []
+        for size in sizes:
+            members = np.array([rng.permutation(k)[:size] for _ in range(60)])
+            sets.append((tuple(members.T), rng.integers(1, 40 * cap if size == 1 else cap + 1, 60).astype(float)))
+        copies = np.concatenate([one for _, one in sets])
+        member = np.hstack([sum(np.equal.outer(np.arange(k), side) for side in sides) for sides, _ in sets])
+        solved = optimize.linprog(
+            -np.ones(180), A_ub=member.astype(float), b_ub=[cap] * k, bounds=np.c_[np.zeros(180), copies]
+        )
+        low, high = packing.Packing(persons=k, cap=cap, sets=lambda sets=sets: sets).bounds(0.01)
+        assert low - 1e-6 <= -solved.fun <= high + 1e-6
+        assert high - low <= 0.01
 
 
 # -- what it costs ------------------------------------------------------------------------------------------------
@@ -372,7 +427,19 @@ def test_nobody_is_held_out():
     said = " ".join((*plan.release.covered(plan), *plan.release.not_covered(plan)))
     assert "Every person in the table, with all edges" in said
     assert "Nobody is held out" in said
-    assert f"share more than {capped.MOST_SETS} sets" in said, "a refusal by the records is in no price"
+    assert "no release" not in said, "nothing is refused by what the network is"
+
+
+def test_a_receipt_of_a_version_that_refused_crowded_networks_is_still_true_and_no_other_sentence_is():
+    plan = counting()
+    now = write_receipt(
+        plan=plan, wave=1, site="north", release_id="r" * 8, agent_version="0.2.0", n=300, previous="0" * 64
+    )
+    before = replace(now, not_covered=(now.not_covered[0], *NetworkCountsPlan.retired, *now.not_covered[1:]))
+    before.require_true(plan)
+    for wrong in (before.not_covered[1:], (*now.not_covered, "Nothing else.")):
+        with pytest.raises(ReceiptRefusal):
+            replace(now, not_covered=wrong).require_true(plan)
 
 
 def test_a_table_that_the_plan_could_not_have_made_is_refused():

@@ -110,6 +110,8 @@ class MechanismPlan(ABC):
     before: ClassVar[Mapping[str, Any]] = {}
     """Fields whose default has changed, with the old default: it is read where a plan omits the field, because the
     plan was signed before the change. New plans spell these fields out."""
+    retired: ClassVar[tuple[str, ...]] = ()
+    """Sentences of `not_covered` that receipts of earlier versions have, and that no longer hold."""
     fits: ClassVar[str] = "flow"
     """Noun for the fitted object ("flow" or "model") in the receipt's sentence on hold-out persons."""
 

@@ -41,7 +41,7 @@ def site(name, table, declared):
     fitted = copula.complete(release, plan)
     model, theta, p = fitted.model, fitted.theta, plan.p
     _, slope = model.slope(theta, fitted.score)
-    x, y = generator._drawn(model, theta, np.random.default_rng(1).random((3000, p + 3)))
+    x, y = generator.drawn(model, theta, np.random.default_rng(1).random((3000, p + 3)))
     covariance = np.cov(model.rows(x, y, fitted.score).T) / release.n
     single, pairs = [0] * p + [1] * p, [1] * (p * (p - 1) // 2)
     block = np.array([*single, *pairs, *[0] * (2 * (p + 1)), *[2] * declared])

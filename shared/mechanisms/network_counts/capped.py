@@ -33,37 +33,40 @@ nodes, and a cap Δ of copies that one person is part of,
 one of G, and a solution of G without the copies of v, which weigh at most Δ, is one of G − v:
 :math:`f(G - v) \le f(G) \le f(G - v) + \Delta`. Neighbours share G − v, so that f moves by at most Δ.
 
-*It is a small program.* Persons below the cap bind nothing, so that all copies without anybody above it count in full,
-and the others are told apart by nothing but whom above the cap they hold: one variable for each such set A, between 0
-and its number of copies. *It is exact enough.* The solver's dual solution y, as multiples of 2⁻³⁰ in whole numbers, is
-a bound :math:`U = \Delta \sum_u y_u + \sum_A c_A (1 - y(A))^+ \ge f`, its primal solution, made feasible, one from
-below. What is taken is the whole part of U; where the two are further apart than a slack of Δ/128 the count is refused,
-before anything is charged. It then lies above f − 1 and at most the slack above f, and two of them move by at most
-:data:`Δ + 1 + slack <sensitivity>`.
+*Which copies are told apart.* Persons below the cap bind nothing, so that all copies without anybody above it count in
+full, and the others differ by nothing but whom above the cap they hold: one variable for each such set, between 0 and
+its number of copies. *It is exact enough, and never refused.* The program is solved to within a slack of Δ/128, or half
+a copy where that is more, between a bound from below and one U from above (`shared.mechanisms.network_counts.packing`),
+however many sets there are: that a count could not be found would be a function of records. What is taken is the whole
+part of U. It then lies above f − 1 and at most the larger of slack and half above f, and two of them move by at most
+:data:`Δ + 1 + slack <sensitivity>`: they are whole numbers that differ by less than Δ + 1 + slack where the slack is
+one or more, and by less than Δ + 3/2 where it is none. A quarter of a copy at least is left to what doubles round.
 """
 
 from __future__ import annotations
 
-from fractions import Fraction
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, sparse
+from scipy import sparse
 
-from shared.errors import TrainingRefusal
 from shared.mechanisms.grand.counts import degrees, triangles
+from shared.mechanisms.network_counts.packing import Packing, Sets, kept
 
 __all__ = ["capped_paths", "capped_triangles", "kept_degrees", "paths_of", "sensitivity"]
 
 Matrix: TypeAlias = sparse.csr_array
 Counts: TypeAlias = NDArray[np.int64]
 
-MOST_SETS = 500_000
-"""Variables of a program: sets of persons above the cap who share copies. Beyond it a count is refused, which is a
-function of records that no ε covers; the receipt says so."""
-_UNIT = 1 << 30
-"""Steps of a solution between 0 and 1."""
+BLOCK = 1 << 18
+"""Copies with three persons above the cap that are looked at together."""
+KEPT = 1 << 22
+"""Up to so many are remembered; more are gone through anew each time, as they need not fit into memory."""
 
 
 def slack(cap: int) -> int:
@@ -125,7 +128,7 @@ def _priority(low: Counts, high: Counts) -> NDArray[np.uint64]:
 
 # -- triangles and paths -------------------------------------------------------------------------------------------
 def capped_triangles(ties: Matrix, cap: int) -> int:
-    """The number of triangles where nobody counts in more than `cap`. Raises: TrainingRefusal.
+    """The number of triangles where nobody counts in more than `cap`.
 
     >>> full = sparse.csr_array(1 - np.eye(5, dtype=np.int64))
     >>> capped_triangles(full, 6), capped_triangles(full, 3)
@@ -138,11 +141,11 @@ def capped_triangles(ties: Matrix, cap: int) -> int:
         return total
     rows, inner = _above(ties, above)
     shared = sparse.csr_array((rows @ rows.T - inner @ inner.T).multiply(inner))
-    return _program(total, of_node[above], shared, _closed_triples(inner), cap)
+    return _packed(total, of_node[above], shared, triangles(inner), partial(_closed_triples, inner), cap)
 
 
 def capped_paths(ties: Matrix, cap: int) -> int:
-    """The number of paths of two edges where nobody counts in more than `cap`. Raises: TrainingRefusal.
+    """The number of paths of two edges where nobody counts in more than `cap`.
 
     >>> star = sparse.csr_array(np.array([[0, 1, 1, 1], [1, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]))
     >>> capped_paths(star, 3), capped_paths(star, 2)
@@ -158,7 +161,7 @@ def capped_paths(ties: Matrix, cap: int) -> int:
     # Two above the cap and one below it: the one below in the middle, or at an end next to either.
     near = inner.multiply(outside[:, None]) + inner.multiply(outside[None, :])
     shared = sparse.csr_array(rows @ rows.T - inner @ inner.T + near)
-    return _program(total, of_node[above], shared, _open_triples(inner), cap)
+    return _packed(total, of_node[above], shared, paths_of(inner), partial(_open_triples, inner), cap)
 
 
 def paths_of(ties: Matrix) -> Counts:
@@ -175,90 +178,77 @@ def _above(ties: Matrix, above: Counts) -> tuple[Matrix, Matrix]:
     return rows, inner
 
 
-def _closed_triples(inner: Matrix) -> Counts:
-    """(k, 3) triangles of a network, a < b < c."""
+def _closed_triples(inner: Matrix) -> Iterator[Sets]:
+    """Triangles of a network, each once."""
     upper = sparse.csr_array(sparse.triu(inner, k=1))
     upper.sort_indices()
-    after = [upper.indices[upper.indptr[a] : upper.indptr[a + 1]] for a in range(upper.shape[0])]
-    found = [np.empty((0, 3), np.int64)]
-    for a, ends in enumerate(after):
-        for b in ends.tolist():
-            last = np.intersect1d(ends, after[b], assume_unique=True)
-            found.append(np.column_stack([np.full(len(last), a), np.full(len(last), b), last]))
-    return np.concatenate(found).astype(np.int64)
+    for a in range(upper.shape[0]):
+        ends = upper.indices[upper.indptr[a] : upper.indptr[a + 1]].astype(np.int64)
+        for some in _parts(ends):
+            met = sparse.coo_array(upper[some][:, ends])
+            if met.nnz:
+                yield _triples(np.full(met.nnz, a), some[met.row], ends[met.col])
 
 
-def _open_triples(inner: Matrix) -> Counts:
-    """(k, 3) paths of a network, each three persons in ascending order; three who are all connected stand thrice."""
-    found = [np.empty((0, 3), np.int64)]
+def _open_triples(inner: Matrix) -> Iterator[Sets]:
+    """Paths of a network, each once; of three who are all connected, three."""
     for middle in range(inner.shape[0]):
-        ends = inner.indices[inner.indptr[middle] : inner.indptr[middle + 1]]
-        one, other = np.triu_indices(len(ends), k=1)
-        found.append(np.column_stack([np.full(len(one), middle), ends[one], ends[other]]))
-        if sum(map(len, found)) > MOST_SETS:
-            _too_many()
-    return np.sort(np.concatenate(found), axis=1).astype(np.int64)
+        ends = inner.indices[inner.indptr[middle] : inner.indptr[middle + 1]].astype(np.int64)
+        for some in _parts(ends):
+            one, other = np.nonzero(some[:, None] < ends[None, :])
+            if len(one):
+                yield _triples(np.full(len(one), middle), some[one], ends[other])
 
 
-def _program(total: int, of_above: Counts, shared: Matrix, triples: Counts, cap: int) -> int:
+def _parts(ends: Counts) -> list[Counts]:
+    """The ends in parts, each of which has at most about a block of pairs with all of them."""
+    rows = max(1, BLOCK // max(1, len(ends)))
+    return [ends[at : at + rows] for at in range(0, len(ends), rows)]
+
+
+def _triples(*members: NDArray[np.integer]) -> Sets:
+    return tuple(one.astype(np.int64) for one in members), np.ones(len(members[0]))
+
+
+def _blocks(found: Iterator[Sets]) -> Iterator[Sets]:
+    """The same triples in blocks of about one size: most persons have few."""
+    held: list[Sets] = []
+    size = 0
+    for one in found:
+        held.append(one)
+        size += len(one[1])
+        if size >= BLOCK:
+            yield _joined(held)
+            held, size = [], 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(held: list[Sets]) -> Sets:
+    members = zip(*(members for members, _ in held), strict=True)
+    return tuple(np.concatenate(one) for one in members), np.concatenate([copies for _, copies in held])
+
+
+def _packed(
+    total: int, of_above: Counts, shared: Matrix, in_triples: Counts, triples: Callable[[], Iterator[Sets]], cap: int
+) -> int:
     """The whole part of an upper bound of f that is nearer to it than the slack.
 
     Args:
         total: copies.
         of_above: (k,) copies that each person above the cap is part of.
         shared: (k, k) copies with exactly two persons above the cap.
-        triples: (·, 3) copies with three.
+        in_triples: (k,) copies with three, of each person.
+        triples: gives those, some at a time.
     """
     k = len(of_above)
     pairs = sparse.coo_array(sparse.triu(shared, k=1))
     pairs.eliminate_zeros()
-    triples, times = np.unique(triples, axis=0, return_counts=True) if len(triples) else (triples, np.empty(0))
-    alone = of_above - np.bincount(pairs.row, pairs.data, k) - np.bincount(pairs.col, pairs.data, k)
-    alone = alone - np.bincount(triples.ravel(), np.repeat(times, 3), k)
-    copies = np.concatenate([alone, pairs.data, times]).astype(np.int64)
-    if len(copies) > MOST_SETS:
-        _too_many()
-    at = [np.arange(k), pairs.row, pairs.col, *triples.T]
-    number = [np.arange(k), *[k + np.arange(pairs.nnz)] * 2, *[k + pairs.nnz + np.arange(len(triples))] * 3]
-    member = sparse.csr_array(
-        (np.ones(sum(map(len, at))), (np.concatenate(at), np.concatenate(number))), shape=(k, len(copies))
-    )
-    solved = optimize.linprog(
-        -np.ones(len(copies)),
-        A_ub=member,
-        b_ub=np.full(k, float(cap)),
-        bounds=np.column_stack([np.zeros(len(copies)), copies]),
-        method="highs",
-    )
-    if solved.x is None:
-        _unsolved()
-    below = total - int(copies.sum())
-    y = np.clip(np.round(-solved.ineqlin.marginals * _UNIT), 0, _UNIT).astype(np.int64)
-    whole = member.astype(np.int64)
-    # In whole numbers without end: the copies of a few hundred persons at a large cap are more than 63 bits of steps.
-    dual = cap * int(y.sum()) + int((copies.astype(object) * np.maximum(0, _UNIT - whole.T @ y)).sum())
-    # Feasible: parts of whole numbers, in each person's own proportion of what is too much.
-    primal = np.minimum(np.floor(np.maximum(solved.x, 0) * (1 << 20)).astype(np.int64), copies << 20)
-    most = int((whole @ primal).max(initial=0))
-    share = min(Fraction(1), Fraction(cap << 20, most)) if most else Fraction(1)
-    least = Fraction(int(primal.sum()), 1 << 20) * share
-    upper = Fraction(dual, _UNIT)
-    if not 0 <= upper - least <= max(Fraction(1, 2), Fraction(slack(cap))):
-        _unsolved()
-    return below + int(upper)
-
-
-def _too_many() -> None:
-    raise TrainingRefusal(
-        f"persons above the plan's caps must share at most {MOST_SETS} sets of three",
-        given="more",
-        next_step="Ask the study lead for a larger release.most_contacts: too many persons are above it here.",
-    )
-
-
-def _unsolved() -> None:
-    raise TrainingRefusal(
-        "a capped count must be found to within its slack",
-        given="bounds that lie further apart",
-        next_step="Ask the study lead for a larger release.most_contacts; report it with the plan's text.",
-    )
+    alone = of_above - np.bincount(pairs.row, pairs.data, k) - np.bincount(pairs.col, pairs.data, k) - in_triples
+    one = np.flatnonzero(alone > 0)
+    two = tuple(side.astype(np.int64) for side in (pairs.row, pairs.col))
+    few: list[Sets] = [((one,), alone[one].astype(float)), (two, pairs.data.astype(float))]
+    three = kept(lambda: _blocks(triples()), KEPT)
+    _, high = Packing(persons=k, cap=cap, sets=lambda: chain(few, three())).bounds(max(0.5, slack(cap)))
+    copies = int(alone.sum()) + int(pairs.data.sum()) + int(in_triples.sum()) // 3
+    return total - copies + math.floor(high + 2**-20)

@@ -102,6 +102,10 @@ class NetworkCountsPlan(Aggregates):
     strangers: str = "refuse"
     mechanism: Literal["network_counts"] = "network_counts"
     title: ClassVar[str] = "capped network counts"
+    retired: ClassVar[tuple[str, ...]] = (
+        "That there is no release: where persons above the caps share more than 500000 sets of two or three, their "
+        "counts cannot be found, and the site stops before anything is drawn or charged.",
+    )
 
     def __post_init__(self) -> None:
         epsilon = self.epsilon
@@ -214,12 +218,10 @@ class NetworkCountsPlan(Aggregates):
         )
 
     def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
-        """Membership, how many persons there are, and that their counts could not be found."""
+        """How many persons there are."""
         return (
             "How many persons are in the network: two networks of the same size are compared, with one person "
             "replaced; their number is told without noise.",
-            f"That there is no release: where persons above the caps share more than {capped.MOST_SETS} sets of two or "
-            "three, their counts cannot be found, and the site stops before anything is drawn or charged.",
         )
 
     def details(self, plan: StudyPlan) -> str:
@@ -230,7 +232,7 @@ class NetworkCountsPlan(Aggregates):
 
     # -- the released table --------------------------------------------------------------------------------------
     def measure(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> tuple[NDArray[np.int64], ...]:
-        """The exact counts of checked records with their edges. Raises: TrainingRefusal, where one cannot be found."""
+        """The exact counts of checked records with their edges."""
         ties = adjacency(records, directed=False).astype(np.int64)
         # A table sorted by what it holds would move many persons' places, and so which edges are kept, for one.
         order = rng.spawn(1)[0].order(len(records))

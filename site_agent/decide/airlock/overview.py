@@ -170,15 +170,19 @@ def _shifts(then: pd.DataFrame, now: pd.DataFrame) -> tuple[str, ...]:
 def gated(outbox: Outbox, release_id: str) -> bool:
     """True if a release was selected by checks that read records, outside of the ε that its receipt states.
 
-    Earlier versions refused a sealed table for an exact function of records under every posture, and asked for a tick
-    for others. Their receipts say so in the words of that time; what they promised is not rewritten.
+    Version 0.1 refused a sealed table for an exact function of records under every posture, and asked for a tick for
+    others; version 0.2.0 drew no capped counts of a network whose linear program was too large. Their receipts say so
+    in the words of that time; what they promised is not rewritten.
     """
+    from shared.mechanisms.network_counts.plan import NetworkCountsPlan
     from shared.releases.receipt import EARLIER_GATE, read_bundle
     from site_agent.release.pipeline.opened import TABLE_CAP
 
     receipt = read_bundle(outbox.bundle(release_id), cap=TABLE_CAP).receipt
     gates = receipt.mechanism in ("latent_noise", "grand") and receipt.posture != "local"
-    return gates and EARLIER_GATE in receipt.not_covered
+    return (gates and EARLIER_GATE in receipt.not_covered) or bool(
+        {*NetworkCountsPlan.retired} & {*receipt.not_covered}
+    )
 
 
 def history(desk: Desk) -> list[dict[str, Any]]:
