@@ -20,14 +20,14 @@ Messages about records name the column, the rule and the count, never a value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import ClassVar
 
 from shared import DISTRIBUTION
 
-__all__ = ["CATALOGUE", "EXTRAS", "Refusal", "lacking", "machine_failures", "refusal_from_code", "require"]
+__all__ = ["CATALOGUE", "EXTRAS", "Refusal", "lacking", "machine_failures", "meant", "refusal_from_code", "require"]
 
 EXTRAS = {
     "flwr": "federated",
@@ -357,6 +357,25 @@ def _walk(root: type[Refusal]) -> list[type[Refusal]]:
 
 # The first class of a code: what is said more exactly inside the program has its parent's code outside.
 CATALOGUE: dict[str, type[Refusal]] = {kind.code: kind for kind in reversed(_walk(Refusal))}
+
+
+def meant(given: str, known: Iterable[str], *, what: str = "") -> str:
+    """The next step of who named something that is not known: the nearest name, or all that there are.
+
+    Args:
+        what: what the known names are, in the plural; blank where the refusal lists them itself.
+
+    >>> meant("hksj", ("z", "t", "knha")), meant("knhaa", ("z", "knha")), meant("x", ("age", "sex"), what="Columns")
+    ('Choose one of them.', "Did you mean 'knha'?", 'Columns: age, sex.')
+    """
+    import difflib
+
+    names = list(known)
+    alike = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(given.lower(), alike, n=1)
+    if near:
+        return f"Did you mean {alike[near[0]]!r}?"
+    return f"{what}: {', '.join(names) or 'none yet'}." if what else "Choose one of them."
 
 
 def refusal_from_code(code: str, text: str) -> Refusal:

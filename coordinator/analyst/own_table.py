@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shared.errors import DataFileRefusal, ParameterError
+from shared.errors import DataFileRefusal, ParameterError, meant
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,6 +61,19 @@ def _csv(path: Path, delimiter: str) -> pd.DataFrame:
     first = next(iter(text.splitlines()), "")
     found = delimiter or max(",;\t", key=next(csv.reader([first]), [first])[0].count if ";" in first else first.count)
     return pd.read_csv(path, sep=found, encoding=encoding, decimal="," if found == ";" else ".")
+
+
+def _require_columns(given: pd.DataFrame, *names: str) -> None:
+    """Refuse a table without these columns, all at once. Raises: ParameterError."""
+    known = [str(name) for name in given.columns]
+    absent = [name for name in names if name not in known]
+    if len(absent) > 1:
+        listed = ", ".join(known[:20])
+        raise ParameterError(
+            f"the table must have the columns {' and '.join(map(repr, names))}",
+            given="none of them",
+            next_step=f"Name its own with --yi and --vi or --sei. Columns: {listed}.",
+        )
 
 
 def column(given: pd.DataFrame, name: str) -> pd.Series:
@@ -123,7 +136,9 @@ class OwnTable:
             from coordinator.pooling.two_by_two import effect_sizes
 
             if self.measure not in _MEASURES:
-                raise ParameterError(f"measure must be one of {', '.join(_MEASURES)}", given=repr(self.measure))
+                step = meant(self.measure, _MEASURES)
+                must = f"measure must be one of {', '.join(_MEASURES)}"
+                raise ParameterError(must, given=repr(self.measure), next_step=step)
             tables = counts(given, self.cells, names)
             sizes = effect_sizes(tables, self.measure)  # type: ignore[arg-type]
             found = pool(sizes.yi, sizes.vi, method=method, test=test, level=level, labels=names)
@@ -131,6 +146,7 @@ class OwnTable:
             found = replace(found, excluded=tuple(reasons.get(row.label, row) for row in found.excluded))
             found = replace(found, notes=(*found.notes, *([f"{sizes.rule}."] if sizes.rule else [])))
         else:
+            _require_columns(given, self.yi, self.sei or self.vi)
             variances = _numbers(given, self.sei) ** 2 if self.sei else _numbers(given, self.vi)
             found = pool(_numbers(given, self.yi), variances, method=method, test=test, level=level, labels=names)
         return replace(found, scale=scale, effect=effect)

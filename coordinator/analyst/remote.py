@@ -115,7 +115,11 @@ class Pass:
             made = cls(**{**given, "studies": tuple(given["studies"])})
             expires = dt.date.fromisoformat(made.expires)
         except (Refusal, TypeError, ValueError, KeyError, AttributeError):
-            raise AccessRefusal("a token's file must be as coordinator analyst add wrote it", given="another") from None
+            raise AccessRefusal(
+                "a token's file must be as coordinator analyst add wrote it",
+                given=f"{path.name}: another file",
+                next_step="Name it with --token, or TRIBUTARY_ANALYST_TOKEN; the study lead makes a new one.",
+            ) from None
         if utc_now().date() > expires:
             raise AccessRefusal(
                 "a token must not be expired",

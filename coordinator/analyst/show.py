@@ -8,7 +8,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from coordinator.figures.style import check_file
-from shared.errors import ParameterError
+from shared.errors import ParameterError, meant
 from shared.privacy.stated import raised
 from shared.terminal import number, table, write_table
 
@@ -112,8 +112,9 @@ def draw(
     from coordinator.pooling.diagnostics import trim_and_fill
 
     if kind not in companion_figures.KINDS:
-        known = ", ".join(("forest", *companion_figures.KINDS))
-        raise ParameterError(f"the figure must be one of {known}", given=repr(kind))
+        known = ("forest", *companion_figures.KINDS)
+        step = meant(kind, known)
+        raise ParameterError(f"the figure must be one of {', '.join(known)}", given=repr(kind), next_step=step)
     filled = trim_and_fill(result) if kind == "funnel" else None
     options: dict[str, Any] = {"filled": filled, "contours": contours, "moderator": moderator}
     companion_figures.draw(kind, result, title=title, note=note, ratio=ratio, path=path, **options)

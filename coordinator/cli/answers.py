@@ -12,7 +12,7 @@ from coordinator.analyst.options import AsOf, Favours, FurtherOptions, PoolingOp
 from coordinator.cli.options import DryRun, Study, app, require_study, today, verb
 from coordinator.figures.options import FigureOptions
 from coordinator.figures.style import check_file
-from shared.errors import ParameterError, StateRefusal
+from shared.errors import ParameterError, StateRefusal, meant
 from shared.privacy.stated import shown_price
 from shared.releases.synthetic import DrawNumber, Draws, Out, Rows, run_synthesis
 from shared.terminal import VerbAnswer, plain, table
@@ -177,7 +177,8 @@ def figure(
     check_figure(out, drawn.kind)
     kinds = ("forest", *KINDS, "waves", "km", "budget")
     if drawn.kind not in kinds:
-        raise ParameterError(f"the figure must be one of {', '.join(kinds)}", given=repr(drawn.kind))
+        step = meant(drawn.kind, kinds)
+        raise ParameterError(f"the figure must be one of {', '.join(kinds)}", given=repr(drawn.kind), next_step=step)
     if (drawn.subgroup or drawn.favours) and drawn.kind != "forest":
         raise ParameterError("subgroups and favours must be of a forest plot", given=repr(drawn.kind))
     make = {"budget": _budget_figure, "km": _curves_figure}.get(drawn.kind, _answer_figure)

@@ -84,7 +84,10 @@ def clock_confirm(
     try:
         said = dt.datetime.fromisoformat(utc)
     except ValueError:
-        raise ParameterError("--utc must be a date and a time, as 2026-12-31 23:59", given=repr(utc)) from None
+        step = "Read it off a clock that is not this machine's, in UTC."
+        raise ParameterError(
+            "--utc must be a date and a time, as 2026-12-31 23:59", given=repr(utc), next_step=step
+        ) from None
     said = said.replace(tzinfo=dt.UTC) if said.tzinfo is None else said.astimezone(dt.UTC)
     authority = Authority.load(config.home)
     SeenClocks(store, authority.certificate).confirm(said, authority.now(), dry_run=dry_run)

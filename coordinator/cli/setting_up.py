@@ -45,6 +45,7 @@ def init(
         analysts=analysts,
     )
     leads = list(dict.fromkeys(lead or ["lead"]))
+    _require_plain_words(leads)
     if threshold > len(leads):
         raise ParameterError(
             "there must be at least as many leads as signatures",
@@ -107,6 +108,19 @@ def init(
         out.print("next: coordinator plan new STUDY", style="cyan")
 
     return VerbAnswer(made, show)
+
+
+def _require_plain_words(leads: list[str]) -> None:
+    """Refuse names of leads that could not name a file or stand in a plan. Raises: ParameterError."""
+    from shared.plans.invitation import is_plain_word, plain_word_of
+
+    for who in leads:
+        if not is_plain_word(who):
+            raise ParameterError(
+                "a lead's name must be a plain word: ASCII letters, digits, - and _, at most 64",
+                given=repr(who),
+                next_step=f"For example {plain_word_of(who)!r}. It stands under every plan that they sign.",
+            )
 
 
 @verb(app, rich_help_panel="Set up")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 from coordinator.cli.options import DryRun, Site, app, labelled, require_still_open, today, verb
 from coordinator.config import CoordinatorConfig
 from shared.base.clock import utc_now
-from shared.errors import ParameterError, StateRefusal
+from shared.errors import ParameterError, StateRefusal, meant
 from shared.terminal import VerbAnswer, table
 
 if TYPE_CHECKING:
@@ -249,7 +248,7 @@ def revoke(
     try:
         first = dt.date.fromisoformat(since) if since else None
     except ValueError:
-        raise ParameterError("--since must be an ISO date", given=repr(since)) from None
+        raise ParameterError("--since must be a day", given=repr(since), next_step="Write it as 2027-03-31.") from None
     _enrolment(store, site)
     own = [release for release in store.releases() if release.site == site]
     after = [release.release_id for release in own if first is not None and release.accepted_day >= since]
@@ -310,9 +309,7 @@ def reanchor(
 def _enrolment(store: Store, site: str) -> Enrolled:
     known = {row.site: row for row in store.sites()}
     if site not in known:
-        near = difflib.get_close_matches(site, list(known), n=1)
-        step = f"Did you mean {near[0]!r}?" if near else f"Sites: {', '.join(known) or 'none yet'}."
-        raise ParameterError("the site must be known", given=repr(site), next_step=step)
+        raise ParameterError("the site must be known", given=repr(site), next_step=meant(site, known, what="Sites"))
     return known[site]
 
 

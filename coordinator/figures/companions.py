@@ -40,7 +40,7 @@ from coordinator.figures.canvas import (
 )
 from coordinator.pooling.diagnostics import Influence, TrimFill, baujat, influence
 from coordinator.pooling.pool import PooledResult, cumulative, leave_one_out
-from shared.errors import EstimateRefusal, ParameterError
+from shared.errors import EstimateRefusal, ParameterError, meant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,7 +86,8 @@ def draw(
         return baujat_plot(result, **options)
     if kind == "influence":
         return influence_panel(result, **options)
-    raise ParameterError(f"the figure must be one of {', '.join(KINDS)}", given=repr(kind))
+    step = meant(kind, KINDS)
+    raise ParameterError(f"the figure must be one of {', '.join(KINDS)}", given=repr(kind), next_step=step)
 
 
 def refits(

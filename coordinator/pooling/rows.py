@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from coordinator.pooling.heterogeneity import Method, Test
-from shared.errors import EstimateRefusal, ParameterError
+from shared.errors import EstimateRefusal, ParameterError, meant
 
 __all__ = [
     "LARGEST_ESTIMATE",
@@ -71,10 +71,10 @@ class Excluded:
 
 def check(method: str, test: str, level: float) -> None:
     """Refuse an unknown method or test, or a level outside [0.5, 1), with a ParameterError."""
-    if method not in get_args(Method):
-        raise ParameterError(f"method must be one of {', '.join(get_args(Method))}", given=repr(method))
-    if test not in get_args(Test):
-        raise ParameterError(f"test must be one of {', '.join(get_args(Test))}", given=repr(test))
+    for name, given, known in (("method", method, get_args(Method)), ("test", test, get_args(Test))):
+        if given not in known:
+            step = meant(given, known)
+            raise ParameterError(f"{name} must be one of {', '.join(known)}", given=repr(given), next_step=step)
     check_level(level)
 
 

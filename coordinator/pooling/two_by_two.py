@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from coordinator.pooling.rows import Excluded, Interval, check_level
-from shared.errors import EstimateRefusal, ParameterError
+from shared.errors import EstimateRefusal, ParameterError, meant
 
 __all__ = ["CountsResult", "EffectSizes", "Measure", "TwoByTwoTables", "effect_sizes", "mantel_haenszel", "peto"]
 
@@ -354,4 +354,6 @@ def _log_ratio(top: float, bottom: float) -> float:
 
 def _known(value: str, allowed: Sequence[str], name: str) -> None:
     if value not in allowed:
-        raise ParameterError(f"{name} must be one of {', '.join(allowed)}", given=repr(value))
+        raise ParameterError(
+            f"{name} must be one of {', '.join(allowed)}", given=repr(value), next_step=meant(value, allowed)
+        )

@@ -16,7 +16,15 @@ from coordinator.store.engine import Database, append_entry, log_size
 from coordinator.store.rows import KeyHistory, RegisteredSite, StoredPlan
 from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, PublicKey
-from shared.errors import CertificateRefusal, PlanRefusal, PlanRollback, SignatureRefusal, StateRefusal, TokenRefusal
+from shared.errors import (
+    CertificateRefusal,
+    PlanRefusal,
+    PlanRollback,
+    SignatureRefusal,
+    StateRefusal,
+    TokenRefusal,
+    meant,
+)
 from shared.plans.invitation import Invitation
 from shared.plans.plan import StudyPlan
 from shared.wire.signed_messages import EnrolmentRequest
@@ -177,11 +185,9 @@ def enrolment(store: Database, site: str) -> RegisteredSite:
     """The site called `site`. Raises: StateRefusal, when it never asked to join."""
     for found in _sites(store, db.sites.c.site == site):
         return found
-    raise StateRefusal(
-        "the site must have asked to join",
-        given=repr(site),
-        next_step="It runs site-agent join with its invitation.",
-    )
+    known = [one.site for one in all_sites(store)]
+    step = meant(site, known, what="It runs site-agent join with its invitation. Sites that have asked")
+    raise StateRefusal("the site must have asked to join", given=repr(site), next_step=step)
 
 
 def all_sites(store: Database) -> tuple[RegisteredSite, ...]:

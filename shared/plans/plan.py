@@ -368,7 +368,8 @@ class StudyPlan:
         for wave in self.waves:
             if wave.number == number:
                 return wave
-        raise PlanRefusal("the wave must be in the plan", given=f"{number}", next_step="See site-agent plan show.")
+        known = ", ".join(f"{wave.number}" for wave in self.waves)
+        raise PlanRefusal("the wave must be in the plan", given=f"{number}", next_step=f"Waves of the plan: {known}.")
 
     def require_current(self, today: dt.date) -> None:
         """Refuse a plan whose expiry has passed. Raises: PlanExpired."""
@@ -444,7 +445,8 @@ class StudyPlan:
         try:
             given = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise PlanRefusal("a study plan must be TOML", given=str(error)) from None
+            step = "Correct that line; coordinator plan new STUDY writes a commented plan to compare it with."
+            raise PlanRefusal("a study plan must be TOML", given=str(error), next_step=step) from None
         dictionary = given.get("dictionary")
         if isinstance(dictionary, dict) and isinstance(dictionary.get("columns"), dict):
             for name, column in dictionary["columns"].items():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shared.errors import StateRefusal, UsageRefusal
+from shared.errors import DictionaryRefusal, StateRefusal, UsageRefusal, meant
 from shared.terminal import VerbAnswer
 from site_agent.cli.frame import As, Dry, Json, Reason, Study, data_app, screen, verb
 from site_agent.desk import Desk
@@ -149,8 +149,9 @@ def data_map(
     for pair in pairs or []:
         name, sign, to = pair.rpartition("=")
         if not sign or not name or not to:
-            raise UsageRefusal("a mapping must be FILE_NAME=NAME", given=repr(pair))
+            raise UsageRefusal("a mapping must be FILE_NAME=NAME", given=repr(pair), next_step="As in Alter=age.")
         columns = {k: v for k, v in columns.items() if v != to} | {name: to}
+    _require_planned([pair.rpartition("=")[2] for pair in pairs or []], desk.plans.plan(study).dictionary)
     ignored = [*source.ignore, *(ignore or [])]
     typed = [*(pair.rpartition("=")[0] for pair in pairs or []), *(ignore or [])]
     _require_in_file(typed, replace(source, columns=columns), study, desk.plans.plan(study).dictionary)
@@ -170,6 +171,19 @@ def data_map(
         replace(source, columns=columns, ignore=tuple(dict.fromkeys(n for n in ignored if n not in columns))),
         dry_run=dry_run,
     )
+
+
+def _require_planned(names: Sequence[str], dictionary: Dictionary) -> None:
+    """Refuse names that the plan does not have, all at once. Raises: DictionaryRefusal."""
+    known = [column.name for column in dictionary.columns]
+    absent = [name for name in names if name not in known]
+    if absent:
+        said = [meant(name, known, what="Columns") for name in absent]
+        raise DictionaryRefusal(
+            "a column of the file must be mapped to one of the plan's dictionary",
+            given=", ".join(map(repr, absent)),
+            next_step=" ".join(dict.fromkeys(said)),
+        )
 
 
 def _require_in_file(typed: Sequence[str], source: TableSource, study: str, dictionary: Dictionary) -> None:
@@ -207,12 +221,18 @@ def _recodings(
     def one(name: str) -> Column:
         column = dictionary.column(name)
         if column.kind == "person":
-            raise UsageRefusal("persons must be told apart as the file names them", given=f"a recoding of {name!r}")
+            raise UsageRefusal(
+                "persons must be told apart as the file names them",
+                given=f"a recoding of {name!r}",
+                next_step="Correct identifiers where the extract is made.",
+            )
         return column
 
     def numeric(name: str) -> None:
         if one(name).lower is None:
-            raise UsageRefusal("a number is read otherwise only in a column of numbers", given=f"{name!r}, of levels")
+            step = f"Its levels are named instead: --level {name}:VALUE=LEVEL."
+            given = f"{name!r}, of levels"
+            raise UsageRefusal("a number is read otherwise only in a column of numbers", given=given, next_step=step)
 
     out = {name: how for name, how in before.items() if name not in as_is}
     for name in as_is:

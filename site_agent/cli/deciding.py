@@ -107,7 +107,7 @@ def standing_add(
     try:
         last = dt.date.fromisoformat(until)
     except ValueError:
-        raise UsageRefusal("--until must be an ISO date", given=repr(until)) from None
+        raise UsageRefusal("--until must be a day", given=repr(until), next_step="Write it as 2027-03-31.") from None
     document, digest = standing_approval.sign_standing(
         desk,
         study,

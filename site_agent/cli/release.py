@@ -371,7 +371,7 @@ def _figure_path(home: Path, name: str) -> Path:
             next_step="Give a name.",
         )
     if path.suffix.lower() not in (".svg", ".png", ".pdf"):
-        raise UsageRefusal("a figure must end in .svg, .png or .pdf", given=repr(path.suffix))
+        raise UsageRefusal("a figure must end in .svg, .png or .pdf", given=repr(path.name), next_step="Name it so.")
     return path
 
 
@@ -443,7 +443,9 @@ def outbox_list(desk: Desk) -> VerbAnswer:
 
 @verb(outbox_app, "show")
 def outbox_show(
-    desk: Desk, release_id: ReleaseId, rows: Annotated[int, typer.Option("--rows", help="How many rows to show.")] = 8
+    desk: Desk,
+    release_id: ReleaseId,
+    rows: Annotated[int, typer.Option("--rows", min=0, help="How many rows to show.")] = 8,
 ) -> VerbAnswer:
     """The exact rows that would leave, with size, checks, audit, price, and what changed in the plan."""
     from site_agent.decide.airlock import approval, overview

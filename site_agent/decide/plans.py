@@ -27,6 +27,7 @@ from shared.errors import (
     Refusal,
     SchemaRefusal,
     StateRefusal,
+    meant,
 )
 from shared.plans.plan import PLAN_TYPE, StudyPlan, open_plan
 
@@ -173,11 +174,15 @@ class Plans:
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            raise StateRefusal(
-                "the study's plan must be here",
-                given=f"none of {study!r}" if not wanted else f"no version {wanted} of {study!r}",
-                next_step=f"Run site-agent plan fetch {study}.",
-            ) from None
+            fetch = f"Run site-agent plan fetch {study}."
+            if wanted:
+                step = f"The newest that is here: {self.highest(study)}. {fetch}"
+                raise StateRefusal(
+                    "the study's plan must be here", given=f"no version {wanted} of {study!r}", next_step=step
+                ) from None
+            others = self.studies()
+            step = f"{meant(study, others, what='Studies here')} If it is another: {fetch}" if others else fetch
+            raise StateRefusal("the study's plan must be here", given=f"none of {study!r}", next_step=step) from None
         try:
             plan = self.opened(study, Envelope.from_bytes(data), filed=True)
         except IntegrityRefusal:

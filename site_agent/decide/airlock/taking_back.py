@@ -9,6 +9,7 @@ from shared.errors import (
     IntegrityRefusal,
     NetworkRefusal,
     StateRefusal,
+    meant,
 )
 
 if TYPE_CHECKING:
@@ -162,7 +163,8 @@ def leave(
     desk.config.approver_key(name)
     holds = desk.ledger.holds(study)
     if not holds and study not in desk.plans.studies():
-        raise StateRefusal("the study must be one of this site's", given=repr(study))
+        step = meant(study, desk.plans.studies(), what="Studies here")
+        raise StateRefusal("the study must be one of this site's", given=repr(study), next_step=step)
     files = [
         Deleted(
             release_id=hold.release_id,
