@@ -8,7 +8,6 @@ the budget affords. The paper's own figure stands beside it, because readers of 
 from __future__ import annotations
 
 import datetime as dt
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -539,6 +538,7 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
     from shared.mechanisms.latent_noise.plan import mechanism
     from shared.privacy import accountant as privacy
     from shared.privacy import calibration
+    from shared.privacy.composition import composed
     from shared.releases.receipt import given, in_words, planned_event, planned_events
 
     count = len(plan.waves) if waves is None else waves
@@ -560,7 +560,6 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
     noise = mechanism_ if promised else None
     federated = plan.federated
     before = [] if federated is None else [federated.event]
-    curves = {one: privacy.rdp(one) for one in {*planned_events(plan, max(count, len(plan.waves)) + 1), *before}}
 
     def total(number: int) -> float:
         """After that many waves, of which all beyond the plan's cost alike: as a site's ledger composes them."""
@@ -568,10 +567,7 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
         events = planned_events(plan, min(number, len(plan.waves) + 1) if plan.redraws else 1)
         times = Counter([*before, *events])
         times[events[-1]] += number - len(events) if plan.redraws else 0
-        composed = float(privacy.epsilon_from_rdp(sum(many * curves[one] for one, many in times.items()), delta))
-        pures = [(privacy.pure_epsilon(one), many) for one, many in times.items()]
-        pure = [many * value for value, many in pures if value is not None]
-        return min(composed, math.fsum(pure)) if len(pure) == len(pures) else composed
+        return composed(times, delta)
 
     totals = [total(number) for number in range(1, count + 1 if promised else 1)]
     return PlanCost(

@@ -16,13 +16,14 @@ from test_postures import study as posture_study
 from test_waves import ALWAYS
 
 from coordinator import planning
-from coordinator.answers.spending import _planned, least_total, spending
+from coordinator.answers.spending import _planned, spending
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import ReceiptRefusal, StateRefusal
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, PrivateTraining, StudyPlan, Wave, sign_plan
 from shared.privacy import accountant as privacy
+from shared.privacy.composition import least_total
 from shared.privacy.stated import CHARGED_BEFORE
 from shared.releases.receipt import Receipt, coverage, planned_event, planned_events, write_receipt
 from site_agent.decide import plan_facts

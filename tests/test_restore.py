@@ -29,7 +29,6 @@ from test_recovery import EVENT, PLAN, Agent
 from theatre import Theatre, plan_toml
 
 from coordinator import cli
-from coordinator.answers.spending import least_total
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from coordinator.services import backup
 from coordinator.services.backup import BackupFacts
@@ -55,6 +54,7 @@ from shared.errors import (
     StorageRefusal,
 )
 from shared.plans.plan import sign_plan
+from shared.privacy.composition import least_total
 from shared.wire.clocks import utc_now
 from shared.wire.messages import COLLECTION
 from shared.wire.signed_messages import countersigned

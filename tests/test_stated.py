@@ -21,7 +21,7 @@ from test_varied import budget_page, shown
 
 from coordinator.analyst.remote import Study
 from coordinator.answers.queries import ask
-from coordinator.answers.spending import least_total, spending
+from coordinator.answers.spending import spending
 from coordinator.cli import main
 from coordinator.config import CoordinatorConfig
 from coordinator.demo import answers, catalogue, play
@@ -37,6 +37,7 @@ from shared.plans.plan import Budget, StudyPlan, sign_plan
 from shared.plans.standing import broken_limit
 from shared.privacy import accountant as privacy
 from shared.privacy.accountant import Gaussian, NoGuarantee
+from shared.privacy.composition import least_total
 from shared.privacy.stated import (
     FLOW,
     all_given,

@@ -21,7 +21,7 @@ from theatre import plan_toml
 
 from coordinator.analyst.remote import Study
 from coordinator.answers.site_answers import _source
-from coordinator.answers.spending import least_total, spending
+from coordinator.answers.spending import spending
 from coordinator.cli import main
 from coordinator.planning import _price, cost
 from coordinator.services.analysis import AnalysisService
@@ -46,7 +46,7 @@ from shared.plans.plan import Floors, StudyPlan, Wave, sign_plan
 from shared.plans.standing import Standing, broken_limit
 from shared.privacy import accountant as privacy
 from shared.privacy.accountant import NoGuarantee
-from shared.privacy.composition import StudyCharges
+from shared.privacy.composition import StudyCharges, least_total
 from shared.releases.receipt import Receipt, coverage, in_words, planned_event, read_bundle
 from site_agent.config import SiteBudget, TableSource
 from site_agent.decide.airlock.overview import totals

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from coordinator.analyst.remote import ResultTable
+    from coordinator.analyst.remote import Explanation, ResultTable
 
 __all__ = ["app", "connect", "main", "read_table"]
 
@@ -86,13 +86,27 @@ def verb(name: str | None = None) -> Callable[[Callable[..., VerbAnswer]], Calla
 @verb()
 def studies(connection: Connection) -> VerbAnswer:
     """List the studies that the token is for."""
-    return _table(connection.studies())
+    return _shown(connection.studies())
 
 
-@verb()
-def releases(connection: Connection, study: StudyName) -> VerbAnswer:
-    """List a study's releases with their receipts; withdrawn ones are marked."""
-    return _table(connection[study].releases())
+def _of_study(method: Callable[..., Any]) -> Callable[..., VerbAnswer]:
+    """The verb that a method of `Study` is: its options, and what it returns shown."""
+
+    def asked(connection: Connection, study: str, **given: Any) -> VerbAnswer:
+        return _shown(getattr(connection[study], method.__name__)(**given))
+
+    own = list(signature(method, eval_str=True).parameters.values())[1:]
+    first = [Parameter("connection", _last, annotation=Connection), Parameter("study", _last, annotation=StudyName)]
+    asked.__name__, asked.__doc__ = method.__name__, method.__doc__
+    asked.__signature__ = Signature(  # type: ignore[attr-defined]
+        [*first, *(item.replace(kind=_last) for item in own)]
+    )
+    return asked
+
+
+for _method in vars(Study).values():
+    if getattr(_method, "is_verb", False):
+        verb(_method.__name__.replace("_", "-"))(_of_study(_method))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,21 +255,6 @@ def export(
     return VerbAnswer(made, f"{'would write' if dry_run else 'wrote'} {out}: result {found.id}")
 
 
-@verb()
-def explain(
-    connection: Connection, study: StudyName, result: Annotated[str, typer.Argument(help="The result's id.")]
-) -> VerbAnswer:
-    """Say what a result rests on: bundles, receipts, plan, code, who asked; and whether it is stale."""
-    found = connection[study].explain(result)
-    return VerbAnswer(found.document, found.show)
-
-
-@verb()
-def log(connection: Connection, study: StudyName) -> VerbAnswer:
-    """The multiplicity record: every question to a study, by anyone, answered or refused."""
-    return _table(connection[study].log())
-
-
 @verb("log-check")
 def log_check(
     connection: Connection,
@@ -358,7 +357,7 @@ def _answered(result: Result, options: QuestionOptions) -> VerbAnswer:
     )
 
 
-def _table(found: ResultTable) -> VerbAnswer:
+def _shown(found: ResultTable | Explanation) -> VerbAnswer:
     return VerbAnswer(found.document, found.show)
 
 
@@ -375,7 +374,7 @@ def describe(
     """Show a study's dictionary with missing shares, or say what a table holds that could be pooled."""
     if not Path(subject).suffix:
         with connect(token) as connection:
-            return _table(connection[subject].dictionary(column))
+            return _shown(connection[subject].dictionary(column))
     import numpy as np
 
     file = Path(subject)

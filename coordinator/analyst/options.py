@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from coordinator.pooling import METHODS
 
-__all__ = ["AsOf", "Favours", "FurtherOptions", "PoolingOptions", "Term", "Wave"]
+__all__ = ["AsOf", "Favours", "FurtherOptions", "PoolingOptions", "Term", "Wave", "as_verb"]
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 Term = Annotated[str, typer.Option("--term", help="Which term to pool; the first if left out.")]
 Wave = Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")]
@@ -43,3 +46,9 @@ class FurtherOptions:
         False
     )
     scale: Annotated[float, typer.Option("--scale", help="Scale of that prior; 0.5 suits log ratios.")] = 0.5
+
+
+def as_verb(method: Method) -> Method:
+    """Mark a method of `coordinator.analyst.remote.Study` as a verb of the command line: its words and its options."""
+    method.is_verb = True  # type: ignore[attr-defined]
+    return method

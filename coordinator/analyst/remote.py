@@ -21,9 +21,12 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from coordinator.analyst.harmonised import HarmonisedResult
+from coordinator.analyst.options import as_verb
 from coordinator.analyst.result import Result
 from coordinator.analyst.shown import (
     Explanation,
@@ -352,8 +355,9 @@ class Study(Shown):
                 rows.append({"site": site, "missing": missing, **{k: row[k] for k in ("meaning", "unit", "values")}})
         return ResultTable(f"{self.name}{f', {column}' if column else ''}", rows, document)
 
+    @as_verb
     def releases(self) -> ResultTable:
-        """Every release, and whether its site took it back; the document has digests and receipts."""
+        """List a study's releases with their receipts; withdrawn ones are marked."""
         from shared.wire.analyst_messages import ReleasesRequest
 
         document = self._connection.ask("Releases", ReleasesRequest(study=self.name))
@@ -429,8 +433,9 @@ class Study(Shown):
         about = {"study": self.name, "site": site, "wave": known[held[-1]]["wave"], "releases": used}
         return Synthesis(plans[-1], figures, about=about, still=still, **how)
 
+    @as_verb
     def log(self) -> Log:
-        """The multiplicity record: every question to this study, by anyone, answered or refused."""
+        """The multiplicity record: every question to a study, by anyone, answered or refused."""
         from shared.wire.analyst_messages import LogRequest
 
         rows: list[dict[str, Any]] = []
@@ -463,11 +468,12 @@ class Study(Shown):
             f"questions asked of {self.name}: {words}", rows, {"study": self.name, "counts": counts, "lines": lines}
         )
 
-    def explain(self, result_id: str) -> Explanation:
-        """Provenance of a result of this study, by its id or the first digits. Raises: StateRefusal (none)."""
+    @as_verb
+    def explain(self, result: Annotated[str, typer.Argument(help="The result's id.")]) -> Explanation:
+        """Say what a result rests on: bundles, receipts, plan, code, who asked; and whether it is stale."""
         from shared.wire.analyst_messages import ExplainRequest
 
-        return Explanation(self._connection.ask("Explain", ExplainRequest(study=self.name, result_id=result_id)))
+        return Explanation(self._connection.ask("Explain", ExplainRequest(study=self.name, result_id=result)))
 
     def result(self, result_id: str) -> Result:
         """A result that was given in this study, as it was given; its id or the first digits. Raises: StateRefusal."""

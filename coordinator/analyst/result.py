@@ -47,7 +47,7 @@ class ResultOrigin(Protocol):
         """The study's columns."""
         ...
 
-    def explain(self, result_id: str) -> Explanation:
+    def explain(self, result: str) -> Explanation:
         """Provenance of a result."""
         ...
 

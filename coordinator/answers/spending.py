@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.errors import StateRefusal
+from shared.privacy.composition import least_total
 from shared.privacy.stated import all_given, shown_epsilon, shown_price
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
     from shared.privacy.accountant import Event
 
-__all__ = ["BudgetReport", "Spending", "least_total", "spending"]
+__all__ = ["BudgetReport", "Spending", "spending"]
 
 Points = tuple[tuple[int, float], ...]
 
@@ -69,32 +70,6 @@ class BudgetReport:
         from coordinator.figures.over_time import budget_figure
 
         return budget_figure(self, title=title, path=path)
-
-
-def least_total(charges: Sequence[tuple[StudyPlan, Event]], delta: float, *, together: bool = False) -> float:
-    """The least ε that an honest ledger can have charged its worst-off person for these releases of one site.
-
-    A ledger composes per person, and counts every draw, also one that was refused here or never sent. What a release
-    under ``refresh`` cost counts against everybody; of two others nobody need be in both, and all that is known is
-    that somebody is in the dearest one.
-
-    Args:
-        charges: plan and event of each release.
-        delta: δ of the study.
-        together: what it would be for somebody who is in all of them; not a bound.
-    """
-    from shared.privacy import accountant as privacy
-
-    def total(events: Sequence[Event]) -> float:
-        pure = privacy.pure_epsilon(events)
-        composed = float(privacy.epsilon_from_rdp(privacy.rdp(events), delta))
-        return composed if pure is None else min(composed, pure)
-
-    # No total holds a release without a guarantee.
-    charges = [(plan, event) for plan, event in charges if privacy.guaranteed(event)]
-    everybodys = [event for plan, event in charges if plan.redraws or together]
-    single = {event for plan, event in charges if not (plan.redraws or together)}
-    return max((total([*everybodys, event]) for event in single), default=total(everybodys) if everybodys else 0.0)
 
 
 def spending(store: Store, study: str) -> BudgetReport:

@@ -79,8 +79,8 @@ def release_show(
     store: Store, release: Annotated[str, typer.Argument(help="The release's id, or its first digits.")]
 ) -> VerbAnswer:
     """Show one accepted release: its receipt in words."""
-    from coordinator.answers.spending import least_total
     from shared.privacy import accountant as privacy
+    from shared.privacy.composition import least_total
 
     found = one_release(store, release)
     receipt = found.receipt

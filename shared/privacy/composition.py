@@ -26,11 +26,24 @@ studies are about different people are the two not added up.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-__all__ = ["Charge", "StudyCharges", "site_total"]
+if TYPE_CHECKING:
+    from shared.privacy.accountant import Event
+
+__all__ = ["Charge", "StudyCharges", "composed", "least_total", "site_total"]
+
+
+class Redrawn(Protocol):
+    """What composition asks of a plan."""
+
+    @property
+    def redraws(self) -> bool:
+        """Whether each wave draws the same persons again."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +170,45 @@ def _together(
     first, second = sorted(pairs[0])
     for without in (second, first):
         yield from _together([study for study in left if study != without], apart, chosen)
+
+
+def composed(times: Mapping[Event, int], delta: float) -> float:
+    """ε at `delta` of somebody who was in each of these events so many times; 0 of none.
+
+    >>> from shared.privacy.events import Laplace
+    >>> composed({Laplace(scale=4.0, sensitivity=1.0): 2}, 1e-6)
+    0.5
+    """
+    from shared.privacy import accountant as privacy
+
+    if not times:
+        return 0.0
+    curve = sum(many * privacy.rdp(event) for event, many in times.items())
+    pures = [(privacy.pure_epsilon(event), many) for event, many in times.items()]
+    pure = math.fsum(many * value for value, many in pures if value is not None)
+    return _epsilon(curve, None if any(value is None for value, _ in pures) else pure, delta)
+
+
+def least_total(charges: Sequence[tuple[Redrawn, Event]], delta: float, *, together: bool = False) -> float:
+    """The least ε that an honest ledger can have charged its worst-off person for these releases of one site.
+
+    A ledger composes per person, and counts every draw, also one that was refused or never sent. What a release under
+    ``refresh`` cost counts against everybody; of two others nobody need be in both, and all that is known is that
+    somebody is in the dearest one. No total holds a release without a guarantee.
+
+    Args:
+        charges: plan and event of each release.
+        delta: δ of the study.
+        together: what it would be for somebody who is in all of them; not a bound.
+    """
+    from shared.privacy import accountant as privacy
+
+    promised = [(plan, event) for plan, event in charges if privacy.guaranteed(event)]
+    everybodys = Counter(event for plan, event in promised if plan.redraws or together)
+    single = {event for plan, event in promised if not (plan.redraws or together)}
+    return max(
+        (composed(everybodys + Counter([event]), delta) for event in single), default=composed(everybodys, delta)
+    )
 
 
 def _epsilon(curve: Any, pure: float | None, delta: float) -> float:

@@ -256,8 +256,8 @@ class Ingest:
 
         Their total is a lower bound of what the site has charged (`least_total`): what it never sent is not known here.
         """
-        from coordinator.answers.spending import least_total
         from shared.privacy import accountant as privacy
+        from shared.privacy.composition import least_total
         from shared.releases.receipt import given, planned_event
 
         earlier = self._store.charged(receipt.study, receipt.site)
