@@ -22,6 +22,7 @@ from shared.errors import (
     MissingRefusal,
     Refusal,
 )
+from shared.mechanisms.base import EdgeRules
 from shared.plans.dictionary import Column, Dictionary
 from site_agent.config import Limits, SiteConfig, SiteFloors, TableSource
 from site_agent.records.identifiers import compared, normalised
@@ -71,6 +72,56 @@ def test_csv_and_parquet_give_the_same_records(tmp_path, table, dictionary):
     from_parquet = read(write(tmp_path, table, "cohort.parquet"), dictionary, key=KEY)
     pd.testing.assert_frame_equal(from_csv.table, from_parquet.table, check_dtype=False)
     assert from_csv.n == from_csv.rows == 300
+
+
+WARDS = Dictionary(
+    name="w",
+    version=1,
+    columns=(
+        Column(name="person", kind="person"),
+        Column(name="ward", kind="nominal", levels=("1", "2", "3"), missing="level"),
+    ),
+)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "floats", "graphml", "csv"])
+def test_how_others_values_are_read_does_not_hang_on_one_person_s_gap(tmp_path, kind):
+    """Whole numbers beside a gap become floats in many tools, and 1.0 is no level: everybody would be refused."""
+    import networkx
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found = []
+    for gap in (2, None):
+        path = tmp_path / f"{gap}.{'parquet' if kind == 'floats' else kind}"
+        given = {"person": ["a", "b", "c", "d"], "ward": [1, gap, 3, 1]}
+        if kind == "parquet":
+            pq.write_table(pa.table({**given, "ward": pa.array(given["ward"], pa.int64())}), path)
+        elif kind == "graphml":
+            graph = networkx.Graph()
+            for person, ward in zip(*given.values(), strict=True):
+                graph.add_node(person, **({} if ward is None else {"ward": ward}))
+            networkx.write_graphml(graph, path)
+        else:
+            write(tmp_path, pd.DataFrame(given), path.name)
+        network = kind == "graphml"
+        source = TableSource(path=path, columns={"id": "person"} if network else {})
+        rules = EdgeRules(strangers="refuse") if network else None
+        found.append(read(source, WARDS, key=KEY, rules=rules).table["ward"].tolist())
+    whole, missing = found
+    assert whole == [0, 1, 2, 0]
+    assert [missing[k] for k in (0, 2, 3)] == [0, 2, 0]
+    assert pd.isna(missing[1])
+
+
+def test_a_blank_line_is_not_left_out_of_a_table_of_one_column(tmp_path):
+    """There it is a person with a missing value: how many rows are released is told."""
+    alone = Dictionary(name="w", version=1, columns=(WARDS.columns[1],))
+    path = tmp_path / "wards.csv"
+    path.write_text("ward\n1\n\n3\n")
+    refused(DataFileRefusal, TableSource(path=path), alone)
+    path.write_text('ward\n1\n""\n3\n')
+    assert read(TableSource(path=path), alone, key=KEY).n == 3
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -255,7 +256,10 @@ class Column:
                 out = number.map(index).astype("float64")
             else:
                 index = {str(level): i for i, level in enumerate(self.levels)}
-                coded_missing = text.isin([code for code in self.missing_codes if isinstance(code, str)])
+                codes = [code for code in self.missing_codes if isinstance(code, str)]
+                # Many tools write 1.0 for everybody's 1 once somebody's is missing: how one is read hangs on no other.
+                text = text.where(text.isin([*index, *codes]), text.str.replace(_POINT, r"\1", regex=True))
+                coded_missing = text.isin(codes)
                 out = text.where(~blank).map(index).astype("float64")
             coded_missing = coded_missing.fillna(False).astype(bool)
             out = out.where(~coded_missing)
@@ -285,6 +289,7 @@ class Column:
         return out, tuple(found)
 
 
+_POINT = re.compile(r"^([-+]?\d+)\.0*$")
 _PLAIN: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("name", "kind", "label", "unit", "missing", "event"), str),
     **dict.fromkeys(("lower", "upper"), (int, float)),

@@ -99,7 +99,8 @@ class _Csv(FormatReader):
             with source.path.open(encoding=encoding(source), newline="") as file:
                 lines = csv.reader(file, delimiter=source.delimiter, strict=True)
                 wide = len(next(lines))
-                widths = Counter(len(line) for line in lines if line)
+                # A blank line is no row, but in a table of one column, where it is one with a missing value.
+                widths = Counter(len(line) for line in lines if line or wide == 1)
             short, long = (
                 sum(c for w, c in widths.items() if (w < wide) == less and w != wide) for less in (True, False)
             )
