@@ -51,7 +51,7 @@ def site(name, table, declared):
         slope,
         fitted.noise,
         covariance,
-        np.diag(copula._prior(model)),
+        np.diag(copula.precisions(model)),
         block,
         at,
         unit,
