@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -112,6 +113,21 @@ def test_how_others_values_are_read_does_not_hang_on_one_person_s_gap(tmp_path, 
     assert whole == [0, 1, 2, 0]
     assert [missing[k] for k in (0, 2, 3)] == [0, 2, 0]
     assert pd.isna(missing[1])
+
+
+def test_a_column_of_a_network_file_is_there_whether_or_not_anybody_has_a_value(tmp_path):
+    """The only value may be one person's: without it the column must not be lacking."""
+    import networkx
+
+    graph = networkx.Graph()
+    for person in "abc":
+        graph.add_node(person, **({"ward": 2} if person == "b" else {}))
+    path = tmp_path / "net.graphml"
+    networkx.write_graphml(graph, path)
+    rules, source = EdgeRules(strangers="refuse"), TableSource(path=path, columns={"id": "person"})
+    assert read(source, WARDS, key=KEY, rules=rules).table["ward"].notna().sum() == 1
+    path.write_text(re.sub(r"<data key=[^/]*/data>", "", path.read_text()))
+    assert read(source, WARDS, key=KEY, rules=rules).table["ward"].isna().all()
 
 
 def test_a_blank_line_is_not_left_out_of_a_table_of_one_column(tmp_path):

@@ -209,6 +209,14 @@ def graph(path: Path) -> Any:
         ) from None
 
 
+def declared(path: Path) -> tuple[str, ...]:
+    """Names of the node attributes that a GraphML file declares, which `graph` has read before."""
+    from xml.etree import ElementTree
+
+    keys = ElementTree.parse(path).getroot().iterfind("{*}key")
+    return tuple(key.get("attr.name", "") for key in keys if key.get("for") in ("node", "all"))
+
+
 # -- inside -----------------------------------------------------------------------------------------------------
 _STRANGER, _INCOMPLETE = -1, -2
 _OTHER_ENCODING = re.compile(rb"""encoding\s*=\s*["'](?!utf-8|us-ascii|ascii)""", re.IGNORECASE)

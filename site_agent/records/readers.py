@@ -163,6 +163,9 @@ class _Graphml(FormatReader):
         found = contacts.graph(source.path)
         table = pd.DataFrame.from_records([dict(attributes) for _, attributes in found.nodes(data=True)])
         table = table.reindex(range(found.number_of_nodes()))
+        for name in contacts.declared(source.path):  # by the file's head, whether or not any node has a value
+            if name not in table.columns:
+                table[name] = None
         if "id" in table.columns:
             raise DataFileRefusal(
                 "a GraphML file's attributes must not be called 'id'",

@@ -20,6 +20,7 @@ import numpy as np
 from coordinator.pooling.intervals import Draw, with_release_variance
 from coordinator.pooling.pool import pool
 from shared.base.randomness import seeded_rng
+from shared.errors import EstimateRefusal
 from shared.estimands.answer import estimate, parse_estimand
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.mechanisms.tables.plan import TablesPlan
@@ -87,7 +88,10 @@ def answered(plan, table, seed):
     told = {"study": "cvd", "site": "site", "wave": 1}
     if isinstance(plan.release, TablesPlan):
         released = plan.release.draw(plan, checked, seeded_rng(seed))
-        rows = plan.release.answer(plan, [(released, len(table))], QUESTION, levels={}, **told)
+        try:
+            rows = plan.release.answer(plan, [(released, len(table))], QUESTION, levels={}, **told)
+        except EstimateRefusal:
+            return math.nan, math.nan
     else:
         encoder = Encoder(dictionary=plan.dictionary)
         x = encoder.encode(checked, seeded_rng(seed))
