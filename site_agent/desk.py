@@ -265,13 +265,20 @@ class Desk:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder as its only agent, and settle what a crash left."""
+        """Hold the folder as its only agent, with its settings as they are now, and settle what a crash left."""
         from site_agent.config import SiteConfig
         from site_agent.lock import StateLock
 
         with StateLock(self.home):
-            if SiteConfig.load(self.home) != self.config:  # a person was asked for a passphrase, and another was faster
+            known, now = self.config.approvers, SiteConfig.load(self.home)
+            if now != self.config:
                 self.forget()
+            if now.approvers != known:  # while a person typed a passphrase, say
+                raise StateRefusal(
+                    "who approves here must stay the same while a command runs",
+                    given="a change by another command",
+                    next_step="Nothing was signed. Run it again.",
+                )
             before = {hold.release_id for hold in self.ledger.holds() if hold.phase == "burnt"}
             self.outbox.recover()
             burnt = [h for h in self.ledger.holds() if h.phase == "burnt" and h.release_id not in before]

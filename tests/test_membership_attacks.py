@@ -14,7 +14,7 @@ from test_recovery import PLAN
 from shared.base.chain import GENESIS
 from shared.base.clock import utc_now
 from shared.base.keys import Envelope, SigningKey
-from shared.errors import ApprovalRefusal, SignatureRefusal
+from shared.errors import ApprovalRefusal, SignatureRefusal, StateRefusal
 from shared.membership.declined import DeclinedNotice
 from shared.membership.grants import Grant
 from shared.membership.key_changes import KeyChange, SiteKeyring, open_key_change
@@ -238,9 +238,22 @@ def test_what_was_read_before_another_change_is_read_anew_before_anything_is_sig
         return new
 
     openers = {"dr-lind": lambda: person}
-    with pytest.raises(ApprovalRefusal, match="added once"):
+    with pytest.raises(StateRefusal, match="while a command runs"):
         add_approver(desk, "dr-okoye", by=openers, new=typed, today=dt.date(2026, 5, 1))
     assert north("approver", "add", "dr-ames", "--as", "dr-okoye")["in_force"]
+
+
+def test_of_two_leads_who_add_one_of_a_name_at_once_neither_writes_over_the_others_key(hub, monkeypatch):
+    def typed(name: str, **_: object) -> str:
+        monkeypatch.undo()
+        monkeypatch.setenv("TRIBUTARY_PASSPHRASE", PASSPHRASE)
+        hub.lead("lead", "add", "b")
+        return PASSPHRASE
+
+    monkeypatch.setattr("shared.base.passphrases.chosen", typed)
+    assert "meanwhile" in hub.lead("lead", "add", "b", expect=2)["refused"]["given"]
+    assert lead_key(hub, "b").public.hex in hub.members().leads(hub.home).keys
+    assert hub.lead("lead", "retire", "lead", "--key", "b")["retired"]
 
 
 def test_a_person_who_was_retired_while_their_passphrase_was_typed_decides_nothing(hub):
