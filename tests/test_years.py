@@ -217,13 +217,14 @@ class Years:
         stage.serve()
         self.round(first)
         self.decided(second, 1)
-        for site in others:
+        for site in (*others, first, second):
             del stage.versions[site]
+            for study in sorted(study for name, study in self.adopted if name == site):
+                # An approval is of one version of the agent: a person looks again.
+                stage.agent(site, "plan", "approve", study, "--as", self.approver, "--understood", "local")
             self.round(site)
-            self.decided(site, 1)
-        for site in (first, second):
-            del stage.versions[site]
-            self.round(site)
+            if site in others:
+                self.decided(site, 1)
 
     def second_study(self, name: str, steps: int) -> None:
         """Another study is signed, and granted to all, at another time."""
