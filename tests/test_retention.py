@@ -335,6 +335,10 @@ def test_only_leads_end_a_study_and_once(held):
     assert end_study(held.hub.store, ended().signed([lead]), leads, "hub") == index
     with pytest.raises(StateRefusal):
         end_study(held.hub.store, ended(reason="Again.").signed([lead]), leads, "hub")
+    newer = dataclasses.replace(ENDS, version=2)  # of another lead, who had begun before
+    with pytest.raises(StateRefusal, match="retired"):
+        held.hub.store.add_plan(sign_plan(newer, [LEAD]), newer)
+    held.hub.store.add_plan(sign_plan(ENDS, [LEAD]), ENDS)
     for wrong in ({"number": 2, "previous": "ab" * 32}, {"reason": ""}, {"reason": "two\nlines"}, {"study": "a b"}):
         with pytest.raises(SchemaRefusal):
             ended(**wrong)

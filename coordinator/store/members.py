@@ -59,7 +59,8 @@ UNKNOWN_PLAN = "the plan must be known to the coordinator"
 def add_plan(store: Database, envelope: Envelope, plan: StudyPlan) -> StoredPlan:
     """Keep a signed plan. The same plan again, or with more signatures, replaces its envelope.
 
-    Raises: PlanRollback, when it is not newer than the newest; PlanRefusal, when its version is another plan.
+    Raises: PlanRollback, when it is not newer than the newest; PlanRefusal, when its version is another plan;
+        StateRefusal, when the study is over.
     """
     if envelope.digest != plan.hash:
         raise SignatureRefusal("the envelope must be the plan's", given="another payload")
@@ -83,6 +84,7 @@ def add_plan(store: Database, envelope: Envelope, plan: StudyPlan) -> StoredPlan
                 given=f"{plan.version}",
                 next_step="Raise the version.",
             )
+        membership.require_open(c, plan.study)
         values = {"study": plan.study, "version": plan.version, "hash": plan.hash}
         c.execute(db.plans.insert().values(**values, envelope=envelope.to_bytes()))
 
