@@ -652,8 +652,9 @@ _UNSEEN = {
     "can tell such an answer from a right one, and no larger ε does. Intervals allow for a small one (docs/zoo.md). A "
     "declared coefficient is the regression's own all the same, the nearer the larger ε and the site.",
     "noisy tables": "A coefficient hangs on where persons lie within their bins, which no count shows: with more than "
-    "70 % of them in one bin it is not answered, below that it is drawn towards zero at every hospital alike, and the "
-    "interval of many hospitals is too sure (docs/zoo.md).",
+    "70 % of them in one bin it is not answered, below that it may be drawn towards zero by a little more than its "
+    "interval allows. A hospital alone is drawn towards zero by the noise as well; several are read together and are "
+    "not (docs/zoo.md).",
 }
 """Mechanism to what its release cannot show of a wrong answer."""
 PAPER_W = 0.8

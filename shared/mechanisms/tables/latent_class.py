@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -50,6 +50,8 @@ _RIDGE, _ROUGH, _CURVED, _LEVEL, _WEIGHT = 3.0, 1.5, 0.7, 6.0, 1.5
 """Standard deviations of the prior: a deviation D, its step between neighbours, the second difference of the common
 profile, the common profile itself, and the classes' log weights."""
 _STEPS = 300
+_RAKES = 20
+_LEAST_SHARE = 1e-9
 _IMPOSSIBLE = 0.1
 """Standard deviation, in persons, with which a structural zero is held to zero in the fit."""
 
@@ -87,6 +89,23 @@ class LatentClasses:
             whole = first.sum(axis=0) if len(table.of) == 1 else first.T @ self.profile(table.of[1])
             out.append(self.n * whole)
         return out
+
+    def among(self, margins: Sequence[Array], n: int) -> LatentClasses:
+        """The nearest mixture of products with these margins, of n persons: what ties the columns stays as it is.
+
+        Every cell's probability is multiplied by a factor of each attribute's cell, which leaves a mixture of
+        products; the factors are found by iterative proportional fitting.
+        """
+        weights = self.weights
+        profiles = [self.profile(a) for a in range(len(self.attributes))]
+        for _ in range(_RAKES):
+            for a, margin in enumerate(margins):
+                wanted = np.maximum(margin, _LEAST_SHARE)
+                profile = profiles[a] * (wanted / np.maximum(weights @ profiles[a], _LEAST_SHARE))
+                inside = profile.sum(axis=1)
+                profiles[a] = profile / inside[:, None]
+                weights = weights * inside / (weights @ inside)
+        return replace(self, weights=weights, profiles=np.concatenate(profiles, axis=1), n=n)
 
     def codes(self, n: int, draws: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(n,) classes and (n, attributes) cells of n persons.

@@ -61,8 +61,8 @@ from shared.mechanisms.tables.latent_class import LatentClasses, fit
 from shared.mechanisms.tables.noise import CountTables
 from shared.plans.dictionary import Dictionary
 
-__all__ = ["MODEL_ERROR", "STEP_ERROR", "UNSEEN_ERROR", "Released", "answer", "fitted", "hidden", "influences"]
-__all__ += ["synthetic"]
+__all__ = ["MODEL_ERROR", "STEP_ERROR", "UNSEEN_ERROR", "Drawn", "Released", "TableMove", "answer", "combined", "draw"]
+__all__ += ["fitted", "hidden", "influences", "synthetic"]
 
 Array = NDArray[np.float64]
 
@@ -156,84 +156,150 @@ def answer(
         levels: as of `estimate`. origin: its study, site, wave and receipts.
     Raises: ParameterError (m < 5); EstimateRefusal, as `estimate`, and where the bins hide the outcome of a model.
     """
+    hides = unspread(question, coarse(released.tables, released.counts, released.n, released.variance))
+    drawn = draw(released, model, dictionary, question, draws=draws, levels=levels, **origin)
+    spread = None if drawn.moves else _Refits(released, model, dictionary, question, drawn, levels or {})
+    return [combined(released, question, drawn, k, hides, spread=spread) for k in range(len(drawn.each[0]))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """The answers of m synthetic tables, and the step from there to the counts.
+
+    Args:
+        each: of every table one estimate per term. rows: of each table.
+        moves: per term; empty where the question has no influence function.
+    """
+
+    each: Sequence[Sequence[Estimate]]
+    rows: int
+    moves: Sequence[TableMove]
+
+
+def draw(
+    released: Released,
+    model: LatentClasses,
+    dictionary: Dictionary,
+    question: Estimand,
+    *,
+    draws: int = DRAWS,
+    levels: Mapping[str, Sequence[Any]] | None = None,
+    most_rows: int = MOST_ROWS,
+    along: Sequence[TableMove] | None = None,
+    **origin: Any,
+) -> Drawn:
+    """Answers of synthetic tables of a model, and the steps from them to the released counts.
+
+    Args:
+        along: of another draw, whose functions g are taken in place of ones found on these rows.
+        The others: as of `answer`.
+    Raises: ParameterError (m < 5); EstimateRefusal, as `estimate`.
+    """
     if draws < 5:
         raise ParameterError("draws must be at least 5 to be combined", given=f"{draws}")
-    hides = unspread(question, coarse(released.tables, released.counts, released.n, released.variance))
-    rows = min(released.n, MOST_ROWS)
+    rows = min(released.n, most_rows)
     tables = synthetic(model, dictionary, draws=draws, rng=np.random.default_rng(_SEED), rows=rows)
     each = [estimate(table, question, levels=levels, **origin) for table in tables]
+    if along is not None:
+        step = _TableStep(released, tables, dictionary)
+        return Drawn(each=each, rows=rows, moves=[step.along(move) for move in along])
     pushes = influences(question, tables, each[0], levels or {})
-    step = _TableStep(released, tables, dictionary) if pushes else None
-    spread = None if pushes else _Refits(released, model, dictionary, question, rows, each, levels or {})
-    unseen = _unreleased(released.tables, question)
-    out = []
-    for k, row in enumerate(each[0]):
-        same = [[other for other in one if other.term == row.term] for one in each]
-        found = [one[0] for one in same if one and one[0].yi is not None]
-        if len(found) < draws:
-            reasons = Counter(one[0].reason if one else "the term is not in the table" for one in same)
-            del reasons[""]
-            told_as = f"in {draws - len(found)} of {draws} synthetic tables: {reasons.most_common(1)[0][0]}"
-            out.append(replace(row, yi=None, vi_sampling=None, vi_privacy=0.0, reason=told_as))
-            continue
-        in_bins = next((f"{name}: {hides[name]}" for name in re.findall(r"\w+", row.term) if name in hides), "")
-        if in_bins:
-            told_as = f"the released bins do not show how it is spread ({in_bins})"
-            out.append(replace(row, yi=None, vi_sampling=None, vi_privacy=0.0, vi_sandwich=None, reason=told_as))
-            continue
-        point = float(np.mean([one.yi for one in found]))
-        naive = float(np.mean([one.vi_sampling for one in found]))
-        patients = naive * rows / released.n
-        warnings = list(unseen)
-        if step is not None:
-            moved = step(pushes[k])
-            point += moved.by
-            sampling = patients + moved.left / (rows * draws)
-            privacy = moved.noise + MODEL_ERROR**2 * moved.drowned
-            privacy += UNSEEN_ERROR**2 * moved.beyond + (STEP_ERROR * moved.by) ** 2
-            how = f"{draws} synthetic tables and one step to the released counts; noise exact, model error allowed for"
-            warnings += hidden(MODEL_ERROR**2 * moved.drowned, sampling + privacy)
-            if moved.beyond > _LOST * moved.whole:
-                share = 100 * moved.beyond / moved.whole
-                warnings.append(
-                    f"About {share:.0f} % of what decides this answer lies in three or more columns together "
-                    "or within the bins, which tables do not count: of the model's error there, the interval "
-                    "holds only a small part."
-                )
+    moves = [*map(_TableStep(released, tables, dictionary), pushes)] if pushes else []
+    return Drawn(each=each, rows=rows, moves=moves)
+
+
+def combined(
+    released: Released,
+    question: Estimand,
+    drawn: Drawn,
+    k: int,
+    hides: Mapping[str, str],
+    *,
+    spread: _Refits | None = None,
+    mean_step: float | None = None,
+) -> Estimate:
+    """The estimate of the k-th term.
+
+    Args:
+        hides: columns whose bins hide them (`unspread`).
+        spread: the variance of a question without an influence function.
+        mean_step: of several sites whose model is one: what they lack alike is then `vi_common`.
+    """
+    row, draws = drawn.each[0][k], len(drawn.each)
+    same = [[other for other in one if other.term == row.term] for one in drawn.each]
+    found = [one[0] for one in same if one and one[0].yi is not None]
+    without: dict[str, Any] = {"yi": None, "vi_sampling": None, "vi_privacy": 0.0, "vi_sandwich": None}
+    if len(found) < draws:
+        reasons = Counter(one[0].reason if one else "the term is not in the table" for one in same)
+        del reasons[""]
+        told_as = f"in {draws - len(found)} of {draws} synthetic tables: {reasons.most_common(1)[0][0]}"
+        return replace(row, **without, reason=told_as)
+    in_bins = next((f"{name}: {hides[name]}" for name in re.findall(r"\w+", row.term) if name in hides), "")
+    if in_bins:
+        return replace(row, **without, reason=f"the released bins do not show how it is spread ({in_bins})")
+    point = float(np.mean([one.yi for one in found]))
+    naive = float(np.mean([one.vi_sampling for one in found]))
+    patients = naive * drawn.rows / released.n
+    common = 0.0
+    warnings = _unreleased(released.tables, question)
+    if drawn.moves:
+        moved = drawn.moves[k]
+        point += moved.by
+        sampling = patients + moved.left / (drawn.rows * draws)
+        lacking = MODEL_ERROR**2 * moved.drowned + UNSEEN_ERROR**2 * moved.beyond
+        privacy = moved.noise
+        if mean_step is None:
+            privacy += lacking + (STEP_ERROR * moved.by) ** 2
         else:
-            assert spread is not None
-            wide = spread(row.term)
-            if isinstance(wide, str):
-                out.append(replace(row, yi=None, vi_sampling=None, vi_privacy=0.0, reason=wide))
-                continue
-            sampling, privacy = patients * (1 + released.n / rows / draws), wide
-            how = f"{draws} synthetic tables; noise by {REFITS} refits to the model's tables with fresh noise"
-        if ":" in row.term:
-            warnings.append(
-                "An interaction is a matter of three columns together, which tables of two do not count: the model's "
-                "error there is not in this interval."
-            )
-        out.append(
-            replace(
-                row,
-                yi=point,
-                vi_sampling=sampling,
-                vi_privacy=privacy,
-                vi_naive=naive,
-                how=how,
-                warnings=tuple(dict.fromkeys(warnings)),
-                n=round(float(np.mean([one.n for one in found])) * released.n / rows),
-                n_missing=round(float(np.mean([one.n_missing for one in found])) * released.n / rows),
-                n_outside=round(float(np.mean([one.n_outside for one in found])) * released.n / rows),
-            )
+            privacy += (STEP_ERROR * (moved.by - mean_step)) ** 2
+            common = lacking + (STEP_ERROR * mean_step) ** 2
+        of = "all sites' tables" if mean_step is not None else "tables"
+        how = f"{draws} synthetic {of} and one step to the released counts; noise exact, model error allowed for"
+        warnings += _lost(moved, sampling + privacy + common)
+    else:
+        assert spread is not None
+        wide = spread(row.term)
+        if isinstance(wide, str):
+            return replace(row, **without, reason=wide)
+        sampling, privacy = patients * (1 + released.n / drawn.rows / draws), wide
+        how = f"{draws} synthetic tables; noise by {REFITS} refits to the model's tables with fresh noise"
+    if ":" in row.term:
+        warnings.append(
+            "An interaction is a matter of three columns together, which tables of two do not count: the model's "
+            "error there is not in this interval."
         )
-    return out
+    scale = released.n / drawn.rows
+    return replace(
+        row,
+        yi=point,
+        vi_sampling=sampling,
+        vi_privacy=privacy,
+        vi_common=common,
+        vi_naive=naive,
+        how=how,
+        warnings=tuple(dict.fromkeys(warnings)),
+        n=round(float(np.mean([one.n for one in found])) * scale),
+        n_missing=round(float(np.mean([one.n_missing for one in found])) * scale),
+        n_outside=round(float(np.mean([one.n_outside for one in found])) * scale),
+    )
+
+
+def _lost(moved: TableMove, whole: float) -> list[str]:
+    """Warnings of what decides an answer and is in no released count, or drowned in noise."""
+    lines = hidden(MODEL_ERROR**2 * moved.drowned, whole)
+    if moved.beyond > _LOST * moved.whole:
+        lines.append(
+            f"About {100 * moved.beyond / moved.whole:.0f} % of what decides this answer lies in three or more columns "
+            "together or within the bins, which tables do not count: of the model's error there, the interval "
+            "holds only a small part."
+        )
+    return lines
 
 
 # -- the step --------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, kw_only=True)
-class _TableMove:
-    """by: the step. noise: its variance. whole: Eφ². left: E(φ − g)². drowned: E(φ₂ − g)². beyond: E(φ − φ₂)²."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TableMove:
+    """by: the step. noise: its variance. whole: Eφ². left: E(φ − g)². drowned: E(φ₂ − g)². beyond: E(φ − φ₂)². g."""
 
     by: float
     noise: float
@@ -241,6 +307,7 @@ class _TableMove:
     left: float
     drowned: float
     beyond: float
+    g: Array
 
 
 class _TableStep:
@@ -267,19 +334,24 @@ class _TableStep:
         self.gap = counted / released.n - np.asarray(self.cells.sum(axis=0)).ravel() / self.rows
         self.noise = released.variance / released.n**2
 
-    def __call__(self, phi: Array) -> _TableMove:
+    def __call__(self, phi: Array) -> TableMove:
         damp = math.sqrt(self.noise * self.rows) / MODEL_ERROR
         g = self._solved(phi, damp)
         near = self.cells @ g
         reach = near if damp < 1 else self.cells @ self._solved(phi, 1.0)
-        return _TableMove(
+        return TableMove(
             by=float(g @ self.gap),
             noise=self.noise * float(g @ g),
             whole=float(phi @ phi) / self.rows,
             left=float(((phi - near) ** 2).mean()),
             drowned=float(((reach - near) ** 2).mean()),
             beyond=float(((phi - reach) ** 2).mean()),
+            g=g,
         )
+
+    def along(self, move: TableMove) -> TableMove:
+        """The step from these rows by the function of another."""
+        return replace(move, by=float(move.g @ self.gap), noise=self.noise * float(move.g @ move.g))
 
     def _solved(self, phi: Array, damp: float) -> Array:
         return np.asarray(lsmr(self.cells, phi, damp=damp, atol=1e-4, btol=1e-4, maxiter=60)[0])
@@ -376,10 +448,10 @@ class _Refits:
         model: LatentClasses,
         dictionary: Dictionary,
         question: Estimand,
-        rows: int,
-        each: Sequence[Sequence[Estimate]],
+        drawn: Drawn,
         levels: Mapping[str, Sequence[Any]],
     ) -> None:
+        each, rows = drawn.each, drawn.rows
         rng = np.random.default_rng(_SEED)
         expected = model.expected(released.tables)
         self.apart: dict[str, list[float]] = {}

@@ -208,6 +208,23 @@ class TablesPlan(Aggregates):
         released = self.released(plan, tables)
         return answer(released, fitted(released), plan.dictionary, question, levels=levels, **origin)
 
+    def together(
+        self,
+        plan: StudyPlan,
+        sites: Mapping[str, Sequence[tuple[pd.DataFrame, int]]],
+        question: Estimand,
+        *,
+        origins: Mapping[str, Mapping[str, Any]],
+    ) -> dict[str, list[Estimate]]:
+        """One model of all sites' counts, and a step to each one's own: see `shared.mechanisms.tables.together`."""
+        from shared.mechanisms.tables.together import together
+
+        if len(sites) < 2:
+            return {}
+        released = {site: self.released(plan, tables) for site, tables in sites.items()}
+        levels = {column.name: column.levels for column in plan.dictionary.released if column.levels}
+        return together(released, plan.dictionary, question, levels=levels, origins=origins)
+
     def doubt(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> str:
         """Warning that bins hide a column of a planned model, of which no coefficient will be told; else empty."""
         from shared.estimands.answer import parse_estimand

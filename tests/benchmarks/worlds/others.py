@@ -17,7 +17,7 @@ import pandas as pd
 from shared.plans.dictionary import Column
 from tests.benchmarks.worlds import HardWorld
 
-__all__ = ["NAMES", "table"]
+__all__ = ["NAMES", "followed", "made", "table", "years"]
 
 NAMES = ("framingham", "support", "actg175", "rand")
 DAYS = 365.25
@@ -34,29 +34,33 @@ def table(name: str) -> HardWorld:
     return make(Path(folder))
 
 
-def _parts(frame: pd.DataFrame, names: list[str], count: int) -> list[pd.DataFrame]:
-    """Complete rows in `count` parts by chance, the same each time."""
+def _parts(frame: pd.DataFrame, names: list[str], cut: int | pd.Series) -> list[pd.DataFrame]:
+    """Complete rows in their own parts, or in so many by chance, the same each time."""
     whole = frame.dropna(subset=names)[names]
-    place = np.random.default_rng(20261123).permutation(len(whole)) % count
-    return [whole[place == part].reset_index(drop=True) for part in range(count)]
+    if isinstance(cut, int):
+        cut = pd.Series(np.random.default_rng(20261123).permutation(len(whole)) % cut, index=whole.index)
+    return [part.reset_index(drop=True) for _, part in whole.groupby(cut.loc[whole.index], sort=True)]
 
 
-def _world(name: str, hard: str, frame: pd.DataFrame, count: int, **said) -> HardWorld:
+def made(name: str, hard: str, frame: pd.DataFrame, cut: int | pd.Series, **said) -> HardWorld:
+    """A table as a world: `cut` is a row's part, or the number of parts by chance; the rest as of `HardWorld`."""
     outcomes = [column.name for columns in said["outcomes"].values() for column in columns]
     names = list(dict.fromkeys([*(column.name for column in said["columns"]), *outcomes]))
-    parts = _parts(frame, names, count)
+    parts = _parts(frame, names, cut)
 
     def make(n: int, rng: np.random.Generator, site: int) -> pd.DataFrame:
         return parts[site]
 
-    return HardWorld(name=name, hard=hard, make=make, sites=count, **said)
+    return HardWorld(name=name, hard=hard, make=make, sites=len(parts), **said)
 
 
-def _years(days: pd.Series) -> pd.Series:
+def years(days: pd.Series) -> pd.Series:
+    """Days as years of two decimals, none 0."""
     return (days.clip(lower=1) / DAYS).round(2).clip(lower=0.01)
 
 
-def _followed(time: str, event: str, upper: float) -> tuple[Column, ...]:
+def followed(time: str, event: str, upper: float) -> tuple[Column, ...]:
+    """The columns of a time and its event."""
     return Column(name=time, kind="time", upper=upper, decimals=2, event=event), Column(name=event, kind="event")
 
 
@@ -65,8 +69,8 @@ def _framingham(folder: Path) -> HardWorld:
     frame = frame[(frame["PERIOD"] == 1) & (frame["PREVCHD"] == 0) & (frame["PREVSTRK"] == 0)]
     frame = frame.rename(columns=str.lower)
     frame["female"] = (frame["sex"] == 2).astype(int)
-    frame["years"] = _years(frame["timecvd"])
-    return _world(
+    frame["years"] = years(frame["timecvd"])
+    return made(
         "framingham",
         "cigarettes in packs, half of them none; rare diabetes; most are censored on one day",
         frame,
@@ -82,7 +86,7 @@ def _framingham(folder: Path) -> HardWorld:
         outcomes={
             "binary": (Column(name="cvd", kind="binary"),),
             "linear": (Column(name="diabp", kind="continuous", lower=20, upper=160, decimals=1),),
-            "survival": _followed("years", "cvd", 25),
+            "survival": followed("years", "cvd", 25),
         },
         terms="age/10 + female + sysbp/10 + totchol/10 + cigpday/10 + diabetes",
     )
@@ -94,8 +98,8 @@ def _support(folder: Path) -> HardWorld:
     frame["cancer"] = frame["ca"].map({"no": "none", "yes": "local", "metastatic": "metastatic"})
     frame[["meanbp", "hrt"]] = frame[["meanbp", "hrt"]].round()
     frame["age"] = frame["age"].round(1)
-    frame["years"] = _years(frame["days"])
-    return _world(
+    frame["years"] = years(frame["days"])
+    return made(
         "support",
         "two humps in blood pressure and heart rate, heavy tails, half of the deaths within weeks",
         frame,
@@ -111,7 +115,7 @@ def _support(folder: Path) -> HardWorld:
         outcomes={
             "binary": (Column(name="hospdead", kind="binary"),),
             "count": (Column(name="illnesses", kind="integer", lower=0, upper=12),),
-            "survival": _followed("years", "death", 6),
+            "survival": followed("years", "death", 6),
         },
         terms="age/10 + male + cancer + meanbp/10 + hrt/10 + crea",
     )
@@ -119,9 +123,9 @@ def _support(folder: Path) -> HardWorld:
 
 def _actg175(folder: Path) -> HardWorld:
     frame = pd.read_csv(folder / "ACTG175.csv").rename(columns={"cens": "event"})
-    frame["years"] = _years(frame["days"])
+    frame["years"] = years(frame["days"])
     frame["wtkg"] = frame["wtkg"].round(1)
-    return _world(
+    return made(
         "actg175",
         "a randomised trial; a score of four levels; drug use in one of eight",
         frame,
@@ -137,7 +141,7 @@ def _actg175(folder: Path) -> HardWorld:
         outcomes={
             "binary": (Column(name="offtrt", kind="binary"),),
             "linear": (Column(name="cd420", kind="integer", lower=0, upper=1500),),
-            "survival": _followed("years", "event", 4),
+            "survival": followed("years", "event", 4),
         },
         terms="treat + age/10 + drugs + cd40/100",
     )
@@ -151,7 +155,7 @@ def _rand(folder: Path) -> HardWorld:
     frame["disea"] = frame["disea"].round(1)
     frame["limited"] = (frame["physlm"] > 0.5).astype(int)
     frame[["mdvis", "idp", "hlthp"]] = frame[["mdvis", "idp", "hlthp"]].astype(int)
-    return _world(
+    return made(
         "rand",
         "visits with four times the variance of a Poisson law; coinsurance at few values, half of them 0",
         frame,

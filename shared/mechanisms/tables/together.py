@@ -1,0 +1,86 @@
+r"""Answers of several sites from noisy tables: one model of all sites' counts, and a step to each one's own.
+
+A site's own model draws what noise drowns towards "no association" (`shared.mechanisms.tables.one_step`), at every site
+alike: a mean of sites is as far off as one of them, and surer. The sum of the sites' tables has the same cells, and K
+times the persons under √K times the noise, so a model of it has far less drowned. It is what every site starts from,
+with the site's own one-way margins (`LatentClasses.among`); then one step leads to the site's own counts,
+
+.. math:: \hat\theta_k = \theta(P_k) + \sum_t \langle g_{k,t}, \; c_{k,t} / n_k - p_{k,t} \rangle,
+
+with g one function for all sites, damped as far as the noise of all counts together asks: the mean of the sites is then
+the step of the sum, and each site by itself has more noise than it would alone. With s, φ₂ and the errors as there,
+
+    vi_sampling = v̄ + E(φ − g)² / (m n_k)        vi_privacy = σ²/n_k² ‖g‖² + ((step_k − step) / 3)²
+    vi_common   = s² E(φ₂ − g)² + 0.05² E(φ − φ₂)² + (step / 3)²
+
+where step is the mean over the sites. What the model lacks it lacks at every site: no further site makes it smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shared.estimands.answer import Estimand, Estimate
+from shared.mechanisms.tables.coarse import coarse, unspread
+from shared.mechanisms.tables.latent_class import consistent
+from shared.mechanisms.tables.one_step import Released, combined, draw, fitted
+from shared.plans.dictionary import Dictionary
+
+__all__ = ["summed", "together"]
+
+_ROWS, _OWN_ROWS = 10_000, 2_000
+"""Most rows of one synthetic table: of everybody's, on which g is found, and of a site's."""
+
+
+def summed(releases: Sequence[Released]) -> Released:
+    """Releases of different persons, cell by cell: of the same tables under the same noise."""
+    counts = tuple(np.sum(parts, axis=0) for parts in zip(*(one.counts for one in releases), strict=True))
+    return Released(
+        tables=releases[0].tables,
+        counts=counts,
+        n=sum(one.n for one in releases),
+        releases=sum(one.releases for one in releases),
+    )
+
+
+def together(
+    sites: Mapping[str, Released],
+    dictionary: Dictionary,
+    question: Estimand,
+    *,
+    levels: Mapping[str, Sequence[Any]],
+    origins: Mapping[str, Mapping[str, Any]],
+) -> dict[str, list[Estimate]]:
+    """Site to one estimate per term, by the module's rule; empty where the question has no influence function.
+
+    A mean or a share is empty too: noise draws none of them anywhere, and a site alone has less of it.
+
+    Args:
+        sites: what each released, of the same tables.
+        levels: as of `estimate`. origins: site to study, site, wave and receipts.
+    Raises: EstimateRefusal, as `answer` of one site, of all their counts.
+    """
+    if question.kind in ("mean", "proportion"):
+        return {}
+    everybody = summed(list(sites.values()))
+    hides = unspread(question, coarse(everybody.tables, everybody.counts, everybody.n, everybody.variance))
+    model = fitted(everybody)
+    origin = next(iter(origins.values()))
+    along = draw(everybody, model, dictionary, question, levels=levels, most_rows=_ROWS, **origin).moves
+    if not along:
+        return {}
+    drawn = {}
+    for site, released in sites.items():
+        margins, _ = consistent(released.tables, released.counts, released.n)
+        own = model.among([margin / released.n for margin in margins], released.n)
+        how: dict[str, Any] = {"levels": levels, "most_rows": _OWN_ROWS, "along": along}
+        drawn[site] = draw(released, own, dictionary, question, **how, **origins[site])
+    share = np.array([released.n for released in sites.values()]) / everybody.n
+    steps = share @ [[move.by for move in one.moves] for one in drawn.values()]
+    return {
+        site: [combined(sites[site], question, one, k, hides, mean_step=float(step)) for k, step in enumerate(steps)]
+        for site, one in drawn.items()
+    }

@@ -1,0 +1,114 @@
+"""Noisy tables of several sites: one model of all their counts, and a step from it to each one's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from coordinator.pooling.pool import pool_estimates
+from shared.base.randomness import seeded_rng
+from shared.estimands.answer import estimate, parse_estimand
+from shared.mechanisms.tables.latent_class import consistent, fit
+from shared.mechanisms.tables.noise import CountTables, Zero, attributes
+from shared.mechanisms.tables.one_step import Released, answer, fitted
+from shared.mechanisms.tables.together import summed, together
+from shared.plans.dictionary import Column, Dictionary
+
+DOSED = Dictionary(
+    name="dosed",
+    version=1,
+    columns=(
+        Column(name="dose", kind="continuous", lower=-4, upper=4, decimals=2),
+        Column(name="age", kind="continuous", lower=-4, upper=4, decimals=2),
+        Column(name="ill", kind="binary"),
+    ),
+)
+SITES, N = 8, 1000
+QUESTION = parse_estimand("logistic(ill) ~ dose + age")
+
+
+def records(seed: int) -> pd.DataFrame:
+    """Patients of one site: sites differ in their dose and in how many are ill."""
+    rng = np.random.default_rng(seed)
+    dose, age = rng.standard_normal((2, N)).clip(-3.9, 3.9)
+    ill = rng.random(N) < 1 / (1 + np.exp(1.2 + 0.3 * np.sin(seed) - 0.7 * dose - 0.4 * age))
+    return pd.DataFrame({"dose": dose + 0.2 * np.cos(seed), "age": age, "ill": ill.astype(float)})
+
+
+def released(noise: int) -> dict[str, tuple[pd.DataFrame, Released]]:
+    tables = CountTables(attributes=attributes(DOSED), sigma=12.0)
+    made = {}
+    for seed in range(SITES):
+        one = records(seed)
+        counts = tuple(tables.release(one, seeded_rng(1000 * noise + seed)))
+        made[f"s{seed}"] = (one, Released(tables=tables, counts=counts, n=N))
+    return made
+
+
+def pooled(answers, term="dose"):
+    return pool_estimates([row for rows in answers.values() for row in rows if row.term == term])
+
+
+def answers(sites):
+    origins = {site: {"study": "mini", "site": site, "wave": 1} for site in sites}
+    return together({s: one for s, (_, one) in sites.items()}, DOSED, QUESTION, levels={}, origins=origins)
+
+
+@pytest.fixture(scope="module")
+def sites() -> dict[str, tuple[pd.DataFrame, Released]]:
+    return released(1)
+
+
+@pytest.fixture(scope="module")
+def answered(sites):
+    return answers(sites)
+
+
+def test_the_pool_holds_the_records_where_each_site_alone_has_lost_most_of_an_effect(sites):
+    origin = {"study": "mini", "wave": 1}
+    own = {site: estimate(one, QUESTION, site=site, **origin) for site, (one, _) in sites.items()}
+    truly, found, alone = pooled(own), [], []
+    for noise in (1, 2):
+        drawn = released(noise)
+        apart = {s: answer(r, fitted(r), DOSED, QUESTION, site=s, **origin) for s, (_, r) in drawn.items()}
+        alone.append(pooled(apart).beta)
+        found.append(pooled(answers(drawn)))
+    assert all(one.ci_lb <= truly.beta <= one.ci_ub for one in found)
+    assert np.mean(alone) < 0.75 * truly.beta
+    assert abs(np.mean([one.beta for one in found]) - truly.beta) < 0.2 * truly.beta
+
+
+def test_what_the_model_may_lack_is_common_and_no_further_site_makes_it_smaller(answered):
+    rows = [row for found in answered.values() for row in found if row.term == "dose"]
+    assert len({row.site for row in rows}) == SITES
+    assert len({round(row.vi_common, 12) for row in rows}) == 1
+    assert rows[0].vi_common > 0
+    assert pool_estimates(rows).shared >= rows[0].vi_common * 0.99
+
+
+def test_the_sum_of_the_counts_has_the_noise_of_all(sites):
+    each = [one for _, one in sites.values()]
+    whole = summed(each)
+    assert whole.n == SITES * N
+    assert whole.variance == pytest.approx(sum(one.variance for one in each))
+    assert (whole.counts[0] == sum(one.counts[0] for one in each)).all()
+
+
+def test_a_mean_is_each_sites_own(sites):
+    given = {site: one for site, (_, one) in sites.items()}
+    assert together(given, DOSED, parse_estimand("mean(dose)"), levels={}, origins={}) == {}
+
+
+def test_a_model_among_other_margins_has_them_and_keeps_what_nobody_can_be(sites):
+    zero = Zero(of=(0, 2), rows=(15,), columns=(1,))
+    tables = CountTables(attributes=attributes(DOSED), sigma=1.0, zeros=(zero,))
+    model = fit(tables, tables.release(records(1), seeded_rng(3)), N)
+    margins, _ = consistent(tables, tables.release(records(2), seeded_rng(4)), N)
+    moved = model.among([margin / N for margin in margins], 700)
+    assert moved.n == 700
+    assert moved.zeros.keys() == model.zeros.keys()
+    for a, margin in enumerate(margins):
+        assert np.allclose(moved.weights @ moved.profile(a), np.maximum(margin / N, 1e-9), atol=1e-3)
+    assert moved.profiles.min() >= 0
+    assert moved.weights.sum() == pytest.approx(1)
