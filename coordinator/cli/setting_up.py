@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.cli.options import DryRun, app, lead_keys, open_store, show_facts, verb
+from coordinator.cli.options import DryRun, app, labelled, lead_keys, open_store, verb
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from shared.errors import ParameterError, StateRefusal
 from shared.terminal import VerbAnswer, console
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    pass
 
 
 __all__ = ["init", "passphrase", "serve"]
@@ -62,20 +62,14 @@ def init(
         made = {"home": str(home), "name": name, "address": address, "names": config.names, "created": False}
         return VerbAnswer(made, f"would create {home} for {name} at {address}")
     from coordinator.services.authority import Authority
-    from shared.base.keys import SigningKey, write_private
+    from shared.base.keys import write_private
     from shared.base.passphrases import chosen
 
     secrets = {who: chosen(who, optional=True) for who in leads}  # first: one that is too short leaves no folder
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
-    fingerprints: dict[str, str] = {}
-    unlocked = []
-    for who, passphrase in secrets.items():
-        key = SigningKey.generate()
-        key.save(home / "keys" / f"{who}.pem", passphrase)
-        write_private(home / "keys" / f"{who}.pub", f"{key.public.hex}\n".encode())
-        fingerprints[who] = key.public.fingerprint
-        unlocked += [who] if passphrase is None else []
+    fingerprints = {who: _lead_key(home / "keys", who, passphrase) for who, passphrase in secrets.items()}
+    unlocked = [who for who, passphrase in secrets.items() if passphrase is None]
     # The settings are written last: an init that was interrupted is started again, and takes up its authority.
     there = (home / "ca" / "ca.key").exists()
     authority = Authority.load(home) if there else Authority.create(home, coordinator=name, names=config.names)
@@ -93,21 +87,30 @@ def init(
         "created": True,
     }
 
-    def show(out: Console) -> None:
-        out.print(f"{name} is set up in {home}", style="bold")
-        show_facts(
-            out,
+    return VerbAnswer(
+        made,
+        (f"{name} is set up in {home}", "bold"),
+        labelled(
             ("sites dial", address),
             ("certificate for", ", ".join(config.names)),
             ("CA fingerprint", authority.fingerprint),
             *((f"key of {who}", fingerprint) for who, fingerprint in fingerprints.items()),
-        )
-        if unlocked:
-            words = f"No passphrase on the key of {', '.join(unlocked)}: whoever reads this folder can sign plans."
-            out.print(words, style="yellow")
-        out.print("next: coordinator plan new STUDY", style="cyan")
+        ),
+        (f"No passphrase on the key of {', '.join(unlocked)}: whoever reads this folder can sign plans.", "yellow")
+        if unlocked
+        else None,
+        ("next: coordinator plan new STUDY", "cyan"),
+    )
 
-    return VerbAnswer(made, show)
+
+def _lead_key(folder: Path, who: str, passphrase: str | None) -> str:
+    """Make a lead's key; returns its fingerprint."""
+    from shared.base.keys import SigningKey, write_private
+
+    key = SigningKey.generate()
+    key.save(folder / f"{who}.pem", passphrase)
+    write_private(folder / f"{who}.pub", f"{key.public.hex}\n".encode())
+    return key.public.fingerprint
 
 
 def _require_plain_words(leads: list[str]) -> None:

@@ -11,7 +11,7 @@ from coordinator.cli.options import DryRun, Site, app, labelled, require_still_o
 from coordinator.config import CoordinatorConfig
 from shared.base.clock import utc_now
 from shared.errors import ParameterError, StateRefusal, meant
-from shared.terminal import VerbAnswer, table
+from shared.terminal import Part, VerbAnswer, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,8 +97,6 @@ def invite(
 @verb(app, rich_help_panel="Sites")
 def sites(config: CoordinatorConfig, store: Store) -> VerbAnswer:
     """List the sites: state, fingerprint, days left on the certificate, releases."""
-    from rich.text import Text
-
     from coordinator.services.health import alarms
     from coordinator.store.log_watch import LogWatch
     from coordinator.store.site_certificates import outlook
@@ -138,47 +136,57 @@ def sites(config: CoordinatorConfig, store: Store) -> VerbAnswer:
         and (site.site not in compared or compared[site.site].size <= last[0])
     ]
 
-    def show(out: Console) -> None:
-        if not answer:
-            out.print("No site has asked to join yet.")
-            out.print("next: coordinator invite SITE --study STUDY --out SITE.invitation", style="cyan")
-            return
-        styles = {"accepted": "green", "pending": "yellow", "revoked": "red"}
-        rows = [
-            [
-                row["site"],
-                Text(str(row["state"]), style=styles.get(str(row["state"]), "")),
-                row["fingerprint"] or None,
-                row["certificate_days"],
-                row["releases"],
-                row["quarantined"] or None,
-            ]
-            for row in answer
-        ]
-        heads = ["site", "state", "fingerprint of its release key", "cert days", "releases", "quarantined"]
-        out.print(table(heads, rows, right=heads[3:]))
-        for gap in gaps:
-            words = (
-                f"{gap.site} misses wave {gap.wave} of {gap.study}, acknowledged here as entry {gap.log_index} of a log"
+    if not answer:
+        first = ("next: coordinator invite SITE --study STUDY --out SITE.invitation", "cyan")
+        return VerbAnswer(answer, "No site has asked to join yet.", first)
+    lost = "of a log that was lost. Its agent sends it again."
+    return VerbAnswer(
+        answer,
+        lambda out: _show_sites(out, answer),
+        *(
+            (
+                f"{one.site} misses wave {one.wave} of {one.study}, acknowledged here as entry {one.log_index} {lost}",
+                "red",
             )
-            out.print(f"{words} that was lost. Its agent sends it again.", style="red")
-        for site, count in sorted(returned.items()):
-            out.print(f"{site} has sent {count} release(s) again that were lost with a restore.", style="green")
-        if last is not None and silent:
-            words = f"Not compared yet since the restore of {last[1].day} (log entry {last[0]}): {', '.join(silent)}."
-            out.print(words, style="yellow")
-        for row in answer:
-            if row["state"] == "pending":
-                out.print()
-                # Not filled in on purpose: pasted from here, the comparison would compare nothing.
-                out.print(f"{row['site']} waits. Telephone its steward, and type the fingerprint you hear:")
-                out.print(f'  coordinator accept {row["site"]} --fingerprint "…"', style="cyan")
-        for words in (f"{one.warning}. {one.mend}" for one in lives.values() if one.warning):
-            out.print(words, style="bold red")
-        for use in near:
-            out.print(f"near its quota: {use.words}", style="yellow")
+            for one in gaps
+        ),
+        *(
+            (f"{site} has sent {count} release(s) again that were lost with a restore.", "green")
+            for site, count in sorted(returned.items())
+        ),
+        (f"Not compared yet since the restore of {last[1].day} (log entry {last[0]}): {', '.join(silent)}.", "yellow")
+        if last is not None and silent
+        else None,
+        *(part for row in answer if row["state"] == "pending" for part in _waits(str(row["site"]))),
+        *((f"{one.warning}. {one.mend}", "bold red") for one in lives.values() if one.warning),
+        *((f"near its quota: {use.words}", "yellow") for use in near),
+    )
 
-    return VerbAnswer(answer, show)
+
+def _show_sites(out: Console, answer: list[dict[str, Any]]) -> None:
+    from rich.text import Text
+
+    styles = {"accepted": "green", "pending": "yellow", "revoked": "red"}
+    rows = [
+        [
+            row["site"],
+            Text(str(row["state"]), style=styles.get(str(row["state"]), "")),
+            row["fingerprint"] or None,
+            row["certificate_days"],
+            row["releases"],
+            row["quarantined"] or None,
+        ]
+        for row in answer
+    ]
+    heads = ["site", "state", "fingerprint of its release key", "cert days", "releases", "quarantined"]
+    out.print(table(heads, rows, right=heads[3:]))
+
+
+def _waits(site: str) -> tuple[Part, ...]:
+    """What to do about a site that waits to be accepted."""
+    # Not filled in on purpose: pasted from here, the comparison would compare nothing.
+    command = (f'  coordinator accept {site} --fingerprint "…"', "cyan")
+    return "", f"{site} waits. Telephone its steward, and type the fingerprint you hear:", command
 
 
 @verb(app, rich_help_panel="Sites")

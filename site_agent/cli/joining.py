@@ -27,6 +27,7 @@ from site_agent.desk import Desk, agent_version, today
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from shared.plans.invitation import Invitation
     from site_agent.config import SiteConfig
 
 __all__ = ["doctor", "init", "join", "passphrase", "status"]
@@ -43,12 +44,8 @@ def init(
     dry_run: Dry = False,
 ) -> VerbAnswer:
     """Make this site's folder and keys from an invitation. Nothing is sent."""
-    import secrets
-
-    from shared.base.keys import SigningKey, write_private
     from shared.plans.invitation import Invitation, is_plain_word, plain_word_of
     from site_agent.config import SiteConfig
-    from site_agent.ledger.book import Ledger
 
     place = desk.home
     try:
@@ -75,60 +72,21 @@ def init(
             next_step=f"For example --approver {plain_word_of(odd)}. It stands under every approval of that person.",
         )
 
-    def settings(approvers: dict[str, str]) -> SiteConfig:
-        return SiteConfig(
-            home=place,
-            site=invited.site,
-            coordinator=invited.coordinator,
-            address=invited.address,
-            server_name=invited.server_name,
-            ca_fingerprint=invited.ca_fingerprint,
-            leads=tuple(key.hex for key in invited.leads),
-            threshold=invited.threshold,
-            studies=invited.studies,
-            approvers=approvers,
-            leads_since=invited.leads_since,
-            grants_since=invited.grants_since,
-        )
-
-    config = settings(dict.fromkeys(names, "00" * 32))
-    fingerprint = ""
-    if not dry_run:
-        from shared.base.passphrases import chosen, opened
-        from site_agent.egress import new_tls_identity
-
-        # Asked for first: one that is too short leaves no half-made folder.
-        there = {name: opened(path, name) for name in names if (path := config.approver_key(name)).exists()}
-        new = {name: chosen(name) for name in names if name not in there}
-        # site.toml is written last: an interrupted init is simply run again, and finds the keys it made.
-        key = SigningKey.load(config.release_key) if config.release_key.exists() else SigningKey.generate()
-        if not config.release_key.exists():
-            key.save(config.release_key, of_machine=True)
-        approvers = {}
-        for name in names:
-            signer = there.get(name) or SigningKey.generate()
-            if name in new:
-                signer.save(config.approver_key(name), new[name])
-            approvers[name] = signer.public.hex
-        if not config.tls_key.exists():
-            key_pem, csr_pem = new_tls_identity(config.site)
-            write_private(_csr(config), csr_pem.encode())
-            write_private(config.tls_key, key_pem.encode())
-        if not config.snapshot_key.exists():
-            if config.ledger.exists():
-                raise IntegrityRefusal(
-                    "snapshot.key must stand beside the ledger",
-                    given="a ledger without it",
-                    next_step="Restore it from a backup: with another key every person would look new.",
-                )
-            write_private(config.snapshot_key, secrets.token_bytes(32))
-        write_private(config.ca, invited.ca_pem.encode())
-        write_private(config.ca.with_name("witness.pub"), f"{invited.witness.hex}\n".encode())
-        write_private(config.invitation, invited.to_bytes())
-        Ledger.create(config.ledger, key, site=config.site)
-        settings(approvers).save()
-        fingerprint = key.public.fingerprint
-
+    config = SiteConfig(
+        home=place,
+        site=invited.site,
+        coordinator=invited.coordinator,
+        address=invited.address,
+        server_name=invited.server_name,
+        ca_fingerprint=invited.ca_fingerprint,
+        leads=tuple(key.hex for key in invited.leads),
+        threshold=invited.threshold,
+        studies=invited.studies,
+        approvers=dict.fromkeys(names, "00" * 32),
+        leads_since=invited.leads_since,
+        grants_since=invited.grants_since,
+    )
+    fingerprint = "" if dry_run else _make_site(config, invited)
     answer = {
         "site": config.site,
         "home": place,
@@ -141,25 +99,64 @@ def init(
         "dry_run": dry_run,
     }
 
-    def show(out: Console) -> None:
-        from site_agent.show import screens
+    rows = [
+        ("studies", ", ".join(invited.studies)),
+        ("coordinator", f"{config.coordinator} at {config.address}"),
+        ("its authority", config.ca_fingerprint),
+        ("approvers", ", ".join(names)),
+        *([("fingerprint", fingerprint)] if fingerprint else []),
+    ]
+    aloud = ("", "Read the fingerprint to the study lead on the telephone. The lead accepts this site by it.")
+    return VerbAnswer(
+        answer,
+        screen.heading(f"Site {config.site}", "dry run, nothing written" if dry_run else f"made in {place}"),
+        screen.settings(rows),
+        *(aloud if fingerprint else ()),
+        screen.next_step("site-agent doctor", "site-agent join"),
+    )
 
-        screens.heading(out, f"Site {config.site}", "dry run, nothing written" if dry_run else f"made in {place}")
-        rows = [
-            ("studies", ", ".join(invited.studies)),
-            ("coordinator", f"{config.coordinator} at {config.address}"),
-            ("its authority", config.ca_fingerprint),
-            ("approvers", ", ".join(names)),
-        ]
-        if fingerprint:
-            rows.append(("fingerprint", fingerprint))
-        screens.settings(out, rows)
-        if fingerprint:
-            out.print()
-            out.print("Read the fingerprint to the study lead on the telephone. The lead accepts this site by it.")
-        screens.next_step(out, "site-agent doctor", "site-agent join")
 
-    return VerbAnswer(answer, show)
+def _make_site(config: SiteConfig, invited: Invitation) -> str:
+    """Make the keys, the ledger and the settings; returns the fingerprint of the release key."""
+    import secrets
+    from dataclasses import replace
+
+    from shared.base.keys import SigningKey, write_private
+    from shared.base.passphrases import chosen, opened
+    from site_agent.egress import new_tls_identity
+    from site_agent.ledger.book import Ledger
+
+    # Asked for first: one that is too short leaves no half-made folder.
+    there = {name: opened(path, name) for name in config.approvers if (path := config.approver_key(name)).exists()}
+    new = {name: chosen(name) for name in config.approvers if name not in there}
+    # site.toml is written last: an interrupted init is simply run again, and finds the keys it made.
+    key = SigningKey.load(config.release_key) if config.release_key.exists() else SigningKey.generate()
+    if not config.release_key.exists():
+        key.save(config.release_key, of_machine=True)
+    approvers = {}
+    for name in config.approvers:
+        signer = there.get(name) or SigningKey.generate()
+        if name in new:
+            signer.save(config.approver_key(name), new[name])
+        approvers[name] = signer.public.hex
+    if not config.tls_key.exists():
+        key_pem, csr_pem = new_tls_identity(config.site)
+        write_private(_csr(config), csr_pem.encode())
+        write_private(config.tls_key, key_pem.encode())
+    if not config.snapshot_key.exists():
+        if config.ledger.exists():
+            raise IntegrityRefusal(
+                "snapshot.key must stand beside the ledger",
+                given="a ledger without it",
+                next_step="Restore it from a backup: with another key every person would look new.",
+            )
+        write_private(config.snapshot_key, secrets.token_bytes(32))
+    write_private(config.ca, invited.ca_pem.encode())
+    write_private(config.ca.with_name("witness.pub"), f"{invited.witness.hex}\n".encode())
+    write_private(config.invitation, invited.to_bytes())
+    Ledger.create(config.ledger, key, site=config.site)
+    replace(config, approvers=approvers).save()
+    return key.public.fingerprint
 
 
 def _csr(config: SiteConfig) -> Path:
