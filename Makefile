@@ -50,7 +50,7 @@ check: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m shared.proto.generate --check
-	@$(BIN)/python -m pytest -n 2 --doctest-modules shared site_agent coordinator
+	@$(BIN)/python -m pytest -n 2 --doctest-modules shared site_agent coordinator tributary_meta.py
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix .

@@ -407,14 +407,18 @@ def lacking(module: str, part: str = "") -> PackageRefusal:
     return PackageRefusal(f"{name} must be installed", given="none", next_step=step)
 
 
-def require(*modules: str) -> None:
+def require(*modules: str, part: str = "") -> None:
     """See that packages of an extra are there, before anything is read or charged that needs them.
+
+    Args:
+        modules: as they are imported.
+        part: as of `lacking`.
 
     Raises: PackageRefusal: the first that is not.
     """
     for module in modules:
         if find_spec(module) is None:
-            raise lacking(module)
+            raise lacking(module, part)
 
 
 @contextmanager
@@ -428,8 +432,8 @@ def machine_failures() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
-            raise lacking(error.name) from None
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in EXTRAS:
+            raise lacking(error.name or "") from None
         raise ConfigRefusal(
             "the installation must hold every library",
             given=f"{(error.name or 'one').partition('.')[0]}, which cannot be loaded",

@@ -28,7 +28,7 @@ from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_type_hints
 
 from shared import software_version
-from shared.errors import ParameterError, Refusal, StorageRefusal, UsageRefusal, lacking
+from shared.errors import ParameterError, Refusal, StorageRefusal, UsageRefusal, lacking, require
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -559,4 +559,5 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
     if suffix == ".csv":
         table.to_csv(path, index=False)
     else:
+        require("pyarrow")
         table.to_parquet(path, index=False)

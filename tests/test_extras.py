@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 import tomllib
 
 import pytest
@@ -11,6 +12,7 @@ import typer
 from sources import ROOT
 from test_pipeline import kinds, quick, release, site, source
 
+from coordinator.demo import demo
 from shared import errors
 from shared.errors import EXTRAS, PackageRefusal, PlanRefusal
 from shared.plans.plan import StudyPlan
@@ -93,3 +95,25 @@ def test_a_module_of_our_own_that_lacks_is_a_fault_of_ours(capsys):
 
     assert run(app, name="analyst", argv=[]) == 1
     assert "E_PACKAGE" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ask", ["figure", "parquet", "demo"])
+def test_a_library_call_without_its_extra_is_a_refusal_and_not_an_import_error(ask, tmp_path, monkeypatch):
+    """As `client` alone leaves a machine: neither figures nor Parquet, and no demo."""
+    import tributary_meta as tm
+
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # what Python then says has the whole name
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    without(monkeypatch, "pyarrow", "sqlalchemy")
+    (tmp_path / "table.parquet").write_bytes(b"")
+    calls = {
+        "figure": lambda: tm.forest(tm.pool([0.1, 0.2], [0.01, 0.02])),
+        "parquet": lambda: tm.read_table(tmp_path / "table.parquet"),
+        "demo": lambda: demo(out=tmp_path / "out"),
+    }
+    with pytest.raises(PackageRefusal, match="tributary-meta") as caught:
+        calls[ask]()
+    assert caught.value.next_step.endswith(
+        {"figure": "[figures]'", "parquet": "[parquet]'", "demo": "coordinator,sql]'"}[ask]
+    )
+    assert not (tmp_path / "out").exists()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shared.errors import DataFileRefusal, ParameterError, meant
+from shared.errors import DataFileRefusal, ParameterError, meant, require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +41,8 @@ def read_table(path: Path) -> pd.DataFrame:
         raise DataFileRefusal("the file must end in .csv, .tsv or .parquet", given=repr(path.name), next_step=step)
     if not path.is_file():
         raise DataFileRefusal("the file must exist", given=path.name, next_step="Check the path.")
+    if suffix == ".parquet":
+        require("pyarrow")
     try:
         given = pd.read_parquet(path) if suffix == ".parquet" else _csv(path, "\t" if suffix == ".tsv" else "")
     except (ValueError, OSError) as error:  # pandas' parser and Arrow errors are ValueErrors or OSErrors

@@ -28,13 +28,7 @@ import typer
 from coordinator.analyst.harmonised import HarmonisedResult
 from coordinator.analyst.options import as_verb
 from coordinator.analyst.result import Result
-from coordinator.analyst.shown import (
-    Explanation,
-    Log,
-    ResultTable,
-    Shown,
-    percent,
-)
+from coordinator.analyst.shown import Explanation, Log, ResultTable, Shown, percent
 from shared.base.canonical import closed, parse_json
 from shared.base.clock import utc_now
 from shared.errors import (
@@ -45,6 +39,7 @@ from shared.errors import (
     ParameterError,
     Refusal,
     StateRefusal,
+    require,
 )
 from shared.estimands.kinds import KINDS, OPTIONS
 from shared.privacy.stated import shown_column, shown_price
@@ -380,6 +375,7 @@ class Study(Shown):
 
         from shared.wire.analyst_messages import RowsRequest
 
+        require("pyarrow")
         parts = self._connection.stream("Rows", RowsRequest(study=self.name, release_id=release_id))
         table = pd.read_parquet(io.BytesIO(b"".join(part.data for part in parts)))
         table.attrs["label"] = "privatised rows, not patient records"

@@ -21,7 +21,7 @@ from coordinator.demo.catalogue import PLAYS, play_of
 from coordinator.demo.play import STUDIES, DemoOptions
 from coordinator.demo.stage import STATE_MARK, DemoStage
 from coordinator.demo.warm import launcher
-from shared.errors import ParameterError, StateRefusal
+from shared.errors import ParameterError, StateRefusal, require
 from shared.terminal import application, console, emit, run
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def demo(
     epsilon: Annotated[float | None, typer.Option(help="ε of a release of noisy moments (cohorts).")] = None,
 ) -> None:
     """Run a study from the hospitals' tables to a forest plot: coordinator and agents as separate processes."""
+    require("grpc", "sqlalchemy", "pyarrow", "matplotlib", "starlette", part="site,coordinator")
     options = DemoOptions(study=study, seed=seed, scale=scale, sites=sites, data=data, epsilon=epsilon)
     shown = play_of(options)
     if epsilon is not None and study != "cohorts":

@@ -40,7 +40,7 @@ from coordinator.figures.canvas import (
 )
 from coordinator.pooling.diagnostics import Influence, TrimFill, baujat, influence
 from coordinator.pooling.pool import PooledResult, cumulative, leave_one_out
-from shared.errors import EstimateRefusal, ParameterError, meant
+from shared.errors import EstimateRefusal, ParameterError, machine_failures, meant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -151,6 +151,7 @@ def refits(
     )
 
 
+@machine_failures()
 def funnel(
     result: PooledResult,
     *,
@@ -259,6 +260,7 @@ def _contours(axes: Axes, null: float, bottom: float, span: tuple[float, float])
             axes.fill(ends, [0, bottom, bottom, 0], facecolor=shade, linewidth=0, zorder=0.5, gid=f"contour-{number}")
 
 
+@machine_failures()
 def bubble(
     result: PooledResult,
     name: str,
@@ -339,6 +341,7 @@ def bubble(
         return page.finish(words + ".", title or f"Bubble plot on {name}", path)
 
 
+@machine_failures()
 def baujat_plot(
     result: PooledResult, *, title: str = "", note: str = "", path: str | Path | None = None
 ) -> DrawnFigure:
@@ -368,6 +371,7 @@ def baujat_plot(
         return page.finish(words + ".", title or "Baujat plot", path)
 
 
+@machine_failures()
 def influence_panel(
     result: PooledResult, *, title: str = "", note: str = "", path: str | Path | None = None
 ) -> DrawnFigure:

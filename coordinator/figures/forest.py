@@ -47,7 +47,7 @@ from coordinator.figures.canvas import (
     wrap,
 )
 from coordinator.pooling.pool import PooledResult
-from shared.errors import ParameterError
+from shared.errors import ParameterError, machine_failures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,6 +97,7 @@ class _Row:
         return 0.08 if self.kind == "group" else 0.0
 
 
+@machine_failures()
 def forest(
     result: PooledResult,
     *,

@@ -39,7 +39,7 @@ from coordinator.figures.canvas import (
     y_axis,
 )
 from coordinator.pooling.pool import PooledResult
-from shared.errors import EstimateRefusal, ParameterError
+from shared.errors import EstimateRefusal, ParameterError, machine_failures
 from shared.estimands.survival import GridCurve
 from shared.privacy.stated import shown_delta, shown_epsilon, shown_price, shown_room
 
@@ -56,6 +56,7 @@ MOST_CURVES = 16
 _WIDE, _TALL, _LINE, _NAME = 5.2, 3.4, 0.175, 1.9  # inches; names of the risk table are broken at the last
 
 
+@machine_failures()
 def km_figure(
     curves: Sequence[GridCurve],
     *,
@@ -293,6 +294,7 @@ def _spoken(curve: GridCurve, ticks: Sequence[int]) -> str:
     return f"{curve.label}: {curve.n:,} rows, {curve.events[-1]:,} events, {', '.join(parts) or 'no time reached'}"
 
 
+@machine_failures()
 def waves_figure(
     results: Mapping[int, PooledResult],
     *,
@@ -363,6 +365,7 @@ def _lower(text: str) -> str:
 _MARKERS = ("s", "o", "^", "D", "v", "P", "X")
 
 
+@machine_failures()
 def budget_figure(
     budget: BudgetReport, *, title: str = "", note: str = "", path: str | Path | None = None
 ) -> DrawnFigure:
