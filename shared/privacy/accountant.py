@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from shared.privacy.events import (
@@ -117,6 +118,13 @@ def epsilon(events: Events, delta: float) -> float:
         # δ(ε) = 1 − exp((ε − t)/2) below t, the pure ε.
         assert pure is not None
         return max(0.0, pure + 2 * math.log1p(-delta))
+    return _composed(tuple(found), delta)
+
+
+@lru_cache(maxsize=256)  # a tenth of a second, and every step of a release asks for the price of the same events
+def _composed(found: tuple[Event, ...], delta: float) -> float:
+    """The least of the bounds on a list of which no closed form is known."""
+    pure = pure_epsilon(found)
     bounds = [math.inf if pure is None else pure, epsilon_from_rdp(rdp(found), delta)]
     losses = loss_distribution(found, delta)
     if losses is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -44,7 +45,7 @@ def translate(
                 f"nothing bounds how surely a {unit} could be recognised by them."
             )
         return f"No formal guarantee: nothing bounds how surely a {unit} could be recognised."
-    power = math.ceil(_power(as_list(events), false_alarm) * 1000 - 1e-9) / 10
+    power = math.ceil(_power(tuple(as_list(events)), false_alarm) * 1000 - 1e-9) / 10
     alarms = f"At {100 * false_alarm:g} % false alarms"
     if power >= 100:
         text = f"{alarms}, nothing keeps an attacker from recognising practically every {unit}."
@@ -61,7 +62,8 @@ def translate(
     return text
 
 
-def _power(listed: list[Event], alpha: float) -> float:
+@lru_cache(maxsize=256)  # up to half a second, for the same receipt at each of its steps
+def _power(listed: tuple[Event, ...], alpha: float) -> float:
     """The largest true-positive rate at false-positive rate alpha."""
     found = [event for event in listed if not is_free(event)]
     if all(isinstance(event, Gaussian) for event in found):
