@@ -148,26 +148,41 @@ def environment(stage: Theatre) -> dict[str, str]:
 def loaded(lines: Sequence[tuple[str, Sequence[str]]], env: Mapping[str, str]) -> list[dict[str, Any]]:
     """Per command line (module, arguments) its exit code and the heavy libraries of its process.
 
-    The processes are forked from one that has imported nothing heavy, which saves most of the time.
+    The processes of a program are forked from one that has its command line put together and has imported nothing
+    heavy, which saves most of the time.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", _FORK],
-        input=json.dumps([[module, list(argv)] for module, argv in lines]),
-        capture_output=True,
-        text=True,
-        env=dict(env),
-        cwd=ROOT,
-        check=True,
-    )
+    found: dict[int, dict[str, Any]] = {}
+    for program in sorted({module for module, _ in lines}):
+        mine = {k: [module, list(argv)] for k, (module, argv) in enumerate(lines) if module == program}
+        done = subprocess.run(
+            [sys.executable, "-c", _FORK, *IMPORTED.get(program, ())],
+            input=json.dumps(list(mine.values())),
+            capture_output=True,
+            text=True,
+            env=dict(env),
+            cwd=ROOT,
+            check=True,
+        )
+        found |= dict(zip(mine, map(json.loads, done.stdout.splitlines()), strict=True))
     return [
         {"code": one["code"], "heavy": [name for name in (*HEAVY, *STORED) if name in one["modules"]]}
-        for one in map(json.loads, done.stdout.splitlines())
+        for _, one in sorted(found.items())
     ]
 
 
+_PLAIN = ("rich.console", "rich.table", "sqlite3", "shared.releases.receipt", "shared.mechanisms.latent_noise.plan")
+IMPORTED = {
+    "site_agent.cli": ("site_agent.cli", "site_agent.decide.airlock", "site_agent.ledger.book", *_PLAIN),
+    "coordinator.cli": ("coordinator.cli", "coordinator.store.store", "sqlalchemy.dialects.sqlite", *_PLAIN),
+}
+"""What every command of a program may have imported: with the store comes `STORED`."""
 _FORK = """
-import importlib, json, os, sys, traceback
-import site_agent.cli, coordinator.cli, numpy, site_agent.desk
+import functools, importlib, json, os, sys, typer.main
+typer.main.get_command = functools.cache(typer.main.get_command)
+for name in sys.argv[1:]:
+    app = getattr(importlib.import_module(name), "app", None)
+    if app is not None:
+        typer.main.get_command(app)
 for module, argv in json.loads(sys.stdin.read()):
     ours, theirs = os.pipe()
     pid = os.fork()
