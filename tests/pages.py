@@ -50,7 +50,7 @@ class Terminal:
         programs, python = folder / "bin", shlex.quote(sys.executable)
         programs.mkdir()
         (folder / "ask.py").write_text(ASK)
-        ask = f"{python} -I -S {shlex.quote(str(folder / 'ask.py'))} {shlex.quote(str(zygote()))}"
+        ask = f"{python} -I -S {shlex.quote(str(folder / 'ask.py'))} {shlex.quote(str(zygote(ROOT)))}"
         for name, module in {**PROGRAMS, "python": ""}.items():
             started = f"{ask} {module}" if module else python
             (programs / name).write_text(f'#!/bin/sh\nexec {started} "$@"\n')

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import itertools
-import os
 import random
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import site_desk
 from joined import PASSPHRASE, Joined
 from service import Hub, anchor_head, small_table
 from test_recovery import PLAN
+from theatre import exit_code
 
 from coordinator.services.membership import Members
 from shared.base.chain import GENESIS
@@ -515,25 +515,18 @@ def desk_of(site):
     return Desk(site.home)
 
 
-def killed(module: str, place: str, *argv: object) -> int:
-    """Run a command in a process of its own that dies at `place`; its exit status."""
-    env = {**os.environ, "TRIBUTARY_FAILPOINT": place}
-    done = subprocess.run([sys.executable, "-m", module, *map(str, argv)], env=env, capture_output=True, check=False)
-    return done.returncode
-
-
 def test_killed_minus_nine_at_each_step_of_a_rotation_a_site_goes_on_with_one_key(hub):
     north = hub.site("north")
     for number, place in enumerate(("keys.noted", "keys.before_replace", "ledger.head.before_rename"), start=1):
         before = north("status")["fingerprint"]
         argv = ("rotate-key", "release", "--as", "dr-lind", "--home", north.home)
-        assert killed("site_agent.cli", place, *argv) == -signal.SIGKILL, place
+        assert exit_code("site_agent.cli", *argv, place=place) == -signal.SIGKILL, place
         north("run", "--once")
         assert north("status")["fingerprint"] != before
         assert kinds(north).count("keys_changed") == number
         assert hub.store.enrolment("north").fingerprint == north("status")["fingerprint"]
     argv = ("approver", "add", "dr-ames", "--as", "dr-lind", "--home", north.home)
-    assert killed("site_agent.cli", "approver.noted", *argv) == -signal.SIGKILL
+    assert exit_code("site_agent.cli", *argv, place="approver.noted") == -signal.SIGKILL
     north("run", "--once")
     assert set(north.desk.config.approvers) == {"dr-lind", "dr-ames"} == set(hub.store.enrolment("north").approvers)
     assert north("audit", "verify")["ok"]
@@ -544,9 +537,9 @@ def test_killed_minus_nine_a_grant_is_in_the_log_once_or_not_at_all(hub):
     hub.publish("stroke")
     argv = ("--home", hub.home, "grant", "north", "--study", "stroke")
     for place in ("grant.before_log", "grant.before_commit"):
-        assert killed("coordinator.cli", place, *argv) == -signal.SIGKILL
+        assert exit_code("coordinator.cli", *argv, place=place) == -signal.SIGKILL
         assert hub.members().grants("north") == ()
-    assert killed("coordinator.cli", "grant.committed", *argv) == -signal.SIGKILL
+    assert exit_code("coordinator.cli", *argv, place="grant.committed") == -signal.SIGKILL
     assert [said.study for said, _ in hub.members().grants("north")] == ["stroke"]
     hub.lead("grant", "north", "--study", "stroke", expect=2)
     assert hub.store.verify_log() == hub.store.entries() == 1

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 
 import pytest
 from hurry import part_of_today
 from joined import Joined
-from test_membership import killed
 from test_recovery import PLAN
-
-TAKE = """
-import datetime, pathlib, sys
-from coordinator.services.membership import Members
-from coordinator.store.store import Store
-from shared.base.keys import Envelope
-said = Envelope.from_bytes(sys.stdin.buffer.read())
-Members(Store.open(pathlib.Path(sys.argv[1])), "hub").change_key("north", said, datetime.date(2026, 5, 1))
-"""
+from theatre import exit_code
 
 
 @pytest.fixture
@@ -31,11 +19,11 @@ def hub(tmp_path, monkeypatch, capsys):
 
 def taken(hub: Joined, said: bytes, place: str = "") -> int:
     """Have a process take a change of keys, and die at `place`; its exit status."""
-    env = {**os.environ, "TRIBUTARY_FAILPOINT": place}
-    command = [sys.executable, "-c", TAKE, str(hub.home)]
-    return subprocess.run(command, input=said, env=env, capture_output=True, check=False).returncode
+    (hub.folder / "said").write_bytes(said)
+    return exit_code("steps", "change key", hub.home, hub.folder / "said", place=place)
 
 
+@pytest.mark.sampled
 def test_killed_while_it_takes_a_change_of_keys_a_coordinator_has_it_once_or_not_at_all(hub):
     north = hub.site("north")
     hub.server.stop(0)
@@ -51,14 +39,15 @@ def test_killed_while_it_takes_a_change_of_keys_a_coordinator_has_it_once_or_not
     assert hub.store.verify_log() == hub.store.entries() == 1
 
 
+@pytest.mark.sampled
 def test_killed_while_the_lead_allows_a_replacement_it_is_in_force_once_or_waits(hub):
     north = hub.site("north", "dr-lind", "dr-okoye")
     done = north("approver", "replace", "dr-lind", "--as", "dr-okoye")
     argv = ("--home", hub.home, "rekey", "north", "--fingerprint", done["fingerprint"])
     for place in part_of_today(("keys.before_log", "keys.before_commit"), 2):
-        assert killed("coordinator.cli", place, *argv) == -signal.SIGKILL
+        assert exit_code("coordinator.cli", *argv, place=place) == -signal.SIGKILL
         assert [said.name for said, _ in hub.members().waiting("north")] == ["dr-lind"]
-    assert killed("coordinator.cli", "keys.allowed", *argv) == -signal.SIGKILL
+    assert exit_code("coordinator.cli", *argv, place="keys.allowed") == -signal.SIGKILL
     assert hub.members().waiting("north") == ()
     hub.lead(*argv[2:], expect=2)
     north("grants")
@@ -69,7 +58,7 @@ def test_killed_while_the_lead_allows_a_replacement_it_is_in_force_once_or_waits
 @pytest.mark.parametrize("place", ["leads.committed", "leads.before_file"])
 def test_killed_while_a_lead_joins_or_leaves_the_log_decides_and_the_files_follow(hub, place):
     north = hub.site("north")
-    assert killed("coordinator.cli", place, "--home", hub.home, "lead", "add", "b", "--threshold", "2")
+    assert exit_code("coordinator.cli", "--home", hub.home, "lead", "add", "b", "--threshold", "2", place=place)
     assert len(hub.members().lead_changes()) == 1
     hub.lead("invite", "west", "--study", "mini", "--out", hub.folder / "west.invitation")
     assert set(hub.lead("lead", "list")["leads"]) == {"lead", "b"}
@@ -78,7 +67,7 @@ def test_killed_while_a_lead_joins_or_leaves_the_log_decides_and_the_files_follo
     assert len(north.desk.config.leads) == 2
     hub.lead("lead", "add", "c", "--key", "lead", "--key", "b")
     argv = ("lead", "retire", "b", "--key", "lead", "--key", "c")
-    assert killed("coordinator.cli", place, "--home", hub.home, *argv) == -signal.SIGKILL
+    assert exit_code("coordinator.cli", "--home", hub.home, *argv, place=place) == -signal.SIGKILL
     hub.lead(*argv)
     assert set(hub.lead("lead", "list")["leads"]) == {"lead", "c"}
     assert (hub.home / "keys" / "retired" / "b.pem").exists()

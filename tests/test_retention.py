@@ -8,8 +8,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from contextlib import closing
 
@@ -18,8 +16,8 @@ import sqlalchemy as sa
 from joined import Joined
 from membership import Clock
 from service import LEAD, Hub
-from test_membership import killed
 from test_recovery import PLAN
+from theatre import exit_code
 
 from coordinator.cli import main
 from coordinator.config import FILE_NAME, CoordinatorConfig
@@ -122,20 +120,10 @@ def test_what_is_kept_no_longer_is_deleted_and_log_and_receipt_stay(held):
     assert held.found() == []
 
 
-DELETE = """
-import datetime, pathlib, sys
-from coordinator.services.quotas import delete_due
-from coordinator.store.store import Store
-home = pathlib.Path(sys.argv[1])
-delete_due(Store.open(home), home, datetime.date.fromisoformat(sys.argv[2]))
-"""
-
-
 def test_killed_while_it_deletes_a_coordinator_has_not_begun_or_brings_it_to_its_end(held):
     for place, files in (("before_commit", True), ("logged", True), ("erased", False)):
-        env = {**os.environ, "TRIBUTARY_FAILPOINT": f"retention.{place}"}
-        argv = [sys.executable, "-c", DELETE, str(held.home), AFTER.isoformat()]
-        assert subprocess.run(argv, env=env, capture_output=True, check=False).returncode == -signal.SIGKILL
+        step = ("steps", "delete what is due", held.home, AFTER)
+        assert exit_code(*step, place=f"retention.{place}") == -signal.SIGKILL
         assert len(deleted(held.hub.store)) == (place != "before_commit")
         assert (held.home / "bundles" / f"{held.digest}.zip").exists() == files
         assert held.hub.store.verify_log() == held.hub.store.entries()
@@ -351,7 +339,7 @@ def test_a_retired_study_leaves_every_site_and_nobody_is_let_in_again(tmp_path, 
         north.approve_plan("mini")
         assert hub.lead("plan", "retire", "mini", "--reason", "over", "--dry-run")["sites"] == ["north"]
         words = ("plan", "retire", "mini", "--reason", "It is published.")
-        assert killed("coordinator.cli", "retention.ended", "--home", hub.home, *words) == -signal.SIGKILL
+        assert exit_code("coordinator.cli", "--home", hub.home, *words, place="retention.ended") == -signal.SIGKILL
         assert north("grants")["studies"] == ["mini"], "not yet taken out: the verb is run again"
         done = hub.lead(*words)
         assert (done["sites"], done["kept_until"]) == (["north"], None)

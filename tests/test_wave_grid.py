@@ -5,11 +5,8 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -17,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from delivered import APPROVERS, TODAY, cohort, cohort_plan, deliver, join, quarantine, take_back
+from theatre import exit_code
 
 import coordinator.cli as cli
 from coordinator.answers.queries import ask, site_estimates
@@ -490,10 +488,8 @@ def test_the_screens_of_waves_and_results_fit_and_are_in_words(study, verbs, cap
 @pytest.mark.parametrize("place", ["wave.before_event", "wave.before_commit", "wave.closed"])
 def test_a_lead_killed_while_closing_a_wave_closes_it_once(study, verbs, place):
     study.deliver("alpha", 1)
-    argv = [sys.executable, "-m", "coordinator.cli", "--home", str(study.home), "wave", "close", "cvd", "1"]
-    env = {**os.environ, "TRIBUTARY_FAILPOINT": place}
-    killed = subprocess.run([*argv, "--reason", "test"], env=env, capture_output=True)
-    assert killed.returncode == -signal.SIGKILL
+    argv = ("--home", study.home, "wave", "close", "cvd", 1, "--reason", "test")
+    assert exit_code("coordinator.cli", *argv, place=place) == -signal.SIGKILL
     closed = study.store.wave_record("cvd", 1).closed
     assert closed == (place == "wave.closed")
     assert verbs("wave", "close", "cvd", 1, "--reason", "test")[0] == (2 if closed else 0)
@@ -512,9 +508,7 @@ def test_a_lead_killed_after_a_note_finds_it_once_when_the_verb_is_run_again(stu
     }[place]
     if place == "wave.reopened":
         study.close(1)
-    env = {**os.environ, "TRIBUTARY_FAILPOINT": place}
-    command = [sys.executable, "-m", "coordinator.cli", "--home", str(study.home), *argv]
-    assert subprocess.run(command, env=env, capture_output=True).returncode == -signal.SIGKILL
+    assert exit_code("coordinator.cli", "--home", study.home, *argv, place=place) == -signal.SIGKILL
     code, _ = verbs(*argv)
     assert code == (2 if place == "wave.reopened" else 0), "reopened already"
     kinds = [parse_json(entry.entry)["kind"] for entry in study.store.log()]
@@ -524,21 +518,13 @@ def test_a_lead_killed_after_a_note_finds_it_once_when_the_verb_is_run_again(stu
 
 
 def test_the_end_of_a_standing_approval_is_kept_when_the_coordinator_dies_before_it_can_say_so(study):
-    code = (
-        "import datetime, pathlib, sys\n"
-        "from coordinator.store.store import Store\n"
-        "from shared.base.keys import Envelope\n"
-        "said = Envelope.from_bytes(sys.stdin.buffer.read())\n"
-        "Store.open(pathlib.Path(sys.argv[1])).revoke_standing('alpha', 'ab' * 32, said, datetime.date(2026, 1, 5))\n"
-    )
-    said = Envelope.sign("application/json", b"{}", [study.keys["alpha"]]).to_bytes()
-    command = [sys.executable, "-c", code, str(study.home)]
-    env = {**os.environ, "TRIBUTARY_FAILPOINT": "standing.revoked"}
+    said = study.home / "said"
+    said.write_bytes(Envelope.sign("application/json", b"{}", [study.keys["alpha"]]).to_bytes())
+    step = ("steps", "end standing approval", study.home, said)
     assert not study.store.standing_revoked("alpha", "ab" * 32)
-    killed = subprocess.run(command, input=said, env=env, capture_output=True, cwd=ROOT)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert exit_code(*step, place="standing.revoked") == -signal.SIGKILL
     assert study.store.standing_revoked("alpha", "ab" * 32)
-    assert subprocess.run(command, input=said, capture_output=True, cwd=ROOT).returncode == 0, "again changes nothing"
+    assert exit_code(*step) == 0, "again changes nothing"
 
 
 def test_every_failpoint_of_the_coordinator_is_one_at_which_it_is_killed():

@@ -172,7 +172,7 @@ class Answer:
 
 
 @functools.cache
-def zygote(tree: Path = ROOT) -> Path:
+def zygote(tree: Path) -> Path:
     """The socket of this process's zygote of a source tree, started for its first command, ended with the last test."""
     # A socket's path must be short, and pytest's folders are not.
     place = Path(tempfile.mkdtemp(prefix="zygote-"))
@@ -194,6 +194,29 @@ def zygote(tree: Path = ROOT) -> Path:
 
     assert process.stdout.readline() == b"ready\n"
     return place / "s"
+
+
+def _forked(order: dict[str, Any], tree: Path = ROOT) -> tuple[int, socket.socket]:
+    """Have the zygote of a tree fork a command; its process, and the line on which its exit code comes."""
+    line = socket.socket(socket.AF_UNIX)
+    line.settimeout(PATIENCE)
+    line.connect(str(zygote(tree)))
+    line.sendall(json.dumps(order).encode() + b"\n")
+    pid = b""
+    while not pid.endswith(b"\n"):  # byte by byte, so that the exit code is left for `Command.wait`
+        got = line.recv(1)
+        assert got, f"the zygote did not start {order['argv']}"
+        pid += got
+    return int(pid), line
+
+
+def exit_code(module: str, *argv: object, place: str = "") -> int:
+    """Of a command in this environment that nobody hears, and that dies at the failpoint `place`."""
+    words, nowhere = tuple(map(str, argv)), Path(os.devnull)
+    env = {**os.environ, "TRIBUTARY_FAILPOINT": place}
+    order = {"module": module, "argv": words, "env": env, "cwd": str(ROOT), "out": os.devnull, "err": os.devnull}
+    pid, line = _forked(order)
+    return Command(words, pid, nowhere, nowhere, line).wait()
 
 
 @dataclass
@@ -218,7 +241,7 @@ class Theatre:
             folder.mkdir(parents=True)
         self._counting = threading.Lock()
         self._running: list[Command] = []
-        zygote()  # from this thread: it dies with the thread that started it
+        zygote(ROOT)  # from this thread: it dies with the thread that started it
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -241,9 +264,6 @@ class Theatre:
         out, err = self.captured / f"{name}.out", self.captured / f"{name}.err"
         out.touch()
         err.touch()
-        line = socket.socket(socket.AF_UNIX)
-        line.settimeout(PATIENCE)
-        line.connect(str(zygote(tree)))
         order |= {
             "module": module,
             "argv": words,
@@ -252,13 +272,8 @@ class Theatre:
             "out": str(out),
             "err": str(err),
         }
-        line.sendall(json.dumps(order).encode() + b"\n")
-        pid = b""
-        while not pid.endswith(b"\n"):  # byte by byte, so that the exit code is left for `wait`
-            got = line.recv(1)
-            assert got, f"the zygote did not start {words}"
-            pid += got
-        command = Command(words, int(pid), out, err, line)
+        pid, line = _forked(order, tree)
+        command = Command(words, pid, out, err, line)
         with self._counting:
             self._running = [other for other in self._running if other.line.fileno() >= 0] + [command]
         return command
