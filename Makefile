@@ -25,7 +25,7 @@ test: $(STAMP)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
 soak: $(STAMP)
-	@TRIBUTARY_SOAK=1 $(BIN)/python -m pytest -m soak
+	@TRIBUTARY_SOAK=1 $(BIN)/python -m pytest -m "soak or sampled"
 	@$(BIN)/python -m tests.faults.fuzz --cases 40000
 	@$(BIN)/python -m tests.benchmarks.front
 	@$(BIN)/python -m tests.benchmarks.coverage

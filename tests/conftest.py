@@ -6,8 +6,10 @@ import ctypes
 import datetime as dt
 import faulthandler
 import functools
+import gc
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Generator
@@ -33,6 +35,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Tests fork processes that never use gRPC beside servers that do: its own handlers around a fork can crash those.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 os.environ["COLUMNS"] = "100"  # a screen is as wide wherever the tests run: parallel workers believe in 80 columns
+
+# Tests write thousands of small files and flush each to the disk: six milliseconds on a disk, a few microseconds here.
+MEMORY = Path("/dev/shm")
+if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # A guess at a passphrase is meant to be dear; tests open thousands of keys. No setting of the product reaches this.
 keys.COST = KeyCost(n=2, r=1)
@@ -71,6 +78,12 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
     return (yield)
 
 
+def pytest_collection_finish() -> None:
+    """Have the collector look at no module again: torch, pandas and the tests themselves are a million objects."""
+    gc.collect()
+    gc.freeze()
+
+
 _soaked: dict[str, dict[str, object]] = {}
 
 
@@ -98,7 +111,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     And give those that repeat much the time for it.
     """
     for item in items:
-        if item.get_closest_marker("soak"):
+        if item.get_closest_marker("soak") or os.environ.get("TRIBUTARY_SOAK"):
             item.add_marker(pytest.mark.timeout(0))
         elif os.environ.get("TRIBUTARY_FAULTS"):
             item.add_marker(pytest.mark.timeout(3600))

@@ -145,7 +145,7 @@ def _race(home: str, site: str, start: int) -> None:
 
 
 def test_processes_that_write_at_once_build_one_chain(hub):
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_race, args=(str(hub.home), f"site-{k}", 1)) for k in range(3)]
     for process in processes:
         process.start()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import logging
-import os
 import sys
 from pathlib import Path
 
 import pytest
+from hurry import part_of_today
 from service import Hub, small_table
 from test_collect import plan
 from test_withdrawal import taken_back
@@ -25,6 +25,8 @@ from shared.wire.rounds import Answered
 
 __all__ = ["plan"]  # the fixture
 CANARY = "CANARY-4711-/srv/cohort.csv-sbp=187.25"
+WORDS = ("CANARY", "cohort.csv", "187.25")
+"""Each of them is no part of a digest, as 4711 is one time in some dozens."""
 # Every field of every message that a site sends, and of every document that it signs. A new one is argued for here:
 # ids, digests, counts and signatures; no text that anybody could write freely but the approvers' names, at enrolment
 # and as a release's author.
@@ -120,11 +122,11 @@ def talk(hub: Hub, wave: int) -> None:
         door.withdraw(taken_back(hub, sealed))
 
 
+@pytest.mark.sampled
 def test_an_error_at_any_step_of_the_sites_side_says_nothing_to_the_coordinator(hub, caplog):
-    """The k-th call of a function raises an error whose words are a canary, until none is left (every fifth here)."""
+    """The k-th call of a function raises an error whose words are a canary, until none is left."""
     raised = []
-    stride = 1 if os.environ.get("TRIBUTARY_SOAK") else 5
-    for step in range(1, 5000, stride):
+    for step in part_of_today(range(1, 5000), 15):
         broken = Broken(step, KINDS[step % 3](CANARY))
         with caplog.at_level(logging.DEBUG):
             before = sys.gettrace()
@@ -138,11 +140,10 @@ def test_an_error_at_any_step_of_the_sites_side_says_nothing_to_the_coordinator(
         if not broken.where:
             break
         raised.append(broken.where)
-    assert len(raised) > 20, "the steps were reached"
-    assert not any(CANARY in record.getMessage() for record in caplog.records)
-    assert not any("4711" in record.getMessage() for record in caplog.records)
+    assert len(raised) > 6, "the steps were reached"
+    assert not any(word in record.getMessage() for record in caplog.records for word in WORDS)
     for path in [path for path in hub.home.rglob("*") if path.is_file()]:
-        assert b"4711" not in path.read_bytes(), path.name
+        assert not any(word.encode() in path.read_bytes() for word in WORDS), path.name
 
 
 def test_an_error_while_the_bundle_is_read_ends_the_upload_without_a_word(hub, caplog, monkeypatch):
@@ -158,7 +159,7 @@ def test_an_error_while_the_bundle_is_read_ends_the_upload_without_a_word(hub, c
     monkeypatch.setattr(egress, "reach", reach)
     with caplog.at_level(logging.DEBUG), hub.egress("north", attempts=1) as door, pytest.raises(RuntimeError):
         door.send(sealed.envelope, sealed.path)
-    assert "4711" not in caplog.text
+    assert not any(word in caplog.text for word in WORDS)
     monkeypatch.undo()
     with hub.egress("north") as door:
         door.send(sealed.envelope, sealed.path)
