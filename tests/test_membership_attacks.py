@@ -11,6 +11,7 @@ from membership import Clock
 from test_membership import verified
 from test_recovery import PLAN
 
+from coordinator.services import membership
 from shared.base.chain import GENESIS
 from shared.base.clock import utc_now
 from shared.base.keys import Envelope, SigningKey
@@ -139,6 +140,17 @@ def test_nobody_leaves_without_whom_a_study_could_not_be_signed(hub):
 
 
 # -- keys and approvers -----------------------------------------------------------------------------------------------
+def test_a_site_fills_no_log_with_changes_of_its_keys(hub, monkeypatch):
+    monkeypatch.setattr(membership, "KEY_CHANGES_CAP", 2)
+    north = hub.site("north")
+    north("approver", "add", "dr-okoye", "--as", "dr-lind")
+    north("approver", "add", "dr-roe", "--as", "dr-lind")
+    entries = hub.store.entries()
+    assert "at most 2 times" in north.refused("approver", "add", "dr-chen", "--as", "dr-lind", expect=30)["must"]
+    assert hub.store.entries() - entries <= 1, "the head of its ledger"
+    assert len(hub.members().key_changes("north")) == 2
+
+
 def test_the_lost_key_of_a_deputy_is_replaced_by_no_fewer_approvers(hub):
     agent, new, *people = (SigningKey.generate() for _ in range(5))
     a, b, deputy = people
