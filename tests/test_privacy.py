@@ -139,6 +139,13 @@ def test_calibrating_a_gaussian_gives_back_the_epsilon(target, delta):
     assert epsilon(event, delta) == pytest.approx(target, rel=1e-8)
 
 
+@pytest.mark.parametrize("target", [1e-17, 1e-30, 1e-126, 5e-324])
+def test_noise_for_an_epsilon_of_next_to_nothing_is_found_and_not_looked_for_without_end(target):
+    event = calibrate("gaussian", target, DELTA, sensitivity=1.0)
+    # With no ε at all δ is twice what a normal falls between nothing and half the distance.
+    assert math.erf(0.5 / event.sigma / math.sqrt(2)) == pytest.approx(DELTA, rel=1e-6)
+
+
 @pytest.mark.parametrize("target", [1e-3, 1, 1e3])
 def test_calibrating_the_other_families_gives_back_the_epsilon(target):
     slicing = calibrate("slicing", target, DELTA, slices=100, d=20, distance=2.0)

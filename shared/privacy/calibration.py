@@ -111,6 +111,8 @@ def _mu_for_epsilon(target: float, delta: float) -> float:
     log_delta = math.log(delta)
     # From ε = μ²/2 + μ √(2 ln 1/δ) as a bound downwards, and ε ≥ μ²/2 − μ z upwards.
     low = high = math.sqrt(2 * target - 2 * log_delta) - math.sqrt(-2 * log_delta)
+    if not low > 0:  # the two are the same double, and nothing doubled is nothing
+        low = high = max(target / math.sqrt(-2 * log_delta), 1e-300)
     while float(gaussian_log_delta(high, target)) < log_delta:
         high *= 2
     while float(gaussian_log_delta(low, target)) > log_delta:
