@@ -228,7 +228,7 @@ def _release(given: dict[str, Any]) -> list[ChecklistLine]:
         near = difflib.get_close_matches(re.sub(r"\W+", "_", str(name)), list(MECHANISMS), n=1)
         name = near[0] if near else "latent_noise"
     found = mechanism_kind(name)
-    given["release"] = {**found.today(), **release, "mechanism": name}
+    given["release"] = {**found.today(release), **release, "mechanism": name}
     return lines + _section(given, "release", found)
 
 

@@ -219,6 +219,7 @@ def review(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan
         *_calendar(plan, today),
         *_price(plan),
         *_theorem3(plan),
+        *_declared(plan),
         _floors(plan),
     ]
     try:
@@ -441,6 +442,23 @@ def _theorem3(plan: StudyPlan) -> list[ChecklistLine]:
     ]
 
 
+def _declared(plan: StudyPlan) -> list[ChecklistLine]:
+    """That an undeclared coefficient of noisy moments rests on the planned model; nothing of other mechanisms."""
+    from shared.mechanisms.moments.plan import MomentsPlan
+
+    if not isinstance(plan.release, MomentsPlan):
+        return []
+    without = [name for name in plan.release.covariates if name not in plan.release.declared]
+    if not without:
+        return [ChecklistLine(name="declared", detail="every coefficient is the regression's own")]
+    detail = (
+        f"{', '.join(without)} not declared: where the planned model is wrong, as where groups of the outcome differ "
+        "in spread, such an interval is too sure and nothing shows it"
+    )
+    fix = "Name in release.declared every covariate whose coefficient will be read; further ones cost little."
+    return [ChecklistLine(name="declared", state="warn", detail=detail, fix=fix)]
+
+
 def _floors(plan: StudyPlan) -> ChecklistLine:
     usual, given = Floors(), plan.floors
     looser = [
@@ -649,8 +667,10 @@ class Price:
 
 _UNSEEN = {
     "noisy moments": "A bend or an interaction that the planned model lacks leaves no trace in the sums: no caution "
-    "can tell such an answer from a right one, and no larger ε does. Intervals allow for a small one (docs/zoo.md). A "
-    "declared coefficient is the regression's own all the same, the nearer the larger ε and the site.",
+    "can tell such an answer from a right one, and no larger ε does. Intervals allow for a small one: where groups "
+    "of an outcome differ in spread, that of a coefficient that is not declared is too sure. A declared coefficient "
+    "is the regression's own all the same, the nearer the larger ε and the site: declare each one that will be "
+    "read (docs/zoo.md).",
     "noisy tables": "A coefficient hangs on where persons lie within their bins, which no count shows: with more than "
     "70 % of them in one bin it is not answered, below that it may be drawn towards zero by a little more than its "
     "interval allows. A hospital alone is drawn towards zero by the noise as well; several are read together and are "
@@ -710,8 +730,9 @@ def prices(plan: StudyPlan, *, figures: float = 1.0, private: float = 8.0) -> tu
     if model is None:
         why = "no planned model uses every column of the dictionary"
         return *lines, Price(name="noisy moments", epsilon=None, covered=why, width=None)
-    focus = model.declared or model.exposures or model.covariates[:1]
-    for name, declared in (("noisy moments", ()), (f"noisy moments, {' and '.join(focus)} declared", focus)):
+    focus = model.declared or model.covariates
+    which = "every coefficient" if set(focus) == set(model.covariates) else " and ".join(focus)
+    for name, declared in (("noisy moments", ()), (f"noisy moments, {which} declared", focus)):
         release = replace(model, declared=declared, shares={})
         lines.append(_priced(name, plan, {**bare, "release": release}, everything))
     return tuple(lines)

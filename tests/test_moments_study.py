@@ -17,7 +17,7 @@ from test_pipeline import release, site, source  # noqa: F401
 from coordinator.answers.queries import ask
 from coordinator.demo.catalogue import play_of
 from coordinator.demo.play import DemoOptions
-from coordinator.planning import prices
+from coordinator.planning import prices, review
 from coordinator.pooling.pool import pool, pool_estimates
 from coordinator.services.authority import Authority
 from coordinator.store.store import Store
@@ -449,3 +449,30 @@ def test_few_small_hospitals_beside_each_other_do_not_run_away():
     assert np.abs(towards - wild).max() < 1, "two that differ so much are each left where they are"
     assert np.isfinite(shrunk(rng.normal(size=(3, 2)), np.array([[0.0, 1], [1e-2, 1e16], [1, 1e-2]]))).all()
     assert shrunk(np.array([[0.3], [1e10]]), np.array([[0.01], [1e16]]))[0, 0] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("declared", "state", "words"),
+    [
+        ('["sbp"]', "warn", "age, chol, hdl not declared"),
+        ("[]", "warn", "age, chol, hdl, sbp not declared"),
+        (None, "ok", "every coefficient"),
+    ],
+)
+def test_plan_check_warns_of_each_coefficient_that_rests_on_the_planned_model(declared, state, words):
+    given = "" if declared is None else f"declared = {declared}"
+    text = (STUDIES / "cohorts.toml").read_text().replace('declared = ["sbp"]', given)
+    _, lines = review(text, today=dt.date(2026, 1, 1), recipient="tributary-hub")
+    said = next(line for line in lines if line.name == "declared")
+    assert said.state == state
+    assert words in said.detail
+
+
+def test_a_plan_written_without_the_word_declares_every_coefficient_and_a_signed_one_none():
+    text = (STUDIES / "cohorts.toml").read_text().replace('declared = ["sbp"] ', "")
+    plan = StudyPlan.from_toml(text)
+    assert plan.release.declared == plan.release.covariates
+    assert StudyPlan.from_bytes(plan.canonical) == plan
+    signed = json.loads(plan.canonical)
+    del signed["release"]["declared"]
+    assert StudyPlan.from_canonical(signed).release.declared == ()

@@ -116,8 +116,8 @@ class MechanismPlan(ABC):
     """Noun for the fitted object ("flow" or "model") in the receipt's sentence on hold-out persons."""
 
     @classmethod
-    def today(cls) -> dict[str, Any]:
-        """The defaults of `before`'s settings in a plan that is written now."""
+    def today(cls, written: Mapping[str, Any]) -> dict[str, Any]:
+        """The defaults of `before`'s settings in a plan that is written now, where `written` is all that it says."""
         return {item.name: item.default for item in fields(cls) if item.name in cls.before}
 
     @property

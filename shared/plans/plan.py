@@ -455,7 +455,8 @@ class StudyPlan:
             given["dictionary"] = {**dictionary, "columns": columns}
         if isinstance(given.get("release"), dict):
             # What a lead leaves out is today's default; what a signed plan leaves out, the default of its day.
-            given["release"] = {**_mechanism(given["release"]).today(), **given["release"]}
+            written = given["release"]
+            given["release"] = {**_mechanism(written).today(written), **written}
         plan = cls.from_canonical(given)
         written = given.get("training")
         if plan._may_draw_outcomes_last and not (isinstance(written, dict) and "outcomes" in written):

@@ -77,7 +77,8 @@ _FEATURES = {
 class MomentsPlan(Aggregates):
     """Histograms, moments of outcome and covariates, products of covariates, and scores of declared coefficients.
 
-    The arguments are those of `shared.mechanisms.moments.noise.MomentsSpec`; δ is the budget's. `horizon` is the
+    The arguments are those of `shared.mechanisms.moments.noise.MomentsSpec`; δ is the budget's. A plan that a lead
+    writes without `declared` declares every covariate. `horizon` is the
     planned end of follow-up of the whole study, and public.
     """
 
@@ -98,6 +99,13 @@ class MomentsPlan(Aggregates):
     mechanism: Literal["moments"] = "moments"
     title: ClassVar[str] = "noisy moments"
     before: ClassVar[Mapping[str, Any]] = {"sensitivity": "blocks", "margins": "lognormal", "score": "residual"}
+
+    @classmethod
+    def today(cls, written: Mapping[str, Any]) -> dict[str, Any]:
+        """As of `MechanismPlan`, and every coefficient declared: an undeclared one hangs on the whole planned model."""
+        covariates = written.get("covariates")
+        every = {} if "shares" in written or not isinstance(covariates, list) else {"declared": covariates}
+        return super().today(written) | every
 
     def __post_init__(self) -> None:
         for name in ("responses", "covariates", "exposures", "declared"):
