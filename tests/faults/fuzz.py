@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import functools
 import json
 import os
@@ -148,6 +149,7 @@ class Reader:
         self._child = os.fork()
         if not self._child:
             self._line.close()
+            faulthandler.disable()  # an end is counted, and not told in a hundred lines
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             with contextlib.suppress(EOFError, OSError):
                 while True:
