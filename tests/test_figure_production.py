@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from coordinator.analyst.commands import main
+from coordinator.analyst.own_table import OwnTable, read_table
 from coordinator.figures import companions
 from coordinator.figures.forest import forest
 from coordinator.figures.style import FILES, JOURNALS, styled
@@ -301,6 +302,32 @@ def test_a_figure_looks_as_it_did_when_it_was_last_looked_at(result, tmp_path, n
     assert now.shape == before.shape
     assert np.abs(now - before).mean() < 1.0, "another picture"
     assert (np.abs(now - before) > 80).mean() < 0.004, "something moved"
+
+
+def test_no_line_below_a_figure_leaves_it_at_few_dots_per_inch(tmp_path):
+    from PIL import Image
+
+    rng = np.random.default_rng(3)
+    many = pool(rng.normal(0.2, 0.3, 12), rng.uniform(0.04, 0.3, 12), labels=[f"site {i}" for i in range(12)])
+    with styled(dpi=80):
+        companions.funnel(many, path=tmp_path / "funnel.png")
+    dots = np.asarray(Image.open(tmp_path / "funnel.png").convert("L"))
+    assert dots[:, -3:].min() > 200, "letters at the right edge"
+
+
+def test_rows_are_named_by_the_column_that_tells_them_apart(tmp_path):
+    path = tmp_path / "trials.csv"
+    path.write_text("study,yi,vi,alloc\nA 1990,0.1,0.04,random\nB 1994,0.3,0.05,alternate\nC 2001,0.2,0.03,random\n")
+    assert OwnTable(file=path).names(read_table(path)) == ["A 1990", "B 1994", "C 2001"]
+    path.write_text("study,yi,vi,ward\nheart,0.1,0.04,north\nheart,0.3,0.05,north\nheart,0.2,0.03,east\n")
+    assert OwnTable(file=path).names(read_table(path)) == ["north", "north (2)", "east"]
+
+
+def test_an_axis_of_nothing_but_zeros_shows_no_rounding_error():
+    alike = pool(np.array([0.1, 0.12, 0.11, 0.1]), np.array([0.04, 0.05, 0.03, 0.06]), labels=list("abcd"))
+    drawn = companions.influence_panel(alike)
+    spans = [axes.get_xlim() for axes in drawn.figure.axes[1:]]
+    assert min(high - low for low, high in spans) > 1e-6
 
 
 if __name__ == "__main__":

@@ -165,12 +165,17 @@ class OwnTable:
         return scale, self.effect or said["effect"] or ("Ratio" if scale == "log" else "")
 
     def names(self, given: pd.DataFrame) -> list[str]:
-        """Names of the rows, each once: a second row of the same name is numbered."""
+        """Names of the rows, each once: a second row of the same name is numbered.
+
+        They are of the column of words that tells every row apart, the first of several; else of the first.
+        """
         import pandas as pd
 
         words = [name for name in given.columns if not pd.api.types.is_numeric_dtype(given[name])]
-        words = [name for name in words if name not in ("scale", "effect", "term", "study") or len(words) == 1]
-        chosen = self.labels or (words[0] if words else "")
+        words = [name for name in words if name not in ("scale", "effect", "term") or len(words) == 1]
+        apart = [name for name in words if given[name].nunique() == len(given)]
+        # Where nothing tells the rows apart: a study is one for all rows of a table that came from an answer.
+        chosen = self.labels or next(iter([*apart, *(name for name in words if name != "study"), *words]), "")
         if not chosen:
             return [f"study {i + 1}" for i in range(len(given))]
         seen: dict[str, int] = {}

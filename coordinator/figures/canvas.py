@@ -138,7 +138,9 @@ def save(figure: Figure, path: str | Path, *, title: str = "", description: str 
         recolour(figure, grey=how.grey, opaque=kind == "eps")
     stream = io.BytesIO()
     words = "path" if how.outlines else "none"
-    with mpl.rc_context({"svg.hashsalt": "tributary", "svg.fonttype": words, "pdf.fonttype": 42}):
+    # Unhinted, letters are as wide at any dpi as lines are broken for.
+    lasting = {"svg.hashsalt": "tributary", "svg.fonttype": words, "pdf.fonttype": 42, "text.hinting": "none"}
+    with mpl.rc_context(lasting):
         more: dict[str, Any] = (
             {"pil_kwargs": {"compression": "tiff_lzw"}} if kind == "tiff" else {"metadata": known[kind]}
         )

@@ -417,7 +417,7 @@ def influence_panel(
             start = MARGIN + left + GAP + j * (panel + GAP)
             values = list(getattr(found, name))
             low, high = min([*values, base or 0.0]), max([*values, base or 0.0])
-            pad = 0.1 * (high - low) or 0.1 * max(abs(high), 1e-12)
+            pad = 0.1 * (high - low) or 0.1 * abs(high) or 0.5  # all 0: an axis that shows nothing else
             page.heading(start + panel / 2, head, ha="center")
             axes = page.axes(start, panel, (low - pad, high + pad))
             if base is not None:
