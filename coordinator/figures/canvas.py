@@ -139,8 +139,9 @@ def save(figure: Figure, path: str | Path, *, title: str = "", description: str 
     stream = io.BytesIO()
     words = "path" if how.outlines else "none"
     # Unhinted, letters are as wide at any dpi as lines are broken for.
-    lasting = {"svg.hashsalt": "tributary", "svg.fonttype": words, "pdf.fonttype": 42, "text.hinting": "none"}
-    with mpl.rc_context(lasting):
+    with mpl.rc_context(
+        {"svg.hashsalt": "tributary", "svg.fonttype": words, "pdf.fonttype": 42, "text.hinting": "none"}
+    ):
         more: dict[str, Any] = (
             {"pil_kwargs": {"compression": "tiff_lzw"}} if kind == "tiff" else {"metadata": known[kind]}
         )
