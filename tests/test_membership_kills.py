@@ -10,6 +10,9 @@ from joined import Joined
 from test_recovery import PLAN
 from theatre import exit_code
 
+from shared.membership.key_changes import snapshot_mark
+from site_agent.desk import working_site
+
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch, capsys):
@@ -53,6 +56,31 @@ def test_killed_while_the_lead_allows_a_replacement_it_is_in_force_once_or_waits
     north("grants")
     assert north.desk.ledger.membership().untold == ()
     assert hub.store.verify_log() == hub.store.entries()
+
+
+def test_killed_while_it_changes_the_secret_of_persons_a_site_has_the_one_that_its_ledger_names(hub):
+    north = hub.site("north")
+    argv = ("rotate-key", "snapshot", "--as", "dr-lind")
+    secrets = {snapshot_mark(north.desk.config.snapshot_key.read_bytes())}
+    for number, place in enumerate(("snapshot.made", "snapshot.noted", "snapshot.replaced"), start=1):
+        assert exit_code("site_agent.cli", *argv, "--home", north.home, place=place) == -signal.SIGKILL
+        before = [said.new for said, _ in north.desk.ledger.membership().keys]
+        assert len(before) == number - (place == "snapshot.made")
+        if place == "snapshot.noted":  # a study that begins now begins under the secret that the ledger names
+            assert snapshot_mark(working_site(north.desk, None).snapshot_key) == before[-1]
+            assert snapshot_mark(north.desk.snapshot_key("mini")) == before[-1]
+        if place == "snapshot.made":
+            north(*argv)
+        named = [said.new for said, _ in north.desk.ledger.membership().keys]
+        assert named[: len(before)] == before
+        assert len(named) == number, "what was noted is brought to its end, and nothing is noted twice"
+        secrets.add(snapshot_mark(north.desk.config.snapshot_key.read_bytes()))
+        assert snapshot_mark(north.desk.config.snapshot_key.read_bytes()) == named[-1]
+    kept = {snapshot_mark(path.read_bytes()) for path in (north.home / "keys" / "snapshot").iterdir()}
+    assert secrets - {named[-1]} <= kept, "studies that had begun go on under theirs"
+    north("run", "--once")
+    assert len(hub.members().key_changes("north")) == 3
+    assert north("audit", "verify")["ok"]
 
 
 @pytest.mark.parametrize("place", ["leads.committed", "leads.before_file"])
