@@ -115,7 +115,17 @@ class Desk:
 
     def snapshot_key(self, study: str) -> bytes:
         """The secret with which a study's tables and persons are hashed. Raises: IntegrityRefusal (lost)."""
-        return self.begun_under.get(study) or self.config.snapshot_key.read_bytes()
+        return self.begun_under.get(study) or self.newest_snapshot_key
+
+    @property
+    def newest_snapshot_key(self) -> bytes:
+        """The secret of studies that have not begun; an interrupted change to it is brought to its end."""
+        from site_agent.decide import key_files
+
+        named = [said.new for said, _ in self.ledger.membership().keys if said.role == "snapshot"]
+        if named:
+            key_files.put_snapshot_in_force(self.config, named[-1])
+        return self.config.snapshot_key.read_bytes()
 
     def forget(self) -> None:
         """Read settings, keys and ledger anew when they are next asked for: something has changed them."""
@@ -390,7 +400,7 @@ def working_site(at: Desk, witness: Any) -> WorkingSite:
         ledger=at.ledger,
         outbox=at.outbox,
         witness=witness,
-        snapshot_key=at.config.snapshot_key.read_bytes(),
+        snapshot_key=at.newest_snapshot_key,
         begun_under=at.begun_under,
         floors=at.config.floors,
         paused=at.stopped(),

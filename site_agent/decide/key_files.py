@@ -96,7 +96,7 @@ def put_snapshot_in_force(config: SiteConfig, mark: str) -> None:
     if following.exists() and snapshot_mark(following.read_bytes()) == mark:
         os.replace(following, config.snapshot_key)
         fsync_folder(config.snapshot_key.parent)
-    reach("snapshot.replaced")
+        reach("snapshot.replaced")
 
 
 def snapshot_keys(config: SiteConfig, marks: Mapping[str, str]) -> dict[str, bytes]:
