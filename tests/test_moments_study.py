@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import html
+import io
 import json
 import math
+import re
 from contextlib import closing
 from dataclasses import replace
 
@@ -12,8 +15,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from delivered import STUDIES, cohort, deliver, join
+from rich.console import Console
 from test_pipeline import release, site, source  # noqa: F401
 
+from coordinator.analyst.result import Result
 from coordinator.answers.queries import ask
 from coordinator.demo.catalogue import play_of
 from coordinator.demo.play import DemoOptions
@@ -32,6 +37,7 @@ from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, StudyPlan, Wave, sign_plan
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import read_bundle
+from shared.terminal import plain
 
 PERSONS = {"alpha": 9000, "beta": 7000, "gamma": 6000}
 ADJUSTED = "cox(time, cvd) ~ sbp/10 + age/10 + chol/40 + hdl/15"
@@ -304,7 +310,9 @@ def test_three_sites_are_pooled_by_the_coordinator_from_their_figures_alone(tmp_
             invitation = authority.invite(name, ["cvd"], address="localhost:1", leads=[lead.public], days=300)
             store.add_invitation(invitation)
             deliver(store, study, name, join(store, invitation), table, n=PERSONS[name])
-        told = ask(store, "cvd", 1, ADJUSTED, term="sbp", method="REML", test="adhoc")
+        told, undeclared = (
+            ask(store, "cvd", 1, ADJUSTED, term=term, method="REML", test="adhoc") for term in ("sbp", "age")
+        )
     assert told.result.k == 3
     assert told.result.method == "REML"
     assert [row.n for row in told.estimates] == [PERSONS[name] for name in sorted(PERSONS)]
@@ -313,6 +321,36 @@ def test_three_sites_are_pooled_by_the_coordinator_from_their_figures_alone(tmp_
     # 0.15 is the truth behind all three tables.
     assert told.result.ci_lb < 0.15 < told.result.ci_ub
     assert told.result.se < 0.05
+    cautioned_before_the_number(told, undeclared)
+
+
+def cautioned_before_the_number(declared, undeclared):
+    """Of a declared and an undeclared coefficient of one study, in text, JSON and a notebook, alone and in a table."""
+    assert declared.result.doubts == ()
+    (caution,) = undeclared.result.doubts
+    assert caution.startswith("The coefficient of age is not declared")
+    assert "release.declared names age" in caution
+    assert not re.search(r"\d", caution), "figures stand in the document, which a new measurement writes"
+    for asked, said in ((declared, False), (undeclared, True)):
+        document = json.loads(json.dumps(plain(asked.document)))
+        assert (caution in document["doubts"]) == said
+        assert {row["term"] for row in document["table"] if row["cautions"]} == {"age/10", "chol/40", "hdl/15"}
+        how = {name: getattr(asked.result, name) for name in ("method", "test", "level")}
+        result = Result(None, document | {"result": "r", "asked": how}, None)
+        for show in (result.show, result.show_whole):
+            shown = io.StringIO()
+            show(Console(width=999, file=shown))
+            # Whoever asked for another coefficient reads this one in the table of all terms, with its caution above.
+            first, _, rest = shown.getvalue().partition("\nsite ")
+            assert (f"caution  {caution}\n" in first) == said
+        assert shown.getvalue().count(caution) == 1
+        assert said or caution in rest.partition("all terms")[2].partition("\nterm ")[0]
+        page = html.unescape(result._repr_html_())
+        assert page.count(caution) == 1
+        assert (page.index(caution) < page.index("pooled hazard ratio")) == said
+        terms = result.terms()
+        assert caution in html.unescape(terms._repr_html_()).split("<table")[0]
+        assert list(terms.to_frame()["cautions"] != "") == [False, True, True, True]
 
 
 # -- sites beside each other ---------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from coordinator.analyst.shown import (
     Picture,
     ResultTable,
     Shown,
+    Terms,
     caption_of,
     drawn,
     effect_of,
@@ -341,10 +342,11 @@ class Result(Shown):
         table.insert(7, "vi", table["vi_sampling"] + table["vi_privacy"])
         return table.assign(effect=self.document.get("effect", ""))
 
-    def terms(self) -> ResultTable:
+    def terms(self) -> Terms:
         """Every term of the question, each pooled by itself: what a paper's table of coefficients needs."""
         document = self.document
-        return ResultTable(f"{document['study']}: {document['estimand']}", list(document.get("table", ())), document)
+        rows = [{k: v for k, v in row.items() if k != "cautions"} for row in document.get("table", ())]
+        return Terms(f"{document['study']}: {document['estimand']}", rows, document)
 
     def show_whole(self, out: Console) -> None:
         """Draw it with the pooled result and all terms of the question."""
@@ -357,7 +359,7 @@ class Result(Shown):
             out.print(f"note  {sentence}", style="dim")
         if len(document.get("table", ())) > 1:
             out.print()
-            show_terms(out, document["table"], document["level"])
+            show_terms(out, document["table"], document["level"], said=pooled.doubts)
         out.print(f"result {self.id}", style="dim")
 
     def _sizes(self) -> dict[str, dict[str, str]]:
@@ -367,12 +369,14 @@ class Result(Shown):
         """Draw it."""
         from math import isfinite
 
+        from coordinator.analyst.show import show_cautions
         from shared.estimands.effects import SCALES, shown
         from shared.terminal import number, table
 
         document = self.document
         scale = document["scale"]
         headed(out, document)
+        show_cautions(out, document.get("doubts", ()))
         rows = []
         for row in document["estimates"]:
             if row["yi"] is None:
@@ -391,18 +395,28 @@ class Result(Shown):
     def _repr_html_(self) -> str:
         from html import escape
 
-        from coordinator.analyst.show import html_table, paragraphs, pooled_html, terms_table
+        from coordinator.analyst.show import (
+            cautions_html,
+            further_cautions,
+            html_table,
+            paragraphs,
+            pooled_html,
+            terms_table,
+        )
 
         document = self.document
-        parts = [
-            f"<p><b>{escape(title_of(document))}</b></p>",
-            paragraphs([caption_of(document), pooled_line(document)]),
-        ]
-        parts += [pooled_html(self.pooled, extra=self._sizes())]
+        pooled = self.pooled
+        parts = [f"<p><b>{escape(title_of(document))}</b></p>", paragraphs([caption_of(document)])]
+        parts += [pooled_html(pooled, line=pooled_line(document), extra=self._sizes())]
         parts += [paragraphs([f"note: {sentence}" for sentence in document.get("cautions", ())])]
         if len(document.get("table", ())) > 1:
             heads, cells = terms_table(document["table"], document["level"])
-            parts += ["<p><b>all terms, each pooled by itself</b></p>", html_table(heads, cells, worded=heads[:1])]
+            more = cautions_html(further_cautions(document["table"], pooled.doubts))
+            parts += [
+                "<p><b>all terms, each pooled by itself</b></p>",
+                more,
+                html_table(heads, cells, worded=heads[:1]),
+            ]
         return "".join([*parts, paragraphs([f"result {self.id}"])])
 
 

@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PooledText",
+    "cautions_html",
     "check_figure",
     "draw",
+    "further_cautions",
     "html_table",
     "p_shown",
     "paragraphs",
     "pooled_html",
     "pooled_text",
+    "show_cautions",
     "show_pooled",
     "show_terms",
     "sides",
@@ -129,7 +132,7 @@ class PooledText:
         models: name, estimate, interval and p of each model, and the prediction interval.
         sentences: heterogeneity, privacy noise, and what a naive reader would claim.
         left_out: what could not be pooled, with the reason.
-        cautions: what the interval may not hold.
+        cautions: what the interval may not hold; a reader sees them before any figure.
         notes: what else a reader must see.
     """
 
@@ -145,11 +148,7 @@ class PooledText:
     @property
     def marked(self) -> tuple[tuple[str, tuple[str, ...], str], ...]:
         """What stands below the figures: its word, its lines, and how a terminal shows them."""
-        return (
-            ("left out", self.left_out, "yellow"),
-            ("caution", self.cautions, "yellow"),
-            ("note", self.notes, "dim"),
-        )
+        return (("left out", self.left_out, "yellow"), ("note", self.notes, "dim"))
 
 
 def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] | None = None) -> PooledText:
@@ -225,7 +224,7 @@ def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] 
 
 
 def show_pooled(out: Console, result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] | None = None) -> None:
-    """Draw a pooled result: a line per row, then both models, heterogeneity, and what was left out.
+    """Draw a pooled result: cautions, a line per row, then both models, heterogeneity, and what was left out.
 
     Args:
         extra: as of `pooled_text`.
@@ -234,6 +233,7 @@ def show_pooled(out: Console, result: PooledResult, *, extra: Mapping[str, Mappi
     from rich.text import Text
 
     text = pooled_text(result, extra=extra)
+    show_cautions(out, text.cautions)
     out.print(table(text.heads, text.rows, right=set(text.heads) - text.worded))
     grid = Table.grid(padding=(0, 2))
     for justify in ("left", "right", "right", "left"):
@@ -253,12 +253,30 @@ def show_pooled(out: Console, result: PooledResult, *, extra: Mapping[str, Mappi
             out.print(f"{word}  {sentence}", style=style)
 
 
-def pooled_html(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] | None = None) -> str:
-    """The same for a notebook: two tables, and every sentence of the printed text."""
+def show_cautions(out: Console, sentences: Sequence[str]) -> None:
+    """Draw cautions, which stand before the figures that they are about."""
+    for sentence in sentences:
+        out.print(f"caution  {sentence}", style="yellow")
+    if sentences:
+        out.print()
+
+
+def cautions_html(sentences: Sequence[str]) -> str:
+    """The same for a notebook."""
+    return paragraphs([f"caution: {sentence}" for sentence in sentences])
+
+
+def pooled_html(result: PooledResult, *, line: str = "", extra: Mapping[str, Mapping[str, str]] | None = None) -> str:
+    """The same for a notebook: two tables, and every sentence of the printed text.
+
+    Args:
+        line: the result in one line, which stands below the cautions and above the tables.
+    """
     text = pooled_text(result, extra=extra)
     models = html_table(("model", *text.heads[1:3], ""), text.models)
     notes = [*text.sentences, *(f"{word}: {line}" for word, lines, _ in text.marked for line in lines)]
-    return html_table(text.heads, text.rows, worded=text.worded) + models + paragraphs(notes)
+    first = cautions_html(text.cautions) + paragraphs([line] if line else [])
+    return first + html_table(text.heads, text.rows, worded=text.worded) + models + paragraphs(notes)
 
 
 def html_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], *, worded: Collection[str] = ()) -> str:
@@ -299,10 +317,20 @@ def terms_table(rows: Sequence[Mapping[str, Any]], level: float) -> tuple[tuple[
     return ("term", head, f"{100 * level:g} % CI", "p", "sites", "τ²", "I²"), cells
 
 
-def show_terms(out: Console, rows: Sequence[Mapping[str, Any]], level: float) -> None:
-    """Draw the table of all terms of a question."""
+def further_cautions(rows: Sequence[Mapping[str, Any]], said: Collection[str]) -> list[str]:
+    """Cautions on the terms of a question that do not stand by the one that was asked for, each once."""
+    return [one for one in dict.fromkeys(c for row in rows for c in row.get("cautions", ())) if one not in said]
+
+
+def show_terms(out: Console, rows: Sequence[Mapping[str, Any]], level: float, *, said: Collection[str] = ()) -> None:
+    """Draw the table of all terms of a question.
+
+    Args:
+        said: cautions that were drawn already.
+    """
     heads, cells = terms_table(rows, level)
     out.print("all terms, each pooled by itself", style="bold")
+    show_cautions(out, further_cautions(rows, said))
     out.print(table(heads, cells, right=heads[1:]))
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "Picture",
     "ResultTable",
     "Shown",
+    "Terms",
     "caption_of",
     "cell",
     "drawn",
@@ -95,6 +96,34 @@ class ResultTable(Shown):
         return html(self.title, self.to_frame() if self.rows else None)
 
 
+class Terms(ResultTable):
+    """Every term of a question, each pooled by itself, below the cautions on any of them."""
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """Each once."""
+        from coordinator.analyst.show import further_cautions
+
+        return tuple(further_cautions(self.document.get("table", ()), ()))
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as a DataFrame, the cautions on each in a column of its own."""
+        found = [" ".join(row.get("cautions", ())) for row in self.document.get("table", ())]
+        return super().to_frame().assign(cautions=found)
+
+    def show(self, out: Console) -> None:
+        """Draw it."""
+        from coordinator.analyst.show import show_cautions
+
+        show_cautions(out, self.cautions)
+        super().show(out)
+
+    def _repr_html_(self) -> str:
+        from coordinator.analyst.show import cautions_html
+
+        return cautions_html(self.cautions) + html(self.title, super().to_frame() if self.rows else None)
+
+
 class Log(ResultTable):
     """The multiplicity record of a study."""
 
@@ -126,6 +155,7 @@ class Explanation(Shown):
         document = self.document["answer"]
         plan, code = document["provenance"]["plan"], document["provenance"]["code"]
         notes = [f"stale: {why}" for why in self.stale] + [
+            *(f"caution: {sentence}" for sentence in document.get("doubts", ())),
             pooled_line(document),
             *(f"note: {sentence}" for sentence in document.get("cautions", ())),
             f"plan version {plan['version']}, {plan['hash']}",
@@ -135,6 +165,7 @@ class Explanation(Shown):
 
     def show(self, out: Console) -> None:
         """Draw it."""
+        from coordinator.analyst.show import show_cautions
         from shared.terminal import number, table
 
         document = self.document["answer"]
@@ -142,6 +173,8 @@ class Explanation(Shown):
         out.print(caption_of(document), style="dim")
         for why in self.stale:
             out.print(f"stale: {why}", style="bold red")
+        doubts = document.get("doubts", ())
+        show_cautions(out, doubts)
         out.print(pooled_line(document))
         found = [row for row in document["estimates"] if row.get("vi_naive") is not None]
         for how in dict.fromkeys(row["how"] for row in found):
@@ -152,7 +185,7 @@ class Explanation(Shown):
         ]
         heads = ["site", "se of patients and flow", "of noise", "naive"]
         out.print(table(heads, parts, right=heads[1:]))
-        for note in document["notes"]:
+        for note in (note for note in document["notes"] if note not in doubts):
             out.print(f"note    {note}", style="dim")
         plan, code = document["provenance"]["plan"], document["provenance"]["code"]
         out.print(f"plan    version {plan['version']}, {plan['hash']}")

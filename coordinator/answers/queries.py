@@ -314,10 +314,18 @@ def term_line(term: str, found: PooledResult | str) -> dict[str, Any]:
     """One line of `PooledAnswer.table`: both scales, or the reason."""
     blank = dict.fromkeys(("effect", "k", "estimate", "ci_lb", "ci_ub", "pval", "tau2", "I2", "beta", "se"))
     if isinstance(found, str):
-        return {"term": term, **blank, "reason": found}
+        return {"term": term, **blank, "reason": found, "cautions": ()}
     ends = {name: shown(getattr(found, name), found.scale) for name in ("ci_lb", "ci_ub")}
     own = {name: getattr(found, name) for name in ("effect", "k", "pval", "tau2", "I2", "beta", "se")}
-    return {"term": term, **blank, **own, "estimate": shown(found.beta, found.scale), **ends, "reason": ""}
+    return {
+        "term": term,
+        **blank,
+        **own,
+        "estimate": shown(found.beta, found.scale),
+        **ends,
+        "reason": "",
+        "cautions": found.doubts,
+    }
 
 
 def _term(terms: tuple[str, ...], wanted: str) -> str:

@@ -501,4 +501,4 @@ def _show_answer(out: Console, answer: PooledAnswer, changed: Sequence[str] = ()
         out.print(f"note  {sentence}", style="dim")
     if len(answer.terms) > 1:
         out.print()
-        show_terms(out, answer.table, result.level)
+        show_terms(out, answer.table, result.level, said=result.doubts)

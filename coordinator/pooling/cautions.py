@@ -4,7 +4,9 @@ A caution says which coefficient, how much, which way where that is known, and w
 answers that are right (docs/zoo.md says how many). Whatever is true of most answers, or of a limit in the number of
 sites, is a note and no caution.
 
-* Warnings of the sites' estimates: a posture whose flow saw no record, a curve that only a flow can draw.
+* Warnings of the sites' estimates: a posture whose flow saw no record, a curve that only a flow can draw, a
+  coefficient that a plan of noisy moments does not declare. The last stands by right answers too: nothing that is
+  released tells them from the wrong ones.
 * Rows that deny the question's model: their influences vary `DENIED` times as much as its standard error says, as in
   counts with a long tail. What chance does to such an answer is in the interval, with the rows' own spread; but a few
   rows decide it, and these are what a flow draws worst. Of all that released rows tell, this told answers outside their

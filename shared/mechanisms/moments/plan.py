@@ -57,6 +57,12 @@ _MODEL = (
     "The rows behind this answer have the planned outcome model and a Gaussian copula; what the patients' own law has "
     "beyond these is not in the interval."
 )
+_UNDECLARED = (
+    "The coefficient of {name} is not declared in the plan, so it rests on the whole planned model. Where groups of an "
+    "outcome differ in spread, intervals of such coefficients were measured to hold the records' answer less often "
+    "than they say, and nothing in a release tells where (docs/zoo.md, Declaring every coefficient). A plan whose "
+    "release.declared names {name} asks the records for it."
+)
 _ALONE = "fit to the released moments, patients and noise to first order"
 _BOOTSTRAPPED = (
     "fit to the released moments, bootstrap through the release (few events, or few records beside the noise)"
@@ -256,12 +262,11 @@ class MomentsPlan(Aggregates):
         """
         design = self.design(plan)
         releases = tuple(self.release(plan, table, n).to_bytes() for table, n in tables)
-        planned = _planned(design, question)
-        if planned is not None:
+        if _planned(design, question) is not None:
             _seen(releases, design)
             alone = [_fitted(data, design, True) for data in releases]
             how = _BOOTSTRAPPED if any(cohort.bootstrapped for cohort in alone) else _ALONE
-            return _coefficients([effects_of(cohort) for cohort in alone], planned, question, how, origin)
+            return _coefficients([effects_of(cohort) for cohort in alone], design, question, how, origin)
         mixed = [term for term in question.terms if ":" in term]
         if mixed:
             raise EstimateRefusal(
@@ -284,8 +289,7 @@ class MomentsPlan(Aggregates):
     ) -> dict[str, list[Estimate]]:
         """The planned model's coefficients of all sites, looked at from the effects they have in common."""
         design = self.design(plan)
-        planned = _planned(design, question)
-        if planned is None or len(sites) < 2:
+        if _planned(design, question) is None or len(sites) < 2:
             return {}
         owners = [site for site, tables in sites.items() for _ in tables]
         releases = tuple(self.release(plan, table, n).to_bytes() for tables in sites.values() for table, n in tables)
@@ -299,7 +303,7 @@ class MomentsPlan(Aggregates):
         return {
             site: _coefficients(
                 [one for owner, one in zip(owners, found, strict=True) if owner == site],
-                planned,
+                design,
                 question,
                 _TOGETHER,
                 origins[site],
@@ -415,14 +419,15 @@ def _seen(releases: Sequence[bytes], design: Design) -> list[tuple[MomentsReleas
 
 def _coefficients(
     found: Sequence[SiteEffects],
-    planned: Sequence[tuple[int, str, float]],
+    design: Design,
     question: Estimand,
     how: str,
     origin: Mapping[str, Any],
 ) -> list[Estimate]:
     """The terms of one site's releases, which are of different persons: by inverse variance."""
     out = []
-    for j, label, units in planned:
+    for j, label, units in _planned(design, question) or ():
+        name = design.spec.covariates[j]
         sampling, privacy = np.array([(one.sampling[j], one.privacy[j]) for one in found]).T
         weights = 1 / (sampling + privacy)
         weights /= weights.sum()
@@ -435,6 +440,7 @@ def _coefficients(
                 vi_common=float(weights @ np.sqrt([one.misfit[j] for one in found])) ** 2 * units**2,
                 n=sum(one.n for one in found),
                 scale=question.scale,
+                warnings=() if name in design.spec.declared else (_UNDECLARED.format(name=name),),
                 how=how + (", releases by inverse variance" if len(found) > 1 else ""),
                 **origin,
             )
