@@ -313,8 +313,10 @@ that are their own where they have any. They belong to neither half; latent nois
 the first look, before anything was changed by them.
 """
 SPREADS = """Logistic regressions where the groups of an outcome have other spreads, which no linear predictor has: the
-trial whose dead come first (sixteen regions), and two worlds of twelve sites, of which `unequal groups` belongs to the
-half that settings are chosen on. Nothing was changed by these figures.
+trial whose dead come first (sixteen regions, of neither half), and two worlds of twelve sites: `unequal variances` of
+the half that is reported, `unequal groups` of the half that settings are chosen on. By these figures it was chosen that
+a new plan of noisy moments declares every covariate where its lead names none, and that `plan check` warns of each that
+is not declared. So a setting was chosen on two worlds that are reported on, and this table is no evidence for it.
 """
 WORDS = """## What to make of it
 
@@ -323,7 +325,8 @@ next to nothing for a caution to stand by. One stands by half of the answers abo
 
 Noisy moments: what makes an answer wrong leaves no trace in the sums, and no caution can tell it
 ([decision 35](decisions/0035-cautions-that-mean-something.md)): that is an argument. The table above measured nothing
-where it has no wrong answer.
+where it has no wrong answer. Of coefficients that a plan does not declare every answer carries a caution, the right and
+the wrong alike; tables whose command has no `--declared` and that show fewer were measured before it did.
 
 Noisy tables: one model is fitted to all hospitals' counts, and the answer steps from there to each one's
 ([decision 44](decisions/0044-tables-are-read-together.md)); when every hospital was read alone, a pool of twelve held
