@@ -74,9 +74,9 @@ def plan_of(world: worlds.HardWorld, kind: str, w: float, training: Training) ->
     )
 
 
-def seed_of(*parts: Any) -> int:
+def seed_of(*parts: Any, seed: int = SEED) -> int:
     """The seed of a part of the run, by its name."""
-    return zlib.crc32(repr((SEED, *parts)).encode())
+    return zlib.crc32(repr((seed, *parts)).encode())
 
 
 @lru_cache(maxsize=256)

@@ -16,7 +16,7 @@ against the records, by term and ε:
 
 python -m tests.benchmarks.zoo_moments [--half tuning|reporting] [--worlds a,b] [--kinds binary,…] [--some K]
     [--n 2000] [--sites 12] [--epsilon 1,3] [--mechanism moments|tables|slicing|densities] [--declared] [--alone]
-    [--draws 4] [--name zoo_moments]
+    [--draws 4] [--seed 20261123] [--name zoo_moments]
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ def cell(
     mechanism: str = "moments",
     declared: bool = False,
     alone: bool = False,
+    seed: int = SEED,
 ) -> dict[str, Any]:
     """One world, outcome, n and number of sites: what was pooled at every ε, and what the records say."""
     world = worlds.world(name)
@@ -111,7 +112,7 @@ def cell(
     try:
         plans = {epsilon: plan_of(world, kind, epsilon, mechanism, declared) for epsilon in epsilons}
         dictionary = plans[epsilons[0]].dictionary
-        tables = [world(n, np.random.default_rng(seed_of(name, n, site)), site) for site in range(sites)]
+        tables = [world(n, np.random.default_rng(seed_of(name, n, site, seed=seed)), site) for site in range(sites)]
         checked = [dictionary.check(table[list(dictionary.names)]) for table in tables]
         levels = {column.name: column.levels for column in dictionary.columns if column.levels}
         real = [
@@ -122,7 +123,7 @@ def cell(
         found: dict[float, list[list[Estimate]]] = {epsilon: [] for epsilon in epsilons}
         for epsilon, plan in plans.items():
             for draw in range(draws):
-                rngs = [seeded_rng(seed_of(name, kind, epsilon, site, draw)) for site in range(sites)]
+                rngs = [seeded_rng(seed_of(name, kind, epsilon, site, draw, seed=seed)) for site in range(sites)]
                 figures = {
                     f"s{site}": [(plan.release.draw(plan, table, rng), len(table))]
                     for site, (table, rng) in enumerate(zip(checked, rngs, strict=True))
@@ -243,11 +244,12 @@ def main() -> None:
     options.add_argument("--declared", action="store_true", help="every coefficient has a score")
     options.add_argument("--alone", action="store_true", help="each site by its own fit, as a site alone is answered")
     options.add_argument("--draws", type=int, default=4)
+    options.add_argument("--seed", type=int, default=SEED, help="of patients and noise")
     options.add_argument("--name", default="", help="writes tests/benchmarks/results/<name>.json")
     given = options.parse_args()
     found = []
     for name, kind, n in cells_of(given):
-        settings = (given.draws, given.mechanism, given.declared, given.alone)
+        settings = (given.draws, given.mechanism, given.declared, given.alone, given.seed)
         found.append(cell(name, kind, n, given.sites, given.epsilon, *settings))
         seen = {f"{epsilon:g}": summary(found[-1:], epsilon) for epsilon in given.epsilon}
         print(name, kind, n, found[-1].get("refused", ""), json.dumps(seen), flush=True)
@@ -257,7 +259,9 @@ def main() -> None:
     if given.name:
         results = {key: getattr(given, key) for key in ("half", "sites", "draws", "mechanism", "declared", "alone")}
         print(
-            record.write(given.name, results | {"summaries": told, "cells": [brief(one) for one in found]}, seed=SEED)
+            record.write(
+                given.name, results | {"summaries": told, "cells": [brief(one) for one in found]}, seed=given.seed
+            )
         )
 
 
