@@ -249,6 +249,13 @@ def test_text_of_others_is_shown_as_text(ready, browser, plan):
 
 
 # -- what it shows --------------------------------------------------------------------------------------------------
+def test_the_page_of_plans_says_what_is_covered_and_the_floors(ready, browser):
+    browser.login()
+    words, page = " ".join(browser.get("/plans").words.split()), ready.json("plan", "show", "mini")
+    for said in (*page["covered"], *page["not_covered"], page["hash"], page["dictionary_hash"], "attack AUC at most"):
+        assert said in words
+
+
 def test_what_turns_the_direction_of_text_or_is_no_letter_does_not_reach_the_page_or_the_summary(ready, plan):
     title, purpose = "safe \u202egnihton\u2066", "to \x1b]0;owned\x07 test"
     ready.approved(replace(plan, version=2, title=title, purpose=purpose, waves=plan.waves, budget=Budget(epsilon=1e4)))

@@ -330,3 +330,18 @@ def test_of_one_site_nothing_is_said_of_differences_between_sites():
 def test_a_template_names_the_file_that_it_is():
     text = planning.template("hf", coordinator="hub", today=dt.date(2026, 1, 1), file="own.toml")
     assert re.findall(r"coordinator plan \w+ (\S+)", text) == ["own.toml"] * 3
+
+
+def test_the_short_page_of_a_plan_keeps_what_is_ticked_and_the_full_one_what_is_signed(hospital, plan):
+    at = hospital.joined()
+    at.publish(plan)
+    at("plan", "fetch", "mini")
+    page = at.json("plan", "show", "mini")
+    short, full = (" ".join(at("plan", "show", "mini", *more).split()) for more in ([], ["--full"]))
+    for said in (*page["covered"], *page["not_covered"], page["price"]["translation"], "plan approve mini --as NAME"):
+        assert said in short
+        assert said in full
+    for said in (page["hash"], page["dictionary_hash"], "Floors in force", "charged so far"):
+        assert said in full
+        assert said not in short
+    assert "--full" in short

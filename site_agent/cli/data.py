@@ -321,10 +321,11 @@ def _mapping(desk: Desk, study: str, source: Any, *, dry_run: bool) -> VerbAnswe
         for name, column in known.items():
             hint = next((f"{n}?" for n, to in proposed.items() if to == name), None)
             said = source.values[name].words if name in source.values else None
-            rows.append((name, column.kind, column.unit or None, back.get(name) or hint, said))
-        heads = ("dictionary", "kind", "unit", "column in the file", "its values")
-        keep = 5 if source.values else 4
-        out.print(table(heads[:keep], [row[:keep] for row in rows]))
+            rows.append((name, back.get(name) or hint, column.kind, column.unit or None, said))
+        heads = ("dictionary", "column in the file", "kind", "unit", "its values")
+        # Kind and unit help to find a column; once each is found, they stand in the plan alone.
+        keep = [0, 1, *([2, 3] if open_columns else []), *([4] if source.values else [])]
+        out.print(table([heads[i] for i in keep], [[row[i] for i in keep] for row in rows]))
         left = [name for name in free if name not in proposed]
         if left:
             out.print(f"In the file, not in the study: {', '.join(left)}")

@@ -54,13 +54,16 @@ def plan_show(
     desk: Desk,
     study: Study,
     version: Annotated[int | None, typer.Option(help="Another version than the newest.")] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="All that an approval agrees to, floors and hashes too.")
+    ] = False,
 ) -> VerbAnswer:
     """One page: what leaves, how often, to whom, at which price, and what is not covered."""
     page = plan_facts(desk, desk.plans.plan(study, version), today())
 
     return VerbAnswer(
         page,
-        screen.plan_page(page),
+        screen.plan_page(page, full=full),
         screen.next_step(f"site-agent try {study}", approving(desk.plans.plan(study, version)))
         if not page["approved_by"]
         else None,
@@ -97,7 +100,7 @@ def plan_approve(
         from shared.terminal import console
         from site_agent.show import screens
 
-        screens.plan_page(console(stderr=True), page)
+        screens.plan_page(console(stderr=True), page, full=True)
         ticked = confirmed(f"Posture {plan.posture!r}: have you read what is not covered, and agree to it?")
     if plan.posture in LEAVES_PERSONS_OPEN and not ticked:
         raise ApprovalRefusal(

@@ -116,8 +116,11 @@ def _trained_together(page: Mapping[str, Any]) -> list[tuple[str, str]]:
     )
 
 
-def plan_page(out: Console, page: Mapping[str, Any]) -> None:
-    """Everything a steward agrees to, on one page."""
+def plan_page(out: Console, page: Mapping[str, Any], *, full: bool = False) -> None:
+    """What a steward decides by, on one page, and with `full` all that an approval agrees to.
+
+    What no price covers, and so must be ticked, stands on both.
+    """
     state = f"approved by {page['approved_by']}" if page["approved_by"] else "not approved here"
     heading(out, f"{page['study']}: {page['title']}", f"version {page['version']} · {state}")
     if page["changes"]:
@@ -126,63 +129,9 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
         out.print()
     out.print(page["purpose"])
     out.print()
-    settings(
-        out,
-        (
-            (
-                "what leaves",
-                f"{len(page['columns'])} columns of privatised rows, one row per person; no "
-                f"{'counts' if page['training'] else 'model, no counts'}",
-            ),
-            *_trained_together(page),
-            ("how often", "; ".join(f"wave {w['number']}: {w['opens']} to {w['closes']}" for w in page["waves"])),
-            ("to whom", f"{page['recipient']}, and nobody else"),
-            (
-                "rows handed on",
-                "analysts may download the rows" if page["row_download"] else "analysts cannot download rows",
-            ),
-            ("who is in it", page["eligibility"] or "not stated"),
-            ("until", page["expires"]),
-            ("afterwards", page["afterwards"]),
-            ("plan hash", page["hash"][:16]),
-        ),
-    )
+    settings(out, _leaving(page, full))
     heading(out, "Price, per person")
-    price = page["price"]
-    settings(
-        out,
-        (
-            *(
-                [
-                    (
-                        "the training",
-                        f"{shown_price(page['training']['epsilon'], delta=price['delta'])}, whole, before round 1",
-                    )
-                ]
-                if page["training"]
-                else []
-            ),
-            ("one wave", shown_price(price["epsilon"], price["epsilon_given"], delta=price["delta"])),
-            (
-                "all of it" if page["training"] else "all waves",
-                shown_price(price["all_waves"], price["epsilon_given"], delta=price["delta"])
-                + ("" if price["epsilon"] is None else f", of a budget of {shown_epsilon(price['cap'])}"),
-            ),
-            *(
-                [
-                    (
-                        "charged so far",
-                        shown_price(page["charged"]["epsilon"], page["charged"]["epsilon_given"], delta=price["delta"])
-                        + ", by every version of the plan",
-                    )
-                ]
-                if price["epsilon"] is not None
-                else []
-            ),
-            ("with what comes", charged_words(page)),
-            ("in words", price["translation"]),
-        ),
-    )
+    settings(out, _priced(page, full))
     if page["charged"]["to_come"] and page["charged"]["last_affordable"] is None:
         note(out, "The budget allows none of the waves to come: nothing more could be released under this plan.")
     heading(out, "Covered by this price", f"posture {page['posture']}")
@@ -196,24 +145,78 @@ def plan_page(out: Console, page: Mapping[str, Any]) -> None:
         missing = {"refuse": "none allowed", "level": "released as a level", "complete_case": "row left out"}
         rows.append((column["name"], column["kind"], column["values"], missing[column["missing"]]))
     out.print(table(("column", "kind", "bounds or levels", "missing values"), rows))
-    heading(out, "Floors in force", "the stricter of the plan's and this site's")
-    floors = page["floors"]
-    out.print(
-        f"at least {floors['persons']:g} persons · signed by {floors['approvals']:g} of its approvers · "
-        f"attack AUC at most {floors['membership_auc']:g} · own-row linkage at most {floors['own_row_linkage']:g}, "
-        f"{floors['extreme_linkage']:g} among outliers"
-        if page["posture"] == "local"
-        else f"at least {floors['persons']:g} persons · signed by {floors['approvals']:g} of its approvers"
-    )
+    _floors(out, page, full)
+    if not full:
+        out.print("\n--full: each wave, who reads afterwards, what is charged, floors, hashes", style="dim")
+
+
+def _leaving(page: Mapping[str, Any], full: bool) -> list[tuple[str, str]]:
+    """What leaves, when, to whom, of whom; with `full` each wave, the readers afterwards and the hashes."""
+    counts = "counts" if page["training"] else "model, no counts"
+    waves = page["waves"]
+    often = "; ".join(f"wave {wave['number']}: {wave['opens']} to {wave['closes']}" for wave in waves)
+    if not full and len(waves) > 1:
+        often = f"{len(waves)} waves, {waves[0]['opens']} to {waves[-1]['closes']}"
+    afterwards = page["afterwards"]
+    if not full and page["retention"] is not None:
+        afterwards = f"kept until {page['retention']['until']}, then deleted"
+    hashes = [("plan hash", page["hash"]), ("dictionary hash", page["dictionary_hash"])]
+    return [
+        ("what leaves", f"{len(page['columns'])} columns of privatised rows, one row per person; no {counts}"),
+        *_trained_together(page),
+        ("how often", often),
+        ("to whom", f"{page['recipient']}, and nobody else"),
+        (
+            "rows handed on",
+            "analysts may download the rows" if page["row_download"] else "analysts cannot download rows",
+        ),
+        ("who is in it", page["eligibility"] or "not stated"),
+        ("until", page["expires"]),
+        ("afterwards", afterwards),
+        *(hashes if full else []),
+    ]
+
+
+def _priced(page: Mapping[str, Any], full: bool) -> list[tuple[str, str]]:
+    """What it costs a person; what is charged already only with `full`, or once something is or the budget is short."""
+    price, charged, rows = page["price"], page["charged"], []
+    if page["training"]:
+        whole = shown_price(page["training"]["epsilon"], delta=price["delta"])
+        rows.append(("the training", f"{whole}, whole, before round 1"))
+    total = shown_price(price["all_waves"], price["epsilon_given"], delta=price["delta"])
+    if price["epsilon"] is not None:
+        total += f", of a budget of {shown_epsilon(price['cap'])}"
+    rows.append(("one wave", shown_price(price["epsilon"], price["epsilon_given"], delta=price["delta"])))
+    rows.append(("all of it" if page["training"] else "all waves", total))
+    fresh = not charged["epsilon"] and charged["to_come"] and charged["last_affordable"] == charged["to_come"][-1]
+    if full or not fresh:
+        if price["epsilon"] is not None:
+            so_far = shown_price(charged["epsilon"], charged["epsilon_given"], delta=price["delta"])
+            rows.append(("charged so far", f"{so_far}, by every version of the plan"))
+        rows.append(("with what comes", charged_words(page)))
+    return [*rows, ("in words", price["translation"])]
+
+
+def _floors(out: Console, page: Mapping[str, Any], full: bool) -> None:
+    """The floors with `full`; without, what of them a steward would not expect."""
+    floors, local = page["floors"], page["posture"] == "local"
+    if full:
+        heading(out, "Floors in force", "the stricter of the plan's and this site's")
+        audit = (
+            f" · attack AUC at most {floors['membership_auc']:g} · own-row linkage at most "
+            f"{floors['own_row_linkage']:g}, {floors['extreme_linkage']:g} among outliers"
+        )
+        line = f"at least {floors['persons']:g} persons · signed by {floors['approvals']:g} of its approvers"
+        out.print(line + (audit if local else ""))
     if page["approval"] == "before":
         out.print(
             "A release is approved before it is drawn (site-agent standing add); nobody sees it before it leaves."
         )
-    elif page["posture"] != "local":
+    elif not local:
         out.print("Checks and attacks that read records are shown to the approver. They refuse nothing.")
     usual = Floors()
     audited = ("membership_auc", "own_row_linkage", "extreme_linkage")
-    if page["posture"] == "local" and any(floors[name] > getattr(usual, name) for name in audited):
+    if local and any(floors[name] > getattr(usual, name) for name in audited):
         wide = ", ".join(f"{getattr(usual, name):g}" for name in audited)
         note(out, f"The limits of the attack audit are wider than usual ({wide}).")
 
