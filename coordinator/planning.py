@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from coordinator.attack_limits import attack_line
 from coordinator.pooling.cautions import Condition, theorem3
 from shared.errors import ParameterError, Refusal
 from shared.plans.plan import Floors, StudyPlan
@@ -415,7 +416,7 @@ def _price(plan: StudyPlan) -> list[ChecklistLine]:
             fix = "Raise private.noise_multiplier, lower its rate or steps, or lower release.w or release.epsilon."
         detail = f"ε {total} in total{condition and condition + ','} is not a meaningful formal guarantee"
         lines.append(ChecklistLine(name="guarantee", state="warn", detail=detail, fix=fix))
-    return lines
+    return [*lines, *attack_line(plan, price.w, price.d)]
 
 
 def conditions(plan: StudyPlan) -> tuple[Condition, ...] | None:

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import re
 import shutil
 import signal
 import sqlite3
@@ -819,3 +820,18 @@ def test_an_amendment_is_the_next_version_as_a_draft_that_reads_back(ready, tmp_
     assert ready("plan", "amend", "cvd", "--out", path)[0] == 0
     assert StudyPlan.from_toml(path.read_text()) == replace(before, version=2)
     assert ready("plan", "amend", "cvd", "--out", path)[1]["refused"]["code"] == "E_STATE"
+
+
+def test_a_lead_is_told_where_attacks_may_refuse_a_draw_after_its_charge():
+    text = planning.template("hf", coordinator="hub", today=TODAY)
+    assert "w = 0.005" in text
+
+    def warned(w: str) -> list[str]:
+        written = text.replace("w = 0.005", f"w = {w}")
+        return [line.detail + line.fix for line in planning.review(written, today=TODAY)[1] if line.name == "attacks"]
+
+    [said] = warned("0.8")
+    assert "may refuse a draw after its charge: at w = 0.8 and" in said
+    lower = re.search(r"Lower release\.w \(to about ([\d.]+)", said)[1]
+    assert 0.2 < float(lower) < 0.8
+    assert warned(lower) == warned("0.005") == []

@@ -1,0 +1,84 @@
+"""Whether a site's attacks may refuse a planned draw, after its charge, because too many rows are still their person's.
+
+Under posture ``local`` a site holds each release of latent noise against the plan's floors once it is drawn and
+charged. How many rows are linked to their own record follows to a good part from w and the number of columns alone:
+it is read here from normal latents, without any record.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shared.terminal import ChecklistLine
+
+if TYPE_CHECKING:
+    from shared.plans.plan import StudyPlan
+
+__all__ = ["attack_line", "linked"]
+
+MOST = 1000
+"""Persons simulated at most; more persons are linked somewhat less often."""
+DRAWS = 2
+FARTHEST = 0.05
+"""Share of records with the largest latent norm, which have a limit of their own."""
+
+
+def linked(w: float, d: int, n: int) -> tuple[float, float]:
+    """Share of n independent normal records of d columns whose nearest released row is their own, at weight w.
+
+    Returns: the share of all, and that of the 5 % farthest from the centre; the same at each call.
+    Source: latent-noise-injection, eq. 2: a released latent is w z + (1 - w²)^½ ξ.
+
+    >>> all_, far = linked(0.8, 8, 800)
+    >>> round(all_, 1), round(far, 1)
+    (0.3, 0.8)
+    >>> linked(0.0, 8, 800)[0] < 0.01
+    True
+    """
+    import numpy as np
+
+    rng = np.random.default_rng(0)  # of no record: it prices nothing and protects nobody
+    shares = []
+    for _ in range(DRAWS):
+        z, noise = rng.standard_normal((2, n, d))
+        released = w * z + (1 - w**2) ** 0.5 * noise
+        own = ((released**2).sum(axis=1) - 2 * z @ released.T).argmin(axis=1) == np.arange(n)
+        norms = (z**2).sum(axis=1)
+        shares.append((own.mean(), own[norms >= np.quantile(norms, 1 - FARTHEST)].mean()))
+    everybody, farthest = np.mean(shares, axis=0)
+    return float(everybody), float(farthest)
+
+
+def attack_line(plan: StudyPlan, w: float | None, d: int) -> list[ChecklistLine]:
+    """A warning where normal records would be linked more often than the plan's floors allow; else nothing.
+
+    Args:
+        w: the weight of the planned mechanism; None where it has none. d: its encoded columns.
+    """
+    if plan.posture != "local" or plan.release.mechanism != "latent_noise" or w is None:
+        return []
+    n = min(MOST, MOST if plan.expected is None else max(plan.expected.persons, plan.floors.persons))
+    limits = plan.floors.own_row_linkage, plan.floors.extreme_linkage
+
+    def passes(tried: float) -> bool:
+        return all(share <= limit for share, limit in zip(linked(tried, d, n), limits, strict=True))
+
+    if passes(w):
+        return []
+    low, high = 0, 20  # in twentieths; shares grow with w
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if middle / 20 < w and passes(middle / 20) else (low, middle)
+    everybody, farthest = linked(w, d, n)
+    fix = "Lower release.w" + (f" (to about {low / 20:g} with these columns)" if low else "")
+    return [
+        ChecklistLine(
+            name="attacks",
+            state="warn",
+            detail=f"a site's attacks may refuse a draw after its charge: at w = {w:g} and {d} encoded columns, of "
+            f"{n:,} normal records {everybody:.0%} are linked to their own row (allowed {limits[0]:.0%}), "
+            f"{farthest:.0%} of the farthest 5 % (allowed {limits[1]:.0%})",
+            fix=f"{fix}, release fewer columns, or choose another mechanism "
+            "(docs/choosing.md). A steward sees it on real records: site-agent curve.",
+        )
+    ]
