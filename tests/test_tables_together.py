@@ -12,7 +12,7 @@ from shared.estimands.answer import estimate, parse_estimand
 from shared.mechanisms.tables.latent_class import consistent, fit
 from shared.mechanisms.tables.noise import CountTables, Zero, attributes
 from shared.mechanisms.tables.one_step import Released, answer, fitted
-from shared.mechanisms.tables.together import summed, together
+from shared.mechanisms.tables.together import balanced, summed, together
 from shared.plans.dictionary import Column, Dictionary
 
 DOSED = Dictionary(
@@ -112,3 +112,21 @@ def test_a_model_among_other_margins_has_them_and_keeps_what_nobody_can_be(sites
         assert np.allclose(moved.weights @ moved.profile(a), np.maximum(margin / N, 1e-9), atol=1e-3)
     assert moved.profiles.min() >= 0
     assert moved.weights.sum() == pytest.approx(1)
+
+
+def test_a_site_that_says_it_has_more_persons_than_all_others_moves_none_of_their_answers(sites):
+    """What a site says of its persons nobody can check: its association would have been everybody's."""
+    given = {site: one for site, (_, one) in sites.items()}
+    rng = np.random.default_rng(99)
+    many = 60 * N
+    dose, age = rng.standard_normal((2, many)).clip(-3.9, 3.9)
+    ill = rng.random(many) < 1 / (1 + np.exp(1.2 + 3 * dose - 0.4 * age))
+    claimed = pd.DataFrame({"dose": dose, "age": age, "ill": ill.astype(float)})
+    tables = given["s0"].tables
+    large = Released(tables=tables, counts=tuple(tables.release(claimed, seeded_rng(5))), n=many)
+    origins = {site: {"study": "mini", "site": site, "wave": 1} for site in given}
+    del given["s0"]
+    asked = {"dictionary": DOSED, "question": QUESTION, "levels": {}, "origins": origins}
+    assert together({"s0": large, **given}, **asked) == together(given, **asked)
+    assert balanced({"s0": large, "s1": given["s1"]}) == {}
+    assert balanced(given) == given

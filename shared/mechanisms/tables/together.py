@@ -14,6 +14,9 @@ the step of the sum, and each site by itself has more noise than it would alone.
     vi_common   = s² E(φ₂ − g)² + 0.05² E(φ − φ₂)² + (step / 3)²
 
 where step is the mean over the sites. What the model lacks it lacks at every site: no further site makes it smaller.
+
+A site with more persons than all others together would decide by itself how those are read, and whether at all; what it
+says of its persons nobody can check. It is left out, and answers for itself (:func:`balanced`).
 """
 
 from __future__ import annotations
@@ -29,10 +32,21 @@ from shared.mechanisms.tables.latent_class import consistent
 from shared.mechanisms.tables.one_step import Released, combined, draw, fitted
 from shared.plans.dictionary import Dictionary
 
-__all__ = ["summed", "together"]
+__all__ = ["balanced", "summed", "together"]
 
 _ROWS, _OWN_ROWS = 10_000, 2_000
 """Most rows of one synthetic table: of everybody's, on which g is found, and of a site's."""
+
+
+def balanced(sites: Mapping[str, Released]) -> dict[str, Released]:
+    """The sites of which none has more persons than all others together: none, or at least two."""
+    left = dict(sites)
+    while left:
+        largest = max(left, key=lambda site: left[site].n)
+        if 2 * left[largest].n <= sum(one.n for one in left.values()):
+            break
+        del left[largest]
+    return left
 
 
 def summed(releases: Sequence[Released]) -> Released:
@@ -54,9 +68,10 @@ def together(
     levels: Mapping[str, Sequence[Any]],
     origins: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, list[Estimate]]:
-    """Site to one estimate per term, by the module's rule; empty where the question has no influence function.
+    """Site to one estimate per term, by the module's rule; sites that answer for themselves are not in it.
 
-    A mean or a share is empty too: noise draws none of them anywhere, and a site alone has less of it.
+    Those are all where the question has no influence function, or is of a mean or a share: noise draws none of these
+    anywhere, and a site alone has less of it.
 
     Args:
         sites: what each released, of the same tables.
@@ -64,6 +79,9 @@ def together(
     Raises: EstimateRefusal, as `answer` of one site, of all their counts.
     """
     if question.kind in ("mean", "proportion"):
+        return {}
+    sites = balanced(sites)
+    if not sites:
         return {}
     everybody = summed(list(sites.values()))
     hides = unspread(question, coarse(everybody.tables, everybody.counts, everybody.n, everybody.variance))
