@@ -26,6 +26,7 @@ from shared.errors import (
 from shared.mechanisms.base import EdgeRules
 from shared.plans.dictionary import Column, Dictionary
 from site_agent.config import Limits, SiteConfig, SiteFloors, TableSource
+from site_agent.records import readers
 from site_agent.records.identifiers import compared, normalised
 from site_agent.records.table import (
     header,
@@ -130,14 +131,16 @@ def test_a_column_of_a_network_file_is_there_whether_or_not_anybody_has_a_value(
     assert read(source, WARDS, key=KEY, rules=rules).table["ward"].isna().all()
 
 
-def test_a_blank_line_is_not_left_out_of_a_table_of_one_column(tmp_path):
-    """There it is a person with a missing value: how many rows are released is told."""
+@pytest.mark.parametrize("blank", ["", "  ", "\t", '""'])
+def test_a_blank_line_of_a_table_of_one_column_is_a_person_with_a_missing_value(tmp_path, blank):
+    """How many rows are released is told, and the plan allows the record: neither fewer, nor a refusal of everybody."""
     alone = Dictionary(name="w", version=1, columns=(WARDS.columns[1],))
     path = tmp_path / "wards.csv"
-    path.write_text("ward\n1\n\n3\n")
-    refused(DataFileRefusal, TableSource(path=path), alone)
-    path.write_text('ward\n1\n""\n3\n')
-    assert read(TableSource(path=path), alone, key=KEY).n == 3
+    path.write_text(f"ward\n1\n{blank}\n3\n")
+    found = read(TableSource(path=path), alone, key=KEY)
+    assert found.n == found.rows == 3
+    assert found.table["ward"].isna().tolist() == [False, True, False]
+    assert readers.reader(TableSource(path=path)).count(TableSource(path=path)) == 3
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])

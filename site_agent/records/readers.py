@@ -89,7 +89,9 @@ class _Csv(FormatReader):
     def count(self, source: TableSource) -> int:
         try:
             with source.path.open(encoding=encoding(source), newline="") as file:
-                return sum(1 for line in csv.reader(file, delimiter=source.delimiter) if line) - 1
+                lines = csv.reader(file, delimiter=source.delimiter)
+                wide = len(next(lines, []))
+                return sum(1 for line in lines if line or wide == 1)
         except (csv.Error, UnicodeError) as error:
             raise unreadable(source, error) from None
 
@@ -100,7 +102,7 @@ class _Csv(FormatReader):
                 lines = csv.reader(file, delimiter=source.delimiter, strict=True)
                 wide = len(next(lines))
                 # A blank line is no row, but in a table of one column, where it is one with a missing value.
-                widths = Counter(len(line) for line in lines if line or wide == 1)
+                widths = Counter(len(line) or 1 for line in lines if line or wide == 1)
             short, long = (
                 sum(c for w, c in widths.items() if (w < wide) == less and w != wide) for less in (True, False)
             )
@@ -117,7 +119,7 @@ class _Csv(FormatReader):
                 keep_default_na=False,
                 encoding=encoding(source),
                 sep=source.delimiter,
-                skip_blank_lines=True,
+                skip_blank_lines=wide > 1,
             ).iloc[:, list(places)]
         except (csv.Error, UnicodeError, pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, OSError) as error:
             raise unreadable(source, error) from None
