@@ -11,11 +11,11 @@ from membership import Clock
 from test_membership import verified
 from test_recovery import PLAN
 
-from coordinator.services import membership
 from shared.base.chain import GENESIS
 from shared.base.clock import utc_now
 from shared.base.keys import Envelope, SigningKey
-from shared.errors import ApprovalRefusal, SignatureRefusal, StateRefusal
+from shared.errors import ApprovalRefusal, SignatureRefusal, StateRefusal, TooLarge
+from shared.membership import key_changes
 from shared.membership.declined import DeclinedNotice
 from shared.membership.grants import Grant
 from shared.membership.key_changes import KeyChange, SiteKeyring, open_key_change
@@ -140,8 +140,8 @@ def test_nobody_leaves_without_whom_a_study_could_not_be_signed(hub):
 
 
 # -- keys and approvers -----------------------------------------------------------------------------------------------
-def test_a_site_fills_no_log_with_changes_of_its_keys(hub, monkeypatch):
-    monkeypatch.setattr(membership, "KEY_CHANGES_CAP", 2)
+def test_a_site_fills_no_log_with_changes_of_its_keys_and_notes_none_that_would_be_refused_for_ever(hub, monkeypatch):
+    monkeypatch.setattr(key_changes, "MOST_CHANGES", 2)
     north = hub.site("north")
     north("approver", "add", "dr-okoye", "--as", "dr-lind")
     north("approver", "add", "dr-roe", "--as", "dr-lind")
@@ -149,6 +149,11 @@ def test_a_site_fills_no_log_with_changes_of_its_keys(hub, monkeypatch):
     assert "at most 2 times" in north.refused("approver", "add", "dr-chen", "--as", "dr-lind", expect=30)["must"]
     assert hub.store.entries() - entries <= 1, "the head of its ledger"
     assert len(hub.members().key_changes("north")) == 2
+    known = north.desk.ledger.membership()
+    assert known.acknowledged == len(known.keys) == 2
+    said = dataclasses.replace(known.keys[-1][0], number=3, previous=known.keys[-1][0].digest)
+    with pytest.raises(TooLarge):
+        hub.members().change_key("north", said.signed([SigningKey.generate()]), dt.date(2026, 5, 1))
 
 
 def test_the_lost_key_of_a_deputy_is_replaced_by_no_fewer_approvers(hub):

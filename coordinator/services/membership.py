@@ -37,7 +37,6 @@ from shared.wire.site_messages import MembershipReply
 __all__ = ["Members"]
 
 NOTICES_CAP = 1000
-KEY_CHANGES_CAP = 500  # of one site; each is an entry of the log for ever, and all are read for the next
 """Most declined releases of which one site may tell."""
 
 
@@ -200,7 +199,7 @@ class Members:
         """Take a change of a site's keys: logged and in force at once, or, where the old key is lost, waiting.
 
         Raises: SignatureRefusal, ApprovalRefusal, SchemaRefusal, ReplayRefusal (another site's, or not the next one),
-            TooLarge (beyond `KEY_CHANGES_CAP` of one site).
+            TooLarge (beyond `MOST_CHANGES` of one site).
         """
         said = KeyChange.said(envelope)
         if (said.coordinator, said.site) != (self.coordinator, site):
@@ -210,12 +209,6 @@ class Members:
             known = _key_changes(c, site)
             if said.digest in [one.digest for one, _ in known]:
                 return
-            if len(known) >= KEY_CHANGES_CAP:
-                raise TooLarge(
-                    f"a site may change its keys at most {KEY_CHANGES_CAP} times",
-                    given=f"{len(known)}",
-                    next_step="Ask the study lead to revoke the site and to invite it anew.",
-                )
             require_next(said, known[-1][0] if known else None)
             ring = _ring(c, site)
             open_key_change(envelope, ring, needed=self._needed(c, site, ring))

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, PublicKey
-from shared.errors import ApprovalRefusal, SignatureRefusal
+from shared.errors import ApprovalRefusal, SignatureRefusal, TooLarge
 from shared.membership.statements import Chained, is_digest, is_word, must_be
 
 __all__ = [
@@ -35,6 +35,8 @@ KEY_CHANGE_TYPE = "application/vnd.tributary.key-change+json"
 ROLES = ("release", "tls", "snapshot", "approver")
 ACTIONS = ("rotate", "replace", "add", "retire")
 MOST_APPROVERS = 16
+MOST_CHANGES = 500
+"""Of one site: each is an entry of the coordinator's log for ever, and all are read for the next."""
 
 
 def snapshot_mark(key: bytes) -> str:
@@ -127,9 +129,16 @@ def open_key_change(envelope: Envelope, ring: SiteKeyring, *, needed: int) -> Ke
 
     Args:
         needed: approvers who must sign a release here; as many must sign this, and be left after it.
-    Raises: SignatureRefusal, ApprovalRefusal, SchemaRefusal. Whether it is the next of its chain is for the caller.
+    Raises: SignatureRefusal, ApprovalRefusal, SchemaRefusal, TooLarge (beyond `MOST_CHANGES`, which a site must know
+        before it notes one). Whether it is the next of its chain is for the caller.
     """
     said = KeyChange.said(envelope)
+    if said.number > MOST_CHANGES:
+        raise TooLarge(
+            f"a site may change its keys at most {MOST_CHANGES} times",
+            given=f"{said.number}",
+            next_step="Ask the study lead to revoke the site and to invite it anew.",
+        )
     in_force = ring.on(dt.date.fromisoformat(said.day))
     approvers = {key.key_id: key for name, key in in_force.items() if name not in ring.deputies}
     agent = {said.new: PublicKey(said.new)} if said.role == "release" else {ring.release.hex: ring.release}
