@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -242,6 +243,24 @@ def test_a_count_is_the_same_however_much_fits_into_memory_and_whatever_solves_i
     monkeypatch.setattr(capped, "BLOCK", 100)
     monkeypatch.setattr(packing, "DENSE", 0)
     assert np.abs(np.subtract([motif(one, cap) for one in matrices], found)).max() <= 1
+
+
+def test_one_person_who_knows_everybody_makes_no_table_of_all_pairs(monkeypatch):
+    """A machine that runs out of memory after the charge would be a refusal by one record."""
+    persons = 3000
+    hub = simple(
+        sparse.csr_array((np.ones(persons), (np.zeros(persons, int), np.arange(persons))), shape=[persons] * 2)
+    )
+    asked: list[int] = []
+    monkeypatch.setattr(capped, "_packed", lambda total, of_above, shared, *_: asked.append(shared.nnz) or total)
+    tracemalloc.start()
+    try:
+        capped.capped_paths(hub, 100)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert asked == [0]
+    assert peak < persons**2, "bytes"
 
 
 def test_bounds_hold_what_a_library_finds_and_lie_as_near_as_asked():

@@ -139,8 +139,8 @@ def capped_triangles(ties: Matrix, cap: int) -> int:
     above = np.flatnonzero(of_node > cap)
     if not len(above):
         return total
-    rows, inner = _above(ties, above)
-    shared = sparse.csr_array((rows @ rows.T - inner @ inner.T).multiply(inner))
+    inner, below = _above(ties, above)
+    shared = sparse.csr_array((below @ below.T).multiply(inner))
     return _packed(total, of_node[above], shared, triangles(inner), partial(_closed_triples, inner), cap)
 
 
@@ -156,11 +156,11 @@ def capped_paths(ties: Matrix, cap: int) -> int:
     above = np.flatnonzero(of_node > cap)
     if not len(above):
         return total
-    rows, inner = _above(ties, above)
-    outside = degree[above] - degrees(inner)
+    inner, below = _above(ties, above)
+    outside = degrees(below)
     # Two above the cap and one below it: the one below in the middle, or at an end next to either.
     near = inner.multiply(outside[:, None]) + inner.multiply(outside[None, :])
-    shared = sparse.csr_array(rows @ rows.T - inner @ inner.T + near)
+    shared = sparse.csr_array(below @ below.T + near)
     return _packed(total, of_node[above], shared, paths_of(inner), partial(_open_triples, inner), cap)
 
 
@@ -171,11 +171,11 @@ def paths_of(ties: Matrix) -> Counts:
 
 
 def _above(ties: Matrix, above: Counts) -> tuple[Matrix, Matrix]:
-    """Rows of the persons above the cap, and the network among them."""
+    """The network among the persons above the cap, and their edges to everybody else: who has few there, as a rule."""
     rows = sparse.csr_array(ties[above].astype(np.int64))
     inner = sparse.csr_array(rows[:, above])
     inner.sort_indices()
-    return rows, inner
+    return inner, sparse.csr_array(rows[:, np.setdiff1d(np.arange(ties.shape[0]), above)])
 
 
 def _closed_triples(inner: Matrix) -> Iterator[Sets]:
