@@ -11,6 +11,8 @@ import pytest
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 from test_page import browser, ready, released  # noqa: F401
 
+from shared.errors import AuditRefusal
+
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: .ci/run installs one where it may")
@@ -93,3 +95,24 @@ def test_an_address_that_names_nothing_leads_back(ready: Hospital, browser, chro
     assert chromium.goto(f"http://127.0.0.1:{browser.port}/nothing").status == 404
     chromium.get_by_role("main").get_by_role("link", name="outbox").click()
     assert chromium.url == f"http://127.0.0.1:{browser.port}/"
+
+
+@pytest.mark.parametrize("chromium", ["phone"], indirect=True)
+def test_on_a_phone_a_burnt_charge_has_room_for_its_reason_and_a_check_for_its_rule(
+    ready: Hospital, browser, chromium, monkeypatch
+):
+    def too_good(*_: object, **__: object) -> None:
+        raise AuditRefusal("own-row linkage must be at most 0.05", given="0.18", next_step="Its charge stays.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("site_agent.release.drawing._attack", too_good)
+        ready("release", "mini", expect=10)
+    release_id = released(ready)
+    sign_in(chromium, browser)
+    chromium.goto(f"http://127.0.0.1:{browser.port}/budget")
+    assert "E_AUDIT" in chromium.inner_text("main")
+    pill, row = (chromium.locator(which).first.bounding_box() for which in (".state.burnt", ".stack tr"))
+    assert pill["height"] < 40
+    assert pill["x"] + pill["width"] <= row["x"] + row["width"] - 12
+    chromium.goto(f"http://127.0.0.1:{browser.port}/release/{release_id}")
+    assert chromium.locator(".checks td:nth-child(2)").first.bounding_box()["width"] > WIDTHS["phone"] / 2
