@@ -111,7 +111,7 @@ def test_on_a_phone_a_burnt_charge_has_room_for_its_reason_and_a_check_for_its_r
     sign_in(chromium, browser)
     chromium.goto(f"http://127.0.0.1:{browser.port}/budget")
     assert "E_AUDIT" in chromium.inner_text("main")
-    pill, row = (chromium.locator(which).first.bounding_box() for which in (".state.burnt", ".stack tr"))
+    pill, row = (chromium.locator(which).first.bounding_box() for which in (".state.burnt", ".stack tbody tr"))
     assert pill["height"] < 40
     assert pill["x"] + pill["width"] <= row["x"] + row["width"] - 12
     chromium.goto(f"http://127.0.0.1:{browser.port}/release/{release_id}")
