@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 import numpy as np
 import pytest
@@ -14,6 +15,17 @@ from tests.benchmarks import worlds, zoo, zoo_moments, zoo_page
 
 def test_the_page_is_what_its_command_writes_from_the_recorded_figures():
     assert zoo_page.PAGE.read_text(encoding="utf-8") == zoo_page.page(), "run python -m tests.benchmarks.zoo_page"
+
+
+def test_what_is_said_to_be_run_after_a_choice_is_of_reported_worlds_and_of_a_seed_that_no_other_record_has():
+    records = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in zoo_page.RESULTS.glob("*.json")}
+    arms = [records[name] for name in zoo_page.DECLARED_AFTER]
+    assert not {one["seed"] for one in arms} & {
+        one.get("seed") for name, one in records.items() if name not in zoo_page.DECLARED_AFTER
+    }
+    cells = [[(one["world"], one["kind"]) for one in arm["results"]["cells"]] for arm in arms]
+    assert cells[0] == cells[1]
+    assert {world for world, _ in cells[0]} <= set(worlds.REPORTING)
 
 
 def test_a_signal_that_tells_all_wrong_answers_has_area_one_and_one_that_tells_none_a_half():

@@ -32,10 +32,16 @@ LATENT_NOISE = {
     "zoo_joint": f"--worlds {SIMULATED} --some 0 --n 1000 --sites 12 --w 0.8 --draws 1 --outcomes joint",
 }
 """Name of a record to the settings of `tests.benchmarks.zoo` that made it."""
+AFTERWARDS = (
+    "unequal_variances,u_shape,fine_times,coarse_times,wild_counts,flchain,nafld,rotterdam,heart "
+    "--kinds binary,survival"
+)
 FIGURES = {
     "zoo_moments": "--n 2000 --sites 12 --draws 3 --epsilon 1,3",
     "zoo_moments_signals": f"--worlds {SIMULATED} --some 1 --draws 1 --epsilon 1,3",
     "zoo_tables": f"--worlds {SIMULATED} --some 1 --mechanism tables --epsilon 1,3 --draws 1",
+    "zoo_moments_none_declared_after": f"--worlds {AFTERWARDS} --epsilon 1,3 --draws 1 --seed 20261124",
+    "zoo_moments_all_declared_after": f"--worlds {AFTERWARDS} --epsilon 1,3 --draws 1 --seed 20261124 --declared",
     "zoo_slicing": f"--worlds {SIMULATED} --some 1 --sites 6 --mechanism slicing --epsilon 3 --draws 1",
     "zoo_densities": f"--worlds {SIMULATED} --kinds linear --mechanism densities --epsilon 1,3 --draws 3",
 }
@@ -62,6 +68,10 @@ NAMES = {
 DECLARED = {
     "zoo_moments_none_declared": "noisy moments, nothing declared",
     "zoo_moments_all_declared": "noisy moments, every coefficient declared",
+}
+DECLARED_AFTER = {
+    "zoo_moments_none_declared_after": DECLARED["zoo_moments_none_declared"],
+    "zoo_moments_all_declared_after": DECLARED["zoo_moments_all_declared"],
 }
 LATER_NAMES = {
     "zoo_moments_packaged": "noisy moments, real tables",
@@ -299,6 +309,9 @@ def page() -> str:
         "## Declaring every coefficient\n",
         SPREADS,
         by_mechanism(DECLARED),
+        RUN_AFTER,
+        by_mechanism(DECLARED_AFTER),
+        COMPARED,
         "## What a pool of noisy moments knows of itself\n",
         by_signal(),
         WORDS,
@@ -317,6 +330,15 @@ trial whose dead come first (sixteen regions, of neither half), and two worlds o
 the half that is reported, `unequal groups` of the half that settings are chosen on. By these figures it was chosen that
 a new plan of noisy moments declares every covariate where its lead names none, and that `plan check` warns of each that
 is not declared. So a setting was chosen on two worlds that are reported on, and this table is no evidence for it.
+"""
+RUN_AFTER = """Run after the choice, on a seed that no record had used before: binary outcomes and survival in those
+worlds of the reported half that noisy moments take (three have a column that their histograms do not show), and in its
+real tables at their own sizes, whose records are the same and whose noise is drawn anew. One of these, rotterdam, asks
+about a factor of three levels and is answered from synthetic rows in both arms; the law of `unequal variances`, on
+other patients, is among those that the choice was made by. Nothing was changed by these figures.
+"""
+COMPARED = """With every coefficient declared the intervals are narrower and hold no less often. That they hold more
+often is within what chance does here; the table that the choice was made by showed a larger difference.
 """
 WORDS = """## What to make of it
 
