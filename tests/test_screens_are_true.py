@@ -345,3 +345,25 @@ def test_the_short_page_of_a_plan_keeps_what_is_ticked_and_the_full_one_what_is_
         assert said in full
         assert said not in short
     assert "--full" in short
+
+
+def test_an_answer_says_how_many_rows_lacked_a_value():
+    from coordinator.pooling.pool import pool_estimates
+    from shared.estimands.answer import Estimate
+
+    told = {"study": "s", "wave": 1, "term": "age", "yi": 0.2, "vi_sampling": 0.03}
+    rows = [Estimate(site="north", n=770, n_missing=48, **told), Estimate(site="south", n=500, **told)]
+    assert any("48 of 818 of north" in note for note in pool_estimates(rows).notes)
+    assert not any("left out" in note for note in pool_estimates(rows[1:]).notes)
+
+
+def test_rows_of_an_own_table_are_studies_and_those_of_releases_sites():
+    from coordinator.analyst.show import pooled_text
+    from coordinator.figures.forest import describe
+    from coordinator.pooling.pool import pool
+
+    result = pool([0.1, 0.3, 0.5, 0.9], [0.02, 0.03, 0.04, 0.03], labels=["A", "B", "C", "D"])
+    text = pooled_text(result)
+    assert text.models[-1][-1] == "a new study's effect"
+    assert text.sentences[0].startswith("between studies")
+    assert describe(result).startswith("4 studies: A")

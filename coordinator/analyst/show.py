@@ -178,7 +178,7 @@ def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] 
         y, se = result.yi[i], result.vi[i] ** 0.5
         cells = (label, read(y), interval(y - half * se, y + half * se), f"{result.weights[i]:.1f}")
         rows.append((*cells, *(column.get(label, "–") for column in further.values())))
-    heads = ("site" if result.estimates else "study", result.effect.lower() or "estimate", percent, "weight %")
+    heads = (result.unit, result.effect.lower() or "estimate", percent, "weight %")
     alone = result.k == 1
     models = [("not pooled" if alone else "fixed effect", result.fixed)]
     if result.method != "FE" and not alone:
@@ -187,7 +187,7 @@ def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] 
     predicted = result.prediction_interval
     if result.method != "FE" and not alone:
         where = predicted.reason if predicted.empty else interval(predicted.lb, predicted.ub)
-        lines.append(("prediction interval", "", where, "a new site's effect"))
+        lines.append(("prediction interval", "", where, f"a new {result.unit}'s effect"))
     sentences = []
     if result.df:
         parts = [f"Q {result.QE:.2f} on {result.df} df, p {p_shown(result.QEp)}", f"I² {result.I2:.0f} %"]
@@ -196,7 +196,7 @@ def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] 
             bounds = "" if between.empty else f" ({number(between.lb or 0.0)} to {number(between.ub or 0.0)})"
             parts.insert(0, f"τ² {number(result.tau2)}{bounds}")
         on = f" (on the {SCALES[result.scale]} scale)" if SCALES[result.scale] else ""
-        sentences.append(f"between sites{on}: " + "   ".join(parts))
+        sentences.append(f"between {result.units}{on}: " + "   ".join(parts))
     if result.pooled_noise_share > 0:
         whose = "estimate" if alone else "pooled estimate"
         sentences.append(f"privacy noise: {result.pooled_noise_share:.0f} % of the variance of the {whose}")

@@ -192,7 +192,7 @@ def describe(result: PooledResult, *, ratio: bool | None = None, groups: Subgrou
 
     >>> from coordinator.pooling.pool import pool
     >>> print(describe(pool([0.1, 0.3, 0.5], [0.02, 0.03, 0.04], labels=["A", "B", "C"])).split(". ")[0])
-    3 sites: A 0.10 (95 % CI −0.18 to 0.38), B 0.30 (95 % CI −0.04 to 0.64), C 0.50 (95 % CI 0.11 to 0.89)
+    3 studies: A 0.10 (95 % CI −0.18 to 0.38), B 0.30 (95 % CI −0.04 to 0.64), C 0.50 (95 % CI 0.11 to 0.89)
     """
     view = view_of([result], ratio, "auto")
     percent = f"{100 * result.level:g} % CI"
@@ -207,7 +207,7 @@ def describe(result: PooledResult, *, ratio: bool | None = None, groups: Subgrou
         words(label, row.beta, row.ci_lb, row.ci_ub)
         for label, row in dict(zip(models, (result.fixed, result), strict=True)).items()
     ]
-    parts = [f"{result.k} sites: {sites}", "; ".join(pooled) if result.k > 1 else "Nothing was pooled"]
+    parts = [f"{result.k} {result.units}: {sites}", "; ".join(pooled) if result.k > 1 else "Nothing was pooled"]
     if not result.prediction_interval.empty:
         predicted = result.prediction_interval.map(view.show)
         parts.append(f"Prediction interval {interval_words(predicted, view.decimals)}")
@@ -216,8 +216,8 @@ def describe(result: PooledResult, *, ratio: bool | None = None, groups: Subgrou
     if groups is not None:
         for level, model in groups.groups.items():
             named = f"{by} {level}".strip()
-            pooled_words = words(f"{named} ({model.k} sites)", model.beta, model.ci_lb, model.ci_ub)
-            parts.append(pooled_words if model.k > 1 else f"{named}: one site, nothing was pooled")
+            pooled_words = words(f"{named} ({model.k} {result.units})", model.beta, model.ci_lb, model.ci_ub)
+            parts.append(pooled_words if model.k > 1 else f"{named}: one {result.unit}, nothing was pooled")
         parts += [text for _, text, aside in _between(groups, by) if not aside]
     parts += [f"Excluded: {row.label}, {row.reason}" for row in result.excluded]
     return ". ".join(parts) + "."
@@ -371,7 +371,7 @@ def _rows(
         predicted = [row.prediction_interval for row in results]
         if any(not interval.empty for interval in predicted):
             bars = tuple(_Lane(s, None, each.lb, each.ub) for s, each in enumerate(predicted))
-            rows.append(_Row("prediction", "Prediction interval, a new site", bars, gid="prediction"))
+            rows.append(_Row("prediction", f"Prediction interval, a new {first.unit}", bars, gid="prediction"))
     return tuple(cells), rows
 
 
@@ -384,11 +384,11 @@ def _grouped(by_site: Mapping[str, _Row], groups: Subgroups, by: str) -> list[_R
         rows.append(_Row("group", f"{by}: {level}" if by else level))
         rows += [left.pop(label) for label in model.labels]
         if model.k == 1:
-            rows.append(_Row("words", "One site: nothing was pooled"))
+            rows.append(_Row("words", f"One {model.unit}: nothing was pooled"))
             continue
         lane = _Lane(0, model.beta, model.ci_lb, model.ci_ub)
         short = "Fixed effect" if model.method == "FE" else "Random effects"
-        rows.append(_Row("group diamond", f"{short}, {model.k} sites", (lane,), gid=f"group-{number}"))
+        rows.append(_Row("group diamond", f"{short}, {model.k} {model.units}", (lane,), gid=f"group-{number}"))
         rows.append(_Row("words", _short_heterogeneity(model)))
     if left:
         rows += [_Row("group", f"{by}: not known" if by else "No group"), *left.values()]
@@ -489,7 +489,7 @@ def _draw(
         max([text_width(h, TEXT, True), *(text_width(row.cells[i], TEXT) for row in rows if row.cells)])
         for i, h in enumerate(headings)
     ]
-    first = "Site" if any(row.estimates for row in results) else "Study"
+    first = results[0].unit.capitalize()
     weighted = "Weight" if several or results[0].k == 1 else f"Weight ({_weighted(results[0])})"
     left = max(left, text_width(first, TEXT, True))
     table = left + sum(GAP + width for width in widths)

@@ -140,6 +140,16 @@ class PooledResult:
         return len(self.yi)
 
     @property
+    def unit(self) -> str:
+        """What a row is: a site whose release was asked, or a study of somebody's own table."""
+        return "site" if self.estimates else "study"
+
+    @property
+    def units(self) -> str:
+        """Several of `unit`."""
+        return "sites" if self.estimates else "studies"
+
+    @property
     def df(self) -> int:
         """Degrees of freedom of Q, and of t where it is used."""
         return self.k - 1
@@ -480,7 +490,7 @@ def pool_estimates(
         replace(
             result,
             excluded=tuple(sorted((*absent.values(), *result.excluded), key=lambda row: order[row.label])),
-            notes=(*notes, *filter(None, [lacking(result)]), *cautions),
+            notes=(*notes, *filter(None, [_incomplete(behind), lacking(result)]), *cautions),
             doubts=cautions,
         )
     )
@@ -778,6 +788,16 @@ def _notes(result: PooledResult) -> list[str]:
             "on these rows the two disagree. Read neither alone."
         )
     return notes
+
+
+def _incomplete(rows: Sequence[Estimate]) -> str:
+    """How many rows of the releases an answer does not use; blank where it uses all."""
+    lost = [row for row in rows if row.n_missing]
+    each = ", ".join(f"{row.n_missing:,} of {row.n_missing + row.n:,} of {row.site}" for row in lost)
+    if len(lost) > 4:
+        missing, used = (sum(getattr(row, what) for row in lost) for what in ("n_missing", "n"))
+        each = f"{missing:,} of {missing + used:,} of {len(lost)} sites"
+    return f"Rows left out, because a value of the question is missing or has no weight in it: {each}." if lost else ""
 
 
 def _announcement(result: PooledResult) -> tuple[str, ...]:
