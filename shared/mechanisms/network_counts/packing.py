@@ -147,8 +147,9 @@ def _newton(half: Any, diagonal: Floats, slope: Floats) -> Floats:
         matrix = half + half.T + sparse.diags_array(diagonal)
         unit = 1 / np.sqrt(matrix.diagonal())
         scaled = LinearOperator((k, k), matvec=lambda v: unit * (matrix @ (unit * v)), dtype=np.float64)
-        # Wherever it stops it is a way down, because it begins at nought.
-        return np.asarray(-unit * cg(scaled, unit * slope, rtol=1e-5, maxiter=2_000)[0])
+        # Wherever it stops it is a way down, because it begins at nought; but only where it is solved is it Newton's
+        # step, of which there are few. Exactly it takes at most k rounds, and k lies in thousands.
+        return np.asarray(-unit * cg(scaled, unit * slope, rtol=1e-5, maxiter=10 * k)[0])
     matrix = half.reshape(k, k) + half.reshape(k, k).T
     matrix[np.diag_indices(k)] += diagonal
     unit = 1 / np.sqrt(np.diag(matrix))
