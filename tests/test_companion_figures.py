@@ -121,4 +121,14 @@ def test_too_few_sites_and_unknown_kinds_are_refused():
     with pytest.raises(ParameterError, match="must be one of"):
         draw("pie", one)
     two = pool([0.1, 0.2], [0.1, 0.1])
-    assert "Without one site" in draw("leave-one-out", two).words
+    assert "Without one study" in draw("leave-one-out", two).words
+
+
+def test_of_one_row_a_cumulative_figure_shows_no_heterogeneity():
+    from coordinator.figures.companions import refits
+
+    result = pool([0.2, 0.9, 0.1], [0.02, 0.03, 0.01], labels=["A", "B", "C"])
+    drawn = refits(result, "cumulative")
+    said = [text.get_text() for axes in drawn.figure.axes for text in axes.texts]
+    assert said.count("–") == 2
+    assert "Each row pools its study and all above it." in said

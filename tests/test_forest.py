@@ -416,3 +416,11 @@ def test_a_network_s_density_is_compared_with_nothing():
     assert view_of([density], None, "auto").null == 0
     shown = view_of([dataclasses.replace(density, term="network(transitivity)")], None, "auto")
     assert (shown.null, shown.name) == (None, "Estimate (log scale)")
+
+
+def test_the_column_of_map_errors_is_said_to_be_of_the_harmonised_answer():
+    from coordinator.figures.forest import _meanings
+
+    said = _meanings(("n", "Map SE"), {"site by site": None, "harmonised": None})
+    assert "n: of 'site by site' alone" in said
+    assert "Map SE: standard error that its map adds to a site's harmonised estimate" in said

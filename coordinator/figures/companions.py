@@ -118,10 +118,13 @@ def refits(
     models = [row for _, row in rows]
     random = result.method != "FE"
     heads = ("τ²", "I²") if random else ("I²",)
-    cells = [((significant(m.tau2),) if random else ()) + (f"{m.I2:.0f} %",) for m in [*models, result]]
+    # Of one row nothing is known about differences between rows.
+    known = [("–", "–") if m.k == 1 else (significant(m.tau2), f"{m.I2:.0f} %") for m in [*models, result]]
+    cells = [pair if random else pair[1:] for pair in known]
     ends = [(m.ci_lb, m.ci_ub) for m in [*models, result]]
     span = span_of([m.beta for m in [*models, result]], ends, view.null)
-    words = f"{'Without one site' if kind == 'leave-one-out' else 'Sites added one by one'}: " + "; ".join(
+    how = f"Without one {result.unit}" if kind == "leave-one-out" else f"{result.units.capitalize()} added one by one"
+    words = f"{how}: " + "; ".join(
         f"{label} {view.number(m.beta)} ({view.number(m.ci_lb)} to {view.number(m.ci_ub)})"
         for label, m in zip(labels, models, strict=True)
     )
@@ -129,7 +132,7 @@ def refits(
         f". All {result.k}: {view.number(result.beta)} ({view.number(result.ci_lb)} to {view.number(result.ci_ub)})."
     )
 
-    foot = [] if kind == "leave-one-out" else ["Each row pools its site and all above it."]
+    foot = [] if kind == "leave-one-out" else [f"Each row pools its {result.unit} and all above it."]
     return ladder(
         [*models, result],
         [*labels, model_name(result)],
@@ -188,8 +191,8 @@ def funnel(
     region = f"{100 * result.level:g} %"
     what = "Within the dashed lines" if contours else "Shaded"
     foot = [
-        f"{what}: where {region} of sites would lie around the fixed effect (dotted) if nothing but chance parted "
-        "them. Dashed upright: the random effect.",
+        f"{what}: where {region} of {result.units} would lie around the fixed effect (dotted) if nothing but chance "
+        "parted them. Dashed upright: the random effect.",
         "With random effects more lie outside; an empty corner can have other causes than missing studies.",
     ]
     if contours:
@@ -197,7 +200,7 @@ def funnel(
     outside = [abs(y - centre) > half * s for y, s in zip(result.yi, se, strict=True)]
     named = [i for i in range(result.k) if result.k <= MANY or outside[i]]
     if len(named) < result.k:
-        foot.append(f"Of {result.k} sites those outside the lines are named.")
+        foot.append(f"Of {result.k} {result.units} those outside the lines are named.")
     if filled is not None:
         if filled.result is None:
             foot.append(f"Trim-and-fill: {filled.reason}.")
@@ -208,7 +211,7 @@ def funnel(
                 f"[{view.number(m.ci_lb)}, {view.number(m.ci_ub)}]. A sensitivity analysis, not a correction."
             )
     words = (
-        f"Funnel plot of {result.k} sites around {view.number(centre)}: "
+        f"Funnel plot of {result.k} {result.units} around {view.number(centre)}: "
         + "; ".join(
             f"{label} {view.number(y)}, standard error {significant(float(s))}"
             for label, y, s in zip(result.labels, result.yi, se, strict=True)
@@ -310,8 +313,8 @@ def bubble(
     rise = (min(ends), max(ends))
     slope = fit.beta[1]
     foot = [
-        f"Line: meta-regression on {name}, {len(rows)} of {result.k} sites; shaded: its {100 * result.level:g} % "
-        "interval. Area of a bubble: weight of its site.",
+        f"Line: meta-regression on {name}, {len(rows)} of {result.k} {result.units}; shaded: its "
+        f"{100 * result.level:g} % interval. Area of a bubble: weight of its {result.unit}.",
         f"Per unit of {name}: {signed(slope, 4)} (on the scale of the analysis), {p_words(fit.pval[1])}.",
     ]
     words = f"Bubble plot of {len(rows)} sites against {name}: " + "; ".join(
@@ -352,7 +355,7 @@ def baujat_plot(
     _at_least(result, 3, "a Baujat plot")
     found = baujat(result)
     x, y = np.array(found.x), np.array(found.y)
-    words = f"Baujat plot of {result.k} sites: " + "; ".join(
+    words = f"Baujat plot of {result.k} {result.units}: " + "; ".join(
         f"{label}: share in heterogeneity {significant(a)}, influence {significant(b)}"
         for label, a, b in zip(found.labels, found.x, found.y, strict=True)
     )
@@ -394,7 +397,7 @@ def influence_panel(
     if result.method == "FE":
         columns = [column for column in columns if column[0] != "tau2_del"]
     flagged = [label for label, flag in zip(found.labels, found.influential, strict=True) if flag]
-    words = f"Influence of {result.k} sites. Influential: {', '.join(flagged) or 'none'}. " + "; ".join(
+    words = f"Influence of {result.k} {result.units}. Influential: {', '.join(flagged) or 'none'}. " + "; ".join(
         f"{label}: residual {signed(found.rstudent[i], 2)}, Cook's distance {significant(found.cook_d[i])}"
         for i, label in enumerate(found.labels)
     )

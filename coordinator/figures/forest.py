@@ -440,6 +440,7 @@ def _weighted(result: PooledResult) -> str:
 _MEANINGS = {
     "n": "n: rows that the answer rests on",
     "Noise": "Noise: part of a site's variance that is noise of its release",
+    "Map SE": "Map SE: standard error that its map adds to a site's harmonised estimate",
     "Posture": "Posture: what a site's flow may be fitted on (local: on the released records)",
 }
 
@@ -447,7 +448,7 @@ _MEANINGS = {
 def _meanings(headings: Sequence[str], series: Mapping[str, PooledResult]) -> str:
     """What the columns beside the sites mean, and of which series they are."""
     said = [text for head, text in _MEANINGS.items() if head in headings]
-    own = [head for head in headings if head != "Posture"]
+    own = [head for head in headings if head not in ("Posture", "Map SE")]
     if len(series) > 1 and own:
         said.append(f"{', '.join(own)}: of {next(iter(series))!r} alone, unless a cell has several")
     return "; ".join(said)
