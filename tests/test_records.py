@@ -84,19 +84,27 @@ WARDS = Dictionary(
         Column(name="ward", kind="nominal", levels=("1", "2", "3"), missing="level"),
     ),
 )
+CODES = ("900000000000207008", "900000000000207009", "900000000000207010")  # as long as those of SNOMED CT
 
 
-@pytest.mark.parametrize("kind", ["parquet", "floats", "graphml", "csv"])
-def test_how_others_values_are_read_does_not_hang_on_one_person_s_gap(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "levels"),
+    [
+        *((kind, ("1", "2", "3")) for kind in ("parquet", "floats", "graphml", "csv")),
+        *((kind, CODES) for kind in ("parquet", "graphml")),
+    ],
+)
+def test_how_others_values_are_read_does_not_hang_on_one_person_s_gap(tmp_path, kind, levels):
     """Whole numbers beside a gap become floats in many tools, and 1.0 is no level: everybody would be refused."""
     import networkx
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found = []
-    for gap in (2, None):
+    found, (first, second, third) = [], map(int, levels)
+    wards = replace(WARDS, columns=(WARDS.columns[0], replace(WARDS.columns[1], levels=levels)))
+    for gap in (second, None):
         path = tmp_path / f"{gap}.{'parquet' if kind == 'floats' else kind}"
-        given = {"person": ["a", "b", "c", "d"], "ward": [1, gap, 3, 1]}
+        given = {"person": ["a", "b", "c", "d"], "ward": [first, gap, third, first]}
         if kind == "parquet":
             pq.write_table(pa.table({**given, "ward": pa.array(given["ward"], pa.int64())}), path)
         elif kind == "graphml":
@@ -109,7 +117,7 @@ def test_how_others_values_are_read_does_not_hang_on_one_person_s_gap(tmp_path, 
         network = kind == "graphml"
         source = TableSource(path=path, columns={"id": "person"} if network else {})
         rules = EdgeRules(strangers="refuse") if network else None
-        found.append(read(source, WARDS, key=KEY, rules=rules).table["ward"].tolist())
+        found.append(read(source, wards, key=KEY, rules=rules).table["ward"].tolist())
     whole, missing = found
     assert whole == [0, 1, 2, 0]
     assert [missing[k] for k in (0, 2, 3)] == [0, 2, 0]

@@ -149,7 +149,9 @@ class _Parquet(FormatReader):
         every = self.columns(source)
         names = [every[place] for place in places]
         try:
-            return self._file(source).read(columns=names).to_pandas()[names].reset_index(drop=True)
+            # A whole number stays one beside a gap: as a float, one of 17 digits would be another.
+            table = self._file(source).read(columns=names).to_pandas(integer_object_nulls=True)
+            return table[names].reset_index(drop=True)
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             raise unreadable(source, error) from None
 
@@ -163,7 +165,8 @@ class _Graphml(FormatReader):
         from site_agent.records import contacts
 
         found = contacts.graph(source.path)
-        table = pd.DataFrame.from_records([dict(attributes) for _, attributes in found.nodes(data=True)])
+        # As they are: beside a gap pandas would make floats of whole numbers.
+        table = pd.DataFrame([dict(attributes) for _, attributes in found.nodes(data=True)], dtype=object)
         table = table.reindex(range(found.number_of_nodes()))
         for name in contacts.declared(source.path):  # by the file's head, whether or not any node has a value
             if name not in table.columns:
