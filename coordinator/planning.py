@@ -445,10 +445,11 @@ def _theorem3(plan: StudyPlan) -> list[ChecklistLine]:
 
 def _declared(plan: StudyPlan) -> list[ChecklistLine]:
     """That an undeclared coefficient of noisy moments rests on the planned model; nothing of other mechanisms."""
+    if plan.release.mechanism != "moments":  # whose module loads pandas, which other plans have no use for
+        return []
     from shared.mechanisms.moments.plan import MomentsPlan
 
-    if not isinstance(plan.release, MomentsPlan):
-        return []
+    assert isinstance(plan.release, MomentsPlan)
     without = [name for name in plan.release.covariates if name not in plan.release.declared]
     if not without:
         return [ChecklistLine(name="declared", detail="every coefficient is the regression's own")]

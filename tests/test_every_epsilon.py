@@ -346,7 +346,6 @@ COMPUTE = {
     "shared/privacy/composition.py",  # totals
     "site_agent/decide/waves.py",  # the total with the waves to come
     "site_agent/show/curve.py",  # what other weights would cost
-    "coordinator/answers/spending.py",  # what the releases that arrived cost together
     "site_agent/decide/airlock/standing_approval.py",  # whether a signature in advance is good for the planned release
     "site_agent/decide/plan_facts.py",  # a plan's price before it is approved
     "site_agent/decide/recovery.py",  # the dearest plan of a study, when a ledger was put back
