@@ -455,7 +455,7 @@ def _declared(plan: StudyPlan) -> list[ChecklistLine]:
         return [ChecklistLine(name="declared", detail="every coefficient is the regression's own")]
     detail = (
         f"{', '.join(without)} not declared: where the planned model is wrong, as where groups of the outcome differ "
-        "in spread, such an interval is too sure and nothing shows it"
+        "in spread, such an interval is too sure; its answer carries a caution, also where it is right"
     )
     fix = "Name in release.declared every covariate whose coefficient will be read; further ones cost little."
     return [ChecklistLine(name="declared", state="warn", detail=detail, fix=fix)]

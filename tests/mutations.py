@@ -1612,6 +1612,9 @@ def main() -> int:
         rows = json.loads((ROOT / "tests/benchmarks/results/mutations.json").read_text())["results"]["by"]
         rows = {one.name: rows[one.name] for one in MUTATIONS if rows.get(one.name, {}).get("killed")}
     chosen = [one for one in MUTATIONS if one.name not in rows and (word == "--new" or word in one.name)]
+    if not chosen:
+        print(f"no mutation has {word!r} in its name, or none is new")
+        return 2
     outcomes = run_all(chosen)
     killed = sum(outcome.killed for outcome in outcomes)
     print(f"{killed} of {len(outcomes)} killed")
