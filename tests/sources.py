@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
-__all__ = ["PACKAGES", "ROOT", "parsed", "production"]
+__all__ = ["PACKAGES", "ROOT", "named_tests", "parsed", "production"]
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("shared", "site_agent", "coordinator")
@@ -23,3 +24,9 @@ def production() -> tuple[tuple[str, ast.Module], ...]:
     """(path below the root, syntax tree) of every module that is not generated, in order of their paths."""
     paths = (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))
     return tuple((path.relative_to(ROOT).as_posix(), parsed(path)) for path in paths if "_pb2" not in path.name)
+
+
+def named_tests(page: str) -> dict[str, bool]:
+    """The tests (``file::test``) that a page of the documents names, each with whether it is there."""
+    named = re.findall(r"`((?:faults/)?test_\w+\.py)::(test_\w+)`", page)
+    return {f"{file}::{test}": f"\ndef {test}(" in (ROOT / "tests" / file).read_text() for file, test in named}

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+
+from sources import ROOT, named_tests
 
 from shared.releases.synthetic import versions
 
-TESTS = Path(__file__).parent
-PAGE = (TESTS.parent / "docs" / "found-in-use.md").read_text()
+PAGE = (ROOT / "docs" / "found-in-use.md").read_text()
 
 
 def test_every_test_that_the_page_names_is_there():
-    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", PAGE)
+    named = named_tests(PAGE)
     assert len(named) > 80
-    missing = [f"{file}::{test}" for file, test in named if f"\ndef {test}(" not in (TESTS / file).read_text()]
-    assert missing == []
+    assert [name for name, there in named.items() if not there] == []
 
 
 def test_every_fault_of_use_and_of_reading_stands_in_it():
