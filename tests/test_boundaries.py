@@ -12,7 +12,10 @@ from sources import PACKAGES, ROOT, parsed
 
 FIGURES = (
     "site_agent/show/figures.py",
-    *(f"coordinator/figures/{name}.py" for name in ("canvas", "forest", "companions", "over_time", "style")),
+    *(
+        f"coordinator/figures/{name}.py"
+        for name in ("canvas", "forest", "forest_page", "companions", "over_time", "style")
+    ),
 )
 HEAVY = {"torch", "nflows", "matplotlib", "flwr", "grpc", "statsmodels", "starlette", "uvicorn", "jinja2"}
 # Loaded by the verb that serves it, and by nothing else.

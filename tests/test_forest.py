@@ -419,8 +419,8 @@ def test_a_network_s_density_is_compared_with_nothing():
 
 
 def test_the_column_of_map_errors_is_said_to_be_of_the_harmonised_answer():
-    from coordinator.figures.forest import _meanings
+    from coordinator.figures.forest_rows import meanings
 
-    said = _meanings(("n", "Map SE"), {"site by site": None, "harmonised": None})
+    said = meanings(("n", "Map SE"), {"site by site": None, "harmonised": None})
     assert "n: of 'site by site' alone" in said
     assert "Map SE: standard error that its map adds to a site's harmonised estimate" in said
