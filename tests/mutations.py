@@ -241,7 +241,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "a database's address in a refusal",
         (
-            "site_agent/records/databases.py",
+            "site_agent/records/readers/databases.py",
             'problem = "something else"',
             "problem = given",
         ),

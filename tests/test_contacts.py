@@ -14,9 +14,10 @@ import pytest
 from shared.errors import ConfigRefusal, DataFileRefusal, DictionaryRefusal, MissingRefusal, Refusal, StateRefusal
 from shared.mechanisms.base import EdgeRules
 from shared.plans.dictionary import Column, Dictionary
-from site_agent.config import Edges, TableSource, _source
+from site_agent.config import Edges, TableSource
 from site_agent.records import table as records
 from site_agent.records.contacts import Contacts
+from site_agent.records.source import source_from_toml
 from site_agent.records.table import Records
 
 WARDS = Dictionary(
@@ -204,7 +205,7 @@ def test_where_the_edges_lie_stands_in_the_settings_and_reads_back(tmp_path):
     with pytest.raises(ConfigRefusal, match="two columns"):
         Edges(path=tmp_path / "c.csv", start="a", end="a")
     with pytest.raises(ConfigRefusal, match=r"\[data.wards\].edges"):
-        _source("wards", {"path": "/n.csv", "edges": {"path": "/e.csv", "form": "x"}})
+        source_from_toml("wards", {"path": "/n.csv", "edges": {"path": "/e.csv", "form": "x"}})
 
 
 BIG = """

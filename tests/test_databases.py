@@ -16,8 +16,9 @@ from test_contacts import write as write_files
 
 from shared.errors import ConfigRefusal, DataFileRefusal, DictionaryRefusal, MissingRefusal, Refusal, StateRefusal
 from site_agent.config import Edges, SiteConfig, TableSource
-from site_agent.records import contacts, databases
+from site_agent.records import contacts
 from site_agent.records import table as records
+from site_agent.records.readers import databases
 
 KEY = b"k" * 32
 SECRET = "hunter2-7319"

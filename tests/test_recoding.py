@@ -15,7 +15,7 @@ from shared.errors import ConfigRefusal, DictionaryRefusal
 from shared.plans.dictionary import Column, Dictionary
 from site_agent.config import Recoding, SiteConfig, TableSource
 from site_agent.records import table as records
-from site_agent.records.recoding import faults, recoded, with_point
+from site_agent.records.mapping.recoding import faults, recoded, with_point
 
 NUMBER = Column(name="chol", kind="continuous", unit="mg/dL", lower=40, upper=800, missing_codes=(-9,), missing="level")
 SEX = Column(name="sex", kind="binary", levels=(0, 1))

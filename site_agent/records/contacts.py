@@ -17,7 +17,6 @@ All of it looks at one edge by itself, so that it belongs to the records of its 
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,20 +26,18 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shared.errors import DataFileRefusal, DictionaryRefusal, MissingRefusal
-from site_agent.config import DATABASES, Edges
 from site_agent.records.identifiers import compared
+from site_agent.records.source import DATABASES, Edges
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from shared.mechanisms.base import EdgeRules
 
-__all__ = ["Contacts", "graph", "read", "require_some"]
+__all__ = ["Contacts", "read", "require_some"]
 
 BLOCK = 1 << 23
 """Bytes of a CSV file, or lines of a Parquet file, that are looked up at once."""
-GRAPHML_CAP = 256 << 20
-"""A GraphML file is held whole, at many times its size."""
 
 Places = NDArray[np.int64]
 
@@ -173,53 +170,8 @@ def require_some(contacts: Contacts, edges: Edges) -> None:
         )
 
 
-def graph(path: Path) -> Any:
-    """A GraphML file as networkx reads it. Raises: DataFileRefusal."""
-    import networkx
-
-    _must_be_a_file(path)
-    if path.stat().st_size > GRAPHML_CAP:
-        raise DataFileRefusal(
-            f"a GraphML file must have at most {GRAPHML_CAP >> 20} MB",
-            given=f"{path.stat().st_size >> 20} MB",
-            next_step="Export an edge list and a node table as CSV or Parquet.",
-        )
-    # Entities can make a small file a large one, and no export of a network declares any. In another encoding they
-    # would not be found.
-    text = path.read_bytes()
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError:
-        raise DataFileRefusal("a GraphML file must be UTF-8", given=f"{path.name}", next_step="Export it so.") from None
-    if (
-        b"\0" in text
-        or b"<!DOCTYPE" in text
-        or b"<!ENTITY" in text
-        or _OTHER_ENCODING.search(text[: text.find(b"?>") + 2])
-    ):
-        raise DataFileRefusal("a GraphML file must be UTF-8 and not declare a document type", given=f"{path.name}")
-    del text
-    try:
-        return networkx.read_graphml(path)
-    except Exception as error:  # XML, types and structure fail in a dozen classes, each of which may quote the file
-        raise DataFileRefusal(
-            f"the file {path.name} must be readable as GraphML",
-            given=type(error).__name__,
-            next_step="Export it again, or as CSV.",
-        ) from None
-
-
-def declared(path: Path) -> tuple[str, ...]:
-    """Names of the node attributes that a GraphML file declares, which `graph` has read before."""
-    from xml.etree import ElementTree
-
-    keys = ElementTree.parse(path).getroot().iterfind("{*}key")
-    return tuple(key.get("attr.name", "") for key in keys if key.get("for") in ("node", "all"))
-
-
 # -- inside -----------------------------------------------------------------------------------------------------
 _STRANGER, _INCOMPLETE = -1, -2
-_OTHER_ENCODING = re.compile(rb"""encoding\s*=\s*["'](?!utf-8|us-ascii|ascii)""", re.IGNORECASE)
 _Side = tuple[NDArray[np.int32], pd.Index]
 """Codes of a block's lines, and the identifiers they stand for; -1 is blank."""
 
@@ -315,7 +267,7 @@ def _parquet(edges: Edges) -> Iterator[Any]:
 
 
 def _database(edges: Edges, seen: Callable[[bytes], None] | None) -> Iterator[tuple[_Side, _Side]]:
-    from site_agent.records import databases
+    from site_agent.records.readers import databases
 
     _must_have(databases.columns(edges), edges)
     for rows in databases.blocks(edges, [edges.start, edges.end]):
@@ -330,6 +282,9 @@ def _database(edges: Edges, seen: Callable[[bytes], None] | None) -> Iterator[tu
 
 
 def _graphml(edges: Edges, rules: EdgeRules) -> Iterator[tuple[_Side, _Side]]:
+    from site_agent.records.readers.graphml import graph
+
+    _must_be_a_file(edges.path)
     found = graph(edges.path)
     if bool(found.is_directed()) != rules.directed:
         planned, other = ("directed", "undirected") if rules.directed else ("undirected", "directed")

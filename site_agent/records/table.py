@@ -30,10 +30,10 @@ from shared.errors import (
     StateRefusal,
 )
 from shared.plans.dictionary import Column, Dictionary
-from site_agent.config import DATABASES, Edges, TableSource
 from site_agent.records.identifiers import NORMALISED, compared
+from site_agent.records.mapping.recoding import recoded_table, with_point
 from site_agent.records.readers import reader
-from site_agent.records.recoding import recoded_table, with_point
+from site_agent.records.source import DATABASES, Edges, TableSource
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -321,7 +321,7 @@ def _digested(digest: hmac.HMAC, source: TableSource | Edges, table: pd.DataFram
     """Add to a hash what was read: a file's bytes, or a database's rows. Returns: how many bytes that was."""
     size = 0
     if source.format in DATABASES and table is not None:
-        from site_agent.records import databases
+        from site_agent.records.readers import databases
 
         for row in databases.encoded(table):
             digest.update(row)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,13 +25,14 @@ import numpy as np
 import pandas as pd
 
 from shared.errors import DataFileRefusal, StateRefusal
+from site_agent.records.readers.base import FormatReader
 
 if TYPE_CHECKING:
     from sqlalchemy.exc import DBAPIError
 
-    from site_agent.config import Edges, TableSource
+    from site_agent.records.source import Edges, TableSource
 
-__all__ = ["blocks", "columns", "count", "encoded", "table"]
+__all__ = ["READERS", "blocks", "columns", "count", "encoded", "table"]
 
 BLOCK = 1 << 18
 """Rows that are fetched at once."""
@@ -107,6 +108,23 @@ def encoded(rows: pd.DataFrame) -> Iterator[bytes]:
     """Bytes of the values read, to be hashed: equal where values and their types are."""
     for row in rows.itertuples(index=False, name=None):
         yield repr(row).encode() + b"\n"
+
+
+class _Database(FormatReader):
+    whole = ("a table or query of the database", "another")
+
+    def columns(self, source: TableSource) -> tuple[str, ...]:
+        return columns(source)
+
+    def count(self, source: TableSource) -> int:
+        return count(source)
+
+    def table(self, source: TableSource, places: Sequence[int]) -> pd.DataFrame:
+        every = columns(source)
+        return table(source, [every[place] for place in places])
+
+
+READERS: Mapping[str, FormatReader] = {"sqlite": _Database(), "sql": _Database()}
 
 
 # -- inside -----------------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """A column's values as the dictionary writes them: levels under other names, decimal commas, other units.
 
 A hospital's extract is often read-only, so what is not as the dictionary says is not corrected at its source but read
-otherwise, as the steward wrote down once (`site_agent.config.Recoding`). Nothing is guessed: a value that the recoding
-does not know stays as it is, and is counted by `Dictionary.check` if it is none of the dictionary's. One that could
-pass for another value once others are read otherwise is refused (`faults`): 1 where 0 is read as 1, a converted number
-that is the code of a missing one.
+otherwise, as the steward wrote down once (`site_agent.records.source.Recoding`). Nothing is guessed: a value that the
+recoding does not know stays as it is, and is counted by `Dictionary.check` if it is none of the dictionary's. One that
+could pass for another value once others are read otherwise is refused (`faults`): 1 where 0 is read as 1, a converted
+number that is the code of a missing one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shared.plans.dictionary import LEVELLED, NUMERIC
 
 if TYPE_CHECKING:
     from shared.plans.dictionary import Column, Dictionary
-    from site_agent.config import Recoding
+    from site_agent.records.source import Recoding
 
 __all__ = ["faults", "recoded", "recoded_table", "with_point"]
 
@@ -108,7 +108,7 @@ def recoded(values: pd.Series, how: Recoding, column: Column) -> pd.Series:
     """(n,) values, recoded; those that mean "missing" and those that it does not know stay as they are.
 
     >>> from shared.plans.dictionary import Column
-    >>> from site_agent.config import Recoding
+    >>> from site_agent.records.source import Recoding
     >>> sex = Column(name="sex", kind="binary")
     >>> recoded(pd.Series(["m", "w", "x"]), Recoding(levels={"m": "1", "w": "0"}), sex).tolist()
     ['1', '0', 'x']

@@ -1,0 +1,22 @@
+"""How a table of each format is read; `site_agent.records.source.FORMATS` names the format of an ending."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from site_agent.records.readers import columnar, databases, graphml, text
+from site_agent.records.readers.base import FormatReader
+
+if TYPE_CHECKING:
+    from site_agent.records.source import TableSource
+
+__all__ = ["READERS", "FormatReader", "reader"]
+
+READERS: Mapping[str, FormatReader] = {**text.READERS, **columnar.READERS, **graphml.READERS, **databases.READERS}
+"""Name of a format to its reader."""
+
+
+def reader(source: TableSource) -> FormatReader:
+    """The reader of a source's format."""
+    return READERS[source.format]

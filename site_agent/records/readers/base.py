@@ -1,0 +1,60 @@
+"""What a reader of a format knows: the names of a table's columns, its rows, and how many there are.
+
+Values come as the format has them: what is text stays text, and `Dictionary.check` judges all of them alike. A parser's
+own message quotes what it stumbled over, so none is ever passed on (`FormatReader.unreadable`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from shared.errors import DataFileRefusal
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from site_agent.records.source import TableSource
+
+__all__ = ["FormatReader", "encoding"]
+
+
+class FormatReader(ABC):
+    """Reads a table of one format. Its methods raise DataFileRefusal, of a database StateRefusal too.
+
+    Attributes:
+        whole: what a table of this format must be, and what was given instead where it is damaged, in words.
+        remedy: what to do about that.
+    """
+
+    whole: ClassVar[tuple[str, str]]
+    remedy: ClassVar[str] = "Export it again."
+
+    @abstractmethod
+    def columns(self, source: TableSource) -> tuple[str, ...]:
+        """The names of its columns, as they stand in it."""
+
+    @abstractmethod
+    def count(self, source: TableSource) -> int:
+        """Number of its rows; nothing is checked."""
+
+    @abstractmethod
+    def table(self, source: TableSource, places: Sequence[int]) -> pd.DataFrame:
+        """All rows of some columns, by their places in `columns`, in that order."""
+
+    def unreadable(self, source: TableSource, error: Exception) -> DataFileRefusal:
+        """Kind of a parser's error, without its message, which quotes the file."""
+        if isinstance(error, UnicodeError):
+            return DataFileRefusal(
+                f"the table {source.path.name} must be text in {source.encoding}",
+                given="bytes that are not",
+                next_step="Export it as UTF-8, or name its encoding: site-agent data add … --encoding cp1252.",
+            )
+        whole, given = self.whole
+        return DataFileRefusal(f"the table {source.path.name} must be {whole}", given=given, next_step=self.remedy)
+
+
+def encoding(source: TableSource) -> str:
+    """The encoding of a text file, a byte order mark allowed for."""
+    return "utf-8-sig" if source.encoding == "utf-8" else source.encoding

@@ -1,0 +1,49 @@
+"""Tables that lie column by column: Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from site_agent.records.readers.base import FormatReader
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from site_agent.records.source import TableSource
+
+__all__ = ["READERS"]
+
+
+class _Parquet(FormatReader):
+    whole = ("a whole Parquet file", "a truncated or damaged one")
+
+    def _file(self, source: TableSource) -> Any:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            return pq.ParquetFile(source.path)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self.unreadable(source, error) from None
+
+    def columns(self, source: TableSource) -> tuple[str, ...]:
+        return tuple(str(name) for name in self._file(source).schema_arrow.names)
+
+    def count(self, source: TableSource) -> int:
+        return int(self._file(source).metadata.num_rows)
+
+    def table(self, source: TableSource, places: Sequence[int]) -> pd.DataFrame:
+        import pyarrow as pa
+
+        every = self.columns(source)
+        names = [every[place] for place in places]
+        try:
+            # A whole number stays one beside a gap: as a float, one of 17 digits would be another.
+            table = self._file(source).read(columns=names).to_pandas(integer_object_nulls=True)
+            return table[names].reset_index(drop=True)
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            raise self.unreadable(source, error) from None
+
+
+READERS: Mapping[str, FormatReader] = {"parquet": _Parquet()}

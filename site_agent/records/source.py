@@ -1,0 +1,329 @@
+"""Where a study's table lies and how its columns and values are read: what site.toml says under [data.STUDY]."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from types import MappingProxyType
+from typing import Any, Literal
+
+from shared.base.canonical import closed
+from shared.errors import ConfigRefusal, DataFileRefusal
+
+__all__ = ["DATABASES", "FILE_NAME", "FORMATS", "Edges", "Recoding", "TableSource", "must", "quoted", "section"]
+__all__ += ["source_from_toml", "source_to_toml"]
+
+FILE_NAME = "site.toml"
+ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "cp1252", "latin-1")
+FORMATS = {
+    **{".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet", ".graphml": "graphml"},
+    **{".sqlite": "sqlite", ".sqlite3": "sqlite", ".db": "sqlite", ".sql": "sql"},
+}
+Format = Literal["csv", "parquet", "graphml", "sqlite", "sql"]
+DATABASES = ("sqlite", "sql")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+
+def must(holds: bool, rule: str, given: object, step: str = f"Correct {FILE_NAME}.") -> None:
+    """Refuse what does not hold, as a fault of the settings. Raises: ConfigRefusal."""
+    if not holds:
+        raise ConfigRefusal(rule, given=f"{given}", next_step=step)
+
+
+def _must_be_a_table(path: Path, encoding: str, delimiter: str) -> None:
+    """A file of this machine that can be read as a table."""
+    text = str(path)
+    remote = "://" in text or text.startswith(("\\\\", "//")) or ":/" in text[2:]
+    must(not remote, "a table must be a local file", "an address", "Give the path of a file on this machine.")
+    must(
+        PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute(),
+        "the path of a table must be absolute",
+        repr(text),
+    )
+    kinds = ", ".join(FORMATS)
+    suffix = path.suffix.lower()
+    step = "Export it as CSV or Parquet, or name a database (site-agent data add -h)."
+    if suffix in (".xlsx", ".xls", ".xlsm", ".ods"):
+        step = "In the spreadsheet: File, Save as, CSV UTF-8. Semicolons and decimal commas can be read (data map)."
+    elif suffix in (".sav", ".dta", ".sas7bdat", ".xpt", ".rds", ".rdata"):
+        step = "Export it from there as CSV or Parquet, with the codes, not with the labels."
+    given = repr(path.name) if path.name else "a folder"
+    if suffix not in FORMATS:
+        raise DataFileRefusal(f"a table must end in {kinds}", given=given, next_step=step)
+    must(encoding in ENCODINGS, f"encoding must be one of {', '.join(ENCODINGS)}", repr(encoding))
+    must(len(delimiter) == 1, "delimiter must be one character", f"{len(delimiter)} characters")
+
+
+def _must_be_in_a_database(path: Path, table: str, database: str) -> None:
+    """A table of a SQLite file, or a query with the variable that holds the database's address."""
+    kind = _format(path)
+    for name, value, of in (("table", table, "sqlite"), ("database", database, "sql")):
+        must(isinstance(value, str), f"{name} must be text", type(value).__name__)
+        must(
+            bool(value) == (kind == of),
+            f"{name} must be given with {'a SQLite file' if of == 'sqlite' else 'a .sql file'}, and with nothing else",
+            f"{'one' if value else 'none'} with a {path.suffix.lower()} file",
+            "Run site-agent data add FILE with --table NAME (SQLite) or --database VARIABLE (.sql).",
+        )
+    # What was given may be the address itself, with its password: it is not repeated.
+    must(
+        not database or bool(_VARIABLE.fullmatch(database)),
+        "database must be the name of an environment variable that holds the address, never the address itself",
+        "something else",
+        "Put the address into a variable of the agent's environment, and name the variable.",
+    )
+
+
+def _format(path: Path) -> Format:
+    found: Format = FORMATS[path.suffix.lower()]  # type: ignore[assignment]
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edges:
+    """Location of the edge list of a study's network; its other columns are not read.
+
+    Args:
+        path: a local file, CSV, Parquet, GraphML, SQLite or a query (.sql) by its name; it is read in place and never
+            copied.
+        encoding, delimiter: of a CSV file.
+        table, database: as of `TableSource`.
+        start, end: names in the file of the columns that hold the two persons of an edge, as the node table writes
+            them; of a directed network the edge goes from `start` to `end`. GraphML has no such columns.
+    Raises: ConfigRefusal, at construction.
+
+    >>> Edges(path=Path("/data/contacts.csv"), start="a", end="b").format
+    'csv'
+    """
+
+    path: Path
+    encoding: str = "utf-8"
+    delimiter: str = ","
+    start: str = "from"
+    end: str = "to"
+    table: str = ""
+    database: str = ""
+
+    def __post_init__(self) -> None:
+        _must_be_a_table(self.path, self.encoding, self.delimiter)
+        _must_be_in_a_database(self.path, self.table, self.database)
+        must(
+            bool(self.start and self.end) and self.start != self.end,
+            "an edge must have two columns",
+            f"{self.start!r} and {self.end!r}",
+        )
+
+    @property
+    def format(self) -> Format:
+        """File format, by its name."""
+        return _format(self.path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recoding:
+    """How a column's values in the file become those of the dictionary; `site_agent.records.mapping.recoding` does it.
+
+    Args:
+        levels: value in the file to level of the dictionary, both as text; blank where it says that nothing is known.
+        decimal: ``,`` where the file writes decimals with a comma; blank for a point.
+        factor, offset: a number of the file, times `factor`, plus `offset`, is one in the dictionary's unit.
+    Raises: ConfigRefusal, at construction.
+
+    >>> Recoding(levels={"m": "1", "w": "0"}).words, Recoding(decimal=",", factor=38.67).words
+    ('m is 1, w is 0', 'decimal comma, times 38.67')
+    """
+
+    levels: Mapping[str, str] = field(default_factory=dict)
+    decimal: Literal["", ","] = ""
+    factor: float = 1.0
+    offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        texts = isinstance(self.levels, Mapping) and all(isinstance(level, str) for level in self.levels.values())
+        must(texts, "levels must map values of the file to levels, both in quotes", "something else")
+        must(self.decimal in ("", ","), "decimal must be ',' or left out", repr(self.decimal))
+        for name in ("factor", "offset"):
+            value = getattr(self, name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            must(number and (name == "offset" or value != 0), f"{name} must be a number, and no factor 0", value)
+            object.__setattr__(self, name, float(value))
+        object.__setattr__(self, "levels", MappingProxyType(dict(self.levels)))
+
+    @property
+    def words(self) -> str:
+        """It in a few words; blank where values are taken as they stand."""
+        parts = [f"{value} is {level or 'missing'}" for value, level in self.levels.items()]
+        parts += ["decimal comma"] if self.decimal else []
+        parts += [f"times {self.factor:g}"] if self.factor != 1 else []
+        parts += [f"plus {self.offset:g}"] if self.offset else []
+        return ", ".join(parts)
+
+    def to_canonical(self) -> dict[str, Any]:
+        """Plain values; what is at its default is left out."""
+        out: dict[str, Any] = {"levels": dict(self.levels)} if self.levels else {}
+        given = {"decimal": self.decimal, "factor": self.factor, "offset": self.offset}
+        return out | {name: value for name, value in given.items() if value != getattr(Recoding, name)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSource:
+    """Location of a study's table, and the mapping of its columns and values.
+
+    Args:
+        path: a local file, CSV, Parquet, GraphML, SQLite or a query (.sql) by its name; it is read in place and never
+            copied.
+        encoding: of a CSV file; ``utf-8`` also reads a file with a byte order mark.
+        delimiter: of a CSV file, one character.
+        columns: name in the file to name in the dictionary, where the two differ.
+        values: name in the dictionary to how its values are recoded; a column that is not in it is taken as it stands.
+        ignore: columns of the file that the study does not use. They are named one by one, so that a new column in
+            the hospital's export is noticed instead of dropped.
+        edges: of a study of a network, its edge list; a GraphML file holds its own.
+        table: of a SQLite file, the table or view that is read.
+        database: of a query, the environment variable that holds the database's address
+            (`site_agent.records.readers.databases`).
+        hospital: of several small hospitals in one table, under one steward's agreement: the column that says whose
+            row it is. It is among what the study ignores.
+        hospitals: their names in it, all that the agreement has.
+    Raises: ConfigRefusal, at construction.
+
+    >>> TableSource(path=Path("/data/cohort.csv"), columns={"SBP": "sbp"}).format
+    'csv'
+    """
+
+    path: Path
+    encoding: str = "utf-8"
+    delimiter: str = ","
+    columns: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, Recoding] = field(default_factory=dict)
+    ignore: tuple[str, ...] = ()
+    edges: Edges | None = None
+    table: str = ""
+    database: str = ""
+    hospital: str = ""
+    hospitals: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._check_hospitals()
+        _must_be_a_table(self.path, self.encoding, self.delimiter)
+        _must_be_in_a_database(self.path, self.table, self.database)
+        twice = sorted({to for to in self.columns.values() if list(self.columns.values()).count(to) > 1})
+        must(not twice, "a dictionary column must come from one source column", ", ".join(twice))
+        both = sorted(set(self.columns) & set(self.ignore))
+        must(not both, "a source column must be mapped or ignored, not both", ", ".join(both))
+        object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
+        recoded = {name: one for name, one in self.values.items() if one.words}
+        object.__setattr__(self, "values", MappingProxyType(recoded))
+        if self.edges is None and self.format == "graphml":
+            object.__setattr__(self, "edges", Edges(path=self.path))
+
+    def _check_hospitals(self) -> None:
+        names = tuple(self.hospitals)
+        object.__setattr__(self, "hospitals", names)
+        must(bool(self.hospital) == bool(names), "hospital and hospitals must be given together", f"{len(names)} names")
+        if not self.hospital:
+            return
+        differ = len(set(names)) == len(names) and all(name and name == name.strip() for name in names)
+        must(2 <= len(names) <= 1000 and differ, "hospitals must be 2 to 1000 different names", f"{len(names)}")
+        must(self.hospital not in self.columns, "the column of hospitals must not be one of the study", self.hospital)
+        # It is read to hold the rows against the agreement, and is in nothing that is kept or leaves.
+        if self.hospital not in self.ignore:
+            object.__setattr__(self, "ignore", (*self.ignore, self.hospital))
+
+    @property
+    def format(self) -> Format:
+        """File format, by its name."""
+        return _format(self.path)
+
+
+# -- the file ---------------------------------------------------------------------------------------------------------
+def source_from_toml(study: str, given: Any) -> TableSource:
+    """The table of a study, from the plain values of its section. Raises: ConfigRefusal, DataFileRefusal."""
+    where = f"[data.{study}]"
+    must(isinstance(given, dict), f"{where} must be a table of settings", type(given).__name__)
+    must(isinstance(given.get("path"), str), f"{where} must set path", "none")
+    values = {**given, "path": Path(given["path"]), "ignore": tuple(given.get("ignore", ()))}
+    columns = values.get("columns", {})
+    texts = isinstance(columns, dict) and all(isinstance(v, str) for v in columns.values())
+    must(texts, f"{where}.columns must map names to names", type(columns).__name__)
+    for name in ("encoding", "delimiter", "table", "database", "hospital"):
+        must(isinstance(values.get(name, ""), str), f"{where}.{name} must be text", type(values.get(name)).__name__)
+    named = values.get("hospitals", [])
+    listed = isinstance(named, list) and all(isinstance(name, str) for name in named)
+    must(listed, f"{where}.hospitals must be a list of names", type(named).__name__)
+    values["hospitals"] = tuple(named)
+    recoded = values.get("values", {})
+    tables = isinstance(recoded, dict) and all(isinstance(one, dict) for one in recoded.values())
+    must(tables, f"{where}.values must be a table for each column", type(recoded).__name__)
+    values["values"] = {name: section(Recoding, one, f"[data.{study}.values.{name}]") for name, one in recoded.items()}
+    if "edges" in values:
+        values["edges"] = _edges(where, values["edges"])
+    source = section(TableSource, values, where)
+    assert isinstance(source, TableSource)
+    return source
+
+
+def _edges(where: str, given: Any) -> Edges:
+    where = f"{where}.edges"
+    must(isinstance(given, dict), f"{where} must be a table of settings", type(given).__name__)
+    known = {"path", "encoding", "delimiter", "from", "to", "table", "database"}
+    closed(given, known, where=where, refusal=ConfigRefusal)
+    must(isinstance(given.get("path"), str), f"{where} must set path", "none")
+    for name, value in given.items():
+        must(isinstance(value, str), f"{where}.{name} must be text", type(value).__name__)
+    names = {"from": "start", "to": "end"}
+    values: dict[str, Any] = {names.get(name, name): value for name, value in given.items()}
+    return Edges(**{**values, "path": Path(given["path"])})
+
+
+def source_to_toml(study: str, source: TableSource) -> list[str]:
+    """Lines of site.toml that `source_from_toml` reads back."""
+    lines: list[str] = []
+    lines += ["", f"[data.{quoted(study)}]", f"path = {quoted(str(source.path))}"]
+    if source.format == "csv":
+        lines += [f"encoding = {quoted(source.encoding)}", f"delimiter = {quoted(source.delimiter)}"]
+    lines += _in_a_database(source)
+    if source.hospital:
+        lines.append(f"hospital = {quoted(source.hospital)}        # the column that says whose row it is")
+        lines.append(f"hospitals = [{', '.join(map(quoted, source.hospitals))}]")
+    lines.append(f"ignore = [{', '.join(map(quoted, source.ignore))}]")
+    lines += ["", f"[data.{quoted(study)}.columns]        # name in the file = name in the dictionary"]
+    lines += [f"{quoted(name)} = {quoted(to)}" for name, to in source.columns.items()]
+    for name, recoding in sorted(source.values.items()):
+        plain = recoding.to_canonical()
+        levels = plain.pop("levels", {})
+        lines += ["", f"[data.{quoted(study)}.values.{quoted(name)}]        # how the file's values are read"]
+        lines += [f"{key} = {quoted(value) if isinstance(value, str) else value}" for key, value in plain.items()]
+        pairs = ", ".join(f"{quoted(value)} = {quoted(level)}" for value, level in levels.items())
+        lines += [f"levels = {{ {pairs} }}"] if levels else []
+    edges = source.edges
+    own = edges is not None and source.format == "graphml" and edges == Edges(path=source.path)
+    if edges is not None and not own:
+        lines += ["", f"[data.{quoted(study)}.edges]        # who is connected with whom: two of its columns"]
+        lines += [f"path = {quoted(str(edges.path))}"]
+        if edges.format == "csv":
+            lines += [f"encoding = {quoted(edges.encoding)}", f"delimiter = {quoted(edges.delimiter)}"]
+        lines += _in_a_database(edges)
+        lines += [f"from = {quoted(edges.start)}", f"to = {quoted(edges.end)}"]
+    return lines
+
+
+def _in_a_database(source: TableSource | Edges) -> list[str]:
+    return [f"{name} = {quoted(value)}" for name in ("table", "database") if (value := getattr(source, name))]
+
+
+def section(kind: Any, given: Mapping[str, Any], where: str) -> Any:
+    """A dataclass from plain values, of which an unknown key is refused. Raises: ConfigRefusal."""
+    closed(given, {item.name for item in fields(kind)}, where=where, refusal=ConfigRefusal)
+    return kind(**given)
+
+
+def quoted(text: str) -> str:
+    """A TOML basic string."""
+    import json
+
+    # JSON's escapes are TOML's, but for DEL, which JSON leaves bare.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
