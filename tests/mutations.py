@@ -101,7 +101,7 @@ FITTING = "site_agent/release/fitting.py"
 SGD = "site_agent/models/private_flow.py"
 FEDERATED = "shared/plans/federated.py"
 AT_SITES = "site_agent/training/federation.py"
-AT_HUB = "coordinator/training/federation.py"
+AT_HUB = "coordinator/training/strategies.py"
 
 FIGURE = "test_shipped_noise.py::test_every_released_figure_carries_the_very_value_that_the_sampler_handed_out"
 ASKED = "test_shipped_noise.py::test_the_noise_that_is_asked_for_is_what_the_event_is_charged_by"

@@ -20,6 +20,7 @@ FIGURES = (
 HEAVY = {"torch", "nflows", "matplotlib", "flwr", "grpc", "statsmodels", "starlette", "uvicorn", "jinja2"}
 # Loaded by the verb that serves it, and by nothing else.
 SERVED = {("site_agent/show/page.py", "starlette"), ("site_agent/show/page.py", "jinja2")}
+SERVED |= {(f"coordinator/training/{name}.py", "flwr") for name in ("dialled_grid", "strategies")}
 # The demo looks for a free port.
 SOCKETS = {"shared/wire/transport.py", "shared/wire/door.py", "coordinator/demo/stage.py", "coordinator/demo/warm.py"}
 SOCKETS |= {"coordinator/answers/reminders.py"}  # mail and a webhook, to the addresses of notify.toml alone

@@ -23,6 +23,7 @@ from coordinator.services.collect.service import CollectionService
 from coordinator.store.round_queue import RoundQueue
 from coordinator.training import dialled
 from coordinator.training.dialled import train
+from coordinator.training.dialled_grid import DialledGrid
 from shared.base.canonical import sha256_hex
 from shared.base.keys import SigningKey
 from shared.errors import (
@@ -404,7 +405,7 @@ def test_the_quorum_is_waited_for_and_a_minute_for_others_and_nobody_who_never_c
 
     by_node = {node: site for site, node in nodes.items()}
     key = hub.authority.witness
-    grid = dialled.dialled_grid(boxes, PLAN, by_node, key, sleep=sleep, clock=lambda: now[0])
+    grid = DialledGrid(boxes, PLAN, by_node, key, sleep=sleep, clock=lambda: now[0])
     lengths = []
     for number in (1, 2, 3, 4):
         arrays = ArrayRecord({flower.WEIGHTS: flower.vector(np.full(3, float(number)))})

@@ -1,10 +1,9 @@
 """The coordinator's part in a training that Flower's deployment runtime carries: the same rounds, by another way.
 
-The runtime's grid is only a carrier (`coordinator.training.dialled.Carrier`). Questions are signed and answers checked
-as for
-sites that dial in, and both are in the same queue: a training may be begun by one way and ended by the other,
-and a site of the same study that has no node dials in. What Flower loses (a node that was started again forgets its
-message) is asked again; the site then sends the very bytes that it has sealed.
+The runtime's grid is only a carrier (`coordinator.training.dialled_grid.Carrier`). Questions are signed and answers
+checked as for sites that dial in, and both are in the same queue: a training may be begun by one way and ended by the
+other, and a site of the same study that has no node dials in. What Flower loses (a node that was started again forgets
+its message) is asked again; the site then sends the very bytes that it has sealed.
 """
 
 from __future__ import annotations

@@ -6,13 +6,15 @@ a question compares within groups is an outcome too; the groups are not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared.errors import ParameterError
 
 if TYPE_CHECKING:
+    from shared.estimands.questions import Estimand
+    from shared.plans.dictionary import Column
     from shared.plans.plan import StudyPlan
 
 __all__ = ["PlannedOutcomes", "planned_outcomes"]
@@ -57,63 +59,14 @@ def planned_outcomes(plan: StudyPlan) -> PlannedOutcomes | None:
 
 
 def _named(plan: StudyPlan) -> PlannedOutcomes | None:
-    from shared.estimands.questions import parse_estimand
     from shared.plans.encoding import Encoder
 
     encoder = Encoder(dictionary=plan.dictionary)
     place = {name: j for j, name in enumerate(encoder.columns)}
     columns = {column.name: column for column in plan.dictionary.released}
-    asked = []
-    for text in plan.estimands.values():
-        try:
-            asked.append(parse_estimand(text))
-        except ParameterError:
-            continue  # a note in words, or a question of another mechanism
-    left: dict[str, None] = {}
-    right: dict[str, set[str]] = {}
-    pairs: dict[str, str] = {}
-    products: dict[tuple[int, int], None] = {}
-    for one in asked:
-        if one.kind in ("network", "correlation"):
-            continue
-        own = [name for name in _names(one.outcome, one.event, one.duration) if name in columns]
-        read = [name for name in one.columns if name in columns and name not in own]
-        for name in own:
-            left[name] = None
-            right.setdefault(name, set()).update(read)
-        if one.duration in columns and one.duration not in pairs:
-            events = [name for name in own if name != one.duration]
-            if len(events) == 1:
-                pairs[one.duration] = events[0]
-        for term in one.terms:
-            products |= dict.fromkeys(_products(term, place))
-    for name, column in columns.items():
-        if column.kind in ("event", "time"):
-            left.setdefault(name)
-            right.setdefault(name, set())
-            if column.kind == "time" and column.event in columns:
-                pairs.setdefault(name, column.event)
-    paired = {
-        time: event
-        for time, event in pairs.items()
-        if columns[time].kind == "time"
-        and columns[time].missing != "level"
-        and len(columns[event].levels) == 2
-        and columns[event].missing != "level"
-        and list(pairs.values()).count(event) == 1
-    }
-    order: list[tuple[str, ...]] = []
-    waiting = [name for name in left if name not in paired.values()]
-    # Times last; and what another outcome's question reads comes before that outcome.
-    waiting.sort(key=lambda name: (name in paired, list(columns).index(name)))
-    while waiting:
-        now = [name for name in waiting if name not in paired] or waiting
-        free = [name for name in now if not (right[name] - {name}) & set(now)]
-        chosen = (free or now)[0]
-        waiting.remove(chosen)
-        order.append((chosen, paired[chosen]) if chosen in paired else (chosen,))
+    reads = _PlannedReads.of(plan, columns, place)
     groups: list[tuple[int, ...]] = []
-    for group in order:
+    for group in _ordered(reads, columns):
         for name in group:
             if f"{name} missing" in place:
                 groups.append((place[f"{name} missing"],))
@@ -143,8 +96,83 @@ def _named(plan: StudyPlan) -> PlannedOutcomes | None:
         whole=frozenset(whole),
         gates=gates,
         bounds=bounds,
-        products=tuple(products),
+        products=tuple(reads.products),
     )
+
+
+@dataclass(frozen=True)
+class _PlannedReads:
+    """What the plan's questions and its dictionary say of its columns, in the order in which they say it.
+
+    Attributes:
+        reads: outcome to the columns that its questions read beside it.
+        events: time to the event that ends it.
+        products: pairs of encoded columns that a term multiplies.
+    """
+
+    reads: dict[str, set[str]]
+    events: dict[str, str]
+    products: dict[tuple[int, int], None]
+
+    @classmethod
+    def of(cls, plan: StudyPlan, columns: Mapping[str, Column], place: Mapping[str, int]) -> _PlannedReads:
+        found = cls({}, {}, {})
+        for one in _asked(plan):
+            own = [name for name in _names(one.outcome, one.event, one.duration) if name in columns]
+            read = [name for name in one.columns if name in columns and name not in own]
+            for name in own:
+                found.reads.setdefault(name, set()).update(read)
+            if one.duration in columns and one.duration not in found.events:
+                events = [name for name in own if name != one.duration]
+                if len(events) == 1:
+                    found.events[one.duration] = events[0]
+            for term in one.terms:
+                found.products.update(dict.fromkeys(_products(term, place)))
+        for name, column in columns.items():
+            if column.kind in ("event", "time"):
+                found.reads.setdefault(name, set())
+                if column.kind == "time" and column.event in columns:
+                    found.events.setdefault(name, column.event)
+        return found
+
+
+def _asked(plan: StudyPlan) -> Iterator[Estimand]:
+    """The questions of a plan that are of columns."""
+    from shared.estimands.questions import parse_estimand
+
+    for text in plan.estimands.values():
+        try:
+            one = parse_estimand(text)
+        except ParameterError:
+            continue  # a note in words, or a question of another mechanism
+        if one.kind not in ("network", "correlation"):
+            yield one
+
+
+def _ordered(reads: _PlannedReads, columns: Mapping[str, Column]) -> list[tuple[str, ...]]:
+    """Outcomes in the order in which they are drawn, a time with its event.
+
+    Times last; and what another outcome's question reads comes before that outcome.
+    """
+    paired = {
+        time: event
+        for time, event in reads.events.items()
+        if columns[time].kind == "time"
+        and columns[time].missing != "level"
+        and len(columns[event].levels) == 2
+        and columns[event].missing != "level"
+        and list(reads.events.values()).count(event) == 1
+    }
+    order: list[tuple[str, ...]] = []
+    waiting = [name for name in reads.reads if name not in paired.values()]
+    waiting.sort(key=lambda name: (name in paired, list(columns).index(name)))
+    while waiting:
+        now = [name for name in waiting if name not in paired] or waiting
+        free = [name for name in now if not (reads.reads[name] - {name}) & set(now)]
+        chosen = (free or now)[0]
+        waiting.remove(chosen)
+        order.append((chosen, paired[chosen]) if chosen in paired else (chosen,))
+    return order
 
 
 def _names(*texts: str) -> list[str]:
