@@ -12,8 +12,8 @@ from test_moments import COLUMNS, COVARIATES, OUTCOMES, cohort, planned
 
 from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError
-from shared.estimands.regression import generalised, least_squares
-from shared.estimands.survival import cox
+from shared.estimands.fits.regression import generalised, least_squares
+from shared.estimands.fits.survival import cox
 from shared.mechanisms.moments.cohort import FEW_EVENTS, fit
 from shared.mechanisms.moments.copula import pilot
 from shared.mechanisms.moments.draw import moments

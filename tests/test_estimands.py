@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from coordinator.pooling.pool import pool_estimates
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import Estimand, Estimate, estimate, parse_estimand, parse_formula
+from shared.estimands.fits.survival import cox, kaplan_meier, restricted_mean
 from shared.estimands.formulas import Node, parse
-from shared.estimands.survival import cox, kaplan_meier, restricted_mean
 
 
 def ask(table, text, **more):

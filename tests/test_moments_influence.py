@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from shared.base.randomness import seeded_rng
-from shared.estimands.regression import generalised, least_squares
-from shared.estimands.survival import cox
+from shared.estimands.fits.regression import generalised, least_squares
+from shared.estimands.fits.survival import cox
 from shared.mechanisms.moments.cohort import drawn, fit
 from shared.mechanisms.moments.copula import complete, pilot
 from shared.mechanisms.moments.draw import moments

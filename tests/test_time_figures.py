@@ -25,7 +25,7 @@ from coordinator.store.store import Store
 from shared.base.keys import SigningKey
 from shared.errors import EstimateRefusal, ParameterError, StateRefusal
 from shared.estimands.answer import Estimate, estimate
-from shared.estimands.survival import GridCurve, kaplan_meier, public_times
+from shared.estimands.fits.survival import GridCurve, kaplan_meier, public_times
 from shared.plans.plan import Wave, sign_plan
 from shared.releases.receipt import planned_events
 

@@ -284,7 +284,7 @@ class Result(Shown):
         Raises: ParameterError: another kind of question, or more curves than can be told apart.
         """
         from coordinator.figures.over_time import km_figure
-        from shared.estimands.survival import GridCurve
+        from shared.estimands.fits.survival import GridCurve
 
         document = self._curves()
         shown = [

@@ -1,8 +1,8 @@
 """Kaplan–Meier of every site as of a wave, read off at public times: what a figure or a table of it is made from.
 
 The times come from the dictionary's bound of the follow-up column, never from rows, so they are the same at every site
-and in every wave, and a curve has at most a hundred of them (`shared.estimands.survival.GridCurve` says why). Which
-releases count is decided by `coordinator.answers.queries`, as for every other question.
+and in every wave, and a curve has at most a hundred of them (`shared.estimands.fits.survival.GridCurve` says why).
+Which releases count is decided by `coordinator.answers.queries`, as for every other question.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from coordinator.answers import release_selection, resolving, site_answers
 from coordinator.pooling.pool import pool
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands.answer import Estimand, parse_estimand, survival_curves
-from shared.estimands.survival import GridCurve, public_times
+from shared.estimands.fits.survival import GridCurve, public_times
 from shared.mechanisms.base import Answering
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def pooled_curve(curves: Sequence[GridCurve], *, label: str) -> GridCurve:
     Returns: a curve whose rows at risk and events are the sums of the sites'; its inflation is the largest of theirs.
     Raises: EstimateRefusal: fewer than two curves, or no time at which each of them is known.
 
-    >>> from shared.estimands.survival import kaplan_meier
+    >>> from shared.estimands.fits.survival import kaplan_meier
     >>> import numpy as np
     >>> times, events = np.arange(1.0, 11.0), np.ones(10)
     >>> site = kaplan_meier(times, events).read_off((0.0, 2.0, 4.0), label="a")

@@ -4,7 +4,7 @@ As all figures they take results and hold no row of data. For a survival curve t
 times it *is* the rows, since every step stands at one row's time and its height says how many went with it, and a
 vector file keeps all digits. A release is privatised and paid for, so that would break no promise of the receipt; but
 it would hand two columns of it to everyone who is sent the picture, where the plan may keep rows from analysts. So a
-curve comes read off at public times (`shared.estimands.survival.GridCurve`), its steps stand at the ends of the
+curve comes read off at public times (`shared.estimands.fits.survival.GridCurve`), its steps stand at the ends of the
 intervals, and the file grows with the grid and not with the rows.
 """
 
@@ -40,7 +40,7 @@ from coordinator.figures.canvas import (
 )
 from coordinator.pooling.pool import PooledResult
 from shared.errors import EstimateRefusal, ParameterError, machine_failures
-from shared.estimands.survival import GridCurve
+from shared.estimands.fits.survival import GridCurve
 from shared.privacy.stated import shown_delta, shown_epsilon, shown_price, shown_room
 
 if TYPE_CHECKING:

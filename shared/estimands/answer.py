@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.columns import OF_A_COLUMN, compound_symmetry, correlation
 from shared.estimands.design import outcome_of
+from shared.estimands.fits.survival import SurvivalCurve
 from shared.estimands.floors import FAR, MIN_EVENTS, MIN_RESIDUAL_DF, Answer, LeastRows, QuestionResult
 from shared.estimands.formulas import (
     QuestionRows,
@@ -47,7 +48,6 @@ from shared.estimands.formulas import (
 from shared.estimands.groups import group_answers
 from shared.estimands.models import model_answers
 from shared.estimands.questions import INTERCEPT, MODELS, Estimand, Scale, parse_estimand, parse_formula
-from shared.estimands.survival import SurvivalCurve
 
 __all__ = [
     "MIN_EVENTS",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.estimands.survival import SurvivalCurve
+from shared.estimands.fits.survival import SurvivalCurve
 
 __all__ = ["FAR", "HANGS", "MIN_EVENTS", "MIN_RESIDUAL_DF", "Answer", "LeastRows", "QuestionResult", "few"]
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from shared.errors import EstimateRefusal
 from shared.estimands.design import levels_of, outcome_of
+from shared.estimands.fits.survival import SurvivalCurve, kaplan_meier, log_rank, restricted_mean
 from shared.estimands.floors import FAR, Answer, LeastRows, QuestionResult, few
 from shared.estimands.formulas import CATEGORY, Node, QuestionRows, is_logical, parse, values
 from shared.estimands.questions import SURVIVAL, Estimand
-from shared.estimands.survival import SurvivalCurve, kaplan_meier, log_rank, restricted_mean
 
 __all__ = ["group_answers", "membership", "strata_of"]
 

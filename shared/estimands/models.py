@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from shared.errors import EstimateRefusal
 from shared.estimands.design import TermColumns, design_of, numeric_columns, outcome_of
+from shared.estimands.fits.regression import RegressionFit, generalised, least_squares
+from shared.estimands.fits.survival import cox
 from shared.estimands.floors import FAR, HANGS, Answer, LeastRows, QuestionResult, few
 from shared.estimands.formulas import QuestionRows, parse, values
 from shared.estimands.groups import strata_of
 from shared.estimands.questions import INTERCEPT, Estimand
-from shared.estimands.regression import RegressionFit, generalised, least_squares
-from shared.estimands.survival import cox
 
 __all__ = ["model_answers"]
 

@@ -17,10 +17,10 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from shared.errors import ParameterError
+from shared.estimands.fits.regression import Robust
+from shared.estimands.fits.survival import Ties
 from shared.estimands.formulas import Node, RightSide, check_arithmetic, is_logical, names, parse, right_side
 from shared.estimands.kinds import GROUPED, KINDS, MODELS, OPTIONS, SURVIVAL, Kind, Scale
-from shared.estimands.regression import Robust
-from shared.estimands.survival import Ties
 
 __all__ = ["GROUPED", "INTERCEPT", "MODELS", "NETWORK", "SURVIVAL", "Estimand", "Kind", "Scale"]
 __all__ += ["parse_estimand", "parse_formula"]

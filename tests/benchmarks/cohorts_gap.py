@@ -20,7 +20,7 @@ import time
 import numpy as np
 
 from shared.base.randomness import seeded_rng
-from shared.estimands.survival import kaplan_meier
+from shared.estimands.fits.survival import kaplan_meier
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder

@@ -19,7 +19,7 @@ from scipy.spatial import cKDTree
 from scipy.stats import gaussian_kde
 
 from shared.base.randomness import seeded_rng
-from shared.estimands.survival import cox
+from shared.estimands.fits.survival import cox
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.plans.encoding import Encoder
 from shared.simulated import cvd_cohorts

@@ -18,7 +18,7 @@ import pandas as pd
 from scipy import stats
 
 from shared.base.randomness import seeded_rng
-from shared.estimands.regression import generalised
+from shared.estimands.fits.regression import generalised
 from shared.mechanisms.tables.noise import CountTables, attributes, sensitivity
 from shared.mechanisms.tables.one_step import Released, fitted, synthetic
 from shared.plans.dictionary import Column, Dictionary

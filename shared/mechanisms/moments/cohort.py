@@ -24,9 +24,9 @@ from scipy import special
 from shared.base.randomness import Noise
 from shared.errors import ParameterError
 from shared.estimands.answer import Estimate
+from shared.estimands.fits.regression import generalised, least_squares
+from shared.estimands.fits.survival import cox
 from shared.estimands.questions import Scale
-from shared.estimands.regression import generalised, least_squares
-from shared.estimands.survival import cox
 from shared.mechanisms.moments.copula import CopulaModel, CopulaParameters, complete
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.noise import Design, MomentsRelease, sigma_of

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import ParameterError
-from shared.estimands.regression import RegressionFit, newton
+from shared.estimands.fits.regression import RegressionFit, newton
 
 __all__ = [
     "GridCurve",
