@@ -109,7 +109,7 @@ approvals = 1                    # people who must sign a release at the site
 # persons = 900                  # of an average site
 
 @WAVES@
-# Planned analyses, name to formula over columns: mean, proportion, correlation, ols, logistic, cox.
+# Planned analyses, name to formula over columns: mean, ols, logistic, risk_ratio, cox and others (docs/estimands.md).
 # age/10 reports the effect of ten years; a column of words is a factor, as in R, and C(stage) makes one of numbers.
 [estimands]
 treatment = "logistic(died) ~ treated + age/10 + C(sex)"

@@ -12,6 +12,7 @@ from test_moments import COLUMNS, COVARIATES, OUTCOMES, cohort, planned
 
 from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError
+from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.regression import generalised, least_squares
 from shared.estimands.fits.survival import cox
 from shared.mechanisms.moments.cohort import FEW_EVENTS, fit
@@ -42,7 +43,7 @@ def regressed(design, checked):
         found = least_squares(with_one, y[:, 0], one)
     else:
         found = generalised(
-            with_one, y[:, 0], {"binary": "binomial", "count": "poisson"}[design.spec.outcome], one, 0 * one
+            with_one, y[:, 0], FAMILIES[{"binary": "logistic", "count": "poisson"}[design.spec.outcome]], one, 0 * one
         )
     return found.beta[1:], found.cov[1:, 1:]
 

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from shared.base.randomness import seeded_rng
+from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.regression import generalised, least_squares
 from shared.estimands.fits.survival import cox
 from shared.mechanisms.moments.cohort import drawn, fit
@@ -33,7 +34,9 @@ def regression(table, outcome):
     one, weights = np.column_stack([np.ones(len(x)), centred]), np.ones(len(x))
     if outcome == "linear":
         return least_squares(one, y[:, 0], weights).beta[1:]
-    return generalised(one, y[:, 0], "binomial" if outcome == "binary" else "poisson", weights, 0 * weights).beta[1:]
+    return generalised(
+        one, y[:, 0], FAMILIES["logistic" if outcome == "binary" else "poisson"], weights, 0 * weights
+    ).beta[1:]
 
 
 def looked_at(people, outcome, **more):

@@ -301,6 +301,13 @@ def test_theorem_3_of_no_site_or_no_person_is_no_question(sites, persons):
         ("km(time, cvd, at = 5)", ("km(time, cvd, at = 5)",)),
         ("two_by_two(cvd, measure = RR) ~ I(sbp > 140)", ("I(sbp > 140)[1]",)),
         ("poisson(cvd) ~ sbp/10 + offset(log(time))", ("sbp/10",)),
+        ("risk_ratio(cvd) ~ sbp/10", ("sbp/10",)),
+        ("log_binomial(cvd, robust = HC3) ~ sbp/10", ("sbp/10",)),
+        ("quasipoisson(cvd) ~ sbp/10 + offset(log(time))", ("sbp/10",)),
+        ("negbin(cvd) ~ sbp/10 + offset(log(time))", ("sbp/10",)),
+        ("probit(cvd) ~ sbp/10", ("sbp/10",)),
+        ("cloglog(sbp > 140) ~ age/10", ("age/10",)),
+        ("gamma(sbp) ~ age/10", ("age/10",)),
     ],
 )
 def test_the_newer_kinds_pool_over_the_sites_as_each_table_answers_alone(filled, question, terms):

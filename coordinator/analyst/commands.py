@@ -154,10 +154,13 @@ def glm(
     study: StudyName,
     formula: Question,
     options: QuestionOptions,
-    family: Annotated[str, typer.Option("--family", help="gaussian, binomial or poisson.")] = "binomial",
+    family: Annotated[
+        str, typer.Option("--family", help="gaussian, binomial, poisson, quasipoisson, negbin or Gamma.")
+    ] = "binomial",
+    link: Annotated[str, typer.Option("--link", help="Of binomial: logit, probit, cloglog or log.")] = "",
 ) -> VerbAnswer:
     """A generalised linear model at every site, pooled: "died ~ age + C(sex)"."""
-    return _answered(connection[study].glm(formula, family=family, **options.asked), options)
+    return _answered(connection[study].glm(formula, family=family, link=link, **options.asked), options)
 
 
 @verb()

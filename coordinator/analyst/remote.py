@@ -262,6 +262,17 @@ class Connection(Shown, Mapping[str, "Study"]):
         self.close()
 
 
+LINKS: Mapping[str, Mapping[str, Kind]] = {
+    "binomial": {"logit": "logistic", "probit": "probit", "cloglog": "cloglog", "log": "log_binomial"},
+    "gaussian": {"identity": "ols"},
+    "poisson": {"log": "poisson"},
+    "quasipoisson": {"log": "quasipoisson"},
+    "negbin": {"log": "negbin"},
+    "Gamma": {"log": "gamma"},
+}
+"""Family and link, as R calls them, to the kind of question."""
+
+
 def _asking(kind: Kind) -> Callable[..., Result]:
     """The method of `Study` that asks a question of this kind: its formula or columns, and `Study.query`'s settings."""
     known = KINDS[kind]
@@ -555,17 +566,31 @@ class Study(Shown):
         """Ask a planned analysis by its name; the record says ``confirmatory`` unless told otherwise."""
         return self.query("", name, term=term, **{"label": "confirmatory", **how})
 
-    def glm(self, formula: str, *, family: str = "binomial", term: str = "", **how: Any) -> Result:
-        """A generalised linear model of family gaussian, binomial or poisson."""
-        kinds = {"gaussian": "ols", "binomial": "logistic", "poisson": "poisson"}
-        if family not in kinds:
-            raise ParameterError(f"family must be one of {', '.join(kinds)}", given=repr(family))
-        return self.query(kinds[family], formula, term=term, **how)
+    def glm(self, formula: str, *, family: str = "binomial", link: str = "", term: str = "", **how: Any) -> Result:
+        """A generalised linear model, by its family and link as R calls them.
+
+        Args:
+            family: gaussian, binomial, poisson, quasipoisson, negbin or Gamma.
+            link: the family's first in `LINKS` if blank.
+        """
+        if family not in LINKS:
+            raise ParameterError(f"family must be one of {', '.join(LINKS)}", given=repr(family))
+        links = LINKS[family]
+        if link and link not in links:
+            raise ParameterError(f"link of {family} must be one of {', '.join(links)}", given=repr(link))
+        return self.query(links[link or next(iter(links))], formula, term=term, **how)
 
     cox = _asking("cox")
     ols = _asking("ols")
     logistic = _asking("logistic")
     poisson = _asking("poisson")
+    risk_ratio = _asking("risk_ratio")
+    log_binomial = _asking("log_binomial")
+    quasipoisson = _asking("quasipoisson")
+    negbin = _asking("negbin")
+    probit = _asking("probit")
+    cloglog = _asking("cloglog")
+    gamma = _asking("gamma")
     km = _asking("km")
     rmst = _asking("rmst")
     logrank = _asking("logrank")

@@ -281,7 +281,7 @@ def influence(
 ) -> dict[str, Array]:
     """Influence of each row of the table on each term of a model, to first order; 0 for unused rows.
 
-    The sum of its squares is the term's sandwich variance. Other kinds than ols, logistic, poisson and cox have none.
+    The sum of its squares is the term's sandwich variance. Kinds that are no models have none.
 
     Args:
         table: (n, …) rows of one release.

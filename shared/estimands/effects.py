@@ -28,7 +28,6 @@ _BACK: Mapping[str, Callable[[float], float]] = {
     "fisher_z": math.tanh,
 }
 _TABLES = {"OR": "Odds ratio", "RR": "Risk ratio", "RD": "Risk difference"}
-_BASELINES = {"ols": "Intercept", "logistic": "Odds", "poisson": "Rate"}
 
 
 def shown(value: float, scale: Scale) -> float:
@@ -57,8 +56,8 @@ def effect_name(question: Estimand, term: str = "", unit: str = "") -> str:
         return question.outcome.replace("_", " ").capitalize()
     if question.kind == "two_by_two":
         return _TABLES[question.measure]
-    if term == INTERCEPT and question.kind in _BASELINES:
-        return _BASELINES[question.kind]
+    if term == INTERCEPT and KINDS[question.kind].baseline:
+        return KINDS[question.kind].baseline
     name, time = KINDS[question.kind].effect, question.at if question.kind == "km" else question.tau
     if question.kind not in ("km", "rmst") or time is None:
         return name

@@ -1,6 +1,7 @@
 """The kinds of question, one record each: the grammar, the analyst's methods and the verbs are made of these.
 
-A new kind of question is a record here, its name in `Kind`, and its solver in `shared.estimands.answer`.
+A new kind of question is a record here, its name in `Kind`, and its solver in `shared.estimands.answer`; a generalised
+linear model has its family as a record of `shared.estimands.fits.families` instead.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ Kind = Literal[
     "ols",
     "logistic",
     "poisson",
+    "risk_ratio",
+    "log_binomial",
+    "quasipoisson",
+    "negbin",
+    "probit",
+    "cloglog",
+    "gamma",
     "cox",
     "km",
     "rmst",
@@ -67,6 +75,9 @@ class QuestionKind:
         shape: what it is asked of: one ``column``, ``columns``, the ``groups`` of one column, the terms of a ``model``,
             a network's ``statistic``.
         survival: its outcome is a time and an event.
+        outcome: what its outcome must be: any ``number``, ``binary`` (0 or 1, or a comparison), a ``count`` of at least
+            0, or ``positive``.
+        baseline: what its intercept is called; blank where it has none.
         options: those of `OPTIONS` that it takes; those in `verb_options` are the verb's, too.
         asks: what an analyst asks by it, in a sentence; blank where there is no verb of its own.
         argument: what the verb takes, and how that reads.
@@ -78,11 +89,34 @@ class QuestionKind:
     scale: Scale = "identity"
     shape: Literal["column", "columns", "groups", "model", "statistic"] = "column"
     survival: bool = False
+    outcome: Literal["number", "binary", "count", "positive"] = "number"
+    baseline: str = ""
     options: tuple[str, ...] = ()
     asks: str = ""
     argument: tuple[str, str] = ("formula", 'As in R: "Surv(time, event) ~ sbp + age", "died ~ age".')
     verb_options: tuple[str, ...] = ()
     must: tuple[str, ...] = ()
+
+
+def _model(
+    effect: str,
+    baseline: str,
+    asks: str,
+    *,
+    outcome: Literal["binary", "count", "positive"],
+    scale: Scale = "log",
+) -> QuestionKind:
+    """A generalised linear model, whose family `shared.estimands.fits.families` holds."""
+    return QuestionKind(
+        needs=_TERMS,
+        effect=effect,
+        baseline=baseline,
+        scale=scale,
+        shape="model",
+        outcome=outcome,
+        options=("weights", "robust"),
+        asks=asks,
+    )
 
 
 KINDS: Mapping[Kind, QuestionKind] = {
@@ -109,11 +143,13 @@ KINDS: Mapping[Kind, QuestionKind] = {
         needs=_OUTCOME,
         effect="Proportion",
         scale="logit",
+        outcome="binary",
         asks="Share of rows for which something holds at every site, pooled on the logit scale.",
         argument=("outcome", 'What holds or not, as in "sbp > 140".'),
     ),
     "two_by_two": QuestionKind(
         needs=_GROUPS,
+        outcome="binary",
         shape="groups",
         options=("measure",),
         asks='Two groups and an outcome at every site, pooled: "died ~ arm".',
@@ -132,25 +168,65 @@ KINDS: Mapping[Kind, QuestionKind] = {
     "ols": QuestionKind(
         needs=_TERMS,
         effect="Coefficient",
+        baseline="Intercept",
         shape="model",
         options=("weights", "robust"),
         asks='Linear regression at every site, pooled: "sbp ~ age + C(sex)".',
     ),
-    "logistic": QuestionKind(
-        needs=_TERMS,
-        effect="Odds ratio",
-        scale="log",
-        shape="model",
-        options=("weights", "robust"),
-        asks='Logistic regression at every site, pooled as log odds ratios: "died ~ age".',
+    "logistic": _model(
+        "Odds ratio",
+        "Odds",
+        'Logistic regression at every site, pooled as log odds ratios: "died ~ age".',
+        outcome="binary",
     ),
-    "poisson": QuestionKind(
-        needs=_TERMS,
-        effect="Rate ratio",
-        scale="log",
-        shape="model",
-        options=("weights", "robust"),
-        asks='Poisson regression at every site, pooled as log rate ratios: "count ~ age + offset(log(years))".',
+    "poisson": _model(
+        "Rate ratio",
+        "Rate",
+        'Poisson regression at every site, pooled as log rate ratios: "count ~ age + offset(log(years))".',
+        outcome="count",
+    ),
+    "risk_ratio": _model(
+        "Risk ratio",
+        "Risk",
+        'Risk ratios by modified Poisson regression, with a robust variance, at every site, pooled: "died ~ age".',
+        outcome="binary",
+    ),
+    "log_binomial": _model(
+        "Risk ratio",
+        "Risk",
+        'Risk ratios by binomial regression with a log link at every site, pooled: "died ~ age".',
+        outcome="binary",
+    ),
+    "quasipoisson": _model(
+        "Rate ratio",
+        "Rate",
+        'Poisson regression with a free dispersion at every site, pooled as log rate ratios: "count ~ age".',
+        outcome="count",
+    ),
+    "negbin": _model(
+        "Rate ratio",
+        "Rate",
+        'Negative binomial regression at every site, pooled as log rate ratios: "count ~ age".',
+        outcome="count",
+    ),
+    "probit": _model(
+        "Probit coefficient",
+        "Probit",
+        'Probit regression at every site, pooled as coefficients: "died ~ age".',
+        outcome="binary",
+        scale="identity",
+    ),
+    "cloglog": _model(
+        "Hazard ratio",
+        "Cumulative hazard",
+        'Complementary log-log regression (hazards of an equal follow-up) at every site, pooled: "died ~ age".',
+        outcome="binary",
+    ),
+    "gamma": _model(
+        "Ratio of means",
+        "Mean",
+        'Gamma regression with a log link at every site, pooled as log ratios of means: "cost ~ age".',
+        outcome="positive",
     ),
     "cox": QuestionKind(
         needs=_SURVIVAL,

@@ -11,15 +11,19 @@ from numpy.typing import NDArray
 
 from shared.errors import EstimateRefusal
 from shared.estimands.design import TermColumns, design_of, numeric_columns, outcome_of
-from shared.estimands.fits.regression import RegressionFit, generalised, least_squares
+from shared.estimands.fits.families import FAMILIES
+from shared.estimands.fits.regression import RegressionFit, generalised, least_squares, overdispersed
 from shared.estimands.fits.survival import cox
 from shared.estimands.floors import FAR, HANGS, Answer, LeastRows, QuestionResult, few
 from shared.estimands.formulas import QuestionRows, parse, values
 from shared.estimands.groups import strata_of
+from shared.estimands.kinds import KINDS
 from shared.estimands.questions import INTERCEPT, Estimand
 
 __all__ = ["model_answers"]
 
+RISKS = ("risk_ratio", "log_binomial", "cloglog")
+"""Models of a risk that is mostly small: the events tell, whatever the number of rows."""
 Array = NDArray[np.float64]
 
 
@@ -82,9 +86,11 @@ def model_answers(
         return all_for(f"{int(data.y.sum())} events for {len(alive)} terms: too few")
     if not is_cox and np.ptp(data.y) == 0:
         return all_for("the outcome is constant at this site")
+    if kind in RISKS and data.y.sum() < floors.events:
+        return all_for(f"{int(data.y.sum())} events for {len(alive)} terms: too few")
     data.x = data.x[:, alive]
     names_ = [labels[j] for j in alive]
-    solve = {"ols": _ols, "logistic": _logistic, "poisson": _logistic, "cox": _cox}[kind]
+    solve = {"ols": _ols, "cox": _cox}.get(kind, _generalised)
     moved: dict[str, Array] = {}
     fitted = solve(names_, data, estimand, floors, moved) if names_ or constant else {}
     for label in shown:
@@ -108,10 +114,13 @@ def model_answers(
 def _model_data(table: QuestionRows, estimand: Estimand, design: TermColumns) -> tuple[_Data, dict[str, int]]:
     """The complete rows of a model, and in how many of the others each term is not finite."""
     kind, is_cox = estimand.kind, estimand.kind == "cox"
-    y = outcome_of(table, estimand.event if is_cox else estimand.outcome, binary=kind in ("logistic", "cox"))
-    if kind == "poisson" and (y < 0).any():
+    must = KINDS[kind].outcome
+    y = outcome_of(table, estimand.event if is_cox else estimand.outcome, binary=is_cox or must == "binary")
+    wrong = int((y < 0).sum() if must == "count" else (y <= 0).sum() if must == "positive" else 0)
+    if wrong:
         raise EstimateRefusal(
-            f"outcome {estimand.outcome!r} must be a count", given=f"{int((y < 0).sum())} negative values"
+            f"outcome {estimand.outcome!r} must be {'a count' if must == 'count' else 'above 0'}",
+            given=f"{wrong} {'negative values' if must == 'count' else 'values of 0 or less'}",
         )
     duration = table.numbers(estimand.duration) if is_cox else np.ones(len(table))
     strata, used = strata_of(table, estimand)
@@ -292,6 +301,10 @@ def _ols(
     return answers
 
 
+_INSIDE = {"log_binomial": " with all risks below 1 (risk_ratio asks for none)"}
+"""What a likelihood may lack a maximum in, where that is not separation."""
+
+
 def _determined(x: Array, y: Array, *, constant: bool, counts: bool) -> NDArray[np.bool_]:
     """Rows whose outcome some direction predicts without error: a logistic model's rows, a Poisson model's zeros.
 
@@ -322,21 +335,24 @@ def _determined(x: Array, y: Array, *, constant: bool, counts: bool) -> NDArray[
     return free & agrees
 
 
-def _logistic(
+def _generalised(
     names_: list[str], data: _Data, estimand: Estimand, floors: LeastRows, moved: dict[str, Array]
 ) -> dict[str, Answer]:
-    """Logistic and Poisson models."""
-    constant, counts = estimand.intercept, estimand.kind == "poisson"
+    """Generalised linear models."""
+    constant, family = estimand.intercept, FAMILIES[estimand.kind]
+    counts = family.edge == "zero"
     sure = False
 
     def run(rows: NDArray[np.bool_]) -> Callable[[Array], RegressionFit]:
         def fit(matrix: Array) -> RegressionFit:
             nonlocal sure
-            family: Any = "poisson" if counts else "binomial"
             part = data.rows(rows)
-            out = generalised(matrix, part.y, family, part.weights, part.offset, estimand.robust)
+            if estimand.kind == "negbin":
+                out = overdispersed(matrix, part.y, part.weights, part.offset, estimand.robust)
+            else:
+                out = generalised(matrix, part.y, family, part.weights, part.offset, estimand.robust)
             edge = out.fitted.min() if counts else np.minimum(out.fitted, 1 - out.fitted).min()
-            sure = bool(out.converged and edge > 1e-6)
+            sure = bool(not family.edge or (out.converged and edge > 1e-6))
             if not out.converged and rows is not every:
                 raise _NoMaximum
             converged.append(out.converged)
@@ -350,7 +366,7 @@ def _logistic(
     before = _unseen(data.x, constant)
     why = _confounded(names_)
     answers = _fit(names_, data.x, why, run(rows), constant=constant, moved=moved, place=data.place, groups=before)
-    nowhere = f"the likelihood has no maximum: {FAR}"
+    nowhere = f"the likelihood has no maximum{_INSIDE.get(estimand.kind, '')}: {FAR}"
     if not sure and names_:  # fitted means at the edge: perhaps separation, perhaps only strong effects
         rows = every.copy()
         while rows.any():

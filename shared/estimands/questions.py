@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from shared.errors import ParameterError
-from shared.estimands.fits.regression import Robust
+from shared.estimands.fits.families import Robust
 from shared.estimands.fits.survival import Ties
 from shared.estimands.formulas import Node, RightSide, check_arithmetic, is_logical, names, parse, right_side
 from shared.estimands.kinds import GROUPED, KINDS, MODELS, OPTIONS, SURVIVAL, Kind, Scale
@@ -55,7 +55,7 @@ class Estimand:
     """A question to one table.
 
     Attributes:
-        kind: one of the fourteen kinds.
+        kind: one of `KINDS`.
         terms: terms as in a formula: ``age``, ``C(arm)``, ``log(x)``, ``age:C(arm)``; the columns of a correlation;
             the one group column of a comparison; empty for an intercept only.
         outcome: column, or a comparison such as ``num > 0``; of ``network`` the statistic, one of `NETWORK`.
@@ -127,8 +127,7 @@ class Estimand:
             object.__setattr__(self, "outcome", str(parse(self.outcome).value))
         for text in filter(None, (self.outcome if kind != "network" else "", self.event)):
             node = _side(text)
-            binary = survival or kind in ("proportion", "logistic", "two_by_two")
-            if is_logical(node) and not binary:
+            if is_logical(node) and not (survival or KINDS[kind].outcome == "binary"):
                 raise ParameterError(f"{kind} takes a column, not a comparison", given=text)
         for term in self.terms:
             _check_term(term, plain=kind == "correlation")

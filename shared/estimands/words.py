@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shared.errors import Refusal
 from shared.estimands.effects import effect_name
 from shared.estimands.formulas import Node, names, parse
-from shared.estimands.questions import INTERCEPT
+from shared.estimands.questions import INTERCEPT, MODELS
 
 if TYPE_CHECKING:
     from shared.estimands.questions import Estimand
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["asked", "asked_of", "in_words", "time_unit"]
 
+_OF_MEANS = {
+    "ols": "Difference in",
+    "difference": "Difference in mean",
+    "ratio": "Ratio of mean",
+    "gamma": "Ratio of mean",
+}
 _SIGNS = {"==": "=", "!=": "≠", ">=": "≥", "<=": "≤"}
 
 
@@ -66,8 +72,8 @@ def in_words(question: Estimand, term: str, dictionary: Dictionary) -> str:
     if kind in ("km", "rmst"):
         name, at, time = effect.partition(" at " if kind == "km" else " to ")
         subject = f"{name} without {words.side(question.event)}{at}{time}"
-    elif kind in ("ols", "difference", "ratio"):
-        named = {"ols": "Difference in", "difference": "Difference in mean", "ratio": "Ratio of mean"}[kind]
+    elif kind in _OF_MEANS:
+        named = _OF_MEANS[kind]
         named = "Intercept of" if term == INTERCEPT else named
         subject = f"{named} {words.side(question.outcome)}"
     else:
@@ -81,7 +87,7 @@ def asked_of(question: Estimand, term: str, dictionary: Dictionary) -> str:
     own = set(_columns(term.partition("[")[0].partition("/")[0]))
     others = dict.fromkeys(name for other in question.terms for name in _columns(other) if not own & {name})
     said = []
-    if others and question.kind in ("ols", "logistic", "poisson", "cox"):
+    if others and question.kind in MODELS:
         said.append(f"adjusted for {', '.join(map(words.called, others))}")
     if question.strata:
         said.append(f"stratified by {', '.join(map(words.called, question.strata))}")

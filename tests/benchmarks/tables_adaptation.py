@@ -26,6 +26,7 @@ import numpy as np
 from scipy import stats
 
 from shared.base.randomness import seeded_rng
+from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.regression import generalised
 from shared.mechanisms.tables.noise import CountTables, attributes, sensitivity
 from shared.mechanisms.tables.one_step import Released, fitted, synthetic
@@ -92,7 +93,7 @@ def mapped(rows, like):
 def judged(rows, persons, weights=None):
     """A logistic regression of the outcome on rows, among real persons."""
     x, y = design(rows), rows["outcome"].to_numpy(dtype=float)
-    found = generalised(x, y, "binomial", np.ones(len(x)) if weights is None else weights, np.zeros(len(x)))
+    found = generalised(x, y, FAMILIES["logistic"], np.ones(len(x)) if weights is None else weights, np.zeros(len(x)))
     score, true = design(persons) @ found.beta, persons["outcome"].to_numpy() == 1
     share = np.clip(1 / (1 + np.exp(-score)), 1e-9, 1 - 1e-9)
     ranks = stats.rankdata(score)

@@ -18,6 +18,7 @@ import pandas as pd
 from scipy import stats
 
 from shared.base.randomness import seeded_rng
+from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.regression import generalised
 from shared.mechanisms.tables.noise import CountTables, attributes, sensitivity
 from shared.mechanisms.tables.one_step import Released, fitted, synthetic
@@ -81,7 +82,7 @@ def design(table):
 def f1(rows, others):
     """F1 of the outcome's logistic regression on `rows`, among other persons."""
     x, y = design(rows), rows["outcome"].to_numpy(dtype=float)
-    found = generalised(x, y, "binomial", np.ones(len(x)), np.zeros(len(x)))
+    found = generalised(x, y, FAMILIES["logistic"], np.ones(len(x)), np.zeros(len(x)))
     said, true = design(others) @ found.beta > 0, others["outcome"].to_numpy() == 1
     return 2 * (said & true).sum() / (said.sum() + true.sum())
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -24,6 +24,7 @@ from scipy import special
 from shared.base.randomness import Noise
 from shared.errors import ParameterError
 from shared.estimands.answer import Estimate
+from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.regression import generalised, least_squares
 from shared.estimands.fits.survival import cox
 from shared.estimands.questions import Scale
@@ -260,7 +261,7 @@ class Cohort:
             if spec.outcome == "linear":
                 found = least_squares(with_one, y[:, 0], ones)
             else:
-                family: Literal["binomial", "poisson"] = "binomial" if spec.outcome == "binary" else "poisson"
+                family = FAMILIES["logistic" if spec.outcome == "binary" else "poisson"]
                 found = generalised(with_one, y[:, 0], family, ones, 0 * ones)
             beta = found.beta[1:]
         if not found.converged or not np.isfinite(beta).all():

@@ -1,0 +1,204 @@
+"""Generalised linear models: R's numbers on plain data, a reason where there is none, and the doors they are asked by.
+
+`python -m tests.test_generalised` writes the table that tests/reference/generalised_make.R reads.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from shared.errors import EstimateRefusal
+from shared.estimands.answer import estimate, influence, parse_estimand
+from shared.estimands.fits.families import FAMILIES, negative_binomial
+from shared.estimands.kinds import KINDS
+
+HERE = Path(__file__).parent / "reference"
+LEVELS = {"smoking": ["never", "former", "current"]}
+ALL = "age + arm + smoking"
+RIGHT = {
+    "risk_ratio": f"died ~ {ALL}",
+    "log_binomial": "died ~ age + arm",
+    "quasipoisson": f"k ~ {ALL} + offset(log(years))",
+    "negbin": f"k ~ {ALL} + offset(log(years))",
+    "probit": f"died ~ {ALL}",
+    "cloglog": f"died ~ {ALL}",
+    "gamma": f"cost ~ {ALL}",
+    "logistic": f"died ~ {ALL}",
+    "poisson": f"k ~ {ALL} + offset(log(years))",
+    "ols": f"cost ~ {ALL}",
+}
+
+
+def made(n: int = 300, seed: int = 7) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    age, arm = rng.normal(60, 9, n).round(1), rng.integers(0, 2, n)
+    smoking = rng.integers(0, 3, n)
+    eta = 0.02 * (age - 60) - 0.3 * arm + 0.2 * smoking
+    years = rng.uniform(0.5, 4, n).round(2)
+    return pd.DataFrame(
+        {
+            "age": age,
+            "arm": arm,
+            "smoking": np.array(LEVELS["smoking"])[smoking],
+            "died": (rng.random(n) < np.minimum(0.25 * np.exp(eta), 0.95)).astype(int),
+            "k": rng.poisson(years * np.exp(eta) * rng.gamma(1.5, 1 / 1.5, n)),
+            "cost": (np.exp(1 + eta) * rng.gamma(2.0, 0.5, n)).round(4) + 0.001,
+            "years": years,
+            "w": rng.integers(1, 5, n),
+        }
+    )
+
+
+@functools.cache
+def reference() -> tuple[pd.DataFrame, dict]:
+    return pd.read_csv(HERE / "generalised.csv"), json.loads((HERE / "generalised.json").read_text(encoding="utf-8"))
+
+
+def agrees(ours: pd.DataFrame, theirs: dict, errors: str) -> None:
+    assert list(ours.index) == list(theirs["beta"])
+    np.testing.assert_allclose(ours.beta, list(theirs["beta"].values()), rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(ours.se, list(theirs["se"][errors].values()), rtol=1e-6)
+
+
+# -- numbers ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", RIGHT)
+def test_coefficients_and_errors_are_those_of_r(kind):
+    table, answers = reference()
+    ours = estimate(table, kind, RIGHT[kind], levels=LEVELS)
+    agrees(ours, answers["fits"][kind], FAMILIES[kind].robust or "model" if kind != "ols" else "model")
+    for errors in ("HC0", "HC1", "HC2", "HC3"):
+        ours = estimate(table, kind, RIGHT[kind], levels=LEVELS, robust=errors)
+        agrees(ours, answers["fits"][kind], errors)
+
+
+def test_weights_are_those_of_r():
+    table, answers = reference()
+    agrees(estimate(table, "probit", "died ~ age + arm", weights="w"), answers["weighted_probit"], "model")
+
+
+def test_every_family_is_the_derivative_of_its_likelihood():
+    eta, step = np.array([-2.5, -1.0, -0.2]), 1e-5
+    families = {**FAMILIES, "negbin": negative_binomial(1.7)}
+    for name, family in families.items():
+        binary, mu = KINDS[name].outcome == "binary" and FAMILIES[name].start is not FAMILIES["poisson"].start, 0.0
+        for y in (np.zeros(3), np.ones(3)) if name != "gamma" else (np.full(3, 0.4),):
+            up, down = eta + step, eta - step
+            slope = (family.loglik(y, up) - family.loglik(y, down)) / (2 * step)
+            np.testing.assert_allclose(family.score(y, eta), slope, rtol=1e-6, atol=1e-8, err_msg=name)
+            curve = (family.score(y, down) - family.score(y, up)) / (2 * step)
+            np.testing.assert_allclose(family.observed(y, eta), curve, rtol=1e-6, atol=1e-8, err_msg=name)
+            mu = family.mean(eta)
+        if binary:  # the expected information is the mean of the observed one
+            mixed = mu * family.observed(np.ones(3), eta) + (1 - mu) * family.observed(np.zeros(3), eta)
+            np.testing.assert_allclose(family.expected(eta), mixed, rtol=1e-9, err_msg=name)
+        np.testing.assert_allclose(
+            family.slope(eta), (family.mean(eta + step) - family.mean(eta - step)) / (2 * step), rtol=1e-8
+        )
+        np.testing.assert_allclose(family.link(family.mean(eta)), eta, rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in RIGHT if kind not in ("ols", "logistic", "poisson")])
+def test_the_influence_of_a_row_is_what_leaving_it_out_changes(kind):
+    table = made(400, 3)
+    question = parse_estimand(f"{kind}({RIGHT[kind].split(' ~ ')[0]}) ~ age + arm")
+    whole, pushes = estimate(table, question)[1], influence(table, question)["arm"]
+    assert pushes.sum() == pytest.approx(0, abs=1e-7)
+    for i in (int(np.argmax(pushes)), int(np.argmin(pushes)), 7):
+        left = estimate(table.drop(index=i), question)[1]
+        assert whole.yi - left.yi == pytest.approx(pushes[i], rel=0.1, abs=1e-4)
+
+
+def test_counts_that_vary_no_more_than_poisson_have_the_poisson_answer():
+    rng = np.random.default_rng(2)
+    table = pd.DataFrame({"x": np.arange(200.0), "k": rng.binomial(6, 0.5, 200)})
+    ours, plain = (estimate(table, kind, "k ~ x", term="x") for kind in ("negbin", "poisson"))
+    assert (ours.yi, ours.vi) == (plain.yi, plain.vi)
+
+
+# -- reasons ---------------------------------------------------------------------------------------------------
+BINARY = [kind for kind in RIGHT if KINDS[kind].outcome == "binary"]
+COUNTS = [kind for kind in RIGHT if KINDS[kind].outcome == "count"]
+
+
+@pytest.mark.parametrize("kind", [*BINARY, *COUNTS])
+def test_a_separating_term_leaves_and_the_others_stay(kind):
+    table = made(400, 11)
+    outcome = "died" if kind in BINARY else "k"
+    table["closed"] = (np.arange(400) < 60).astype(int)
+    table.loc[table.closed == 1, outcome] = 0
+    rows = {row.term: row for row in estimate(table, parse_estimand(f"{kind}({outcome}) ~ age + closed"))}
+    assert rows["closed"].reason == "separates the outcome: no finite estimate at this site"
+    (alone,) = estimate(table[table.closed == 0], parse_estimand(f"{kind}({outcome}) ~ age"))
+    assert rows["age"].yi == pytest.approx(alone.yi, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_constant_collinear_and_absent_leave_with_their_reason(kind):
+    table = made(300, 4).assign(one=1.0)
+    table = table[table.smoking != "former"].assign(twice=lambda t: 2 * t.age)
+    outcome = RIGHT[kind].split(" ~ ")[0]
+    question = parse_estimand(f"{kind}({outcome}) ~ age + twice + one + smoking + arm")
+    reasons = {row.term: row.reason for row in estimate(table, question, levels=LEVELS)}
+    assert reasons == {
+        "age": "collinear with twice at this site",
+        "twice": "collinear with age at this site",
+        "one": "the column is constant at this site",
+        "smoking[former]": "the level has no rows at this site",
+        "smoking[current]": "",
+        "arm": "",
+    }
+
+
+def test_a_risk_needs_events():
+    table = made(300, 4).assign(died=lambda t: (t.index < 4).astype(int))
+    for kind in ("risk_ratio", "log_binomial", "cloglog"):
+        (row,) = estimate(table, parse_estimand(f"{kind}(died) ~ age"))
+        assert row.reason == "4 events for 1 terms: too few"
+
+
+def test_a_log_binomial_maximum_at_a_risk_of_one_has_a_reason_and_names_the_way_round():
+    x = np.repeat([0.0, 1.0, 2.0, 3.0], 25)
+    died = np.r_[np.arange(25) < 5, np.arange(25) < 15, np.arange(25) < 24, np.ones(25, bool)].astype(int)
+    table = pd.DataFrame({"x": x, "died": died})
+    (row,) = estimate(table, parse_estimand("log_binomial(died) ~ x"))
+    assert "no maximum with all risks below 1 (risk_ratio asks for none)" in row.reason
+    (row,) = estimate(table, parse_estimand("risk_ratio(died) ~ x"))
+    assert row.yi > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "must"),
+    [
+        ("probit(k) ~ age", "must be 0 or 1"),
+        ("risk_ratio(k) ~ age", "must be 0 or 1"),
+        ("gamma(k) ~ age", "must be above 0"),
+        ("negbin(below) ~ age", "must be a count"),
+    ],
+)
+def test_an_outcome_that_the_family_cannot_have_is_refused(text, must):
+    table = made().assign(below=lambda t: -t.k)
+    with pytest.raises(EstimateRefusal, match=must):
+        estimate(table, parse_estimand(text))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_the_table_every_term_has_a_number_or_a_reason(seed):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 40))
+    table = pd.DataFrame({"x": rng.normal(size=n) * 10.0 ** rng.integers(-6, 7), "g": rng.integers(0, 2, n)})
+    table["b"] = (rng.random(n) < rng.random()).astype(int)
+    table["k"], table["c"] = rng.poisson(10.0 ** rng.integers(-1, 4), n), rng.gamma(0.1, 10.0, n) + 1e-9
+    for kind in RIGHT:
+        outcome = {"binary": "b", "count": "k", "positive": "c", "number": "c"}[KINDS[kind].outcome]
+        for row in estimate(table, parse_estimand(f"{kind}({outcome}) ~ x * g")):
+            assert (row.yi is None) == bool(row.reason)
+
+
+if __name__ == "__main__":
+    made().to_csv(HERE / "generalised.csv", index=False)
