@@ -27,6 +27,7 @@ import typer
 
 from coordinator.analyst.harmonised import HarmonisedResult
 from coordinator.analyst.options import as_verb
+from coordinator.analyst.questions import Questions
 from coordinator.analyst.result import Result
 from coordinator.analyst.shown import Explanation, Log, ResultTable, Shown, percent
 from shared.base.canonical import closed, parse_json
@@ -41,7 +42,6 @@ from shared.errors import (
     StateRefusal,
     require,
 )
-from shared.estimands.kinds import KINDS, OPTIONS
 from shared.privacy.stated import shown_column, shown_price
 from shared.terminal import write_table
 
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from coordinator.analyst.log_check import FollowedLog, LogAudit
-    from shared.estimands.kinds import Kind
     from shared.releases.synthetic import Synthesis
     from shared.wire.transport import Client
 
@@ -262,35 +261,7 @@ class Connection(Shown, Mapping[str, "Study"]):
         self.close()
 
 
-LINKS: Mapping[str, Mapping[str, Kind]] = {
-    "binomial": {"logit": "logistic", "probit": "probit", "cloglog": "cloglog", "log": "log_binomial"},
-    "gaussian": {"identity": "ols"},
-    "poisson": {"log": "poisson"},
-    "quasipoisson": {"log": "quasipoisson"},
-    "negbin": {"log": "negbin"},
-    "Gamma": {"log": "gamma"},
-}
-"""Family and link, as R calls them, to the kind of question."""
-
-
-def _asking(kind: Kind) -> Callable[..., Result]:
-    """The method of `Study` that asks a question of this kind: its formula or columns, and `Study.query`'s settings."""
-    known = KINDS[kind]
-
-    def ask(study: Study, *said: str, **how: Any) -> Result:
-        named = (*said, *(how.pop(name) for name in (known.argument[0],) if name in how))
-        if not named or (len(named) > 1 and known.shape != "columns"):
-            raise ParameterError(f"{kind} must be given {known.needs}, in one text", given=f"{len(named)} texts")
-        for option in known.must:
-            if how.get(option) is None:
-                raise ParameterError(f"{kind} must be given {option}=", given="none", next_step=OPTIONS[option].help)
-        return study.query(kind, f"~ {' + '.join(named)}" if known.shape == "columns" else named[0], **how)
-
-    ask.__name__, ask.__doc__ = kind, known.asks
-    return ask
-
-
-class Study(Shown):
+class Study(Questions, Shown):
     """One study: its dictionary, its releases, and whatever is asked of them.
 
     Args:
@@ -561,45 +532,6 @@ class Study(Shown):
         found = self.query(kind, formula, harmonise=",".join(columns), to=to, densities=densities, **how)
         assert isinstance(found, HarmonisedResult)
         return found
-
-    def planned(self, name: str, *, term: str = "", **how: Any) -> Result:
-        """Ask a planned analysis by its name; the record says ``confirmatory`` unless told otherwise."""
-        return self.query("", name, term=term, **{"label": "confirmatory", **how})
-
-    def glm(self, formula: str, *, family: str = "binomial", link: str = "", term: str = "", **how: Any) -> Result:
-        """A generalised linear model, by its family and link as R calls them.
-
-        Args:
-            family: gaussian, binomial, poisson, quasipoisson, negbin or Gamma.
-            link: the family's first in `LINKS` if blank.
-        """
-        if family not in LINKS:
-            raise ParameterError(f"family must be one of {', '.join(LINKS)}", given=repr(family))
-        links = LINKS[family]
-        if link and link not in links:
-            raise ParameterError(f"link of {family} must be one of {', '.join(links)}", given=repr(link))
-        return self.query(links[link or next(iter(links))], formula, term=term, **how)
-
-    cox = _asking("cox")
-    ols = _asking("ols")
-    logistic = _asking("logistic")
-    poisson = _asking("poisson")
-    risk_ratio = _asking("risk_ratio")
-    log_binomial = _asking("log_binomial")
-    quasipoisson = _asking("quasipoisson")
-    negbin = _asking("negbin")
-    probit = _asking("probit")
-    cloglog = _asking("cloglog")
-    gamma = _asking("gamma")
-    km = _asking("km")
-    rmst = _asking("rmst")
-    logrank = _asking("logrank")
-    two_by_two = _asking("two_by_two")
-    mean = _asking("mean")
-    proportion = _asking("proportion")
-    difference = _asking("difference")
-    ratio = _asking("ratio")
-    correlation = _asking("correlation")
 
 
 def _result(study: Study, document: Mapping[str, Any], requery: Callable[..., Result]) -> Result:

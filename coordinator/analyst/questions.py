@@ -1,0 +1,90 @@
+"""An analyst's questions as methods, one for each kind: its formula as in R, and how it is pooled."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import ParameterError
+from shared.estimands.kinds import KINDS, OPTIONS
+
+if TYPE_CHECKING:
+    from coordinator.analyst.result import Result
+    from shared.estimands.kinds import Kind
+
+__all__ = ["LINKS", "Questions"]
+
+LINKS: Mapping[str, Mapping[str, Kind]] = {
+    "binomial": {"logit": "logistic", "probit": "probit", "cloglog": "cloglog", "log": "log_binomial"},
+    "gaussian": {"identity": "ols"},
+    "poisson": {"log": "poisson"},
+    "quasipoisson": {"log": "quasipoisson"},
+    "negbin": {"log": "negbin"},
+    "Gamma": {"log": "gamma"},
+}
+"""Family and link, as R calls them, to the kind of question."""
+
+
+def _asking(kind: Kind) -> Callable[..., Result]:
+    """The method that asks a question of this kind: its formula or columns, and the settings of `query`."""
+    known = KINDS[kind]
+
+    def ask(study: Questions, *said: str, **how: Any) -> Result:
+        named = (*said, *(how.pop(name) for name in (known.argument[0],) if name in how))
+        if not named or (len(named) > 1 and known.shape != "columns"):
+            raise ParameterError(f"{kind} must be given {known.needs}, in one text", given=f"{len(named)} texts")
+        for option in known.must:
+            if how.get(option) is None:
+                raise ParameterError(f"{kind} must be given {option}=", given="none", next_step=OPTIONS[option].help)
+        return study.query(kind, f"~ {' + '.join(named)}" if known.shape == "columns" else named[0], **how)
+
+    ask.__name__, ask.__doc__ = kind, known.asks
+    return ask
+
+
+class Questions:
+    """What can be asked by a name of its own; `query` asks it."""
+
+    @abstractmethod
+    def query(self, kind: str, formula: str, *, term: str = "", **how: Any) -> Result:
+        """Ask one question."""
+
+    def planned(self, name: str, *, term: str = "", **how: Any) -> Result:
+        """Ask a planned analysis by its name; the record says ``confirmatory`` unless told otherwise."""
+        return self.query("", name, term=term, **{"label": "confirmatory", **how})
+
+    def glm(self, formula: str, *, family: str = "binomial", link: str = "", term: str = "", **how: Any) -> Result:
+        """A generalised linear model, by its family and link as R calls them.
+
+        Args:
+            family: gaussian, binomial, poisson, quasipoisson, negbin or Gamma.
+            link: the family's first in `LINKS` if blank.
+        """
+        if family not in LINKS:
+            raise ParameterError(f"family must be one of {', '.join(LINKS)}", given=repr(family))
+        links = LINKS[family]
+        if link and link not in links:
+            raise ParameterError(f"link of {family} must be one of {', '.join(links)}", given=repr(link))
+        return self.query(links[link or next(iter(links))], formula, term=term, **how)
+
+    cox = _asking("cox")
+    ols = _asking("ols")
+    logistic = _asking("logistic")
+    poisson = _asking("poisson")
+    risk_ratio = _asking("risk_ratio")
+    log_binomial = _asking("log_binomial")
+    quasipoisson = _asking("quasipoisson")
+    negbin = _asking("negbin")
+    probit = _asking("probit")
+    cloglog = _asking("cloglog")
+    gamma = _asking("gamma")
+    km = _asking("km")
+    rmst = _asking("rmst")
+    logrank = _asking("logrank")
+    two_by_two = _asking("two_by_two")
+    mean = _asking("mean")
+    proportion = _asking("proportion")
+    difference = _asking("difference")
+    ratio = _asking("ratio")
+    correlation = _asking("correlation")
