@@ -17,7 +17,7 @@ from typing import Any
 from shared.base.canonical import closed
 from shared.errors import ConfigRefusal, ParameterError, StateRefusal
 
-__all__ = ["FILE_NAME", "HOME_VARIABLE", "CoordinatorConfig", "Quotas", "default_home"]
+__all__ = ["FILE_NAME", "HOME_VARIABLE", "CoordinatorConfig", "LogSettings", "Quotas", "default_home"]
 
 FILE_NAME = "coordinator.toml"
 HOME_VARIABLE = "TRIBUTARY_COORDINATOR_HOME"
@@ -65,6 +65,31 @@ class Quotas:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LogSettings:
+    """How the service writes its log: the table ``[logging]``.
+
+    Args:
+        format: ``text``, or ``json``: one object a line.
+        level: the least level that is written: ``debug``, ``info``, ``warning`` or ``error``.
+        file: where to; opened anew when it was moved away. Blank: stderr.
+    Raises: ConfigRefusal, at construction.
+    """
+
+    format: str = "text"
+    level: str = "info"
+    file: str = ""
+
+    def __post_init__(self) -> None:
+        for key, known in (("format", ("text", "json")), ("level", ("debug", "info", "warning", "error"))):
+            if getattr(self, key) not in known:
+                raise ConfigRefusal(
+                    f"[logging] {key} must be {', '.join(known[:-1])} or {known[-1]}", given=repr(getattr(self, key))
+                )
+        if not isinstance(self.file, str):
+            raise ConfigRefusal("[logging] file must be a path", given=type(self.file).__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CoordinatorConfig:
     """The settings of one coordinator.
 
@@ -97,6 +122,11 @@ class CoordinatorConfig:
         site_heads_mb: megabytes of the signed heads of one site's ledger; they are kept for good.
         answers_mb: megabytes of answers that are kept, a quarter of them first asked by one analyst.
         answer_days: days for which they are kept.
+        health: ``host:port`` of ``/healthz``, ``/readyz`` and ``/metrics``, in plain HTTP; blank: none.
+        health_grpc: ``host:port`` of gRPC's standard health service, in plain; blank: none.
+        drain_seconds: seconds for which new calls are still taken once the service is told to end and ready no more.
+        grace_seconds: seconds that running calls then have.
+        logging: how the service writes its log.
     Raises: ConfigRefusal, at construction.
 
     >>> CoordinatorConfig(home=Path("."), name="tributary", address="hub.example.org:8443").max_bundle
@@ -129,6 +159,11 @@ class CoordinatorConfig:
     site_heads_mb: int = 128
     answers_mb: int = 2048
     answer_days: int = 400
+    health: str = ""
+    health_grpc: str = ""
+    drain_seconds: int = 0
+    grace_seconds: int = 20
+    logging: LogSettings = LogSettings()
 
     def __post_init__(self) -> None:
         def must(holds: bool, rule: str, given: object) -> None:
@@ -137,7 +172,8 @@ class CoordinatorConfig:
 
         plain = self.name.isascii() and self.name.replace("-", "").replace("_", "").isalnum()
         must(plain and len(self.name) <= 64, "name must be a plain word (letters, digits, - and _)", repr(self.name))
-        for key in ("address", "listen", *(["analysts"] if self.analysts else [])):
+        may = [key for key in ("analysts", "health", "health_grpc") if getattr(self, key)]
+        for key in ("address", "listen", *may):
             host, _, port = getattr(self, key).rpartition(":")
             good = bool(host) and not set(host) & set(" /@") and port.isascii() and port.isdigit()
             must(good and 0 <= int(port) < 65536, f"{key} must be host:port", repr(getattr(self, key)))
@@ -161,6 +197,8 @@ class CoordinatorConfig:
             ("site_heads_mb", 1, 1 << 20),
             ("answers_mb", 1, 1 << 20),
             ("answer_days", 1, 36_500),
+            ("drain_seconds", 0, 300),
+            ("grace_seconds", 0, 300),
         ):
             value = getattr(self, key)
             whole = isinstance(value, int) and not isinstance(value, bool)
@@ -219,7 +257,7 @@ class CoordinatorConfig:
         known = {item.name for item in fields(cls)} - {"home"}
         closed(given, known, where=FILE_NAME, refusal=ConfigRefusal)
         values = dict(given)
-        for key in ("name", "address", "listen", "store", "analysts"):
+        for key in ("name", "address", "listen", "store", "analysts", "health", "health_grpc"):
             if not isinstance(values.get(key, ""), str):
                 raise ConfigRefusal(f"{key} must be text", given=type(values[key]).__name__)
         for key in ("name", "address"):
@@ -228,9 +266,13 @@ class CoordinatorConfig:
         names = values.pop("names", [])
         if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
             raise ConfigRefusal("names must be a list of DNS names and IP addresses", given=type(names).__name__)
+        log = values.pop("logging", {})
+        if not isinstance(log, dict):
+            raise ConfigRefusal("[logging] must be a table", given=type(log).__name__)
+        closed(log, set(LogSettings.__dataclass_fields__), where="[logging]", refusal=ConfigRefusal)
         if os.environ.get(STORE_VARIABLE):
             values["store"] = os.environ[STORE_VARIABLE]
-        return cls(home=home, names=tuple(names), **values)
+        return cls(home=home, names=tuple(names), logging=LogSettings(**log), **values)
 
     def to_toml(self) -> str:
         """The commented file that `load` reads back."""
@@ -263,6 +305,15 @@ refused_days = {self.refused_days}        # and those that are older; their dige
 site_heads_mb = {self.site_heads_mb}      # signed heads of one site's ledger; these are kept for good
 answers_mb = {self.answers_mb}        # answers that are kept, a quarter of them first asked by one analyst
 answer_days = {self.answer_days}        # for so long; the record of the questions stays
+health = {_quoted(self.health)}             # host:port of /healthz, /readyz, /metrics (127.0.0.1:9464); empty: none
+health_grpc = {_quoted(self.health_grpc)}        # host:port of gRPC's health service; empty: none
+drain_seconds = {self.drain_seconds}        # after SIGTERM new calls are still taken for so long, and readyz is red
+grace_seconds = {self.grace_seconds}       # and running ones then have so long
+
+[logging]
+format = {_quoted(self.logging.format)}         # text, or json: one object a line
+level = {_quoted(self.logging.level)}          # debug, info, warning or error
+file = {_quoted(self.logging.file)}               # opened anew when it was moved away (logrotate); empty: stderr
 """
 
 

@@ -23,6 +23,7 @@ SERVED = {("site_agent/show/page.py", "starlette"), ("site_agent/show/page.py", 
 SERVED |= {(f"coordinator/training/{name}.py", "flwr") for name in ("dialled_grid", "strategies")}
 # The demo looks for a free port.
 SOCKETS = {"shared/wire/transport.py", "shared/wire/door.py", "coordinator/demo/stage.py", "coordinator/demo/warm.py"}
+SOCKETS |= {"coordinator/operations/port.py"}  # for machines that watch, where the settings name it
 SOCKETS |= {"coordinator/answers/reminders.py"}  # mail and a webhook, to the addresses of notify.toml alone
 
 

@@ -170,7 +170,7 @@ def test_a_certificate_out_of_its_dates_is_refused_on_either_side(
     credentials = dated_credentials(authority, dt.timedelta(days=first), dt.timedelta(days=last))
     with pytest.raises(CertificateRefusal, match=says):
         client_of(server, credentials)
-    monkeypatch.setattr(transport, "_require_current", lambda pem, whose: None)  # a site that does not look
+    monkeypatch.setattr(transport, "require_current", lambda pem, whose: None)  # a site that does not look
     with client_of(server, credentials) as client, pytest.raises(CertificateRefusal):
         ask(client)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -152,6 +153,7 @@ def passphrase(
 def serve(
     context: typer.Context,
     address: Annotated[str, typer.Option("--address", help="host:port to bind, instead of the setting.")] = "",
+    health: Annotated[str, typer.Option("--health", help="host:port for health and metrics, instead of it.")] = "",
 ) -> None:
     """Answer sites and analysts, in the foreground, until it is told to stop (SIGTERM, or Ctrl-C)."""
     config = CoordinatorConfig.load(context.obj)
@@ -168,15 +170,26 @@ def serve(
             console().print(f"analysts are answered on {config.analysts_listen}; they dial {config.analysts}")
         sys.stdout.flush()
 
+    def watched(port: int) -> None:
+        place = f"{(health or config.health).rpartition(':')[0]}:{port}"
+        console().print(f"health and metrics are on http://{place}: /healthz, /readyz, /metrics")
+        sys.stdout.flush()
+
     server.serve(
         config.home,
         listen,
         ready=ready,
+        watched=watched,
         url=config.store,
         max_bundle=config.max_bundle,
         quotas=config.quotas,
         workers=config.workers,
         limits={"connections": config.connections, "per_address": config.connections_per_address},
+        health=health or config.health,
+        health_grpc=config.health_grpc,
+        log=asdict(config.logging),
+        drain=config.drain_seconds,
+        grace=config.grace_seconds,
         analysts=config.analysts_listen,
         analysis={
             "rate": config.analyst_rate,

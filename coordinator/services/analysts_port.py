@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.config import Quotas
+from coordinator.operations.logs import begin_log
+from coordinator.operations.metrics import FOLDER, CallMetrics
 from coordinator.services.analysis import LONGEST, REQUEST_CAP, WAITING, AnalysisService
 from coordinator.services.authority import server_credentials
 from coordinator.services.quotas import deleted
@@ -81,6 +83,7 @@ def analysts_server(
     today: Callable[[], dt.date],
     analysis: Mapping[str, Any],
     limits: Mapping[str, Any],
+    **told: Any,
 ) -> AnalystsServer:
     """A server that answers analysts.
 
@@ -92,6 +95,7 @@ def analysts_server(
         today: gives the UTC date.
         analysis: settings of `AnalysisService`, ``quotas`` as plain values.
         limits: settings of `CallLimits`.
+        told: ``observe``, as of `Server`, if anybody is.
     Raises: NetworkRefusal (the port is taken).
     """
     quotas = {} if "quotas" not in analysis else {"quotas": Quotas(**analysis["quotas"])}  # it came as JSON
@@ -111,6 +115,7 @@ def analysts_server(
             longest=LONGEST,
             waiting=WAITING,
             limits=CallLimits(**{"first": FIRST, **limits}),
+            **told,
         )
     except BaseException:
         asked.close()
@@ -126,11 +131,14 @@ class AnalystsProcess:
     Args:
         home: the coordinator's home folder.
         listen: ``host:port`` to bind.
-        settings: ``url``, ``workers``, ``analysis`` and ``limits``, as of `analysts_server` and `Store.open`.
+        counted: folder in which it counts its calls, see `coordinator.operations.metrics`; None: nowhere.
+        settings: ``url``, ``workers``, ``analysis``, ``limits`` and ``log``, as of `analysts_server`, `Store.open` and
+            `begin_log`.
     Raises: NetworkRefusal (the port is taken); any refusal of the store.
     """
 
-    def __init__(self, home: Path, listen: str, **settings: Any) -> None:
+    def __init__(self, home: Path, listen: str, counted: Path | None = None, **settings: Any) -> None:
+        self._environment = dict(os.environ) if counted is None else {**os.environ, FOLDER: f"{counted}"}
         self._line = json.dumps({"home": os.fspath(home), "listen": listen, **settings})
         self._ended, self._guard = threading.Event(), threading.Lock()
         self._process, self.port = self._begin()
@@ -146,7 +154,8 @@ class AnalystsProcess:
 
     def _begin(self) -> tuple[subprocess.Popen[str], int]:
         command = [sys.executable, "-c", f"import {__name__}; {__name__}.main()"]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=self._environment)
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -204,12 +213,12 @@ class AnalystsProcess:
 
 def main() -> None:
     """What the process does: read the settings, answer, end with its input."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     for number in (signal.SIGINT, signal.SIGTERM):  # they are for the coordinator, which tells this process
         signal.signal(number, signal.SIG_IGN)
     given = json.loads(sys.stdin.readline())
     home = Path(given["home"])
     try:
+        begin_log(given.get("log", {}))
         store = Store.open(home, given["url"])
         server = analysts_server(
             store,
@@ -219,6 +228,7 @@ def main() -> None:
             today=lambda: utc_now().date(),
             analysis=given["analysis"],
             limits=given["limits"],
+            **_counting(),
         )
     except Refusal as refusal:
         _say({"refused": refusal.code, "text": str(refusal)})
@@ -229,6 +239,15 @@ def main() -> None:
         server.stop(float(grace))
         store.close()
     os._exit(0)
+
+
+def _counting() -> dict[str, Any]:
+    """What a server is told to count its calls with, where somebody reads the counts."""
+    if FOLDER not in os.environ:
+        return {}
+    from prometheus_client import CollectorRegistry
+
+    return {"observe": CallMetrics("analyst", CollectorRegistry()).observe}
 
 
 def _ended(process: subprocess.Popen[str], seconds: float) -> None:

@@ -20,6 +20,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
+from shared.base.clock import utc_now
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import CertificateRefusal, SchemaRefusal
 from shared.plans.invitation import certificate_fingerprint, is_plain_word
@@ -41,6 +42,7 @@ __all__ = [
     "RenewalRequest",
     "authorities_from",
     "request_fingerprint",
+    "require_current",
     "require_issued_by",
     "serial_of",
     "trusted",
@@ -329,3 +331,24 @@ def require_issued_by(certificate_pem: str, chain: Sequence[str]) -> None:
     raise CertificateRefusal(
         "a certificate must be of a pinned authority", given="another's", next_step="Call the study lead."
     )
+
+
+def require_current(pem: str, whose: str) -> None:
+    """Refuse a certificate, as PEM text, that is not valid now; `whose` names it. Raises: CertificateRefusal."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pem.encode())
+    except ValueError:
+        raise CertificateRefusal(f"{whose} must be readable", given="another text") from None
+    now = utc_now()
+    if now > certificate.not_valid_after_utc:
+        raise CertificateRefusal(
+            f"{whose} must not be expired",
+            given=f"last day {certificate.not_valid_after_utc.date()}",
+            next_step="Set the clock, or run site-agent renew --late.",
+        )
+    if now < certificate.not_valid_before_utc:
+        raise CertificateRefusal(
+            f"{whose} must be valid already",
+            given=f"first day {certificate.not_valid_before_utc.date()}",
+            next_step="Set the clock.",
+        )

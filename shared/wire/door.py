@@ -24,13 +24,17 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shared.errors import NetworkRefusal
 
-__all__ = ["CallLimits", "Door", "GuardedConnection", "RefusalLog"]
+__all__ = ["REQUEST", "CallLimits", "Decision", "Door", "GuardedConnection", "RefusalLog", "bound_socket"]
+
+REQUEST: ContextVar[str] = ContextVar("request", default="")
+"""Random id of the call that is answered now, in its threads too; blank outside of one."""
 
 # Descriptors that are left to everything else; a connection that is carried takes three.
 SPARED, EACH = 256, 3
@@ -71,6 +75,21 @@ class CallLimits:
     idle: float = 120.0
     bytes_per_second: int = 32 << 20
     guesses: float = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What became of one call: nothing that it carried, and not whose it was.
+
+    Args:
+        method: name of the method.
+        code: ``ok``, or the code of the refusal.
+        seconds: from its arrival to its answer.
+    """
+
+    method: str
+    code: str
+    seconds: float
 
 
 class RefusalLog:
@@ -264,7 +283,7 @@ class Door:
         self._guesses: dict[str, float] = {}
         self._numbers = itertools.count(1)
         self._listener: asyncio.Server | None = None
-        self._socket = _bound(listen)
+        self._socket = bound_socket(listen)
         self.port: int = self._socket.getsockname()[1]
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.room = limits.connections
@@ -294,6 +313,11 @@ class Door:
         await asyncio.sleep(0)
         self.log_refusal.flush()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def carried(self) -> int:
+        """Number of connections that are here now."""
+        return len(self._all)
 
     def find(self, peer: str) -> GuardedConnection | None:
         """The connection of a call, by what gRPC calls its peer."""
@@ -385,7 +409,7 @@ class Door:
             timer.cancel()
 
 
-def _bound(listen: str) -> socket.socket:
+def bound_socket(listen: str) -> socket.socket:
     """A listening socket. Raises: NetworkRefusal."""
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")

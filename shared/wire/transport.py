@@ -10,12 +10,14 @@ error becomes the plain code E_REFUSED: no trace, path or value of one side reac
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import datetime as dt
 import functools
 import inspect
 import logging
 import math
 import os
+import secrets
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,7 +42,8 @@ from shared.errors import (
 )
 from shared.wire import messages as wire
 from shared.wire import protocol
-from shared.wire.door import CallLimits, Door, GuardedConnection
+from shared.wire.certificates import require_current
+from shared.wire.door import REQUEST, CallLimits, Decision, Door, GuardedConnection
 from shared.wire.protocol import PROTOCOL_KEY, require_common
 
 __all__ = ["SERVER_NAME", "Call", "CallLimits", "Client", "Credentials", "Peer", "RetryLater", "Server"]
@@ -206,6 +209,7 @@ class Server:
         longest: most seconds that a call may ask for.
         waiting: most calls that may be in the making at once.
         limits: what one address and one peer may take.
+        observe: told what became of each call, on the loop's thread.
     Raises: NetworkRefusal, when the port cannot be bound.
     """
 
@@ -224,11 +228,12 @@ class Server:
         longest: float = LONGEST_CALL,
         waiting: int = 512,
         limits: CallLimits = LIMITS,
+        observe: Callable[[Decision], None] | None = None,
     ) -> None:
         _grpc()
         self._loop = _loop()
         self._service, self._methods, self._handlers = service, methods, handlers
-        self._identify, self._admit = identify, admit
+        self._identify, self._admit, self._observe = identify, admit, observe or (lambda _: None)
         self._request_cap, self._longest, self._waiting, self._limits = request_cap, longest, waiting, limits
         self._share = max(1, workers // 4)
         self._running = 0
@@ -296,6 +301,18 @@ class Server:
         await self._door.open()
         return server
 
+    @property
+    def load(self) -> tuple[int, int]:
+        """Connections now, and calls in the making."""
+        return self._door.carried, self._running
+
+    def answers(self, seconds: float = 2.0) -> bool:
+        """True if the loop of all calls turns."""
+        with suppress(TimeoutError):
+            self._on_loop(asyncio.sleep(0), seconds)
+            return True
+        return False
+
     def stop(self, grace: float = 5.0) -> bool:
         """Take no new calls, let running ones end within `grace` seconds, then close.
 
@@ -330,9 +347,10 @@ class Server:
     # -- one call -------------------------------------------------------------------------------------------------
     async def _answer(self, name: str, method: wire.Method, _: Any, context: Any) -> None:
         """One method as gRPC wants it: bytes in, bytes out, refusals as statuses, one line in the log per decision."""
-        connection = self._door.find(context.peer())
+        connection, begun = self._door.find(context.peer()), self._loop.time()
         if connection is None:  # closed already
             raise asyncio.CancelledError
+        REQUEST.set(secrets.token_hex(8))  # this task's own
         call: Call | None = None
         turn: _Turn | None = None
         gone = threading.Event()
@@ -352,30 +370,29 @@ class Server:
                 finally:
                     self._running -= 1
             connection.forgive()
-            _decided(call, name, "ok")
+            self._decided(call, name, "ok", begun)
         except asyncio.CancelledError:
             gone.set()
             # Nobody is left to answer. One that leaves at once has had us work for nothing.
             if turn is None or not turn.worked or self._loop.time() - turn.begun < 1.0:
                 connection.strike()
             if turn is not None and turn.worked:
-                _decided(call, name, NetworkRefusal.code)
+                self._decided(call, name, NetworkRefusal.code, begun)
             else:
-                self._log_refusal(connection, call, name, NetworkRefusal.code)
+                self._log_refusal(connection, call, name, NetworkRefusal.code, begun)
             raise
         except Exception as caught:
             if isinstance(caught, Refusal):
                 refusal: Refusal = caught
             else:
                 _log.error("unexpected %s", type(caught).__name__)
-                refusal = Refusal(
-                    "The coordinator could not answer", next_step="Ask the study lead to look at its log."
-                )
+                step = f"Ask the study lead to look at its log, for request {REQUEST.get()}."
+                refusal = Refusal("The coordinator could not answer", next_step=step)
             code = refusal.code
             if turn is not None and turn.worked:
-                _decided(call, name, code)
+                self._decided(call, name, code, begun)
             else:
-                self._log_refusal(connection, call, name, code)
+                self._log_refusal(connection, call, name, code, begun)
                 if not (isinstance(refusal, errors.RateRefusal) and connection.peer):
                     connection.strike()
                 if isinstance(refusal, (CertificateRefusal, errors.TokenRefusal)):
@@ -383,8 +400,19 @@ class Server:
             context.set_trailing_metadata(((CODE_KEY, code), (TEXT_KEY, str(refusal).encode()[:TEXT_CAP])))
             await context.abort(_status(refusal), code)
 
-    def _log_refusal(self, connection: GuardedConnection, call: Call | None, name: str, code: str) -> None:
+    def _decided(self, call: Call | None, name: str, code: str, begun: float) -> None:
+        """Tell, and write, what became of a call that was worked on."""
+        site, digest = (call.peer.site, call.digest[:12]) if call is not None else ("-", "")
+        now, taken = dt.datetime.now(dt.UTC).isoformat(timespec="seconds"), self._loop.time() - begun
+        said = {"peer": site, "method": name, "code": code, "digest": digest, "seconds": round(taken, 4)}
+        _log.info("%s %s %s %s %s", now, site, name, code, digest or "-", extra={"call": said})
+        self._observe(Decision(method=name, code=code, seconds=taken))
+
+    def _log_refusal(
+        self, connection: GuardedConnection, call: Call | None, name: str, code: str, begun: float
+    ) -> None:
         """A line for a call that came to nothing before it was worked on: of many alike, a few and their number."""
+        self._observe(Decision(method=name, code=code, seconds=self._loop.time() - begun))
         now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         who = call.peer.site if call is not None else connection.address
         self._door.log_refusal("refused", who, name, code, text=f"{now} {who} {name} {code} -")
@@ -514,7 +542,7 @@ class Server:
         while True:
             await guest.places.acquire()
             try:
-                turn.step = self._pool.submit(work)
+                turn.step = self._pool.submit(contextvars.copy_context().run, work)
             except BaseException:
                 guest.places.release()
                 raise
@@ -610,12 +638,6 @@ def _encoded(part: Any) -> bytes | None:
     return None if part is None else wire.encode(part)
 
 
-def _decided(call: Call | None, name: str, code: str) -> None:
-    site, digest = (call.peer.site, call.digest[:12]) if call is not None else ("-", "")
-    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    _log.info("%s %s %s %s %s", now, site, name, code, digest or "-")
-
-
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
     """The one event loop of all servers of this process, on a thread of its own; it never ends.
@@ -659,7 +681,7 @@ class Client:
     ) -> None:
         grpc = _grpc()
         if credentials.cert_pem:
-            _require_current(credentials.cert_pem, "this site's certificate")
+            require_current(credentials.cert_pem, "this site's certificate")
         secure = grpc.ssl_channel_credentials(
             root_certificates=credentials.ca_pem.encode(),
             private_key=clear_pem(credentials.key_pem, "tls.pem").encode() or None,
@@ -756,26 +778,6 @@ def _grpc() -> Any:
     import grpc
 
     return grpc
-
-
-def _require_current(pem: str, whose: str) -> None:
-    try:
-        certificate = x509.load_pem_x509_certificate(pem.encode())
-    except ValueError:
-        raise CertificateRefusal(f"{whose} must be readable", given="another text") from None
-    now = utc_now()
-    if now > certificate.not_valid_after_utc:
-        raise CertificateRefusal(
-            f"{whose} must not be expired",
-            given=f"last day {certificate.not_valid_after_utc.date()}",
-            next_step="Set the clock, or run site-agent renew --late.",
-        )
-    if now < certificate.not_valid_before_utc:
-        raise CertificateRefusal(
-            f"{whose} must be valid already",
-            given=f"first day {certificate.not_valid_before_utc.date()}",
-            next_step="Set the clock.",
-        )
 
 
 def _refusal(error: Any, address: str, cap: int, *, asking: bool = False) -> Refusal:

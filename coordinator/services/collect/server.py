@@ -9,6 +9,7 @@ import logging
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -16,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.config import Quotas
+from coordinator.operations.logs import begin_log
 from coordinator.services.analysts_port import AnalystsProcess, AnalystsServer, analysts_server
 from coordinator.services.authority import Authority
 from coordinator.services.collect.ingest import MAX_BUNDLE
+from coordinator.services.collect.monitor import Monitor
 from coordinator.services.collect.service import CollectionService, utc_today
 from coordinator.services.health import require_home, require_whole
 from coordinator.store.store import Store
@@ -51,6 +54,9 @@ class CoordinatorServer:
         analysis: settings of `coordinator.services.analysis.AnalysisService`.
         limits: settings of `shared.wire.transport.CallLimits`, of either port.
         apart: whether analysts are answered by a process of their own.
+        health: ``host:port`` for health and metrics by HTTP; blank for none. See `monitor`.
+        health_grpc: ``host:port`` for gRPC's health service; blank for none.
+        log: settings of `begin_log`, for the analysts' process.
     Raises: StateRefusal (not set up), LockedRefusal (another one serves), NetworkRefusal (the port is taken).
     """
 
@@ -69,31 +75,33 @@ class CoordinatorServer:
         analysis: Mapping[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None,
         apart: bool = False,
+        health: str = "",
+        health_grpc: str = "",
+        log: Mapping[str, str] | None = None,
     ) -> None:
         authority = Authority.load(home, now=now)
-        self._lock = (home / "server.lock").open("a")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise LockedRefusal("one coordinator must serve a home folder", given="a second one") from None
-        sweep(home)
-        self.store = Store.open(home, url)
-        self.service = CollectionService(
-            home=home,
-            store=self.store,
-            authority=authority,
-            max_bundle=max_bundle,
-            quotas=quotas,
-            today=today,
-            now=now,
-        )
-        credentials = functools.partial(authority.server, self.service.may_issue)
-        try:
+        kept = quotas or Quotas()
+        with ExitStack() as undone:  # whatever was begun ends in the opposite order, here or in `stop`
+            self._lock = undone.enter_context((home / "server.lock").open("a"))
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise LockedRefusal("one coordinator must serve a home folder", given="a second one") from None
+            sweep(home)
+            self.store = Store.open(home, url)
+            undone.callback(lambda: self.store.close())
+            made: dict[str, Any] = {"max_bundle": max_bundle, "quotas": quotas, "today": today, "now": now}
+            self.service = CollectionService(home=home, store=self.store, authority=authority, **made)
+            undone.callback(lambda: self.service.close())
             require_whole(self.store)
             require_home(self.store, home)
+            self.monitor: Monitor | None = None
+            if health or health_grpc:
+                self.monitor = Monitor(home, self.store, authority, kept, analysts=bool(analysts) and apart)
+                undone.callback(self.monitor.close)
             self.service.start()
             self.service.recover()
+            credentials = functools.partial(authority.server, self.service.may_issue)
             self._server = Server(
                 service=SERVICE,
                 methods=COLLECTION,
@@ -103,36 +111,40 @@ class CoordinatorServer:
                 workers=workers,
                 admit=self.service.admit,
                 limits=CallLimits(**(limits or {})),
+                observe=self.monitor.observe if self.monitor else None,
             )
-            self.port = self._server.port
-            self._analysis: AnalystsServer | AnalystsProcess | None = None
-            settings: dict[str, Any] = {
-                "workers": workers,
-                "analysis": {**(analysis or {}), "quotas": asdict(quotas or Quotas())},
-                "limits": dict(limits or {}),
-            }
-            try:
+            with ExitStack() as begun:
+                begun.callback(self._server.stop, 0)
+                settings: dict[str, Any] = {
+                    "workers": workers,
+                    "analysis": {**(analysis or {}), "quotas": asdict(kept)},
+                    "limits": dict(limits or {}),
+                }
+                self._analysis: AnalystsServer | AnalystsProcess | None = None
                 if analysts and apart:
-                    self._analysis = AnalystsProcess(home, analysts, url=url, **settings)
+                    counted = self.monitor.folder if self.monitor else None
+                    self._analysis = AnalystsProcess(home, analysts, counted, url=url, log=dict(log or {}), **settings)
                 elif analysts:
-                    self._analysis = analysts_server(
-                        self.store, analysts, credentials=credentials, today=today, **settings
-                    )
-            except BaseException:
-                self._server.stop(0)
-                raise
-        except BaseException:
-            self.service.close()
-            self.store.close()
-            self._lock.close()
-            raise
+                    told: dict[str, Any] = {"credentials": credentials, "today": today}
+                    self._analysis = analysts_server(self.store, analysts, **told, **settings)
+                if self._analysis is not None:
+                    begun.callback(self._analysis.stop, 0)
+                if self.monitor is not None:
+                    self.monitor.start(self._server, health, health_grpc, answers_analysts=bool(analysts))
+                begun.pop_all()
+            self._undone = undone.pop_all()
+        self.port = self._server.port
         self.analysts_port = self._analysis.port if self._analysis is not None else 0
+
+    def drain(self) -> None:
+        """Say to whoever watches that calls are to be sent elsewhere; those that come all the same are answered."""
+        if self.monitor is not None:
+            self.monitor.drain()
 
     def stop(self, grace: float = 5.0) -> bool:
         """Let running calls end within `grace` seconds, then close everything; False if one goes on all the same."""
-        with ExitStack() as last:
-            for close in (self._lock.close, self.store.close, self.service.close):
-                last.callback(close)
+        self.drain()
+        with self._undone as last:
             if self._analysis is not None:
                 last.callback(self._analysis.stop, grace)
             return self._server.stop(grace)
@@ -144,16 +156,30 @@ class CoordinatorServer:
         self.stop(0.5)
 
 
-def serve(home: Path, address: str, *, ready: Callable[[int], None] = lambda port: None, **settings: Any) -> None:
-    """Serve until SIGTERM or SIGINT.
+def serve(
+    home: Path,
+    address: str,
+    *,
+    ready: Callable[[int], None] = lambda port: None,
+    watched: Callable[[int], None] = lambda port: None,
+    log: Mapping[str, str] | None = None,
+    drain: float = 0.0,
+    grace: float = 5.0,
+    **settings: Any,
+) -> None:
+    """Serve until SIGTERM or SIGINT: then be ready no more, let running calls end, and return.
 
     Args:
         home: the coordinator's home folder.
         address: ``host:port`` to bind.
         ready: called with the port when calls are answered.
+        watched: called with the port for health and metrics, if there is one.
+        log: settings of `begin_log`.
+        drain: seconds for which new calls are still taken after the signal, until whoever sends them has noticed.
+        grace: seconds that running calls then have; a call that is cut off is made again by the agent.
         settings: as of `CoordinatorServer`.
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    begin_log(log or {})
     # A connection takes three descriptors: the usual soft limit of 1,024 is for programs that call select.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < DESCRIPTORS:
@@ -167,13 +193,17 @@ def serve(home: Path, address: str, *, ready: Callable[[int], None] = lambda por
     earlier = {number: signal.signal(number, lambda *_: None) for number in stopping}
     before = signal.set_wakeup_fd(wake_up)
     try:
-        coordinator = CoordinatorServer(home, address, apart=True, **settings)
+        coordinator = CoordinatorServer(home, address, apart=True, log=log, **settings)
         try:
             ready(coordinator.port)
+            if coordinator.monitor is not None and coordinator.monitor.port:
+                watched(coordinator.monitor.port)
             while os.read(wake, 1)[0] not in stopping:
                 pass
+            coordinator.drain()
+            time.sleep(drain)
         finally:
-            whole = coordinator.stop()
+            whole = coordinator.stop(grace)
     finally:
         signal.set_wakeup_fd(before)
         for number, handler in earlier.items():
