@@ -16,11 +16,11 @@ import pytest
 from delivered import STUDIES, TODAY, cohort, cohort_plan, deliver, join, quarantine
 from service import anchor_head
 
-from coordinator import planning
 from coordinator.analyst.commands import main as analyst
 from coordinator.answers.queries import pooled
 from coordinator.cli import app, main
 from coordinator.config import CoordinatorConfig
+from coordinator.planning import review as planning
 from coordinator.store.store import Store
 from shared.base.chain import head_fingerprint
 from shared.base.keys import Envelope, SigningKey

@@ -8,8 +8,8 @@ import random
 import pytest
 from delivered import STUDIES, TODAY
 
-from coordinator.drafts import faults
-from coordinator.planning import review, template
+from coordinator.planning.drafts import faults
+from coordinator.planning.review import review, template
 
 BAD = """
 study = "first study"

@@ -15,8 +15,8 @@ from test_postures import cohort
 from test_postures import study as posture_study
 from test_waves import ALWAYS
 
-from coordinator import planning
 from coordinator.answers.spending import _planned, spending
+from coordinator.planning import review as planning
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import ReceiptRefusal, StateRefusal

@@ -23,11 +23,11 @@ from site_desk import certificate, hospital  # noqa: F401
 from test_network_release import contacts_plan
 from test_waves import several
 
-from coordinator import planning
 from coordinator.analyst import commands as analyst
 from coordinator.analyst.remote import Connection, Pass
 from coordinator.cli import main as coordinator
 from coordinator.demo import main as tributary
+from coordinator.planning import review as planning
 from shared.errors import AuditRefusal, CertificateRefusal, NetworkRefusal
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column

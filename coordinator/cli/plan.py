@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from coordinator.planning import Price
+    from coordinator.planning.review import Price
     from coordinator.services.quotas import Deletion
     from coordinator.store.store import Store
     from shared.plans.plan import StudyPlan
@@ -75,7 +75,7 @@ def plan_new(
     dry_run: DryRun = False,
 ) -> VerbAnswer:
     """Write a commented study plan with an example dictionary, ready to edit."""
-    from coordinator.planning import template
+    from coordinator.planning.review import template
 
     path = out or Path(f"{study}.toml")
     text = template(study, coordinator=_name(context) or "tributary-hub", today=today(), file=str(path))
@@ -95,7 +95,7 @@ def plan_new(
 @verb(plan_app, "check")
 def plan_check(context: typer.Context, file: PlanFile) -> VerbAnswer:
     """Hold a plan against what a plan must be: each line green, or with its fix."""
-    from coordinator.planning import review
+    from coordinator.planning.review import review
 
     plan, checks = review(_text(file), today=today(), recipient=_name(context))
     if plan is not None:
@@ -135,7 +135,7 @@ def _certificates(context: typer.Context, plan: StudyPlan) -> list[ChecklistLine
 @verb(plan_app, "prices")
 def plan_prices(file: PlanFile) -> VerbAnswer:
     """The study's price list: what each mechanism would cost a person, what that covers, how wide intervals are."""
-    from coordinator.planning import prices
+    from coordinator.planning.review import prices
     from shared.plans.plan import StudyPlan
 
     plan = StudyPlan.from_toml(_text(file))
@@ -180,7 +180,7 @@ def plan_cost(
     persons: Annotated[int | None, typer.Option("--persons", help="Persons at the largest site, to judge δ.")] = None,
 ) -> VerbAnswer:
     """Price a plan: what each wave costs a person, and the last wave the budget affords."""
-    from coordinator.planning import MANY, cost
+    from coordinator.planning.review import MANY, cost
     from shared.plans.plan import StudyPlan
 
     plan = StudyPlan.from_toml(_text(file))
@@ -260,7 +260,7 @@ def plan_sign(
     dry_run: DryRun = False,
 ) -> VerbAnswer:
     """Sign a plan with the lead's key and publish it to the sites; they act on it once their stewards approve."""
-    from coordinator.planning import changes, review
+    from coordinator.planning.review import changes, review
     from shared.plans.plan import sign_plan
 
     plan, checks = review(_text(file), today=today(), recipient=config.name)
@@ -357,7 +357,7 @@ def plan_show(
     version: Annotated[int | None, typer.Option("--version", help="Which version; the last if left out.")] = None,
 ) -> VerbAnswer:
     """Show a signed plan: what leaves the sites, how often, to whom, at which price, what is not covered."""
-    from coordinator.planning import cost
+    from coordinator.planning.review import cost
     from shared.releases.receipt import coverage
 
     plan = store.plan(study, version).plan

@@ -156,7 +156,7 @@ def wave_schedule(
 ) -> VerbAnswer:
     """Write a new draft version of the plan with a calendar. Nothing is sent: sign it, and each site approves it."""
     from coordinator.answers.waves import draft, scheduled
-    from coordinator.planning import changes, review
+    from coordinator.planning.review import changes, review
 
     try:
         first = dt.date.fromisoformat(start) if start else None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coordinator.attack_limits import attack_line
+from coordinator.planning.attack_limits import attack_line
 from coordinator.pooling.cautions import Condition, theorem3
 from shared.errors import ParameterError, Refusal
 from shared.plans.plan import Floors, StudyPlan
@@ -192,7 +192,7 @@ def review(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan
     try:
         plan = StudyPlan.from_toml(text)
     except Refusal as refusal:
-        from coordinator.drafts import faults
+        from coordinator.planning.drafts import faults
 
         mended, found = faults(text, today=today, recipient=recipient)
         found = found or (ChecklistLine.of("plan", refusal),)

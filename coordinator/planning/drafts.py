@@ -56,7 +56,7 @@ _VAGUE = ("Correct the plan.", "Correct the dictionary of the plan.")
 def faults(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan | None, tuple[ChecklistLine, ...]]:
     """The faults of a draft, one line each, and the plan as it would be without them; None where nothing can be made.
 
-    Args: as of `coordinator.planning.review`.
+    Args: as of `coordinator.planning.review.review`.
     """
     try:
         given = tomllib.loads(text)
