@@ -83,7 +83,7 @@ def analysts_server(
     today: Callable[[], dt.date],
     analysis: Mapping[str, Any],
     limits: Mapping[str, Any],
-    **told: Any,
+    **further: Any,
 ) -> AnalystsServer:
     """A server that answers analysts.
 
@@ -95,7 +95,7 @@ def analysts_server(
         today: gives the UTC date.
         analysis: settings of `AnalysisService`, ``quotas`` as plain values.
         limits: settings of `CallLimits`.
-        told: ``observe``, as of `Server`, if anybody is.
+        further: ``observe``, as of `Server`, if anybody is.
     Raises: NetworkRefusal (the port is taken).
     """
     quotas = {} if "quotas" not in analysis else {"quotas": Quotas(**analysis["quotas"])}  # it came as JSON
@@ -115,7 +115,7 @@ def analysts_server(
             longest=LONGEST,
             waiting=WAITING,
             limits=CallLimits(**{"first": FIRST, **limits}),
-            **told,
+            **further,
         )
     except BaseException:
         asked.close()

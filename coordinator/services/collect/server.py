@@ -125,8 +125,8 @@ class CoordinatorServer:
                     counted = self.monitor.folder if self.monitor else None
                     self._analysis = AnalystsProcess(home, analysts, counted, url=url, log=dict(log or {}), **settings)
                 elif analysts:
-                    told: dict[str, Any] = {"credentials": credentials, "today": today}
-                    self._analysis = analysts_server(self.store, analysts, **told, **settings)
+                    given: dict[str, Any] = {"credentials": credentials, "today": today}
+                    self._analysis = analysts_server(self.store, analysts, **given, **settings)
                 if self._analysis is not None:
                     begun.callback(self._analysis.stop, 0)
                 if self.monitor is not None:
