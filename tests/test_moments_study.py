@@ -409,6 +409,20 @@ def together_of(plan, sites):
     return plan.release.together(plan, sites, parse_estimand(TRIAL), origins=origins)
 
 
+def test_a_site_that_says_it_has_more_persons_than_all_others_moves_none_of_their_answers():
+    """What a site says of its persons nobody can check: the others' figures were looked at from its effects."""
+    plan = trial_plan()
+    given = {f"s{k}": [(plan.release.draw(plan, trial(700, k), seeded_rng(k)), 700)] for k in range(4)}
+    turned = trial(30_000, 9)
+    turned["died"] = 1 - turned["died"]
+    claimed = [(plan.release.draw(plan, turned, seeded_rng(9)), 30_000)]
+    found = together_of(plan, {"s9": claimed, **given})
+    assert found.keys() == {"s9", *given}
+    assert {site: found[site] for site in given} == together_of(plan, given)
+    one = {"s9": claimed, "s0": given["s0"]}
+    assert together_of(plan, one).keys() == {"s9"}, "the smaller of two answers for itself"
+
+
 def test_a_covariate_whose_histogram_hides_its_spread_has_no_answer():
     wide = trial_plan(upper=4000.0)
     table = trial(2000, 1)

@@ -37,6 +37,7 @@ __all__ = [
     "Extent",
     "Facts",
     "MechanismPlan",
+    "balanced",
     "must",
     "other_record",
     "unit",
@@ -228,6 +229,24 @@ class Answering(MechanismPlan):
         Raises: EstimateRefusal.
         """
         return {}
+
+
+def balanced(persons: Mapping[str, int]) -> tuple[str, ...]:
+    """The sites of which none has more persons than all others together: none, or at least two.
+
+    How many persons a site has is its own word, and a larger one would decide by itself how the others' figures are
+    read (`Answering.together`).
+
+    >>> balanced({"a": 900, "b": 800, "c": 700}), balanced({"a": 900, "b": 200, "c": 200}), balanced({"a": 2, "b": 1})
+    (('a', 'b', 'c'), ('b', 'c'), ())
+    """
+    left = dict(persons)
+    while left:
+        largest = max(left, key=lambda site: left[site])
+        if 2 * left[largest] <= sum(left.values()):
+            break
+        del left[largest]
+    return tuple(left)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,9 +129,9 @@ def cell(
                     for site, (table, rng) in enumerate(zip(checked, rngs, strict=True))
                 }
                 answer = {} if alone else plan.release.together(plan, figures, question, origins=origins)
-                for site, one in figures.items() if not answer else ():
-                    answer[site] = plan.release.answer(plan, one, question, levels=levels, **origins[site])
-                found[epsilon].append([row for rows in answer.values() for row in rows])
+                for site in figures.keys() - answer.keys():
+                    answer[site] = plan.release.answer(plan, figures[site], question, levels=levels, **origins[site])
+                found[epsilon].append([row for site in figures for row in answer[site]])
     except Refusal as refusal:
         return told | {"refused": str(refusal)[:200]}
     terms = []

@@ -31,7 +31,7 @@ import pandas as pd
 
 from shared.errors import EstimateRefusal, SchemaRefusal
 from shared.estimands.answer import Estimand, Estimate, estimate
-from shared.mechanisms.base import Aggregates, Extent, Facts, must, widest
+from shared.mechanisms.base import Aggregates, Extent, Facts, balanced, must, widest
 from shared.mechanisms.moments.cohort import Cohort, fit
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.noise import Design, MomentsRelease, MomentsSpec, event, read, sigma_of
@@ -287,28 +287,31 @@ class MomentsPlan(Aggregates):
         *,
         origins: Mapping[str, Mapping[str, Any]],
     ) -> dict[str, list[Estimate]]:
-        """The planned model's coefficients of all sites, looked at from the effects they have in common."""
+        """The planned model's coefficients of all sites, looked at from the effects they have in common.
+
+        A site that says it has more persons than all others together is read beside them, and they without it
+        (`shared.mechanisms.base.balanced`): what it is to be looked at with is its own matter, and not theirs.
+        """
         design = self.design(plan)
-        if _planned(design, question) is None or len(sites) < 2:
+        if _planned(design, question) is None:
             return {}
-        owners = [site for site, tables in sites.items() for _ in tables]
-        releases = tuple(self.release(plan, table, n).to_bytes() for tables in sites.values() for table, n in tables)
-        given = _seen(releases, design)
-        try:
-            found = together(given)
-        except np.linalg.LinAlgError:
-            return {}
-        if not all(np.isfinite([one.effects, one.sampling, one.privacy, one.misfit]).all() for one in found):
-            return {}
+        persons = {site: sum(n for _, n in tables) for site, tables in sites.items()}
+        releases = {
+            site: tuple(self.release(plan, table, n).to_bytes() for table, n in tables)
+            for site, tables in sites.items()
+        }
+        kept = balanced(persons)
+        found = _beside({site: releases[site] for site in kept}, design)
+        for site in sites.keys() - kept:
+            smaller = {other: releases[other] for other in sites if persons[other] <= persons[site]}
+            try:
+                found |= {site: _beside(smaller, design)[site]} if len(smaller) > 1 else {}
+            except (EstimateRefusal, KeyError):  # it answers for itself, and says why not
+                continue
         return {
-            site: _coefficients(
-                [one for owner, one in zip(owners, found, strict=True) if owner == site],
-                design,
-                question,
-                _TOGETHER,
-                origins[site],
-            )
+            site: _coefficients(found[site], design, question, _TOGETHER, origins[site])
             for site in sites
+            if site in found
         }
 
 
@@ -415,6 +418,21 @@ def _seen(releases: Sequence[bytes], design: Design) -> list[tuple[MomentsReleas
             "by more than any interval.",
         )
     return given
+
+
+def _beside(releases: Mapping[str, Sequence[bytes]], design: Design) -> dict[str, list[SiteEffects]]:
+    """Site to what its releases say, all looked at together; empty where the figures determine nothing."""
+    if not releases:
+        return {}
+    owners = [site for site, several in releases.items() for _ in several]
+    given = _seen([one for several in releases.values() for one in several], design)
+    try:
+        effects = together(given)
+    except np.linalg.LinAlgError:
+        return {}
+    if not all(np.isfinite([one.effects, one.sampling, one.privacy, one.misfit]).all() for one in effects):
+        return {}
+    return {site: [one for owner, one in zip(owners, effects, strict=True) if owner == site] for site in releases}
 
 
 def _coefficients(

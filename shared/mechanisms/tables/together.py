@@ -16,7 +16,7 @@ the step of the sum, and each site by itself has more noise than it would alone.
 where step is the mean over the sites. What the model lacks it lacks at every site: no further site makes it smaller.
 
 A site with more persons than all others together would decide by itself how those are read, and whether at all; what it
-says of its persons nobody can check. It is left out, and answers for itself (:func:`balanced`).
+says of its persons nobody can check. It is left out, and answers for itself (`shared.mechanisms.base.balanced`).
 """
 
 from __future__ import annotations
@@ -27,26 +27,16 @@ from typing import Any
 import numpy as np
 
 from shared.estimands.answer import Estimand, Estimate
+from shared.mechanisms.base import balanced
 from shared.mechanisms.tables.coarse import coarse, unspread
 from shared.mechanisms.tables.latent_class import consistent
 from shared.mechanisms.tables.one_step import Released, combined, draw, fitted
 from shared.plans.dictionary import Dictionary
 
-__all__ = ["balanced", "summed", "together"]
+__all__ = ["summed", "together"]
 
 _ROWS, _OWN_ROWS = 10_000, 2_000
 """Most rows of one synthetic table: of everybody's, on which g is found, and of a site's."""
-
-
-def balanced(sites: Mapping[str, Released]) -> dict[str, Released]:
-    """The sites of which none has more persons than all others together: none, or at least two."""
-    left = dict(sites)
-    while left:
-        largest = max(left, key=lambda site: left[site].n)
-        if 2 * left[largest].n <= sum(one.n for one in left.values()):
-            break
-        del left[largest]
-    return left
 
 
 def summed(releases: Sequence[Released]) -> Released:
@@ -80,7 +70,7 @@ def together(
     """
     if question.kind in ("mean", "proportion"):
         return {}
-    sites = balanced(sites)
+    sites = {site: sites[site] for site in balanced({site: one.n for site, one in sites.items()})}
     if not sites:
         return {}
     everybody = summed(list(sites.values()))
