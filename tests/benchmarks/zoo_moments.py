@@ -16,6 +16,7 @@ against the records, by term and ε:
 
 python -m tests.benchmarks.zoo_moments [--half tuning|reporting] [--worlds a,b] [--kinds binary,…] [--some K]
     [--n 2000] [--sites 12] [--epsilon 1,3] [--mechanism moments|tables|slicing|densities] [--declared] [--alone]
+    [--largest 1]
     [--draws 4] [--seed 20261123] [--name zoo_moments]
 """
 
@@ -103,6 +104,7 @@ def cell(
     declared: bool = False,
     alone: bool = False,
     seed: int = SEED,
+    largest: int = 1,
 ) -> dict[str, Any]:
     """One world, outcome, n and number of sites: what was pooled at every ε, and what the records say."""
     world = worlds.world(name)
@@ -112,7 +114,11 @@ def cell(
     try:
         plans = {epsilon: plan_of(world, kind, epsilon, mechanism, declared) for epsilon in epsilons}
         dictionary = plans[epsilons[0]].dictionary
-        tables = [world(n, np.random.default_rng(seed_of(name, n, site, seed=seed)), site) for site in range(sites)]
+        sizes = [n * largest if site == 0 else n for site in range(sites)]
+        tables = [
+            world(size, np.random.default_rng(seed_of(name, n, site, seed=seed)), site)
+            for site, size in enumerate(sizes)
+        ]
         checked = [dictionary.check(table[list(dictionary.names)]) for table in tables]
         levels = {column.name: column.levels for column in dictionary.columns if column.levels}
         real = [
@@ -243,13 +249,14 @@ def main() -> None:
     options.add_argument("--mechanism", choices=("moments", "tables", "slicing", "densities"), default="moments")
     options.add_argument("--declared", action="store_true", help="every coefficient has a score")
     options.add_argument("--alone", action="store_true", help="each site by its own fit, as a site alone is answered")
+    options.add_argument("--largest", type=int, default=1, help="times as many patients at the first site of a law")
     options.add_argument("--draws", type=int, default=4)
     options.add_argument("--seed", type=int, default=SEED, help="of patients and noise")
     options.add_argument("--name", default="", help="writes tests/benchmarks/results/<name>.json")
     given = options.parse_args()
     found = []
     for name, kind, n in cells_of(given):
-        settings = (given.draws, given.mechanism, given.declared, given.alone, given.seed)
+        settings = (given.draws, given.mechanism, given.declared, given.alone, given.seed, given.largest)
         found.append(cell(name, kind, n, given.sites, given.epsilon, *settings))
         seen = {f"{epsilon:g}": summary(found[-1:], epsilon) for epsilon in given.epsilon}
         print(name, kind, n, found[-1].get("refused", ""), json.dumps(seen), flush=True)
@@ -257,7 +264,8 @@ def main() -> None:
     for epsilon, parts in told.items():
         print(epsilon, json.dumps({k: v for k, v in parts.items() if not k.startswith("world=")}, indent=1))
     if given.name:
-        results = {key: getattr(given, key) for key in ("half", "sites", "draws", "mechanism", "declared", "alone")}
+        kept = ("half", "sites", "draws", "mechanism", "declared", "alone", "largest")
+        results = {key: getattr(given, key) for key in kept}
         print(
             record.write(
                 given.name, results | {"summaries": told, "cells": [brief(one) for one in found]}, seed=given.seed
