@@ -332,30 +332,44 @@ def test_where_a_known_bias_is_large_beside_the_interval_the_pooled_result_says_
 
 
 def heavy(seed, n=1500):
-    """Counts whose few largest are far beyond a Poisson model, and some that follow it."""
+    """Counts of which few rows decide, counts that vary too much by one factor for all rows, and Poisson counts."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=n)
     rate = np.exp(0.5 + 0.3 * x)
-    return pd.DataFrame({"x": x, "wild": rng.poisson(rate * rng.gamma(0.5, 2, n)), "tame": rng.poisson(rate)})
+    skewed = np.exp(rng.normal(size=n))
+    often = np.exp(0.3 + 0.25 * np.minimum(skewed, 6)) * rng.gamma(0.5, 2, n)
+    return pd.DataFrame(
+        {
+            "x": x,
+            "skewed": skewed,
+            "wild": rng.poisson(often),
+            "alike": rng.poisson(rng.gamma(rate / 3, 3)),
+            "tame": rng.poisson(rate),
+        }
+    )
 
 
 def test_noise_on_rows_that_deny_the_model_is_counted_with_their_own_spread_and_told():
-    sites = {outcome: [] for outcome in ("wild", "tame")}
+    sites = {"wild": [], "alike": [], "tame": []}
     for site in range(4):
         table = heavy(site)
         for outcome, rows in sites.items():
-            question = parse_estimand(f"poisson({outcome}) ~ x")
+            name = "skewed" if outcome == "wild" else "x"
+            question = parse_estimand(f"poisson({outcome}) ~ {name}")
             claimed = estimate(table, question, site=f"s{site}")
             draws = [Draw(rows=len(table), w=0.8, fitted_on=len(table), outcomes_last=True)]
             rows += with_release_variance(claimed, table, question, draws)
-            assert claimed[0].vi_sandwich == pytest.approx(float((influence(table, question)["x"] ** 2).sum()))
-    for row in sites["wild"]:
+            assert claimed[0].vi_sandwich == pytest.approx(float((influence(table, question)[name] ** 2).sum()))
+    for row in (*sites["wild"], *sites["alike"]):
         assert row.sandwich_ratio > 2
         assert row.vi_privacy > 0.5 * row.vi_naive
     assert all(row.sandwich_ratio == 1 for row in sites["tame"])
     assert pool_estimates(sites["tame"]).doubts == ()
+    # Four times the variance of a Poisson law, at every row alike: the interval holds that, and no row decides.
+    assert all(3 < row.dispersion < 5 for row in sites["alike"])
+    assert pool_estimates(sites["alike"]).doubts == ()
     (caution,) = pool_estimates(sites["wild"]).doubts
-    assert "deny the model behind x: " in caution
+    assert "deny the model behind skewed: " in caution
     shown = io.StringIO()
     show_pooled(Console(width=400, file=shown), pool_estimates(sites["wild"]))
     assert f"caution  {caution}" in shown.getvalue()

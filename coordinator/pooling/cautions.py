@@ -7,10 +7,11 @@ sites, is a note and no caution.
 * Warnings of the sites' estimates: a posture whose flow saw no record, a curve that only a flow can draw, a
   coefficient that a plan of noisy moments does not declare. The last stands by right answers too: nothing that is
   released tells them from the wrong ones.
-* Rows that deny the question's model: their influences vary `DENIED` times as much as its standard error says, as in
-  counts with a long tail. What chance does to such an answer is in the interval, with the rows' own spread; but a few
-  rows decide it, and these are what a flow draws worst. Of all that released rows tell, this told answers outside their
-  intervals from others best (chosen on the half of the hard worlds that settings are chosen by).
+* Rows that deny the question's model: their influences vary `DENIED` times as much as its standard error says. What
+  chance does to such an answer is in the interval, with the rows' own spread; but a few rows decide it, and these are
+  what a flow draws worst. Of all that released rows tell, this told answers outside their intervals from others best
+  (chosen on the half of the hard worlds that settings are chosen by). Counts that vary more than a Poisson law by one
+  factor for all rows, as nearly all counts of patients do, are no such case: their dispersion is taken out first.
 * A bias that flows were measured to have and that was counted into the interval.
 
 The conditions of the paper's theorem are no cautions, and a reader is told of them after everything else (`theorem3`).
@@ -124,8 +125,14 @@ def doubts(result: Doubted, estimates: Sequence[Estimate]) -> list[str]:
 
 
 def denial(result: Doubted) -> float:
-    """How many times as much a pooled coefficient varies over the released rows as its model says; 1 where unknown."""
-    rows = [(row.vi_sandwich or row.vi_naive) / row.vi_naive if row.vi_naive else 1.0 for row in result.estimates]
+    """How many times as much a pooled coefficient varies over the released rows as its model says; 1 where unknown.
+
+    Of counts, as their model says with the rows' own dispersion.
+    """
+    rows = [
+        (row.vi_sandwich or row.vi_naive) / (row.vi_naive * max(row.dispersion, 1.0)) if row.vi_naive else 1.0
+        for row in result.estimates
+    ]
     return float(np.array(result.weights) / 100 @ rows)
 
 

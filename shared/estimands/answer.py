@@ -87,6 +87,8 @@ class Estimate:
             of patients, or the term is excluded.
         vi_sandwich: sum of squares of the influences of the table's rows: their variance whether or not they follow the
             model; None where the question has no influences.
+        dispersion: of a count, how many times as much the table's rows vary about the model's means as a Poisson law
+            does, alike for all terms; 1 for other outcomes, or where it is not known.
         how: the method by which the parts were found, in words; empty where vi_sampling is the table's own.
         attenuation: share of yi by which flows were measured to draw such an answer towards zero; in no variance.
         warnings: what the interval does not hold, in sentences.
@@ -121,6 +123,7 @@ class Estimate:
     warnings: tuple[str, ...] = ()
     vi_common: float = 0.0
     vi_sandwich: float | None = None
+    dispersion: float = 1.0
 
     def __post_init__(self) -> None:
         where = f"estimate of {self.term!r} at {self.site!r}"
@@ -252,6 +255,7 @@ def estimate(
             vi_sampling=variance,
             vi_privacy=noise.get(label, 0.0),
             vi_sandwich=_sandwich(result, label) if number is not None else None,
+            dispersion=result.dispersion if math.isfinite(result.dispersion) else 1.0,
             n=result.n,
             n_missing=result.missing,
             n_outside=result.outside,

@@ -32,7 +32,10 @@ class LeastRows:
 
 @dataclass(kw_only=True)
 class QuestionResult:
-    """Answers by label in the question's order, the names R prints, and the rows behind them."""
+    """Answers by label in the question's order, the names R prints, and the rows behind them.
+
+    `dispersion` is that of a count's rows about its model, 1 for what is no count or is not known.
+    """
 
     answers: dict[str, Answer]
     n: int
@@ -43,6 +46,7 @@ class QuestionResult:
     attrs: dict[str, float] = field(default_factory=dict)
     curves: dict[str, SurvivalCurve] = field(default_factory=dict)
     influence: dict[str, Array] = field(default_factory=dict)
+    dispersion: float = 1.0
 
 
 def few(n: int, parameters: int, floors: LeastRows) -> str:

@@ -93,6 +93,8 @@ def model_answers(
     solve = {"ols": _ols, "cox": _cox}.get(kind, _generalised)
     moved: dict[str, Array] = {}
     fitted = solve(names_, data, estimand, floors, moved) if names_ or constant else {}
+    if kind == "poisson":
+        result.dispersion = _dispersion(data, [fitted.get(name, "") for name in names_], fitted.get(INTERCEPT))
     for label in shown:
         if label not in result.answers:
             answer = fitted[label]
@@ -109,6 +111,21 @@ def model_answers(
     if is_cox:
         result.attrs = {"events": int(data.y.sum())}
     return result
+
+
+def _dispersion(data: _Data, terms: Sequence[Answer], level: Answer | None) -> float:
+    """Mean squared Pearson residual of counts; 1 where a term has no answer, so that no mean is known.
+
+    Source: P. McCullagh, J. A. Nelder (1989), Generalized Linear Models, section 6.2.
+    """
+    if isinstance(level, str) or any(isinstance(one, str) for one in terms):
+        return 1.0
+    eta = data.offset + (level[0] if level else 0.0)
+    for column, one in zip(data.x.T, terms, strict=True):
+        eta = eta + float(one[0]) * column
+    mean = np.exp(np.clip(eta, -30, 30))
+    left = float(data.weights.sum()) - len(terms) - bool(level)
+    return float(data.weights @ ((data.y - mean) ** 2 / mean)) / max(left, 1.0)
 
 
 def _model_data(table: QuestionRows, estimand: Estimand, design: TermColumns) -> tuple[_Data, dict[str, int]]:
