@@ -418,7 +418,7 @@ def test_a_site_that_says_it_has_more_persons_than_all_others_moves_none_of_thei
     claimed = [(plan.release.draw(plan, turned, seeded_rng(9)), 30_000)]
     found = together_of(plan, {"s9": claimed, **given})
     assert found.keys() == {"s9", *given}
-    assert {site: found[site] for site in given} == together_of(plan, given)
+    assert {name: found[name] for name in given} == together_of(plan, given)
     one = {"s9": claimed, "s0": given["s0"]}
     assert together_of(plan, one).keys() == {"s9"}, "the smaller of two answers for itself"
 
