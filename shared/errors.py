@@ -34,6 +34,8 @@ EXTRAS = {
     "torch": "torch",
     "nflows": "torch",
     "networkx": "graphml",
+    "openpyxl": "excel",
+    "pyreadstat": "statistics",
     "sqlalchemy": "sql",
     "psycopg": "postgres",
     "matplotlib": "figures",

@@ -171,8 +171,8 @@ def test_data_map_says_how_values_are_read_and_a_newer_extract_keeps_it(hospital
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("lyon.xlsx", "CSV UTF-8"),
-        ("lyon.sav", "Export it from there"),
+        ("lyon.ods", "CSV UTF-8"),
+        ("lyon.rds", "Export it from there"),
         (".", "Export it as CSV"),
         ("x.doc", "Export it"),
     ],

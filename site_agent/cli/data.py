@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,17 +31,25 @@ def data_add(
     desk: Desk,
     file: Annotated[
         Path,
-        typer.Argument(help="CSV, Parquet, GraphML or SQLite file, or a query (.sql); read in place, never copied."),
+        typer.Argument(
+            help="A file of CSV, JSON lines, Parquet, Arrow, Excel, SPSS, Stata, SAS, GraphML or SQLite, or a query "
+            "(.sql); read in place, never copied."
+        ),
     ],
     study: Annotated[str, typer.Option("--as", metavar="STUDY", help="The study it is for.")],
-    encoding: Annotated[str | None, typer.Option(help="Of a CSV file; utf-8 where it can be, else cp1252.")] = None,
+    encoding: Annotated[
+        str | None,
+        typer.Option(help="Of text: of CSV utf-8 where it can be, else cp1252; else as the file says."),
+    ] = None,
     delimiter: Annotated[str | None, typer.Option(help="Of a CSV file; by its first line: , ; | or a tab.")] = None,
     edges: Annotated[Path | None, typer.Option(help="Of a study of a network: the edge list; a file as above.")] = None,
     start: Annotated[str, typer.Option("--from", help="Column of the edge list: the person an edge starts at.")] = (
         "from"
     ),
     end: Annotated[str, typer.Option("--to", help="Column of the edge list: the person it ends at.")] = "to",
-    table: Annotated[str, typer.Option(help="Of a SQLite file: the table or view that is read.")] = "",
+    table: Annotated[
+        str, typer.Option(help="Of a SQLite file: the table or view; of a workbook: the sheet, if it has several.")
+    ] = "",
     edges_table: Annotated[str, typer.Option(help="The same of the edge list; alone, of the same SQLite file.")] = "",
     database: Annotated[
         str,
@@ -66,16 +75,7 @@ def data_add(
     from site_agent.config import Edges, TableSource
     from site_agent.records import table as records
 
-    def placed(path: Path, name: str) -> dict[str, Any]:
-        seen = records.dialect(path.expanduser()) if path.suffix.lower() in (".csv", ".tsv") else ("utf-8", ",")
-        return {
-            "path": path.expanduser().absolute(),
-            "encoding": encoding or seen[0],
-            "delimiter": (delimiter or seen[1]).replace("\\t", "\t"),
-            "table": name,
-            "database": database if path.suffix.lower() == ".sql" else "",
-        }
-
+    placed = partial(_placed, encoding=encoding, delimiter=delimiter, database=database)
     if database and ".sql" not in {path.suffix.lower() for path in (file, edges) if path is not None}:
         raise UsageRefusal("--database must go with a .sql file", given="none", next_step="See site-agent data add -h.")
     if edges is None and edges_table:
@@ -97,6 +97,22 @@ def data_add(
             hospitals=agreed.hospitals,
         )
     return _mapping(desk, study, source, dry_run=dry_run)
+
+
+def _placed(path: Path, table: str, *, encoding: str | None, delimiter: str | None, database: str) -> dict[str, Any]:
+    """Where a file lies and how it is read, of `data add`'s options and of what the file tells."""
+    from site_agent.records import table as records
+    from site_agent.records.source import FORMATS
+
+    csv = FORMATS.get(path.suffix.lower()) == "csv"
+    seen = records.dialect(path.expanduser()) if csv else ("utf-8", ",")
+    return {
+        "path": path.expanduser().absolute(),
+        "encoding": encoding or seen[0],
+        "delimiter": (delimiter or seen[1]).replace("\\t", "\t"),
+        "table": table,
+        "database": database if path.suffix.lower() == ".sql" else "",
+    }
 
 
 @verb(data_app, "map")

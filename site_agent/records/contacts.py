@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from shared.errors import DataFileRefusal, DictionaryRefusal, MissingRefusal
 from site_agent.records.identifiers import compared
-from site_agent.records.source import DATABASES, Edges
+from site_agent.records.source import DATABASES, Edges, TableSource
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -213,9 +213,12 @@ def _blocks(
     if edges.format in DATABASES:
         yield from _database(edges, seen)
         return
+    _must_be_a_file(edges.path)
+    if edges.format not in ("csv", "parquet"):
+        yield _whole(edges)
+        return
     import pyarrow as pa
 
-    _must_be_a_file(edges.path)
     try:
         for batch in _parquet(edges) if edges.format == "parquet" else _csv(edges):
             yield _coded(batch.column(0)), _coded(batch.column(1))
@@ -266,6 +269,21 @@ def _parquet(edges: Edges) -> Iterator[Any]:
             yield batch.select([edges.start, edges.end])
 
 
+def _whole(edges: Edges) -> tuple[_Side, _Side]:
+    """Both columns at once, of a format that is not read in blocks."""
+    from site_agent.records.readers import reader
+
+    source = TableSource(path=edges.path, encoding=edges.encoding, table=edges.table)
+    names = reader(source).columns(source)
+    _must_have(names, edges)
+    return _sides(reader(source).table(source, [names.index(edges.start), names.index(edges.end)]))
+
+
+def _sides(rows: pd.DataFrame) -> tuple[_Side, _Side]:
+    (a, starts), (b, ends) = (pd.factorize(rows.iloc[:, k].to_numpy(dtype=object)) for k in (0, 1))
+    return (a.astype(np.int32), pd.Index(starts, dtype=object)), (b.astype(np.int32), pd.Index(ends, dtype=object))
+
+
 def _database(edges: Edges, seen: Callable[[bytes], None] | None) -> Iterator[tuple[_Side, _Side]]:
     from site_agent.records.readers import databases
 
@@ -274,11 +292,7 @@ def _database(edges: Edges, seen: Callable[[bytes], None] | None) -> Iterator[tu
         if seen is not None:
             for row in databases.encoded(rows):
                 seen(row)
-        start, end = (pd.factorize(rows[name].to_numpy(dtype=object)) for name in (edges.start, edges.end))
-        yield (
-            (start[0].astype(np.int32), pd.Index(start[1], dtype=object)),
-            (end[0].astype(np.int32), pd.Index(end[1], dtype=object)),
-        )
+        yield _sides(rows)
 
 
 def _graphml(edges: Edges, rules: EdgeRules) -> Iterator[tuple[_Side, _Side]]:

@@ -19,10 +19,15 @@ __all__ += ["source_from_toml", "source_to_toml"]
 FILE_NAME = "site.toml"
 ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "cp1252", "latin-1")
 FORMATS = {
-    **{".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet", ".graphml": "graphml"},
+    **{".csv": "csv", ".tsv": "csv", ".txt": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"},
+    **{".parquet": "parquet", ".pq": "parquet", ".feather": "arrow", ".arrow": "arrow", ".ipc": "arrow"},
+    **{".xlsx": "excel", ".xlsm": "excel", ".sav": "spss", ".zsav": "spss", ".dta": "stata"},
+    **{".sas7bdat": "sas", ".xpt": "xport", ".graphml": "graphml"},
     **{".sqlite": "sqlite", ".sqlite3": "sqlite", ".db": "sqlite", ".sql": "sql"},
 }
-Format = Literal["csv", "parquet", "graphml", "sqlite", "sql"]
+Format = Literal[
+    "csv", "jsonl", "parquet", "arrow", "excel", "spss", "stata", "sas", "xport", "graphml", "sqlite", "sql"
+]
 DATABASES = ("sqlite", "sql")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
@@ -46,12 +51,14 @@ def _must_be_a_table(path: Path, encoding: str, delimiter: str) -> None:
     kinds = ", ".join(FORMATS)
     suffix = path.suffix.lower()
     step = "Export it as CSV or Parquet, or name a database (site-agent data add -h)."
-    if suffix in (".xlsx", ".xls", ".xlsm", ".ods"):
-        step = "In the spreadsheet: File, Save as, CSV UTF-8. Semicolons and decimal commas can be read (data map)."
-    elif suffix in (".sav", ".dta", ".sas7bdat", ".xpt", ".rds", ".rdata"):
+    if suffix in (".xls", ".xlsb", ".ods", ".numbers"):
+        step = "In the spreadsheet: File, Save as, .xlsx, or CSV UTF-8."
+    elif suffix in (".por", ".rds", ".rdata"):
         step = "Export it from there as CSV or Parquet, with the codes, not with the labels."
     given = repr(path.name) if path.name else "a folder"
-    if suffix not in FORMATS:
+    if path.name.startswith("~$"):
+        given, step = "the mark of one that is open", "Close it in the spreadsheet, and name the file without ~$."
+    if suffix not in FORMATS or path.name.startswith("~$"):
         raise DataFileRefusal(f"a table must end in {kinds}", given=given, next_step=step)
     must(encoding in ENCODINGS, f"encoding must be one of {', '.join(ENCODINGS)}", repr(encoding))
     must(len(delimiter) == 1, "delimiter must be one character", f"{len(delimiter)} characters")
@@ -62,8 +69,9 @@ def _must_be_in_a_database(path: Path, table: str, database: str) -> None:
     kind = _format(path)
     for name, value, of in (("table", table, "sqlite"), ("database", database, "sql")):
         must(isinstance(value, str), f"{name} must be text", type(value).__name__)
+        sheet = kind == "excel" and name == "table"  # a workbook has one sheet, or says which
         must(
-            bool(value) == (kind == of),
+            sheet or bool(value) == (kind == of),
             f"{name} must be given with {'a SQLite file' if of == 'sqlite' else 'a .sql file'}, and with nothing else",
             f"{'one' if value else 'none'} with a {path.suffix.lower()} file",
             "Run site-agent data add FILE with --table NAME (SQLite) or --database VARIABLE (.sql).",
@@ -87,7 +95,7 @@ class Edges:
     """Location of the edge list of a study's network; its other columns are not read.
 
     Args:
-        path: a local file, CSV, Parquet, GraphML, SQLite or a query (.sql) by its name; it is read in place and never
+        path: a local file, of a format of `FORMATS` by its name; it is read in place and never
             copied.
         encoding, delimiter: of a CSV file.
         table, database: as of `TableSource`.
@@ -173,16 +181,17 @@ class TableSource:
     """Location of a study's table, and the mapping of its columns and values.
 
     Args:
-        path: a local file, CSV, Parquet, GraphML, SQLite or a query (.sql) by its name; it is read in place and never
+        path: a local file, of a format of `FORMATS` by its name; it is read in place and never
             copied.
-        encoding: of a CSV file; ``utf-8`` also reads a file with a byte order mark.
+        encoding: of a text file; ``utf-8`` also reads one with a byte order mark. Of a file of a statistics package
+            ``utf-8`` stands for what the file says of itself.
         delimiter: of a CSV file, one character.
         columns: name in the file to name in the dictionary, where the two differ.
         values: name in the dictionary to how its values are recoded; a column that is not in it is taken as it stands.
         ignore: columns of the file that the study does not use. They are named one by one, so that a new column in
             the hospital's export is noticed instead of dropped.
         edges: of a study of a network, its edge list; a GraphML file holds its own.
-        table: of a SQLite file, the table or view that is read.
+        table: of a SQLite file, the table or view that is read; of a workbook with several sheets, the sheet.
         database: of a query, the environment variable that holds the database's address
             (`site_agent.records.readers.databases`).
         hospital: of several small hospitals in one table, under one steward's agreement: the column that says whose
@@ -283,8 +292,7 @@ def source_to_toml(study: str, source: TableSource) -> list[str]:
     """Lines of site.toml that `source_from_toml` reads back."""
     lines: list[str] = []
     lines += ["", f"[data.{quoted(study)}]", f"path = {quoted(str(source.path))}"]
-    if source.format == "csv":
-        lines += [f"encoding = {quoted(source.encoding)}", f"delimiter = {quoted(source.delimiter)}"]
+    lines += _in_a_text(source)
     lines += _in_a_database(source)
     if source.hospital:
         lines.append(f"hospital = {quoted(source.hospital)}        # the column that says whose row it is")
@@ -304,11 +312,17 @@ def source_to_toml(study: str, source: TableSource) -> list[str]:
     if edges is not None and not own:
         lines += ["", f"[data.{quoted(study)}.edges]        # who is connected with whom: two of its columns"]
         lines += [f"path = {quoted(str(edges.path))}"]
-        if edges.format == "csv":
-            lines += [f"encoding = {quoted(edges.encoding)}", f"delimiter = {quoted(edges.delimiter)}"]
+        lines += _in_a_text(edges)
         lines += _in_a_database(edges)
         lines += [f"from = {quoted(edges.start)}", f"to = {quoted(edges.end)}"]
     return lines
+
+
+def _in_a_text(source: TableSource | Edges) -> list[str]:
+    lines = [f"encoding = {quoted(source.encoding)}"]
+    if source.format == "csv":
+        return [*lines, f"delimiter = {quoted(source.delimiter)}"]
+    return lines if source.encoding != "utf-8" else []
 
 
 def _in_a_database(source: TableSource | Edges) -> list[str]:

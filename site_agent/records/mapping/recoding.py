@@ -181,8 +181,10 @@ def _read(values: pd.Series, how: Recoding, column: Column) -> tuple[pd.Series, 
         out = out.where(found.isna(), found)
     text = out.astype("string").str.strip()
     if how.decimal:
-        text = with_point(text)
-        out = out.where(text.isna(), text)
+        # A number of a workbook has no comma, however it is shown: only what is text is read by it.
+        typed = out.map(lambda value: isinstance(value, str)).astype(bool)
+        text = text.where(~typed, with_point(text))
+        out = out.where(~typed, text)
     return out, text
 
 

@@ -26,10 +26,12 @@ class FormatReader(ABC):
     Attributes:
         whole: what a table of this format must be, and what was given instead where it is damaged, in words.
         remedy: what to do about that.
+        needs: modules that not every site installs (`shared.errors.EXTRAS`).
     """
 
     whole: ClassVar[tuple[str, str]]
     remedy: ClassVar[str] = "Export it again."
+    needs: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def columns(self, source: TableSource) -> tuple[str, ...]:

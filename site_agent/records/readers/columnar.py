@@ -1,4 +1,4 @@
-"""Tables that lie column by column: Parquet."""
+"""Tables that lie column by column: Parquet, and Arrow's own files (Feather)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ __all__ = ["READERS"]
 
 class _Parquet(FormatReader):
     whole = ("a whole Parquet file", "a truncated or damaged one")
+    needs = ("pyarrow",)
 
     def _file(self, source: TableSource) -> Any:
         import pyarrow as pa
@@ -40,10 +41,41 @@ class _Parquet(FormatReader):
         names = [every[place] for place in places]
         try:
             # A whole number stays one beside a gap: as a float, one of 17 digits would be another.
-            table = self._file(source).read(columns=names).to_pandas(integer_object_nulls=True)
+            table = (
+                self._file(source).read(columns=names).to_pandas(integer_object_nulls=True, timestamp_as_object=True)
+            )
             return table[names].reset_index(drop=True)
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             raise self.unreadable(source, error) from None
 
 
-READERS: Mapping[str, FormatReader] = {"parquet": _Parquet()}
+class _Arrow(FormatReader):
+    """A file of Arrow's, with or without an index of its batches: both are called ``.arrow``."""
+
+    whole = ("a whole Arrow or Feather file", "a truncated or damaged one, or Feather of the first version")
+    needs = ("pyarrow",)
+
+    def _read(self, source: TableSource) -> Any:
+        import pyarrow as pa
+
+        try:
+            with source.path.open("rb") as file:
+                indexed = file.read(6) == b"ARROW1"
+            with pa.memory_map(str(source.path)) as mapped:
+                return (pa.ipc.open_file if indexed else pa.ipc.open_stream)(mapped).read_all()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self.unreadable(source, error) from None
+
+    def columns(self, source: TableSource) -> tuple[str, ...]:
+        return tuple(map(str, self._read(source).column_names))
+
+    def count(self, source: TableSource) -> int:
+        return int(self._read(source).num_rows)
+
+    def table(self, source: TableSource, places: Sequence[int]) -> pd.DataFrame:
+        chosen = self._read(source).select(list(places))
+        found: pd.DataFrame = chosen.to_pandas(integer_object_nulls=True, timestamp_as_object=True)
+        return found.reset_index(drop=True)
+
+
+READERS: Mapping[str, FormatReader] = {"parquet": _Parquet(), "arrow": _Arrow()}

@@ -112,6 +112,7 @@ def encoded(rows: pd.DataFrame) -> Iterator[bytes]:
 
 class _Database(FormatReader):
     whole = ("a table or query of the database", "another")
+    needs = ("sqlalchemy",)
 
     def columns(self, source: TableSource) -> tuple[str, ...]:
         return columns(source)

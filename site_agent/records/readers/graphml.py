@@ -70,6 +70,7 @@ class _Graphml(FormatReader):
     """The nodes of a GraphML file: their ids as ``id``, and their attributes."""
 
     whole = ("a whole GraphML file", "a truncated or damaged one")
+    needs = ("networkx",)
 
     def _nodes(self, source: TableSource) -> pd.DataFrame:
         found = graph(source.path)

@@ -1,11 +1,12 @@
-"""Tables that are text: CSV."""
+"""Tables that are text: CSV, and JSON lines."""
 
 from __future__ import annotations
 
 import csv
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -72,4 +73,47 @@ class _Csv(FormatReader):
             raise self.unreadable(source, error) from None
 
 
-READERS: Mapping[str, FormatReader] = {"csv": _Csv()}
+class _JsonLines(FormatReader):
+    """One record in each line. A key that a record leaves out is a missing value of it."""
+
+    whole = ("a record in each line, as JSON without records inside", "lines that are not")
+    remedy = "Export it again, one flat object in each line, or as CSV."
+
+    def _records(self, source: TableSource) -> list[dict[str, Any]]:
+        try:
+            with source.path.open(encoding=encoding(source)) as file:
+                found = [json.loads(line, object_pairs_hook=_flat, parse_constant=_no) for line in file if line.strip()]
+            if not all(isinstance(record, dict) for record in found):
+                raise ValueError
+        except (ValueError, RecursionError) as error:
+            raise self.unreadable(source, error) from None
+        return found
+
+    def columns(self, source: TableSource) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for record in self._records(source) for name in record))
+
+    def count(self, source: TableSource) -> int:
+        return len(self._records(source))
+
+    def table(self, source: TableSource, places: Sequence[int]) -> pd.DataFrame:
+        every = self.columns(source)
+        names = [every[place] for place in places]
+        # As they are: beside a gap pandas would make floats of whole numbers.
+        rows = [[record.get(name) for name in names] for record in self._records(source)]
+        return pd.DataFrame(rows, columns=names, dtype=object)
+
+
+def _flat(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A record, whose keys must differ and whose values must be plain. Raises: ValueError."""
+    record = dict(pairs)
+    if len(record) != len(pairs) or any(isinstance(value, dict | list) for value in record.values()):
+        raise ValueError
+    return record
+
+
+def _no(constant: str) -> Any:
+    """NaN and the infinities, which JSON does not have. Raises: ValueError."""
+    raise ValueError
+
+
+READERS: Mapping[str, FormatReader] = {"csv": _Csv(), "jsonl": _JsonLines()}

@@ -122,17 +122,16 @@ def of_other_studies(plan: StudyPlan, ledger: Ledger, space: str) -> tuple[dict[
     return persons, sizes
 
 
-READERS = {"parquet": "pyarrow", "graphml": "networkx", "sqlite": "sqlalchemy", "sql": "sqlalchemy"}
-
-
 def require_packages(plan: StudyPlan, source: TableSource) -> None:
     """See that what fits the flow and reads the tables is installed, before anything is charged.
 
     Raises: PackageRefusal.
     """
+    from site_agent.records.readers import reader
+
     if plan.posture in ("local", "holdout") and plan.training.by_nflows:
         require("torch", "nflows")
-    require(*(READERS[place.format] for place in (source, source.edges) if place and place.format in READERS))
+    require(*(module for place in (source, source.edges) if place for module in reader(place).needs))
 
 
 def base_of(ledger: Ledger, plan: StudyPlan, wave: int) -> Hold | None:
