@@ -789,6 +789,9 @@ def test_survival_questions_give_the_same_numbers_from_python_and_the_command_li
         ("probit", "cvd ~ age/10"): study.probit("cvd ~ age/10"),
         ("glm", "cvd ~ age/10", "--link", "cloglog"): study.cloglog("cvd ~ age/10"),
         ("glm", "sbp ~ age/10", "--family", "Gamma"): study.gamma("sbp ~ age/10"),
+        ("standardised", "cvd ~ age/10 + sbp", "--of", "age", "--contrast", "NNT"): study.standardised(
+            "cvd ~ age/10 + sbp", of="age", contrast="NNT"
+        ),
         ("two-by-two", "cvd ~ I(age > 55)", "--measure", "RR"): study.two_by_two("cvd ~ I(age > 55)", measure="RR"),
         ("difference", "sbp ~ I(age > 55)"): study.difference("sbp ~ I(age > 55)"),
         ("ratio", "sbp ~ I(age > 55)"): study.ratio("sbp ~ I(age > 55)"),

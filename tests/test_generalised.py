@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from shared.errors import EstimateRefusal
+from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import estimate, influence, parse_estimand
+from shared.estimands.effects import number_needed
 from shared.estimands.fits.families import FAMILIES, negative_binomial
 from shared.estimands.kinds import KINDS
 
@@ -119,6 +120,101 @@ def test_counts_that_vary_no_more_than_poisson_have_the_poisson_answer():
     table = pd.DataFrame({"x": np.arange(200.0), "k": rng.binomial(6, 0.5, 200)})
     ours, plain = (estimate(table, kind, "k ~ x", term="x") for kind in ("negbin", "poisson"))
     assert (ours.yi, ours.vi) == (plain.yi, plain.vi)
+
+
+# -- standardised ------------------------------------------------------------------------------------------------
+STANDARDISED = (
+    "standardised(died, of = arm) ~ arm + age + smoking + arm:age",
+    "standardised(died, of = smoking, contrast = OR) ~ age + arm + smoking",
+    "standardised(died, of = age, contrast = RR) ~ age/10 + arm + smoking",
+    "standardised(cost, of = arm, model = gamma) ~ age + arm + smoking",
+    "standardised(died, of = age, contrast = slope) ~ age + arm + smoking",
+)
+
+
+@pytest.mark.parametrize("text", STANDARDISED)
+def test_standardised_contrasts_are_the_sandwich_of_the_stacked_equations(text):
+    table, answers = reference()
+    question = parse_estimand(text)
+    assert str(question) == text
+    ours = {row.term: row for row in estimate(table, question, levels=LEVELS)}
+    assert ours.keys() == answers["standardised"][text].keys()
+    for term, theirs in answers["standardised"][text].items():
+        assert ours[term].yi == pytest.approx(theirs["beta"], rel=1e-6)
+        assert ours[term].vi == pytest.approx(theirs["se"] ** 2, rel=1e-6)
+
+
+def test_without_covariates_a_standardised_difference_is_that_of_the_shares():
+    table = made(400, 3)
+    for contrast, measure in (("RD", "RD"), ("NNT", "RD"), ("RR", "RR"), ("OR", "OR")):
+        ours = estimate(table, "standardised", "died ~ arm", of="arm", contrast=contrast, term="arm")
+        plain = estimate(table, "two_by_two", "died ~ arm", measure=measure, term="arm[1]")
+        assert (ours.yi, ours.vi) == (pytest.approx(plain.yi, rel=1e-9), pytest.approx(plain.vi, rel=1e-6))
+
+
+@pytest.mark.parametrize("model", ["probit", "negbin", "log_binomial", "ols"])
+def test_the_influence_on_a_standardised_contrast_is_what_leaving_a_row_out_changes(model):
+    table = made(400, 3)
+    outcome = "k" if model == "negbin" else "died"
+    question = parse_estimand(f"standardised({outcome}, of = arm, model = {model}) ~ age + arm")
+    (whole,), pushes = estimate(table, question), influence(table, question)["arm"]
+    assert pushes.sum() == pytest.approx(0, abs=1e-7)
+    for i in (int(np.argmax(pushes)), int(np.argmin(pushes)), 7):
+        (left,) = estimate(table.drop(index=i), question)
+        assert whole.yi - left.yi == pytest.approx(pushes[i], rel=0.1, abs=1e-5)
+
+
+def test_a_covariate_that_is_constant_at_a_site_does_not_hinder_its_contrast():
+    table = made(300, 3).assign(ward="a")
+    text = "standardised(died, of = arm) ~ arm + age{}"
+    (with_it,) = estimate(table, parse_estimand(text.format(" + ward")), levels={"ward": ["a", "b"]})
+    (without,) = estimate(table, parse_estimand(text.format("")))
+    assert (with_it.yi, with_it.vi) == (without.yi, without.vi)
+
+
+def test_an_exposure_that_a_site_does_not_tell_apart_has_a_reason():
+    table = made(300, 3)
+    table = table[table.smoking != "former"].assign(also=lambda t: t.arm)
+    rows = estimate(table, parse_estimand("standardised(died, of = smoking) ~ smoking + age"), levels=LEVELS)
+    assert [row.reason for row in rows] == ["the level has no rows at this site", ""]
+    rows = estimate(table, parse_estimand("standardised(died, of = smoking) ~ smoking * arm"), levels=LEVELS)
+    assert [row.reason for row in rows] == ["the level has no rows at this site", ""]
+    (row,) = estimate(table, parse_estimand("standardised(died, of = arm) ~ arm + also + age"))
+    assert row.reason == "collinear with also at this site"
+    (row,) = estimate(table.assign(arm=1), parse_estimand("standardised(died, of = arm) ~ arm + age"))
+    assert row.reason == "the column is constant at this site"
+    (row,) = estimate(table.assign(died=table.arm), parse_estimand("standardised(died, of = arm) ~ arm + age"))
+    assert "separate" in row.reason
+    few = table.assign(died=(np.arange(len(table)) < 3).astype(int))
+    (row,) = estimate(few, parse_estimand("standardised(died, of = arm) ~ arm + age"))
+    assert row.reason == "3 events or non-events: too few"
+
+
+@pytest.mark.parametrize(
+    ("text", "must"),
+    [
+        ("standardised(died) ~ arm + age", "must name its exposure"),
+        ("standardised(died, of = sex) ~ arm + age", "must name its exposure"),
+        ("standardised(died, of = arm, contrast = HR) ~ arm", "contrast must be one of"),
+        ("standardised(died, of = arm, model = cox) ~ arm", "model must be one of"),
+        ("standardised(cost, of = arm, model = ols, contrast = NNT) ~ arm", "must be of a model of risks"),
+        ("standardised(k > 1, of = arm, model = poisson) ~ arm", "takes a column, not a comparison"),
+    ],
+)
+def test_a_contrast_that_cannot_be_asked_is_refused(text, must):
+    with pytest.raises(ParameterError, match=must):
+        parse_estimand(text)
+    with pytest.raises(EstimateRefusal, match="a slope must be of a column of numbers"):
+        estimate(made(), parse_estimand("standardised(died, of = smoking, contrast = slope) ~ smoking"))
+
+
+def test_a_number_needed_goes_through_infinity_where_the_difference_may_be_none():
+    assert (
+        number_needed(0.0, -0.1, 0.2)
+        == "one event more or fewer per ∞ (one fewer per 10.0, through ∞, to one more per 5.0)"
+    )
+    assert "through" not in number_needed(-0.2, -0.3, -0.001)
+    assert "fewer per 1000" in number_needed(-0.2, -0.3, -0.001)
 
 
 # -- reasons ---------------------------------------------------------------------------------------------------

@@ -393,3 +393,12 @@ def test_an_interaction_carries_the_warning_that_its_flow_may_not_draw_it():
     question = parse_estimand("ols(chol) ~ sbp * age")
     rows = with_release_variance(estimate(table, question), table, question, [Draw(rows=400, w=0.0, fitted_on=400)])
     assert {row.term: bool(row.warnings) for row in rows} == {"sbp": False, "age": False, "sbp:age": True}
+
+
+def test_a_standardised_contrast_of_a_model_with_an_interaction_carries_that_warning():
+    table = cohort(400, 4)
+    for terms, warned in (("sbp + age", False), ("sbp * age", True)):
+        question = parse_estimand(f"standardised(cvd, of = sbp) ~ {terms}")
+        draws = [Draw(rows=400, w=0.0, fitted_on=400)]
+        (row,) = with_release_variance(estimate(table, question), table, question, draws)
+        assert bool(row.warnings) is warned

@@ -308,6 +308,8 @@ def test_theorem_3_of_no_site_or_no_person_is_no_question(sites, persons):
         ("probit(cvd) ~ sbp/10", ("sbp/10",)),
         ("cloglog(sbp > 140) ~ age/10", ("age/10",)),
         ("gamma(sbp) ~ age/10", ("age/10",)),
+        ("standardised(cvd, of = sbp) ~ sbp/10 + age", ("sbp/10",)),
+        ("standardised(cvd, of = sbp, contrast = slope, model = probit) ~ sbp/10 + age", ("sbp/10",)),
     ],
 )
 def test_the_newer_kinds_pool_over_the_sites_as_each_table_answers_alone(filled, question, terms):

@@ -195,7 +195,7 @@ def _asks(kind: str, known: QuestionKind) -> Callable[..., VerbAnswer]:
     for option in known.verb_options:
         default = Parameter.empty if option in known.must else OPTIONS[option].default
         given = typer.Option(f"--{option}", help=OPTIONS[option].help)
-        annotation = Annotated[str, given] if OPTIONS[option].choices else Annotated[float, given]
+        annotation = Annotated[float, given] if OPTIONS[option].default is None else Annotated[str, given]
         shown.append(Parameter(option, _last, annotation=annotation, default=default))
     asked.__name__, asked.__doc__ = kind, known.asks
     asked.__signature__ = Signature(  # type: ignore[attr-defined]

@@ -79,6 +79,7 @@ class Questions:
     probit = _asking("probit")
     cloglog = _asking("cloglog")
     gamma = _asking("gamma")
+    standardised = _asking("standardised")
     km = _asking("km")
     rmst = _asking("rmst")
     logrank = _asking("logrank")

@@ -159,7 +159,7 @@ def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] 
     """
     from math import floor, log10
 
-    from shared.estimands.effects import SCALES, shown
+    from shared.estimands.effects import NNT, SCALES, number_needed, shown
 
     further = dict(raised(head, dict(cells)) for head, cells in (extra or {}).items())
     percent = f"{100 * result.level:g} % CI"
@@ -189,6 +189,8 @@ def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] 
         where = predicted.reason if predicted.empty else interval(predicted.lb, predicted.ub)
         lines.append(("prediction interval", "", where, f"a new {result.unit}'s effect"))
     sentences = []
+    if result.effect == NNT:
+        sentences.append(f"number needed, {percent}: {number_needed(result.beta, result.ci_lb, result.ci_ub)}")
     if result.df:
         parts = [f"Q {result.QE:.2f} on {result.df} df, p {p_shown(result.QEp)}", f"I² {result.I2:.0f} %"]
         if result.method != "FE":

@@ -419,7 +419,9 @@ def with_release_variance(
             lost = COX_ATTENUATION * privacy / row.vi_sampling
         privacy *= row.sandwich_ratio
         warnings = [_OPEN[posture] for posture in sorted(set(postures)) if posture in _OPEN]
-        if ":" in row.term or "^" in row.term:
+        # A standardised answer is predicted from every term of its model.
+        shapes = question.terms if question.kind == "standardised" else (row.term,)
+        if any(":" in term or "^" in term for term in shapes):
             warnings.append(_SHAPE)
         out.append(
             replace(

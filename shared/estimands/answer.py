@@ -48,6 +48,7 @@ from shared.estimands.formulas import (
 from shared.estimands.groups import group_answers
 from shared.estimands.models import model_answers
 from shared.estimands.questions import INTERCEPT, MODELS, Estimand, Scale, parse_estimand, parse_formula
+from shared.estimands.standardised import standardised_answers
 
 __all__ = [
     "MIN_EVENTS",
@@ -424,7 +425,9 @@ def _answers(
         table = table.part(inside)
     else:
         inside = np.ones(len(table), dtype=bool)
-    if kind in MODELS:
+    if kind == "standardised":
+        result = standardised_answers(table, estimand, levels, floors)
+    elif kind in MODELS:
         result = model_answers(table, estimand, levels, floors)
     elif kind == "correlation":
         x = np.column_stack([table.numbers(name) for name in estimand.terms])

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from shared.estimands.fits.survival import SurvivalCurve
 
-__all__ = ["FAR", "HANGS", "MIN_EVENTS", "MIN_RESIDUAL_DF", "Answer", "LeastRows", "QuestionResult", "few"]
+__all__ = ["FAR", "HANGS", "MIN_EVENTS", "MIN_RESIDUAL_DF", "NO_ROWS", "Answer", "LeastRows", "QuestionResult", "few"]
 
 Array = NDArray[np.float64]
 Answer = tuple[float, float] | str
@@ -19,6 +19,7 @@ MIN_RESIDUAL_DF = 10
 MIN_EVENTS = 5
 """Fewer events than this, or than terms, and no term of a Cox model is reported."""
 FAR = "no finite estimate at this site"
+NO_ROWS = "the level has no rows at this site"
 HANGS = "its meaning hangs on excluded terms"
 
 
@@ -35,6 +36,7 @@ class QuestionResult:
     """Answers by label in the question's order, the names R prints, and the rows behind them.
 
     `dispersion` is that of a count's rows about its model, 1 for what is no count or is not known.
+    `used` are the places in the table of the rows that a model was fitted on, where one was.
     """
 
     answers: dict[str, Answer]
@@ -47,6 +49,7 @@ class QuestionResult:
     curves: dict[str, SurvivalCurve] = field(default_factory=dict)
     influence: dict[str, Array] = field(default_factory=dict)
     dispersion: float = 1.0
+    used: NDArray[np.int64] | None = None
 
 
 def few(n: int, parameters: int, floors: LeastRows) -> str:

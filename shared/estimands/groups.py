@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shared.errors import EstimateRefusal
 from shared.estimands.design import levels_of, outcome_of
 from shared.estimands.fits.survival import SurvivalCurve, kaplan_meier, log_rank, restricted_mean
-from shared.estimands.floors import FAR, Answer, LeastRows, QuestionResult, few
+from shared.estimands.floors import FAR, NO_ROWS, Answer, LeastRows, QuestionResult, few
 from shared.estimands.formulas import CATEGORY, Node, QuestionRows, is_logical, parse, values
 from shared.estimands.questions import SURVIVAL, Estimand
 
@@ -64,7 +64,7 @@ def group_answers(
     def summary(g: int) -> Answer:
         mine = member == g
         if counts[g] == 0:
-            return "the level has no rows at this site"
+            return NO_ROWS
         if counts[g] <= max(floors.residual_df, 1):
             return f"{int(counts[g])} rows in a group: fewer than {floors.residual_df} residual degrees of freedom"
         if survival:
@@ -148,7 +148,7 @@ def _two_by_two(
     c, d = float(y[member == 0].sum()), float((1 - y[member == 0]).sum())
     cells = {"n": a + b + c + d, "a": a, "b": b, "c": c, "d": d, "added": 0.0}
     if a + b == 0:
-        return "the level has no rows at this site", cells
+        return NO_ROWS, cells
     if a + b + c + d - 2 < floors.residual_df:
         return few(int(a + b + c + d), 2, floors), cells
     if a + c == 0 or b + d == 0:

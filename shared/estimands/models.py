@@ -14,7 +14,7 @@ from shared.estimands.design import TermColumns, design_of, numeric_columns, out
 from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.regression import RegressionFit, generalised, least_squares, overdispersed
 from shared.estimands.fits.survival import cox
-from shared.estimands.floors import FAR, HANGS, Answer, LeastRows, QuestionResult, few
+from shared.estimands.floors import FAR, HANGS, NO_ROWS, Answer, LeastRows, QuestionResult, few
 from shared.estimands.formulas import QuestionRows, parse, values
 from shared.estimands.groups import strata_of
 from shared.estimands.kinds import KINDS
@@ -78,6 +78,7 @@ def model_answers(
     result.n = n = len(data.y)
     if n == 0:
         return all_for("no rows with a weight, or in the time window, at this site")
+    result.used = data.place
     alive = _varying(result, design, data, constant=constant, is_cox=is_cox)
     parameters = len(alive) + constant
     if n - parameters < max(floors.residual_df, 1):
@@ -178,7 +179,7 @@ def _varying(result: QuestionResult, design: TermColumns, data: _Data, *, consta
     for j, label in enumerate(design.labels):
         if np.ptp(data.x[:, j]) == 0 and (constant or is_cox or data.x[0, j] == 0):
             empty_level = label in design.levelled and data.x[0, j] == 0
-            default = "the level has no rows at this site" if empty_level else "the column is constant at this site"
+            default = NO_ROWS if empty_level else "the column is constant at this site"
             result.answers[label] = design.reasons.get(label, default)
             if constant and data.x[0, j] != 0:
                 result.answers[INTERCEPT] = HANGS

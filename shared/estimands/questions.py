@@ -26,6 +26,7 @@ __all__ = ["GROUPED", "INTERCEPT", "MODELS", "NETWORK", "SURVIVAL", "Estimand", 
 __all__ += ["parse_estimand", "parse_formula"]
 
 Measure = Literal["OR", "RR", "RD"]
+Contrast = Literal["RD", "RR", "OR", "NNT", "slope"]
 
 INTERCEPT = "intercept"
 NETWORK: Mapping[str, str] = {
@@ -70,6 +71,9 @@ class Estimand:
         robust: ``HC0`` to ``HC3`` for a sandwich variance; empty for the model's.
         measure: of a two-by-two table: ``OR``, ``RR`` or ``RD``.
         start, stop: time window of a Cox model: persons still at risk at `start`, events up to `stop`.
+        of: exposure of a standardised contrast: a column of its terms.
+        contrast: of the standardised means: ``RD``, ``RR``, ``OR``, ``NNT``; ``slope`` for the average marginal effect.
+        model: kind of the model that standardised means are predicted by.
         structure: ``cs`` for the one correlation of columns that share a variance (compound symmetry).
         at: time at which survival is reported. tau: horizon of a restricted mean.
     Raises: ParameterError: parts that do not belong to the kind, or are missing.
@@ -97,6 +101,9 @@ class Estimand:
     at: float | None = None
     tau: float | None = None
     structure: Literal["pearson", "cs"] = "pearson"
+    of: str = ""
+    contrast: Contrast = "RD"
+    model: Kind = "logistic"
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -127,7 +134,7 @@ class Estimand:
             object.__setattr__(self, "outcome", str(parse(self.outcome).value))
         for text in filter(None, (self.outcome if kind != "network" else "", self.event)):
             node = _side(text)
-            if is_logical(node) and not (survival or KINDS[kind].outcome == "binary"):
+            if is_logical(node) and not (survival or self.binary):
                 raise ParameterError(f"{kind} takes a column, not a comparison", given=text)
         for term in self.terms:
             _check_term(term, plain=kind == "correlation")
@@ -189,8 +196,27 @@ class Estimand:
                 "rmst must have a horizon tau > 0, the same at every site",
                 next_step="Write rmst(time, event, tau = 5).",
             )
+        if self.kind == "standardised":
+            self._check_standardised()
         if self.start is not None and self.stop is not None and self.start >= self.stop:
             raise ParameterError("start must be before stop", given=f"{self.start:g} and {self.stop:g}")
+
+    def _check_standardised(self) -> None:
+        inside = {name for term in self.terms for name in names(parse(term))}
+        if self.of not in inside:
+            raise ParameterError(
+                "standardised must name its exposure, a column of its terms",
+                given=repr(self.of) if self.of else "none",
+                next_step="Write for example: standardised(died, of = arm) ~ arm + age.",
+            )
+        if self.contrast in ("OR", "NNT") and not self.binary:
+            raise ParameterError(f"{self.contrast} must be of a model of risks", given=f"model = {self.model}")
+
+    @property
+    def binary(self) -> bool:
+        """True if its outcome is 0 or 1."""
+        kind = self.model if self.kind == "standardised" else self.kind
+        return kind in KINDS and KINDS[kind].outcome == "binary"
 
     def __str__(self) -> str:
         if self.kind == "correlation":
@@ -226,6 +252,8 @@ class Estimand:
         """Names of its answers, as far as they are known without a table (a column of levels has one for each)."""
         whole = self.kind in ("mean", "proportion", "correlation", "network")
         whole = whole or (self.kind in ("km", "rmst") and not self.terms)
+        if self.kind == "standardised":
+            return (self.label(self.of),)
         return (str(self),) if whole else tuple(self.label(term) for term in self.terms) or (INTERCEPT,)
 
     @property
@@ -233,6 +261,8 @@ class Estimand:
         """The scale of its estimates."""
         if self.kind == "two_by_two":
             return "identity" if self.measure == "RD" else "log"
+        if self.kind == "standardised":
+            return "log" if self.contrast in ("RR", "OR") else "identity"
         if self.kind == "network" and self.outcome in ("assortativity", "recovery", "modularity"):
             return "fisher_z" if self.outcome == "assortativity" else "identity"
         return KINDS[self.kind].scale

@@ -72,6 +72,10 @@ def in_words(question: Estimand, term: str, dictionary: Dictionary) -> str:
     if kind in ("km", "rmst"):
         name, at, time = effect.partition(" at " if kind == "km" else " to ")
         subject = f"{name} without {words.side(question.event)}{at}{time}"
+    elif kind == "standardised" and not question.binary:
+        subject = f"Standardised {effect[0].lower()}{effect[1:]} of {words.side(question.outcome)}"
+    elif kind == "standardised":
+        subject = f"Standardised {effect[0].lower()}{effect[1:]} for {words.side(question.outcome)}"
     elif kind in _OF_MEANS:
         named = _OF_MEANS[kind]
         named = "Intercept of" if term == INTERCEPT else named

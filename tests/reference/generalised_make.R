@@ -23,7 +23,47 @@ one <- function(name) {
   list(beta = as.list(coef(fit)), se = lapply(errors, as.list))
 }
 weighted <- glm(died ~ age + arm, binomial("probit"), d, weights = w, control = tight)
+# Standardised contrasts: the sandwich of the stacked estimating equations, with the observed information.
+standardised <- function(fit, observed, high, low, contrast, slope = NULL) {
+  x <- model.matrix(fit); n <- nrow(x); mean_of <- family(fit)$linkinv; slope_of <- family(fit)$mu.eta
+  score <- residuals(fit, "working") * x * (if (is.null(fit$weights)) 1 else fit$weights)
+  own <- score %*% solve(crossprod(x, observed * x))
+  side <- function(set) {
+    z <- model.matrix(delete.response(terms(fit)), set, xlev = fit$xlevels); eta <- drop(z %*% coef(fit))
+    list(mean = mean(mean_of(eta)), moved = (mean_of(eta) - mean(mean_of(eta))) / n +
+           drop(own %*% colMeans(slope_of(eta) * z)))
+  }
+  a <- side(high); b <- side(low)
+  if (contrast == "RD") { value <- a$mean - b$mean; moved <- a$moved - b$moved }
+  if (contrast == "RR") { value <- log(a$mean / b$mean); moved <- a$moved / a$mean - b$moved / b$mean }
+  if (contrast == "OR") {
+    value <- qlogis(a$mean) - qlogis(b$mean)
+    moved <- a$moved / (a$mean * (1 - a$mean)) - b$moved / (b$mean * (1 - b$mean))
+  }
+  list(beta = value, se = sqrt(sum(moved^2)))
+}
+at <- function(column, value) { d[[column]] <- value; d }
+crossed <- glm(died ~ arm * age + smoking, binomial, d, control = tight)
+p <- fitted(fits$logistic); pc <- fitted(crossed); level <- function(name) factor(name, levels = levels(d$smoking))
+x <- model.matrix(fits$logistic); n <- nrow(x); b_age <- coef(fits$logistic)["age"]  # the average slope of age, in closed form
+own <- residuals(fits$logistic, "response") * x; own <- own %*% solve(crossprod(x, p * (1 - p) * x))
+along <- colMeans(b_age * p * (1 - p) * (1 - 2 * p) * x); along["age"] <- along["age"] + mean(p * (1 - p))
+slope <- b_age * p * (1 - p); moved <- (slope - mean(slope)) / n + drop(own %*% along)
+contrasts <- list(
+  "standardised(died, of = arm) ~ arm + age + smoking + arm:age" = list(
+    "arm" = standardised(crossed, pc * (1 - pc), at("arm", 1), at("arm", 0), "RD")),
+  "standardised(died, of = smoking, contrast = OR) ~ age + arm + smoking" = list(
+    "smoking[former]" = standardised(fits$logistic, p * (1 - p), at("smoking", level("former")), at("smoking", level("never")), "OR"),
+    "smoking[current]" = standardised(fits$logistic, p * (1 - p), at("smoking", level("current")), at("smoking", level("never")), "OR")),
+  "standardised(died, of = age, contrast = RR) ~ age/10 + arm + smoking" = list(
+    "age/10" = standardised(fits$logistic, p * (1 - p), at("age", d$age + 10), d, "RR")),
+  "standardised(cost, of = arm, model = gamma) ~ age + arm + smoking" = list(
+    "arm" = standardised(fits$gamma, d$cost / fitted(fits$gamma), at("arm", 1), at("arm", 0), "RD")),
+  "standardised(died, of = age, contrast = slope) ~ age + arm + smoking" = list(
+    "age" = list(beta = mean(slope), se = sqrt(sum(moved^2))))
+)
 answers <- list(
+  standardised = contrasts,
   versions = list(R = paste(R.version$major, R.version$minor, sep = "."), MASS = as.character(packageVersion("MASS")),
                   sandwich = as.character(packageVersion("sandwich"))),
   fits = sapply(names(fits), one, simplify = FALSE),
