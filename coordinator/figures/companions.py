@@ -25,6 +25,7 @@ from coordinator.figures.canvas import (
     TEXT,
     DrawnFigure,
     Page,
+    View,
     axis_ticks,
     ladder,
     model_name,
@@ -188,28 +189,9 @@ def funnel(
     bottom = 1.08 * max([*se, *extra_se])
     reach = 1.06 * max([half * bottom, *(abs(y - centre) * 1.03 for y in [*result.yi, *extra])])
     span = (centre - reach, centre + reach)
-    region = f"{100 * result.level:g} %"
-    what = "Within the dashed lines" if contours else "Shaded"
-    foot = [
-        f"{what}: where {region} of {result.units} would lie around the fixed effect (dotted) if nothing but chance "
-        "parted them. Dashed upright: the random effect.",
-        "With random effects more lie outside; an empty corner can have other causes than missing studies.",
-    ]
-    if contours:
-        foot.insert(0, "Shaded by the p-value of a site against no effect: darker below 0.01, then 0.05, then 0.1.")
     outside = [abs(y - centre) > half * s for y, s in zip(result.yi, se, strict=True)]
     named = [i for i in range(result.k) if result.k <= MANY or outside[i]]
-    if len(named) < result.k:
-        foot.append(f"Of {result.k} {result.units} those outside the lines are named.")
-    if filled is not None:
-        if filled.result is None:
-            foot.append(f"Trim-and-fill: {filled.reason}.")
-        else:
-            m = filled.result
-            foot.append(
-                f"Trim-and-fill adds {filled.k0} on the {filled.side} (hollow): {view.number(m.beta)} "
-                f"[{view.number(m.ci_lb)}, {view.number(m.ci_ub)}]. A sensitivity analysis, not a correction."
-            )
+    foot = _funnel_foot(result, view, filled, contours=contours, named=len(named))
     words = (
         f"Funnel plot of {result.k} {result.units} around {view.number(centre)}: "
         + "; ".join(
@@ -251,6 +233,31 @@ def funnel(
 
 MANY = 20
 """Sites up to which a funnel names them all."""
+
+
+def _funnel_foot(result: PooledResult, view: View, filled: TrimFill | None, *, contours: bool, named: int) -> list[str]:
+    """What must be said under a funnel; `named` of its sites have their names in it."""
+    region = f"{100 * result.level:g} %"
+    what = "Within the dashed lines" if contours else "Shaded"
+    foot = [
+        f"{what}: where {region} of {result.units} would lie around the fixed effect (dotted) if nothing but chance "
+        "parted them. Dashed upright: the random effect.",
+        "With random effects more lie outside; an empty corner can have other causes than missing studies.",
+    ]
+    if contours:
+        foot.insert(0, "Shaded by the p-value of a site against no effect: darker below 0.01, then 0.05, then 0.1.")
+    if named < result.k:
+        foot.append(f"Of {result.k} {result.units} those outside the lines are named.")
+    if filled is not None:
+        if filled.result is None:
+            foot.append(f"Trim-and-fill: {filled.reason}.")
+        else:
+            m = filled.result
+            foot.append(
+                f"Trim-and-fill adds {filled.k0} on the {filled.side} (hollow): {view.number(m.beta)} "
+                f"[{view.number(m.ci_lb)}, {view.number(m.ci_ub)}]. A sensitivity analysis, not a correction."
+            )
+    return foot
 
 
 def _contours(axes: Axes, null: float, bottom: float, span: tuple[float, float]) -> None:

@@ -95,50 +95,16 @@ def km_figure(
     curves = (*curves, *pooled)
     if len({(curve.time, curve.level) for curve in curves}) > 1:
         raise ParameterError("the curves of a figure must be at the same times and of one level", given="others")
-    times, level = curves[0].time, curves[0].level
+    times = curves[0].time
     shaded = (sites <= 3 and not pooled) if bands is None else bands
     shading = [i for i in range(len(curves)) if shaded or i >= sites]
-    last = max(
-        1, *(max((k for k, value in enumerate(curve.survival) if value is not None), default=0) for curve in curves)
-    )
-    ticks = _grid_ticks(times[: last + 1])
-    if last % ticks[1] and ticks[-1] + ticks[1] < len(times):  # the axis ends at a tick
-        ticks.append(ticks[-1] + ticks[1])
-        last = ticks[-1]
-    quiet = min(next((k for k, count in enumerate(curve.events) if count), last) - 1 for curve in curves)
-    begins = max((k for k in ticks if k <= quiet), default=0)
-    begins = begins if begins > 0.3 * last else 0  # a third of the axis and more, on which nothing happens
-    ticks = [k for k in ticks if k >= begins]
+    begins, last, ticks = _km_axis(curves)
     labels = [wrap(curve.label, SMALL, _NAME) for curve in curves]
     rows = [[f"{curve.at_risk[k]:,}" for k in ticks] for curve in curves]
     colours = [COLOURS[i % len(COLOURS)] if i < sites else INK for i in range(len(curves))]
     dashes = [DASHES[(i if i < sites else i - sites) % len(DASHES)] for i in range(len(curves))]
     widths = [1.5 if i < sites else 2.4 for i in range(len(curves))]
-    foot = [
-        f"Steps stand at the ends of intervals of {times[1]:g}; the curve is read off at those times and holds no row.",
-    ]
-    if begins:
-        foot.append(f"The axis begins at {times[begins]:g}: no event was before.")
-    if pooled:
-        foot.append(
-            "Pooled: random effects (REML, Knapp-Hartung not below the model) of the logits at each time, to the end "
-            "of the shortest follow-up; a site without an event so far counts with half an event."
-        )
-    if shading:
-        most = max(curve.inflation for curve in curves)
-        held = "which take the rows as real: the noise of the release is not in them."
-        if most > 1:
-            least = min(curve.inflation for curve in curves)
-            times_ = f"{most:.2g}" if f"{least:.2g}" == f"{most:.2g}" else f"{least:.2g} to {most:.2g}"
-            held = (
-                f"with the noise of the release counted in full and the fit of its flow: {times_} times the variance "
-                "that the rows claim. The flow's bias is not in them."
-            )
-        foot.append(f"Shaded: pointwise {100 * level:g} % intervals (logit scale), {held}")
-    still = [curve.label for curve in curves if curve.survival[1] is None]
-    foot += [f"{label}: no row is followed beyond {times[1]:g}." for label in still]
-    foot += [f"{curve.label}: no event." for curve in curves if curve.label not in still and not curve.events[last]]
-    foot += [f"Left out: {site} ({why})." for site, why in (left_out or {}).items()]
+    foot = _km_foot(curves, begins, last, pooled=bool(pooled), shaded=bool(shading), left_out=left_out or {})
     words = "; ".join(_spoken(curve, ticks) for curve in curves)
     words = f"{ylabel} over {xlabel}, {len(curves)} curve{'s' * (len(curves) != 1)}: {words}."
     words += "".join(f" Left out: {site}, {why}." for site, why in (left_out or {}).items())
@@ -151,21 +117,18 @@ def km_figure(
         page = Page(right + MARGIN, title, note, foot, rows=0, extra=_TALL, below=below.height, headed=False)
         span = (times[begins], times[last])
         axes = page.axes(left, _WIDE, span, (0.0, 1.0))
-        for i, curve in enumerate(curves):
-            style: dict[str, Any] = {"color": colours[i], "linestyle": dashes[i]}
+        looks: list[dict[str, Any]] = [
+            {"color": colour, "linestyle": dash, "linewidth": wide}
+            for colour, dash, wide in zip(colours, dashes, widths, strict=True)
+        ]
+        for i, (curve, look) in enumerate(zip(curves, looks, strict=True)):
             xs, ys = _steps(times, curve.survival)
             xs = [max(x, span[0]) for x in xs]  # before, the share is 1
-            axes.plot(
-                xs, ys, linewidth=widths[i], solid_joinstyle="miter", zorder=4, gid=f"curve-{i}", clip_on=False, **style
-            )
+            axes.plot(xs, ys, solid_joinstyle="miter", zorder=4, gid=f"curve-{i}", clip_on=False, **look)
             if len(xs) == 1:
                 axes.plot(xs, ys, "o", color=colours[i], markersize=5, clip_on=False, zorder=4)
             if i in shading:
                 _band(axes, times, curve, colours[i], f"band-{i}")
-        looks = [
-            {"color": colour, "linestyle": dash, "linewidth": wide}
-            for colour, dash, wide in zip(colours, dashes, widths, strict=True)
-        ]
         below.draw(
             page,
             [left + _WIDE * (times[k] - span[0]) / (span[1] - span[0]) for k in ticks],
@@ -179,6 +142,55 @@ def km_figure(
         axes.set_xlabel(xlabel, fontsize=TEXT, color=INK, labelpad=4, parse_math=False)
         y_axis(axes, ylabel)
         return page.finish(words, title or "Kaplan–Meier", path)
+
+
+def _km_axis(curves: Sequence[GridCurve]) -> tuple[int, int, list[int]]:
+    """Places in the grid where the axis begins and ends, and of its ticks."""
+    times = curves[0].time
+    last = max(
+        1, *(max((k for k, value in enumerate(curve.survival) if value is not None), default=0) for curve in curves)
+    )
+    ticks = _grid_ticks(times[: last + 1])
+    if last % ticks[1] and ticks[-1] + ticks[1] < len(times):  # the axis ends at a tick
+        ticks.append(ticks[-1] + ticks[1])
+        last = ticks[-1]
+    quiet = min(next((k for k, count in enumerate(curve.events) if count), last) - 1 for curve in curves)
+    begins = max((k for k in ticks if k <= quiet), default=0)
+    begins = begins if begins > 0.3 * last else 0  # a third of the axis and more, on which nothing happens
+    return begins, last, [k for k in ticks if k >= begins]
+
+
+def _km_foot(
+    curves: Sequence[GridCurve], begins: int, last: int, *, pooled: bool, shaded: bool, left_out: Mapping[str, str]
+) -> list[str]:
+    """What must be said under survival curves: how they are read off, what is shaded, and who is not there."""
+    times, level = curves[0].time, curves[0].level
+    foot = [
+        f"Steps stand at the ends of intervals of {times[1]:g}; the curve is read off at those times and holds no row.",
+    ]
+    if begins:
+        foot.append(f"The axis begins at {times[begins]:g}: no event was before.")
+    if pooled:
+        foot.append(
+            "Pooled: random effects (REML, Knapp-Hartung not below the model) of the logits at each time, to the end "
+            "of the shortest follow-up; a site without an event so far counts with half an event."
+        )
+    if shaded:
+        most = max(curve.inflation for curve in curves)
+        held = "which take the rows as real: the noise of the release is not in them."
+        if most > 1:
+            least = min(curve.inflation for curve in curves)
+            times_ = f"{most:.2g}" if f"{least:.2g}" == f"{most:.2g}" else f"{least:.2g} to {most:.2g}"
+            held = (
+                f"with the noise of the release counted in full and the fit of its flow: {times_} times the variance "
+                "that the rows claim. The flow's bias is not in them."
+            )
+        foot.append(f"Shaded: pointwise {100 * level:g} % intervals (logit scale), {held}")
+    still = [curve.label for curve in curves if curve.survival[1] is None]
+    foot += [f"{label}: no row is followed beyond {times[1]:g}." for label in still]
+    foot += [f"{curve.label}: no event." for curve in curves if curve.label not in still and not curve.events[last]]
+    foot += [f"Left out: {site} ({why})." for site, why in left_out.items()]
+    return foot
 
 
 class _Below:
@@ -392,36 +404,12 @@ def budget_figure(
     rows = [[_left(budget.cap, course, wave) for wave in ticks] for course in courses]
     highest = max([epsilon for c in courses for _, epsilon in (*c.spent, *c.planned)], default=0.0)
     top = max(1.06 * budget.cap, min(1.05 * highest, 1.3 * budget.cap))
-    foot = [
-        "Filled marks: the study's ε after a release, for the site's worst-off person, as its receipt says; what a "
-        "site was charged without delivering shows with its next receipt.",
-    ]
-    if any(course.planned for course in courses):
-        foot.append("Dashed, hollow: somebody who is in every further wave of the plan.")
-    over = [c for c in courses if c.planned and c.planned[-1][1] > budget.cap]
-    for course, name in zip(courses, names, strict=True):
-        if course in over:
-            foot.append(f"Wave {course.planned[-1][0]} does not fit: {name}. The site's ledger will refuse it.")
-    if budget.open:
-        apart = "; ".join(f"{site} ({words})" for site, words in budget.open.items())
-        foot.append(f"Not drawn, because no total holds its releases: {apart}.")
-    cap = f"ε {shown_epsilon(budget.cap)} at δ {shown_delta(budget.delta)}"
-    words = f"Budget of {budget.study}: {cap}. " + "; ".join(
-        f"{name}: "
-        + ", ".join(f"{shown_price(epsilon, course.given)} after wave {wave}" for wave, epsilon in course.spent)
-        for course, name in zip(courses, names, strict=True)
-    )
-    conditions = {course.given for course in courses}
-    given = " and ".join(sorted(conditions - {""}))
-    if given and len(conditions) > 1:
-        foot.append(
-            f"Given {given}: {', '.join(name for course, name in zip(courses, names, strict=True) if course.given)}."
-        )
+    foot, words, given = _budget_words(budget, names)
     below = _Below("ε left after", labels, rows)
     left = below.left
     right = left + _WIDE + 0.2
     with page_style():
-        shown = note or f"Cap {cap}, plan version {budget.version}."
+        shown = note or f"Cap {_cap(budget)}, plan version {budget.version}."
         heading = title or f"{budget.study}: budget by wave"
         page = Page(right + MARGIN, heading, shown, foot, rows=0, extra=_TALL * 0.85, below=below.height, headed=False)
         reach = 0.25 if last > first else 0.5
@@ -439,26 +427,69 @@ def budget_figure(
         for i, course in enumerate(courses):
             colour, marker = COLOURS[i % len(COLOURS)], _MARKERS[(i + i // len(COLOURS)) % len(_MARKERS)]
             looks.append({"color": colour, "marker": marker, "markersize": 4.5})
-            points = [(first, 0.0), *course.spent]
-            line: dict[str, Any] = {"color": colour, "drawstyle": "steps-post", "marker": marker, "markersize": 5}
-            # Courses that meet stand side by side rather than on each other.
-            aside = min(0.09, 0.5 / len(courses)) * (i - (len(courses) - 1) / 2)
-            xs, ys = [wave + aside * (wave > 0) for wave, _ in points], [epsilon for _, epsilon in points]
-            if not course.planned:  # what is spent stays spent: a level, not the end of a bar
-                xs, ys = [*xs, last + reach], [*ys, ys[-1]]
-            axes.plot(xs, ys, linewidth=1.5, zorder=4, gid=f"spent-{i}", markevery=slice(1, len(points)), **line)
-            if course.planned:
-                ahead = [course.spent[-1], *course.planned]
-                xs, ys = [wave + aside for wave, _ in ahead], [epsilon for _, epsilon in ahead]
-                hollow = {"markerfacecolor": "white", "linestyle": (0, (4, 2)), "markevery": slice(1, None)}
-                axes.plot(xs, ys, linewidth=1.1, zorder=3, gid=f"planned-{i}", **(line | hollow))
+            line = {"color": colour, "drawstyle": "steps-post", "marker": marker, "markersize": 5}
+            _course(axes, i, len(courses), course, (first, last + reach), line)
         under = [left + _WIDE * (wave - first + reach) / (last - first + 2 * reach) for wave in ticks]
         below.draw(page, under, looks, [f"left-{{}}-{wave}" for wave in ticks])
         axes.set_xticks(ticks, ["start" if wave == 0 else f"{wave}" for wave in ticks])
         axes.tick_params(axis="x", labelsize=SMALL, colors=INK, length=3, width=0.8, pad=3)
         axes.set_xlabel("Wave", fontsize=TEXT, color=INK, labelpad=4)
-        y_axis(axes, f"ε spent, given {given}" if given and len(conditions) == 1 else "ε spent")
+        y_axis(axes, f"ε spent, given {given}" if given else "ε spent")
         return page.finish(f"{words}.", heading, path)
+
+
+def _budget_words(budget: BudgetReport, names: Sequence[str]) -> tuple[list[str], str, str]:
+    """What stands below a budget, the figure in words, and the condition that all courses share; blank where none."""
+    courses = budget.courses
+    foot = [
+        "Filled marks: the study's ε after a release, for the site's worst-off person, as its receipt says; what a "
+        "site was charged without delivering shows with its next receipt.",
+    ]
+    if any(course.planned for course in courses):
+        foot.append("Dashed, hollow: somebody who is in every further wave of the plan.")
+    over = [c for c in courses if c.planned and c.planned[-1][1] > budget.cap]
+    for course, name in zip(courses, names, strict=True):
+        if course in over:
+            foot.append(f"Wave {course.planned[-1][0]} does not fit: {name}. The site's ledger will refuse it.")
+    if budget.open:
+        apart = "; ".join(f"{site} ({words})" for site, words in budget.open.items())
+        foot.append(f"Not drawn, because no total holds its releases: {apart}.")
+    words = f"Budget of {budget.study}: {_cap(budget)}. " + "; ".join(
+        f"{name}: "
+        + ", ".join(f"{shown_price(epsilon, course.given)} after wave {wave}" for wave, epsilon in course.spent)
+        for course, name in zip(courses, names, strict=True)
+    )
+    conditions = {course.given for course in courses}
+    given = " and ".join(sorted(conditions - {""}))
+    if given and len(conditions) > 1:
+        foot.append(
+            f"Given {given}: {', '.join(name for course, name in zip(courses, names, strict=True) if course.given)}."
+        )
+    return foot, words, given if len(conditions) == 1 else ""
+
+
+def _cap(budget: BudgetReport) -> str:
+    return f"ε {shown_epsilon(budget.cap)} at δ {shown_delta(budget.delta)}"
+
+
+def _course(axes: Axes, number: int, of: int, course: Spending, ends: tuple[int, float], line: dict[str, Any]) -> None:
+    """One line of a budget: what is spent as steps, what is planned dashed. Courses that meet stand side by side.
+
+    Args:
+        number, of: which course of how many. ends: first wave, and where a level ends. line: its colour and mark.
+    """
+    first, last = ends
+    aside = min(0.09, 0.5 / of) * (number - (of - 1) / 2)
+    points = [(first, 0.0), *course.spent]
+    xs, ys = [wave + aside * (wave > 0) for wave, _ in points], [epsilon for _, epsilon in points]
+    if not course.planned:  # what is spent stays spent: a level, not the end of a bar
+        xs, ys = [*xs, last], [*ys, ys[-1]]
+    axes.plot(xs, ys, linewidth=1.5, zorder=4, gid=f"spent-{number}", markevery=slice(1, len(points)), **line)
+    if course.planned:
+        ahead = [course.spent[-1], *course.planned]
+        xs, ys = [wave + aside for wave, _ in ahead], [epsilon for _, epsilon in ahead]
+        hollow = {"markerfacecolor": "white", "linestyle": (0, (4, 2)), "markevery": slice(1, None)}
+        axes.plot(xs, ys, linewidth=1.1, zorder=3, gid=f"planned-{number}", **(line | hollow))
 
 
 def _left(cap: float, course: Spending, wave: int) -> str:
