@@ -16,7 +16,7 @@ from coordinator.answers import release_selection, resolving, site_answers
 from coordinator.pooling.pool import pool
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands.answer import Estimand, parse_estimand, survival_curves
-from shared.estimands.fits.survival import GridCurve, public_times
+from shared.estimands.fits.survival import GridCurve, SurvivalCurve, public_times
 from shared.mechanisms.base import Answering
 
 if TYPE_CHECKING:
@@ -101,8 +101,6 @@ def curves(
     Raises: what `resolving.resolve` and `release_selection.holding` raise; ParameterError (another kind of question,
         an unknown site); EstimateRefusal (no site has a curve).
     """
-    import pandas as pd
-
     plan = store.plan(study).plan
     query = estimand if isinstance(estimand, Estimand) else parse_estimand(plan.estimands.get(estimand, estimand))
     if query.kind != "km":
@@ -130,21 +128,16 @@ def curves(
     left_out: dict[str, str] = {}
     for site in sorted(sites or releases):
         try:
-            if any(_noisy(store, release) for release in releases[site]):
-                raise EstimateRefusal(
-                    "a whole curve must come from released rows",
-                    given="noisy figures",
-                    next_step="Ask km(..., at = 5) for one time.",
-                )
-            tables = [store.table(release) for release in releases[site]]
-            more = site_answers.released_inflation(releases[site], held.behind[site], held.combined)
-            table = tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
-            for group, curve in survival_curves(table, question, levels).items():
-                name = f"{site}, {group}" if group else site
-                found.append(curve.read_off(times, label=name, level=level, inflation=more))
-                groups.setdefault(group, []).append(found[-1])
+            own = _curves_of(store, held, site, question, levels)
         except Refusal as refusal:
             left_out[site] = str(refusal).rstrip(".")
+            continue
+        more = site_answers.released_inflation(releases[site], held.behind[site], held.combined)
+        for group, curve in own.items():
+            name = f"{site}, {group}" if group else site
+            drawn = curve.read_off(times, label=name, level=level, inflation=more)
+            found.append(drawn)
+            groups.setdefault(group, []).append(drawn)
     if not found:
         raise EstimateRefusal("a site must have a curve", given="; ".join(f"{s}: {w}" for s, w in left_out.items()))
     unit = f" ({follow_up.unit})" if follow_up.unit else ""
@@ -160,6 +153,28 @@ def curves(
         axis=_upper(f"{follow_up.label or follow_up.name}{unit}"),
         event=(event.label or event.name) if event else question.event,
     )
+
+
+def _curves_of(
+    store: Store,
+    held: release_selection.ReleaseSelection,
+    site: str,
+    question: Estimand,
+    levels: Mapping[str, Sequence[Any]],
+) -> Mapping[str, SurvivalCurve]:
+    """A site's curve of each group, of the rows of all its releases. Raises: EstimateRefusal, of noisy figures."""
+    import pandas as pd
+
+    releases = held.parts[site]
+    if any(_noisy(store, release) for release in releases):
+        raise EstimateRefusal(
+            "a whole curve must come from released rows",
+            given="noisy figures",
+            next_step="Ask km(..., at = 5) for one time.",
+        )
+    tables = [store.table(release) for release in releases]
+    table = tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
+    return survival_curves(table, question, levels)
 
 
 def pooled_curve(curves: Sequence[GridCurve], *, label: str) -> GridCurve:

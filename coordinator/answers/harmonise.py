@@ -384,45 +384,28 @@ def harmonised(
     taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
     levels = {one.name: one.levels for one in plan.dictionary.released if one.levels}
     rng = np.random.default_rng(1)  # public: the noise that is drawn here hides nothing
-    target = here_known[to]
-    targets = [target.redraw(rng) for _ in range(draws)]
-    maps: dict[str, ColumnsMap] = {}
-    bands: dict[str, dict[str, Floats]] = {}
-    outside: dict[str, int] = {}
+    scale = _Scale(to, here_known[to], tuple(here_known[to].redraw(rng) for _ in range(draws)), columns)
+    sites: dict[str, _SiteMapped] = {}
     tables: dict[str, pd.DataFrame] = {}
     found: list[Estimate] = []
-    moved: list[list[Estimate]] = [[] for _ in range(draws)]
-    spreads: dict[str, float] = {}
     for site, releases in held.parts.items():
         origin: dict[str, Any] = {"study": study, "site": site, "wave": held.wave, "levels": levels}
         origin["receipts"] = tuple(release.receipt.hash for release in releases)
         try:
-            tables[site] = rows = _rows(store, releases, taken, columns)
+            tables[site] = _rows(store, releases, taken, columns)
             if site not in here_known:
                 raise EstimateRefusal(f"{site} must have released a density of {what}", given=f"none in {source}")
-            density = here_known[site]
-            here = ColumnsMap(density, target)
-            # The reference is its own scale, whatever the noise.
-            redrawn = [here if site == to else ColumnsMap(density.redraw(rng), one) for one in targets]
+            here, redrawn = scale.maps(site, here_known[site], rng)
             through = partial(_mapped, columns=columns, through=here)
             how: dict[str, Any] = {"behind": held.behind[site], "combined": held.combined, "surrogate": None}
             mapped = site_answers.site_answer(store, releases, taken, question, **how, origin=origin, through=through)
         except Refusal as refusal:
             found.append(resolving.absent(study, site, held.wave, answer.term, question, str(refusal).rstrip(".")))
             continue
-        maps[site], outside[site] = here, here.outside(_values(rows, columns))
-        bands[site] = _bands(here, redrawn, columns)
-        row_here = next(row for row in mapped if row.term == answer.term)
-        found.append(row_here)
-        if row_here.yi is None:
-            continue
-        values: list[float] = []
-        for row, other in zip(moved, redrawn, strict=True):
-            redone = estimate(_mapped(rows, columns=columns, through=other), question, levels=levels)
-            value = next(each.yi for each in redone if each.term == row_here.term)
-            values.append(row_here.yi if value is None else value)
-            row.append(replace(row_here, yi=values[-1]))
-        spreads[site] = 0.0 if site == to else float(np.var(values, ddof=1))
+        found.append(next(row for row in mapped if row.term == answer.term))
+        sites[site] = _SiteMapped.of(scale, here, redrawn, tables[site], found[-1], question, levels)
+    moved = [[one.moved[k] for one in sites.values() if one.moved] for k in range(draws)]
+    outside = {site: one.outside for site, one in sites.items()}
     pools = [pool_estimates(row, **pooling).beta for row in moved if row]
     variance = float(np.var(pools, ddof=1)) if pools else 0.0
     pooled = pool_estimates(found, **pooling)
@@ -437,14 +420,70 @@ def harmonised(
         estimates=tuple(found),
         harmonised=replace(pooled, shared=pooled.shared + variance, effect=answer.result.effect),
         map_variance=variance,
-        site_map_variance=spreads,
-        maps=maps,
-        bands=bands,
+        site_map_variance={site: one.variance(reference=site == to) for site, one in sites.items() if one.moved},
+        maps={site: one.through for site, one in sites.items()},
+        bands={site: one.bands for site, one in sites.items()},
         outside=outside,
         warnings=_warned(known, columns, alike, to),
         notes=_notes(columns, to, source, alike, outside),
         used=drawn.used,
     )
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """The scale of the site `to`: its density, and the same drawn anew within its noise."""
+
+    to: str
+    density: Density | Joint
+    redrawn: tuple[Density | Joint, ...]
+    columns: tuple[str, ...]
+
+    def maps(
+        self, site: str, density: Density | Joint, rng: np.random.Generator
+    ) -> tuple[ColumnsMap, list[ColumnsMap]]:
+        """The map of a site onto this scale, and those between densities that are drawn anew."""
+        here = ColumnsMap(density, self.density)
+        # The reference is its own scale, whatever the noise.
+        return here, [here if site == self.to else ColumnsMap(density.redraw(rng), one) for one in self.redrawn]
+
+
+@dataclass(frozen=True)
+class _SiteMapped:
+    """What a site's map did to its rows.
+
+    Attributes:
+        through, bands, outside: the map, where its redraws lie, and rows beyond it.
+        moved: the site's estimate through each redrawn map; empty where it has none.
+    """
+
+    through: ColumnsMap
+    bands: dict[str, Floats]
+    outside: int
+    moved: tuple[Estimate, ...]
+
+    @classmethod
+    def of(
+        cls,
+        scale: _Scale,
+        here: ColumnsMap,
+        redrawn: Sequence[ColumnsMap],
+        rows: pd.DataFrame,
+        row_here: Estimate,
+        question: Estimand,
+        levels: Mapping[str, Sequence[Any]],
+    ) -> _SiteMapped:
+        moved: list[Estimate] = []
+        for other in redrawn if row_here.yi is not None else ():
+            redone = estimate(_mapped(rows, columns=scale.columns, through=other), question, levels=levels)
+            value = next(each.yi for each in redone if each.term == row_here.term)
+            moved.append(replace(row_here, yi=row_here.yi if value is None else value))
+        outside = here.outside(_values(rows, scale.columns))
+        return cls(here, _bands(here, list(redrawn), scale.columns), outside, tuple(moved))
+
+    def variance(self, *, reference: bool) -> float:
+        """Variance that the noise of the map adds to the site's estimate; none of the reference's."""
+        return 0.0 if reference else float(np.var([float(row.yi) for row in self.moved if row.yi is not None], ddof=1))
 
 
 def _columns(columns: Sequence[str]) -> str:

@@ -273,13 +273,8 @@ def regress(
         applied = "adhoc"
         notes.append("Knapp-Hartung would give an interval without width: its ad hoc floor is used.")
     bare = float(estimate_tau2(y, v, method)[0]) if k > 1 else 0.0
-    total, left = float(fit(y, v).Q), float(fit(y, v, 0.0, x).Q)
-    share = 0.0
-    if method != "FE" and bare > 0:
-        share = 100 * max(0.0, (bare - float(tau2)) / bare)
-    elif method == "FE" and k > p and total > 0:
-        share = 100 * max(0.0, 1 - (left / (k - p)) / (total / (k - 1)))
-    elif method != "FE":
+    left = float(fit(y, v, 0.0, x).Q)
+    if method != "FE" and bare <= 0:
         notes.append("R² is 0 because τ² is 0 without moderators: there was nothing to account for.")
     return RegressionResult(
         terms=terms,
@@ -294,7 +289,7 @@ def regress(
         tau2_without=bare,
         QE=left,
         typical_v=float(typical_v(v, x)) if k > p else float(v.mean()),
-        R2=share,
+        R2=_accounted_for(method, float(tau2), bare, left, float(fit(y, v).Q), (k, p)),
         method=method,
         test=applied,
         level=level,
@@ -302,6 +297,20 @@ def regress(
         excluded=tuple(sorted(rows_out, key=lambda row: order[row.label])),
         notes=tuple(notes),
     )
+
+
+def _accounted_for(
+    method: Method, tau2: float, without: float, left: float, total: float, size: tuple[int, int]
+) -> float:
+    """R² in percent: the share of τ² that the moderators account for; of a fixed effect, of the excess of Q.
+
+    Args:
+        tau2, without: with the moderators and without. left, total: Q with them and without. size: rows, coefficients.
+    """
+    k, p = size
+    if method != "FE":
+        return 100 * max(0.0, (without - tau2) / without) if without > 0 else 0.0
+    return 100 * max(0.0, 1 - (left / (k - p)) / (total / (k - 1))) if k > p and total > 0 else 0.0
 
 
 def _columns(mods: Mapping[str, Sequence[Any]] | ArrayLike, rows: int) -> dict[str, list[Any]]:

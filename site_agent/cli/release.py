@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,8 +20,11 @@ from site_agent.desk import agent_version, today, working_site
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from shared.plans.plan import StudyPlan
+    from site_agent.decide.airlock.standing_approval import StandingUse
     from site_agent.desk import Desk
-    from site_agent.release.pipeline.stages import Progress
+    from site_agent.release.pipeline.opened import SealedRelease
+    from site_agent.release.pipeline.stages import Progress, RunEstimate
 
 __all__ = ["curve", "outbox_figures", "outbox_list", "outbox_show", "release", "synthetic", "try_"]
 
@@ -152,40 +155,7 @@ def release(
     making.require_open(plan, wave, today())
     needs = stages.estimate(plan, source)
     if dry_run:
-        page = plan_facts(desk, plan, today())
-        total = desk.ledger.study_total(study, plan.budget.delta)
-        answer = {
-            "study": study,
-            "wave": wave,
-            "estimate": needs,
-            "price": page["price"],
-            "spent": total.stated,
-            "epsilon_given": total.given,
-            "dry_run": True,
-        }
-
-        def show_plan(out: Console) -> None:
-            screens.heading(out, f"{study}, wave {wave}", "dry run: rows were counted; nothing charged, drawn or sent")
-            screens.settings(
-                out,
-                [
-                    ("rows", f"about {needs.n}"),
-                    ("takes", f"about {_left(needs.seconds).removesuffix(' left')} and {needs.memory_mb:.0f} MB"),
-                    (
-                        "price",
-                        shown_price(page["price"]["epsilon"], page["price"]["epsilon_given"], delta=plan.budget.delta),
-                    ),
-                    (
-                        "spent so far",
-                        f"ε = {shown_price(total.epsilon, total.given)}, of {shown_epsilon(plan.budget.epsilon)}",
-                    )
-                    if page["price"]["epsilon"] is not None
-                    else ("budget", "no total holds it"),
-                    ("stages", " → ".join(stage.value for stage in stages.STAGES)),
-                ],
-            )
-
-        return VerbAnswer(answer, show_plan)
+        return _estimated(desk, plan, wave, needs)
     if by is not None:
         desk.approver(by)  # only who can open the key may be named as the author
     with _told_of_the_charge(desk, study, wave), desk.locked(), desk.egress() as egress, _bar(json) as progress:
@@ -216,31 +186,79 @@ def release(
 
         return VerbAnswer({**seen, "accepted": sent}, unseen)
 
-    def show(out: Console) -> None:
-        screens.release_page(out, made)
-        out.print()
-        short = full[:8]
-        if sent is not None:
-            out.print(f"Approved by the standing approval of {found.used}, and sent: every limit of it holds.")
-            out.print(f"The coordinator accepted it as entry {sent['log_index']} of its log.")
-            screens.next_step(out, "site-agent budget")
-            return
-        if found.used:
-            out.print(f"Approved by the standing approval of {found.used}; another person must approve it as well.")
-        if found.limit:
-            out.print(f"The standing approval was not used: {found.limit}.")
-        out.print(
-            "It is held here. Nothing has been sent. Approving sends these bytes; another draw is another charge."
-        )
-        screens.next_step(
+    return VerbAnswer(
+        {**_described(made), "standing": standing, "accepted": sent},
+        lambda out: _show_made(out, made, found, sent, rows=plan.release.draws_rows),
+    )
+
+
+def _estimated(desk: Desk, plan: StudyPlan, wave: int, needs: RunEstimate) -> VerbAnswer:
+    """What a release would take and cost, without one."""
+    from site_agent.release.pipeline import stages
+    from site_agent.show import screens
+
+    page = plan_facts(desk, plan, today())
+    total = desk.ledger.study_total(plan.study, plan.budget.delta)
+    answer = {
+        "study": plan.study,
+        "wave": wave,
+        "estimate": needs,
+        "price": page["price"],
+        "spent": total.stated,
+        "epsilon_given": total.given,
+        "dry_run": True,
+    }
+
+    def show_plan(out: Console) -> None:
+        screens.heading(out, f"{plan.study}, wave {wave}", "dry run: rows were counted; nothing charged, drawn or sent")
+        screens.settings(
             out,
-            f"site-agent outbox show {short}",
-            *([f"site-agent outbox figures {short}"] if plan.release.draws_rows else []),
-            f"site-agent approve {short} --as NAME{''.join(f' --tick {c.name}' for c in made.warnings)}",
-            f"site-agent reject {short} --as NAME --reason …",
+            [
+                ("rows", f"about {needs.n}"),
+                ("takes", f"about {_left(needs.seconds).removesuffix(' left')} and {needs.memory_mb:.0f} MB"),
+                (
+                    "price",
+                    shown_price(page["price"]["epsilon"], page["price"]["epsilon_given"], delta=plan.budget.delta),
+                ),
+                (
+                    "spent so far",
+                    f"ε = {shown_price(total.epsilon, total.given)}, of {shown_epsilon(plan.budget.epsilon)}",
+                )
+                if page["price"]["epsilon"] is not None
+                else ("budget", "no total holds it"),
+                ("stages", " → ".join(stage.value for stage in stages.STAGES)),
+            ],
         )
 
-    return VerbAnswer({**_described(made), "standing": standing, "accepted": sent}, show)
+    return VerbAnswer(answer, show_plan)
+
+
+def _show_made(
+    out: Console, made: SealedRelease, found: StandingUse, sent: Mapping[str, Any] | None, *, rows: bool
+) -> None:
+    """A release that is sealed now, whether it has gone out, and what its approver can do."""
+    from site_agent.show import screens
+
+    screens.release_page(out, made)
+    out.print()
+    short = made.hold.release_id[:8]
+    if sent is not None:
+        out.print(f"Approved by the standing approval of {found.used}, and sent: every limit of it holds.")
+        out.print(f"The coordinator accepted it as entry {sent['log_index']} of its log.")
+        screens.next_step(out, "site-agent budget")
+        return
+    if found.used:
+        out.print(f"Approved by the standing approval of {found.used}; another person must approve it as well.")
+    if found.limit:
+        out.print(f"The standing approval was not used: {found.limit}.")
+    out.print("It is held here. Nothing has been sent. Approving sends these bytes; another draw is another charge.")
+    screens.next_step(
+        out,
+        f"site-agent outbox show {short}",
+        *([f"site-agent outbox figures {short}"] if rows else []),
+        f"site-agent approve {short} --as NAME{''.join(f' --tick {c.name}' for c in made.warnings)}",
+        f"site-agent reject {short} --as NAME --reason …",
+    )
 
 
 MADE_UP_ROWS = 600

@@ -197,35 +197,7 @@ def before_draw(
         exact: of a column that is carried over without noise, `exact_counts` of the rows to draw.
     Raises: SmallN, DifferencingRefusal, ChecksRefusal.
     """
-    if n < limits.persons:
-        if waits:
-            raise SmallN(
-                f"a wave must bring at least {limits.persons} new persons",
-                given=f"{n}",
-                next_step="The wave waits and merges with the next one, which takes over its reservation: nobody is "
-                "charged twice, and nothing was drawn.",
-            )
-        raise SmallN(
-            f"a release must hold at least {limits.persons} persons",
-            given=f"{n}",
-            next_step="Wait until the table has grown; the reservation is kept and nothing was drawn. Several small "
-            "hospitals can be one site under one steward: site-agent data add --hospitals (docs/operators-manual.md).",
-        )
-    if held is not None and held < limits.persons:
-        raise SmallN(
-            f"at least {limits.persons} persons must be held out of a network, as many as must be released",
-            given=f"{held}",
-            next_step="Wait until the table has grown, or ask the study lead for a larger holdout; the reservation is "
-            "kept and nothing was drawn.",
-        )
-    if exact and min(exact) < limits.rare_level:
-        # How many it is stays unsaid: an absent value is as exact a figure as a rare one.
-        raise SmallN(
-            f"each value of a column that is carried over must stand in at least {limits.rare_level} rows to draw",
-            given="a value with fewer",
-            next_step="Wait until the table has grown, or ask the study lead to leave release.carry out; the "
-            "reservation is kept and nothing was drawn.",
-        )
+    _require_enough(n, limits, waits=waits, held=held, exact=exact)
     most = n if total is None else total
     if not delta < 1 / (10 * most):
         raise ChecksRefusal(
@@ -256,6 +228,39 @@ def before_draw(
                 given=f"{differ} beside release {release_id[:8]}",
                 next_step="Wait until more persons have joined or left; the reservation is kept.",
             )
+
+
+def _require_enough(n: int, limits: Limits, *, waits: bool, held: int | None, exact: Collection[int]) -> None:
+    """Refuse too few persons to draw, to draw from, or behind one exact count. Raises: SmallN."""
+    if n < limits.persons:
+        if waits:
+            raise SmallN(
+                f"a wave must bring at least {limits.persons} new persons",
+                given=f"{n}",
+                next_step="The wave waits and merges with the next one, which takes over its reservation: nobody is "
+                "charged twice, and nothing was drawn.",
+            )
+        raise SmallN(
+            f"a release must hold at least {limits.persons} persons",
+            given=f"{n}",
+            next_step="Wait until the table has grown; the reservation is kept and nothing was drawn. Several small "
+            "hospitals can be one site under one steward: site-agent data add --hospitals (docs/operators-manual.md).",
+        )
+    if held is not None and held < limits.persons:
+        raise SmallN(
+            f"at least {limits.persons} persons must be held out of a network, as many as must be released",
+            given=f"{held}",
+            next_step="Wait until the table has grown, or ask the study lead for a larger holdout; the reservation is "
+            "kept and nothing was drawn.",
+        )
+    if exact and min(exact) < limits.rare_level:
+        # How many it is stays unsaid: an absent value is as exact a figure as a rare one.
+        raise SmallN(
+            f"each value of a column that is carried over must stand in at least {limits.rare_level} rows to draw",
+            given="a value with fewer",
+            next_step="Wait until the table has grown, or ask the study lead to leave release.carry out; the "
+            "reservation is kept and nothing was drawn.",
+        )
 
 
 def exact_counts(plan: StudyPlan, rows: pd.DataFrame) -> tuple[int, ...]:

@@ -181,13 +181,7 @@ def price_curve(
         raise ParameterError(
             "a curve must have at least 10 records and one draw", given=f"{len(table)} records, {draws}"
         )
-    began = time.monotonic()
-
-    def tell(step: Step, share: float) -> None:
-        if progress is not None:
-            spent = time.monotonic() - began
-            progress(step, share, spent / share * (1 - share) if share > 0.05 else None)
-
+    tell = _timed(progress)
     encoder = Encoder(dictionary=plan.dictionary)
     x = encoder.encode(table, rng)
     order = rng.generator.permutation(len(x))
@@ -238,6 +232,18 @@ def price_curve(
         points=tuple(points),
         left_out=left_out,
     )
+
+
+def _timed(progress: Callable[[Any, float, float | None], None] | None) -> Callable[[Step, float], None]:
+    """Tell a step and the share done, with the seconds that are left at the pace so far."""
+    began = time.monotonic()
+
+    def tell(step: Step, share: float) -> None:
+        if progress is not None:
+            spent = time.monotonic() - began
+            progress(step, share, spent / share * (1 - share) if share > 0.05 else None)
+
+    return tell
 
 
 class _World:

@@ -16,6 +16,7 @@ from shared.terminal import table
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
     from shared.wire.certificates import CertificateLife
@@ -247,8 +248,6 @@ def release_page(
     rows: int = ROWS,
 ) -> None:
     """A sealed release as its approver must see it: the very rows, size, checks, audit, price."""
-    from rich.text import Text
-
     hold, receipt = release.hold, release.receipt
     heading(out, f"{hold.study}, wave {hold.wave}", f"release {hold.release_id[:8]} · {hold.state.replace('_', ' ')}")
     settings(
@@ -283,19 +282,7 @@ def release_page(
         shown = release.table[list(part)].head(rows)
         out.print(table(part, [[cell(v) for v in row] for row in shown.itertuples(index=False)]))
     heading(out, "Checks", "stay here")
-    marks = {"passed": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red"), "note": ("·", "cyan")}
-    lines = [
-        (
-            Text("→", "yellow") if check.notable else Text(*marks[check.outcome]),
-            Text.assemble(
-                check.rule, (f"\n{check.detail}" if check.outcome == "passed" and check.detail else "", "dim")
-            ),
-            None if check.measured is None else f"{check.measured:g}",
-            None if check.threshold is None else f"{_side(check)} {check.threshold:g}",
-        )
-        for check in release.checks
-    ]
-    out.print(table(("", "rule", "found", "may be"), lines, right=("found", "may be")))
+    out.print(_check_table(release.checks))
     for check in release.warnings:
         note(out, f"! {check.name}: {check.detail} (tick it with --tick {check.name})")
     for check in release.notable:
@@ -326,6 +313,25 @@ def release_page(
     if changes:
         heading(out, "The plan has changed since")
         out.print(table(("setting", "then", "now"), [[item or None for item in row] for row in changes]))
+
+
+def _check_table(checks: Sequence[Check]) -> Table:
+    """Each rule with what was found and what may be."""
+    from rich.text import Text
+
+    marks = {"passed": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red"), "note": ("·", "cyan")}
+    lines = [
+        (
+            Text("→", "yellow") if check.notable else Text(*marks[check.outcome]),
+            Text.assemble(
+                check.rule, (f"\n{check.detail}" if check.outcome == "passed" and check.detail else "", "dim")
+            ),
+            None if check.measured is None else f"{check.measured:g}",
+            None if check.threshold is None else f"{_side(check)} {check.threshold:g}",
+        )
+        for check in checks
+    ]
+    return table(("", "rule", "found", "may be"), lines, right=("found", "may be"))
 
 
 def _side(check: Check) -> str:
