@@ -46,9 +46,8 @@ one or more, and by less than Δ + 3/2 where it is none. A quarter of a copy at 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -56,17 +55,16 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from shared.mechanisms.grand.counts import degrees, triangles
-from shared.mechanisms.network_counts.packing import Packing, Sets, kept
+from shared.mechanisms.network_counts.packing import Packing, Sets, Triples
 
 __all__ = ["capped_paths", "capped_triangles", "kept_degrees", "paths_of", "sensitivity"]
 
 Matrix: TypeAlias = sparse.csr_array
 Counts: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
 
 BLOCK = 1 << 18
 """Copies with three persons above the cap that are looked at together."""
-KEPT = 1 << 22
-"""Up to so many are remembered; more are gone through anew each time, as they need not fit into memory."""
 
 
 def slack(cap: int) -> int:
@@ -178,60 +176,56 @@ def _above(ties: Matrix, above: Counts) -> tuple[Matrix, Matrix]:
     return inner, sparse.csr_array(rows[:, np.setdiff1d(np.arange(ties.shape[0]), above)])
 
 
-def _closed_triples(inner: Matrix) -> Iterator[Sets]:
-    """Triangles of a network, each once."""
-    upper = sparse.csr_array(sparse.triu(inner, k=1))
+def _closed_triples(inner: Matrix, prices: Floats, most: Counts | None) -> Iterator[tuple[float, Counts]]:
+    """Triangles whose price is below one, by the cheapest of the three, whom chance puts into an order."""
+    order = np.argsort(prices, kind="stable")
+    upper = sparse.csr_array(sparse.triu(sparse.csr_array(inner[order][:, order]), k=1))
     upper.sort_indices()
-    for a in range(upper.shape[0]):
+    p = prices[order]
+    for a in np.random.default_rng(0).permutation(np.flatnonzero(3 * p < 1)):
         ends = upper.indices[upper.indptr[a] : upper.indptr[a + 1]].astype(np.int64)
-        for some in _parts(ends):
+        ends = ends[p[ends] < 1 - 2 * p[a]]
+        rows = max(1, BLOCK // max(1, len(ends)))
+        for some in (ends[at : at + rows] for at in range(0, len(ends), rows)):
             met = sparse.coo_array(upper[some][:, ends])
-            if met.nnz:
-                yield _triples(np.full(met.nnz, a), some[met.row], ends[met.col])
+            b, c = some[met.row], ends[met.col]
+            left = 1 - p[a] - p[b] - p[c]
+            cheap = left > 0
+            if cheap.any():
+                three = np.stack([np.full(len(b), a), b, c])[:, cheap]
+                yield float(left[cheap].sum()), np.sort(order[three], axis=0)
 
 
-def _open_triples(inner: Matrix) -> Iterator[Sets]:
-    """Paths of a network, each once; of three who are all connected, three."""
-    for middle in range(inner.shape[0]):
+def _open_triples(inner: Matrix, prices: Floats, most: Counts | None) -> Iterator[tuple[float, Counts]]:
+    """Paths whose price is below one, by their middle, which stands first; of three who are all connected, three.
+
+    With the ends in the order of their prices, those that go with one stand beside each other: they are counted, and
+    their prices added up, without a look at each. Of a middle with more than `most` so many are drawn, by their ranks.
+    """
+    for middle in np.flatnonzero(np.diff(inner.indptr) > 1):
         ends = inner.indices[inner.indptr[middle] : inner.indptr[middle + 1]].astype(np.int64)
-        for some in _parts(ends):
-            one, other = np.nonzero(some[:, None] < ends[None, :])
-            if len(one):
-                yield _triples(np.full(len(one), middle), some[one], ends[other])
+        ends = ends[np.argsort(prices[ends], kind="stable")]
+        p = prices[ends]
+        left = 1 - prices[middle] - p
+        after = np.arange(1, len(ends) + 1)
+        many = np.maximum(np.searchsorted(p, left) - after, 0)
+        upto = np.cumsum(many)
+        if not many.any():
+            continue
+        total, below = int(upto[-1]), np.concatenate([[0.0], np.cumsum(p)])
+        worth = float((many * left - (below[after + many] - below[after])).sum())
+        few = total if most is None else int(most[middle])
+        for at in range(0, min(total, few), BLOCK):
+            ranks = np.arange(at, min(total, few, at + BLOCK))
+            if few < total:
+                ranks = np.unique(_priority(np.full_like(ranks, middle), ranks) % np.uint64(total)).astype(np.int64)
+            one = np.searchsorted(upto, ranks, side="right")
+            both = ends[np.stack([one, after[one] + ranks - (upto[one] - many[one])])]
+            yield worth, np.stack([np.full(len(one), middle), both.min(axis=0), both.max(axis=0)])
+            worth = 0.0
 
 
-def _parts(ends: Counts) -> list[Counts]:
-    """The ends in parts, each of which has at most about a block of pairs with all of them."""
-    rows = max(1, BLOCK // max(1, len(ends)))
-    return [ends[at : at + rows] for at in range(0, len(ends), rows)]
-
-
-def _triples(*members: NDArray[np.integer]) -> Sets:
-    return tuple(one.astype(np.int64) for one in members), np.ones(len(members[0]))
-
-
-def _blocks(found: Iterator[Sets]) -> Iterator[Sets]:
-    """The same triples in blocks of about one size: most persons have few."""
-    held: list[Sets] = []
-    size = 0
-    for one in found:
-        held.append(one)
-        size += len(one[1])
-        if size >= BLOCK:
-            yield _joined(held)
-            held, size = [], 0
-    if held:
-        yield _joined(held)
-
-
-def _joined(held: list[Sets]) -> Sets:
-    members = zip(*(members for members, _ in held), strict=True)
-    return tuple(np.concatenate(one) for one in members), np.concatenate([copies for _, copies in held])
-
-
-def _packed(
-    total: int, of_above: Counts, shared: Matrix, in_triples: Counts, triples: Callable[[], Iterator[Sets]], cap: int
-) -> int:
+def _packed(total: int, of_above: Counts, shared: Matrix, in_triples: Counts, triples: Triples, cap: int) -> int:
     """The whole part of an upper bound of f that is nearer to it than the slack.
 
     Args:
@@ -239,7 +233,7 @@ def _packed(
         of_above: (k,) copies that each person above the cap is part of.
         shared: (k, k) copies with exactly two persons above the cap.
         in_triples: (k,) copies with three, of each person.
-        triples: gives those, some at a time.
+        triples: gives those whose price is below one.
     """
     k = len(of_above)
     pairs = sparse.coo_array(sparse.triu(shared, k=1))
@@ -248,7 +242,7 @@ def _packed(
     one = np.flatnonzero(alone > 0)
     two = tuple(side.astype(np.int64) for side in (pairs.row, pairs.col))
     few: list[Sets] = [((one,), alone[one].astype(float)), (two, pairs.data.astype(float))]
-    three = kept(lambda: _blocks(triples()), KEPT)
-    _, high = Packing(persons=k, cap=cap, sets=lambda: chain(few, three())).bounds(max(0.5, slack(cap)))
-    copies = int(alone.sum()) + int(pairs.data.sum()) + int(in_triples.sum()) // 3
+    number = int(in_triples.sum()) // 3
+    _, high = Packing(persons=k, cap=cap, few=few, triples=triples, number=number).bounds(max(0.5, slack(cap)))
+    copies = int(alone.sum()) + int(pairs.data.sum()) + number
     return total - copies + math.floor(high + 2**-20)
