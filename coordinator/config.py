@@ -17,7 +17,7 @@ from typing import Any
 from shared.base.canonical import closed
 from shared.errors import ConfigRefusal, ParameterError, StateRefusal
 
-__all__ = ["FILE_NAME", "HOME_VARIABLE", "CoordinatorConfig", "LogSettings", "Quotas", "default_home"]
+__all__ = ["FILE_NAME", "HOME_VARIABLE", "CoordinatorConfig", "LogSettings", "Quotas", "WebConfig", "default_home"]
 
 FILE_NAME = "coordinator.toml"
 HOME_VARIABLE = "TRIBUTARY_COORDINATOR_HOME"
@@ -89,6 +89,58 @@ class LogSettings:
             raise ConfigRefusal("[logging] file must be a path", given=type(self.file).__name__)
 
 
+def _must(holds: bool, rule: str, given: object) -> None:
+    if not holds:
+        raise ConfigRefusal(rule, given=f"{given}", next_step=f"Correct {FILE_NAME}.")
+
+
+def _require_address(name: str, text: str) -> None:
+    host, _, port = text.rpartition(":")
+    good = bool(host) and not set(host) & set(" /@") and port.isascii() and port.isdigit()
+    _must(good and 0 <= int(port) < 65536, f"{name} must be host:port", repr(text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebConfig:
+    """The section ``[web]``: analysts are answered over HTTPS as well, programs and browsers.
+
+    Args:
+        address: ``host:port`` that they dial; the server binds this port beside `CoordinatorConfig.listen`.
+        certificate, key: PEM files in the home folder, or with their whole path, that browsers believe; both blank for
+            the coordinator's own certificate, which programs believe that have the study's authority.
+    Raises: ConfigRefusal, at construction.
+    """
+
+    address: str
+    certificate: str = ""
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            text = getattr(self, item.name)
+            _must(isinstance(text, str), f"web.{item.name} must be text", type(text).__name__)
+        _require_address("web.address", self.address)
+        both = bool(self.certificate) == bool(self.key)
+        _must(both, "web.certificate and web.key must be named together", "one of them")
+
+    @classmethod
+    def from_table(cls, given: Any) -> WebConfig:
+        """Read the section. Raises: ConfigRefusal."""
+        if not isinstance(given, Mapping) or "address" not in given:
+            raise ConfigRefusal("web must be a section with an address", given=f"{type(given).__name__}")
+        closed(given, {item.name for item in fields(cls)}, where="[web]", refusal=ConfigRefusal)
+        return cls(**given)
+
+    def to_toml(self) -> str:
+        """The section."""
+        return f"""
+[web]                  # analysts over HTTPS: programs, and people with a browser
+address = {_quoted(self.address)}      # host:port that they dial
+certificate = {_quoted(self.certificate)}        # PEM file that browsers believe; empty: the coordinator's own
+key = {_quoted(self.key)}                # its key, another PEM file
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorConfig:
     """The settings of one coordinator.
@@ -127,6 +179,7 @@ class CoordinatorConfig:
         drain_seconds: seconds for which new calls are still taken once the service is told to end and ready no more.
         grace_seconds: seconds that running calls then have.
         logging: how the service writes its log.
+        web: where analysts are answered over HTTPS; None for nowhere.
     Raises: ConfigRefusal, at construction.
 
     >>> CoordinatorConfig(home=Path("."), name="tributary", address="hub.example.org:8443").max_bundle
@@ -164,19 +217,15 @@ class CoordinatorConfig:
     drain_seconds: int = 0
     grace_seconds: int = 20
     logging: LogSettings = LogSettings()
+    web: WebConfig | None = None
 
     def __post_init__(self) -> None:
-        def must(holds: bool, rule: str, given: object) -> None:
-            if not holds:
-                raise ConfigRefusal(rule, given=f"{given}", next_step=f"Correct {FILE_NAME}.")
-
+        must = _must
         plain = self.name.isascii() and self.name.replace("-", "").replace("_", "").isalnum()
         must(plain and len(self.name) <= 64, "name must be a plain word (letters, digits, - and _)", repr(self.name))
         may = [key for key in ("analysts", "health", "health_grpc") if getattr(self, key)]
         for key in ("address", "listen", *may):
-            host, _, port = getattr(self, key).rpartition(":")
-            good = bool(host) and not set(host) & set(" /@") and port.isascii() and port.isdigit()
-            must(good and 0 <= int(port) < 65536, f"{key} must be host:port", repr(getattr(self, key)))
+            _require_address(key, getattr(self, key))
         for key, least, most in (
             ("threshold", 1, 5),
             ("invitation_days", 1, 90),
@@ -213,6 +262,15 @@ class CoordinatorConfig:
     def analysts_listen(self) -> str:
         """``host:port`` to bind for analysts: the host of `listen`, the port of `analysts`; blank for none."""
         return f"{self.listen.rpartition(':')[0]}:{self.analysts.rpartition(':')[2]}" if self.analysts else ""
+
+    @property
+    def web_settings(self) -> dict[str, str] | None:
+        """What the HTTPS server is told: where it listens, and the files of its certificate; None for no server."""
+        if self.web is None:
+            return None
+        listen = f"{self.listen.rpartition(':')[0]}:{self.web.address.rpartition(':')[2]}"
+        files = {name: getattr(self.web, name) for name in ("certificate", "key")}
+        return {"listen": listen, **{name: f"{self.home / text}" if text else "" for name, text in files.items()}}
 
     @property
     def max_bundle(self) -> int:
@@ -257,6 +315,7 @@ class CoordinatorConfig:
         known = {item.name for item in fields(cls)} - {"home"}
         closed(given, known, where=FILE_NAME, refusal=ConfigRefusal)
         values = dict(given)
+        web = WebConfig.from_table(values.pop("web")) if "web" in values else None
         for key in ("name", "address", "listen", "store", "analysts", "health", "health_grpc"):
             if not isinstance(values.get(key, ""), str):
                 raise ConfigRefusal(f"{key} must be text", given=type(values[key]).__name__)
@@ -272,7 +331,7 @@ class CoordinatorConfig:
         closed(log, set(LogSettings.__dataclass_fields__), where="[logging]", refusal=ConfigRefusal)
         if os.environ.get(STORE_VARIABLE):
             values["store"] = os.environ[STORE_VARIABLE]
-        return cls(home=home, names=tuple(names), logging=LogSettings(**log), **values)
+        return cls(home=home, names=tuple(names), web=web, logging=LogSettings(**log), **values)
 
     def to_toml(self) -> str:
         """The commented file that `load` reads back."""
@@ -314,7 +373,7 @@ grace_seconds = {self.grace_seconds}       # and running ones then have so long
 format = {_quoted(self.logging.format)}         # text, or json: one object a line
 level = {_quoted(self.logging.level)}          # debug, info, warning or error
 file = {_quoted(self.logging.file)}               # opened anew when it was moved away (logrotate); empty: stderr
-"""
+{self.web.to_toml() if self.web else ""}"""
 
 
 def _quoted(text: str) -> str:

@@ -104,6 +104,8 @@ class NetworkRefusal(Refusal):
 class UnknownMethod(NetworkRefusal):
     """The other side is of a version that does not know the method; asking again changes nothing."""
 
+    meaning = "The other side is of a version that does not know this."
+
 
 class CertificateRefusal(Refusal):
     """A certificate is expired, foreign, revoked or not yet valid."""

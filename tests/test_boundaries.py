@@ -21,9 +21,12 @@ HEAVY = {"torch", "nflows", "matplotlib", "flwr", "grpc", "statsmodels", "starle
 # Loaded by the verb that serves it, and by nothing else.
 SERVED = {("site_agent/show/page.py", "starlette"), ("site_agent/show/page.py", "jinja2")}
 SERVED |= {(f"coordinator/training/{name}.py", "flwr") for name in ("dialled_grid", "strategies")}
+SERVED |= {("coordinator/web/api.py", "starlette")}
+SERVED |= {("coordinator/web/server.py", name) for name in ("starlette", "uvicorn")}
 # The demo looks for a free port.
 SOCKETS = {"shared/wire/transport.py", "shared/wire/door.py", "coordinator/demo/stage.py", "coordinator/demo/warm.py"}
 SOCKETS |= {"coordinator/operations/port.py"}  # for machines that watch, where the settings name it
+SOCKETS |= {"coordinator/web/server.py"}  # the HTTPS port, behind the same door
 SOCKETS |= {"coordinator/answers/reminders.py"}  # mail and a webhook, to the addresses of notify.toml alone
 
 

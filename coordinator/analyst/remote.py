@@ -158,6 +158,7 @@ class Connection(Shown, Mapping[str, "Study"]):
     def __init__(self, given: Pass, memory: Path | None = None) -> None:
         from coordinator.analyst.log_check import FollowedLog
         from shared.base.keys import PublicKey
+        from shared.wire.message_limits import ASKED_CAP
         from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE
         from shared.wire.transport import Client, Credentials
 
@@ -168,7 +169,7 @@ class Connection(Shown, Mapping[str, "Study"]):
             credentials=Credentials(ca_pem=given.ca_pem, token=given.token),
             service=ANALYSIS_SERVICE,
             methods=ANALYSIS,
-            request_cap=64 << 10,
+            request_cap=ASKED_CAP,
         )
         self.followed: FollowedLog | None = None
         if given.witness:

@@ -168,6 +168,8 @@ def serve(
         console().print(f"{config.name} answers on {host}:{port}; sites dial {config.address}; stop with Ctrl-C")
         if config.analysts:
             console().print(f"analysts are answered on {config.analysts_listen}; they dial {config.analysts}")
+        if config.web and config.web_settings:
+            console().print(f"and over HTTPS on {config.web_settings['listen']}: https://{config.web.address}")
         sys.stdout.flush()
 
     def watched(port: int) -> None:
@@ -191,6 +193,7 @@ def serve(
         drain=config.drain_seconds,
         grace=config.grace_seconds,
         analysts=config.analysts_listen,
+        web=config.web_settings,
         analysis={
             "rate": config.analyst_rate,
             "burst": config.analyst_burst,

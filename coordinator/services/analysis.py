@@ -62,15 +62,12 @@ from shared.wire.analyst_messages import (
     RowsRequest,
     StudiesRequest,
 )
-from shared.wire.message_limits import CHUNK_BYTES
+from shared.wire.message_limits import ASKED_LONGEST, CHUNK_BYTES
 from shared.wire.site_messages import LogView, WatchRequest
 from shared.wire.transport import MESSAGE_CAP, Call, Handler
 
-__all__ = ["LONGEST", "REQUEST_CAP", "WAITING", "AnalysisService"]
+__all__ = ["AnalysisService"]
 
-REQUEST_CAP = 64 << 10
-LONGEST = 300.0
-WAITING = 64
 PRUNE_EVERY = 64  # new answers after which those that are too many are deleted
 PATIENCE = 30.0  # seconds that a question waits for a free place
 ASKING, DOWNLOADS = ("analyst", "lead"), ("lead", "auditor")
@@ -115,7 +112,7 @@ class AnalysisService:
         self._rate = CallRate(rate / 60, burst, f"a token may ask {rate:g} times a minute", clock)
         self._daily = CallRate(a_day / 86_400, a_day, f"a token may ask {a_day} times a day", clock)
         self._given = 0
-        limits = TaskLimits(memory=memory, cpu=cpu, wall=LONGEST)
+        limits = TaskLimits(memory=memory, cpu=cpu, wall=ASKED_LONGEST)
         self._workers = Workers(imports=ANSWERING, places=at_once, spares=at_once, limits=limits)
         self._turns: WeakValueDictionary[str, _QueryLock] = WeakValueDictionary()
         self._guard = threading.Lock()
@@ -159,7 +156,7 @@ class AnalysisService:
         self._rate.take(who.serial)
         return who
 
-    def _for(self, call: Call, study: str, roles: tuple[str, ...] = ()) -> Analyst:
+    def admitted(self, call: Call, study: str, roles: tuple[str, ...] = ()) -> Analyst:
         """The caller, when its token is for the study and its role may do this. Raises: AccessRefusal, RoleRefusal."""
         who = call.peer
         assert isinstance(who, Analyst)
@@ -221,7 +218,7 @@ class AnalysisService:
 
         Raises: ParameterError (no such column: the nearest ones, and which sites lack it).
         """
-        who = self._for(call, request.study)
+        who = self.admitted(call, request.study)
         plan = self._store.plan(request.study).plan
         columns = [column for column in plan.dictionary.released if request.column in ("", column.name)]
         if not columns:
@@ -257,7 +254,7 @@ class AnalysisService:
         new = [digest for digest, shares in known.items() if shares is None]
         if new:
             given = {"store": self._store.place, "study": releases[0].study, "bundles": new}
-            found = self._run("coordinator.services.tasks:missing", given, who, call)
+            found = self.computed("coordinator.services.tasks:missing", given, who, call)
             with self._guard:
                 self._missing.update(found)
                 while len(self._missing) > 512:
@@ -267,7 +264,7 @@ class AnalysisService:
 
     def releases(self, call: Call, request: ReleasesRequest) -> Document:
         """Every release with its receipt; withdrawn ones are named, and answer nothing."""
-        self._for(call, request.study)
+        self.admitted(call, request.study)
         found = self._store.releases(request.study, withdrawn=True)
         there = any(not release.withdrawn for release in found)
         parts = release_selection.holding(self._store, request.study).parts if there else {}
@@ -289,7 +286,7 @@ class AnalysisService:
         A question that is refused is a line as well, with its code; one that is not for this token is none.
         Raises: AccessRefusal, RoleRefusal, RateRefusal, and what `coordinator.answers.queries.ask` raises.
         """
-        who = self._for(call, request.study)
+        who = self.admitted(call, request.study)
         self._daily.take(who.serial)
         try:
             if who.role not in ASKING:
@@ -320,7 +317,7 @@ class AnalysisService:
             from coordinator.answers.harmonise import beside
 
             maps = {"harmonised": request.harmonise, "to": request.to, "densities": request.densities or beside(study)}
-            self._for(call, maps["densities"])
+            self.admitted(call, maps["densities"])
             drawn = self._held(self._store.plan(maps["densities"]).plan, 0, None, combine=False)
             rests |= drawn.rests
             withdrawn += [stone.bundle_sha256 for stone in drawn.withdrawn]
@@ -348,14 +345,16 @@ class AnalysisService:
             }
 
         # The record is written before the answer leaves: no number is seen that does not stand in it.
-        with self._turn(result_id):
+        with self._guard:
+            turn = self._turns.setdefault(result_id, _QueryLock())
+        with turn:
             data = self._analysts.answer(study, result_id)
             if data is None:
                 given: dict[str, Any] = {"store": self._store.place, "study": study, "held": selection_of(held)}
                 given |= {"estimand": str(found), "maps": maps, "result": result_id, "rests": rests}
                 names = ("term", "method", "test", "level")  # checked where they are used
                 given |= {"how": {name: getattr(request, name) for name in names}}
-                made = self._run(ANSWER, given, who, call)
+                made = self.computed(ANSWER, given, who, call)
                 document = self._proven(made["told"])
                 saved = functools.partial(
                     remember,
@@ -427,16 +426,8 @@ class AnalysisService:
 
     def explain(self, call: Call, request: ExplainRequest) -> Document:
         """All that stands behind a result, who asked for it, and why it is stale, if it is. Raises: StateRefusal."""
-        self._for(call, request.study)
-        result_id = self._analysts.result_id(request.study, request.result_id)
-        data = self._analysts.answer(request.study, result_id) if result_id else None
-        if result_id is None or data is None:
-            raise StateRefusal(
-                "the result must be one that is kept in this study",
-                given=repr(request.result_id),
-                next_step="See log. One that was given long ago may be deleted: ask again, the question stands there.",
-            )
-        document = parse_json(data, cap=MESSAGE_CAP)
+        self.admitted(call, request.study)
+        document = self.kept(request)
         if "log" not in document["provenance"]:
             document = self._proven(document)
         used = document["provenance"]["bundles"]
@@ -448,16 +439,29 @@ class AnalysisService:
             if release.bundle_sha256 in used
         ]
         version = document["provenance"]["plan"]["version"]
+        asked = self._analysts.record(request.study, subject=document["result"])
         return _document(
             {
-                "result": result_id,
+                "result": document["result"],
                 "answer": document,
                 "stale": self._stale(request.study, document["asked"], document["provenance"]),
                 "releases": releases,
                 "plan": self._store.plan(request.study, version).plan.to_canonical(),
-                "asked_by": self._record(request.study, subject=result_id),
+                "asked_by": self._lines(request.study, asked),
             }
         )
+
+    def kept(self, request: ExplainRequest) -> dict[str, Any]:
+        """The answer that is kept under an id, or under the one id that begins so. Raises: StateRefusal."""
+        result_id = self._analysts.result_id(request.study, request.result_id)
+        data = self._analysts.answer(request.study, result_id) if result_id else None
+        if data is None:
+            raise StateRefusal(
+                "the result must be one that is kept in this study",
+                given=repr(request.result_id),
+                next_step="See log. One that was given long ago may be deleted: ask again, the question stands there.",
+            )
+        return dict(parse_json(data, cap=MESSAGE_CAP))
 
     def _stale(self, study: str, query: Mapping[str, Any], provenance: Mapping[str, Any]) -> list[str]:
         """Reasons why the same question has other releases behind it today, in sentences."""
@@ -516,14 +520,11 @@ class AnalysisService:
     # -- the record ---------------------------------------------------------------------------------------------
     def log(self, call: Call, request: LogRequest) -> Document:
         """The record of a study: every question, answered or refused. Downloads are shown to leads and auditors."""
-        who = self._for(call, request.study)
+        who = self.admitted(call, request.study)
         lines = self._analysts.record(request.study, after=request.after)
         last = lines[-1].number if len(lines) == PAGE else None
         shown = [line for line in lines if line.kind != "rows" or who.role in DOWNLOADS]
         return _document({"study": request.study, "lines": self._lines(request.study, shown), "next": last})
-
-    def _record(self, study: str, *, subject: str) -> list[dict[str, Any]]:
-        return self._lines(study, self._analysts.record(study, subject=subject))
 
     def _lines(self, study: str, lines: Iterable[QueryLine]) -> list[dict[str, Any]]:
         """Lines as plain values; a question that would be answered from other releases today is stale."""
@@ -546,7 +547,7 @@ class AnalysisService:
 
         Raises: PolicyRefusal (the plan does not let analysts have rows), StateRefusal (no such release, or withdrawn).
         """
-        who = self._for(call, request.study, ASKING)
+        who = self.admitted(call, request.study, ASKING)
         found = [r for r in self._store.releases(request.study) if r.release_id == request.release_id]
         if not found:
             raise StateRefusal(
@@ -567,7 +568,7 @@ class AnalysisService:
         place = {"wave": release.wave, "site": release.site, "bundle_sha256": release.bundle_sha256, "n": release.n}
         with tempfile.NamedTemporaryFile(prefix="tributary-rows-") as file:
             given = {"store": self._store.place, "study": request.study, "bundle": release.bundle_sha256}
-            self._run("coordinator.services.tasks:rows", {**given, "path": file.name}, who, call)
+            self.computed("coordinator.services.tasks:rows", {**given, "path": file.name}, who, call)
             self._analysts.note(
                 who, study=request.study, kind="rows", subject=release.release_id, question=place, today=self._today()
             )
@@ -575,14 +576,10 @@ class AnalysisService:
                 yield RowsChunk(data=data)
 
     # -- turns --------------------------------------------------------------------------------------------------
-    def _turn(self, result_id: str) -> _QueryLock:
-        with self._guard:
-            return self._turns.setdefault(result_id, _QueryLock())
-
-    def _run(self, task: str, given: Mapping[str, Any], who: Analyst, call: Call) -> Any:
+    def computed(self, task: str, given: Mapping[str, Any], who: Analyst, call: Call) -> Any:
         """What a task gives, in a worker. Raises: what it refuses, RateRefusal, EstimateRefusal, NetworkRefusal."""
         try:
-            return self._workers.run(task, given, owner=who.serial, patience=PATIENCE, left=call.left)
+            return self._workers.run(task, given, owner=who.serial, patience=PATIENCE, left=call.left, begun=call.begun)
         except Busy:
             raise RateRefusal(
                 "the coordinator must have a free place for a question", given="none", next_step="Try again later."

@@ -20,19 +20,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coordinator.config import Quotas
 from coordinator.operations.logs import begin_log
 from coordinator.operations.metrics import FOLDER, CallMetrics
-from coordinator.services.analysis import LONGEST, REQUEST_CAP, WAITING, AnalysisService
+from coordinator.services.analysis import AnalysisService
 from coordinator.services.authority import server_credentials
 from coordinator.services.quotas import deleted
 from coordinator.store.store import Store
 from shared.base.clock import utc_now
-from shared.errors import NetworkRefusal, Refusal, refusal_from_code
+from shared.errors import CertificateRefusal, NetworkRefusal, Refusal, refusal_from_code, require
+from shared.wire.message_limits import ASKED_CAP, ASKED_LONGEST, ASKED_WAITING
 from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE
 from shared.wire.transport import CallLimits, Credentials, Server
+
+if TYPE_CHECKING:
+    from coordinator.web.server import WebServer
 
 __all__ = ["AnalystsProcess", "AnalystsServer", "analysts_server"]
 
@@ -47,31 +51,47 @@ _log = logging.getLogger("tributary.analysts")
 
 @dataclass(frozen=True, kw_only=True)
 class AnalystsServer:
-    """A server that answers analysts, with the processes in which it computes."""
+    """A server that answers analysts, with the processes in which it computes.
 
-    server: Server
+    Args:
+        server: answers over gRPC. web: answers over HTTPS. Either may be None.
+    """
+
+    server: Server | None
+    web: WebServer | None
     service: AnalysisService
     ended: threading.Event
 
     @property
     def port(self) -> int:
-        """The port that it got."""
-        return self.server.port
+        """The port that it got for gRPC; 0 for none."""
+        return self.server.port if self.server is not None else 0
+
+    @property
+    def web_port(self) -> int:
+        """The port that it got for HTTPS; 0 for none."""
+        return self.web.port if self.web is not None else 0
 
     def stop(self, grace: float = 5.0) -> None:
         """Let running calls end within `grace` seconds, then close everything."""
         self.ended.set()
-        self.server.stop(grace)
+        for server in (self.web, self.server):
+            if server is not None:
+                server.stop(grace)
         self.service.close()
 
 
-def _watched(store: Store, service: AnalysisService, known: int, ended: threading.Event) -> None:
+def _watched(store: Store, service: AnalysisService, web: WebServer | None, known: int, ended: threading.Event) -> None:
     """What another process deletes leaves the memory here too, also where nobody asks any more."""
     while not ended.wait(LOOK):
+        if web is not None:
+            web.renew()
         with suppress(Refusal):  # a store that cannot be read: a question says so
             if (now := len(deleted(store))) != known:
                 known = now
                 service.forget()
+                if web is not None:
+                    web.forget()
 
 
 def analysts_server(
@@ -83,46 +103,82 @@ def analysts_server(
     today: Callable[[], dt.date],
     analysis: Mapping[str, Any],
     limits: Mapping[str, Any],
+    web: Mapping[str, Any] | None = None,
     **further: Any,
 ) -> AnalystsServer:
-    """A server that answers analysts.
+    """A server that answers analysts, by one service over gRPC, HTTPS or both.
 
     Args:
         store: the coordinator's store.
-        listen: ``host:port`` to bind.
+        listen: ``host:port`` to bind for gRPC; blank for none.
         credentials: gives the server's credentials.
         workers: threads that answer.
         today: gives the UTC date.
         analysis: settings of `AnalysisService`, ``quotas`` as plain values.
         limits: settings of `CallLimits`.
+        web: ``listen`` (``host:port`` to bind for HTTPS), and the files ``certificate`` and ``key``, blank for the
+            coordinator's own; None for no HTTPS.
         further: ``observe``, as of `Server`, if anybody is.
-    Raises: NetworkRefusal (the port is taken).
+    Raises: NetworkRefusal (the port is taken); CertificateRefusal (one that cannot be used).
     """
     quotas = {} if "quotas" not in analysis else {"quotas": Quotas(**analysis["quotas"])}  # it came as JSON
     known = len(deleted(store))
     asked = AnalysisService(store, today=today, **{**analysis, **quotas})
     asked.start()
+    server, over_https, bounds = None, None, CallLimits(**{"first": FIRST, **limits})
     try:
-        server = Server(
-            service=ANALYSIS_SERVICE,
-            methods=ANALYSIS,
-            handlers=asked.handlers,
-            identify=asked.identify,
-            listen=listen,
-            credentials=credentials,
-            workers=workers,
-            request_cap=REQUEST_CAP,
-            longest=LONGEST,
-            waiting=WAITING,
-            limits=CallLimits(**{"first": FIRST, **limits}),
-            **further,
-        )
+        if listen:
+            server = Server(
+                service=ANALYSIS_SERVICE,
+                methods=ANALYSIS,
+                handlers=asked.handlers,
+                identify=asked.identify,
+                listen=listen,
+                credentials=credentials,
+                workers=workers,
+                request_cap=ASKED_CAP,
+                longest=ASKED_LONGEST,
+                waiting=ASKED_WAITING,
+                limits=bounds,
+                **further,
+            )
+        if web:
+            served: dict[str, Any] = {"workers": workers, "limits": bounds, **further}
+            over_https = _web_server(asked, store, web, credentials, served)
     except BaseException:
+        if server is not None:
+            server.stop(0)
         asked.close()
         raise
     ended = threading.Event()
-    threading.Thread(target=_watched, args=(store, asked, known, ended), daemon=True).start()
-    return AnalystsServer(server=server, service=asked, ended=ended)
+    threading.Thread(target=_watched, args=(store, asked, over_https, known, ended), daemon=True).start()
+    return AnalystsServer(server=server, web=over_https, service=asked, ended=ended)
+
+
+def _web_server(
+    service: AnalysisService,
+    store: Store,
+    web: Mapping[str, Any],
+    credentials: Callable[[], Credentials],
+    served: Mapping[str, Any],
+) -> WebServer:
+    """The HTTPS server. Raises: PackageRefusal, NetworkRefusal, CertificateRefusal."""
+    for name in ("starlette", "uvicorn", "jinja2"):
+        require(name, part="coordinator")
+    from coordinator.web.server import WebServer
+
+    def own() -> Credentials:
+        if not web["certificate"]:
+            return credentials()
+        try:
+            cert_pem, key_pem = (Path(web[name]).read_text(encoding="utf-8") for name in ("certificate", "key"))
+        except (OSError, ValueError):
+            raise CertificateRefusal(
+                "the files of [web] must be readable", given="none", next_step="See [web] in coordinator.toml."
+            ) from None
+        return Credentials(ca_pem="", cert_pem=cert_pem, key_pem=key_pem)
+
+    return WebServer(service, store, web["listen"], credentials=own, **served)
 
 
 class AnalystsProcess:
@@ -132,18 +188,23 @@ class AnalystsProcess:
         home: the coordinator's home folder.
         listen: ``host:port`` to bind.
         counted: folder in which it counts its calls, see `coordinator.operations.metrics`; None: nowhere.
-        settings: ``url``, ``workers``, ``analysis``, ``limits`` and ``log``, as of `analysts_server`, `Store.open` and
-            `begin_log`.
+        settings: ``url``, ``workers``, ``analysis``, ``limits``, ``web`` and ``log``, as of `analysts_server`,
+            `Store.open` and `begin_log`.
     Raises: NetworkRefusal (the port is taken); any refusal of the store.
     """
 
     def __init__(self, home: Path, listen: str, counted: Path | None = None, **settings: Any) -> None:
         self._environment = dict(os.environ) if counted is None else {**os.environ, FOLDER: f"{counted}"}
-        self._line = json.dumps({"home": os.fspath(home), "listen": listen, **settings})
+        given = {"home": os.fspath(home), "listen": listen, **settings}
+        self._line = json.dumps(given)
         self._ended, self._guard = threading.Event(), threading.Lock()
-        self._process, self.port = self._begin()
-        host = listen.rpartition(":")[0]
-        self._line = json.dumps({"home": os.fspath(home), "listen": f"{host}:{self.port}", **settings})
+        self._process, (self.port, self.web_port) = self._begin()
+        if listen:
+            given["listen"] = f"{listen.rpartition(':')[0]}:{self.port}"
+        if given.get("web"):
+            host = given["web"]["listen"].rpartition(":")[0]
+            given["web"] = {**given["web"], "listen": f"{host}:{self.web_port}"}
+        self._line = json.dumps(given)
         self._watch = threading.Thread(target=self._watched, name="tributary-analysts", daemon=True)
         self._watch.start()
 
@@ -152,7 +213,7 @@ class AnalystsProcess:
         """The process's number now."""
         return self._process.pid
 
-    def _begin(self) -> tuple[subprocess.Popen[str], int]:
+    def _begin(self) -> tuple[subprocess.Popen[str], tuple[int, int]]:
         command = [sys.executable, "-c", f"import {__name__}; {__name__}.main()"]
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=self._environment)
@@ -166,7 +227,7 @@ class AnalystsProcess:
         except BrokenPipeError:
             said = {}
         if "port" in said:
-            return process, int(said["port"])
+            return process, (int(said["port"]), int(said["web_port"]))
         _close(process)  # it ends with its input
         _ended(process, ENDING)
         if "refused" in said:
@@ -228,12 +289,13 @@ def main() -> None:
             today=lambda: utc_now().date(),
             analysis=given["analysis"],
             limits=given["limits"],
+            web=given.get("web"),
             **_counting(),
         )
     except Refusal as refusal:
         _say({"refused": refusal.code, "text": str(refusal)})
         return
-    _say({"port": server.port})
+    _say({"port": server.port, "web_port": server.web_port})
     grace = sys.stdin.readline()
     if grace:  # else the coordinator is gone, and its next one will want the port
         server.stop(float(grace))

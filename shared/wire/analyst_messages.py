@@ -9,10 +9,12 @@ from shared.errors import TooLarge
 from shared.wire.message_limits import FORMULA_CAP, LABELS, is_word, must
 
 __all__ = [
+    "FIGURE_FILES",
     "DescribeRequest",
     "Document",
     "EntriesRequest",
     "ExplainRequest",
+    "FigureRequest",
     "LogRequest",
     "QueryRequest",
     "ReleasesRequest",
@@ -20,6 +22,9 @@ __all__ = [
     "RowsRequest",
     "StudiesRequest",
 ]
+
+
+FIGURE_FILES = ("svg", "pdf", "png", "csv")
 
 
 # -- what analysts say ------------------------------------------------------------------------------------------
@@ -131,6 +136,27 @@ class ExplainRequest:
     def __post_init__(self) -> None:
         _must_be_study(self.study)
         must(0 < len(self.result_id) <= 64 and self.result_id.isalnum(), "a result id must be a plain word")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureRequest:
+    """A result's figure, or its table, as a file; over HTTPS alone: an analyst's own end draws by itself.
+
+    Args:
+        kind: ``forest``, one of its companions (``funnel``, ``leave-one-out`` …), ``curve``, or ``table``.
+        suffix: ``svg``, ``pdf``, ``png``; of a forest plot's marks and of the table of sites ``csv``.
+    """
+
+    study: str
+    result_id: str
+    kind: str
+    suffix: str
+
+    def __post_init__(self) -> None:
+        _must_be_study(self.study)
+        must(0 < len(self.result_id) <= 64 and self.result_id.isalnum(), "a result id must be a plain word")
+        must(is_word(self.kind), "the kind of a figure must be a plain word")
+        must(self.suffix in FIGURE_FILES, f"a figure's file must end in one of {', '.join(FIGURE_FILES)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,9 @@ import datetime as dt
 from shared.errors import SchemaRefusal
 
 __all__ = [
+    "ASKED_CAP",
+    "ASKED_LONGEST",
+    "ASKED_WAITING",
     "CHUNK_BYTES",
     "FORMULA_CAP",
     "HEX",
@@ -29,6 +32,8 @@ LABELS = ("confirmatory", "exploratory")
 CHUNK_BYTES = 256 << 10
 # Longer than any question that the grammar takes; what is longer still is refused before it is read.
 FORMULA_CAP = 4096
+# Of an analyst's call: most bytes, most seconds, and most calls in the making at once.
+ASKED_CAP, ASKED_LONGEST, ASKED_WAITING = 64 << 10, 300.0, 64
 SIGNED_CAP = 4 << 20
 # Most bytes of a flow's weights in one round: with its envelope it must fit into one message.
 ROUND_CAP = 4 << 20

@@ -159,11 +159,13 @@ class Call:
     """One call in the making: who calls, and what it is about (a digest, set by the handler, for the log's line).
 
     `left` says whether whoever called has gone, or the deadline has passed: what is still computed is for nobody.
+    `begun` is told when what waited for a place is computed.
     """
 
     peer: Peer
     digest: str = ""
     left: Callable[[], bool] = lambda: False
+    begun: Callable[[], None] = lambda: None
 
 
 class RetryLater(Exception):

@@ -51,6 +51,7 @@ class CoordinatorServer:
         today: gives the UTC date.
         now: gives the time in UTC.
         analysts: ``host:port`` to bind for analysts; blank answers none. See `analysts_port`.
+        web: how analysts are answered over HTTPS, as of `analysts_port.analysts_server`; None for not.
         analysis: settings of `coordinator.services.analysis.AnalysisService`.
         limits: settings of `shared.wire.transport.CallLimits`, of either port.
         apart: whether analysts are answered by a process of their own.
@@ -72,6 +73,7 @@ class CoordinatorServer:
         today: Callable[[], dt.date] = utc_today,
         now: Callable[[], dt.datetime] = utc_now,
         analysts: str = "",
+        web: Mapping[str, Any] | None = None,
         analysis: Mapping[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None,
         apart: bool = False,
@@ -97,7 +99,7 @@ class CoordinatorServer:
             require_home(self.store, home)
             self.monitor: Monitor | None = None
             if health or health_grpc:
-                self.monitor = Monitor(home, self.store, authority, kept, analysts=bool(analysts) and apart)
+                self.monitor = Monitor(home, self.store, authority, kept, analysts=bool(analysts or web) and apart)
                 undone.callback(self.monitor.close)
             self.service.start()
             self.service.recover()
@@ -119,12 +121,13 @@ class CoordinatorServer:
                     "workers": workers,
                     "analysis": {**(analysis or {}), "quotas": asdict(kept)},
                     "limits": dict(limits or {}),
+                    "web": web,
                 }
                 self._analysis: AnalystsServer | AnalystsProcess | None = None
-                if analysts and apart:
+                if (analysts or web) and apart:
                     counted = self.monitor.folder if self.monitor else None
                     self._analysis = AnalystsProcess(home, analysts, counted, url=url, log=dict(log or {}), **settings)
-                elif analysts:
+                elif analysts or web:
                     given: dict[str, Any] = {"credentials": credentials, "today": today}
                     self._analysis = analysts_server(self.store, analysts, **given, **settings)
                 if self._analysis is not None:
@@ -135,6 +138,7 @@ class CoordinatorServer:
             self._undone = undone.pop_all()
         self.port = self._server.port
         self.analysts_port = self._analysis.port if self._analysis is not None else 0
+        self.web_port = self._analysis.web_port if self._analysis is not None else 0
 
     def drain(self) -> None:
         """Say to whoever watches that calls are to be sent elsewhere; those that come all the same are answered."""

@@ -1,0 +1,271 @@
+"""The operations of the HTTPS interface, one record each: the routes and the OpenAPI document are made of these.
+
+An operation is a method of `coordinator.services.analysis.AnalysisService` under an address. Its request is the value
+that the method takes: what stands in braces in the path is read there, the rest from the query string, or from the
+JSON body of a POST. Nothing is answered here that the service does not answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import cached_property
+from typing import Any, get_type_hints
+
+from shared.base.canonical import closed
+from shared.errors import SchemaRefusal
+from shared.wire.analyst_messages import (
+    DescribeRequest,
+    EntriesRequest,
+    ExplainRequest,
+    FigureRequest,
+    LogRequest,
+    QueryRequest,
+    ReleasesRequest,
+    RowsRequest,
+    StudiesRequest,
+)
+from shared.wire.message_limits import is_word, must
+from shared.wire.site_messages import WatchRequest
+
+__all__ = ["API", "FILES", "JOBS", "OPERATIONS", "JobRequest", "Operation"]
+
+API = "v1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """A question that is being answered, by the id that it was given."""
+
+    job: str
+
+    def __post_init__(self) -> None:
+        must(is_word(self.job), "a job's id must be a plain word")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One operation.
+
+    Args:
+        name: its name in the OpenAPI document.
+        handler: the method of the service, or of `coordinator.web.beside`; blank for what is about a job.
+        verb, path: as in HTTP; what stands in braces is a field of the request.
+        summary: what it gives, in a sentence.
+        request: the class of its request.
+        reply: name of the schema of its answer, or the media type of a file.
+        gives: more media types, by the suffix that asks for them.
+    """
+
+    name: str
+    handler: str = ""
+    verb: str = "GET"
+    path: str
+    summary: str
+    request: type
+    reply: str
+    gives: Mapping[str, str] | None = None
+
+    @cached_property
+    def in_path(self) -> tuple[str, ...]:
+        """Fields of the request that stand in the path."""
+        return tuple(field.name for field in fields(self.request) if f"{{{field.name}}}" in self.path)
+
+    @cached_property
+    def elsewhere(self) -> Mapping[str, tuple[Field[Any], Any]]:
+        """The other fields, by name, each with its type."""
+        hints = get_type_hints(self.request)
+        return {
+            field.name: (field, hints[field.name]) for field in fields(self.request) if field.name not in self.in_path
+        }
+
+    @property
+    def stream(self) -> bool:
+        """True where the answer is a file, in pieces."""
+        return "/" in self.reply
+
+    def read(self, path: Mapping[str, str], query: Mapping[str, str], body: Any = None) -> Any:
+        """The request that was made.
+
+        Args:
+            path: what stood in the braces. query: the query string. body: the JSON body of a POST.
+        Raises: SchemaRefusal: a field nobody reads, one that lacks, or one of another type.
+        """
+        if self.verb == "POST" and self.elsewhere:
+            if query:
+                raise SchemaRefusal("a POST must hold its settings in its body", given="a query string")
+            if not isinstance(body, Mapping):
+                raise SchemaRefusal("the body must be a JSON object", given=type(body).__name__)
+            given: Mapping[str, Any] = body
+        else:
+            given = {name: _from_text(name, text, self.elsewhere) for name, text in query.items()}
+        closed(given, self.elsewhere, where="a request", refusal=SchemaRefusal)
+        for name, (field, kind) in self.elsewhere.items():
+            if name in given:
+                _require_type(name, given[name], kind)
+            elif field.default is MISSING and field.default_factory is MISSING:
+                raise SchemaRefusal(f"a request must set {name}", given="none")
+        return self.request(**{name: path[name] for name in self.in_path}, **given)
+
+
+def _from_text(name: str, text: str, known: Mapping[str, tuple[Field[Any], Any]]) -> Any:
+    kind = known[name][1] if name in known else str
+    if kind is int:
+        if not (text.isascii() and text.isdigit() and len(text) < 20):
+            raise SchemaRefusal(f"{name} must be a whole number", given=repr(text[:40]))
+        return int(text)
+    if kind == tuple[int, ...]:
+        return tuple(
+            _from_text("number", one, {"number": (known[name][0], int)}) for one in filter(None, text.split(","))
+        )
+    return text
+
+
+_TYPES: Mapping[Any, tuple[tuple[type, ...], str]] = {
+    str: ((str,), "text"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    bool: ((bool,), "true or false"),
+    int | None: ((int, type(None)), "a whole number or null"),
+    Mapping[str, str]: ((dict,), "an object of texts"),
+    tuple[int, ...]: ((tuple,), "whole numbers"),
+}
+
+
+def _require_type(name: str, value: Any, kind: Any) -> None:
+    allowed, words = _TYPES[kind]
+    good = isinstance(value, allowed) and (kind is bool or not isinstance(value, bool))
+    if good and kind == Mapping[str, str]:
+        good = all(isinstance(one, str) for one in value.values())
+    if not good:
+        raise SchemaRefusal(f"{name} must be {words}", given=type(value).__name__)
+
+
+_STUDY = f"/{API}/studies/{{study}}"
+PARQUET = "application/vnd.apache.parquet"
+FILES: Mapping[str, str] = {"svg": "image/svg+xml", "pdf": "application/pdf", "png": "image/png", "csv": "text/csv"}
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        name="studies",
+        handler="studies",
+        path=f"/{API}/studies",
+        summary="The studies that the token is for: sites, waves, persons, postures, planned analyses.",
+        request=StudiesRequest,
+        reply="Studies",
+    ),
+    Operation(
+        name="describe",
+        handler="describe",
+        path=f"{_STUDY}/dictionary",
+        summary="The dictionary, or one column of it: meaning, unit, and the share of missing values per site.",
+        request=DescribeRequest,
+        reply="Dictionary",
+    ),
+    Operation(
+        name="releases",
+        handler="releases",
+        path=f"{_STUDY}/releases",
+        summary="The releases of a study with their receipts; withdrawn ones are marked.",
+        request=ReleasesRequest,
+        reply="Releases",
+    ),
+    Operation(
+        name="rows",
+        handler="rows",
+        path=f"{_STUDY}/releases/{{release_id}}/rows",
+        summary="The privatised rows of one release as Parquet, where the plan lets analysts have them; recorded.",
+        request=RowsRequest,
+        reply=PARQUET,
+    ),
+    Operation(
+        name="check",
+        handler="check",
+        verb="POST",
+        path=f"{_STUDY}/checks",
+        summary="A question in one spelling, without asking it: no table is read and no line is written.",
+        request=QueryRequest,
+        reply="Check",
+    ),
+    Operation(
+        name="query",
+        handler="query",
+        verb="POST",
+        path=f"{_STUDY}/queries",
+        summary="One question: an estimate per site, and the pooled result. It stands in the study's record.",
+        request=QueryRequest,
+        reply="Answer",
+    ),
+    Operation(
+        name="explain",
+        handler="explain",
+        path=f"{_STUDY}/results/{{result_id}}",
+        summary="All that stands behind a result: releases, receipts, plan, code, who asked, and whether it is stale.",
+        request=ExplainRequest,
+        reply="Explanation",
+    ),
+    Operation(
+        name="figure",
+        handler="figure",
+        path=f"{_STUDY}/results/{{result_id}}/{{kind}}.{{suffix}}",
+        summary="A figure of a result: forest, one of its companions (funnel, leave-one-out …), curve; or its table.",
+        request=FigureRequest,
+        reply=FILES["svg"],
+        gives=FILES,
+    ),
+    Operation(
+        name="log",
+        handler="log",
+        path=f"{_STUDY}/log",
+        summary="The record of a study: every question in order, answered or refused.",
+        request=LogRequest,
+        reply="Log",
+    ),
+    Operation(
+        name="watch",
+        handler="watch",
+        path=f"/{API}/log",
+        summary="The log of what was accepted: its signed head, with proof that it grew from sizes seen before.",
+        request=WatchRequest,
+        reply="LogView",
+    ),
+    Operation(
+        name="entries",
+        handler="entries",
+        path=f"/{API}/log/entries",
+        summary="The log's entries in order, for leads and auditors.",
+        request=EntriesRequest,
+        reply="Entries",
+    ),
+)
+JOBS: tuple[Operation, ...] = (
+    Operation(
+        name="begin",
+        verb="POST",
+        path=f"{_STUDY}/jobs",
+        summary="Ask a question that may take long: its job, at once. The question stands in the study's record.",
+        request=QueryRequest,
+        reply="Job",
+    ),
+    Operation(
+        name="job",
+        path=f"/{API}/jobs/{{job}}",
+        summary="How far a job is, and its answer or its refusal once there is one.",
+        request=JobRequest,
+        reply="Job",
+    ),
+    Operation(
+        name="events",
+        path=f"/{API}/jobs/{{job}}/events",
+        summary="The same as server-sent events, one for each change of its state, until it has ended.",
+        request=JobRequest,
+        reply="text/event-stream",
+    ),
+    Operation(
+        name="cancel",
+        verb="DELETE",
+        path=f"/{API}/jobs/{{job}}",
+        summary="End a job; what was asked stays in the record.",
+        request=JobRequest,
+        reply="Job",
+    ),
+)

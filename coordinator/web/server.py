@@ -1,0 +1,235 @@
+"""The HTTPS port: uvicorn behind the same door that stands before gRPC, with the certificate that is in force.
+
+The port belongs to `shared.wire.door.Door`, which counts and closes connections before anything is spent on them and
+carries them, unread, to uvicorn's own socket in a folder of this user alone. TLS 1.3 ends in uvicorn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import ssl
+import tempfile
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from coordinator.web.api import Api
+from coordinator.web.places import Places
+from shared.errors import CertificateRefusal
+from shared.wire.door import CallLimits, Decision, Door
+from shared.wire.message_limits import ASKED_WAITING
+from shared.wire.transport import Credentials
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from coordinator.services.analysis import AnalysisService
+    from coordinator.store.store import Store
+
+__all__ = ["HEADERS", "WebServer"]
+
+STOPPING = 60.0
+HEADER_BYTES = 16 << 10
+HEADERS: Mapping[str, str] = {
+    "content-security-policy": "default-src 'none'; base-uri 'none'; frame-ancestors 'none'",
+    "cache-control": "no-store",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "referrer-policy": "same-origin",
+    "strict-transport-security": "max-age=31536000",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+"""Of every response that sets none of its own."""
+T = TypeVar("T")
+_log = logging.getLogger("tributary.analysts")
+
+
+class WebServer:
+    """A running HTTPS server.
+
+    Args:
+        service: the analysts' service. store: the coordinator's store.
+        listen: ``host:port``; port 0 takes a free one, see `port`.
+        credentials: gives the certificate and key; asked again by `renew`.
+        workers: threads that answer.
+        limits: what one address and one caller may take.
+        observe: told what became of each call, on the loop's thread.
+    Raises: NetworkRefusal (the port cannot be bound), CertificateRefusal (the certificate cannot be used).
+    """
+
+    def __init__(
+        self,
+        service: AnalysisService,
+        store: Store,
+        listen: str,
+        *,
+        credentials: Callable[[], Credentials],
+        workers: int,
+        limits: CallLimits,
+        observe: Callable[[Decision], None] | None = None,
+    ) -> None:
+        self._credentials, self._shown = credentials, credentials()
+        self._tls = _context(self._shown)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tributary-web-loop", daemon=True)
+        self._thread.start()
+        self._places = Places(workers, ASKED_WAITING, limits)
+        door = None
+        try:
+            door = self._door = Door(listen, limits, self._loop)
+            self.port: int = self._door.port
+            self.api = Api(service, store, places=self._places, limits=limits, door=self._door, observe=observe)
+            self._on_loop(self._start(application(self.api)))
+        except BaseException:
+            if door is not None:
+                self._on_loop(door.close())
+            self._end(0)
+            raise
+
+    def _on_loop(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
+
+    async def _start(self, app: Starlette) -> None:
+        inner = socket.socket(socket.AF_UNIX)
+        inner.bind(str(self._door.inner))
+        config = uvicorn.Config(
+            app,
+            http=_protocol(self._door),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",  # what is to be logged, the application says: no trace of it holds what was asked
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=HEADER_BYTES,
+            timeout_keep_alive=30,
+        )
+        config.load()
+        config.ssl = self._tls
+        self._server = uvicorn.Server(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[inner]))
+        while not self._server.started:
+            if self._serving.done():
+                self._serving.result()
+            await asyncio.sleep(0.005)
+        await self._door.open()
+
+    def forget(self) -> None:
+        """Leave nothing in memory of what releases held until now."""
+        self.api.beside.forget()
+
+    def renew(self) -> None:
+        """Show the certificate that is there now to whoever connects from now on."""
+        try:
+            now = self._credentials()
+            if now != self._shown:
+                _load(self._tls, now)
+                self._shown = now
+        except Exception as error:
+            _log.error("the web's certificate could not be read again: %s", type(error).__name__)
+
+    def stop(self, grace: float = 5.0) -> None:
+        """Take no new connections, let running calls end within `grace` seconds, then close."""
+
+        async def stopped() -> None:
+            await self._door.shut()
+            await self.api.jobs.close()
+            self._server.config.timeout_graceful_shutdown = max(1, int(grace))
+            self._server.should_exit = True
+            with suppress(asyncio.CancelledError):
+                await self._serving
+            await self._door.close()
+            await asyncio.sleep(0.05)  # what was closed ends in the loop's next turns
+
+        with suppress(TimeoutError):
+            self._on_loop(stopped(), grace + STOPPING)
+        self._end(grace)
+
+    def _end(self, grace: float) -> None:
+        self._places.close(wait=False)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(grace + STOPPING)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+def application(api: Api) -> Starlette:
+    """The application that answers."""
+    return Starlette(routes=api.routes(), middleware=[Middleware(_Headers)])
+
+
+class _Headers:
+    """Sets what every response must say to a browser, where it does not say so itself."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, text in HEADERS.items():
+                    headers.setdefault(name, text)
+            await send(message)
+
+        await self._app(scope, receive, marked)
+
+
+def _protocol(door: Door) -> type[asyncio.Protocol]:
+    """HTTP on connections that the door has carried: each call finds its connection by the name of its socket."""
+
+    class CarriedHttp(H11Protocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            name = transport.get_extra_info("peername")
+            found = door.find(os.fsdecode(name) if isinstance(name, (str, bytes)) else "")
+            self.app_state = {**self.app_state, "connection": found}
+
+    return CarriedHttp
+
+
+def _context(given: Credentials) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols(["http/1.1"])
+    _load(context, given)
+    return context
+
+
+def _load(context: ssl.SSLContext, given: Credentials) -> None:
+    """Use a certificate and its key. The key lies on no disk in the clear: the library takes files alone.
+
+    Raises: CertificateRefusal, PassphraseRefusal.
+    """
+    from cryptography.hazmat.primitives import serialization as form
+
+    from shared.base.at_rest import private_key
+
+    once = secrets.token_hex(32).encode()
+    try:
+        key = private_key(given.key_pem.encode(), "the web's key")
+        hidden = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.BestAvailableEncryption(once))
+        with tempfile.NamedTemporaryFile(prefix="tributary-web-") as file:
+            file.write(given.cert_pem.encode() + b"\n" + hidden)
+            file.flush()
+            context.load_cert_chain(file.name, password=once)
+    except (ValueError, ssl.SSLError):
+        raise CertificateRefusal(
+            "the web's certificate and key must be PEM, and belong together",
+            given="others",
+            next_step="See [web] in coordinator.toml.",
+        ) from None
