@@ -768,6 +768,24 @@ def test_the_curves_of_a_km_answer_are_those_of_the_releases_at_public_times(des
         study.mean("sbp").curve()
 
 
+def test_a_table_one_is_asked_from_python_and_the_command_line_and_written(desk, study, capsys, tmp_path):
+    found = study.table_one("age", "sbp", by="cvd")
+    file, out = str(desk.save(desk.admit("one"))), tmp_path / "one.html"
+    argv = ["table-one", "cvd", "age", "sbp", "--by", "cvd", "--out", str(out), "--token", file, "--json"]
+    assert client.main(argv) == 0
+    assert json.loads(capsys.readouterr().out) == found.document
+    assert out.read_text(encoding="utf-8") == found.html()
+    lead = ["--home", str(desk.home), "table-one", "cvd", "age", "sbp", "--by", "cvd", "--wave", "1", "--json"]
+    assert cli.main(lead) == 0
+    assert json.loads(capsys.readouterr().out)["cells"] == found.document["cells"]
+    frame = found.to_frame()
+    assert len(frame.site.unique()) == 4
+    alone = study.mean("sbp", subset="cvd == 1")
+    pooled = frame[(frame.site == "all sites") & (frame.statistic == "mean") & (frame.group == "1")]
+    assert pooled[pooled.column == "sbp"].estimate.item() == pytest.approx(alone.beta, rel=0.02)
+    assert client.main(["table-one", "cvd", "age", "--out", "one.docx", "--token", file]) != 0
+
+
 def test_survival_questions_give_the_same_numbers_from_python_and_the_command_line(desk, study, capsys):
     file = str(desk.save(desk.admit("sur")))
     asked = {

@@ -26,6 +26,7 @@ QUESTIONS = {
     "two_by_two(died, measure = RR) ~ arm": "Risk ratio",
     "two_by_two(died, measure = RD) ~ arm": "Risk difference",
     "correlation(age, sbp)": "Correlation",
+    "table_one(age, sex, by = arm)": "Table 1",
     "ols(sbp) ~ age": "Coefficient",
     "logistic(died) ~ age": "Odds ratio",
     "poisson(visits) ~ age": "Rate ratio",

@@ -22,6 +22,7 @@ from coordinator.analyst.options import AsOf, Favours, FurtherOptions, PoolingOp
 from coordinator.analyst.own_table import OwnTable, counts, read_table
 from coordinator.analyst.remote import Connection, HarmonisedResult, Result, Study, connect, write_table
 from coordinator.analyst.show import check_figure, draw, p_shown, show_pooled, sides
+from coordinator.analyst.table_one import By, Columns, TableOut, check_out
 from coordinator.figures.options import FigureOptions
 from shared.errors import ParameterError
 from shared.estimands.kinds import KINDS, OPTIONS, QuestionKind
@@ -207,6 +208,24 @@ def _asks(kind: str, known: QuestionKind) -> Callable[..., VerbAnswer]:
 for _kind, _record in KINDS.items():
     if _record.asks and _kind != "km":  # which draws its curves, too
         verb(_kind.replace("_", "-"))(_asks(_kind, _record))
+
+
+@verb("table-one")
+def table_one(
+    connection: Connection,
+    study: StudyName,
+    columns: Columns,
+    options: QuestionOptions,
+    by: By = "",
+    out: TableOut = None,
+) -> VerbAnswer:
+    """Table 1 by group and site: means, spreads, quartiles, shares, standardised differences, missing values."""
+    if out is not None:
+        check_out(out)
+    found = connection[study].table_one(*columns, by=by, **options.asked)
+    if out is not None:
+        found.write(out)
+    return VerbAnswer(found.document, found.show)
 
 
 @verb()

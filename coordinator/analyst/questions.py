@@ -11,6 +11,7 @@ from shared.estimands.kinds import KINDS, OPTIONS
 
 if TYPE_CHECKING:
     from coordinator.analyst.result import Result
+    from coordinator.analyst.table_one import TableOne
     from shared.estimands.kinds import Kind
 
 __all__ = ["LINKS", "Questions"]
@@ -67,6 +68,17 @@ class Questions:
         if link and link not in links:
             raise ParameterError(f"link of {family} must be one of {', '.join(links)}", given=repr(link))
         return self.query(links[link or next(iter(links))], formula, term=term, **how)
+
+    def table_one(self, *columns: str, by: str = "", **how: Any) -> TableOne:
+        """Columns described by group and site: means, spreads, quartiles, shares, standardised differences, missing.
+
+        Args:
+            columns: such as ``"age", "sex"``. by: a column with levels.
+            how: as of `query`.
+        """
+        from coordinator.analyst.table_one import TableOne
+
+        return TableOne(self.query("table_one", f"~ {' + '.join(columns)}", by=by, **how).document)
 
     cox = _asking("cox")
     ols = _asking("ols")

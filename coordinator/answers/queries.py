@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from coordinator.pooling.cautions import theorem3
@@ -68,6 +69,7 @@ class PooledAnswer:
         others: the other terms of the question, each pooled in the same way, or why it was not.
         uncompared: sites that have not compared since the coordinator was put back from a backup. Whoever tells the
             answer sets it: it is not kept with the answer.
+        every: of a Table 1, the estimates of all its terms.
     """
 
     study: str
@@ -90,6 +92,7 @@ class PooledAnswer:
     detail: str = ""
     others: Mapping[str, PooledResult | str] = field(default_factory=dict)
     uncompared: tuple[str, ...] = ()
+    every: tuple[Estimate, ...] = ()
 
     @property
     def used(self) -> dict[str, str]:
@@ -183,6 +186,27 @@ class PooledAnswer:
         sites = f"{count} site{'s' * (count != 1)}"
         return f"Privatised releases of {sites}{rows}, plan version {versions}{state}; {kind}{both}."
 
+    def _cells(self) -> list[dict[str, Any]]:
+        """Every number of a Table 1, off its scale: those of the sites, and the pooled ones."""
+        z = NormalDist().inv_cdf((1 + self.result.level) / 2)
+        counts: dict[str, tuple[int, int]] = {}
+        cells = []
+        for row in self.every:
+            before = counts.get(row.term, (0, 0))
+            counts[row.term] = before[0] + row.n, before[1] + row.n_missing
+            ends: dict[str, float | None] = dict.fromkeys(("estimate", "ci_lb", "ci_ub"))
+            if row.yi is not None and row.vi is not None:
+                at = {"estimate": 0.0, "ci_lb": -z, "ci_ub": z}
+                ends = {name: shown(row.yi + by * math.sqrt(row.vi), row.scale) for name, by in at.items()}
+            said = {"n": row.n, "n_missing": row.n_missing, "reason": row.reason}
+            cells.append({"site": row.site, "term": row.term, **_of_table_one(row.term), **ends, **said})
+        for line in self.table:
+            term, names = line["term"], ("estimate", "ci_lb", "ci_ub", "reason")
+            n, missing = counts[term]
+            said = {name: line[name] for name in names} | {"n": n, "n_missing": missing}
+            cells.append({"site": "all sites", "term": term, **_of_table_one(term), **said})
+        return cells
+
     @property
     def document(self) -> dict[str, Any]:
         """The whole answer: what ``--json`` prints and the analysts' service sends."""
@@ -197,6 +221,8 @@ class PooledAnswer:
         if self.gap is not None and not self.untold:
             far = {"rms": self.gap.rms, "interval": self.gap.interval, "how": self.gap.how}
         document |= {"gap": far}
+        if self.every:
+            document |= {"cells": self._cells()}
         return {**document, **pooled_data(self.result)}
 
 
@@ -263,9 +289,11 @@ def ask(
     plan = store.plan(study).plan
     rows, question, planned, sources = answers_of_sites(store, study, held, estimand, cache)
     terms = tuple(dict.fromkeys(row.term for row in rows))
-    chosen = _term(terms, term)
-    estimates = tuple(row for row in rows if row.term == chosen)
     found = {term: _pooled(rows, question, term, method, test, level, plan.dictionary) for term in terms}
+    chosen = _term(terms, term)
+    if question.kind == "table_one" and not term:  # no one number is its answer: the first that there is
+        chosen = next((one for one in terms if not isinstance(found[one], Refusal)), chosen)
+    estimates = tuple(row for row in rows if row.term == chosen)
     result = found.pop(chosen)
     if isinstance(result, Refusal):
         raise result
@@ -289,6 +317,7 @@ def ask(
         withdrawn=held.withdrawn,
         words=in_words(question, chosen, plan.dictionary),
         detail=asked_of(question, chosen, plan.dictionary),
+        every=tuple(rows) if question.kind == "table_one" else (),
         others={term: str(one) if isinstance(one, Refusal) else one for term, one in found.items()},
     )
 
@@ -308,6 +337,12 @@ def _pooled(
     except EstimateRefusal as refusal:
         return refusal
     return replace(result, effect=effect_name(question, term, time_unit(question, dictionary)))
+
+
+def _of_table_one(term: str) -> dict[str, str]:
+    from shared.estimands.columns import TableCell
+
+    return asdict(TableCell.read(term))
 
 
 def term_line(term: str, found: PooledResult | str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Answers: ``pool``, ``figure``, ``harmonise``, ``synthetic``, ``results``."""
+"""Answers: ``pool``, ``table-one``, ``figure``, ``harmonise``, ``synthetic``, ``results``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.analyst.options import AsOf, Favours, FurtherOptions, PoolingOptions, Term, Wave
+from coordinator.analyst.table_one import By, Columns, TableOut
 from coordinator.cli.options import DryRun, Study, app, require_study, today, verb
 from coordinator.figures.options import FigureOptions
 from coordinator.figures.style import check_file
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from coordinator.store.store import SavedResult, Store
     from shared.plans.federated import FederatedFlow
 
-__all__ = ["figure", "harmonise", "pool", "results", "synthetic"]
+__all__ = ["figure", "harmonise", "pool", "results", "synthetic", "table_one"]
 
 Planned = Annotated[str, typer.Option("--estimand", help="Name of a planned analysis.")]
 Formula = Annotated[str, typer.Option("--formula", help='A question, as in "cox(time, cvd) ~ sbp/10 + age".')]
@@ -109,6 +110,31 @@ def pool(
         lambda shown: _show_answer(shown, answer, data["changed"]),
         lambda shown: analyses.show(shown, answer.result, more),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOfWave(PoolingOptions):
+    """A study's table as of a wave, and how the sites' numbers are pooled."""
+
+    wave: Wave = 0
+    as_of: AsOf = None
+
+
+@verb(app, "table-one", rich_help_panel="Answers")
+def table_one(
+    store: Store, study: Study, columns: Columns, options: TableOfWave, by: By = "", out: TableOut = None
+) -> VerbAnswer:
+    """Table 1 by group and site: means, spreads, quartiles, shares, standardised differences, missing values."""
+    from coordinator.analyst.table_one import TableOne, check_out, question_of
+
+    if out is not None:
+        check_out(out)
+    answer = _ask(store, study, AskedOfTable(formula=question_of(columns, by), **asdict(options)))
+    _save(store, answer, "table-one", figure=str(out or ""))
+    found = TableOne({**answer.document, "asked": answer.query})
+    if out is not None:
+        found.write(out)
+    return VerbAnswer(found.document, found.show)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,8 @@ from scipy import special
 from shared.errors import ParameterError, Refusal
 from shared.estimands.answer import Estimand, Estimate, influence
 from shared.estimands.formulas import QuestionRows
-from shared.estimands.questions import INTERCEPT, MODELS, SURVIVAL, Kind
+from shared.estimands.kinds import SURVIVAL, TERMWISE
+from shared.estimands.questions import INTERCEPT, Kind
 
 __all__ = [
     "Draw",
@@ -197,7 +198,7 @@ def effective_order(
         if set(model.labels) <= out.keys():
             break
     slopes = [order for label, order in out.items() if label != INTERCEPT] or list(out.values())
-    return out if question.kind in MODELS or not slopes else {"": max(slopes)}
+    return out if question.kind in TERMWISE or not slopes else {"": max(slopes)}
 
 
 def kept_shares(
@@ -226,7 +227,7 @@ def kept_shares(
             if before[label].any() and after[label].any():
                 out[label] = float(np.corrcoef(before[label], after[label])[0, 1])
         slopes = [share for label, share in out.items() if label != INTERCEPT] or list(out.values())
-        return out if question.kind in MODELS or not slopes else {"": min(slopes)}
+        return out if question.kind in TERMWISE or not slopes else {"": min(slopes)}
     return {}
 
 
@@ -246,7 +247,7 @@ def _share(push: Array, d: int, r: float) -> float:
 def _as_model(question: Estimand) -> Estimand | None:
     """The model whose coefficients have the influence of the question."""
     kind = question.kind
-    if kind in MODELS:
+    if kind in TERMWISE:
         return replace(question, robust="") if question.robust else question
     within = question.subset
     if kind in ("mean", "proportion"):

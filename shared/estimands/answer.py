@@ -36,7 +36,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shared.errors import EstimateRefusal, ParameterError
-from shared.estimands.columns import OF_A_COLUMN, compound_symmetry, correlation
+from shared.estimands.columns import OF_A_COLUMN, compound_symmetry, correlation, table_one
 from shared.estimands.design import outcome_of
 from shared.estimands.fits.survival import SurvivalCurve
 from shared.estimands.floors import FAR, MIN_EVENTS, MIN_RESIDUAL_DF, Answer, LeastRows, QuestionResult
@@ -247,6 +247,7 @@ def estimate(
     def row(label: str) -> Estimate:
         answer = _finite(result.answers[label])
         number, variance = (None, None) if isinstance(answer, str) else answer
+        n, missing = result.counts.get(label, (result.n, result.missing))
         return Estimate(
             study=study,
             site=site,
@@ -257,11 +258,11 @@ def estimate(
             vi_privacy=noise.get(label, 0.0),
             vi_sandwich=_sandwich(result, label) if number is not None else None,
             dispersion=result.dispersion if math.isfinite(result.dispersion) else 1.0,
-            n=result.n,
-            n_missing=result.missing,
+            n=n,
+            n_missing=missing,
             n_outside=result.outside,
             reason=answer if isinstance(answer, str) else "",
-            scale=estimand.scale,
+            scale=result.scales.get(label, estimand.scale),
             receipts=tuple(receipts),
         )
 
@@ -429,6 +430,8 @@ def _answers(
         result = standardised_answers(table, estimand, levels, floors)
     elif kind in MODELS:
         result = model_answers(table, estimand, levels, floors)
+    elif kind == "table_one":
+        result = table_one(table, estimand, levels, floors)
     elif kind == "correlation":
         x = np.column_stack([table.numbers(name) for name in estimand.terms])
         x = x[np.isfinite(x).all(axis=1)]

@@ -1,15 +1,25 @@
-"""Answers of one column, or of several without a model: means, shares, correlations."""
+"""Answers of one column, or of several without a model: means, shares, correlations, and a Table 1 of many."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.estimands.floors import Answer, LeastRows, few
+from shared.errors import ParameterError
+from shared.estimands.design import levels_of
+from shared.estimands.floors import NO_ROWS, Answer, LeastRows, QuestionResult, few
+from shared.estimands.formulas import QuestionRows, parse
+from shared.estimands.groups import membership
+from shared.estimands.kinds import Scale
+from shared.estimands.questions import Estimand
 
-__all__ = ["OF_A_COLUMN", "compound_symmetry", "correlation", "mean", "proportion"]
+__all__ = ["OF_A_COLUMN", "TableCell", "compound_symmetry", "correlation", "mean", "proportion", "table_one"]
 
 Array = NDArray[np.float64]
 
@@ -67,3 +77,192 @@ def compound_symmetry(x: Array, floors: LeastRows) -> Answer:
         return "the columns are collinear at this site"
     variance = 2 * (1 - rho) ** 2 * (1 + (p - 1) * rho) ** 2 / (p * (p - 1) * n)
     return math.atanh(rho), variance / (1 - rho**2) ** 2
+
+
+# -- Table 1 ---------------------------------------------------------------------------------------------------
+STATISTICS = {
+    "mean": "mean",
+    "sd": "standard deviation",
+    "q1": "first quartile",
+    "median": "median",
+    "q3": "third quartile",
+    "share": "share",
+    "missing": "share missing",
+    "smd": "standardised difference",
+}
+_QUARTILES = {"q1": 0.25, "median": 0.5, "q3": 0.75}
+_SCALES: dict[str, Scale] = {"sd": "log", "share": "logit", "missing": "logit"}
+_Z = 1.959963984540054
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableCell:
+    """What one number of a Table 1 is of; its `label` is the term of the estimate, and `read` takes it apart.
+
+    Args:
+        statistic: one of `STATISTICS`.
+        column: the column; level: of it, for a share, or for a standardised difference of shares.
+        group: the level of the column that the table is by; blank for all rows.
+
+    >>> TableCell(statistic="share", column="sex", level="male", group="drug").label
+    'share(sex[male]) | drug'
+    >>> TableCell.read("median(age)")
+    TableCell(statistic='median', column='age', level='', group='')
+    """
+
+    statistic: str
+    column: str
+    level: str = ""
+    group: str = ""
+
+    @property
+    def label(self) -> str:
+        """The term of its estimates."""
+        level, group = f"[{self.level}]" if self.level else "", f" | {self.group}" if self.group else ""
+        return f"{self.statistic}({self.column}{level}){group}"
+
+    @property
+    def scale(self) -> Scale:
+        """The scale of its estimates."""
+        return _SCALES.get(self.statistic, "identity")
+
+    @classmethod
+    def read(cls, label: str) -> TableCell:
+        """The cell of a label. Raises: ParameterError: a label of another question."""
+        found = re.fullmatch(r"(\w+)\((\w+)(?:\[(.*)\])?\)(?: \| (.*))?", label)
+        if not found or found[1] not in STATISTICS:
+            raise ParameterError("a cell of a Table 1 must be named as such", given=repr(label))
+        return cls(statistic=found[1], column=found[2], level=found[3] or "", group=found[4] or "")
+
+
+def table_one(
+    table: QuestionRows, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: LeastRows
+) -> QuestionResult:
+    """Each column described, over all rows and in each group, and each group compared with the first.
+
+    Of numbers the mean, the standard deviation, the quartiles and the standardised difference of means; of levels the
+    share of each, and the standardised difference of shares. Each has the influence of every row, and the sum of its
+    squares is its variance. That of a quantile is by Woodruff's interval (1952), turned into a standard error.
+    """
+    groups: list[tuple[str, NDArray[np.bool_]]] = [("", np.ones(len(table), dtype=bool))]
+    if estimand.by:
+        known, member = membership(parse(estimand.by), table, levels)
+        groups += [(str(level), member == k) for k, level in enumerate(known)]
+    result = QuestionResult(answers={}, n=len(table))
+    for name in estimand.terms:
+        levelled = table.is_category(name) or bool(levels.get(name))
+        series = table[name]
+        values = np.zeros(0) if levelled else table.numbers(name)
+        there = (series.notna().to_numpy(dtype=bool)) if levelled else np.isfinite(values)
+        given = levels_of(series, levels.get(name)) if levelled else []
+        if levelled:
+            columns = {str(level): (series == level).to_numpy(dtype=float, na_value=False) for level in given}
+        else:
+            columns = {"": values}
+        first: dict[str, tuple[float, float, Array, Array]] = {}
+        for at, (group, inside) in enumerate(groups):
+            rows = inside & there
+            count = int(rows.sum()), int((inside & ~there).sum())
+            _put(result, TableCell(statistic="missing", column=name, group=group), _gone(inside, there, floors), count)
+            for level, column in columns.items():
+                cell = TableCell(statistic="share" if levelled else "mean", column=name, level=level, group=group)
+                for statistic, found in _described(column, rows, levelled, floors):
+                    _put(result, TableCell(**{**vars(cell), "statistic": statistic}), found, count)
+                if at == 0 or count[0] == 0:
+                    continue
+                moments = _moments(column, rows, levelled)
+                if at == 1:
+                    first[level] = moments
+                elif level in first:
+                    compared = _standardised(first[level], moments, floors)
+                    _put(result, TableCell(**{**vars(cell), "statistic": "smd"}), compared, count)
+    return result
+
+
+_Found = tuple[float, Array] | str
+"""A number and the influence of every row on it, or the reason for having none."""
+
+
+def _put(result: QuestionResult, cell: TableCell, found: _Found, count: tuple[int, int]) -> None:
+    label = cell.label
+    result.r_names[label], result.scales[label], result.counts[label] = label, cell.scale, count
+    if isinstance(found, str):
+        result.answers[label] = found
+        return
+    result.answers[label] = (found[0], float(found[1] @ found[1]))
+    result.influence[label] = found[1]
+
+
+def _gone(inside: NDArray[np.bool_], there: NDArray[np.bool_], floors: LeastRows) -> _Found:
+    rows, missing = int(inside.sum()), int((inside & ~there).sum())
+    if rows <= floors.residual_df:
+        return few(rows, 1, floors) if rows else NO_ROWS
+    if missing in (0, rows):
+        return "none is missing" if not missing else "all are missing"
+    share = missing / rows
+    return _logit(share), np.where(inside, (~there - share) / (rows * share * (1 - share)), 0.0)
+
+
+def _described(
+    column: Array, rows: NDArray[np.bool_], levelled: bool, floors: LeastRows
+) -> Iterator[tuple[str, _Found]]:
+    """Statistic by statistic of a column (n,) over some of its rows."""
+    n, statistics = int(rows.sum()), ("share",) if levelled else ("mean", "sd", *_QUARTILES)
+    if n <= max(floors.residual_df, 1):
+        yield from ((one, few(n, 1, floors) if n else NO_ROWS) for one in statistics)
+        return
+    x = column[rows]
+
+    def spread(pushes: Array) -> Array:
+        out = np.zeros(len(column))
+        out[rows] = pushes
+        return out
+
+    middle, apart = float(x.mean()), x - x.mean()
+    if levelled:
+        none = "no row has it" if middle == 0 else "every row has it" if middle == 1 else ""
+        yield "share", none or (_logit(middle), spread(apart / (n * middle * (1 - middle))))
+        return
+    variance = float(x.var(ddof=1))
+    if variance == 0:
+        yield from ((one, "the column is constant at this site") for one in statistics)
+        return
+    yield "mean", (middle, spread(apart / math.sqrt(n * (n - 1))))
+    yield "sd", (math.log(variance) / 2, spread((apart**2 / apart.var() - 1) / (2 * n)))
+    for name, p in _QUARTILES.items():
+        half = _Z * math.sqrt(p * (1 - p) / n)
+        low, at, high = (float(q) for q in np.quantile(x, (max(p - half, 0.0), p, min(p + half, 1.0))))
+        if high == low:
+            yield name, f"the rows around it share one value, {at:g}"
+            continue
+        # Of just the variance p(1 − p)/n at the shares of rows below and above.
+        pushes = np.where(x <= at, -1.0, 0.0)
+        pushes = (pushes - pushes.mean()) / pushes.std() * math.sqrt(p * (1 - p))
+        yield name, (at, spread(pushes / n * (high - low) / (2 * half)))
+
+
+def _moments(column: Array, rows: NDArray[np.bool_], levelled: bool) -> tuple[float, float, Array, Array]:
+    """Mean and variance over some rows, and the influence of every row on each."""
+    x, n = column[rows], int(rows.sum())
+    middle = float(x.mean())
+    by_mean, by_variance = np.zeros(len(column)), np.zeros(len(column))
+    by_mean[rows] = (x - middle) / n
+    variance = middle * (1 - middle) if levelled else float(x.var(ddof=1)) if n > 1 else 0.0
+    by_variance[rows] = (1 - 2 * middle) * (x - middle) / n if levelled else ((x - middle) ** 2 - x.var()) / n
+    return middle, variance, by_mean, by_variance
+
+
+def _standardised(
+    one: tuple[float, float, Array, Array], other: tuple[float, float, Array, Array], floors: LeastRows
+) -> _Found:
+    """Difference of two means over the root of the mean of the variances, R's `tableone` (Austin 2009)."""
+    scale = (one[1] + other[1]) / 2
+    rows = min(int((part[2] != 0).sum()) for part in (one, other))
+    if scale <= 0 or rows <= floors.residual_df:
+        return "a group is too small or does not vary" if scale > 0 else "the column is constant at this site"
+    d = (other[0] - one[0]) / math.sqrt(scale)
+    return d, (other[2] - one[2]) / math.sqrt(scale) - d * (other[3] + one[3]) / (4 * scale)
+
+
+def _logit(share: float) -> float:
+    return math.log(share / (1 - share))

@@ -61,6 +61,10 @@ def effect_name(question: Estimand, term: str = "", unit: str = "") -> str:
         return question.outcome.replace("_", " ").capitalize()
     if question.kind == "two_by_two":
         return _TABLES[question.measure]
+    if question.kind == "table_one" and term:
+        from shared.estimands.columns import STATISTICS, TableCell
+
+        return STATISTICS[TableCell.read(term).statistic].capitalize()
     if question.kind == "standardised":
         return (_RISKS if question.binary else _MEANS)[question.contrast]
     if term == INTERCEPT and KINDS[question.kind].baseline:

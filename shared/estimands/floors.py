@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.estimands.fits.survival import SurvivalCurve
+from shared.estimands.kinds import Scale
 
 __all__ = ["FAR", "HANGS", "MIN_EVENTS", "MIN_RESIDUAL_DF", "NO_ROWS", "Answer", "LeastRows", "QuestionResult", "few"]
 
@@ -37,6 +38,7 @@ class QuestionResult:
 
     `dispersion` is that of a count's rows about its model, 1 for what is no count or is not known.
     `used` are the places in the table of the rows that a model was fitted on, where one was.
+    `scales` and `counts` (rows used, rows left out) are those of answers that differ in them.
     """
 
     answers: dict[str, Answer]
@@ -50,6 +52,8 @@ class QuestionResult:
     influence: dict[str, Array] = field(default_factory=dict)
     dispersion: float = 1.0
     used: NDArray[np.int64] | None = None
+    scales: dict[str, Scale] = field(default_factory=dict)
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def few(n: int, parameters: int, floors: LeastRows) -> str:

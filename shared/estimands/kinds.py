@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["GROUPED", "KINDS", "MODELS", "OPTIONS", "SURVIVAL", "Kind", "QuestionKind", "QuestionOption", "Scale"]
+__all__ = ["GROUPED", "KINDS", "LISTED", "MODELS", "OPTIONS", "SURVIVAL", "TERMWISE", "Kind", "QuestionKind"]
+__all__ += ["QuestionOption", "Scale"]
 
 Kind = Literal[
     "mean",
@@ -19,6 +20,7 @@ Kind = Literal[
     "proportion",
     "two_by_two",
     "correlation",
+    "table_one",
     "ols",
     "logistic",
     "poisson",
@@ -55,6 +57,7 @@ OPTIONS: Mapping[str, QuestionOption] = {
     "ties": QuestionOption(default="efron", choices=("efron", "breslow")),
     "robust": QuestionOption(default="", choices=("", "HC0", "HC1", "HC2", "HC3")),
     "measure": QuestionOption(default="OR", choices=("OR", "RR", "RD"), help="OR, RR or RD."),
+    "by": QuestionOption(default="", help="A column with levels: each of them apart, and compared with the first."),
     "of": QuestionOption(default="", help="The exposure: one of the formula's columns."),
     "contrast": QuestionOption(
         default="RD",
@@ -188,6 +191,14 @@ KINDS: Mapping[Kind, QuestionKind] = {
         argument=("columns", "Two columns; more with --structure cs."),
         verb_options=("structure",),
     ),
+    "table_one": QuestionKind(
+        needs="its columns",
+        effect="Table 1",
+        shape="columns",
+        options=("by",),
+        argument=("columns", "Columns, as in age sex sbp."),
+        verb_options=("by",),
+    ),
     "ols": QuestionKind(
         needs=_TERMS,
         effect="Coefficient",
@@ -299,4 +310,7 @@ KINDS: Mapping[Kind, QuestionKind] = {
 }
 SURVIVAL = tuple(name for name, kind in KINDS.items() if kind.survival)
 MODELS = tuple(name for name, kind in KINDS.items() if kind.shape == "model")
+LISTED = tuple(name for name, kind in KINDS.items() if kind.shape == "columns")
+TERMWISE = (*MODELS, "table_one")
+"""Kinds whose rows have an influence on each of several answers."""
 GROUPED = tuple(name for name, kind in KINDS.items() if kind.shape == "groups")

@@ -20,7 +20,7 @@ from shared.errors import ParameterError
 from shared.estimands.fits.families import Robust
 from shared.estimands.fits.survival import Ties
 from shared.estimands.formulas import Node, RightSide, check_arithmetic, is_logical, names, parse, right_side
-from shared.estimands.kinds import GROUPED, KINDS, MODELS, OPTIONS, SURVIVAL, Kind, Scale
+from shared.estimands.kinds import GROUPED, KINDS, LISTED, MODELS, OPTIONS, SURVIVAL, Kind, Scale
 
 __all__ = ["GROUPED", "INTERCEPT", "MODELS", "NETWORK", "SURVIVAL", "Estimand", "Kind", "Scale"]
 __all__ += ["parse_estimand", "parse_formula"]
@@ -71,6 +71,7 @@ class Estimand:
         robust: ``HC0`` to ``HC3`` for a sandwich variance; empty for the model's.
         measure: of a two-by-two table: ``OR``, ``RR`` or ``RD``.
         start, stop: time window of a Cox model: persons still at risk at `start`, events up to `stop`.
+        by: column whose levels a Table 1 has apart; empty for one of all rows.
         of: exposure of a standardised contrast: a column of its terms.
         contrast: of the standardised means: ``RD``, ``RR``, ``OR``, ``NNT``; ``slope`` for the average marginal effect.
         model: kind of the model that standardised means are predicted by.
@@ -101,6 +102,7 @@ class Estimand:
     at: float | None = None
     tau: float | None = None
     structure: Literal["pearson", "cs"] = "pearson"
+    by: str = ""
     of: str = ""
     contrast: Contrast = "RD"
     model: Kind = "logistic"
@@ -112,7 +114,7 @@ class Estimand:
         object.__setattr__(self, "per", {name: float(units) for name, units in self.per.items()})
         kind, survival = self.kind, self.kind in SURVIVAL
         complete = bool(self.duration and self.event) == survival
-        if not complete or bool(self.outcome) != (not survival and kind != "correlation"):
+        if not complete or bool(self.outcome) != (not survival and kind not in LISTED):
             raise ParameterError(f"{kind} must name {KINDS[kind].needs}", next_step="See docs/estimands.md.")
         if kind in ("mean", "proportion") and self.terms:
             raise ParameterError(f"{kind} takes no terms", given=", ".join(self.terms))
@@ -137,10 +139,12 @@ class Estimand:
             if is_logical(node) and not (survival or self.binary):
                 raise ParameterError(f"{kind} takes a column, not a comparison", given=text)
         for term in self.terms:
-            _check_term(term, plain=kind == "correlation")
-        for name in filter(None, (self.duration, self.weights, *self.strata)):
+            _check_term(term, plain=kind in LISTED)
+        if kind == "table_one" and not self.terms:
+            raise ParameterError("table_one must name its columns", next_step="Write table_one(age, sex, by = arm).")
+        for name in filter(None, (self.duration, self.weights, self.by, *self.strata)):
             if parse(name).kind != "name":
-                raise ParameterError("duration, weights and strata must be columns", given=repr(name))
+                raise ParameterError("duration, weights, by and strata must be columns", given=repr(name))
         for name, units in self.per.items():
             if name not in self.terms or kind not in MODELS:
                 raise ParameterError("units can only be given for a numeric term of a model", given=repr(name))
@@ -219,7 +223,7 @@ class Estimand:
         return kind in KINDS and KINDS[kind].outcome == "binary"
 
     def __str__(self) -> str:
-        if self.kind == "correlation":
+        if self.kind in LISTED:
             inside = list(self.terms)
         elif self.kind in SURVIVAL:
             inside = [self.duration, str(_side(self.event))]
@@ -237,7 +241,7 @@ class Estimand:
         right = [self.label(term) for term in self.terms]
         right += [f"strata({name})" for name in self.strata]
         right += [f"offset({self.offset})"] if self.offset else []
-        if self.kind in ("mean", "proportion", "correlation"):
+        if self.kind in ("mean", "proportion", *LISTED):
             return left
         if self.kind in ("km", "rmst", "network") and not right:
             return left
@@ -271,7 +275,7 @@ class Estimand:
     def columns(self) -> tuple[str, ...]:
         """Columns it reads, each once: outcome first."""
         outcome = "" if self.kind == "network" else self.outcome
-        pieces = (outcome, self.event, self.duration, *self.terms, *self.strata, self.offset)
+        pieces = (outcome, self.event, self.duration, *self.terms, *self.strata, self.offset, self.by)
         texts = (text for text in (*pieces, self.weights, self.subset) if text)
         return tuple(dict.fromkeys(name for text in texts for name in names(parse(text))))
 
@@ -293,7 +297,7 @@ def _side(text: str) -> Node:
 def _check_term(text: str, *, plain: bool) -> None:
     node = parse(text)
     if plain and node.kind != "name":
-        raise ParameterError("a correlation is between columns", given=repr(text))
+        raise ParameterError("a correlation and a Table 1 are of columns", given=repr(text))
     found = right_side(node)
     if len(found.terms) != 1 or found.per or found.strata or found.offset is not None or not found.intercept:
         raise ParameterError("a term must be a column, C(column), a function of columns or a:b", given=repr(text))
@@ -323,7 +327,8 @@ def parse_estimand(text: str) -> Estimand:
     if len(inside) == 1 and (inside[0].kind, inside[0].value) == ("binary", "~") and right is None:
         return _formula(kind, inside[0], options)
     wanted = 2 if kind in SURVIVAL else 1
-    if len(inside) != wanted if kind != "correlation" else len(inside) < 2:
+    least = {"correlation": 2, "table_one": 1}.get(kind)
+    if len(inside) != wanted if least is None else len(inside) < least:
         raise ParameterError(
             f"{kind} must name {KINDS[kind].needs} in its brackets", given=repr(str(left)[:80]), next_step=_HINT
         )
@@ -365,9 +370,9 @@ def parse_formula(kind: str, formula: str, **options: Any) -> Estimand:
 
 def _formula(kind: str, node: Node, options: Mapping[str, Node]) -> Estimand:
     left, right = node.parts if (node.kind, node.value) == ("binary", "~") else (node, None)
-    if left == Node("number", 1.0) and right is not None and kind in ("mean", "proportion", "correlation"):
+    if left == Node("number", 1.0) and right is not None and kind in ("mean", "proportion", *LISTED):
         left, right = right, None  # ~ x
-    if kind == "correlation":
+    if kind in LISTED:
         both = left if right is None else Node("binary", "+", (left, right))
         found = right_side(both)
         return _question(kind, tuple(term[0] for term in found.terms), None, options)
@@ -402,7 +407,7 @@ def _question(kind: Any, left: Sequence[Node], right: Node | None, options: Mapp
     terms = tuple(":".join(map(str, term)) for term in side.terms)
     parts |= {"per": side.per, "strata": side.strata, "intercept": side.intercept}
     parts["offset"] = "" if side.offset is None else str(side.offset)
-    if kind == "correlation":
+    if kind in LISTED:
         return Estimand(kind=kind, terms=tuple(map(str, left)), **parts)
     if kind in SURVIVAL:
         return Estimand(kind=kind, terms=terms, duration=str(left[0]), event=str(left[1]), **parts)

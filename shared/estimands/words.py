@@ -64,6 +64,8 @@ def in_words(question: Estimand, term: str, dictionary: Dictionary) -> str:
     kind, effect = question.kind, effect_name(question, term, time_unit(question, dictionary))
     if kind == "network":
         return effect + "".join(f" by {words.called(name)}" for name in question.terms)
+    if kind == "table_one":
+        return f"Table 1: {term}"
     if kind == "correlation":
         return f"{effect} of {' and '.join(map(words.called, question.terms))}"
     if kind in ("mean", "proportion"):

@@ -62,7 +62,15 @@ contrasts <- list(
   "standardised(died, of = age, contrast = slope) ~ age + arm + smoking" = list(
     "age" = list(beta = mean(slope), se = sqrt(sum(moved^2))))
 )
+describe <- function(rows) c(list(mean = mean(rows), sd = sd(rows)), setNames(as.list(quantile(rows, c(.25, .5, .75), type = 7)), c("q1", "median", "q3")))
+smd <- function(a, b, va = var(a), vb = var(b)) (mean(b) - mean(a)) / sqrt((va + vb) / 2)  # tableone's, of means and of shares
+share <- function(v) mean(v) * (1 - mean(v))
+drug <- d$arm == 1; former <- as.numeric(d$smoking == "former")
+table_one <- list(all = describe(d$age), group = describe(d$age[drug]), smd = smd(d$age[!drug], d$age[drug]),
+                  share = mean(former[drug]), smd_share = smd(former[!drug], former[drug], share(former[!drug]), share(former[drug])),
+                  se_mean = sd(d$age) / sqrt(nrow(d)), se_share = 1 / sqrt(sum(drug) * share(former[drug])))
 answers <- list(
+  table_one = table_one,
   standardised = contrasts,
   versions = list(R = paste(R.version$major, R.version$minor, sep = "."), MASS = as.character(packageVersion("MASS")),
                   sandwich = as.character(packageVersion("sandwich"))),

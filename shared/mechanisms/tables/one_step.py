@@ -55,7 +55,8 @@ from scipy.sparse.linalg import lsmr
 
 from shared.errors import ParameterError, Refusal
 from shared.estimands.answer import Estimand, Estimate, estimate, influence
-from shared.estimands.questions import INTERCEPT, MODELS
+from shared.estimands.kinds import TERMWISE
+from shared.estimands.questions import INTERCEPT
 from shared.mechanisms.tables.coarse import coarse, unspread
 from shared.mechanisms.tables.latent_class import LatentClasses, fit
 from shared.mechanisms.tables.noise import CountTables
@@ -399,7 +400,7 @@ def influences(
             found = _influence(question, table, levels)
         except Refusal:
             return []
-        if question.kind in MODELS:
+        if question.kind in TERMWISE:
             of_terms = [found.get(row.term, np.zeros(len(table))) for row in rows]
         else:
             of_terms = [pushes for label, pushes in found.items() if label != INTERCEPT] or list(found.values())
@@ -412,7 +413,7 @@ def influences(
 
 def _influence(question: Estimand, table: pd.DataFrame, levels: Mapping[str, Sequence[Any]]) -> dict[str, Array]:
     kind, within = question.kind, question.subset
-    if kind in MODELS:
+    if kind in TERMWISE:
         return influence(table, replace(question, robust=""), levels=levels)
     if kind in ("mean", "proportion"):
         like = Estimand(kind="ols" if kind == "mean" else "logistic", outcome=question.outcome, subset=within)

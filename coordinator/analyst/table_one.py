@@ -1,0 +1,176 @@
+"""Table 1 of a study: its columns described by group and site, from privatised releases, as text and as files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.analyst.shown import Shown
+from shared.errors import ParameterError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+__all__ = ["By", "Columns", "TableOne", "TableOut", "check_out", "question_of"]
+
+Columns = Annotated[list[str], typer.Argument(help="Columns, as in age sex sbp.")]
+By = Annotated[str, typer.Option("--by", help="A column with levels: each apart, and compared with the first.")]
+TableOut = Annotated[Path | None, typer.Option("--out", help="Also write it: .html, .csv, .tex or .json.")]
+POOLED = "all sites"
+_PRIVATISED = "Privatised rows: estimates from releases, not from records."
+_COLUMNS = ("site", "group", "column", "level", "statistic", "estimate", "ci_lb", "ci_ub", "n", "n_missing", "reason")
+_SHARES = ("share", "missing")
+
+
+def question_of(columns: Sequence[str], by: str = "") -> str:
+    """The question that a Table 1 of these columns is.
+
+    >>> question_of(["age", "sex"], "arm")
+    'table_one(age, sex, by = arm)'
+    """
+    return f"table_one({', '.join((*columns, *([f'by = {by}'] if by else [])))})"
+
+
+class TableOne(Shown):
+    """One answer to a question of the kind ``table_one``: a cell per site, group, column and statistic.
+
+    Args:
+        document: the whole answer, as the coordinator gives it.
+    """
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self.document = document
+        self.cells: list[dict[str, Any]] = [dict(cell) for cell in document["cells"]]
+
+    @property
+    def id(self) -> str:
+        """The result's id; blank where it was asked of the store itself."""
+        return str(self.document.get("result", ""))
+
+    @property
+    def heading(self) -> str:
+        """What it is of, and that no record was read."""
+        level = 100 * self.document["asked"]["level"]
+        return (
+            f"Table 1 of {self.document['study']}, wave {self.document['wave']}. {_PRIVATISED} Intervals ({level:g} %) "
+            "hold sampling, the flow's fit and the noise."
+        )
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What the intervals may not hold, each once."""
+        of_cells = [said for line in self.document["table"] for said in line["cautions"]]
+        return tuple(dict.fromkeys([*self.document["cautions"], *of_cells]))
+
+    def to_frame(self) -> pd.DataFrame:
+        """A line per cell, on the scale of the column; shares as shares."""
+        import pandas as pd
+
+        return pd.DataFrame([{name: cell[name] for name in _COLUMNS} for cell in self.cells], columns=list(_COLUMNS))
+
+    def _wide(self, sites: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+        """Heads and rows of text: a column for each site and group."""
+        groups = list(dict.fromkeys(cell["group"] for cell in self.cells))
+        places = [(site, group) for site in sites for group in groups]
+        text = {
+            (cell["site"], cell["group"], cell["column"], cell["level"], cell["statistic"]): _shown(cell)
+            for cell in self.cells
+        }
+        lines = list(dict.fromkeys((cell["column"], cell["level"], cell["statistic"]) for cell in self.cells))
+        by = {"": "all"} | {group: group for group in groups if group}
+        heads = ["column", "statistic"]
+        heads += [by[group] if sites == (POOLED,) else f"{site}: {by[group]}" for site, group in places]
+        rows = []
+        for column, level, statistic in lines:
+            cells = [text.get((site, group, column, level, statistic), "") for site, group in places]
+            rows.append([f"{column} = {level}" if level else column, statistic, *cells])
+        return heads, rows
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Every site, and all of them pooled last."""
+        return tuple(dict.fromkeys(cell["site"] for cell in self.cells))
+
+    def show(self, out: Console) -> None:
+        """Draw it, pooled over the sites; a file holds each of them."""
+        from shared.terminal import table
+
+        for caution in self.cautions:
+            out.print(f"caution: {caution}")
+        out.print(self.heading, style="bold")
+        heads, rows = self._wide((POOLED,))
+        out.print(table(heads, rows))
+        apart = [site for site in self.sites if site != POOLED]
+        out.print(f"pooled over {len(apart)} sites (random effects); each of them: --out")
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    def html(self) -> str:
+        """A table of HTML, with its heading and cautions."""
+        from html import escape
+
+        heads, rows = self._wide(self.sites)
+        said = "".join(f"<p>{escape(text)}</p>\n" for text in self.cautions)
+        lines = ["".join(f"<th>{escape(head)}</th>" for head in heads)]
+        lines += ["".join(f"<td>{escape(text)}</td>" for text in row) for row in rows]
+        body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+        return f"{said}<table>\n<caption>{escape(self.heading)}</caption>\n{body}\n</table>\n"
+
+    def latex(self) -> str:
+        """A tabular of LaTeX, in a table with its heading as caption; cautions below."""
+        heads, rows = self._wide(self.sites)
+        lines = [" & ".join(map(_tex, row)) + r" \\" for row in (heads, *rows)]
+        said = "".join(f"\n\n{_tex(text)}" for text in self.cautions)
+        inside = "\n".join([lines[0], r"\hline", *lines[1:]])
+        return (
+            f"\\begin{{table}}\n\\caption{{{_tex(self.heading)}}}\n\\begin{{tabular}}{{ll{'r' * (len(heads) - 2)}}}\n"
+            f"{inside}\n\\end{{tabular}}{said}\n\\end{{table}}\n"
+        )
+
+    def write(self, path: Path) -> None:
+        """Write it as .html, .csv, .tex or .json. Raises: ParameterError: another suffix."""
+        check_out(path)
+        if path.suffix == ".csv":
+            lines = [f"# {line}\n" for line in (self.heading, *self.cautions)]
+            path.write_text("".join(lines) + self.to_frame().to_csv(index=False), encoding="utf-8")
+        elif path.suffix == ".json":
+            data = {"heading": self.heading, "cautions": self.cautions, "cells": self.cells}
+            path.write_text(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+        else:
+            path.write_text(self.html() if path.suffix == ".html" else self.latex(), encoding="utf-8")
+
+
+def check_out(path: Path) -> None:
+    """Refuse a file of another form, before anything is asked. Raises: ParameterError."""
+    if path.suffix not in (".html", ".csv", ".tex", ".json"):
+        raise ParameterError("a Table 1 must end in .html, .csv, .tex or .json", given=repr(path.name))
+
+
+def _shown(cell: Mapping[str, Any]) -> str:
+    """A number with its interval; shares in percent; the reason where there is none."""
+    if cell["estimate"] is None:
+        return str(cell["reason"])
+    percent = cell["statistic"] in _SHARES
+    middle, low, high = (100 * cell[name] if percent else cell[name] for name in ("estimate", "ci_lb", "ci_ub"))
+    digits = 1 if percent else _digits(high - low)
+    return f"{middle:.{digits}f}{' %' if percent else ''} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def _digits(width: float) -> int:
+    """Decimals that show a tenth of an interval."""
+    from math import floor, log10
+
+    return min(max(1 - floor(log10(width)), 0), 8) if width > 0 else 2
+
+
+def _tex(text: str) -> str:
+    out = text.replace("\\", r"\textbackslash ")
+    for sign in "&%$#_{}":
+        out = out.replace(sign, f"\\{sign}")
+    return out.replace("~", r"\textasciitilde ").replace("^", r"\textasciicircum ")
