@@ -1,0 +1,179 @@
+#' Ask a question of a study
+#'
+#' Each site's privatised rows answer by themselves, and the answers are pooled. Every question stands in the study's
+#' record. A formula is written as for [stats::glm()] or `survival::coxph()`; it is translated and never run, so
+#' columns are those of the study's dictionary and no variable of R is looked up.
+#'
+#' `sbp/10` is the column in units of ten. Dots in names stand for underscores: `chol.total` is the column
+#' `chol_total`. `factor(x)` has the dictionary's first level as its reference, at every site. `Surv()` needs no
+#' package.
+#'
+#' @param study From [study()].
+#' @param x The same, for [mean()].
+#' @param formula A formula, or a text in the grammar of questions; for `ask()` also the whole question in one text,
+#'   and for `planned()` a planned analysis' name. `mean`, `proportion` and `correlation` take one without a left
+#'   side: `~ sbp`, `~ sbp > 140`, `~ sbp + age`.
+#' @param kind What to estimate; blank where the text says.
+#' @param ... Parts of the question, as its kind takes them: `subset`, `weights`, `robust`, `ties`, `start`, `stop`,
+#'   `at`, `tau`, `measure`, `structure`; and of `cox()` and the others also all settings of `ask()`. `subset` and
+#'   `weights` are one-sided formulas or texts: `subset = ~ age >= 60`.
+#' @param term Which term is pooled as the answer; the first when blank. [tidy()] gives all.
+#' @param method,test,level How it is pooled: as of metafor's `rma()`, with `level` in (0, 1).
+#' @param wave,as_of The table as of this wave (0: the newest), and as of one of its revisions.
+#' @param label `"confirmatory"` or `"exploratory"`; by the plan when blank.
+#' @param at,tau The time of `km()`, and the horizon of `rmst()`.
+#' @param check `TRUE` reads the question without asking it: no line stands in the record.
+#' @return A `tributary_answer`; with `check`, a list of the question in one spelling (`estimand`), the planned
+#'   analysis that it is (`planned`), its `label` and its `kind`.
+#' @seealso [tidy.tributary_answer()], [as_rma()], [figure()]
+#' @examples
+#' \dontrun{
+#' cvd <- study(connect("https://hub.example.org:8445", "ada.token.json"), "cvd")
+#' cox(cvd, Surv(time, cvd) ~ sbp/10 + age/10 + strata(sex))
+#' logistic(cvd, cvd ~ age + factor(smoking), subset = ~ age >= 60)
+#' mean(cvd, ~ sbp)
+#' }
+#' @export
+ask <- function(study, formula, kind = "", ..., term = "", method = "REML", test = "adhoc", level = 0.95, wave = 0,
+                as_of = NULL, label = "", check = FALSE) {
+  options <- list(...)
+  if (length(options) && (is.null(names(options)) || any(names(options) == ""))) {
+    refuse("every part of a question after its formula must be named", given = "one without a name",
+           next_step = "Write for example: at = 5.")
+  }
+  options <- Filter(Negate(is.null), options)
+  body <- list(formula = question_text(formula), kind = kind, term = term_text(term), method = method, test = test,
+               level = level, wave = wave, as_of = as_of, label = label)
+  if (length(options)) body$options <- Map(option_text, options, names(options))
+  if (check) return(of_study(study, "POST", "checks", body = body))
+  answered(of_study(study, "POST", "queries", body = body), study)
+}
+
+term_text <- function(term) if (inherits(term, "formula")) spelled(term[[2]], term = TRUE) else term
+
+#' @rdname ask
+#' @export
+planned <- function(study, formula, ..., label = "confirmatory") ask(study, formula, ..., label = label)
+
+#' @rdname ask
+#' @export
+cox <- function(study, formula, ...) ask(study, formula, "cox", ...)
+
+#' @rdname ask
+#' @export
+linear <- function(study, formula, ...) ask(study, formula, "ols", ...)
+
+#' @rdname ask
+#' @export
+logistic <- function(study, formula, ...) ask(study, formula, "logistic", ...)
+
+#' @rdname ask
+#' @export
+poisson <- function(study, formula, ...) {
+  # Of anything but a study it is the family of glm(), which this name would otherwise hide.
+  if (missing(study) || is.symbol(link <- substitute(study)) && as.character(link) %in% c("log", "identity", "sqrt") ||
+      !inherits(study, "tributary_study")) {
+    call <- sys.call()
+    call[[1]] <- quote(stats::poisson)
+    return(eval.parent(call))
+  }
+  ask(study, formula, "poisson", ...)
+}
+
+#' @rdname ask
+#' @export
+risk_ratio <- function(study, formula, ...) ask(study, formula, "risk_ratio", ...)
+
+#' @rdname ask
+#' @export
+log_binomial <- function(study, formula, ...) ask(study, formula, "log_binomial", ...)
+
+#' @rdname ask
+#' @export
+negbin <- function(study, formula, ...) ask(study, formula, "negbin", ...)
+
+#' @rdname ask
+#' @export
+probit <- function(study, formula, ...) ask(study, formula, "probit", ...)
+
+#' @rdname ask
+#' @export
+cloglog <- function(study, formula, ...) ask(study, formula, "cloglog", ...)
+
+#' @rdname ask
+#' @export
+km <- function(study, formula, at, ...) ask(study, formula, "km", at = at, ...)
+
+#' @rdname ask
+#' @export
+rmst <- function(study, formula, tau, ...) ask(study, formula, "rmst", tau = tau, ...)
+
+#' @rdname ask
+#' @export
+logrank <- function(study, formula, ...) ask(study, formula, "logrank", ...)
+
+#' @rdname ask
+#' @export
+two_by_two <- function(study, formula, ...) ask(study, formula, "two_by_two", ...)
+
+#' @rdname ask
+#' @export
+difference <- function(study, formula, ...) ask(study, formula, "difference", ...)
+
+#' @rdname ask
+#' @export
+ratio <- function(study, formula, ...) ask(study, formula, "ratio", ...)
+
+#' @rdname ask
+#' @export
+proportion <- function(study, formula, ...) ask(study, formula, "proportion", ...)
+
+#' @rdname ask
+#' @export
+correlation <- function(study, formula, ...) ask(study, formula, "correlation", ...)
+
+#' @rdname ask
+#' @export
+mean.tributary_study <- function(x, formula, ...) ask(x, formula, "mean", ...)
+
+answered <- function(document, study = NULL) {
+  structure(list(document = document, study = study), class = "tributary_answer")
+}
+
+#' An answer that was given before, and what it rests on
+#'
+#' @param study From [study()].
+#' @param id The id of a result, as an answer prints it.
+#' @param answer From [ask()] or `result()`.
+#' @return `result()` gives the answer. `explain()` gives a `tributary_explanation`: `releases` (a data frame of the
+#'   releases, with their receipts' hashes), `stale` (why the same question has other releases behind it today; empty
+#'   where it has not), `plan`, `code` (versions) and `asked_by`.
+#' @export
+result <- function(study, id) answered(of_study(study, "GET", "results", id)$answer, study)
+
+#' @rdname result
+#' @export
+explain <- function(answer) {
+  said <- of_study(answer$study, "GET", "results", answer$document$result)
+  rows <- frame(said$releases, function(one) {
+    list(site = one$site, wave = one$wave, n = one$n, bundle = one$bundle_sha256, receipt = one$receipt_hash,
+         log_index = one$log_index)
+  })
+  structure(list(answer = answered(said$answer, answer$study), stale = unlist(said$stale), releases = rows,
+                 plan = said$answer$provenance$plan, code = unlist(said$answer$provenance$code),
+                 asked_by = frame(said$asked_by, function(one) one[c("analyst", "day", "label")])),
+            class = "tributary_explanation")
+}
+
+#' @export
+print.tributary_explanation <- function(x, ...) {
+  for (why in x$stale) cat("stale: ", plain(why), "\n", sep = "")
+  print(x$answer)
+  cat("plan version ", x$plan$version, ", ", x$plan$hash, "\n", sep = "")
+  cat(paste(names(x$code), x$code, collapse = ", "), "\n", sep = "")
+  short <- x$releases
+  short[c("bundle", "receipt")] <- lapply(short[c("bundle", "receipt")], substr, 1, 16)
+  print(short, row.names = FALSE)
+  print(x$asked_by, row.names = FALSE)
+  invisible(x)
+}

@@ -1,0 +1,4 @@
+library(testthat)
+library(tributarymeta)
+
+test_check("tributarymeta")

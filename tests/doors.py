@@ -1,0 +1,124 @@
+"""A study that answers every kind of question, served for those who ask it through several doors.
+
+python -m tests.doors      writes the answers that the R package's own tests read
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # the other tests' modules are read as pytest reads them
+    sys.path.insert(0, str(Path(__file__).parent))
+
+import numpy as np
+import pandas as pd
+from delivered import STUDIES, cohort, deliver, join
+
+from coordinator.analyst.remote import Pass, connect
+from coordinator.services.analysts import Analysts
+from coordinator.services.authority import Authority
+from coordinator.services.collect.server import CoordinatorServer
+from coordinator.store.store import Store
+from shared.base.keys import SigningKey
+from shared.plans.plan import StudyPlan, sign_plan
+from shared.wire.transport import SERVER_NAME
+
+SITES = {"alpha": 200, "beta": 160, "gamma": 120}
+COLUMNS = """
+[dictionary.columns.arm]
+kind = "nominal"
+levels = ["placebo", "drug"]
+
+[dictionary.columns.smoking]
+kind = "nominal"
+levels = ["never", "former", "current"]
+
+[dictionary.columns.visits]
+kind = "integer"
+lower = 0
+upper = 60
+"""
+RECORDED = Path(__file__).resolve().parent.parent / "deploy" / "r" / "tests" / "testthat" / "answers"
+
+
+def table(n: int, seed: int) -> pd.DataFrame:
+    """A simulated release: the shipped cohort study's columns, two factors and a count."""
+    rng = np.random.default_rng([seed, 1])
+    made = cohort(n, seed)
+    for name, levels in (("arm", ["placebo", "drug"]), ("smoking", ["never", "former", "current"])):
+        made[name] = pd.Categorical(rng.choice(levels, n), categories=levels)
+    return made.assign(visits=rng.negative_binomial(3, 0.4, n).clip(0, 60))
+
+
+class House:
+    """A coordinator that has the study, and a token for it."""
+
+    def __init__(self, home: Path, **served: Any) -> None:
+        self.home, lead = home, SigningKey.generate()
+        self.authority = Authority.create(home, coordinator="tributary-hub", names=("127.0.0.1", "localhost"))
+        store = Store.open(home)
+        plan = StudyPlan.from_toml((STUDIES / "cvd.toml").read_text() + COLUMNS)
+        store.add_plan(sign_plan(plan, [lead]), plan)
+        for seed, (site, n) in enumerate(SITES.items()):
+            given = self.authority.invite(site, [plan.study], address="localhost:1", leads=[lead.public], days=300)
+            store.add_invitation(given)
+            deliver(store, plan, site, join(store, given), table(n, seed))
+        self.running = CoordinatorServer(home, "127.0.0.1:0", analysts="127.0.0.1:0", **served)
+        today = dt.datetime.now(dt.UTC).date()
+        account, token = Analysts(store).add("ada", studies=(plan.study,), role="analyst", days=30, today=today)
+        self.token = Pass(
+            address=f"127.0.0.1:{self.running.analysts_port}",
+            server_name=SERVER_NAME,
+            ca_pem=self.authority.ca_pem,
+            name="ada",
+            role="analyst",
+            studies=(plan.study,),
+            expires=account.expires.isoformat(),
+            token=token,
+        )
+        self.file = home / "ada.token.json"
+        self.token.save(self.file)
+
+
+def _lean(document: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer without what no test of the package reads: proofs, hashes, curves."""
+    kept = {name: value for name, value in document.items() if name not in ("curves", "receipts", "sources")}
+    held = {name: document["provenance"][name] for name in ("plan", "code")}
+    rows = [{**row, "receipts": []} for row in document["rows"]]
+    return {
+        **kept,
+        "provenance": held,
+        "rows": rows,
+        "estimates": [{**r, "receipts": []} for r in document["estimates"]],
+    }
+
+
+def main() -> None:
+    """Ask, and write what was answered."""
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as folder:
+        house = House(Path(folder))
+        with connect(house.token) as connection:
+            study = connection["cvd"]
+            found = {
+                "cox": _lean(study.cox("Surv(time, cvd) ~ sbp/10 + C(smoking) + strata(arm)").document),
+                "interaction": _lean(study.logistic("cvd ~ age * arm", term="age:arm[drug]").document),
+                "survival": _lean(study.km("Surv(time, cvd) ~ 1", at=5).document),
+                "studies": connection.studies().document,
+                "dictionary": study.dictionary().document,
+                "log": study.log().document,
+            }
+        house.running.stop()
+    RECORDED.mkdir(parents=True, exist_ok=True)
+    for name, document in found.items():
+        (RECORDED / f"{name}.json").write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
