@@ -539,8 +539,25 @@ def test_a_spec_from_json_is_closed():
 def test_a_dictionary_that_does_not_fit_the_roles_is_refused(columns, said):
     spec = planned(horizon=15.0).spec
     all_of_them = {name: COLUMNS[name] for name in ("time", "died", *COVARIATES)} | columns
-    with pytest.raises(PlanRefusal, match=said):
+    with pytest.raises(PlanRefusal, match=said) as refused:
         Design(spec=spec, dictionary=Dictionary(name="trial", version=1, columns=tuple(all_of_them.values())))
+    assert ("binary columns" in refused.value.next_step) == ("age" in columns and columns["age"].kind == "nominal")
+
+
+def test_whole_numbers_are_a_measurement_where_the_plan_says_so():
+    """Scores and days in whole numbers were refused; the regression reads them as any number."""
+    rng, n = np.random.default_rng(4), 4000
+    age = np.clip(rng.normal(60, 12, n), 20, 100).round()
+    nights = np.clip(5 + 0.2 * (age - 60) + rng.gamma(2, 2, n), 0, 60).round()
+    columns = (COLUMNS["age"], Column(name="nights", kind="integer", lower=0, upper=60))
+    spec = MomentsSpec(
+        outcome="linear", responses=("nights",), covariates=("age",), declared=("age",), epsilon=3.0, delta=1e-6
+    )
+    design = Design(spec=spec, dictionary=Dictionary(name="stay", version=1, columns=columns))
+    site = fit(moments(pd.DataFrame({"age": age, "nights": nights}), design, seeded_rng(2)), design)
+    own = float(np.polyfit(age, nights, 1)[0])
+    assert abs(site.effects[0] - own) < 2 * (site.sampling + site.privacy)[0, 0] ** 0.5
+    assert (site.rows(np.random.default_rng(1))["nights"] % 1 == 0).all()
 
 
 def test_a_table_without_a_column_or_with_a_hole_is_refused_before_anything_is_drawn(people):

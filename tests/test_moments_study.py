@@ -520,6 +520,18 @@ def test_plan_check_warns_of_each_coefficient_that_rests_on_the_planned_model(de
     assert words in said.detail
 
 
+def test_plan_check_warns_of_a_factor_which_the_planned_model_reads_as_steps():
+    """Its questions are answered from rows drawn of the fit, whatever is declared; nothing said so before a release."""
+    text = (STUDIES / "cohorts.toml").read_text()
+    stage = '\n[dictionary.columns.stage]\nkind = "ordered"\nlevels = {}\n'
+    for levels, warned in (('["I", "II", "III"]', True), ("[1, 2, 3]", False), ('["early", "late"]', False)):
+        changed = re.sub("declared = .*", "", text).replace('"hdl", "sbp"]\n', '"hdl", "sbp", "stage"]\n')
+        changed += stage.format(levels)
+        _, lines = review(changed, today=dt.date(2026, 1, 1), recipient="tributary-hub")
+        said = [line for line in lines if line.name == "declared"]
+        assert any("stage with named levels" in line.detail for line in said) == warned, said
+
+
 def test_a_plan_written_without_the_word_declares_every_coefficient_and_a_signed_one_none():
     text = (STUDIES / "cohorts.toml").read_text()
     shipped, plan = StudyPlan.from_toml(text), StudyPlan.from_toml(re.sub("declared = .*\n", "", text))

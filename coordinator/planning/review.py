@@ -444,21 +444,16 @@ def _theorem3(plan: StudyPlan) -> list[ChecklistLine]:
 
 
 def _declared(plan: StudyPlan) -> list[ChecklistLine]:
-    """That an undeclared coefficient of noisy moments rests on the planned model; nothing of other mechanisms."""
+    """Which coefficients of noisy moments rest on the model of everything; nothing of other mechanisms."""
     if plan.release.mechanism != "moments":  # whose module loads pandas, which other plans have no use for
         return []
     from shared.mechanisms.moments.plan import MomentsPlan
 
     assert isinstance(plan.release, MomentsPlan)
-    without = [name for name in plan.release.covariates if name not in plan.release.declared]
-    if not without:
+    found = plan.release.doubtful(plan)
+    if not found:
         return [ChecklistLine(name="declared", detail="every coefficient is the regression's own")]
-    detail = (
-        f"{', '.join(without)} not declared: where the planned model is wrong, as where groups of the outcome differ "
-        "in spread, such an interval is too sure; its answer carries a caution, also where it is right"
-    )
-    fix = "Name in release.declared every covariate whose coefficient will be read; further ones cost little."
-    return [ChecklistLine(name="declared", state="warn", detail=detail, fix=fix)]
+    return [ChecklistLine(name="declared", state="warn", detail=detail, fix=fix) for detail, fix in found]
 
 
 def _floors(plan: StudyPlan) -> ChecklistLine:

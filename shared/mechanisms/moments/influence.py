@@ -18,7 +18,8 @@ everything sums to zero at that model's estimate: risk-set means that follow tim
 told. η, Λ, x̄ and I are those of the pilot fit to blocks 1 to 3, hence released numbers. What is summed is the vector
 of the declared coefficients' influences, each over the standard deviation of its a, drawn in to the length C where it
 is longer: one person moves all of them together by 2C at most, so that a further coefficient costs the others little.
-C, from `score_clip` on, leaves the coefficients the smallest variance, of patients and noise, under the pilot's law.
+C, from `score_clip` on, is as long as leaves the coefficients a variance, of patients and noise, near the smallest
+under the pilot's law (`efficient_cut`).
 
 Source: D. Y. Lin, L. J. Wei (1989), J. Am. Stat. Assoc. 84, 1074.
 """
@@ -39,8 +40,8 @@ Array = NDArray[np.float64]
 
 _WIDEST = 16.0
 """Largest cut, in standard deviations of a: beyond it there is nobody."""
-_AS_GOOD = 0.02
-"""A cut with so much more variance than the best, as a share, weighs 1/e of it."""
+_WIDER = 0.25
+"""Share of the smallest variance that is given for a further cut."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,10 @@ def held(influences: Array, cut: float) -> Array:
 
 
 def efficient_cut(influences: Array, chance: Array, noise: float, least: float) -> float:
-    r"""The length C with the smallest :math:`\sum_j (E[q_j^2] + (C s)^2) / E[q_j \psi_j]^2`, q what is held of ψ.
+    r"""The longest C of which :math:`\sum_j (E[q_j^2] + (C s)^2) / E[q_j \psi_j]^2` is near its least, q held of ψ.
+
+    What is cut off is where a model that lacks something shows: held nearer than need be, the sum is zero elsewhere
+    than at the regression's own estimate, at every site alike. So a variance `_WIDER` above the least is taken.
 
     Args:
         influences: (declared, m, cases), in standard deviations of their directions. chance: (m, cases), sums to 1.
@@ -101,7 +105,12 @@ def efficient_cut(influences: Array, chance: Array, noise: float, least: float) 
         kept = held(influences, float(cut))
         slope = np.maximum((chance * kept * influences).sum(axis=(1, 2)), 1e-12)
         variances.append(float((((chance * kept**2).sum(axis=(1, 2)) + (cut * noise) ** 2) / slope**2).sum()))
-    # Site and coordinator must find the same cut, where their last digits differ too: no choice, a smooth mean.
     worse = np.array(variances) / min(variances) - 1
-    weights = np.exp(-worse / _AS_GOOD)
-    return float(np.exp(weights @ np.log(cuts) / weights.sum()))
+    best = int(np.argmin(worse))
+    beyond = np.flatnonzero(worse[best:] > _WIDER)
+    if not len(beyond):
+        return float(cuts[-1])
+    # Site and coordinator must find the same cut, where their last digits differ too: no choice, a place between two.
+    k = best + int(beyond[0])
+    share = (_WIDER - worse[k - 1]) / (worse[k] - worse[k - 1])
+    return float(cuts[k - 1] * (cuts[k] / cuts[k - 1]) ** share)

@@ -181,7 +181,7 @@ class MomentsSpec:
     """One moments release, as the study plan fixes it before any record is read.
 
     Args:
-        outcome: ``survival`` (columns of kinds time and event), ``binary``, ``count`` (integer) or ``linear``.
+        outcome: ``survival`` (columns of kinds time and event), ``binary``, ``count`` or ``linear`` (of integers too).
         responses: the outcome's column; for survival the time and its event.
         covariates: 1 to 15 columns: numeric, binary or ordered.
         exposures: covariates whose effect matters most: measured with more of the noise budget.
@@ -377,11 +377,10 @@ class Design:
     def __post_init__(self) -> None:
         def must(holds: bool, column: str, rule: str, given: str) -> None:
             if not holds:
-                raise PlanRefusal(
-                    f"column {column!r} of a moments release {rule}",
-                    given=given,
-                    next_step="Correct [moments], or the dictionary of the plan.",
-                )
+                fix = "Correct [release], or the dictionary of the plan."
+                if given == "nominal":
+                    fix = "Give it as binary columns, one for each of its levels but the first."
+                raise PlanRefusal(f"column {column!r} of a moments release {rule}", given=given, next_step=fix)
 
         spec = self.spec
         roles = (*spec.responses, *spec.covariates)
@@ -391,11 +390,11 @@ class Design:
             must(column.missing != "level", name, "must have no missing values as a level", column.missing)
         for name in self.dictionary.names:
             must(name in roles, name, "must have a role: outcome or covariate", "none")
-        kinds = {"survival": ("time", "event"), "binary": ("binary",), "count": ("integer",), "linear": ("continuous",)}
-        for name, kind in zip(spec.responses, kinds[spec.outcome], strict=True):
-            column = self.dictionary.column(name)
-            fits = column.kind == kind or (kind == "binary" and column.kind == "event")
-            must(fits, name, f"must be of kind {kind} to be this outcome", column.kind)
+        linear, binary = ("continuous or integer",), ("binary or event",)
+        kinds = {"survival": ("time", "event"), "binary": binary, "count": ("integer",), "linear": linear}
+        for name, fitting in zip(spec.responses, kinds[spec.outcome], strict=True):
+            kind = self.dictionary.column(name).kind
+            must(kind in fitting.split(" or "), name, f"must be of kind {fitting} to be this outcome", kind)
         for name in spec.covariates:
             column = self.dictionary.column(name)
             must(

@@ -167,6 +167,28 @@ class MomentsPlan(Aggregates):
             f"noise of {sigma_of(design.spec, 0):.4g} persons on each count"
         )
 
+    def doubtful(self, plan: StudyPlan) -> list[tuple[str, str]]:
+        """What coefficients of the plan will be answered less surely than they say, and what may be done, in words."""
+        found = []
+        without = ", ".join(name for name in self.covariates if name not in self.declared)
+        if without:
+            detail = (
+                f"{without} not declared: where the planned model is wrong, as where groups of the outcome differ in "
+                "spread, such an interval is too sure; its answer carries a caution, also where it is right"
+            )
+            fix = "Name in release.declared every covariate whose coefficient will be read; further ones cost little."
+            found.append((detail, fix))
+        columns = self.design(plan).covariates
+        factors = ", ".join(c.name for c in columns if len(c.levels) > 2 and isinstance(c.levels[0], str))
+        if factors:
+            detail = (
+                f"{factors} with named levels: a question about it has an effect per level, the planned model one per "
+                "step, so its answers are made from rows drawn of the fit, and no interval of these is known to hold"
+            )
+            fix = "Give it as binary columns, one for each of its levels but the first, or its levels as numbers."
+            found.append((detail, fix))
+        return found
+
     # -- the released table --------------------------------------------------------------------------------------
     def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:
         """The noisy figures, a line each."""
