@@ -9,6 +9,7 @@ the stricter of the plan's and the site's (`Limits.of`).
 from __future__ import annotations
 
 import os
+import secrets
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -18,17 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from shared.base.canonical import closed
 from shared.errors import ConfigRefusal, Refusal, StateRefusal
-from site_agent.records.source import (
-    FILE_NAME,
-    Edges,
-    Recoding,
-    TableSource,
-    must,
-    quoted,
-    section,
-    source_from_toml,
-    source_to_toml,
-)
+from site_agent.records.mapping import document
+from site_agent.records.mapping.declared import Recoding
+from site_agent.records.mapping.toml_form import FILE_NAME, must, quoted, section
+from site_agent.records.source import Edges, TableSource, mapping_path, source_from_toml, source_to_toml
 
 if TYPE_CHECKING:
     from shared.base.keys import PublicKey
@@ -342,7 +336,9 @@ class SiteConfig:
         return self.data[study]
 
     def with_source(self, study: str, source: TableSource) -> SiteConfig:
-        """The same settings with a study's table set."""
+        """The same settings with a study's table set; what is mapped of it gets the salt of its hash."""
+        if source.is_mapped and not source.salt:
+            source = replace(source, salt=secrets.token_hex(16))
         return replace(self, data={**self.data, study: source})
 
     # -- the file -----------------------------------------------------------------------------------------------
@@ -395,7 +391,9 @@ class SiteConfig:
         caps = values.get("budget", {})
         closed(caps, {"site_epsilon", "site_delta"}, where="[budget]", refusal=ConfigRefusal)
         values["budget"] = SiteBudget(**{name.removeprefix("site_"): value for name, value in caps.items()})
-        values["data"] = {study: source_from_toml(study, table) for study, table in values.get("data", {}).items()}
+        values["data"] = {
+            study: source_from_toml(study, table, home) for study, table in values.get("data", {}).items()
+        }
         return cls(home=home, **values)
 
     def to_toml(self) -> str:
@@ -445,7 +443,11 @@ class SiteConfig:
         return "\n".join(lines) + "\n"
 
     def save(self) -> None:
-        """Write `home`/site.toml, whole or not at all."""
+        """Write `home`/site.toml, whole or not at all, and before it the mappings that it names."""
         from shared.base.keys import write_private
 
+        for study, source in sorted(self.data.items()):
+            path, text = mapping_path(self.home, study), document.text(source.mapped).encode()
+            if source.is_mapped and not (path.exists() and path.read_bytes() == text):
+                write_private(path, text)
         write_private(self.home / FILE_NAME, self.to_toml().encode())

@@ -133,7 +133,8 @@ def test_settings_with_recodings_read_back(german, tmp_path):
         leads=(),
         data={"heart": replace(german, values=values)},
     )
-    assert SiteConfig.from_toml(config.to_toml(), home=tmp_path) == config
+    config.save()
+    assert SiteConfig.load(tmp_path) == config
     for wrong in ({"factor": 0}, {"decimal": "."}, {"factor": "x"}, {"levels": {"m": 1}}):
         with pytest.raises(ConfigRefusal):
             Recoding(**wrong)

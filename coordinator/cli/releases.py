@@ -113,6 +113,7 @@ def release_show(
             ("plan", f"version {receipt.plan_version}, {receipt.plan_hash}"),
             ("rows", f"{receipt.n:,} persons, {receipt.d} encoded columns"),
             *([("hospitals", f"{receipt.hospitals} under one steward's agreement")] if receipt.hospitals else []),
+            *([("mapping", f"{receipt.mapping}, a file of the site's")] if receipt.mapping else []),
             ("mechanism", f"{receipt.mechanism.replace('_', ' ')}, {_parameters(receipt.parameters)}"),
             ("posture", receipt.posture),
             *(

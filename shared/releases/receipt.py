@@ -1,7 +1,7 @@
 """The release: a receipt, a bundle of bytes, and the statement that people sign.
 
 - The **receipt** says what was promised, to whom, at which price, and what is not covered. It is a function of the
-  plan's and mechanism's parameters only, never of a record.
+  plan's and mechanism's parameters only, never of a record; the hash of the site's mapping in it is salted.
 - The **bundle** is one file with fixed contents (an uncompressed zip: any tool opens it, and nothing can inflate):
   `manifest.json`, `receipt.json`, `table.parquet`. The same release always gives the same bytes.
 - The **statement** names the bundle's SHA-256 and every id (study, plan, wave, site, release, recipient). The agent
@@ -165,6 +165,8 @@ class Receipt:
             is one. Their number by the agreement, not counted in records.
         trained: where the plan names a flow that several sites have trained, and this one was among them: what its
             ledger was charged for that (`TRAINED`), before the first round; empty otherwise.
+        mapping: SHA-256 of the file by which the site made the study's table of its extract, which stays there; blank
+            where nothing was mapped, or by an earlier version.
     """
 
     study: str
@@ -202,6 +204,7 @@ class Receipt:
     previous: str
     trained: Mapping[str, Any] = field(default_factory=dict)
     hospitals: int = 0
+    mapping: str = ""
 
     @cached_property
     def hash(self) -> str:
@@ -253,8 +256,9 @@ class Receipt:
         body |= {"parameters": dict(self.parameters), "event": dict(self.event), "trained": dict(self.trained)}
         if not self.trained:  # absent, as on receipts from before there was such a training
             del body["trained"]
-        if not self.hospitals:  # the same
-            del body["hospitals"]
+        for name in ("hospitals", "mapping"):
+            if not body[name]:  # the same
+                del body[name]
         return canonical_json(body)
 
     @classmethod
@@ -287,6 +291,8 @@ class Receipt:
             raise ReceiptRefusal(
                 f"a site must speak for itself, or for 2 to {MOST_HOSPITALS} hospitals", given=f"{self.hospitals}"
             )
+        if self.mapping and not _DIGEST.fullmatch(self.mapping):
+            raise ReceiptRefusal("a receipt must name its mapping by SHA-256", given="another form")
         if self.trained and (not plan.flow or not _is_charge(self.trained)):
             raise ReceiptRefusal(
                 "a receipt must name a training's charge under a plan that names its flow, and in full",
@@ -461,6 +467,7 @@ def write_receipt(
     reused: bool = False,
     trained: Mapping[str, Any] | None = None,
     hospitals: int = 0,
+    mapping: str = "",
 ) -> Receipt:
     """The receipt of a release that this plan prescribes; every figure follows from the parameters.
 
@@ -470,7 +477,7 @@ def write_receipt(
         drawn: rows drawn for this release; None for all.
         flow_of: release for which the flow was fitted; blank for this one.
         reused: whether it was charged as a release through that flow (`planned_event`).
-        trained, hospitals: see `Receipt`.
+        trained, hospitals, mapping: see `Receipt`.
     """
     event = planned_event(plan, reused=reused)
     return Receipt(
@@ -489,6 +496,7 @@ def write_receipt(
         previous=previous,
         trained=dict(trained or {}),
         hospitals=hospitals,
+        mapping=mapping,
     )
 
 

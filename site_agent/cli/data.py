@@ -1,4 +1,4 @@
-"""The table: ``data add``, ``map``, ``check``, ``confirm-persons``; what is kept of a network: ``data frame``."""
+"""The table: ``data add``, ``map``, ``check``."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shared.errors import DictionaryRefusal, StateRefusal, UsageRefusal, meant
+from shared.errors import StateRefusal, UsageRefusal
 from shared.terminal import VerbAnswer
-from site_agent.cli.frame import As, Dry, Json, Reason, Study, data_app, screen, verb
+from site_agent.cli.frame import Dry, Study, data_app, verb
 from site_agent.desk import Desk
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from rich.console import Console
 
-    from shared.plans.dictionary import Column, Dictionary
-    from site_agent.config import Recoding, TableSource
+    from shared.plans.dictionary import Dictionary
+    from site_agent.config import TableSource
 
-__all__ = ["data_add", "data_check", "data_confirm_persons", "data_frame", "data_map"]
+__all__ = ["data_add", "data_check", "data_map"]
 
 
 @verb(data_app, "add")
@@ -93,6 +93,8 @@ def data_add(
             columns=columns,
             ignore=ignored,
             values=before.values,
+            steps=before.steps,
+            salt=before.salt,
             hospital=agreed.hospital,
             hospitals=agreed.hospitals,
         )
@@ -115,70 +117,93 @@ def _placed(path: Path, table: str, *, encoding: str | None, delimiter: str | No
     }
 
 
+def _repeated(metavar: str, text: str) -> Any:
+    """An option that is repeated."""
+    return typer.Option(metavar=metavar, help=f"{text}; repeat.")
+
+
+Words = list[str] | None
+Pairs = Annotated[Words, typer.Argument(metavar="FILE_NAME=NAME", help="Which column is which.")]
+Ignore = Annotated[Words, typer.Option("--ignore", help="A column the study does not use; repeat.")]
+IgnoreRest = Annotated[bool, typer.Option("--ignore-rest", help="Ignore, by name, all that are left.")]
+Accept = Annotated[bool, typer.Option("--accept-suggestions", help="Take the proposals of data add.")]
+Level = Annotated[
+    Words,
+    _repeated("NAME:VALUE=LEVEL", "A value of the file, and its level, as in sex:m=1, or sex:k.A.= for one not known"),
+]
+DecimalComma = Annotated[
+    Words, typer.Option(metavar="NAME", help="Its decimals are written with a comma; repeat, or all.")
+]
+Factor = Annotated[Words, _repeated("NAME=NUMBER", "From the file's unit to the dictionary's, as in chol=38.67")]
+Offset = Annotated[Words, _repeated("NAME=NUMBER", "Added after the factor")]
+Unit = Annotated[Words, _repeated("NAME=UNIT", "The file's unit, as in chol=mmol/L")]
+Analyte = Annotated[Words, _repeated("NAME=WORD", "What is measured, as in chol=cholesterol")]
+Date = Annotated[Words, _repeated("NAME=FORM", "How dates are written: %d.%m.%Y, iso, excel or file")]
+Derive = Annotated[Words, _repeated("NAME=FORMULA", "As in 'age=completed years between birth and admission'")]
+AsIs = Annotated[Words, _repeated("NAME", "Take its values as they stand again")]
+FromFile = Annotated[Path | None, typer.Option("--file", help="Take the whole mapping from a file.")]
+Suggest = Annotated[bool, typer.Option("--suggest", help="Propose a mapping of this extract; nothing is kept.")]
+Out = Annotated[Path | None, typer.Option(help="Of --suggest: the file to write, for --file.")]
+
+
 @verb(data_app, "map")
 def data_map(
     desk: Desk,
     study: Study,
-    pairs: Annotated[list[str] | None, typer.Argument(metavar="FILE_NAME=NAME", help="Which column is which.")] = None,
-    ignore: Annotated[
-        list[str] | None, typer.Option("--ignore", help="A column the study does not use; repeat.")
-    ] = None,
-    ignore_rest: Annotated[bool, typer.Option("--ignore-rest", help="Ignore, by name, all that are left.")] = False,
-    suggest: Annotated[bool, typer.Option("--accept-suggestions", help="Take the proposals of data add.")] = False,
-    level: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME:VALUE=LEVEL",
-            help="A value of the file, and its level, as in sex:m=1, or sex:k.A.= for one not known; repeat.",
-        ),
-    ] = None,
-    decimal_comma: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Its decimals are written with a comma; repeat, or all.")
-    ] = None,
-    factor: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=NUMBER", help="From the file's unit to the dictionary's, as in chol=38.67; repeat."),
-    ] = None,
-    offset: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=NUMBER", help="Added after the factor; repeat.")
-    ] = None,
-    as_is: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Take its values as they stand again; repeat.")
-    ] = None,
+    pairs: Pairs = None,
+    ignore: Ignore = None,
+    ignore_rest: IgnoreRest = False,
+    accept: Accept = False,
+    level: Level = None,
+    decimal_comma: DecimalComma = None,
+    factor: Factor = None,
+    offset: Offset = None,
+    unit: Unit = None,
+    analyte: Analyte = None,
+    date: Date = None,
+    derive: Derive = None,
+    as_is: AsIs = None,
+    file: FromFile = None,
+    suggest: Suggest = False,
+    out: Out = None,
     dry_run: Dry = False,
 ) -> VerbAnswer:
-    """Map the file's column names to the dictionary's, and say how values are written there: levels, commas, units."""
+    """Map the file's columns and values to the dictionary's: names, levels, commas, units, dates, formulas."""
     from site_agent.records import table as records
+    from site_agent.records.mapping import editing
 
     source = desk.config.source(study)
-    if level or decimal_comma or factor or offset or as_is:
-        dictionary = desk.plans.plan(study).dictionary
-        every = [column.name for column in dictionary.columns if column.lower is not None]
-        commas = every if decimal_comma == ["all"] else decimal_comma or []
-        source = replace(
-            source,
-            values=_recodings(
-                source.values, dictionary, as_is or [], level or [], commas, {"factor": factor, "offset": offset}
-            ),
-        )
+    dictionary = desk.plans.plan(study).dictionary
+    if suggest or out:
+        return _suggested(study, source, dictionary, out, dry_run=dry_run)
+    source = source if file is None else _of_file(file, source)
+    every = [column.name for column in dictionary.columns if column.lower is not None]
+    commas = every if decimal_comma == ["all"] else decimal_comma or []
+    words = {"factor": factor, "offset": offset, "unit": unit, "analyte": analyte}
+    formulas = editing.split(derive, "--derive NAME=FORMULA")
+    source = replace(
+        source,
+        values=editing.values(source.values, dictionary, as_is or [], level or [], commas, words),
+        steps=editing.steps(source.steps, editing.split(date, "--date NAME=FORM"), formulas, as_is or []),
+    )
     columns = dict(source.columns)
     for pair in pairs or []:
         name, sign, to = pair.rpartition("=")
         if not sign or not name or not to:
             raise UsageRefusal("a mapping must be FILE_NAME=NAME", given=repr(pair), next_step="As in Alter=age.")
         columns = {k: v for k, v in columns.items() if v != to} | {name: to}
-    _require_planned([pair.rpartition("=")[2] for pair in pairs or []], desk.plans.plan(study).dictionary)
+    editing.require_planned({**source.mapped, "columns": columns}, dictionary)
     ignored = [*source.ignore, *(ignore or [])]
     typed = [*(pair.rpartition("=")[0] for pair in pairs or []), *(ignore or [])]
-    _require_in_file(typed, replace(source, columns=columns), study, desk.plans.plan(study).dictionary)
-    if suggest or ignore_rest:
-        plan = desk.plans.plan(study)
-        known = {column.name for column in plan.dictionary.columns}
-        _, sure = records.named(replace(source, columns=columns), plan.dictionary)
+    typed += [*source.columns, *source.ignore] if file else []
+    _require_in_file(typed, replace(source, columns=columns), study, dictionary)
+    if accept or ignore_rest:
+        known = {column.name for column in dictionary.columns} | set(source.steps.reads)
+        _, sure = records.named(replace(source, columns=columns), dictionary)
         free = [n for n in sure if n not in columns and n not in known and n not in ignored]
-        if suggest:
-            taken = {*columns.values(), *(n for n in sure if n in known)}
-            columns |= {n: to for n, to in records.suggestions(free, plan.dictionary).items() if to not in taken}
+        if accept:
+            taken = {*columns.values(), *(n for n in sure if n in known), *source.steps.made}
+            columns |= {n: to for n, to in records.suggestions(free, dictionary).items() if to not in taken}
         if ignore_rest:
             ignored += [n for n in free if n not in columns]
     return _mapping(
@@ -189,17 +214,40 @@ def data_map(
     )
 
 
-def _require_planned(names: Sequence[str], dictionary: Dictionary) -> None:
-    """Refuse names that the plan does not have, all at once. Raises: DictionaryRefusal."""
-    known = [column.name for column in dictionary.columns]
-    absent = [name for name in names if name not in known]
-    if absent:
-        said = [meant(name, known, what="Columns") for name in absent]
-        raise DictionaryRefusal(
-            "a column of the file must be mapped to one of the plan's dictionary",
-            given=", ".join(map(repr, absent)),
-            next_step=" ".join(dict.fromkeys(said)),
-        )
+def _of_file(file: Path, source: TableSource) -> TableSource:
+    """The source as a mapping's file says; its salt stays. Raises: ConfigRefusal, UsageRefusal."""
+    from site_agent.records.mapping import document
+
+    mapped = document.read(file.expanduser())
+    return replace(source, **mapped | {"salt": source.salt or mapped["salt"]})
+
+
+def _suggested(
+    study: str, source: TableSource, dictionary: Dictionary, out: Path | None, *, dry_run: bool
+) -> VerbAnswer:
+    """A proposal of how the extract could be mapped, and what only the steward can say."""
+    from site_agent.records import table as records
+    from site_agent.records.mapping import document, suggesting
+
+    found = suggesting.proposed(records.whole(source), dictionary, source.columns, source.ignore)
+    text = document.text(found.mapped)
+    if out is not None and not dry_run:
+        if out.exists():
+            raise StateRefusal("the file must be new", given=f"{out}", next_step="Choose another --out.")
+        out.write_text(text, encoding="utf-8")
+    answer = {"study": study, "mapping": text, "open": dict(found.open), "file": out, "dry_run": dry_run}
+
+    def show(console: Console) -> None:
+        from site_agent.show import screens
+
+        screens.heading(console, f"A mapping of {source.path.name}", "proposed, not kept")
+        console.print(text, markup=False, highlight=False)
+        for name, question in found.open.items():
+            screens.note(console, f"{name}: {question}")
+        place = out or "FILE"
+        screens.next_step(console, f"edit {place}, then site-agent data map {study} --file {place}")
+
+    return VerbAnswer(answer, show)
 
 
 def _require_in_file(typed: Sequence[str], source: TableSource, study: str, dictionary: Dictionary) -> None:
@@ -223,65 +271,6 @@ def _require_in_file(typed: Sequence[str], source: TableSource, study: str, dict
     )
 
 
-def _recodings(
-    before: Mapping[str, Recoding],
-    dictionary: Dictionary,
-    as_is: Sequence[str],
-    levels: Sequence[str],
-    commas: Sequence[str],
-    numbers: Mapping[str, Sequence[str] | None],
-) -> dict[str, Recoding]:
-    """How columns are recoded after these options. Raises: UsageRefusal; DictionaryRefusal (no such column)."""
-    from site_agent.config import Recoding
-
-    def one(name: str) -> Column:
-        column = dictionary.column(name)
-        if column.kind == "person":
-            raise UsageRefusal(
-                "persons must be told apart as the file names them",
-                given=f"a recoding of {name!r}",
-                next_step="Correct identifiers where the extract is made.",
-            )
-        return column
-
-    def numeric(name: str) -> None:
-        if one(name).lower is None:
-            step = f"Its levels are named instead: --level {name}:VALUE=LEVEL."
-            given = f"{name!r}, of levels"
-            raise UsageRefusal("a number is read otherwise only in a column of numbers", given=given, next_step=step)
-
-    out = {name: how for name, how in before.items() if name not in as_is}
-    for name in as_is:
-        dictionary.column(name)
-    for text in levels:
-        name, colon, pair = text.partition(":")
-        value, sign, to = pair.rpartition("=")
-        if not (colon and sign and value):
-            raise UsageRefusal("a level must be NAME:VALUE=LEVEL", given=repr(text), next_step="As in sex:m=1.")
-        known = [str(known) for known in one(name).levels]
-        if to and to not in known:
-            near = difflib.get_close_matches(to, known, n=1)
-            listed = f"Levels: {', '.join(known) or 'none, it holds numbers'}. None at all: {name}:{value}= is missing."
-            step = f"Did you mean {near[0]!r}? {listed}" if near else listed
-            raise UsageRefusal(f"{name!r} must have the level", given=repr(to), next_step=step)
-        how = out.get(name, Recoding())
-        out[name] = replace(how, levels={**how.levels, value: to})
-    for name in commas:
-        numeric(name)
-        out[name] = replace(out.get(name, Recoding()), decimal=",")
-    for what, texts in numbers.items():
-        for text in texts or ():
-            name, _, value = text.partition("=")
-            numeric(name)
-            try:
-                changed: dict[str, Any] = {what: float(value)}
-                out[name] = replace(out.get(name, Recoding()), **changed)
-            except ValueError:
-                step = "As in chol=38.67."
-                raise UsageRefusal(f"--{what} must be NAME=NUMBER", given=repr(text), next_step=step) from None
-    return out
-
-
 def _between(delimiter: str) -> str:
     return {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}.get(delimiter, repr(delimiter))
 
@@ -294,11 +283,17 @@ def _mapping(desk: Desk, study: str, source: Any, *, dry_run: bool) -> VerbAnswe
     trusted, names = records.named(source, plan.dictionary)
     known = {column.name: column for column in plan.dictionary.columns}
     target = {name: source.columns.get(name, name if name in known else "") for name in names}
-    open_columns = [name for name in known if name not in target.values()]
-    free = [name for name in names if not target[name] and name not in source.ignore]
+    steps = source.steps
+    open_columns = [name for name in known if name not in target.values() and name not in steps.made]
+    free = [
+        name
+        for name in names
+        if not target[name] and name not in source.ignore and source.columns.get(name, name) not in steps.reads
+    ]
     proposed = {n: to for n, to in records.suggestions(free, plan.dictionary).items() if to in open_columns}
+    config = desk.config.with_source(study, source)
     if not dry_run:
-        desk.config.with_source(study, source).save()
+        config.save()
     answer = {
         "study": study,
         "file": source.path,
@@ -309,6 +304,8 @@ def _mapping(desk: Desk, study: str, source: Any, *, dry_run: bool) -> VerbAnswe
         "missing": open_columns,
         "suggestions": proposed,
         "values": {name: how.to_canonical() for name, how in source.values.items()},
+        "steps": steps.to_canonical(),
+        "mapping_hash": config.source(study).mapping_hash,
         "hospitals": source.hospitals,
         "dry_run": dry_run,
     }
@@ -337,7 +334,8 @@ def _mapping(desk: Desk, study: str, source: Any, *, dry_run: bool) -> VerbAnswe
         for name, column in known.items():
             hint = next((f"{n}?" for n, to in proposed.items() if to == name), None)
             said = source.values[name].words if name in source.values else None
-            rows.append((name, back.get(name) or hint, column.kind, column.unit or None, said))
+            made = steps.derive.get(name) or ("follow-up, of dates" if name in steps.made else None)
+            rows.append((name, back.get(name) or made or hint, column.kind, column.unit or None, said))
         heads = ("dictionary", "column in the file", "kind", "unit", "its values")
         # Kind and unit help to find a column; once each is found, they stand in the plan alone.
         keep = [0, 1, *([2, 3] if open_columns else []), *([4] if source.values else [])]
@@ -419,109 +417,3 @@ def data_check(desk: Desk, study: Study) -> VerbAnswer:
         screens.next_step(out, f"site-agent plan show {study}", f"site-agent try {study}")
 
     return VerbAnswer(answer, show, code=found[0].exit_code if found else 0)
-
-
-_CONFIRMED = (
-    "Sign only if the table holds other persons. The same ones under other identifiers would be charged as if they "
-    "were new, and could be released where they have trained: where identifiers were rewritten, map them back to what "
-    "they were, or ask the study lead for a new study."
-)
-
-
-@verb(data_app, "confirm-persons", noted="data confirm-persons")
-def data_confirm_persons(
-    desk: Desk, study: Study, name: As, reason: Reason, json: Json = False, dry_run: Dry = False
-) -> VerbAnswer:
-    """Sign that a table without the persons of earlier releases holds other persons: for one wave."""
-    from site_agent.decide.airlock import person_changes
-
-    desk.config.approver_key(name)
-    found = person_changes.vanished(desk, study)
-    counted = f"{found.there} of {found.earlier} persons of earlier releases are in the table."
-    if not dry_run:
-        if not json:
-            # Before the key is opened: it is what the signature says.
-            typer.echo(f"{counted} {_CONFIRMED}", err=True)
-        person_changes.confirm_persons(desk, found, name=name, reason=reason, open_key=lambda: desk.approver(name))
-    answer = {
-        "study": study,
-        "wave": found.hold.wave,
-        "release_id": found.hold.release_id,
-        "earlier": found.earlier,
-        "in_the_table": found.there,
-        "by": name,
-        "reason": reason,
-        "dry_run": dry_run,
-    }
-
-    said = "dry run, nothing signed" if dry_run else f"signed by {name}, for wave {found.hold.wave} alone"
-    return VerbAnswer(
-        answer,
-        screen.heading(f"Other persons in {study}", said),
-        f"{counted} {_CONFIRMED}" if dry_run else None,
-        screen.next_step(f"site-agent release {study} --wave {found.hold.wave}"),
-    )
-
-
-def _require_settled(desk: Desk, study: str) -> None:
-    """No wave is under way that its frame would be missed by. Raises: StateRefusal."""
-    for hold in desk.ledger.holds(study):
-        if hold.phase in ("held", "sealed") and not hold.rounds:
-            short = hold.release_id[:8]
-            act = f"Run site-agent approve {short} --as NAME, or site-agent reject {short} --as NAME"
-            raise StateRefusal(
-                "every wave must be delivered or rejected before the frame of its network is deleted: it was charged, "
-                "and could not be taken up again",
-                given=f"wave {hold.wave}, which is {hold.state}",
-                next_step=f"{act if hold.phase == 'sealed' else f'Run site-agent release {study} --wave {hold.wave}'}; "
-                "then run this again.",
-            )
-
-
-@verb(data_app, "frame")
-def data_frame(
-    desk: Desk,
-    study: Study,
-    delete: Annotated[
-        bool, typer.Option("--delete", help="Delete it for good; nobody can be added to the network then.")
-    ] = False,
-    dry_run: Dry = False,
-) -> VerbAnswer:
-    """Whether the model of a network's held-out persons is kept here, and delete it."""
-    from site_agent.release.embeddings import EmbeddingStore
-
-    planned = desk.plans.plan(study).release.sealed
-    store = EmbeddingStore(desk.home, study)
-    count = len(store.files(desk.ledger))
-    there = store.path.exists()
-    done = delete and not dry_run
-    if delete:
-        _require_settled(desk, study)
-    if done:
-        with desk.locked():
-            _require_settled(desk, study)
-            store.forget(desk.ledger)
-    answer = {
-        "study": study,
-        "planned": "sealed" if planned else "deleted",
-        "frames": 0 if done else count,
-        "key": there and not done,
-        "deleted": count if delete else 0,
-        "dry_run": dry_run,
-    }
-
-    def show(out: Console) -> None:
-        from site_agent.show import screens
-
-        screens.heading(out, f"The frame of {study}", "dry run, nothing deleted" if dry_run and delete else "")
-        if delete:
-            would = "would be deleted" if dry_run else "are deleted, with their key: no copy of them can be read"
-            out.print(f"{count} sealed frames {would}.")
-        elif not there:
-            said = "no release was made yet, or it was deleted" if planned else "the plan deletes it with each run"
-            out.print(f"Nothing is kept: {said}.")
-        else:
-            out.print(f"{count} sealed frames are kept, encrypted: what the model says of persons held out.")
-            screens.next_step(out, f"site-agent data frame {study} --delete")
-
-    return VerbAnswer(answer, show)

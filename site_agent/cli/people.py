@@ -1,4 +1,4 @@
-"""Who takes part here: ``grants``, ``approver add``, ``retire``, ``replace``, ``rotate-key``; ``data apart``."""
+"""Who takes part: ``grants``, ``approver …``, ``rotate-key``; ``data apart``, ``confirm-persons``, ``frame``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from shared.errors import StateRefusal, UsageRefusal
 from shared.terminal import VerbAnswer
-from site_agent.cli.frame import Dry, Reason, Study, app, approver_app, data_app, screen, verb
+from site_agent.cli.frame import As, Dry, Json, Reason, Study, app, approver_app, data_app, screen, verb
 from site_agent.desk import Desk, today
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from shared.base.keys import SigningKey
     from site_agent.decide.keys import ChangedKey
 
-__all__ = ["approver_add", "approver_replace", "approver_retire", "data_apart", "grants", "rotate_key"]
+__all__ = ["approver_add", "approver_replace", "approver_retire", "data_apart", "data_confirm_persons"]
+__all__ += ["data_frame", "grants", "rotate_key"]
 
 
 By = Annotated[list[str], typer.Option("--as", metavar="NAME", help="Who signs; repeat where two must.")]
@@ -233,3 +234,109 @@ def rotate_key(
         keys.signed_for(desk, openers)
         renewal.renew(desk)
     return _change(done, f"Key {which}", dry_run=dry_run, key=which, by=by)
+
+
+_CONFIRMED = (
+    "Sign only if the table holds other persons. The same ones under other identifiers would be charged as if they "
+    "were new, and could be released where they have trained: where identifiers were rewritten, map them back to what "
+    "they were, or ask the study lead for a new study."
+)
+
+
+@verb(data_app, "confirm-persons", noted="data confirm-persons")
+def data_confirm_persons(
+    desk: Desk, study: Study, name: As, reason: Reason, json: Json = False, dry_run: Dry = False
+) -> VerbAnswer:
+    """Sign that a table without the persons of earlier releases holds other persons: for one wave."""
+    from site_agent.decide.airlock import person_changes
+
+    desk.config.approver_key(name)
+    found = person_changes.vanished(desk, study)
+    counted = f"{found.there} of {found.earlier} persons of earlier releases are in the table."
+    if not dry_run:
+        if not json:
+            # Before the key is opened: it is what the signature says.
+            typer.echo(f"{counted} {_CONFIRMED}", err=True)
+        person_changes.confirm_persons(desk, found, name=name, reason=reason, open_key=lambda: desk.approver(name))
+    answer = {
+        "study": study,
+        "wave": found.hold.wave,
+        "release_id": found.hold.release_id,
+        "earlier": found.earlier,
+        "in_the_table": found.there,
+        "by": name,
+        "reason": reason,
+        "dry_run": dry_run,
+    }
+
+    said = "dry run, nothing signed" if dry_run else f"signed by {name}, for wave {found.hold.wave} alone"
+    return VerbAnswer(
+        answer,
+        screen.heading(f"Other persons in {study}", said),
+        f"{counted} {_CONFIRMED}" if dry_run else None,
+        screen.next_step(f"site-agent release {study} --wave {found.hold.wave}"),
+    )
+
+
+def _require_settled(desk: Desk, study: str) -> None:
+    """No wave is under way that its frame would be missed by. Raises: StateRefusal."""
+    for hold in desk.ledger.holds(study):
+        if hold.phase in ("held", "sealed") and not hold.rounds:
+            short = hold.release_id[:8]
+            act = f"Run site-agent approve {short} --as NAME, or site-agent reject {short} --as NAME"
+            raise StateRefusal(
+                "every wave must be delivered or rejected before the frame of its network is deleted: it was charged, "
+                "and could not be taken up again",
+                given=f"wave {hold.wave}, which is {hold.state}",
+                next_step=f"{act if hold.phase == 'sealed' else f'Run site-agent release {study} --wave {hold.wave}'}; "
+                "then run this again.",
+            )
+
+
+@verb(data_app, "frame")
+def data_frame(
+    desk: Desk,
+    study: Study,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete it for good; nobody can be added to the network then.")
+    ] = False,
+    dry_run: Dry = False,
+) -> VerbAnswer:
+    """Whether the model of a network's held-out persons is kept here, and delete it."""
+    from site_agent.release.embeddings import EmbeddingStore
+
+    planned = desk.plans.plan(study).release.sealed
+    store = EmbeddingStore(desk.home, study)
+    count = len(store.files(desk.ledger))
+    there = store.path.exists()
+    done = delete and not dry_run
+    if delete:
+        _require_settled(desk, study)
+    if done:
+        with desk.locked():
+            _require_settled(desk, study)
+            store.forget(desk.ledger)
+    answer = {
+        "study": study,
+        "planned": "sealed" if planned else "deleted",
+        "frames": 0 if done else count,
+        "key": there and not done,
+        "deleted": count if delete else 0,
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from site_agent.show import screens
+
+        screens.heading(out, f"The frame of {study}", "dry run, nothing deleted" if dry_run and delete else "")
+        if delete:
+            would = "would be deleted" if dry_run else "are deleted, with their key: no copy of them can be read"
+            out.print(f"{count} sealed frames {would}.")
+        elif not there:
+            said = "no release was made yet, or it was deleted" if planned else "the plan deletes it with each run"
+            out.print(f"Nothing is kept: {said}.")
+        else:
+            out.print(f"{count} sealed frames are kept, encrypted: what the model says of persons held out.")
+            screens.next_step(out, f"site-agent data frame {study} --delete")
+
+    return VerbAnswer(answer, show)

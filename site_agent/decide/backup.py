@@ -43,10 +43,10 @@ __all__ = ["RestoredSite", "SiteBackupFacts", "back_up", "drill", "restore"]
 _PART = "[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 NAMES = re.compile(
     rf"site\.toml|ledger\.db|ledger\.head|paused|watch\.json|(acknowledged|refused)\.jsonl"
-    rf"|(keys|certificates|plans|sealed|flows)(/{_PART}){{1,3}}"
+    rf"|(keys|certificates|plans|sealed|flows|mappings)(/{_PART}){{1,3}}"
 )
 GROWING = ("acknowledged.jsonl", "refused.jsonl")
-SETTINGS = ("keys", "certificates", "plans", "flows")
+SETTINGS = ("keys", "certificates", "plans", "flows", "mappings")
 KEPT_APART = re.compile(r"keys/frames/.*|.*\.part")
 ATTEMPTS = 5  # a key that is changed while it is copied makes the copy begin anew
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import MappingProxyType
 from typing import Any, Literal
 
 from shared.base.canonical import closed
 from shared.errors import ConfigRefusal, DataFileRefusal
+from site_agent.records.mapping import document
+from site_agent.records.mapping.declared import Recoding, Steps
+from site_agent.records.mapping.toml_form import must, quoted, section
 
-__all__ = ["DATABASES", "FILE_NAME", "FORMATS", "Edges", "Recoding", "TableSource", "must", "quoted", "section"]
-__all__ += ["source_from_toml", "source_to_toml"]
+__all__ = ["DATABASES", "FORMATS", "Edges", "Recoding", "TableSource"]
+__all__ += ["mapping_path", "source_from_toml", "source_to_toml"]
 
-FILE_NAME = "site.toml"
+
 ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "cp1252", "latin-1")
 FORMATS = {
     **{".csv": "csv", ".tsv": "csv", ".txt": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"},
@@ -30,12 +32,6 @@ Format = Literal[
 ]
 DATABASES = ("sqlite", "sql")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-
-
-def must(holds: bool, rule: str, given: object, step: str = f"Correct {FILE_NAME}.") -> None:
-    """Refuse what does not hold, as a fault of the settings. Raises: ConfigRefusal."""
-    if not holds:
-        raise ConfigRefusal(rule, given=f"{given}", next_step=step)
 
 
 def _must_be_a_table(path: Path, encoding: str, delimiter: str) -> None:
@@ -131,52 +127,6 @@ class Edges:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recoding:
-    """How a column's values in the file become those of the dictionary; `site_agent.records.mapping.recoding` does it.
-
-    Args:
-        levels: value in the file to level of the dictionary, both as text; blank where it says that nothing is known.
-        decimal: ``,`` where the file writes decimals with a comma; blank for a point.
-        factor, offset: a number of the file, times `factor`, plus `offset`, is one in the dictionary's unit.
-    Raises: ConfigRefusal, at construction.
-
-    >>> Recoding(levels={"m": "1", "w": "0"}).words, Recoding(decimal=",", factor=38.67).words
-    ('m is 1, w is 0', 'decimal comma, times 38.67')
-    """
-
-    levels: Mapping[str, str] = field(default_factory=dict)
-    decimal: Literal["", ","] = ""
-    factor: float = 1.0
-    offset: float = 0.0
-
-    def __post_init__(self) -> None:
-        texts = isinstance(self.levels, Mapping) and all(isinstance(level, str) for level in self.levels.values())
-        must(texts, "levels must map values of the file to levels, both in quotes", "something else")
-        must(self.decimal in ("", ","), "decimal must be ',' or left out", repr(self.decimal))
-        for name in ("factor", "offset"):
-            value = getattr(self, name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-            must(number and (name == "offset" or value != 0), f"{name} must be a number, and no factor 0", value)
-            object.__setattr__(self, name, float(value))
-        object.__setattr__(self, "levels", MappingProxyType(dict(self.levels)))
-
-    @property
-    def words(self) -> str:
-        """It in a few words; blank where values are taken as they stand."""
-        parts = [f"{value} is {level or 'missing'}" for value, level in self.levels.items()]
-        parts += ["decimal comma"] if self.decimal else []
-        parts += [f"times {self.factor:g}"] if self.factor != 1 else []
-        parts += [f"plus {self.offset:g}"] if self.offset else []
-        return ", ".join(parts)
-
-    def to_canonical(self) -> dict[str, Any]:
-        """Plain values; what is at its default is left out."""
-        out: dict[str, Any] = {"levels": dict(self.levels)} if self.levels else {}
-        given = {"decimal": self.decimal, "factor": self.factor, "offset": self.offset}
-        return out | {name: value for name, value in given.items() if value != getattr(Recoding, name)}
-
-
-@dataclass(frozen=True, kw_only=True)
 class TableSource:
     """Location of a study's table, and the mapping of its columns and values.
 
@@ -197,6 +147,8 @@ class TableSource:
         hospital: of several small hospitals in one table, under one steward's agreement: the column that says whose
             row it is. It is among what the study ignores.
         hospitals: their names in it, all that the agreement has.
+        steps: what is made of the file beyond that: dates, combined rows, formulas, follow-up.
+        salt: what keeps `mapping_hash` from telling what is mapped; blank where an earlier version mapped it.
     Raises: ConfigRefusal, at construction.
 
     >>> TableSource(path=Path("/data/cohort.csv"), columns={"SBP": "sbp"}).format
@@ -214,6 +166,8 @@ class TableSource:
     database: str = ""
     hospital: str = ""
     hospitals: tuple[str, ...] = ()
+    steps: Steps = field(default_factory=Steps)
+    salt: str = ""
 
     def __post_init__(self) -> None:
         self._check_hospitals()
@@ -247,27 +201,56 @@ class TableSource:
         """File format, by its name."""
         return _format(self.path)
 
+    @property
+    def mapped(self) -> dict[str, Any]:
+        """What the mapping's file says (`site_agent.records.mapping.document`)."""
+        return {name: getattr(self, name) for name in document.MAPPED}
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether anything is mapped at all."""
+        return any(bool(value) for name, value in self.mapped.items() if name != "salt")
+
+    @property
+    def mapping_hash(self) -> str:
+        """SHA-256 of the mapping's file, for receipts; blank where nothing is mapped, or without a salt."""
+        return document.digest(self.mapped) if self.is_mapped else ""
+
 
 # -- the file ---------------------------------------------------------------------------------------------------------
-def source_from_toml(study: str, given: Any) -> TableSource:
-    """The table of a study, from the plain values of its section. Raises: ConfigRefusal, DataFileRefusal."""
+def mapping_path(home: Path, study: str) -> Path:
+    """Where a study's mapping lies."""
+    return home / document.FOLDER / f"{study}.toml"
+
+
+def source_from_toml(study: str, given: Any, home: Path = Path()) -> TableSource:
+    """The table of a study, from the plain values of its section.
+
+    Args:
+        home: the folder that holds the mapping. Versions before 0.3 wrote it into the section itself.
+    Raises: ConfigRefusal, DataFileRefusal.
+    """
     where = f"[data.{study}]"
     must(isinstance(given, dict), f"{where} must be a table of settings", type(given).__name__)
     must(isinstance(given.get("path"), str), f"{where} must set path", "none")
-    values = {**given, "path": Path(given["path"]), "ignore": tuple(given.get("ignore", ()))}
-    columns = values.get("columns", {})
-    texts = isinstance(columns, dict) and all(isinstance(v, str) for v in columns.values())
-    must(texts, f"{where}.columns must map names to names", type(columns).__name__)
+    inline = {name: given[name] for name in ("columns", "values", "ignore") if name in given}
+    values = {name: value for name, value in given.items() if name not in (*inline, "mapping")}
+    values["path"] = Path(given["path"])
+    if "mapping" in given:
+        path = mapping_path(home, study)
+        written = f"{document.FOLDER}/{study}.toml"
+        must(
+            given["mapping"] == written and not inline, f"{where} must be mapped in {written} alone", "more, or another"
+        )
+        values |= document.read(path)
+    else:
+        values |= document.from_plain(inline, where)
     for name in ("encoding", "delimiter", "table", "database", "hospital"):
         must(isinstance(values.get(name, ""), str), f"{where}.{name} must be text", type(values.get(name)).__name__)
     named = values.get("hospitals", [])
     listed = isinstance(named, list) and all(isinstance(name, str) for name in named)
     must(listed, f"{where}.hospitals must be a list of names", type(named).__name__)
     values["hospitals"] = tuple(named)
-    recoded = values.get("values", {})
-    tables = isinstance(recoded, dict) and all(isinstance(one, dict) for one in recoded.values())
-    must(tables, f"{where}.values must be a table for each column", type(recoded).__name__)
-    values["values"] = {name: section(Recoding, one, f"[data.{study}.values.{name}]") for name, one in recoded.items()}
     if "edges" in values:
         values["edges"] = _edges(where, values["edges"])
     source = section(TableSource, values, where)
@@ -297,16 +280,8 @@ def source_to_toml(study: str, source: TableSource) -> list[str]:
     if source.hospital:
         lines.append(f"hospital = {quoted(source.hospital)}        # the column that says whose row it is")
         lines.append(f"hospitals = [{', '.join(map(quoted, source.hospitals))}]")
-    lines.append(f"ignore = [{', '.join(map(quoted, source.ignore))}]")
-    lines += ["", f"[data.{quoted(study)}.columns]        # name in the file = name in the dictionary"]
-    lines += [f"{quoted(name)} = {quoted(to)}" for name, to in source.columns.items()]
-    for name, recoding in sorted(source.values.items()):
-        plain = recoding.to_canonical()
-        levels = plain.pop("levels", {})
-        lines += ["", f"[data.{quoted(study)}.values.{quoted(name)}]        # how the file's values are read"]
-        lines += [f"{key} = {quoted(value) if isinstance(value, str) else value}" for key, value in plain.items()]
-        pairs = ", ".join(f"{quoted(value)} = {quoted(level)}" for value, level in levels.items())
-        lines += [f"levels = {{ {pairs} }}"] if levels else []
+    if source.is_mapped:
+        lines.append(f"mapping = {quoted(f'{document.FOLDER}/{study}.toml')}        # which column is which")
     edges = source.edges
     own = edges is not None and source.format == "graphml" and edges == Edges(path=source.path)
     if edges is not None and not own:
@@ -327,17 +302,3 @@ def _in_a_text(source: TableSource | Edges) -> list[str]:
 
 def _in_a_database(source: TableSource | Edges) -> list[str]:
     return [f"{name} = {quoted(value)}" for name in ("table", "database") if (value := getattr(source, name))]
-
-
-def section(kind: Any, given: Mapping[str, Any], where: str) -> Any:
-    """A dataclass from plain values, of which an unknown key is refused. Raises: ConfigRefusal."""
-    closed(given, {item.name for item in fields(kind)}, where=where, refusal=ConfigRefusal)
-    return kind(**given)
-
-
-def quoted(text: str) -> str:
-    """A TOML basic string."""
-    import json
-
-    # JSON's escapes are TOML's, but for DEL, which JSON leaves bare.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")

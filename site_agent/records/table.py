@@ -14,8 +14,9 @@ from __future__ import annotations
 import codecs
 import hashlib
 import hmac
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -31,7 +32,9 @@ from shared.errors import (
 )
 from shared.plans.dictionary import Column, Dictionary
 from site_agent.records.identifiers import NORMALISED, compared
+from site_agent.records.mapping.preparing import prepared
 from site_agent.records.mapping.recoding import recoded_table, with_point
+from site_agent.records.mapping.suggesting import suggestions
 from site_agent.records.readers import reader
 from site_agent.records.source import DATABASES, Edges, TableSource
 
@@ -55,6 +58,7 @@ __all__ = [
     "require_edges",
     "row_pseudonyms",
     "suggestions",
+    "whole",
 ]
 
 BLOCK = 1 << 20
@@ -108,12 +112,14 @@ def read(
     require_edges(source, rules)
     unseen: dict[str, int] = {}
     hospitals: dict[str, int] = {}
-    table = _mapped(source, dictionary, unseen=unseen, hospitals=hospitals)
+    table = _mapped(source, dictionary, as_written=as_written, unseen=unseen, hospitals=hospitals)
     digest = hmac.new(key, digestmod=hashlib.sha256)
     size = _digested(digest, source, table)
     if source.values:  # the same file, read otherwise, is another table
         recoding = {name: one.to_canonical() for name, one in sorted(source.values.items())}
         digest.update(b"\0values\0" + canonical_json(recoding))
+    if source.steps:
+        digest.update(b"\0steps\0" + canonical_json(source.steps.to_canonical()))
     table = _identified(table, dictionary, as_written)
     checked = _checked(table, dictionary)
     contacts = None
@@ -146,7 +152,7 @@ def problems(
     columns, table = _column_faults(source, dictionary), None
     found = list(columns)
     try:
-        table = _identified(_mapped(source, dictionary, found=found), dictionary, as_written)
+        table = _identified(_mapped(source, dictionary, as_written=as_written, found=found), dictionary, as_written)
     except DataRefusal as refusal:
         return columns or (refusal,)
     for column in dictionary.columns:
@@ -240,6 +246,12 @@ def header(source: TableSource) -> tuple[str, ...]:
     return reader(source).columns(source)
 
 
+def whole(source: TableSource) -> pd.DataFrame:
+    """A table with all its columns, as it stands in the file; nothing is checked. Raises: as of `header`."""
+    names = header(source)
+    return reader(source).table(source, range(len(names))).set_axis(list(names), axis=1)
+
+
 def named(source: TableSource, dictionary: Dictionary) -> tuple[bool, tuple[str, ...]]:
     """Column names of a file for a screen, if its first line can be a header at all.
 
@@ -247,7 +259,7 @@ def named(source: TableSource, dictionary: Dictionary) -> tuple[bool, tuple[str,
         expected or like it: the line may be the first patient, one of whose values happens to be a column's name.
     """
     names = header(source)
-    expected = {column.name for column in dictionary.columns} | set(source.columns)
+    expected = {column.name for column in dictionary.columns} | set(source.columns) | set(source.steps.reads)
     known = set(names) & expected
     known |= set(suggestions([name for name in names if name not in known], dictionary))
     if 2 * len(known) >= len(dictionary.columns):
@@ -259,27 +271,6 @@ def count(source: TableSource) -> int:
     """Rows of a table, for an estimate of time; nothing is checked. Raises: as of `header`."""
     header(source)
     return reader(source).count(source)
-
-
-def suggestions(names: Iterable[str], dictionary: Dictionary) -> dict[str, str]:
-    """Names of a file that look like a dictionary column, by name: a proposal for `data map`, never applied unasked.
-
-    >>> from shared.plans.dictionary import Column
-    >>> suggestions(["SBP (mmHg)", "ward"], Dictionary(name="m", version=1, columns=(
-    ...     Column(name="sbp", kind="continuous", lower=70, upper=270),)))
-    {'SBP (mmHg)': 'sbp'}
-    """
-    import difflib
-    import re
-
-    open_names = {column.name.lower(): column.name for column in dictionary.columns}
-    out: dict[str, str] = {}
-    for name in names:
-        bare = re.sub(r"\(.*?\)|\[.*?\]", "", name).strip().lower().replace(" ", "_")
-        near = difflib.get_close_matches(bare, list(open_names), n=1, cutoff=0.8)
-        if near:
-            out[name] = open_names.pop(near[0])
-    return out
 
 
 def pseudonyms(records: Records, dictionary: Dictionary, *, key: bytes) -> frozenset[str]:
@@ -338,13 +329,15 @@ def _mapped(
     source: TableSource,
     dictionary: Dictionary,
     *,
+    as_written: bool,
     found: list[DataRefusal] | None = None,
     unseen: dict[str, int] | None = None,
     hospitals: dict[str, int] | None = None,
 ) -> pd.DataFrame:
-    """The source table under the dictionary's names, recoded; columns as planned, rows as found.
+    """The source table under the dictionary's names, recoded, with what the mapping makes of it; columns as planned.
 
     Args:
+        as_written: as of `read`.
         found: takes the faults of recoded values, and gives those columns that are the dictionary's; None refuses any.
         unseen: as of `recoded_table`.
         hospitals: takes how many rows each hospital has.
@@ -353,7 +346,9 @@ def _mapped(
     renamed = [source.columns.get(name, name) for name in names]
     if found is None and (faults := _column_faults(source, dictionary)):
         raise faults[0]
-    expected = {column.name for column in dictionary.columns}
+    steps = source.steps
+    planned = [column.name for column in dictionary.columns]
+    expected = {*planned, *steps.reads} - set(steps.made)
     wanted = [i for i, name in enumerate(names) if name not in source.ignore and renamed[i] in expected]
     if not wanted or len({renamed[i] for i in wanted}) < len(wanted):
         raise _column_faults(source, dictionary)[0]
@@ -372,7 +367,14 @@ def _mapped(
         if hospitals is not None:
             hospitals.update(rows_of)
     table.columns = pd.Index([renamed[i] for i in wanted])
-    table = recoded_table(table, source.values, dictionary, found=found, unseen=unseen)
+    before = {name: how for name, how in source.values.items() if name not in steps.made}
+    table = recoded_table(table, before, dictionary, helpers=steps.reads, found=found, unseen=unseen)
+    if steps:
+        identify = partial(compared, as_written=as_written)
+        table = prepared(table, steps, dictionary, identify=identify)
+        after = {name: how for name, how in source.values.items() if name in steps.made}
+        table = recoded_table(table, after, dictionary, helpers=steps.made, found=found, unseen=unseen)
+        table = table[[name for name in planned if name in table.columns]]
     if len(table) == 0:
         raise DataFileRefusal("the table must hold records", given="0 rows", next_step="Check the export.")
     there = [column for column in dictionary.columns if column.name in table.columns]
@@ -412,7 +414,9 @@ def _column_faults(source: TableSource, dictionary: Dictionary) -> tuple[DataRef
     """Everything that is wrong with a table's column names and their mapping. Raises: DataFileRefusal (no file)."""
     names = header(source)
     renamed = [source.columns.get(name, name) for name in names]
-    expected = [column.name for column in dictionary.columns]
+    made = source.steps.made
+    expected = [column.name for column in dictionary.columns if column.name not in made]
+    expected += [name for name in source.steps.reads if name not in expected]
     if not set(renamed) & set(expected):
         return (
             DictionaryRefusal(
@@ -441,6 +445,14 @@ def _column_faults(source: TableSource, dictionary: Dictionary) -> tuple[DataRef
             )
         )
     targets = [to for name, to in zip(names, renamed, strict=True) if name not in source.ignore]
+    if both := [name for name in made if name in targets]:
+        found.append(
+            DictionaryRefusal(
+                "a column must come from the file or be made by the mapping, not both",
+                given=", ".join(map(repr, both)),
+                next_step="Ignore the file's with site-agent data map --ignore, or take it out of the mapping.",
+            )
+        )
     twice = sorted({to for to in targets if targets.count(to) > 1})
     if twice:
         found.append(
@@ -450,7 +462,8 @@ def _column_faults(source: TableSource, dictionary: Dictionary) -> tuple[DataRef
                 next_step="Ignore the others with site-agent data map --ignore.",
             )
         )
-    unknown = [name for name, to in zip(names, renamed, strict=True) if name in used and to not in expected]
+    known = {*expected, *made}
+    unknown = [name for name, to in zip(names, renamed, strict=True) if name in used and to not in known]
     lacking = [name for name in expected if name not in targets]
     if lacking:
         near = {to: name for name, to in suggestions(unknown, dictionary).items() if to in lacking}

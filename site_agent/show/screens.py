@@ -256,6 +256,7 @@ def release_page(
             ("what", "synthetic / privatised, not patient records"),
             ("by", receipt.mechanism.replace("_", " ") + f", of {receipt.n} persons"),
             *([("for", f"{receipt.hospitals} hospitals under one steward's agreement")] if receipt.hospitals else []),
+            *([("mapped by", f"mappings/{hold.study}.toml, {receipt.mapping[:16]}…")] if receipt.mapping else []),
             ("size", f"{len(release.table)} rows, {release.table.shape[1]} columns, {hold.bundle_bytes:,} bytes"),
             ("to", receipt.recipient),
             (

@@ -1,29 +1,30 @@
 """A column's values as the dictionary writes them: levels under other names, decimal commas, other units.
 
 A hospital's extract is often read-only, so what is not as the dictionary says is not corrected at its source but read
-otherwise, as the steward wrote down once (`site_agent.records.source.Recoding`). Nothing is guessed: a value that the
-recoding does not know stays as it is, and is counted by `Dictionary.check` if it is none of the dictionary's. One that
-could pass for another value once others are read otherwise is refused (`faults`): 1 where 0 is read as 1, a converted
-number that is the code of a missing one.
+otherwise, as the steward wrote down once (`site_agent.records.mapping.declared.Recoding`). Nothing is guessed: a value
+that the recoding does not know stays as it is, and is counted by `Dictionary.check` if it is none of the dictionary's.
+One that could pass for another value once others are read otherwise is refused (`faults`): 1 where 0 is read as 1, a
+converted number that is the code of a missing one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from shared.errors import DataRefusal, DictionaryRefusal
-from shared.plans.dictionary import LEVELLED, NUMERIC
+from shared.plans.dictionary import LEVELLED, NUMERIC, Column
 
 if TYPE_CHECKING:
-    from shared.plans.dictionary import Column, Dictionary
-    from site_agent.records.source import Recoding
+    from shared.plans.dictionary import Dictionary
+    from site_agent.records.mapping.declared import Recoding
 
-__all__ = ["faults", "recoded", "recoded_table", "with_point"]
+__all__ = ["converted", "faults", "recoded", "recoded_table", "with_point"]
 
 # 2,3 and 1.234,5 and 1 234,5: a point stands between thousands there. 1.234 alone could be either, and is left to fail.
 _COMMA = re.compile(r"[-+]?(\d+|\d{1,3}([. ]\d{3})+)(,\d*)?([eE][-+]?\d+)?")
@@ -36,17 +37,20 @@ def recoded_table(
     values: Mapping[str, Recoding],
     dictionary: Dictionary,
     *,
+    helpers: Collection[str] = (),
     found: list[DataRefusal] | None = None,
     unseen: dict[str, int] | None = None,
 ) -> pd.DataFrame:
     """The table with each column as `values` says.
 
     Args:
+        helpers: columns beyond the dictionary that something is made of; they may hold any number.
         found: takes every fault of the values, where None raises the first.
         unseen: takes how many of a column's named values never occur, where there are some.
     Raises: DictionaryRefusal (a column that is not there, a person; a fault).
     """
-    columns = {column.name: column for column in dictionary.columns}
+    columns = {name: Column(name="helper", kind="continuous", lower=-1e300, upper=1e300) for name in helpers}
+    columns |= {column.name: column for column in dictionary.columns}
     for name in values:
         if name not in columns or columns[name].kind == "person":
             raise DictionaryRefusal(
@@ -71,6 +75,7 @@ def recoded_table(
 def faults(values: pd.Series, how: Recoding, column: Column) -> tuple[DataRefusal, ...]:
     """What makes (n,) values ambiguous once they are recoded; a column, a rule and a count each."""
     found: list[DataRefusal] = []
+    how = converted(how, column)
 
     def refuse(rule: str, given: str, step: str) -> None:
         found.append(DictionaryRefusal(f"column {column.name!r} {rule}", given=given, next_step=step))
@@ -108,7 +113,7 @@ def recoded(values: pd.Series, how: Recoding, column: Column) -> pd.Series:
     """(n,) values, recoded; those that mean "missing" and those that it does not know stay as they are.
 
     >>> from shared.plans.dictionary import Column
-    >>> from site_agent.records.source import Recoding
+    >>> from site_agent.records.mapping.declared import Recoding
     >>> sex = Column(name="sex", kind="binary")
     >>> recoded(pd.Series(["m", "w", "x"]), Recoding(levels={"m": "1", "w": "0"}), sex).tolist()
     ['1', '0', 'x']
@@ -116,11 +121,22 @@ def recoded(values: pd.Series, how: Recoding, column: Column) -> pd.Series:
     >>> recoded(pd.Series(["5,2", "-9", ""]), Recoding(decimal=",", factor=38.67), chol).tolist()
     [201.084, '-9', '']
     """
+    how = converted(how, column)
     out, text = _read(values, how, column)
     if how.factor != 1 or how.offset:
         number, kept = _numbers(text, column)
         out = out.where(kept, _converted(number, how).astype(object))
     return out
+
+
+def converted(how: Recoding, column: Column) -> Recoding:
+    """The recoding with a factor and an offset in the place of the file's unit. Raises: UsageRefusal."""
+    if not how.unit:
+        return how
+    from site_agent.records.mapping.units import conversion
+
+    factor, offset = conversion(how.unit, column.unit, how.analyte)
+    return replace(how, unit="", analyte="", factor=factor, offset=offset)
 
 
 def with_point(text: pd.Series) -> pd.Series:

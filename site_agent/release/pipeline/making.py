@@ -192,6 +192,7 @@ def make_release(
             previous=ledger.last_receipt(plan.study),
             trained=trained.charge if trained else None,
             hospitals=len(source.hospitals),
+            mapping=source.mapping_hash,
         )
         receipt.require_true(plan)
         plan.release.validate(plan, released, receipt.n)

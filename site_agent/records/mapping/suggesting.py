@@ -1,0 +1,290 @@
+"""A mapping proposed from the names, units and levels of the dictionary; nothing of it is applied unasked.
+
+Of the file's values only words that anybody knows are repeated (yes, männlich, unknown): one that is not in this file
+of ours is counted and left to the steward.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from shared.errors import Refusal
+from shared.plans.dictionary import LEVELLED, NUMERIC
+from site_agent.records.mapping.declared import DateForm, Recoding, Steps
+from site_agent.records.mapping.evaluating import blank
+from site_agent.records.mapping.preparing import dates
+from site_agent.records.mapping.recoding import with_point
+from site_agent.records.mapping.units import conversion, known, known_spelling
+
+if TYPE_CHECKING:
+    from shared.plans.dictionary import Column, Dictionary
+
+__all__ = ["Proposal", "proposed", "suggestions"]
+
+FORMS = ("iso", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y", "%d.%m.%Y %H:%M")
+WORDS: Sequence[frozenset[str]] = tuple(
+    frozenset(words.split())
+    for words in (
+        "m male man men mann männlich maennlich masculin masculino homme hombre uomo",
+        "f w female woman women frau weiblich feminin féminin femenino femme mujer donna",
+        "yes y ja j oui o si sí true wahr vrai positive positiv",
+        "no n nein non false falsch faux negative negativ",
+    )
+)
+UNKNOWN = frozenset(
+    [
+        "na",
+        "n/a",
+        "n.a.",
+        "k.a.",
+        "nan",
+        "null",
+        "none",
+        "unknown",
+        "unbekannt",
+        "inconnu",
+        "missing",
+        "fehlt",
+        "?",
+        ".",
+        "-",
+        "--",
+        "nd",
+        "n.d.",
+        "n.b.",
+    ]
+)
+_NAMES: Mapping[str, str] = {
+    **dict.fromkeys(("alter", "âge", "edad", "age_years"), "age"),
+    **dict.fromkeys(("geschlecht", "gender", "sexe", "sexo"), "sex"),
+    **dict.fromkeys(("rrsys", "rr_syst", "systolic", "sysbp", "pas", "trestbps"), "sbp"),
+    **dict.fromkeys(("cholesterin", "cholesterol", "cholesterol_total", "tc"), "chol"),
+    **dict.fromkeys(("gewicht", "poids", "wt"), "weight"),
+    **dict.fromkeys(("größe", "groesse", "taille", "ht"), "height"),
+    **dict.fromkeys(
+        ("patient", "patient_id", "pat_id", "pid", "fallnummer", "record_id", "subject_id", "id"), "person"
+    ),
+}
+_ANALYTE_NAMES: Mapping[str, str] = {
+    **{
+        "chol": "cholesterol",
+        "ldl": "cholesterol",
+        "hdl": "cholesterol",
+        "trig": "triglycerides",
+        "tg": "triglycerides",
+    },
+    **{"gluc": "glucose", "crea": "creatinine", "krea": "creatinine", "urea": "urea", "bun": "urea nitrogen"},
+    **{"uric": "uric acid", "bili": "bilirubin", "lact": "lactate", "hba1c": "hba1c", "hemoglobin": "hemoglobin"},
+    **{"haemoglobin": "hemoglobin", "calcium": "calcium", "phosph": "phosphate", "magnes": "magnesium"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """A mapping that was not asked for yet.
+
+    Args:
+        mapped: as `site_agent.records.mapping.document.text` takes it.
+        open: what the steward must say: column to a question, in words.
+    """
+
+    mapped: Mapping[str, Any]
+    open: Mapping[str, str] = field(default_factory=dict)
+
+
+def suggestions(names: Iterable[str], dictionary: Dictionary) -> dict[str, str]:
+    """Names of a file that look like a dictionary column, by name: a proposal for `data map`, never applied unasked.
+
+    >>> from shared.plans.dictionary import Column, Dictionary
+    >>> suggestions(["SBP (mmHg)", "ward"], Dictionary(name="m", version=1, columns=(
+    ...     Column(name="sbp", kind="continuous", lower=70, upper=270),)))
+    {'SBP (mmHg)': 'sbp'}
+    """
+    open_names = {column.name.lower(): column.name for column in dictionary.columns}
+    labels = {column.label.lower(): column.name.lower() for column in dictionary.columns if column.label}
+    out: dict[str, str] = {}
+    for name in names:
+        bare = re.sub(r"\(.*?\)|\[.*?\]", "", name).strip().lower()
+        plain = bare.replace(" ", "_")
+        other = _NAMES.get(plain, labels.get(bare, ""))
+        near = [other] if other in open_names else difflib.get_close_matches(plain, list(open_names), n=1, cutoff=0.8)
+        if near:
+            out[name] = open_names.pop(near[0])
+    return out
+
+
+def proposed(
+    table: pd.DataFrame, dictionary: Dictionary, columns: Mapping[str, str], ignore: Sequence[str] = ()
+) -> Proposal:
+    """What could be mapped, of an extract that is not as the dictionary says.
+
+    Args:
+        table: as the file has it, under its names.
+        columns, ignore: what is mapped already.
+    """
+    wanted = {column.name: column for column in dictionary.columns}
+    columns = dict(columns)
+    taken = {*columns.values(), *(name for name in table.columns if name in wanted and name not in columns)}
+    free = [name for name in table.columns if name not in columns and name not in wanted and name not in ignore]
+    columns |= {name: to for name, to in suggestions(free, dictionary).items() if to not in taken}
+    values: dict[str, Recoding] = {}
+    questions: dict[str, str] = {}
+    for name in table.columns:
+        to = columns.get(name, name)
+        if to in wanted and name not in ignore and wanted[to].kind != "person":
+            recoding, question = _recoding(table[name], name, wanted[to])
+            if recoding.words:
+                values[to] = recoding
+            if question:
+                questions[to] = question
+    free = [name for name in free if name not in columns]
+    found, unclear = _dates(table, free)
+    questions |= unclear
+    there = {columns.get(name, name) for name in table.columns}
+    lacking = [name for name in wanted if name not in there]
+    derive = _age(found, wanted, lacking)
+    used = {name for name in found if any(name in formula for formula in derive.values())}
+    questions |= {
+        name: "made of others? Name the column, or write its formula under [derive]"
+        for name in lacking
+        if name not in derive
+    }
+    questions |= {
+        name: "not in the study: under ignore, if it is not needed" for name in free if name not in {*used, *unclear}
+    }
+    if dictionary.person in there:
+        persons = next(table[name] for name in table.columns if columns.get(name, name) == dictionary.person)
+        if rows := int(persons.duplicated().sum()):
+            questions[str(dictionary.person)] = (
+                f"{rows} rows of persons who have several: say under [persons] which count"
+            )
+    steps = Steps(dates={name: found[name] for name in used}, derive=derive)
+    return Proposal(
+        mapped={"columns": columns, "ignore": tuple(ignore), "values": values, "steps": steps}, open=questions
+    )
+
+
+# -- inside -----------------------------------------------------------------------------------------------------
+def _recoding(values: pd.Series, name: str, column: Column) -> tuple[Recoding, str]:
+    """How a column's values might be read, and what only the steward can say."""
+    text = values.astype("string").str.strip()
+    known_text = text[~blank(values)]
+    if column.kind in LEVELLED:
+        return _levels(known_text, column)
+    missing = {word: "" for word in _unknown(known_text)} if column.missing != "refuse" else {}
+    rest = known_text[~known_text.isin(list(missing))]
+    unread = pd.to_numeric(rest, errors="coerce").isna()
+    decimal: Any = ""
+    question = ""
+    if unread.any():
+        read = pd.to_numeric(with_point(rest), errors="coerce")
+        if read.notna().all():
+            decimal = ","
+        else:
+            question = f"{int(read.isna().sum())} rows hold no number: what do they say? (--level {column.name}:VALUE=)"
+    unit, analyte = _unit(name, column)
+    return Recoding(decimal=decimal, levels=missing, unit=unit, analyte=analyte), question
+
+
+def _unknown(text: pd.Series) -> list[str]:
+    return sorted(word for word in text.unique() if word.lower() in UNKNOWN)
+
+
+def _levels(text: pd.Series, column: Column) -> tuple[Recoding, str]:
+    levels = {str(level) for level in column.levels}
+    stray = sorted(word for word in text.unique() if word not in levels)
+    said = {word: "" for word in stray if word.lower() in UNKNOWN and column.missing != "refuse"}
+    meant = {str(level): _group(str(level)) for level in column.levels}
+    if column.levels == (0, 1):
+        meant = {"1": 2, "0": 3}  # yes and no
+    for word in stray:
+        group = _group(word)
+        same = [
+            level for level, of in meant.items() if (group is not None and of == group) or level.lower() == word.lower()
+        ]
+        if len(same) == 1:
+            said[word] = same[0]
+    left = [word for word in stray if word not in said and not _is_level(word, column)]
+    rows = int(text.isin(left).sum())
+    question = (
+        f"{rows} rows hold {len(left)} values that are none of {', '.join(sorted(levels))}: which is which? "
+        f"(--level {column.name}:VALUE=LEVEL)"
+        if left
+        else ""
+    )
+    if said and any(said.values()):  # what stays a level is named as well, so that nothing can pass for another
+        said |= {word: word for word in sorted(set(text.unique()) & levels) if word in said.values()}
+    return Recoding(levels=said), question
+
+
+def _is_level(word: str, column: Column) -> bool:
+    return bool(column.compare(pd.Series([word]))[0].notna().all())
+
+
+def _group(word: str) -> int | None:
+    return next((k for k, group in enumerate(WORDS) if word.lower() in group), None)
+
+
+def _unit(name: str, column: Column) -> tuple[str, str]:
+    """The unit that a column's name has in brackets, where it is another than the dictionary's and converts."""
+    found = re.search(r"[(\[]\s*([^)\]]+?)\s*[)\]]", name)
+    if column.kind not in NUMERIC or not found or not column.unit or not known(found[1]):
+        return "", ""
+    unit = found[1]
+    if known_spelling(unit) == known_spelling(column.unit):
+        return "", ""
+    said = f"{column.name} {column.label} {name}".lower()
+    for analyte in ("", *(of for part, of in _ANALYTE_NAMES.items() if part in said)):
+        try:
+            conversion(unit, column.unit, analyte)
+        except Refusal:
+            continue
+        return unit, analyte
+    return "", ""
+
+
+def _dates(table: pd.DataFrame, names: Sequence[str]) -> tuple[dict[str, DateForm], dict[str, str]]:
+    """Columns whose values are dates in one form, and those that could be of two."""
+    found, unclear = {}, {}
+    for name in names:
+        values = table[name]
+        if blank(values).all() or values.dtype.kind in "iufb":
+            continue
+        if values.dtype.kind == "M":
+            found[name] = DateForm(form="file")
+            continue
+        fit = []
+        for form in ("file", *FORMS):
+            try:
+                dates(values, DateForm(form=form), name)
+            except Refusal:
+                continue
+            fit.append(form)
+        if "file" in fit:
+            fit = ["file"]
+        if len(fit) == 1:
+            found[name] = DateForm(form=fit[0])
+        elif fit:
+            unclear[name] = f"dates, written as {' or '.join(fit)}? (--date {name}=FORM)"
+    return found, unclear
+
+
+def _age(found: Mapping[str, DateForm], wanted: Mapping[str, Column], lacking: Sequence[str]) -> dict[str, str]:
+    """An age at the index date, where two columns of dates look like birth and index."""
+    ages = [name for name in lacking if wanted[name].kind in NUMERIC and ("age" in name.lower().split("_"))]
+    births = [name for name in found if re.search(r"birth|geb|dob|naiss|nacim", name.lower())]
+    index = [
+        name
+        for name in found
+        if name not in births and re.search(r"index|admi|aufn|baseline|incl|visit|entry|besuch|entree", name.lower())
+    ]
+    if len(ages) != 1 or len(births) != 1 or len(index) != 1:
+        return {}
+    years = "completed years" if wanted[ages[0]].kind == "integer" else "years"
+    return {ages[0]: f"{years} between [{births[0]}] and [{index[0]}]"}
