@@ -21,7 +21,8 @@ HEAVY = {"torch", "nflows", "matplotlib", "flwr", "grpc", "statsmodels", "starle
 # Loaded by the verb that serves it, and by nothing else.
 SERVED = {("site_agent/show/page.py", "starlette"), ("site_agent/show/page.py", "jinja2")}
 SERVED |= {(f"coordinator/training/{name}.py", "flwr") for name in ("dialled_grid", "strategies")}
-SERVED |= {("coordinator/web/api.py", "starlette")}
+SERVED |= {(f"coordinator/web/{name}.py", "starlette") for name in ("api", "workbench")}
+SERVED |= {("coordinator/web/workbench.py", "jinja2")}
 SERVED |= {("coordinator/web/server.py", name) for name in ("starlette", "uvicorn")}
 # The demo looks for a free port.
 SOCKETS = {"shared/wire/transport.py", "shared/wire/door.py", "coordinator/demo/stage.py", "coordinator/demo/warm.py"}

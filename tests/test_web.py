@@ -1,5 +1,6 @@
 """Analysts ask over HTTPS: the same answers as over gRPC, the same gates, and nothing that a browser could misuse."""
 
+# ruff: noqa: F811  (a fixture is imported by its name)
 from __future__ import annotations
 
 import doctest
@@ -13,14 +14,14 @@ import pytest
 from delivered import TODAY
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
-from web_stage import QUESTION, WEB, WebStage, web_stage
+from web_stage import QUESTION, WEB, stage, web_stage  # noqa: F401
 
 from coordinator.config import CoordinatorConfig, WebConfig
 from coordinator.services import analysis
 from coordinator.services.authority import Authority
-from coordinator.web import openapi, operations, problems
+from coordinator.web import forms, openapi, operations, problems
 from coordinator.web.server import HEADERS
-from shared.errors import AccessRefusal, CertificateRefusal, ConfigRefusal, Refusal
+from shared.errors import CertificateRefusal, ConfigRefusal, Refusal
 from shared.wire.analyst_messages import QueryRequest, RowsRequest
 from shared.wire.messages import ANALYSIS
 from shared.wire.site_messages import WatchRequest
@@ -34,14 +35,7 @@ READS = {
     "/v1/studies/cvd/log": "Log",
     "/v1/log/entries": "Entries",
 }
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory) -> WebStage:
-    stage = web_stage(tmp_path_factory.mktemp("web") / "hub").start()
-    yield stage
-    stage.running.stop(1)
-    stage.store.close()
+OWN = {"/v1/studies/cvd/waves": "Waves", "/v1/studies/cvd/receipts": "Receipts"}
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +143,7 @@ def test_the_openapi_document_is_valid_and_names_every_method_of_the_service(web
     assert {n for n, part in body["schema"]["properties"].items() if "description" not in part} == {"to"}
 
 
-@pytest.mark.parametrize(("path", "name"), READS.items())
+@pytest.mark.parametrize(("path", "name"), (READS | OWN).items())
 def test_every_answer_has_the_form_that_the_document_says(web, answer, path, name):
     require_schema(web.get(path).json(), name)
 
@@ -158,6 +152,7 @@ def test_an_answer_and_its_explanation_have_the_form_that_the_document_says(web,
     require_schema(answer, "Answer")
     require_schema(web.get(f"/v1/studies/cvd/results/{answer['result']}").json(), "Explanation")
     require_schema(web.post("/v1/studies/cvd/checks", json=QUESTION).json(), "Check")
+    require_schema(web.get(f"/v1/studies/cvd/results/{answer['result']}/words").json(), "Words")
     with pytest.raises(AssertionError):
         require_schema({**answer, "pooled": {}}, "Answer")
 
@@ -408,7 +403,6 @@ def test_a_mistyped_setting_is_refused_with_its_name(tmp_path, table, words):
         CoordinatorConfig.from_toml(text, home=tmp_path)
 
 
-@pytest.mark.parametrize("module", [openapi, problems])
+@pytest.mark.parametrize("module", [openapi, problems, forms])
 def test_doctests(module):
     assert doctest.testmod(module).failed == 0
-    assert issubclass(AccessRefusal, Refusal)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import ssl
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import pytest
 from delivered import cohort, cohort_plan, deliver, join
 
 from coordinator.services.analysts import Analysts
@@ -79,9 +82,32 @@ class WebStage:
         )
 
 
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'{{7*7}}\u202e"
+ODD = {
+    'study = "cvd"': 'study = "odd"',
+    'title = "': f"title = {json.dumps(HOSTILE)}\n# ",
+    'purpose = "': f"purpose = {json.dumps(HOSTILE)}\n# ",
+    'label = "age at baseline"': f"label = {json.dumps(HOSTILE)}",
+    'unit = "mg/dL"': f"unit = {json.dumps(HOSTILE)}",
+    'label = "systolic blood pressure"': f"label = {json.dumps(HOSTILE)}",
+}
+"""Changes of the shipped study: texts of others that a page must show as letters."""
+
+
 def web_stage(home: Path) -> WebStage:
     """The shipped cohort study, and one whose rows may be downloaded."""
     stage = WebStage(home)
     stage.publish(cohort_plan())
     stage.publish(cohort_plan(**OPEN), prefix="lungs-")
     return stage
+
+
+@pytest.fixture(scope="session")
+def stage(tmp_path_factory) -> Iterator[WebStage]:
+    """Served once for all tests of the web."""
+    stage = web_stage(tmp_path_factory.mktemp("web") / "hub")
+    stage.publish(cohort_plan(**ODD), prefix="odd-")
+    stage.start()
+    yield stage
+    stage.running.stop(1)
+    stage.store.close()

@@ -2,8 +2,11 @@
 
 from typing import Literal, get_args
 
-__all__ = ["METHODS", "Method"]
+__all__ = ["METHODS", "TESTS", "Method", "Test"]
 
 Method = Literal["FE", "DL", "HE", "HS", "HSk", "SJ", "ML", "REML", "EB", "PM", "PMM"]
 """Common effect, or an estimator of tau2: `coordinator.pooling.heterogeneity` has them, and commands name them."""
 METHODS: tuple[str, ...] = get_args(Method)
+Test = Literal["z", "t", "knha", "adhoc"]
+"""How the interval of a pooled result is made: `coordinator.pooling.pool`."""
+TESTS: tuple[str, ...] = get_args(Test)

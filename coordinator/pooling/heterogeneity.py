@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from coordinator.pooling import Method
+from coordinator.pooling import Method, Test
 
 __all__ = [
     "Method",
@@ -41,7 +41,6 @@ __all__ = [
 
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-Test = Literal["z", "t", "knha", "adhoc"]
 
 _MOMENTS = ("DL", "HE", "HS", "HSk", "SJ")
 _CHUNK = 1 << 19  # elements of a grid held at once: it stays in the cache

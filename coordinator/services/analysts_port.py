@@ -144,7 +144,7 @@ def analysts_server(
             )
         if web:
             served: dict[str, Any] = {"workers": workers, "limits": bounds, **further}
-            over_https = _web_server(asked, store, web, credentials, served)
+            over_https = _web_server(asked, store, today, web, credentials, served)
     except BaseException:
         if server is not None:
             server.stop(0)
@@ -158,6 +158,7 @@ def analysts_server(
 def _web_server(
     service: AnalysisService,
     store: Store,
+    today: Callable[[], dt.date],
     web: Mapping[str, Any],
     credentials: Callable[[], Credentials],
     served: Mapping[str, Any],
@@ -178,7 +179,7 @@ def _web_server(
             ) from None
         return Credentials(ca_pem="", cert_pem=cert_pem, key_pem=key_pem)
 
-    return WebServer(service, store, web["listen"], credentials=own, **served)
+    return WebServer(service, store, today, web["listen"], credentials=own, **served)
 
 
 class AnalystsProcess:

@@ -64,7 +64,7 @@ class Api:
     """What answers below ``/v1``.
 
     Args:
-        service: the analysts' service. store: the coordinator's store.
+        service: the analysts' service. store: the coordinator's store. today: gives the UTC date.
         places: threads that answer.
         limits: what one caller may take.
         door: counts wrong tokens by address; None where nobody from outside comes in.
@@ -76,12 +76,18 @@ class Api:
         service: AnalysisService,
         store: Store,
         *,
+        today: Callable[[], dt.date],
         places: Places,
         limits: CallLimits,
         door: Door | None = None,
         observe: Callable[[Decision], None] | None = None,
     ) -> None:
-        self.service, self.places, self.jobs, self.beside = service, places, Jobs(), DerivedDocuments(service, store)
+        self.service, self.places, self.jobs, self.derived = (
+            service,
+            places,
+            Jobs(),
+            DerivedDocuments(service, store, today),
+        )
         self._limits, self._door, self._observe = limits, door, observe or (lambda _: None)
 
     def routes(self) -> list[Route]:
@@ -209,7 +215,7 @@ class Api:
         """
         gone = threading.Event()
         call = Call(peer=who, **{"left": gone.is_set, **further})
-        handler = getattr(self.beside if hasattr(self.beside, one.handler) else self.service, one.handler)
+        handler = getattr(self.derived if hasattr(self.derived, one.handler) else self.service, one.handler)
         watching = None if request is None else asyncio.create_task(_until_left(request, gone))
         begun, code = time.monotonic(), "ok"
         try:
@@ -256,11 +262,14 @@ class Api:
         asked = await self._read(one, request)
         found = await self.handled(request, one, asked, who)
         if one.stream:
-            kind = (one.gives or {}).get(getattr(asked, "suffix", ""), one.reply)
-            headers = {"content-security-policy": SVG_POLICY} if kind == FILES["svg"] else {}
-            return StreamingResponse(found, media_type=kind, headers=headers)
+            return self.file(found, (one.gives or {}).get(getattr(asked, "suffix", ""), one.reply))
         data = found.json if isinstance(found, Document) else canonical_json(_view(found))
         return Response(data, media_type=JSON)
+
+    def file(self, parts: AsyncIterator[bytes], kind: str) -> Response:
+        """A file of this media type."""
+        headers = {"content-security-policy": SVG_POLICY} if kind == FILES["svg"] else {}
+        return StreamingResponse(parts, media_type=kind, headers=headers)
 
     # -- jobs ---------------------------------------------------------------------------------------------------
     async def _begin(self, one: Operation, request: Request, who: Analyst) -> Response:

@@ -1,23 +1,36 @@
-"""What the web answers beside the analysts' service: how a question reads before it is asked, and figures of an answer.
+"""What the web answers beside the analysts' service: what an analyst's own end works out by itself, a browser cannot.
 
-An analyst's own end does both by itself (`coordinator.analyst`); a browser cannot. Neither is a look at the data, and
-neither is a line of the record: a check reads the plan alone, a figure the document of an answer that was given.
+How a question reads before it is asked, figures and words of an answer, receipts in words, and who has delivered in
+which wave. None of it is a look at the data, and none is a line of the record: it reads plans, receipts, and the
+documents of answers that were given.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from coordinator.answers import resolving
+import sqlalchemy as sa
+
+from coordinator.answers import resolving, waves
+from coordinator.store.schema import analyst_tokens
 from shared.base.canonical import canonical_json
 from shared.errors import ParameterError
+from shared.privacy.stated import shown_price
 from shared.terminal import plain
-from shared.wire.analyst_messages import Document, ExplainRequest, FigureRequest, QueryRequest, RowsChunk
+from shared.wire.analyst_messages import (
+    Document,
+    ExplainRequest,
+    FigureRequest,
+    QueryRequest,
+    ReleasesRequest,
+    RowsChunk,
+)
 from shared.wire.message_limits import CHUNK_BYTES
 from shared.wire.transport import Call
 
@@ -27,29 +40,38 @@ if TYPE_CHECKING:
     from coordinator.services.analysts import Analyst
     from coordinator.store.store import Store
 
-__all__ = ["DerivedDocuments", "figure"]
+__all__ = ["DerivedDocuments", "figure", "words"]
 
-DRAWN = 256  # figures that are kept in memory
-FIGURE = "coordinator.web.beside:figure"
+DRAWN = 256  # figures and words of answers that are kept in memory
+FIGURE, WORDS = "coordinator.web.beside:figure", "coordinator.web.beside:words"
+SEEN = ("delivered", "late", "withdrawn", "missing", "planned")
+"""States of a site in a wave that an analyst sees; the rest is between the site and the lead."""
 
 
 class DerivedDocuments:
-    """Checks and figures. Safe for many threads.
+    """Checks, figures, words, receipts and waves. Safe for many threads.
 
     Args:
         service: the analysts' service, whose gates, workers and answers these are.
         store: the coordinator's store.
+        today: gives the UTC date.
     """
 
-    def __init__(self, service: AnalysisService, store: Store) -> None:
-        self._service, self._store = service, store
+    def __init__(self, service: AnalysisService, store: Store, today: Callable[[], dt.date]) -> None:
+        self._service, self._store, self._today = service, store, today
         self._guard = threading.Lock()
-        self._drawn: OrderedDict[tuple[str, str, str], bytes] = OrderedDict()
+        self._made: OrderedDict[tuple[str, ...], bytes] = OrderedDict()
 
     def forget(self) -> None:
-        """Leave no figure in memory."""
+        """Leave nothing of an answer in memory."""
         with self._guard:
-            self._drawn = OrderedDict()
+            self._made = OrderedDict()
+
+    def first(self) -> list[str] | None:
+        """The studies that are here while nobody holds a token; None once somebody does."""
+        if self._store.read(lambda c: c.execute(sa.select(analyst_tokens.c.id).limit(1)).first()) is not None:
+            return None
+        return sorted({stored.plan.study for stored in self._store.plans()})
 
     def check(self, call: Call, request: QueryRequest) -> Document:
         """A question in one spelling, and the planned analysis that it is. Raises: ParameterError, as the question."""
@@ -59,53 +81,155 @@ class DerivedDocuments:
         asked = resolving.question(request.kind, request.formula, request.options)
         found, planned = resolving.resolve(plan, asked, lack=lambda name: resolving.lacking(store, request.study, name))
         label = request.label or ("confirmatory" if planned else "exploratory")
-        said = {"estimand": str(found), "planned": planned, "label": label, "kind": found.kind}
-        return Document(json=canonical_json(plain(said)))
+        return _document({"estimand": str(found), "planned": planned, "label": label, "kind": found.kind})
 
+    # -- an answer that was given -----------------------------------------------------------------------------------
     def figure(self, call: Call, request: FigureRequest) -> Iterator[RowsChunk]:
         """A figure of a result that was given, or its table.
 
         Raises: ParameterError (no such figure), StateRefusal (no such result, or taken back), EstimateRefusal.
         """
+
+        def draw(document: Mapping[str, Any], who: Analyst) -> bytes:
+            with tempfile.TemporaryDirectory(prefix="tributary-figure-") as folder:
+                path = Path(folder) / f"figure.{request.suffix}"
+                given = {"document": document, "kind": request.kind, "path": f"{path}"}
+                self._service.computed(FIGURE, given, who, call)
+                return path.read_bytes()
+
+        asked = ExplainRequest(study=request.study, result_id=request.result_id)
+        drawn = self._of_answer(call, asked, (request.kind, request.suffix), draw)
+        for start in range(0, len(drawn), CHUNK_BYTES):
+            yield RowsChunk(data=drawn[start : start + CHUNK_BYTES])
+
+    def words(self, call: Call, request: ExplainRequest) -> Document:
+        """A result as a person reads it: tables of text, sentences, cautions. Raises: StateRefusal."""
+
+        def say(document: Mapping[str, Any], who: Analyst) -> bytes:
+            return canonical_json(self._service.computed(WORDS, {"document": document}, who, call))
+
+        return Document(json=self._of_answer(call, request, ("words",), say))
+
+    def _of_answer(
+        self,
+        call: Call,
+        request: ExplainRequest,
+        what: tuple[str, ...],
+        make: Callable[[Mapping[str, Any], Analyst], bytes],
+    ) -> bytes:
         who = self._service.admitted(call, request.study)
         # The answer is looked up each time: one that was deleted, or an end of the study, ends its figures too.
-        document = self._service.kept(ExplainRequest(study=request.study, result_id=request.result_id))
+        document = self._service.kept(request)
         call.digest = document["result"]
-        place = (document["result"], request.kind, request.suffix)
+        place = (document["result"], *what)
         with self._guard:
-            known = self._drawn.get(place)
+            known = self._made.get(place)
         if known is None:
-            known = self._draw(document, request, who, call)
+            known = make(document, who)
             with self._guard:
-                self._drawn[place] = known
-                while len(self._drawn) > DRAWN:
-                    self._drawn.popitem(last=False)
-        for start in range(0, len(known), CHUNK_BYTES):
-            yield RowsChunk(data=known[start : start + CHUNK_BYTES])
+                self._made[place] = known
+                while len(self._made) > DRAWN:
+                    self._made.popitem(last=False)
+        return known
 
-    def _draw(self, document: Mapping[str, Any], request: FigureRequest, who: Analyst, call: Call) -> bytes:
-        with tempfile.TemporaryDirectory(prefix="tributary-figure-") as folder:
-            path = Path(folder) / f"figure.{request.suffix}"
-            given = {"document": document, "kind": request.kind, "path": f"{path}"}
-            self._service.computed(FIGURE, given, who, call)
-            return path.read_bytes()
+    # -- what arrived -----------------------------------------------------------------------------------------------
+    def receipts(self, call: Call, request: ReleasesRequest) -> Document:
+        """Every release of a study with its receipt in words, in the order of the log."""
+        self._service.admitted(call, request.study)
+        names = ("release_id", "site", "wave", "n", "plan_version", "plan_hash", "bundle_sha256", "log_index")
+        said = []
+        for release in sorted(self._store.releases(request.study, withdrawn=True), key=lambda one: one.log_index):
+            receipt = release.receipt
+            facts = {name: getattr(release, name) for name in (*names, "accepted_day", "withdrawn")}
+            facts |= {"mechanism": receipt.mechanism, "posture": receipt.posture, "receipt_hash": receipt.hash}
+            facts |= {"price": shown_price(receipt.stated_epsilon, receipt.given, delta=receipt.delta)}
+            facts |= {"translation": receipt.stated_translation}
+            said.append({**facts, "covered": receipt.covered, "not_covered": receipt.not_covered})
+        return _document({"study": request.study, "receipts": said})
+
+    def waves(self, call: Call, request: ReleasesRequest) -> Document:
+        """Who has delivered in which wave. What keeps a site from it, leads and auditors see alone."""
+        who = self._service.admitted(call, request.study)
+        found = plain(waves.grid(self._store, request.study, self._today()))
+        states = dict(waves.STATES)
+        if who.role == "analyst":
+            states = {name: words for name, words in states.items() if name in (*SEEN, "waiting")}
+            for wave in found["waves"]:
+                for cell in wave["cells"]:
+                    cell |= {"code": "", "reminded": "", "day": cell["day"] if cell["state"] in SEEN else ""}
+                    cell["state"] = cell["state"] if cell["state"] in SEEN else "waiting"
+        return _document({**found, "words": states})
 
 
-def figure(given: Mapping[str, Any]) -> None:
-    """Write a figure of an answer, or the table of its sites, to a file; read from its document alone, in a worker.
+def _document(document: Mapping[str, Any]) -> Document:
+    return Document(json=canonical_json(plain(document)))
 
-    Args:
-        given: ``document`` (the answer), ``kind`` (of `Result.forest`, ``curve`` or ``table``) and ``path``.
-    Raises: ParameterError (no such figure); IntegrityRefusal (another number than the one that was given).
-    """
+
+# -- in a worker ------------------------------------------------------------------------------------------------------
+def _result(document: Mapping[str, Any]) -> Result:
+    from coordinator.analyst.harmonised import HarmonisedResult
     from coordinator.analyst.result import Result
 
     def again(**_: Any) -> Result:
         raise ParameterError("a figure must be of the answer as it was given", given="another")
 
-    # A figure asks nothing of the study that its answer is of.
-    result, path = Result(cast("ResultOrigin", None), given["document"], again), Path(given["path"])
+    kind = HarmonisedResult if "harmonised" in document else Result
+    return kind(cast("ResultOrigin", None), document, again)  # it asks nothing of the study
+
+
+def figure(given: Mapping[str, Any]) -> None:
+    """Write a figure of an answer, or the table of its sites, to a file; read from its document alone.
+
+    Args:
+        given: ``document`` (the answer), ``kind`` (of `Result.forest`, ``curve`` or ``table``) and ``path``.
+    Raises: ParameterError (no such figure); IntegrityRefusal (another number than the one that was given).
+    """
+    result, path = _result(given["document"]), Path(given["path"])
     if given["kind"] in ("table", "curve"):
         result.export(path, given["kind"])
     else:
         result.forest(path, given["kind"])
+
+
+def words(given: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer as a person reads it.
+
+    Args:
+        given: ``document``.
+    Returns: `coordinator.analyst.show.PooledText` as plain values, with ``line`` (the pooled result), ``terms`` and
+        ``sensitivity`` (tables), and ``mapped`` (of a harmonised answer: its sentences).
+    Raises: IntegrityRefusal (another number than the one that was given).
+    """
+    from coordinator.analyst.show import further_cautions, p_shown, pooled_text, terms_table
+    from coordinator.analyst.shown import pooled_line
+    from shared.terminal import number
+
+    document = given["document"]
+    pooled = _result(document).pooled
+    sizes = {row["site"]: f"{row['n']:,}" for row in document["estimates"] if row["yi"] is not None}
+    text = pooled_text(pooled, extra={"n": sizes, **document["columns"]})
+    rows = []
+    for name, fit in [
+        ("as answered", document["pooled"]),
+        *((f"{fit['method']}, {fit['test']}", fit) for fit in document.get("sensitivity", ())),
+        ("fixed effect", document["fixed"]),
+        ("released rows taken for patients", document["naive"]),
+    ]:
+        shown = fit["shown"]
+        ends = f"{number(shown['ci_lb'])} to {number(shown['ci_ub'])}"
+        rows.append([name, number(shown["estimate"]), ends, p_shown(fit["pval"]), number(fit["tau2"])])
+    heads = ["pooled by", text.heads[1], text.heads[2], "p", "τ²"]
+    terms: dict[str, Any] | None = None
+    if len(document.get("table", ())) > 1:
+        own, cells = terms_table(document["table"], document["level"])
+        more = further_cautions(document["table"], pooled.doubts)
+        terms = {"heads": own, "worded": own[:1], "rows": cells, "cautions": more}
+    said: dict[str, Any] = plain(text)
+    return {
+        **said,
+        "worded": sorted(text.worded),
+        "line": pooled_line(document),
+        "terms": terms,
+        "sensitivity": {"heads": heads, "worded": heads[:1], "rows": rows},
+        "mapped": document.get("harmonised", {}).get("lines", []),
+    }

@@ -46,6 +46,11 @@ def _open(schema: Schema, said: str) -> Schema:
 
 
 _INTERVAL = _object(lb=_or_null(NUMBER), ub=_or_null(NUMBER), reason=TEXT)
+_TABLE: dict[str, Any] = {
+    "heads": _list(TEXT),
+    "worded": _list({"type": "string", "description": "Heads of words; the others hold numbers."}),
+    "rows": _list(_list(_or_null(TEXT))),
+}
 _ON_SCALE = "On the scale of the analysis: `scale` log means the logarithm of a ratio. `shown` is as it is read."
 SCHEMAS: Mapping[str, Schema] = {
     "Studies": _object(
@@ -202,6 +207,63 @@ SCHEMAS: Mapping[str, Schema] = {
         releases=_list(_ref("Release")),
         plan=ANY,
         asked_by=_list(_ref("Line")),
+    ),
+    "Words": _object(
+        "Text in the order in which it is read; numbers off the analysis scale.",
+        **_TABLE,
+        line=TEXT,
+        models=_list(_list(TEXT)),
+        sentences=_list(TEXT),
+        cautions=_list({"type": "string", "description": "To be read before any figure."}),
+        notes=_list(TEXT),
+        left_out=_list(TEXT),
+        terms={"oneOf": [_object(**_TABLE, cautions=_list(TEXT)), {"type": "null"}]},
+        sensitivity=_object(**_TABLE),
+        mapped=_list(TEXT),
+    ),
+    "Receipts": _object(
+        study=TEXT,
+        receipts=_list(
+            _object(
+                release_id=TEXT,
+                site=TEXT,
+                wave=COUNT,
+                n=COUNT,
+                log_index=COUNT,
+                bundle_sha256=DIGEST,
+                receipt_hash=DIGEST,
+                accepted_day=DAY,
+                withdrawn=TEXT,
+                mechanism=TEXT,
+                posture=TEXT,
+                price=TEXT,
+                translation=TEXT,
+                covered=_list(TEXT),
+                not_covered=_list(TEXT),
+            )
+        ),
+    ),
+    "Waves": _object(
+        study=TEXT,
+        version=COUNT,
+        today=DAY,
+        sites=_list(TEXT),
+        waves=_list(
+            _object(
+                number=COUNT,
+                opens=DAY,
+                closes=DAY,
+                state={"enum": ["planned", "open", "overdue", "closed"]},
+                quorum=COUNT,
+                delivered=COUNT,
+                revision=_or_null(COUNT),
+                missing=_list(TEXT),
+                cells=_list(_object(site=TEXT, state=TEXT, day=TEXT)),
+            )
+        ),
+        waiting_days=_or_null({"type": "integer"}),
+        waiting_wave=_or_null(COUNT),
+        words=_open(TEXT, "State of a site in a wave to what it means."),
     ),
     "Line": _object(
         number=COUNT,

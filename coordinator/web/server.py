@@ -7,6 +7,7 @@ carries them, unread, to uvicorn's own socket in a folder of this user alone. TL
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import logging
 import os
 import secrets
@@ -26,6 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coordinator.web.api import Api
 from coordinator.web.places import Places
+from coordinator.web.workbench import Pages
 from shared.errors import CertificateRefusal
 from shared.wire.door import CallLimits, Decision, Door
 from shared.wire.message_limits import ASKED_WAITING
@@ -61,7 +63,7 @@ class WebServer:
     """A running HTTPS server.
 
     Args:
-        service: the analysts' service. store: the coordinator's store.
+        service: the analysts' service. store: the coordinator's store. today: gives the UTC date.
         listen: ``host:port``; port 0 takes a free one, see `port`.
         credentials: gives the certificate and key; asked again by `renew`.
         workers: threads that answer.
@@ -74,6 +76,7 @@ class WebServer:
         self,
         service: AnalysisService,
         store: Store,
+        today: Callable[[], dt.date],
         listen: str,
         *,
         credentials: Callable[[], Credentials],
@@ -91,7 +94,9 @@ class WebServer:
         try:
             door = self._door = Door(listen, limits, self._loop)
             self.port: int = self._door.port
-            self.api = Api(service, store, places=self._places, limits=limits, door=self._door, observe=observe)
+            self.api = Api(
+                service, store, today=today, places=self._places, limits=limits, door=self._door, observe=observe
+            )
             self._on_loop(self._start(application(self.api)))
         except BaseException:
             if door is not None:
@@ -130,7 +135,7 @@ class WebServer:
 
     def forget(self) -> None:
         """Leave nothing in memory of what releases held until now."""
-        self.api.beside.forget()
+        self.api.derived.forget()
 
     def renew(self) -> None:
         """Show the certificate that is there now to whoever connects from now on."""
@@ -169,7 +174,7 @@ class WebServer:
 
 def application(api: Api) -> Starlette:
     """The application that answers."""
-    return Starlette(routes=api.routes(), middleware=[Middleware(_Headers)])
+    return Starlette(routes=[*Pages(api).routes(), *api.routes()], middleware=[Middleware(_Headers)])
 
 
 class _Headers:

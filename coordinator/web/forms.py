@@ -1,0 +1,115 @@
+"""The form of a question: what was chosen in it, as the request that any client would send.
+
+Nothing is written as a formula here that the grammar of `shared.estimands` does not read: what a form cannot say, its
+field for a formula can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from shared.errors import SchemaRefusal
+from shared.estimands.kinds import KINDS, OPTIONS, Kind
+from shared.wire.analyst_messages import QueryRequest
+from shared.wire.message_limits import FORMULA_CAP
+
+__all__ = ["COMPARISONS", "asked", "formula"]
+
+COMPARISONS = ("==", "!=", ">=", ">", "<=", "<")
+_LISTS = ("adjust",)
+
+
+def asked(study: str, form: Sequence[tuple[str, str]], columns: Mapping[str, Mapping[str, Any]]) -> QueryRequest:
+    """The question of a form that was sent.
+
+    Args:
+        form: its fields. columns: the study's columns by name, as `AnalysisService.describe` says them.
+    Raises: SchemaRefusal: a field that says nothing that can be read, or too little for a question.
+    """
+    given: dict[str, str] = {name: text.strip() for name, text in form if name not in _LISTS}
+    chosen = [text for name, text in form if name == "adjust"]
+    how: dict[str, Any] = {name: given[name] for name in ("term", "method", "test", "label") if given.get(name)}
+    for name, number, words in (("level", float, "a number"), ("wave", int, "a whole number")):
+        if given.get(name):
+            try:
+                how[name] = number(given[name])
+            except ValueError:
+                raise SchemaRefusal(f"{name} must be {words}", given=repr(given[name][:40])) from None
+    planned, text = given.get("planned", ""), given.get("formula", "")
+    if planned:
+        return QueryRequest(study=study, formula=planned, **how)
+    kind = given.get("kind", "")
+    if kind and kind not in KINDS:
+        raise SchemaRefusal("the method must be one of the list", given=repr(kind[:40]))
+    if not kind:
+        return QueryRequest(study=study, formula=text or " ", **how)
+    options = {name: given[name] for name in KINDS[cast("Kind", kind)].options if name in OPTIONS and given.get(name)}
+    if subset := _subset(given, columns):
+        options["subset"] = subset
+    made = text or formula(kind, given, chosen, columns)
+    return QueryRequest(study=study, kind=kind, formula=made, options=options, **how)
+
+
+def formula(
+    kind: str, given: Mapping[str, str], adjust: Sequence[str], columns: Mapping[str, Mapping[str, Any]]
+) -> str:
+    """The formula of what was chosen, as in R.
+
+    Args:
+        given: ``outcome`` or ``time`` and ``event``, ``exposure``, ``per``, ``group``, ``second``.
+        adjust: columns to adjust for.
+    Raises: SchemaRefusal: what the method needs was not chosen.
+
+    >>> columns = {"sbp": {"kind": "continuous"}, "sex": {"kind": "nominal"}, "age": {"kind": "integer"}}
+    >>> formula("cox", {"time": "t", "event": "d", "exposure": "sbp", "per": "10"}, ["age", "sex"], columns)
+    'Surv(t, d) ~ sbp/10 + age + C(sex)'
+    >>> formula("km", {"time": "t", "event": "d"}, [], columns), formula("mean", {"outcome": "sbp"}, [], columns)
+    ('Surv(t, d) ~ 1', 'sbp')
+    """
+    known = KINDS[cast("Kind", kind)]
+
+    def need(name: str, words: str) -> str:
+        if not given.get(name):
+            raise SchemaRefusal(f"{kind} must be given {words}", given="none", next_step=f"Choose {words}.")
+        return given[name]
+
+    if known.survival:
+        left = f"Surv({need('time', 'a time')}, {need('event', 'an event')})"
+    else:
+        left = need("outcome", "an outcome")
+    if known.shape == "model":
+        terms = [_term(need("exposure", "an exposure"), columns, given.get("per", ""))]
+        terms += [_term(name, columns) for name in dict.fromkeys(adjust) if name != given["exposure"]]
+        made = f"{left} ~ {' + '.join(terms)}"
+    elif known.shape == "groups":
+        made = f"{left} ~ {need('group', 'a column of groups')}"
+    elif known.shape == "columns":
+        made = f"~ {left} + {need('second', 'a second column')}"
+    elif known.survival:
+        made = f"{left} ~ {given.get('group') or '1'}"
+    else:
+        made = left
+    if len(made) > FORMULA_CAP:
+        raise SchemaRefusal("a question must be short", given=f"{len(made)} letters")
+    return made
+
+
+def _term(name: str, columns: Mapping[str, Mapping[str, Any]], per: str = "") -> str:
+    kind = columns.get(name, {}).get("kind", "")
+    if kind in ("nominal", "ordered"):
+        return f"C({name})"
+    return f"{name}/{per}" if per and per != "1" else name
+
+
+def _subset(given: Mapping[str, str], columns: Mapping[str, Mapping[str, Any]]) -> str:
+    name, sign, value = (given.get(f"subset_{part}", "") for part in ("column", "is", "value"))
+    if not name:
+        return ""
+    if sign not in COMPARISONS or not value:
+        raise SchemaRefusal("a subgroup must say which rows", given="no value", next_step="Write the value, or level.")
+    levels = columns.get(name, {}).get("levels", ())
+    text = any(isinstance(level, str) for level in levels)
+    if text and '"' in value:
+        raise SchemaRefusal("a level must be one of the column's", given="a quotation mark")
+    return f'{name} {sign} "{value}"' if text else f"{name} {sign} {value}"

@@ -1,0 +1,376 @@
+"""The workbench: pages for people, server-rendered, each made of what the analysts' service answers to its reader.
+
+A page asks the service as any client does, as the person who is signed in: what a token may not read stands on no
+page. Looking changes nothing; a question is asked by a form alone, with the session's token in it, from this site's own
+pages. No mark-up of others is ever written: names and texts are escaped, and the policy of every page runs no script
+and loads nothing but this site's two files.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+from starlette.datastructures import QueryParams
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from coordinator.pooling import METHODS, TESTS
+from coordinator.web import forms
+from coordinator.web.api import Api, connection_of, said_of
+from coordinator.web.operations import FILES, OPERATIONS
+from coordinator.web.problems import PROBLEM, problem
+from coordinator.web.sessions import COOKIE, Sessions, SignedIn
+from shared.base.canonical import parse_json
+from shared.errors import AccessRefusal, Refusal, SchemaRefusal, TooLarge
+from shared.estimands.kinds import KINDS, OPTIONS
+from shared.privacy.stated import shown_price
+from shared.terminal import inert
+from shared.wire.analyst_messages import (
+    DescribeRequest,
+    ExplainRequest,
+    FigureRequest,
+    LogRequest,
+    QueryRequest,
+    ReleasesRequest,
+    StudiesRequest,
+)
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from coordinator.services.analysts import Analyst
+
+__all__ = ["POLICY", "Pages"]
+
+FOLDER = Path(__file__).parent / "pages"
+POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+ASSETS: Mapping[str, str] = {"style.css": "text/css", "workbench.js": "text/javascript", "mark.svg": "image/svg+xml"}
+FORM = "application/x-www-form-urlencoded"
+DOCUMENT_CAP = 16 << 20
+PAGE = 100  # lines of a list on one page
+_BY_NAME = {one.name: one for one in OPERATIONS}
+_log = logging.getLogger("tributary.analysts")
+View = Callable[["Request", "Analyst", SignedIn], Awaitable[Response]]
+
+
+class Pages:
+    """The pages of one coordinator.
+
+    Args:
+        api: what answers; its service, places and jobs are the pages' too.
+    """
+
+    def __init__(self, api: Api, sessions: Sessions | None = None) -> None:
+        self._api, self._sessions = api, sessions or Sessions()
+        self._templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(FOLDER),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            finalize=inert,
+        )
+        self._templates.globals |= {"price": shown_price}
+        self._assets = {name: (FOLDER / name).read_text(encoding="utf-8") for name in ASSETS}
+
+    def routes(self) -> list[Route]:
+        """The routes of the pages."""
+        study = "/studies/{study}"
+        seen: Mapping[str, View] = {
+            "/": self._studies,
+            study: self._study,
+            f"{study}/ask": self._ask,
+            f"{study}/waves": self._waves,
+            f"{study}/releases": self._releases,
+            f"{study}/log": self._log,
+            f"{study}/results/{{result_id}}": self._answer,
+            f"{study}/results/{{result_id}}/{{kind}}.{{suffix}}": self._figure,
+            "/jobs/{job}/events": self._events,
+        }
+        done: Mapping[str, View] = {
+            f"{study}/ask": self._asked,
+            f"{study}/check": self._checked,
+            f"{study}/begin": self._begun,
+            "/jobs/{job}/cancel": self._cancelled,
+            "/sign-out": self._sign_out,
+        }
+        return [
+            *(Route(f"/{name}", functools.partial(self._asset, name)) for name in ASSETS),
+            Route("/sign-in", self._sign_in, methods=["GET", "POST"]),
+            *(Route(path, self._for_reader(view), methods=["GET"]) for path, view in seen.items()),
+            *(Route(path, self._for_sender(view), methods=["POST"]) for path, view in done.items()),
+        ]
+
+    # -- who reads --------------------------------------------------------------------------------------------------
+    def _for_reader(self, view: View) -> Callable[[Request], Awaitable[Response]]:
+        """A page for who is signed in; a refusal is a page too."""
+
+        async def endpoint(request: Request) -> Response:
+            session = self._sessions.find(request.cookies.get(COOKIE, ""))
+            if session is None:
+                return RedirectResponse("/sign-in", status_code=303)
+            try:
+                who = await self._api.identified(request, session.token)
+                if (connection := connection_of(request)) is not None:
+                    connection.proved(who.serial)
+                return await view(request, who, session)
+            except AccessRefusal as refusal:
+                if refusal.code == "E_ACCESS" and "token" in refusal.must and "study" not in refusal.must:
+                    self._sessions.leave(request.cookies.get(COOKIE, ""))
+                    return self._draw("sign_in.html", None, refusal=refusal, first=None, status=401)
+                return self._refused(request, session, refusal)
+            except Refusal as refusal:
+                return self._refused(request, session, refusal)
+            except Exception as caught:
+                _log.error("unexpected %s in a page", type(caught).__name__)
+                broken = Refusal("The page could not be made", next_step="Ask the study lead to look at the log.")
+                return self._refused(request, session, broken)
+
+        return endpoint
+
+    def _refused(self, request: Request, session: SignedIn, refusal: Refusal) -> Response:
+        said = problem(refusal)
+        if "application/json" in request.headers.get("accept", ""):
+            return JSONResponse(said, status_code=said["status"], media_type=PROBLEM)
+        study = "" if isinstance(refusal, AccessRefusal) else request.path_params.get("study", "")
+        return self._draw("refused.html", session, status=said["status"], refusal=refusal, study=study)
+
+    def _for_sender(self, view: View) -> Callable[[Request], Awaitable[Response]]:
+        """A form that was sent: only from this site's pages, and only with the session's token in it."""
+
+        async def checked(request: Request, who: Analyst, session: SignedIn) -> Response:
+            form = await self._form(request)
+            given = dict(form).get("csrf", "")
+            if not secrets.compare_digest(given.encode(), session.csrf.encode()):
+                raise SchemaRefusal("a form must be one of this session's pages", given="another")
+            request.state.form = [(name, text) for name, text in form if name != "csrf"]
+            return await view(request, who, session)
+
+        return self._for_reader(checked)
+
+    async def _form(self, request: Request) -> list[tuple[str, str]]:
+        """The fields of a form. Raises: SchemaRefusal: not sent by a page of this site."""
+        origin, host = request.headers.get("origin"), request.headers.get("host", "")
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        mine = origin is None or secrets.compare_digest(origin.encode(), f"https://{host}".encode())
+        if not mine or request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            raise SchemaRefusal("a form must be sent by a page of this site", given="another's")
+        if kind != FORM:
+            raise SchemaRefusal(f"a form must be {FORM}", given=repr(kind[:40]))
+        try:
+            return QueryParams((await self._api.body(request)).decode()).multi_items()
+        except ValueError:
+            raise SchemaRefusal("a form must be readable", given="another text") from None
+
+    def _draw(self, name: str, session: SignedIn | None, *, status: int = 200, **values: Any) -> Response:
+        common = {"session": session, "study": "", "here": "", "problem": None}
+        text = self._templates.get_template(name).render({**common, **values})
+        return Response(text, status_code=status, media_type="text/html", headers={"content-security-policy": POLICY})
+
+    async def _document(self, request: Request, who: Analyst, name: str, asked: Any) -> Any:
+        found = await self._api.handled(request, _BY_NAME[name], asked, who)
+        return parse_json(found.json, cap=DOCUMENT_CAP)
+
+    # -- in and out -------------------------------------------------------------------------------------------------
+    async def _asset(self, name: str, request: Request) -> Response:
+        return Response(self._assets[name], media_type=ASSETS[name], headers={"cache-control": "max-age=300"})
+
+    async def _sign_in(self, request: Request) -> Response:
+        connection = connection_of(request)
+        if connection is not None:
+            connection.proved(f"address {connection.address}")
+        first = await self._first(request)
+        if request.method == "GET":
+            return self._draw("sign_in.html", None, refusal=None, first=first)
+        try:
+            token = dict(await self._form(request)).get("token", "").strip()
+            who = await self._api.identified(request, token or "none")
+        except (AccessRefusal, SchemaRefusal, TooLarge) as refusal:
+            if connection is not None:
+                connection.strike()
+            return self._draw("sign_in.html", None, refusal=refusal, first=first, status=401)
+        except Refusal as refusal:
+            status = problem(refusal)["status"]
+            return self._draw("sign_in.html", None, refusal=refusal, first=first, status=status)
+        answer = RedirectResponse("/", status_code=303)
+        cookie = self._sessions.enter(who.site, who.role, token)
+        answer.set_cookie(COOKIE, cookie, secure=True, httponly=True, samesite="strict", path="/")
+        return answer
+
+    async def _first(self, request: Request) -> Any:
+        """What is to be done first: said on this machine alone, while nobody holds a token."""
+        connection = connection_of(request)
+        if connection is None or connection.address != "127.0.0.1":
+            return None
+        return await self._api.places.looked_up(self._api.derived.first)
+
+    async def _sign_out(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        self._sessions.leave(request.cookies.get(COOKIE, ""))
+        answer = RedirectResponse("/sign-in", status_code=303)
+        answer.delete_cookie(COOKIE, path="/", secure=True, httponly=True, samesite="strict")
+        return answer
+
+    # -- pages ------------------------------------------------------------------------------------------------------
+    async def _studies(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        known = await self._document(request, who, "studies", StudiesRequest())
+        return self._draw("studies.html", session, studies=known["studies"])
+
+    async def _facts(self, request: Request, who: Analyst) -> dict[str, Any]:
+        """The study of a page, as `studies` says it. Raises: AccessRefusal (none of the reader's)."""
+        known = await self._document(request, who, "studies", StudiesRequest())
+        name = request.path_params["study"]
+        for found in known["studies"]:
+            if found["study"] == name:
+                return dict(found)
+        raise AccessRefusal(
+            "the study must be one that you may read", given=repr(name[:64]), next_step="See the list of studies."
+        )
+
+    async def _study(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        facts = await self._facts(request, who)
+        study = facts["study"]
+        grid = await self._document(request, who, "waves", ReleasesRequest(study=study))
+        words = await self._document(request, who, "receipts", ReleasesRequest(study=study))
+        newest = {one["site"]: one for one in words["receipts"] if not one["withdrawn"]}
+        uncovered: dict[str, list[str]] = {}
+        for site, one in sorted(newest.items()):
+            for sentence in one["not_covered"]:
+                uncovered.setdefault(sentence, []).append(site)
+        values = {"facts": facts, "grid": grid, "newest": newest, "uncovered": uncovered}
+        return self._draw("study.html", session, study=study, here="study", **values)
+
+    async def _form_values(self, request: Request, who: Analyst) -> dict[str, Any]:
+        facts = await self._facts(request, who)
+        described = await self._document(request, who, "describe", DescribeRequest(study=facts["study"]))
+        columns = described["columns"]
+        kinds = {name: kind for name, kind in KINDS.items() if kind.asks}
+        return {
+            "study": facts["study"],
+            "facts": facts,
+            "columns": columns,
+            "kinds": kinds,
+            "options": {name: OPTIONS[name] for name in dict.fromkeys(o for k in kinds.values() for o in k.options)},
+            "methods": METHODS,
+            "tests": TESTS,
+            "comparisons": forms.COMPARISONS,
+        }
+
+    async def _ask(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        values = await self._form_values(request, who)
+        chosen = {"planned": request.query_params.get("planned", ""), "adjust": []}
+        return self._draw("ask.html", session, here="ask", chosen=chosen, refusal=None, **values)
+
+    async def _question(self, request: Request, who: Analyst) -> QueryRequest:
+        study = request.path_params["study"]
+        described = await self._document(request, who, "describe", DescribeRequest(study=study))
+        return forms.asked(study, request.state.form, {one["name"]: one for one in described["columns"]})
+
+    async def _asked(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        """Ask, and show the answer; a question that is refused stands in its form again."""
+        try:
+            found = await self._document(request, who, "query", await self._question(request, who))
+        except Refusal as refusal:
+            values = await self._form_values(request, who)
+            form = request.state.form
+            chosen = {**dict(form), "adjust": [text for name, text in form if name == "adjust"]}
+            chosen.setdefault("planned", "")
+            status = problem(refusal)["status"]
+            return self._draw("ask.html", session, here="ask", status=status, chosen=chosen, refusal=refusal, **values)
+        return RedirectResponse(f"/studies/{request.path_params['study']}/results/{found['result']}", status_code=303)
+
+    async def _checked(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        """How the form reads so far; what lacks is an answer here, and no refusal."""
+        try:
+            return JSONResponse(await self._document(request, who, "check", await self._question(request, who)))
+        except Refusal as refusal:
+            return JSONResponse({"problem": problem(refusal)})
+
+    async def _begun(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        job = self._api.begin(who, await self._question(request, who))
+        return JSONResponse(said_of(job), status_code=202)
+
+    async def _events(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        return self._api.events(self._api.jobs.of(who, request.path_params["job"]))
+
+    async def _cancelled(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        job = self._api.jobs.of(who, request.path_params["job"])
+        self._api.jobs.cancel(job)
+        return JSONResponse(said_of(job))
+
+    async def _answer(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        study = request.path_params["study"]
+        asked = ExplainRequest(study=study, result_id=request.path_params["result_id"])
+        explained = await self._document(request, who, "explain", asked)
+        words = await self._document(request, who, "words", asked)
+        answer = explained["answer"]
+        values = {"explained": explained, "answer": answer, "words": words, "copies": copies(answer, request)}
+        return self._draw("answer.html", session, study=study, here="ask", **values)
+
+    async def _figure(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        path = request.path_params
+        asked = FigureRequest(**{name: path[name] for name in ("study", "result_id", "kind", "suffix")})
+        return self._api.file(await self._api.handled(request, _BY_NAME["figure"], asked, who), FILES[asked.suffix])
+
+    async def _waves(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        study = request.path_params["study"]
+        grid = await self._document(request, who, "waves", ReleasesRequest(study=study))
+        return self._draw("waves.html", session, study=study, here="waves", grid=grid)
+
+    async def _releases(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        study = request.path_params["study"]
+        found = await self._document(request, who, "receipts", ReleasesRequest(study=study))
+        number = request.query_params.get("page", "1")
+        page = max(1, int(number)) if number.isdigit() and len(number) < 6 else 1
+        newest = found["receipts"][::-1]
+        values = {"receipts": newest[PAGE * (page - 1) : PAGE * page], "page": page, "more": len(newest) > PAGE * page}
+        return self._draw("releases.html", session, study=study, here="releases", **values)
+
+    async def _log(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        study = request.path_params["study"]
+        number = request.query_params.get("after", "0")
+        after = int(number) if number.isdigit() and len(number) < 16 else 0
+        found = await self._document(request, who, "log", LogRequest(study=study, after=after))
+        return self._draw("log.html", session, study=study, here="log", found=found, after=after)
+
+
+def copies(answer: Mapping[str, Any], request: Request) -> list[tuple[str, str]]:
+    """How the same question is asked elsewhere: a name, and a text to copy."""
+    asked, study = answer["asked"], answer["study"]
+    how = {name: asked[name] for name in ("term", "method", "test", "level", "wave")}
+    pooling = " ".join(f"--{name} {_shell(str(how[name]))}" for name in ("term", "method", "test", "level", "wave"))
+    body = json.dumps({"formula": asked["estimand"], **how}, ensure_ascii=True)
+    url = f"https://{request.headers.get('host', '')}/v1/studies/{study}/queries"
+    settings = ", ".join(f"{name}={value!r}" for name, value in how.items())
+    return [
+        (
+            "Python",
+            "from tributary_meta import connect\n\n"
+            f'study = connect("NAME.token.json")["{study}"]\n'
+            f'answer = study.query("", {asked["estimand"]!r}, {settings})\nanswer',
+        ),
+        (
+            "R",
+            "library(httr2)\n\n"
+            f"answer <- request({json.dumps(url)}) |>\n"
+            '  req_auth_bearer_token(Sys.getenv("TRIBUTARY_TOKEN")) |>\n'
+            f'  req_body_raw({json.dumps(body)}, type = "application/json") |>\n'
+            "  req_perform() |>\n  resp_body_json()\nanswer$pooled$shown",
+        ),
+        ("command", f"analyst query {study} {_shell(asked['estimand'])} {pooling}"),
+    ]
+
+
+def _shell(text: str) -> str:
+    import shlex
+
+    return shlex.quote(text)

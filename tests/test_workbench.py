@@ -1,0 +1,385 @@
+"""The workbench: who is let in, what pages say, that nothing of others runs in them, and how they work in Chromium."""
+
+# ruff: noqa: F811  (a fixture is imported by its name)
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from delivered import TODAY, cohort_plan
+from web_stage import HOSTILE, QUESTION, WebStage, stage  # noqa: F401
+
+from coordinator.web import forms
+from coordinator.web.sessions import COOKIE, IDLE, LONGEST, OF_ONE, Sessions
+from coordinator.web.workbench import POLICY
+from shared.errors import SchemaRefusal
+
+ROOT = Path(__file__).resolve().parents[1]
+CSRF = re.compile(r'name="csrf" value="([^"]+)"')
+PAGES = ("", "/ask", "/waves", "/releases", "/log")
+FORM = {"planned": "", "kind": "cox", "time": "time", "event": "cvd", "exposure": "sbp", "per": "10", "adjust": ["age"]}
+COLUMNS = {
+    "sbp": {"kind": "continuous", "levels": []},
+    "age": {"kind": "integer", "levels": []},
+    "sex": {"kind": "nominal", "levels": ["female", "male"]},
+    "arm": {"kind": "binary", "levels": [0, 1]},
+}
+
+
+@pytest.fixture(scope="module")
+def token(stage) -> str:
+    return stage.admit("lotte", ("cvd", "lungs", "odd"), "lead")
+
+
+@pytest.fixture
+def reader(stage, token):
+    """A browser without scripts, signed in."""
+    with stage.web() as client:
+        assert client.post("/sign-in", data={"token": token}).status_code == 303
+        yield client
+
+
+@pytest.fixture(scope="module")
+def result(stage, token) -> dict[str, str]:
+    """Study to the id of an answer in it."""
+    with stage.web(token) as client:
+        asked = {study: client.post(f"/v1/studies/{study}/queries", json=QUESTION) for study in ("cvd", "odd")}
+        return {study: answered.json()["result"] for study, answered in asked.items()}
+
+
+def words(page) -> str:
+    import html
+
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page.text)).split())
+
+
+def csrf(client, path="/studies/cvd/ask") -> str:
+    return CSRF.search(client.get(path).text)[1]
+
+
+# -- who is let in --------------------------------------------------------------------------------------------------
+def test_without_a_session_every_page_leads_to_the_sign_in(stage):
+    with stage.web() as client:
+        for path in ("/", *(f"/studies/cvd{one}" for one in PAGES), "/studies/cvd/results/00", "/jobs/00/events"):
+            assert (client.get(path).status_code, client.get(path).headers["location"]) == (303, "/sign-in"), path
+        refused = client.post("/sign-in", data={"token": "0123456789abcdef.wrong"})
+        assert refused.status_code == 401
+        assert "E_ACCESS" in words(refused)
+        assert "set-cookie" not in refused.headers
+
+
+def test_the_session_is_behind_a_cookie_that_no_script_and_no_other_site_reads(stage, token):
+    with stage.web() as client:
+        given = client.post("/sign-in", data={"token": token}).headers["set-cookie"]
+        assert given.startswith(f"{COOKIE}=")
+        assert token not in given
+        assert {"httponly", "secure", "samesite=strict", "path=/"} <= set(given.lower().split("; "))
+        assert "domain" not in given.lower()
+        client.post("/sign-out", data={"csrf": csrf(client)})
+        assert client.get("/").status_code == 303
+
+
+@pytest.mark.parametrize("headers", [{"origin": "https://elsewhere.org"}, {"sec-fetch-site": "cross-site"}])
+def test_a_form_of_another_site_asks_nothing(stage, token, reader, headers):
+    before = reader.get("/studies/cvd/log").text
+    for path in ("/studies/cvd/ask", "/studies/cvd/begin", "/sign-out"):
+        assert reader.post(path, data={**FORM, "csrf": csrf(reader)}, headers=headers).status_code == 400
+    assert reader.post("/studies/cvd/ask", data={**FORM, "csrf": "another"}).status_code == 400
+    assert reader.post("/studies/cvd/ask", data=FORM).status_code == 400
+    assert reader.get("/studies/cvd/log").text == before
+    with stage.web() as client:
+        assert client.post("/sign-in", data={"token": token}, headers=headers).status_code == 401
+
+
+def test_a_token_that_is_taken_back_ends_its_sessions(stage):
+    with stage.web() as client:
+        client.post("/sign-in", data={"token": stage.admit("gone-too")})
+        assert client.get("/studies/cvd").status_code == 200
+        stage.analysts.revoke("gone-too", today=TODAY)
+        assert client.get("/studies/cvd").status_code == 401
+        assert client.get("/studies/cvd").headers["location"] == "/sign-in"
+
+
+def test_a_session_ends_when_it_is_idle_when_it_is_old_and_when_there_are_too_many():
+    now = [0.0]
+    sessions = Sessions(lambda: now[0])
+    idle = sessions.enter("ada", "analyst", "t")
+    now[0] = IDLE + 1
+    assert sessions.find(idle) is None
+    old = sessions.enter("ada", "analyst", "t")
+    while now[0] < IDLE + LONGEST:
+        now[0] += IDLE / 2
+        assert sessions.find(old) is not None
+    now[0] += IDLE / 2 + 2
+    assert sessions.find(old) is None
+    first = sessions.enter("ada", "analyst", "t")
+    others = [sessions.enter("ada", "analyst", "t") for _ in range(OF_ONE)]
+    assert sessions.find(first) is None
+    assert all(sessions.find(one) for one in others)
+    assert sessions.find("") is None
+
+
+def test_a_first_run_is_explained_on_this_machine_until_somebody_holds_a_token(tmp_path):
+    stage = WebStage(tmp_path / "hub")
+    stage.publish(cohort_plan(), sites={})
+    stage.start()
+    try:
+        with stage.web() as client:
+            assert "coordinator analyst add NAME --study cvd" in words(client.get("/sign-in"))
+            stage.admit()
+            assert "coordinator analyst add" not in words(client.get("/sign-in"))
+    finally:
+        stage.running.stop(0.2)
+        stage.store.close()
+
+
+# -- what they say --------------------------------------------------------------------------------------------------
+def test_a_question_is_asked_by_the_form_and_its_answer_is_the_one_of_the_interface(stage, token, reader, result):
+    sent = reader.post("/studies/cvd/ask", data={**FORM, "adjust": ["age"], "csrf": csrf(reader)})
+    assert sent.status_code == 303
+    page = reader.get(sent.headers["location"])
+    with stage.web(token) as client:
+        asked = client.post(
+            "/v1/studies/cvd/queries", json={"kind": "cox", "formula": "Surv(time, cvd) ~ sbp/10 + age"}
+        ).json()
+        said = client.get(f"/v1/studies/cvd/results/{asked['result']}/words").json()
+    assert sent.headers["location"].endswith(asked["result"])
+    assert said["line"] in words(page)
+    for text in (*said["sentences"], *asked["cautions"], asked["provenance"]["plan"]["hash"]):
+        assert " ".join(text.split()) in words(page)
+    assert "analyst query cvd" in words(page)
+    assert reader.get(sent.headers["location"] + "/forest.svg").headers["content-type"] == "image/svg+xml"
+
+
+def test_a_question_that_is_refused_stands_in_its_form_again(reader):
+    sent = reader.post("/studies/cvd/ask", data={**FORM, "exposure": "", "csrf": csrf(reader)})
+    assert sent.status_code == 400
+    assert "Choose an exposure" in words(sent)
+    assert re.search(r'id="adjust-\d+" name="adjust" value="age" checked', sent.text)
+
+
+def test_an_analyst_sees_of_a_wave_what_has_arrived_and_a_lead_the_rest(stage, reader):
+    assert "quarantined" in words(reader.get("/studies/cvd/waves"))
+    with stage.web() as client:
+        client.post("/sign-in", data={"token": stage.admit("ann-too")})
+        page = words(client.get("/studies/cvd/waves"))
+    assert "quarantined" not in page
+    assert "delivered" in page
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ({"kind": "mean", "outcome": "sbp"}, ("mean", "sbp", {})),
+        ({"kind": "difference", "outcome": "sbp", "group": "arm"}, ("difference", "sbp ~ arm", {})),
+        ({"kind": "correlation", "outcome": "sbp", "second": "age"}, ("correlation", "~ sbp + age", {})),
+        ({"kind": "km", "time": "t", "event": "d", "at": "5"}, ("km", "Surv(t, d) ~ 1", {"at": "5"})),
+        ({"kind": "ols", "outcome": "sbp", "exposure": "sex"}, ("ols", "sbp ~ C(sex)", {})),
+        ({"kind": "ols", "outcome": "sbp", "exposure": "age", "ties": "efron"}, ("ols", "sbp ~ age", {})),
+        (
+            {"kind": "mean", "outcome": "sbp", "subset_column": "sex", "subset_is": "==", "subset_value": "male"},
+            ("mean", "sbp", {"subset": 'sex == "male"'}),
+        ),
+        ({"kind": "cox", "formula": "Surv(t, d) ~ sbp*age"}, ("cox", "Surv(t, d) ~ sbp*age", {})),
+        ({"planned": "adjusted", "kind": "cox"}, ("", "adjusted", {})),
+    ],
+)
+def test_a_form_is_the_question_that_was_chosen(given, made):
+    asked = forms.asked("cvd", list(given.items()), COLUMNS)
+    assert (asked.kind, asked.formula, dict(asked.options)) == made
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"kind": "cox", "time": "t"},
+        {"kind": "nonsense"},
+        {"kind": "mean", "outcome": "sbp", "level": "high"},
+        {"kind": "mean", "outcome": "sbp", "wave": "1.5"},
+        {"kind": "mean", "outcome": "sbp", "subset_column": "sex", "subset_is": "==", "subset_value": 'a" | 1 == "1'},
+        {"kind": "mean", "outcome": "sbp", "subset_column": "sex", "subset_is": ";", "subset_value": "male"},
+        {},
+    ],
+)
+def test_a_form_that_cannot_be_read_is_refused(given):
+    with pytest.raises(SchemaRefusal):
+        forms.asked("cvd", list(given.items()), COLUMNS)
+
+
+# -- texts of others ------------------------------------------------------------------------------------------------
+class Read(HTMLParser):
+    """What a page holds that could act."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.acting: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        if tag in ("iframe", "object", "embed", "base", "style") or (
+            tag == "script" and given.get("src") != "/workbench.js"
+        ):
+            self.acting.append(tag)
+        self.acting += [name for name, value in attrs if name.startswith("on") or name == "style"]
+        self.acting += [v for n, v in attrs if n in ("href", "src", "action") and not re.match(r"[/?#]", v or "/")]
+
+
+def test_names_and_texts_of_others_are_letters_on_every_page_and_in_every_figure(reader, result):
+    assert Read(HOSTILE).acting, "this test could not fail"
+    place = f"/studies/odd/results/{result['odd']}"
+    seen = ""
+    for path in ("/", *(f"/studies/odd{one}" for one in PAGES), place):
+        page = reader.get(path)
+        assert page.status_code == 200, path
+        assert page.headers["content-security-policy"] == POLICY
+        assert Read(page.text).acting == [], path
+        assert "\u202e" not in page.text
+        seen += words(page)
+    assert "<script>alert(1)</script>" in seen
+    assert "{{7*7}}" in seen
+    for file in ("forest.svg", "funnel.svg"):
+        drawn = reader.get(f"{place}/{file}")
+        names = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(drawn.content).iter()}
+        assert not names & {"script", "foreignObject", "image", "a"}
+        assert "sandbox" in drawn.headers["content-security-policy"]
+
+
+def test_a_policy_that_runs_only_this_sites_script_stands_on_every_page(reader):
+    assert "unsafe" not in POLICY
+    assert "script-src 'self'" in POLICY
+    for path in ("/sign-in", "/", "/studies/none"):
+        assert reader.get(path).headers["content-security-policy"] == POLICY
+
+
+# -- in a real browser ----------------------------------------------------------------------------------------------
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+WINDOWS = {"desk": (1280, "light"), "phone": (320, "dark")}
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The source of axe-core, from npm; kept in a cache folder."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tributary-tests"
+    source = folder / "node_modules" / "axe-core" / "axe.min.js"
+    if not source.exists():
+        npm = shutil.which("npm")
+        if npm is None:
+            pytest.skip("npm is not installed: axe-core checks nothing")
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [npm, "install", "--silent", "--no-save", "--prefix", f"{folder}", "axe-core"]
+        if subprocess.run(command, timeout=120, capture_output=True).returncode or not source.exists():
+            pytest.skip("axe-core could not be installed")
+    return source.read_text(encoding="utf-8")
+
+
+@pytest.fixture(params=WINDOWS)
+def window(request, stage) -> Iterator:
+    """A window of each width; it fails on any request elsewhere, any error of a script and any refused resource."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium: .ci/run installs one where it may")
+    width, scheme = WINDOWS[request.param]
+    with sync_api.sync_playwright() as started:
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        shown = started.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        own = shown.new_context(
+            ignore_https_errors=True, viewport={"width": width, "height": 900}, color_scheme=scheme, base_url=stage.url
+        )
+        page = own.new_page()
+        elsewhere, errors = [], []
+        page.on("request", lambda asked: elsewhere.append(asked.url) if not asked.url.startswith(stage.url) else None)
+        page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("dialog", lambda dialog: errors.append(f"dialog {dialog.message}"))
+        yield page
+        shown.close()
+    assert elsewhere == []
+    assert errors == []
+
+
+def enter(window, token) -> None:
+    window.goto("/sign-in")
+    window.get_by_label("Token").fill(token)
+    window.get_by_role("button", name="Sign in").click()
+    window.wait_for_url("**/")
+
+
+def fits(window) -> bool:
+    return bool(window.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
+
+
+def test_a_question_is_chosen_spelled_asked_and_answered(window, token):
+    enter(window, token)
+    window.get_by_role("link", name="Systolic blood pressure and cardiovascular events").first.click()
+    window.get_by_role("link", name="Ask a question").click()
+    window.get_by_label("Exposure").select_option("sbp")
+    window.get_by_label("Per so many of its units").fill("10")
+    window.locator("[name=adjust][value=age]").check()
+    window.get_by_text("cox(time, cvd) ~ sbp/10 + age – exploratory").wait_for()
+    assert window.get_by_label("Outcome").is_hidden()
+    assert fits(window)
+    window.get_by_role("button", name="Ask", exact=True).click()
+    window.wait_for_url("**/results/*")
+    assert "pooled hazard ratio" in window.inner_text(".headline")
+    forest = window.get_by_alt_text(re.compile("^Forest plot"))
+    window.wait_for_function("document.querySelector('.figure img').complete")
+    assert forest.evaluate("image => image.naturalWidth") > 100
+    assert fits(window)
+
+
+def test_a_refusal_is_said_beside_the_form(window, token):
+    enter(window, token)
+    window.goto("/studies/cvd/ask")
+    window.get_by_text("Write the formula yourself").click()
+    window.get_by_label("Formula, as in R").fill("Surv(time, cvd) ~ weight")
+    window.get_by_text("study cvd must have the column").wait_for()
+    window.get_by_role("button", name="Ask", exact=True).click()
+    window.locator("#problem .notice").wait_for()
+    assert "weight" in window.inner_text("#problem")
+    assert window.get_by_role("button", name="Ask", exact=True).is_enabled()
+
+
+def test_a_planned_analysis_is_asked_by_keys_alone(window, token):
+    enter(window, token)
+    window.goto("/studies/cvd/ask")
+    window.keyboard.press("Tab")
+    assert window.evaluate("document.activeElement.className") == "skip"
+    window.keyboard.press("Enter")
+    for _ in range(4):
+        window.keyboard.press("Tab")
+        if window.evaluate("document.activeElement.name") == "planned":
+            break
+    window.keyboard.press("ArrowUp")  # from one's own question to the last planned one
+    window.get_by_text("cox(time, cvd) ~ sbp/10 – planned: unadjusted").wait_for()
+    window.keyboard.press("Enter")
+    window.wait_for_url("**/results/*")
+    assert "confirmatory" in window.inner_text("main")
+
+
+def test_no_page_has_a_barrier_that_axe_finds_and_none_is_wider_than_its_window(window, token, result, axe):
+    window.goto("/sign-in")
+    found = {"/sign-in": barriers(window, axe)}
+    enter(window, token)
+    paths = ["/", *(f"/studies/odd{one}" for one in PAGES), f"/studies/odd/results/{result['odd']}"]
+    for path in paths:
+        window.goto(path)
+        for closed in window.locator("details:not([open]) > summary").all():
+            if closed.is_visible():
+                closed.click()
+        found[path] = barriers(window, axe)
+        assert fits(window), path
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+def barriers(window, axe) -> list[str]:
+    window.evaluate(axe)
+    violations = window.evaluate("axe.run().then(found => found.violations)")
+    return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in violations]
