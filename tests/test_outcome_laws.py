@@ -18,7 +18,7 @@ from shared.flows.outcomes import HazardLaw, LevelLaw, TiltLaw, mean_exponential
 from shared.flows.outcomes_last import OutcomesLast
 from shared.plans.outcomes import PlannedOutcomes
 from site_agent.models.flow import FlowSettings, fit_flow
-from site_agent.models.outcome_laws import fit_laws
+from site_agent.models.outcome_laws.laws import fit_laws
 
 N = 1500
 SMALL = FlowSettings(flows=2, hidden=8, epochs=3)

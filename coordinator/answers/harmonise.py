@@ -359,21 +359,11 @@ def harmonised(
     Raises: EstimateRefusal (no density of the column at the reference, no site with both), ParameterError,
         and what `queries.ask` raises.
     """
-    if draws < 2:
-        raise ParameterError("the bootstrap of the maps must have at least two draws", given=f"{draws}")
-    columns = named(column)
-    if not 1 <= len(set(columns)) == len(columns) <= 3 or not all(columns):
-        raise ParameterError("one to three different columns must be harmonised together", given=", ".join(columns))
-    what = " and ".join(columns)
+    columns = _mappable(column, draws)
     source = source or beside(study)
     drawn = release_selection.holding(store, source)
     known, alike = densities(store, source, drawn)
-    here_known = {site: found_ for site, has in known.items() if (found_ := _of(has, columns)) is not None}
-    if to not in here_known:
-        having = ", ".join(sorted(here_known)) or "none"
-        raise EstimateRefusal(
-            f"the reference must have released a density of {what}", given=to, next_step=f"Sites that have: {having}."
-        )
+    here_known = _having(known, columns, to)
     held = held or release_selection.holding(store, study, wave)
     plan = store.plan(study).plan
     question, _ = resolving.resolve(plan, estimand, lack=lambda name: resolving.lacking(store, study, name))
@@ -394,6 +384,7 @@ def harmonised(
         try:
             tables[site] = _rows(store, releases, taken, columns)
             if site not in here_known:
+                what = " and ".join(columns)
                 raise EstimateRefusal(f"{site} must have released a density of {what}", given=f"none in {source}")
             here, redrawn = scale.maps(site, here_known[site], rng)
             through = partial(_mapped, columns=columns, through=here)
@@ -428,6 +419,28 @@ def harmonised(
         notes=_notes(columns, to, source, alike, outside),
         used=drawn.used,
     )
+
+
+def _mappable(column: str | Sequence[str], draws: int) -> tuple[str, ...]:
+    """The columns that are mapped together. Raises: ParameterError."""
+    if draws < 2:
+        raise ParameterError("the bootstrap of the maps must have at least two draws", given=f"{draws}")
+    columns = named(column)
+    if not 1 <= len(set(columns)) == len(columns) <= 3 or not all(columns):
+        raise ParameterError("one to three different columns must be harmonised together", given=", ".join(columns))
+    return columns
+
+
+def _having(known: Mapping[str, Known], columns: tuple[str, ...], to: str) -> dict[str, Density | Joint]:
+    """The sites with a density of these columns. Raises: EstimateRefusal, if the reference is not among them."""
+    having = {site: found for site, has in known.items() if (found := _of(has, columns)) is not None}
+    if to not in having:
+        raise EstimateRefusal(
+            f"the reference must have released a density of {' and '.join(columns)}",
+            given=to,
+            next_step=f"Sites that have: {', '.join(sorted(having)) or 'none'}.",
+        )
+    return having
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ a row share one baseline. What all figures share (page, palette, words, files) i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -83,19 +83,10 @@ def forest(
     whole = whole or {}
     series = {name: result, **(compare or {})}
     named = {*series, *whole}
-    if len(named) != 1 + len(compare or {}) + len(whole) or len(named) > len(SERIES):
-        raise ParameterError(
-            f"a forest plot must have up to {len(SERIES)} series with different names", given=", ".join(sorted(named))
-        )
-    if len({row.scale for row in (*series.values(), *whole.values())}) > 1:
-        raise ParameterError("compared results must share one scale", given="several")
+    _require_series(named, count=1 + len(compare or {}) + len(whole), rows=[*series.values(), *whole.values()])
     results = list(series.values())
     view = view_of(results, ratio, null)
-    if groups is not None:
-        if compare:
-            raise ParameterError("groups and a comparison must be drawn one by one", next_step="Draw two figures.")
-        if not {label for group in groups.groups.values() for label in group.labels} <= set(result.labels):
-            raise ParameterError("the groups must be of the same result", given="other sites")
+    _require_groups(groups, result, compared=bool(compare))
     if favours is not None and view.null is None:
         raise ParameterError("the sides of a null line must have the line", given="none", next_step="Give null=.")
     headings, rows = rows_of(results, columns or {}, groups, by)
@@ -126,6 +117,26 @@ def forest(
             for target in [path] if isinstance(path, str | Path) else path:
                 save(figure, target, title=title or "Forest plot", description=spoken)
     return figure
+
+
+def _require_groups(groups: Subgroups | None, result: PooledResult, *, compared: bool) -> None:
+    """Refuse groups of another result, or beside a comparison. Raises: ParameterError."""
+    if groups is None:
+        return
+    if compared:
+        raise ParameterError("groups and a comparison must be drawn one by one", next_step="Draw two figures.")
+    if not {label for group in groups.groups.values() for label in group.labels} <= set(result.labels):
+        raise ParameterError("the groups must be of the same result", given="other sites")
+
+
+def _require_series(named: Collection[str], *, count: int, rows: Sequence[PooledResult]) -> None:
+    """Refuse series that share a name, are too many, or are on several scales. Raises: ParameterError."""
+    if len(named) != count or len(named) > len(SERIES):
+        raise ParameterError(
+            f"a forest plot must have up to {len(SERIES)} series with different names", given=", ".join(sorted(named))
+        )
+    if len({row.scale for row in rows}) > 1:
+        raise ParameterError("compared results must share one scale", given="several")
 
 
 def describe(result: PooledResult, *, ratio: bool | None = None, groups: Subgroups | None = None, by: str = "") -> str:

@@ -85,16 +85,8 @@ def km_figure(
         count on from the last curve.
     Raises: EstimateRefusal: no curve; ParameterError: too many, or at different times.
     """
-    if not curves:
-        raise EstimateRefusal("a survival figure must have a curve", given="none")
-    if len(curves) > MOST_CURVES:
-        raise ParameterError(
-            f"a figure must have at most {MOST_CURVES} curves", given=f"{len(curves)}", next_step="Choose some sites."
-        )
     sites = len(curves)
-    curves = (*curves, *pooled)
-    if len({(curve.time, curve.level) for curve in curves}) > 1:
-        raise ParameterError("the curves of a figure must be at the same times and of one level", given="others")
+    curves = _drawable(curves, pooled)
     times = curves[0].time
     shaded = (sites <= 3 and not pooled) if bands is None else bands
     shading = [i for i in range(len(curves)) if shaded or i >= sites]
@@ -142,6 +134,20 @@ def km_figure(
         axes.set_xlabel(xlabel, fontsize=TEXT, color=INK, labelpad=4, parse_math=False)
         y_axis(axes, ylabel)
         return page.finish(words, title or "Kaplan–Meier", path)
+
+
+def _drawable(curves: Sequence[GridCurve], pooled: Sequence[GridCurve]) -> tuple[GridCurve, ...]:
+    """The sites' curves and the pooled ones. Raises: EstimateRefusal, ParameterError."""
+    if not curves:
+        raise EstimateRefusal("a survival figure must have a curve", given="none")
+    if len(curves) > MOST_CURVES:
+        raise ParameterError(
+            f"a figure must have at most {MOST_CURVES} curves", given=f"{len(curves)}", next_step="Choose some sites."
+        )
+    together = (*curves, *pooled)
+    if len({(curve.time, curve.level) for curve in together}) > 1:
+        raise ParameterError("the curves of a figure must be at the same times and of one level", given="others")
+    return together
 
 
 def _km_axis(curves: Sequence[GridCurve]) -> tuple[int, int, list[int]]:

@@ -248,12 +248,7 @@ def regress(
         )
     terms, x, dropped = _design(columns, keep)
     k, p = len(keep), len(terms)
-    if k < p or (k == p and method != "FE"):
-        raise EstimateRefusal(
-            "a meta-regression must have more rows than coefficients",
-            given=f"{k} rows and {p} coefficients",
-            next_step="Leave moderators out.",
-        )
+    _require_rows(k, p, method)
     y, v = estimates[keep], variances[keep]
     tau2, several = estimate_tau2(y, v, method, x)
     model = fit(y, v, tau2, x)
@@ -265,13 +260,9 @@ def regress(
     if several:
         notes.append("The likelihood of τ² has more than one maximum; the highest is reported.")
     s2w = float(model.Q) / (k - p) if k > p else 1.0
-    applied: Test = test
-    if k == p:
-        applied = "z"
-        notes.append("As many coefficients as rows: the fit is exact, and says nothing about other sites.")
-    elif test == "knha" and s2w <= (64 * np.finfo(float).eps) ** 2 * float((y**2 / v).max()):
-        applied = "adhoc"
-        notes.append("Knapp-Hartung would give an interval without width: its ad hoc floor is used.")
+    rounding = (64 * np.finfo(float).eps) ** 2 * float((y**2 / v).max())
+    applied, why = _applied(test, exact=k == p, flat=bool(s2w <= rounding))
+    notes += why
     bare = float(estimate_tau2(y, v, method)[0]) if k > 1 else 0.0
     left = float(fit(y, v, 0.0, x).Q)
     if method != "FE" and bare <= 0:
@@ -297,6 +288,29 @@ def regress(
         excluded=tuple(sorted(rows_out, key=lambda row: order[row.label])),
         notes=tuple(notes),
     )
+
+
+def _require_rows(k: int, p: int, method: Method) -> None:
+    """Refuse no more rows than coefficients, where τ² is estimated. Raises: EstimateRefusal."""
+    if k < p or (k == p and method != "FE"):
+        raise EstimateRefusal(
+            "a meta-regression must have more rows than coefficients",
+            given=f"{k} rows and {p} coefficients",
+            next_step="Leave moderators out.",
+        )
+
+
+def _applied(test: Test, *, exact: bool, flat: bool) -> tuple[Test, list[str]]:
+    """The test that is used, and why where it is another one than asked for.
+
+    Args:
+        exact: there are as many coefficients as rows. flat: what is left varies by no more than doubles round.
+    """
+    if exact:
+        return "z", ["As many coefficients as rows: the fit is exact, and says nothing about other sites."]
+    if test == "knha" and flat:
+        return "adhoc", ["Knapp-Hartung would give an interval without width: its ad hoc floor is used."]
+    return test, []
 
 
 def _accounted_for(

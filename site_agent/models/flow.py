@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from shared.base.randomness import Noise
 from shared.errors import ParameterError, TrainingRefusal
 from shared.flows.affine import AffineAutoregressiveFlow, MaskedLayer
-from shared.flows.base import Bijection
+from shared.flows.base import Bijection, StoredBijection
 from shared.flows.chain import Beside, Composed
 from shared.plans.outcomes import PlannedOutcomes
 from shared.plans.plan import Training
@@ -208,24 +208,8 @@ def _fit(
     outcomes: PlannedOutcomes | None = None,
 ) -> FittedFlow:
     began = time.monotonic()
-    x = np.array(x, dtype=np.float64)
-    if x.ndim != 2 or x.shape[1] < 1:
-        raise ParameterError("records must be a matrix", given=f"shape {x.shape}")
+    x, integers = _checked(x, settings, integer_columns, carried, outcomes)
     n, d = x.shape
-    integers = tuple(sorted({int(j) for j in integer_columns}))
-    if any(not 0 <= j < d for j in integers):
-        raise ParameterError(f"integer_columns must be in 0..{d - 1}", given=str(integers))
-    if carried is not None and (carried not in integers or d < 2 or settings.margins == "none"):
-        raise ParameterError(
-            "a carried column must be a dequantised one beside others, and margins 'normal_scores'",
-            given=f"column {carried} of {d}, margins {settings.margins!r}",
-        )
-    if outcomes is not None and (outcomes.d != d or carried is not None or settings.margins == "none"):
-        raise ParameterError(
-            "outcomes that are drawn last must be of these columns, without a carried one, and margins 'normal_scores'",
-            given=f"{outcomes.d} columns for {d}, margins {settings.margins!r}",
-        )
-    _require_trainable(x, integers)
     apart = ((carried,) if carried is not None else ()) if outcomes is None else outcomes.drawn
     own = [j for j in range(d) if j not in apart]
     clock = FitClock(progress, began)
@@ -291,17 +275,7 @@ def _fit(
                 trainer.run(start.inverse(inner), batch, epochs * per_epoch, per_epoch, clock)
             layers = trainer.layers()
     smooth = AffineAutoregressiveFlow(mean=start.mean, scale=start.scale, layers=layers, activation=settings.activation)
-    second = shaped
-    if outcomes is not None:
-        from site_agent.models.calibrated_laws import calibrated
-        from site_agent.models.outcome_laws import fit_laws
-
-        drawn = Composed(first=Beside(columns=apart, inner=smooth), second=shaped)
-        generator = np.random.default_rng(seed)
-        found_laws = calibrated(
-            fit_laws(x[rows], outcomes), x[rows], outcomes, to_covariates=drawn.forward, generator=generator
-        )
-        second = Composed(first=shaped, second=found_laws)
+    second = shaped if outcomes is None else _with_laws(x[rows], outcomes, apart, smooth, shaped, seed)
     flow = Composed(first=Beside(columns=apart, inner=smooth) if apart else smooth, second=second)
     clock.tell("done", 1.0, 0.0)
     return FittedFlow(
@@ -323,9 +297,56 @@ def _fit(
     )
 
 
+def _checked(
+    x: Array,
+    settings: FlowSettings,
+    integer_columns: Sequence[int],
+    carried: int | None,
+    outcomes: PlannedOutcomes | None,
+) -> tuple[Array, tuple[int, ...]]:
+    """Records as doubles, and which columns hold whole numbers. Raises: ParameterError, TrainingRefusal."""
+    x = np.array(x, dtype=np.float64)
+    if x.ndim != 2 or x.shape[1] < 1:
+        raise ParameterError("records must be a matrix", given=f"shape {x.shape}")
+    d = x.shape[1]
+    integers = tuple(sorted({int(j) for j in integer_columns}))
+    if any(not 0 <= j < d for j in integers):
+        raise ParameterError(f"integer_columns must be in 0..{d - 1}", given=str(integers))
+    if carried is not None and (carried not in integers or d < 2 or settings.margins == "none"):
+        raise ParameterError(
+            "a carried column must be a dequantised one beside others, and margins 'normal_scores'",
+            given=f"column {carried} of {d}, margins {settings.margins!r}",
+        )
+    if outcomes is not None and (outcomes.d != d or carried is not None or settings.margins == "none"):
+        raise ParameterError(
+            "outcomes that are drawn last must be of these columns, without a carried one, and margins 'normal_scores'",
+            given=f"{outcomes.d} columns for {d}, margins {settings.margins!r}",
+        )
+    _require_trainable(x, integers)
+    return x, integers
+
+
+def _with_laws(
+    x: Array,
+    outcomes: PlannedOutcomes,
+    apart: Sequence[int],
+    smooth: StoredBijection,
+    shaped: StoredBijection,
+    seed: int,
+) -> Composed:
+    """The shape of the covariates, then the outcomes' laws, put right for the covariates that the flow draws."""
+    from site_agent.models.outcome_laws.calibrated import calibrated
+    from site_agent.models.outcome_laws.laws import fit_laws
+
+    drawn = Composed(first=Beside(columns=tuple(apart), inner=smooth), second=shaped)
+    generator = np.random.default_rng(seed)
+    laws = calibrated(fit_laws(x, outcomes), x, outcomes, to_covariates=drawn.forward, generator=generator)
+    return Composed(first=shaped, second=laws)
+
+
 def _last(x: Array, outcomes: PlannedOutcomes, check: Array) -> Array:
     """Log-density of the outcomes of records, given everything else, under laws fitted to others."""
-    from site_agent.models.outcome_laws import fit_laws
+    from site_agent.models.outcome_laws.laws import fit_laws
 
     z, log_det = fit_laws(x, outcomes).inverse_with_log_det(check)
     b = z[:, list(outcomes.drawn)]

@@ -217,7 +217,7 @@ def estimate_seconds(plan: StudyPlan, n: int, d: int) -> tuple[float, float]:
         seconds, megabytes = estimate_cost(own, d, plan.training)
         outcomes = planned_outcomes(plan)
         if outcomes is not None:
-            from site_agent.models.outcome_laws import laws_cost
+            from site_agent.models.outcome_laws.laws import laws_cost
 
             more = laws_cost(own, outcomes)
             seconds, megabytes = seconds + more[0], megabytes + more[1]

@@ -376,7 +376,7 @@ class DensitiesPlan(Aggregates):
         if not with_it:
             raise EstimateRefusal(f"the release must hold the density of {name}", given="none", next_step=_FOR)
         at = min(with_it, key=lambda i: len(groups[i].columns))
-        group, n = groups[at], sum(persons for _, persons in tables)
+        group = groups[at]
         figures = [(self.figures(plan, table)[at], persons) for table, persons in tables]
         if isinstance(group, Smooth):
             found = _smooth_mean(group, figures, name, question, origin)
@@ -387,63 +387,79 @@ class DensitiesPlan(Aggregates):
                 given=str(question),
                 next_step="Harmonise by them, or plan a histogram.",
             )
-        grid = group.grid
-        counts = np.sum([group.counts(one, persons) for one, persons in figures], axis=0)
-        axis = next(i for i, column in enumerate(grid.columns) if column.name == name)
-        edges = grid.edges[axis]
-        score = _score(grid.columns[axis], edges, above)
-        weight = np.broadcast_to(
-            np.reshape(score, [-1 if i == axis else 1 for i in range(len(grid.shape))]), grid.shape
-        ).ravel()
-        cells = counts[: weight.size]
-        # All n persons are somewhere, and n is public: only deviations from a fixed middle carry noise, and those who
-        # lack the value are counted by one cell.
-        middle = float(score.min() + score.max()) / 2
-        present = n - counts[-1] if grid.missing else float(n)
-        if present < 10:
-            raise EstimateRefusal(
-                f"{name} must have values that can be told from the noise",
-                given=f"{present:.0f} persons",
-                next_step=_FOR,
-            )
-        shift = float(((weight - middle) * cells).sum()) / present
-        yi = middle + shift
-        moves = np.append(weight - middle, [shift] * grid.missing) / present
-        hidden = sum(group.variance(moves, one, persons) for one, persons in figures)
-        if above is None:
-            widest = float(np.diff(edges).max())
-            spread = float(((weight - yi) ** 2 * cells).sum()) / present
-            spread = float(np.clip(spread, widest**2 / 12, (edges[-1] - edges[0]) ** 2 / 4))
-            slack, stretch = widest / 2, 1.0
-        else:
-            rarer = min(yi, 1 - yi)
-            if rarer * present < 1 or rarer**2 < 4 * hidden:
-                raise EstimateRefusal(
-                    "a share must be further from 0 and 1 than two standard deviations of the noise",
-                    given=f"noise of standard deviation {math.sqrt(hidden):.2g}",
-                )
-            split = (weight > 0) & (weight < 1)
-            slack = max(0.0, float((cells * np.maximum(weight, 1 - weight))[split].sum())) / present
-            spread, stretch = yi * (1 - yi), 1 / (yi * (1 - yi)) ** 2
-            yi = math.log(yi / (1 - yi))
-        said = (
-            f"read off bins: the {'mean' if above is None else 'share'} can be off by up to {slack:.2g} by them alone"
+        bounded = (_AT_BOUNDS.format(name=name),) if name in self.bounds else ()
+        return [_binned(group, figures, (name, above), question, bounded, origin)]
+
+
+def _binned(
+    group: Counted,
+    figures: Sequence[tuple[Any, int]],
+    asked: tuple[str, tuple[str, float] | None],
+    question: Estimand,
+    bounded: tuple[str, ...],
+    origin: Mapping[str, Any],
+) -> Estimate:
+    """The mean of a column, or the share beyond a value, of noisy counts.
+
+    Args:
+        figures: each table's, with its persons.
+        asked: the column, and the value where a share is asked for.
+        bounded: what is said of values at the column's bounds.
+    Raises: EstimateRefusal.
+    """
+    (name, above), n = asked, sum(persons for _, persons in figures)
+    grid = group.grid
+    counts = np.sum([group.counts(one, persons) for one, persons in figures], axis=0)
+    axis = next(i for i, column in enumerate(grid.columns) if column.name == name)
+    edges = grid.edges[axis]
+    score = _score(grid.columns[axis], edges, above)
+    weight = np.broadcast_to(
+        np.reshape(score, [-1 if i == axis else 1 for i in range(len(grid.shape))]), grid.shape
+    ).ravel()
+    cells = counts[: weight.size]
+    # All n persons are somewhere, and n is public: only deviations from a fixed middle carry noise, and those who
+    # lack the value are counted by one cell.
+    middle = float(score.min() + score.max()) / 2
+    present = n - counts[-1] if grid.missing else float(n)
+    if present < 10:
+        raise EstimateRefusal(
+            f"{name} must have values that can be told from the noise",
+            given=f"{present:.0f} persons",
+            next_step=_FOR,
         )
-        said_of_bounds = (_AT_BOUNDS.format(name=name),) if name in self.bounds else ()
-        return [
-            Estimate(
-                term=question.labels[0],
-                yi=yi,
-                vi_sampling=stretch * spread / present,
-                vi_privacy=stretch * hidden,
-                n=round(present),
-                n_missing=max(0, n - round(present)),
-                scale=question.scale,
-                how="linear in the noisy counts, whose noise is known",
-                warnings=(*((said,) if slack else ()), *said_of_bounds),
-                **origin,
+    shift = float(((weight - middle) * cells).sum()) / present
+    yi = middle + shift
+    moves = np.append(weight - middle, [shift] * grid.missing) / present
+    hidden = sum(group.variance(moves, one, persons) for one, persons in figures)
+    if above is None:
+        widest = float(np.diff(edges).max())
+        spread = float(((weight - yi) ** 2 * cells).sum()) / present
+        spread = float(np.clip(spread, widest**2 / 12, (edges[-1] - edges[0]) ** 2 / 4))
+        slack, stretch = widest / 2, 1.0
+    else:
+        rarer = min(yi, 1 - yi)
+        if rarer * present < 1 or rarer**2 < 4 * hidden:
+            raise EstimateRefusal(
+                "a share must be further from 0 and 1 than two standard deviations of the noise",
+                given=f"noise of standard deviation {math.sqrt(hidden):.2g}",
             )
-        ]
+        split = (weight > 0) & (weight < 1)
+        slack = max(0.0, float((cells * np.maximum(weight, 1 - weight))[split].sum())) / present
+        spread, stretch = yi * (1 - yi), 1 / (yi * (1 - yi)) ** 2
+        yi = math.log(yi / (1 - yi))
+    said = f"read off bins: the {'mean' if above is None else 'share'} can be off by up to {slack:.2g} by them alone"
+    return Estimate(
+        term=question.labels[0],
+        yi=yi,
+        vi_sampling=stretch * spread / present,
+        vi_privacy=stretch * hidden,
+        n=round(present),
+        n_missing=max(0, n - round(present)),
+        scale=question.scale,
+        how="linear in the noisy counts, whose noise is known",
+        warnings=(*((said,) if slack else ()), *bounded),
+        **origin,
+    )
 
 
 def _is_pair(given: object) -> bool:

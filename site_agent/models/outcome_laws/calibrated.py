@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from shared.flows.outcomes import HazardLaw, LevelLaw, OutcomeInputs, TiltLaw
 from shared.flows.outcomes_last import OutcomesLast
 from shared.plans.outcomes import PlannedOutcomes
-from site_agent.models.outcome_laws import asked_products
+from site_agent.models.outcome_laws.terms import asked_products
 
 __all__ = ["calibrated"]
 
