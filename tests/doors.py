@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
+import re
+import shutil
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +47,41 @@ kind = "integer"
 lower = 0
 upper = 60
 """
-RECORDED = Path(__file__).resolve().parent.parent / "deploy" / "r" / "tests" / "testthat" / "answers"
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE, PAGE = ROOT / "deploy" / "r", ROOT / "docs" / "r.md"
+RECORDED = PACKAGE / "tests" / "testthat" / "answers"
+VIGNETTE = PACKAGE / "vignettes" / "tributarymeta.Rmd"
+NEEDED = ("httr2", "jsonlite", "generics", "knitr", "metafor")
+
+
+def lacking() -> str:
+    """What R lacks here for the package; blank for nothing."""
+    if shutil.which("Rscript") is None:
+        return "Rscript is not installed"
+    asked = f"cat(setdiff(c({', '.join(map(repr, NEEDED))}), rownames(installed.packages())))"
+    missing = subprocess.run(["Rscript", "-e", asked], capture_output=True, text=True, check=True).stdout
+    return f"R lacks {missing}" if missing else ""
+
+
+def installed(library: Path) -> Callable[..., str]:
+    """Install the package into a folder; what runs a script with it, and gives what that printed."""
+    how = ["--no-docs", "--no-test-load", "--no-byte-compile", "--no-staged-install", f"--library={library}"]
+    subprocess.run(["R", "CMD", "INSTALL", *how, PACKAGE], check=True, capture_output=True)
+
+    def run(script: str, **variables: str) -> str:
+        given = {**os.environ, "R_LIBS": str(library), "LC_ALL": "C.UTF-8", **variables}
+        words = ["Rscript", "-e", f"suppressMessages(library(tributarymeta))\n{script}"]
+        done = subprocess.run(words, env=given, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def page(knitted: str) -> str:
+    """A page of the documentation from a knitted vignette: results' ids, which no two studies share, are shortened."""
+    body = re.sub(r"^---\n.*?\n---\n", "# Ask a study from R\n", knitted, count=1, flags=re.DOTALL)
+    return re.sub(r"\b[0-9a-f]{32}\b", "...", re.sub(r"\n{3,}", "\n\n", body))
 
 
 def table(n: int, seed: int) -> pd.DataFrame:
@@ -58,7 +96,7 @@ def table(n: int, seed: int) -> pd.DataFrame:
 class House:
     """A coordinator that has the study, and a token for it."""
 
-    def __init__(self, home: Path, **served: Any) -> None:
+    def __init__(self, home: Path) -> None:
         self.home, lead = home, SigningKey.generate()
         self.authority = Authority.create(home, coordinator="tributary-hub", names=("127.0.0.1", "localhost"))
         store = Store.open(home)
@@ -68,7 +106,9 @@ class House:
             given = self.authority.invite(site, [plan.study], address="localhost:1", leads=[lead.public], days=300)
             store.add_invitation(given)
             deliver(store, plan, site, join(store, given), table(n, seed))
-        self.running = CoordinatorServer(home, "127.0.0.1:0", analysts="127.0.0.1:0", **served)
+        web = {"listen": "127.0.0.1:0", "certificate": "", "key": ""}
+        self.running = CoordinatorServer(home, "127.0.0.1:0", analysts="127.0.0.1:0", web=web)
+        self.url = f"https://127.0.0.1:{self.running.web_port}"
         today = dt.datetime.now(dt.UTC).date()
         account, token = Analysts(store).add("ada", studies=(plan.study,), role="analyst", days=30, today=today)
         self.token = Pass(
@@ -114,7 +154,15 @@ def main() -> None:
                 "dictionary": study.dictionary().document,
                 "log": study.log().document,
             }
+        run = installed(Path(folder))
+        knitted = Path(folder) / "r.md"
+        run(
+            f"knitr::knit({str(VIGNETTE)!r}, {str(knitted)!r}, quiet = TRUE)",
+            TRIBUTARY_URL=house.url,
+            TRIBUTARY_ANALYST_TOKEN=str(house.file),
+        )
         house.running.stop()
+        PAGE.write_text(page(knitted.read_text(encoding="utf-8")), encoding="utf-8")
     RECORDED.mkdir(parents=True, exist_ok=True)
     for name, document in found.items():
         (RECORDED / f"{name}.json").write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The R package of `deploy/r`, run by R itself: what it pools, and how its formulas are read.
+"""The R package of `deploy/r`, run by R itself: what it pools, how its formulas are read, and what it is answered.
 
 The package's own tests are run by `R CMD check` (.ci/run); here R stands beside Python.
 """
@@ -6,50 +6,31 @@ The package's own tests are run by `R CMD check` (.ci/run); here R stands beside
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
-from pages import ROOT
+from doors import PAGE, VIGNETTE, House, installed, lacking, page
 
+from coordinator.analyst import commands as client
+from coordinator.analyst.remote import connect
+from coordinator.analyst.shown import pooled_line
 from coordinator.pooling.pool import pool
+from shared.errors import ParameterError
+from shared.estimands.kinds import KINDS
 from shared.estimands.questions import parse_formula
-
-NEEDED = ("httr2", "jsonlite", "generics", "metafor")
-
-
-def _lacking() -> str:
-    if shutil.which("Rscript") is None:
-        return "Rscript is not installed"
-    asked = f"cat(setdiff(c({', '.join(map(repr, NEEDED))}), rownames(installed.packages())))"
-    lacking = subprocess.run(["Rscript", "-e", asked], capture_output=True, text=True, check=True).stdout
-    return f"R lacks {lacking}" if lacking else ""
 
 
 @pytest.fixture(scope="module")
 def r(tmp_path_factory):
     """Runs a script with the package installed; what it printed."""
-    if lacking := _lacking():
-        pytest.skip(lacking)
-    library = tmp_path_factory.mktemp("library")
-    how = ["--no-docs", "--no-test-load", "--no-byte-compile", "--no-staged-install", f"--library={library}"]
-    subprocess.run(["R", "CMD", "INSTALL", *how, ROOT / "deploy" / "r"], check=True, capture_output=True)
-
-    def run(script: str, **variables: str) -> str:
-        given = {**os.environ, "R_LIBS": str(library), "LC_ALL": "C.UTF-8", **variables}
-        done = subprocess.run(
-            ["Rscript", "-e", f"library(tributarymeta)\n{script}"],
-            env=given,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
+    if missing := lacking():
+        pytest.skip(missing)
+    return installed(tmp_path_factory.mktemp("library"))
 
 
 FORMULAS = {
@@ -109,3 +90,192 @@ def test_r_pools_a_table_of_ones_own_as_analyst_pool_does(r, tmp_path):
             if result.k == 1:  # one row has no heterogeneity: R says 100 %
                 del expected[4:7], found[4:7]
             assert found[:-1] == pytest.approx(expected, rel=1e-6, abs=1e-7), (method, test, one)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One question as each door asks it.
+
+    Args:
+        r: a call of the package. formula, options: the same for the verb `kind` of Python and the command line.
+    """
+
+    r: str
+    kind: str
+    formula: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The whole question in one spelling."""
+        return self.formula if not self.kind else str(parse_formula(self.kind, self.formula, **self.options))
+
+    @property
+    def argv(self) -> list[str]:
+        """The command, by its own verb where that has the options."""
+        if not self.kind or not set(self.options) <= {*KINDS[self.kind].verb_options, "subset"}:
+            return ["query", "cvd", self.text]
+        said = self.formula.removeprefix("~ ").split(" + ") if KINDS[self.kind].shape == "columns" else [self.formula]
+        options = [word for name, value in self.options.items() for word in (f"--{name}", f"{value}")]
+        return [self.kind.replace("_", "-"), "cvd", *said, *options]
+
+
+QUESTIONS = (
+    Question(r="mean(cvd, ~ sbp)", kind="mean", formula="sbp"),
+    Question(r="difference(cvd, sbp ~ arm)", kind="difference", formula="sbp ~ arm"),
+    Question(r="ratio(cvd, chol ~ arm)", kind="ratio", formula="chol ~ arm"),
+    Question(r="proportion(cvd, ~ sbp > 140)", kind="proportion", formula="sbp > 140"),
+    Question(r="two_by_two(cvd, cvd ~ arm)", kind="two_by_two", formula="cvd ~ arm"),
+    Question(
+        r="two_by_two(cvd, cvd ~ arm, measure = 'RD', subset = ~ smoking %in% c('never', 'former'))",
+        kind="two_by_two",
+        formula="cvd ~ arm",
+        options={"measure": "RD", "subset": "smoking == 'never' | smoking == 'former'"},
+    ),
+    Question(r="correlation(cvd, ~ sbp + age)", kind="correlation", formula="~ sbp + age"),
+    Question(
+        r="correlation(cvd, ~ sbp + age + chol, structure = 'cs')",
+        kind="correlation",
+        formula="~ sbp + age + chol",
+        options={"structure": "cs"},
+    ),
+    Question(
+        r="linear(cvd, sbp ~ age/10 + factor(smoking), robust = 'HC3')",
+        kind="ols",
+        formula="sbp ~ age/10 + factor(smoking)",
+        options={"robust": "HC3"},
+    ),
+    Question(
+        r="logistic(cvd, cvd ~ age/10 + as.factor(smoking))", kind="logistic", formula="cvd ~ age/10 + factor(smoking)"
+    ),
+    Question(
+        r="poisson(cvd, visits ~ age + offset(log(time)))", kind="poisson", formula="visits ~ age + offset(log(time))"
+    ),
+    Question(r="risk_ratio(cvd, cvd ~ age/10)", kind="risk_ratio", formula="cvd ~ age/10"),
+    Question(r="log_binomial(cvd, cvd ~ arm)", kind="log_binomial", formula="cvd ~ arm"),
+    Question(r="ask(cvd, visits ~ arm, 'quasipoisson')", kind="quasipoisson", formula="visits ~ arm"),
+    Question(r="negbin(cvd, visits ~ arm)", kind="negbin", formula="visits ~ arm"),
+    Question(r="probit(cvd, cvd ~ age/10)", kind="probit", formula="cvd ~ age/10"),
+    Question(r="cloglog(cvd, cvd ~ age/10)", kind="cloglog", formula="cvd ~ age/10"),
+    Question(r="ask(cvd, I(chol) ~ arm, 'gamma')", kind="gamma", formula="I(chol) ~ arm"),
+    Question(
+        r="standardised(cvd, cvd ~ arm + age, of = ~ arm, contrast = 'RR')",
+        kind="standardised",
+        formula="cvd ~ arm + age",
+        options={"of": "arm", "contrast": "RR"},
+    ),
+    Question(
+        r="cox(cvd, Surv(event = cvd == 1, time) ~ sbp/10 + strata(arm), ties = 'breslow', start = 1, stop = 9)",
+        kind="cox",
+        formula="Surv(time, cvd == 1) ~ sbp/10 + strata(arm)",
+        options={"ties": "breslow", "start": 1.0, "stop": 9.0},
+    ),
+    Question(
+        r="cox(cvd, Surv(time, cvd) ~ I((sbp - 130)/10) + age:arm + age)",
+        kind="cox",
+        formula="Surv(time, cvd) ~ I((sbp - 130)/10) + age:arm + age",
+    ),
+    Question(
+        r="km(cvd, Surv(time, cvd) ~ arm, at = 5)", kind="km", formula="Surv(time, cvd) ~ arm", options={"at": 5.0}
+    ),
+    Question(
+        r="rmst(cvd, Surv(time, cvd) ~ arm, tau = 8)",
+        kind="rmst",
+        formula="Surv(time, cvd) ~ arm",
+        options={"tau": 8.0},
+    ),
+    Question(
+        r="logrank(cvd, Surv(time, cvd) ~ arm + strata(smoking))",
+        kind="logrank",
+        formula="Surv(time, cvd) ~ arm + strata(smoking)",
+    ),
+    Question(r="planned(cvd, 'adjusted')", kind="", formula="adjusted"),
+)
+FIGURES = ("beta", "se", "ci_lb", "ci_ub", "pval", "tau2", "I2", "QE")
+R_ASKS = """
+hub <- connect(Sys.getenv("TRIBUTARY_URL"))
+cvd <- study(hub, "cvd")
+digits <- function(x) if (length(x)) sprintf("%.17g", unlist(x)) else character()
+for (asked in parse(text = readLines(Sys.getenv("QUESTIONS")))) {
+  answer <- eval(asked)
+  document <- answer$document
+  sites <- as.data.frame(answer)
+  said <- list(id = document$result, line = format(answer), effect = document$effect,
+               pooled = digits(document$pooled[FIGURES]), sites = digits(c(sites$yi, sites$vi)),
+               tidy = digits(tidy(answer)$estimate[1]))
+  cat(jsonlite::toJSON(said, auto_unbox = TRUE), "\\n", sep = "")
+}
+fit <- as_rma(cox(cvd, Surv(time, cvd) ~ sbp/10))
+forest(cox(cvd, Surv(time, cvd) ~ sbp/10), file = Sys.getenv("FIGURE"))
+refused <- tryCatch(cox(cvd, Surv(time, cvd) ~ spb/10), tributary_refusal = identity)
+said <- list(rma = digits(c(fit$beta, fit$se)), code = refused$code, status = refused$status,
+             said = conditionMessage(refused))
+cat(jsonlite::toJSON(said, auto_unbox = TRUE), "\\n", sep = "")
+table <- suppressMessages(table_one(cvd, ~ age + smoking, by = "arm"))
+cat(digits(table$estimate[!is.na(table$estimate)]), "\\n")
+cat(nrow(questions(cvd)), "\\n")
+knitr::knit(Sys.getenv("VIGNETTE"), Sys.getenv("KNITTED"), quiet = TRUE)
+"""
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    made = House(tmp_path_factory.mktemp("doors") / "hub")
+    yield made
+    made.running.stop(1)
+
+
+def test_every_question_has_the_same_figures_through_four_doors(r, house, tmp_path, capsys):
+    assert {one.kind for one in QUESTIONS} | {"table_one", "network"} == {*KINDS, ""}  # of rows, but for Table 1
+    (tmp_path / "questions.R").write_text("".join(f"{one.r}\n" for one in QUESTIONS))
+    printed = r(
+        R_ASKS.replace("FIGURES", f"c({', '.join(map(repr, FIGURES))})"),
+        TRIBUTARY_URL=house.url,
+        TRIBUTARY_ANALYST_TOKEN=str(house.file),
+        QUESTIONS=str(tmp_path / "questions.R"),
+        FIGURE=str(tmp_path / "forest.svg"),
+        VIGNETTE=str(VIGNETTE),
+        KNITTED=str(tmp_path / "r.md"),
+    ).splitlines()
+    in_r = [json.loads(line) for line in printed[: len(QUESTIONS)]]
+    tls = ssl.create_default_context(cadata=house.token.ca_pem)
+    bearer = {"authorization": f"Bearer {house.token.token}"}
+    table = []
+    with connect(house.token) as connection, httpx.Client(base_url=house.url, verify=tls, headers=bearer) as web:
+        study = connection["cvd"]
+        for one, found in zip(QUESTIONS, in_r, strict=True):
+            python = study.query(one.kind, one.formula, **one.options).document
+            body = {"kind": one.kind, "formula": one.formula, "options": {k: f"{v}" for k, v in one.options.items()}}
+            https = web.post("/v1/studies/cvd/queries", json=body).json()
+            capsys.readouterr()
+            assert client.main([*one.argv, "--json", "--token", str(house.file)]) == 0
+            command = json.loads(capsys.readouterr().out)
+            for door, document in (("Python", python), ("HTTPS", https), ("command", command)):
+                sites = [row["yi"] for row in document["estimates"]]
+                sites += [row["vi_sampling"] + row["vi_privacy"] for row in document["estimates"]]
+                pooled = [document["pooled"][name] for name in FIGURES]
+                table.append(
+                    (one.r, door, document["result"], pooled, sites, pooled_line(document), document["effect"])
+                )
+            figures = ([float(word) for word in found[name]] for name in ("pooled", "sites"))
+            table.append((one.r, "R", found["id"], *figures, found["line"], found["effect"]))
+            assert float(found["tidy"]) == python["table"][0]["beta"]
+        for row in table:
+            reference = next(other for other in table if other[0] == row[0])
+            assert row[2:] == reference[2:], row[:2]
+        assert len(table) == 4 * len(QUESTIONS)
+        # What stands around a number: metafor's own fit, the figure, the refusal, Table 1, and the record.
+        answer = study.cox("Surv(time, cvd) ~ sbp/10")
+        last = json.loads(printed[len(QUESTIONS)])
+        assert [float(word) for word in last["rma"]] == pytest.approx([answer.beta, answer.se], rel=1e-6)
+        drawn = web.get(f"/v1/studies/cvd/results/{answer.id}/forest.svg").content
+        assert (tmp_path / "forest.svg").read_bytes() == drawn
+        with pytest.raises(ParameterError) as refused:
+            study.cox("Surv(time, cvd) ~ spb/10")
+        assert (last["code"], last["status"], last["said"]) == ("E_PARAMETER", 422, str(refused.value))
+        cells = [cell["estimate"] for cell in study.table_one("age", "smoking", by="arm").cells]
+        cells = [value for value in cells if value is not None]
+        assert [float(word) for word in printed[len(QUESTIONS) + 1].split()] == cells
+        assert int(printed[len(QUESTIONS) + 2]) == len(QUESTIONS) + 4
+    shown, there = (page(path.read_text(encoding="utf-8")).split() for path in (tmp_path / "r.md", PAGE))
+    assert shown == there, "docs/r.md is not what R prints: python -m tests.doors"

@@ -15,15 +15,18 @@
 #'   side: `~ sbp`, `~ sbp > 140`, `~ sbp + age`.
 #' @param kind What to estimate; blank where the text says.
 #' @param ... Parts of the question, as its kind takes them: `subset`, `weights`, `robust`, `ties`, `start`, `stop`,
-#'   `at`, `tau`, `measure`, `structure`; and of `cox()` and the others also all settings of `ask()`. `subset` and
+#'   `at`, `tau`, `measure`, `structure`, `of`, `contrast`, `model`; and of `cox()` and the others also all settings of `ask()`. `subset` and
 #'   `weights` are one-sided formulas or texts: `subset = ~ age >= 60`.
 #' @param term Which term is pooled as the answer; the first when blank. [tidy()] gives all.
 #' @param method,test,level How it is pooled: as of metafor's `rma()`, with `level` in (0, 1).
 #' @param wave,as_of The table as of this wave (0: the newest), and as of one of its revisions.
 #' @param label `"confirmatory"` or `"exploratory"`; by the plan when blank.
 #' @param at,tau The time of `km()`, and the horizon of `rmst()`.
+#' @param of The exposure of `standardised()`: a column of the formula, as text or `~ arm`.
+#' @param by Of `table_one()`: a column with levels, as text or `~ arm`, or `NULL`.
 #' @param check `TRUE` reads the question without asking it: no line stands in the record.
-#' @return A `tributary_answer`; with `check`, a list of the question in one spelling (`estimand`), the planned
+#' @return A `tributary_answer`, but of `table_one()` a data frame with a row per site (and all of them pooled), group,
+#'   column and statistic; with `check`, a list of the question in one spelling (`estimand`), the planned
 #'   analysis that it is (`planned`), its `label` and its `kind`.
 #' @seealso [tidy.tributary_answer()], [as_rma()], [figure()]
 #' @examples
@@ -131,6 +134,22 @@ proportion <- function(study, formula, ...) ask(study, formula, "proportion", ..
 #' @rdname ask
 #' @export
 correlation <- function(study, formula, ...) ask(study, formula, "correlation", ...)
+
+#' @rdname ask
+#' @export
+standardised <- function(study, formula, of, ...) ask(study, formula, "standardised", of = of, ...)
+
+#' @rdname ask
+#' @export
+table_one <- function(study, formula, by = NULL, ...) {
+  document <- ask(study, formula, "table_one", by = by, ...)$document
+  said <- unique(unlist(c(document$cautions, lapply(document$table, function(one) one$cautions))))
+  for (one in said) message("caution: ", plain(one))
+  frame(document$cells, function(cell) {
+    lapply(cell[c("site", "group", "column", "level", "statistic", "estimate", "ci_lb", "ci_ub", "n", "n_missing", "reason")],
+           value_or)
+  })
+}
 
 #' @rdname ask
 #' @export
