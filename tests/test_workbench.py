@@ -18,7 +18,7 @@ from web_stage import HOSTILE, QUESTION, WebStage, stage  # noqa: F401
 
 from coordinator.web import forms
 from coordinator.web.sessions import COOKIE, IDLE, LONGEST, OF_ONE, Sessions
-from coordinator.web.workbench import POLICY
+from coordinator.web.workbench import POLICY, Pages
 from shared.errors import SchemaRefusal
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -211,6 +211,31 @@ def test_a_form_is_the_question_that_was_chosen(given, made):
 def test_a_form_that_cannot_be_read_is_refused(given):
     with pytest.raises(SchemaRefusal):
         forms.asked("cvd", list(given.items()), COLUMNS)
+
+
+def test_five_hundred_sites_and_forty_waves_are_pages_of_less_than_a_megabyte(reader):
+    cells = [{"site": f"site-{i}", "state": "delivered", "day": "2026-01-05"} for i in range(500)]
+    wave = {
+        "opens": "2026-01-01",
+        "closes": "2026-03-31",
+        "state": "open",
+        "quorum": 0,
+        "delivered": 500,
+        "cells": cells,
+    }
+    grid = {
+        "sites": [one["site"] for one in cells],
+        "waves": [{**wave, "number": number} for number in range(1, 41)],
+        "waiting_days": None,
+        "words": {"delivered": "accepted"},
+    }
+    values = {"grid": grid, "rows": range(100), "page": 1, "more": True, "study": "cvd", "here": "waves"}
+    drawn = Pages(None)._draw("waves.html", None, **values).body.decode()
+    assert len(drawn) < 1 << 20
+    assert drawn.count("<tr>") == 102
+    assert "further sites" in drawn
+    assert "page 9" in words(reader.get("/studies/cvd/waves?page=9"))
+    assert reader.get("/studies/cvd/releases?page=x²").status_code == 200
 
 
 # -- texts of others ------------------------------------------------------------------------------------------------

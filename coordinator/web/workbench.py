@@ -324,13 +324,15 @@ class Pages:
     async def _waves(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         study = request.path_params["study"]
         grid = await self._document(request, who, "waves", ReleasesRequest(study=study))
-        return self._draw("waves.html", session, study=study, here="waves", grid=grid)
+        page, sites = _page(request), grid["sites"]
+        rows = range(PAGE * (page - 1), min(PAGE * page, len(sites)))
+        values = {"grid": grid, "rows": rows, "page": page, "more": len(sites) > PAGE * page}
+        return self._draw("waves.html", session, study=study, here="waves", **values)
 
     async def _releases(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         study = request.path_params["study"]
         found = await self._document(request, who, "receipts", ReleasesRequest(study=study))
-        number = request.query_params.get("page", "1")
-        page = max(1, int(number)) if number.isdigit() and len(number) < 6 else 1
+        page = _page(request)
         newest = found["receipts"][::-1]
         values = {"receipts": newest[PAGE * (page - 1) : PAGE * page], "page": page, "more": len(newest) > PAGE * page}
         return self._draw("releases.html", session, study=study, here="releases", **values)
@@ -338,9 +340,15 @@ class Pages:
     async def _log(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         study = request.path_params["study"]
         number = request.query_params.get("after", "0")
-        after = int(number) if number.isdigit() and len(number) < 16 else 0
+        after = int(number) if number.isascii() and number.isdigit() and len(number) < 16 else 0
         found = await self._document(request, who, "log", LogRequest(study=study, after=after))
         return self._draw("log.html", session, study=study, here="log", found=found, after=after)
+
+
+def _page(request: Request) -> int:
+    """The page of a list that is asked for; the first where none is that can be read."""
+    number = request.query_params.get("page", "1")
+    return max(1, int(number)) if number.isascii() and number.isdigit() and len(number) < 6 else 1
 
 
 def copies(answer: Mapping[str, Any], request: Request) -> list[tuple[str, str]]:
