@@ -1,6 +1,6 @@
 """The whole product as real processes on loopback: a coordinator that serves, and hospitals that run their commands.
 
-Starting Python with torch and pandas costs three seconds, and these tests start hundreds of processes. One *zygote*
+Starting Python with pandas and SciPy costs two seconds, and these tests start hundreds of processes. One *zygote*
 imports the libraries once and forks a child per command; the child gets its own environment, its own standard streams,
 calls the same ``main`` as the installed script, and dies as the failpoint or the test wants it to. gRPC does not
 survive a fork, so that the zygote never imports it. Run as a script, this module is the zygote.
@@ -399,12 +399,8 @@ def _environment() -> dict[str, str]:
 
 
 # -- the zygote ------------------------------------------------------------------------------------------------------
+# Without torch: no plan of these tests trains by nflows, and a small process is forked in half the time.
 PRELOADED = [
-    "torch",
-    "torch._dynamo",
-    "torch.optim",
-    "nflows.flows",
-    "nflows.transforms",
     "pandas",
     "pyarrow.parquet",
     "scipy.stats",
@@ -433,7 +429,11 @@ PRELOADED = [
     "site_agent.release.outbox",
     "site_agent.decide.plans",
     "site_agent.decide.airlock",
+    "site_agent.decide.attending",
     "site_agent.decide.key_files",
+    "site_agent.decide.membership",
+    "site_agent.decide.renewal",
+    "site_agent.decide.waves",
     "site_agent.identity",
     "site_agent.lock",
     "shared.base.passphrases",
