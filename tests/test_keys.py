@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import multiprocessing
 import subprocess
 import sys
 import threading
@@ -193,3 +194,78 @@ def test_a_new_passphrase_has_twelve_characters(tmp_path):
     with pytest.raises(ParameterError, match="12 characters, got 11"):
         SigningKey.generate().save(tmp_path / "ada.pem", "eleven-char")
     assert not (tmp_path / "ada.pem").exists()
+
+
+def of_two_processes(work, rounds: int) -> list[list[str]]:
+    """What two processes say that do `work(process, round)` at the same moment, round after round."""
+    fork = multiprocessing.get_context("fork")
+    together, said = fork.Barrier(2), [fork.SimpleQueue() for _ in range(2)]
+
+    def one(number: int) -> None:
+        for k in range(rounds):
+            together.wait(60)
+            try:
+                said[number].put(work(number, k))
+            except (OSError, Refusal) as error:
+                said[number].put(f"{error}")
+
+    both = [fork.Process(target=one, args=(number,)) for number in range(2)]
+    for process in both:
+        process.start()
+    heard = [[queue.get() for _ in range(rounds)] for queue in said]
+    for process in both:
+        process.join(60)
+        assert process.exitcode == 0
+    return heard
+
+
+def test_of_two_processes_that_make_a_key_of_one_name_one_has_made_it_and_the_other_is_told(tmp_path):
+    def save(_: int, k: int) -> str:
+        key = SigningKey.generate()
+        try:
+            key.save(tmp_path / f"{k}.pem", new=True)
+        except StateRefusal as refusal:
+            return refusal.code
+        return key.public.hex
+
+    for k, answers in enumerate(zip(*of_two_processes(save, 200), strict=True)):
+        made = [answer for answer in answers if answer != StateRefusal.code]
+        assert made == [SigningKey.load(tmp_path / f"{k}.pem").public.hex], answers
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_of_two_processes_that_write_one_file_each_has_written_it_whole(tmp_path):
+    """Under one name for both's parts the second emptied what the first was about to give its name."""
+    path = tmp_path / "release.pem"
+
+    def write(number: int, k: int) -> str:
+        write_private(path, b"%d" % number * (1 << 16))
+        found = path.read_bytes()
+        return "whole" if found in (b"0" * (1 << 16), b"1" * (1 << 16)) else f"{len(found)} bytes"
+
+    assert of_two_processes(write, 200) == [["whole"] * 200] * 2
+    assert [entry.name for entry in tmp_path.iterdir()] == ["release.pem"]
+
+
+def test_a_part_that_a_crash_left_is_taken_up_and_one_that_has_its_name_already_is_not_emptied(tmp_path):
+    path, part = tmp_path / "release.pem", tmp_path / "release.pem.part"
+    part.write_bytes(b"the longer half of another key")
+    write_private(path, b"key")
+    assert path.read_bytes() == b"key"
+    part.hardlink_to(path)  # killed between the new name and the end of the old one
+    with pytest.raises(StateRefusal, match="new"):
+        write_private(path, b"another", new=True)
+    assert path.read_bytes() == b"key"
+    assert not part.exists()
+
+
+def test_a_name_is_taken_once_where_there_are_no_links(tmp_path, monkeypatch):
+    def refused(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("shared.base.durable.os.link", refused)
+    path = tmp_path / "release.pem"
+    write_private(path, b"key", new=True)
+    with pytest.raises(StateRefusal, match="new"):
+        write_private(path, b"another", new=True)
+    assert path.read_bytes() == b"key"

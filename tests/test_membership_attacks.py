@@ -239,7 +239,7 @@ def test_of_two_who_add_a_person_of_one_name_at_once_one_does_and_the_other_is_r
         return PASSPHRASE
 
     monkeypatch.setattr("shared.base.passphrases.chosen", typed)
-    assert "meanwhile" in north.refused("approver", "add", "dr-okoye", "--as", "dr-lind", expect=2)["given"]
+    assert "there already" in north.refused("approver", "add", "dr-okoye", "--as", "dr-lind", expect=2)["given"]
     north("approver", "retire", "dr-lind", "--as", "dr-okoye")
     assert set(north.desk.config.approvers) == set(hub.store.enrolment("north").approvers) == {"dr-okoye"}
     assert north("audit", "verify")["ok"]
@@ -268,7 +268,7 @@ def test_of_two_leads_who_add_one_of_a_name_at_once_neither_writes_over_the_othe
         return PASSPHRASE
 
     monkeypatch.setattr("shared.base.passphrases.chosen", typed)
-    assert "meanwhile" in hub.lead("lead", "add", "b", expect=2)["refused"]["given"]
+    assert "there already" in hub.lead("lead", "add", "b", expect=2)["refused"]["given"]
     assert lead_key(hub, "b").public.hex in hub.members().leads(hub.home).keys
     assert hub.lead("lead", "retire", "lead", "--key", "b")["retired"]
 

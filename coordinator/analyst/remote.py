@@ -90,10 +90,10 @@ class Pass:
     witness: str = ""
 
     def save(self, path: Path) -> None:
-        """Write it so that its owner alone can read it. Raises: StorageRefusal."""
+        """Write it to a new file that its owner alone can read. Raises: StateRefusal (it is there), StorageRefusal."""
         from shared.base.keys import write_private
 
-        write_private(path, (json.dumps(asdict(self), indent=2) + "\n").encode())
+        write_private(path, (json.dumps(asdict(self), indent=2) + "\n").encode(), new=True)
 
     @classmethod
     def load(cls, path: Path) -> Pass:

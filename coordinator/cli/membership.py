@@ -282,12 +282,7 @@ def lead_add(
         # Kept from a run that was interrupted: only what follows makes it a lead's.
         new = SigningKey.load(private) if private.exists() else SigningKey.generate()
         if not private.exists():
-            words = chosen(name, optional=True)
-            if private.exists():
-                raise StateRefusal(
-                    "a lead's key must be made once", given=f"{name}'s, made meanwhile by another command"
-                )
-            new.save(private, words)
+            new.save(private, chosen(name, optional=True), new=True)
         if new.public.hex not in now.keys:
             after = Leads(keys=tuple(sorted({*now.keys, new.public.hex})), threshold=least)
             _, index = _changed(config, store, name, after, key, new)

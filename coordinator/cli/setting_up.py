@@ -105,11 +105,14 @@ def init(
 
 
 def _lead_key(folder: Path, who: str, passphrase: str | None) -> str:
-    """Make a lead's key; returns its fingerprint."""
+    """Make a lead's key; returns its fingerprint. One of an interrupted init, or of one beside this, is taken up."""
     from shared.base.keys import SigningKey, write_private
 
-    key = SigningKey.generate()
-    key.save(folder / f"{who}.pem", passphrase)
+    key, path = SigningKey.generate(), folder / f"{who}.pem"
+    try:
+        key.save(path, passphrase, new=True)
+    except StateRefusal:
+        key = SigningKey.load(path, passphrase)
     write_private(folder / f"{who}.pub", f"{key.public.hex}\n".encode())
     return key.public.fingerprint
 

@@ -69,7 +69,7 @@ def invite(
     if not dry_run:
         store.add_invitation(invitation)
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_private(out, invitation.to_bytes())
+        write_private(out, invitation.to_bytes(), new=True)
     answer = {
         "site": site,
         "studies": invitation.studies,

@@ -171,7 +171,7 @@ def _listed(
     settings = [path for path in (home / FILE_NAME, home / "notify.toml") if path.exists()]
     for path in (*settings, *rooms):
         name = path.relative_to(home).as_posix()
-        if NAMES.fullmatch(name) and not name.endswith(".part"):
+        if NAMES.fullmatch(name) and not name.endswith((".part", ".lock")):
             sources[name] = path.read_bytes()
     facts = BackupFacts(
         coordinator=authority.coordinator,

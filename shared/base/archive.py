@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from shared.base.at_rest import machine_secret, relocked
 from shared.base.canonical import canonical_json, parse_json
-from shared.base.durable import fsync_folder
+from shared.base.durable import fsync_folder, name_once, own_part
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, SigningKey, write_private
 from shared.base.locked import is_locked
@@ -240,18 +240,21 @@ def write_archive(
     once = pyrage.x25519.Identity.generate()
     part = path.with_name(path.name + ".part")
     try:
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(line)
-            with tempfile.TemporaryFile(dir=scratch) as plain:
-                _packed(plain, listed, sources)
-                plain.seek(0)
-                pyrage.encrypt_io(plain, file, [*people, once.to_public()])
-            file.flush()
-            os.fsync(file.fileno())
-        reach("backup.written")
-        _read(part, once, None, lambda name: name in digests, scratch)
-        os.replace(part, path)
+        with own_part(path) as (handle, _):
+            try:
+                with os.fdopen(handle, "wb", closefd=False) as file:
+                    file.write(line)
+                    with tempfile.TemporaryFile(dir=scratch) as plain:
+                        _packed(plain, listed, sources)
+                        plain.seek(0)
+                        pyrage.encrypt_io(plain, file, [*people, once.to_public()])
+                    file.flush()
+                    os.fsync(handle)
+                reach("backup.written")
+                _read(part, once, None, lambda name: name in digests, scratch)
+                name_once(part, path)
+            finally:
+                part.unlink(missing_ok=True)
         fsync_folder(path.parent)
     except (OSError, pyrage.EncryptError) as error:
         if isinstance(error, FileNotFoundError) and error.filename != str(part):
@@ -261,8 +264,6 @@ def write_archive(
             given=getattr(error, "strerror", "") or f"{error}",
             next_step="Free space where it is written; nothing was left there.",
         ) from None
-    finally:
-        part.unlink(missing_ok=True)
     return made
 
 

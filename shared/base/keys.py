@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from shared.base.at_rest import machine_secret, pem_of, private_key
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
-from shared.base.durable import fsync_folder
+from shared.base.durable import fsync_folder, name_once, own_part
 from shared.base.locked import KeyCost, is_locked, lock, unlock
 from shared.errors import (
     ParameterError,
@@ -117,20 +117,27 @@ class SigningKey:
         return self._key.private_bytes(serialization.Encoding.PEM, *form)
 
     def save(
-        self, path: Path, passphrase: str | None = None, *, cost: KeyCost | None = None, of_machine: bool = False
+        self,
+        path: Path,
+        passphrase: str | None = None,
+        *,
+        cost: KeyCost | None = None,
+        of_machine: bool = False,
+        new: bool = False,
     ) -> None:
         """Write it to a file that its owner alone can read; encrypted when a passphrase is given.
 
         Args:
             of_machine: a program opens it unattended: the machine's secret encrypts it (`shared.base.at_rest`).
             cost: price of a guess at the passphrase; `COST` if left out.
-        Raises: ParameterError, when the passphrase is too short.
+            new: there must be no key of that name, nor one that somebody makes meanwhile.
+        Raises: ParameterError (the passphrase is too short), StateRefusal (a key that had to be new is there).
         """
         if passphrase is not None:
             require_length(passphrase)
         data = pem_of(self._key) if of_machine else self._file(passphrase, cost or COST)
         with _held(path, required=False):
-            write_private(path, data)
+            write_private(path, data, new=new)
 
     def _file(self, passphrase: str | None, cost: KeyCost) -> bytes:
         if passphrase is None:
@@ -239,17 +246,24 @@ def _not_open(path: Path, passphrase: str | None) -> PassphraseRefusal:
     )
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that the owner alone can read it, whole or not at all."""
+def write_private(path: Path, data: bytes, *, new: bool = False) -> None:
+    """Write `data` to `path` so that the owner alone can read it, whole or not at all; of several at once one by one.
+
+    Args:
+        new: nothing may have that name, of whoever writes it at the same moment either.
+    Raises: StateRefusal (what had to be new is there; it stays as it is), StorageRefusal.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
     try:
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(part, path)
+        with own_part(path) as (handle, part):
+            with os.fdopen(handle, "wb", closefd=False) as out:
+                out.write(data)
+                out.flush()
+                os.fsync(handle)
+            if new:
+                name_once(part, path)
+            else:
+                os.replace(part, path)
         fsync_folder(path.parent)
     except OSError as error:
         raise StorageRefusal(f"{path.name} must be writable", given=error.strerror or "an error") from error

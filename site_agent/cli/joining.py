@@ -27,6 +27,7 @@ from site_agent.desk import Desk, agent_version, today
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from shared.base.keys import SigningKey
     from shared.plans.invitation import Invitation
     from site_agent.config import SiteConfig
 
@@ -55,10 +56,7 @@ def init(
             refusal.must, given=f"{invitation.name}: {refusal.given}", next_step=refusal.next_step
         ) from None
     invited.require_current(today())
-    if (place / "site.toml").exists():
-        raise StateRefusal(
-            "the folder must not hold a site yet", given=f"{place}", next_step="Run site-agent status there."
-        )
+    _require_new(place)
     names = approver or []
     if not names:
         raise UsageRefusal(
@@ -116,19 +114,38 @@ def init(
     )
 
 
+def _require_new(place: Path) -> None:
+    if (place / "site.toml").exists():
+        raise StateRefusal(
+            "the folder must not hold a site yet", given=f"{place}", next_step="Run site-agent status there."
+        )
+
+
 def _make_site(config: SiteConfig, invited: Invitation) -> str:
     """Make the keys, the ledger and the settings; returns the fingerprint of the release key."""
-    import secrets
-    from dataclasses import replace
-
-    from shared.base.keys import SigningKey, write_private
     from shared.base.passphrases import chosen, opened
-    from site_agent.egress import new_tls_identity
-    from site_agent.ledger.book import Ledger
+    from site_agent.lock import StateLock
 
     # Asked for first: one that is too short leaves no half-made folder.
     there = {name: opened(path, name) for name in config.approvers if (path := config.approver_key(name)).exists()}
     new = {name: chosen(name) for name in config.approvers if name not in there}
+    config.home.mkdir(parents=True, exist_ok=True)
+    with StateLock(config.home):
+        return _made_alone(config, invited, there, new)
+
+
+def _made_alone(
+    config: SiteConfig, invited: Invitation, there: dict[str, SigningKey], new: dict[str, str | None]
+) -> str:
+    """As `_make_site` says, where nobody else writes in the folder."""
+    import secrets
+    from dataclasses import replace
+
+    from shared.base.keys import SigningKey, write_private
+    from site_agent.egress import new_tls_identity
+    from site_agent.ledger.book import Ledger
+
+    _require_new(config.home)
     # site.toml is written last: an interrupted init is simply run again, and finds the keys it made.
     key = SigningKey.load(config.release_key) if config.release_key.exists() else SigningKey.generate()
     if not config.release_key.exists():
@@ -137,7 +154,7 @@ def _make_site(config: SiteConfig, invited: Invitation) -> str:
     for name in config.approvers:
         signer = there.get(name) or SigningKey.generate()
         if name in new:
-            signer.save(config.approver_key(name), new[name])
+            signer.save(config.approver_key(name), new[name], new=True)
         approvers[name] = signer.public.hex
     if not config.tls_key.exists():
         key_pem, csr_pem = new_tls_identity(config.site)

@@ -111,10 +111,8 @@ def _new_key(desk: Desk, name: str) -> Callable[[], SigningKey]:
         path = desk.config.home / "keys" / "approvers" / f"{name}.pem"
         if path.exists():
             return opened(path, name)
-        key, words = SigningKey.generate(), chosen(name)
-        if path.exists():
-            raise StateRefusal("a person's key must be made once", given=f"{name}'s, made meanwhile by another command")
-        key.save(path, words)
+        key = SigningKey.generate()
+        key.save(path, chosen(name), new=True)
         return key
 
     return made

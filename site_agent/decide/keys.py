@@ -301,8 +301,16 @@ def replace_release(desk: Desk, *, by: Openers, today: dt.date) -> ChangedKey:
     Everybody who reads this ledger later is told so; the coordinator takes nothing under the new key before the study
     lead has compared its fingerprint on the telephone.
 
-    Raises: ApprovalRefusal (too few sign), StateRefusal (the old key is here: rotate it).
+    Raises: ApprovalRefusal (too few sign), StateRefusal (the old key is here: rotate it), LockedRefusal.
     """
+    from site_agent.lock import StateLock
+
+    with StateLock(desk.home):  # without `Desk.locked`, which reads the ledger with the key that is lost
+        said, new = _replaced(desk, by, today)
+    return _told(desk, said, new=new)
+
+
+def _replaced(desk: Desk, by: Openers, today: dt.date) -> tuple[KeyChange, PublicKey]:
     from site_agent.ledger.book import Ledger
 
     config = desk.config
@@ -312,9 +320,10 @@ def replace_release(desk: Desk, *, by: Openers, today: dt.date) -> ChangedKey:
             given=f"{config.release_key.name}, which is here",
             next_step="Run site-agent rotate-key release. One that others may have: move it away, then replace it.",
         )
-    new = SigningKey.load(config.next_release_key) if config.next_release_key.exists() else SigningKey.generate()
-    new.save(config.next_release_key, of_machine=True)
     keys = [opened() for opened in by.values()]
+    if not config.next_release_key.exists():
+        SigningKey.generate().save(config.next_release_key, of_machine=True, new=True)
+    new = SigningKey.load(config.next_release_key)
     for name, key in zip(by, keys, strict=True):
         if config.approvers.get(name) != key.public.hex:
             raise ApprovalRefusal("an approver must be registered at this site with this key", given=repr(name))
@@ -345,7 +354,7 @@ def replace_release(desk: Desk, *, by: Openers, today: dt.date) -> ChangedKey:
         write_private(config.tag_key, config.next_release_key.read_bytes())
     key_files.put_in_force(config)
     desk.forget()
-    return _told(desk, said, new=new.public)
+    return said, new.public
 
 
 def signed_for(desk: Desk, by: Openers) -> None:
