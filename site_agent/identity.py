@@ -5,8 +5,9 @@ identity lie together in ``keys/renewal.json``, written whole before each step t
 asked, the new key and the signed request; before anything is replaced, the certificate. Where the certificate in force
 is not of ``keys/tls.pem``, its key is the one that still lies there.
 
-``certificates/ca.pem`` stays the authority that the invitation pinned. Later ones are pinned beside it as the signed
-statements that lead to them (``certificates/authorities.json``), each checked whenever they are read.
+``certificates/ca.pem`` is the authority that a person pinned: the invitation's, or one that took its place by the
+leads' word and a fingerprint on the telephone (`site_agent.decide.renewal`). Later ones are pinned beside it as the
+signed statements that lead to them (``certificates/authorities.json``), each checked whenever they are read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from shared.base.at_rest import private_key
@@ -23,6 +24,7 @@ from shared.base.clock import utc_now
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, write_private
 from shared.errors import CertificateRefusal, IntegrityRefusal, Refusal, StateRefusal
+from shared.plans.invitation import certificate_fingerprint
 from shared.wire.certificates import (
     SITE_DAYS,
     AuthorityStatement,
@@ -46,6 +48,7 @@ __all__ = [
     "identity",
     "install",
     "pin",
+    "pin_other",
     "pinned",
     "renewals",
     "require_ours",
@@ -238,6 +241,15 @@ def pin(config: SiteConfig, statements: Sequence[bytes], *, dry_run: bool = Fals
         write_private(_statements(config), canonical_json([one.decode() for one in statements]))
         reach("renewal.after_pin")
     return chain[len(before) :]
+
+
+def pin_other(config: SiteConfig, ca_pem: str) -> None:
+    """Believe another authority in the place of all that were pinned. Raises: StorageRefusal."""
+    reach("authority.before_pin")
+    _statements(config).unlink(missing_ok=True)
+    write_private(config.ca, ca_pem.encode())
+    reach("authority.pinned")
+    replace(config, ca_fingerprint=certificate_fingerprint(ca_pem)).save()
 
 
 def behind_authority(config: SiteConfig) -> bool:

@@ -13,10 +13,11 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from coordinator.services.authority import Authority, requested_key
+from coordinator.services.authority import Authority
 from shared.base.keys import SigningKey
 from shared.errors import CertificateRefusal, ParameterError, SchemaRefusal, StateRefusal, TokenRefusal
 from shared.plans.invitation import Invitation, certificate_fingerprint
+from shared.wire.certificates import requested_key
 from shared.wire.transport import peer_of
 from site_agent.egress import new_tls_identity
 

@@ -769,6 +769,7 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
         "clock confirm",
         "clock repair",
         "ca rotate",
+        "ca replace",
         "renew-late",
     }
     for verb, options in verbs.items():

@@ -147,6 +147,7 @@ def answered(member, opened):
         opened.fingerprint,
         issue=lambda csr_pem, name, serial: authority.issue(csr_pem, name, serial=serial),
         statements=authority.statements,
+        believed=[*authority.before, authority.ca_pem],
         witness=authority.witness,
         today=utc_now().date(),
     )

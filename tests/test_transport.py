@@ -14,11 +14,12 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from coordinator.services.authority import Authority, _builder, _name, requested_key
+from coordinator.services.authority import Authority, _builder, _name
 from shared import errors
 from shared.errors import CATALOGUE, CertificateRefusal, NetworkRefusal, PlanRefusal, Refusal, TooLarge
 from shared.wire import messages as wire
 from shared.wire import transport
+from shared.wire.certificates import requested_key
 from shared.wire.site_messages import Chunk, SignedDocument, StudyRequest
 from shared.wire.transport import Client, Credentials, Server
 from site_agent.egress import new_tls_identity

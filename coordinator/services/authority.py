@@ -8,7 +8,8 @@ Beside it lies the *witness key* (Ed25519): it signs what the coordinator acknow
 invitation, and a site keeps each signed answer, so that no acceptance can be denied later.
 
 An authority ends too: `coordinator ca rotate` makes the next one, signed by the one before
-(`rotate`), and both are believed until the older one's own end.
+(`rotate`), and both are believed until the older one's own end. One whose key is in other hands is replaced
+(`replace_authority`): the next one begins a line of its own, and nothing of before is believed.
 
 The authority vouches for connections only. A site's release key and its approvers' keys are pinned apart from it, so
 whoever held this key could knock at the door, but not sign a release.
@@ -19,10 +20,11 @@ from __future__ import annotations
 import datetime as dt
 import fcntl
 import ipaddress
+import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cryptography import x509
@@ -32,15 +34,26 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from shared.base.at_rest import machine_secret, pem_of, private_key
+from shared.base.chain import GENESIS
 from shared.base.clock import utc_now
 from shared.base.failpoints import reach
-from shared.base.keys import PublicKey, SigningKey, encrypt_at_rest, unencrypted, write_private
+from shared.base.keys import Envelope, PublicKey, SigningKey, encrypt_at_rest, unencrypted, write_private
 from shared.errors import CertificateRefusal, ParameterError, StateRefusal
+from shared.membership.authorities import AUTHORITY_REPLACEMENT_TYPE, AuthorityReplacement, open_replacement
+from shared.membership.leads import Leads
 from shared.plans.invitation import Invitation, certificate_fingerprint
-from shared.wire.certificates import CA_DAYS, SERVER_DAYS, SITE_DAYS, AuthorityStatement, trusted
+from shared.wire.certificates import CA_DAYS, SERVER_DAYS, SITE_DAYS, AuthorityStatement, requested_key, trusted
 from shared.wire.transport import SERVER_NAME, Credentials
 
-__all__ = ["WARNED_BEFORE_END", "Authority", "encrypt_keys", "keys_in_clear", "rotate", "server_credentials"]
+__all__ = [
+    "WARNED_BEFORE_END",
+    "Authority",
+    "encrypt_keys",
+    "keys_in_clear",
+    "replace_authority",
+    "rotate",
+    "server_credentials",
+]
 
 RENEW_DAYS = SERVER_DAYS // 2
 WARNED_BEFORE_END = 2 * SITE_DAYS
@@ -68,8 +81,10 @@ class Authority:
         certificate: the authority's own certificate.
         key: its private key.
         witness: signs acceptances, anchor receipts and withdrawals.
-        statements: every change of the authority before this one, as signed, oldest first.
-        before: certificates of the authorities before this one, oldest first.
+        number: its place among all authorities here.
+        statements: the changes that lead to this one, as signed, oldest first: since the last replacement.
+        before: certificates of the authorities before this one, oldest first, since the last replacement.
+        replaced: every replacement, as signed, oldest first.
         now: gives the time in UTC.
     """
 
@@ -78,8 +93,10 @@ class Authority:
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey = field(repr=False)
     witness: SigningKey = field(repr=False)
+    number: int = 1
     statements: tuple[bytes, ...] = field(default=(), repr=False)
     before: tuple[str, ...] = field(default=(), repr=False)
+    replaced: tuple[bytes, ...] = field(default=(), repr=False)
     now: Callable[[], dt.datetime] = utc_now
 
     @classmethod
@@ -95,22 +112,30 @@ class Authority:
             now: gives the time in UTC.
         Raises: StateRefusal, when there is an authority already: a second one would lock out every site.
         """
-        folder = home / "ca"
-        if (folder / "ca.key").exists():
-            raise StateRefusal("a coordinator must be set up once", given="an authority that is there already")
         if not (coordinator.isascii() and coordinator.replace("-", "").replace("_", "").isalnum()):
             raise ParameterError("a coordinator's id must be a plain word", given=repr(coordinator))
-        key = ec.generate_private_key(ec.SECP256R1())
-        since, until = now() - SKEW, now() + dt.timedelta(days=CA_DAYS)
-        certificate = authority_certificate(_name(coordinator), key.public_key(), key, since, until)
-        write_private(folder / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
-        if not (folder / "witness.pem").exists():
-            SigningKey.generate().save(folder / "witness.pem", of_machine=True)
-        witness = _witness(folder)
-        made = cls(folder=folder, coordinator=coordinator, certificate=certificate, key=key, witness=witness, now=now)
-        made.renew_server(names)
-        write_private(folder / "ca.key", pem_of(key))  # last: an interrupted set-up can be started again
-        return made
+        folder = home / "ca"
+        folder.mkdir(parents=True, exist_ok=True)
+        with _alone(folder):
+            if (folder / "ca.key").exists():
+                raise StateRefusal("a coordinator must be set up once", given="an authority that is there already")
+            key = ec.generate_private_key(ec.SECP256R1())
+            since, until = now() - SKEW, now() + dt.timedelta(days=CA_DAYS)
+            certificate = authority_certificate(_name(coordinator), key.public_key(), key, since, until)
+            write_private(folder / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
+            if not (folder / "witness.pem").exists():
+                SigningKey.generate().save(folder / "witness.pem", of_machine=True, new=True)
+            made = cls(
+                folder=folder,
+                coordinator=coordinator,
+                certificate=certificate,
+                key=key,
+                witness=_witness(folder),
+                now=now,
+            )
+            made.renew_server(names)
+            write_private(folder / "ca.key", pem_of(key))  # last: an interrupted set-up can be started again
+            return made
 
     @classmethod
     def load(cls, home: Path, *, now: Callable[[], dt.datetime] = utc_now) -> Authority:
@@ -122,16 +147,15 @@ class Authority:
         folder = home / "ca"
         try:
             witness = _witness(folder) if (folder / "ca.pem").exists() else None
-            statements, line = _line(folder, witness)
-            pem = line[-1].encode()
-            key_pem = (folder / key_name(len(line))).read_bytes()
+            line = _line(folder, witness)
+            key_pem = (folder / key_name(line.number)).read_bytes()
         except FileNotFoundError:
             raise StateRefusal(
                 "the coordinator must be set up", given="no authority", next_step="Run coordinator init."
             ) from None
         try:
-            certificate = x509.load_pem_x509_certificate(pem)
-            key = private_key(key_pem, key_name(len(line)))
+            certificate = x509.load_pem_x509_certificate(line.certificates[-1].encode())
+            key = private_key(key_pem, key_name(line.number))
         except (ValueError, TypeError):
             raise CertificateRefusal("the authority's files must be readable", given="other content") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
@@ -144,14 +168,16 @@ class Authority:
             certificate=certificate,
             key=key,
             witness=witness,
-            statements=statements,
-            before=line[:-1],
+            number=line.number,
+            statements=line.statements,
+            before=line.certificates[:-1],
+            replaced=line.replaced,
             now=now,
         )
 
     def current(self) -> Authority:
         """This authority, or the one that has followed it since it was read."""
-        if (self.folder / statement_name(len(self.before) + 2)).exists():
+        if (self.folder / statement_name(self.number + 1)).exists():
             return Authority.load(self.folder.parent, now=self.now)
         return self
 
@@ -384,26 +410,53 @@ def statement_name(number: int) -> str:
     return f"ca-{number}.json"
 
 
-def _line(folder: Path, witness: SigningKey | None) -> tuple[tuple[bytes, ...], tuple[str, ...]]:
-    """Every change of the authority as signed, and all authorities' certificates, oldest first.
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    """The authorities of a folder: fields as of `Authority`, and the certificates of those that may be believed."""
 
-    Raises: FileNotFoundError (no authority), CertificateRefusal (one that the one before has not signed).
+    certificates: tuple[str, ...]
+    number: int = 1
+    statements: tuple[bytes, ...] = ()
+    replaced: tuple[bytes, ...] = ()
+
+
+def _line(folder: Path, witness: SigningKey | None) -> _Line:
+    """Every authority that may be believed, oldest first, and the words that lead to it.
+
+    Raises: FileNotFoundError (no authority), CertificateRefusal (one that the one before has not signed), ….
     """
-    line, statements = [(folder / "ca.pem").read_text()], list[bytes]()
-    while witness is not None and (path := folder / statement_name(len(line) + 1)).exists():
-        statements.append(path.read_bytes())
-        said = AuthorityStatement.opened(statements[-1], witness.public)
-        said.require_signed_by(line[-1])
-        line.append(said.ca_pem)
-    return tuple(statements), tuple(line)
+    line = _Line(certificates=((folder / "ca.pem").read_text(),))
+    while witness is not None and (path := folder / statement_name(line.number + 1)).exists():
+        data = path.read_bytes()
+        if Envelope.from_bytes(data).payload_type == AUTHORITY_REPLACEMENT_TYPE:
+            line = _begun_anew(line, data, witness)
+            continue
+        said = AuthorityStatement.opened(data, witness.public)
+        said.require_signed_by(line.certificates[-1])
+        line = replace(
+            line,
+            certificates=(*line.certificates, said.ca_pem),
+            number=line.number + 1,
+            statements=(*line.statements, data),
+        )
+    return line
+
+
+def _begun_anew(line: _Line, data: bytes, witness: SigningKey) -> _Line:
+    """The line after a replacement, which was held against the leads before it was written here."""
+    payload = Envelope.from_bytes(data).require(AUTHORITY_REPLACEMENT_TYPE, {witness.public.key_id: witness.public})
+    said = AuthorityReplacement.from_bytes(payload)
+    if said.before != certificate_fingerprint(line.certificates[-1]):
+        raise CertificateRefusal("a replacement must be of the authority before it", given="of another")
+    return _Line(certificates=(said.ca_pem,), number=line.number + 1, replaced=(*line.replaced, data))
 
 
 def server_credentials(home: Path, *, now: Callable[[], dt.datetime] = utc_now) -> Credentials:
     """The server's credentials as they are in `home`, without the authority's key."""
     folder = home / "ca"
     key_pem, mark, cert_pem = (folder / "server.pem").read_text().partition("-----BEGIN CERTIFICATE-----")
-    _, line = _line(folder, SigningKey.load(folder / "witness.pem") if (folder / statement_name(2)).exists() else None)
-    return Credentials(ca_pem=trusted(line, now()), cert_pem=mark + cert_pem, key_pem=key_pem)
+    line = _line(folder, SigningKey.load(folder / "witness.pem") if (folder / statement_name(2)).exists() else None)
+    return Credentials(ca_pem=trusted(line.certificates, now()), cert_pem=mark + cert_pem, key_pem=key_pem)
 
 
 def authority_certificate(
@@ -428,9 +481,12 @@ def authority_certificate(
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """One at a time in ``ca/``, of the threads of a server and of commands beside it."""
-    with (folder / "ca.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    handle = os.open(folder / "ca.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(handle)
 
 
 def rotate(authority: Authority, *, dry_run: bool = False) -> tuple[Authority, AuthorityStatement | None]:
@@ -443,52 +499,85 @@ def rotate(authority: Authority, *, dry_run: bool = False) -> tuple[Authority, A
     Raises: StateRefusal (another has followed meanwhile, or is being made), CertificateRefusal (it has ended: nothing
         that it signs is believed).
     """
-    now = authority.now()
-    if authority.current() is not authority:
-        raise StateRefusal("an authority must be the newest to be followed", given="one that was followed already")
+    now, said = authority.now(), list[AuthorityStatement]()
+    _require_newest(authority)
     if now >= authority.ends:
         raise CertificateRefusal(
             "an authority must still last to sign the next one",
             given=f"one that ended on {authority.ends:%Y-%m-%d}",
-            next_step="Set a new coordinator up and invite its sites anew.",
+            next_step="Make another that it does not sign: coordinator ca replace.",
         )
-    if dry_run:
-        return authority, None
-    folder, number = authority.folder, len(authority.before) + 2
-    with _alone(folder):
-        if authority.current() is not authority:
-            raise StateRefusal("an authority must be the newest to be followed", given="one that was followed already")
-        key = ec.generate_private_key(ec.SECP256R1())
-        name, since = authority.certificate.subject, authority.certificate.not_valid_before_utc
-        made = authority_certificate(name, key.public_key(), key, since, now + dt.timedelta(days=CA_DAYS))
-        cross = authority_certificate(name, key.public_key(), authority.key, since, authority.ends)
-        said = AuthorityStatement(
+
+    def word(made: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> bytes:
+        cross = authority_certificate(
+            made.subject, key.public_key(), authority.key, made.not_valid_before_utc, authority.ends
+        )
+        said.append(
+            AuthorityStatement(
+                coordinator=authority.coordinator,
+                before=authority.fingerprint,
+                ca_pem=made.public_bytes(serialization.Encoding.PEM).decode(),
+                cross_pem=cross.public_bytes(serialization.Encoding.PEM).decode(),
+                day=now.date().isoformat(),
+            )
+        )
+        return said[0].signed(authority.witness).to_bytes()
+
+    return (authority, None) if dry_run else (_followed(authority, word), said[0])
+
+
+def replace_authority(
+    authority: Authority, *, reason: str, leads: Leads, keys: Sequence[SigningKey], dry_run: bool = False
+) -> Authority:
+    """Make another authority that this one does not sign, because its key may be in other hands; the one in force.
+
+    The leads sign it instead (`shared.membership.authorities`). From the next connection on nothing that an authority
+    of before has signed opens a door here. What is made is of this one's name and first day, as in `rotate`.
+
+    Args:
+        keys: of the leads who sign; as many as must.
+    Raises: StateRefusal (another has followed meanwhile), SignatureRefusal (too few leads), SchemaRefusal.
+    """
+    previous = [AuthorityReplacement.said(Envelope.from_bytes(data)) for data in authority.replaced]
+
+    def word(made: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> bytes:
+        said = AuthorityReplacement(
+            number=len(previous) + 1,
+            previous=previous[-1].digest if previous else GENESIS,
+            day=authority.now().date().isoformat(),
             coordinator=authority.coordinator,
             before=authority.fingerprint,
             ca_pem=made.public_bytes(serialization.Encoding.PEM).decode(),
-            cross_pem=cross.public_bytes(serialization.Encoding.PEM).decode(),
-            day=now.date().isoformat(),
+            reason=reason,
         )
+        envelope = said.signed([*keys, authority.witness])
+        open_replacement(envelope, leads=leads, witness=authority.witness.public, coordinator=authority.coordinator)
+        return envelope.to_bytes()
+
+    _require_newest(authority)
+    return authority if dry_run else _followed(authority, word)
+
+
+def _require_newest(authority: Authority) -> None:
+    if authority.current() is not authority:
+        raise StateRefusal("an authority must be the newest to be followed", given="one that was followed already")
+
+
+def _followed(authority: Authority, word: Callable[[x509.Certificate, ec.EllipticCurvePrivateKey], bytes]) -> Authority:
+    """Make the next authority, and write the word by which it is one."""
+    folder, number = authority.folder, authority.number + 1
+    with _alone(folder):
+        _require_newest(authority)
+        key = ec.generate_private_key(ec.SECP256R1())
+        name, since = authority.certificate.subject, authority.certificate.not_valid_before_utc
+        until = authority.now() + dt.timedelta(days=CA_DAYS)
+        data = word(authority_certificate(name, key.public_key(), key, since, until), key)
         reach("authority.before_key")
         write_private(folder / key_name(number), pem_of(key))  # of no authority yet: a crash here is tried again
         reach("authority.before_statement")
-        write_private(folder / statement_name(number), said.signed(authority.witness).to_bytes())
+        write_private(folder / statement_name(number), data)
         reach("authority.after_statement")
-        return authority.current(), said
-
-
-def requested_key(csr_pem: str) -> ec.EllipticCurvePublicKey:
-    """The key in a certificate request that is signed by that key. Raises: CertificateRefusal."""
-    rule = "a certificate request must be signed by its own ECDSA P-256 key"
-    try:
-        request = x509.load_pem_x509_csr(csr_pem.encode())
-        valid = request.is_signature_valid
-        public = request.public_key()
-    except (ValueError, TypeError, InvalidSignature):
-        raise CertificateRefusal(rule, given="another text") from None
-    if not valid or not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
-        raise CertificateRefusal(rule, given="another key or signature")
-    return public
+        return authority.current()
 
 
 def _builder(

@@ -27,6 +27,7 @@ from coordinator.store.store import Store
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, write_private
 from shared.errors import ReplayRefusal, RoleRefusal, SchemaRefusal, SignatureRefusal, StateRefusal, TooLarge
+from shared.membership.authorities import AuthorityReplacement
 from shared.membership.declined import DECLINED_TYPE, open_notice
 from shared.membership.grants import GRANT_TYPE, Grant
 from shared.membership.key_changes import KEY_CHANGE_TYPE, KeyChange, SiteKeyring, after, open_key_change
@@ -170,6 +171,29 @@ class Members:
             config = CoordinatorConfig.load(home)
             if config.threshold != changes[-1].threshold:
                 write_private(home / FILE_NAME, replace(config, threshold=changes[-1].threshold).to_toml().encode())
+
+    # -- the certificate authority ----------------------------------------------------------------------------------
+    def note_replacements(self, replaced: Iterable[bytes]) -> None:
+        """Log every replacement of the authority that is in ``ca/`` and not here; again changes nothing.
+
+        The file is what puts it in force: a crash may have come between, or the database is from a backup of before.
+        """
+        known = sa.select(tables.authority_replacements.c.digest)
+        envelopes = [Envelope.from_bytes(data) for data in replaced]
+        if {one.digest for one in envelopes} <= set(self._read(lambda c: c.execute(known).scalars().all())):
+            return
+
+        def work(c: sa.Connection) -> None:
+            there = set(c.execute(known).scalars())
+            for envelope in envelopes:
+                if envelope.digest not in there:
+                    index, _ = append_entry(c, tables.replacement_leaf(AuthorityReplacement.said(envelope)))
+                    values = {"digest": envelope.digest, "envelope": envelope.to_bytes(), "log_index": index}
+                    c.execute(tables.authority_replacements.insert().values(**values))
+            reach("authority.before_commit")
+
+        self._write(work)
+        reach("authority.logged")
 
     # -- keys of sites ----------------------------------------------------------------------------------------------
     def key_changes(self, site: str) -> tuple[tuple[KeyChange, Envelope], ...]:

@@ -16,6 +16,7 @@ from coordinator.store import schema as db
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.keys import Envelope, PublicKey
 from shared.errors import StateRefusal
+from shared.membership.authorities import AuthorityReplacement
 from shared.membership.grants import Grant
 from shared.membership.key_changes import KeyChange, SiteKeyring
 from shared.membership.leads import LeadChange
@@ -23,6 +24,7 @@ from shared.membership.study_ends import StudyEnd
 from shared.wire.certificates import LATE_TYPE
 
 __all__ = [
+    "authority_replacements",
     "begin_anew",
     "declined",
     "deputies",
@@ -40,6 +42,7 @@ __all__ = [
     "logged",
     "renewal_leaf",
     "renewals",
+    "replacement_leaf",
     "require_open",
     "study_ends",
     "takes_part",
@@ -91,6 +94,14 @@ renewals = sa.Table(
     db.meta,
     sa.Column("serial", _word, primary_key=True),
     sa.Column("site", _word, nullable=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
+)
+# The leads' words by which another certificate authority took the place of one whose key was in other hands.
+authority_replacements = sa.Table(
+    "authority_replacements",
+    db.meta,
+    sa.Column("digest", _word, primary_key=True),
     sa.Column("envelope", sa.LargeBinary, nullable=False),
     sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
 )
@@ -168,6 +179,12 @@ def end_leaf(said: StudyEnd) -> dict[str, Any]:
     return {"kind": "study_ended", "study": said.study, "statement": said.digest, "reason": said.reason}
 
 
+def replacement_leaf(said: AuthorityReplacement) -> dict[str, Any]:
+    """The entry of an authority that took another's place: the statement is public, and stands in it."""
+    body = {"kind": "authority_replaced", "before": said.before, "after": said.after, "statement": said.digest}
+    return {**body, "day": said.day, "reason": said.reason}
+
+
 def require_open(c: sa.Connection, study: str) -> None:
     """Refuse what belongs to a study that is over. Raises: StateRefusal."""
     if c.execute(sa.select(study_ends.c.study).where(study_ends.c.study == study)).first() is not None:
@@ -237,6 +254,8 @@ def logged(c: sa.Connection) -> dict[int, bytes]:
         back.setdefault(row.log_index, []).append(row)
     for index, rows in back.items():
         out[index] = distrust_leaf(rows[0].site, rows[0].since, [row.bundle_sha256 for row in rows])
+    for row in c.execute(sa.select(authority_replacements)):
+        out[row.log_index] = replacement_leaf(AuthorityReplacement.said(Envelope.from_bytes(row.envelope)))
     for row in c.execute(sa.select(study_ends)):
         out[row.log_index] = end_leaf(StudyEnd.said(Envelope.from_bytes(row.envelope)))
     for row in c.execute(sa.select(db.deletions)):  # the columns decide what is hidden: they are held to it as well

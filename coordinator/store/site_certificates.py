@@ -37,6 +37,7 @@ from shared.wire.certificates import (
     LateAnswer,
     RenewalRequest,
     request_fingerprint,
+    require_issued_by,
     serial_of,
 )
 from shared.wire.transport import Peer
@@ -221,6 +222,11 @@ class SiteCertificates:
             raise ReplayRefusal("a renewal's request must be new", given="one that has served", next_step="Ask anew.")
         return str(row.certificate_pem)
 
+    def _forget(self, digest: str) -> None:
+        """Have a request be answered anew: what it was given counts for nothing."""
+        given = issued.update().where(issued.c.request == digest)
+        self._write(lambda c: c.execute(given.values(state="replaced", request="")))
+
     def _issue(self, request: RenewalRequest, asked: Envelope, issue: Issue, today: dt.date, *, over: str) -> str:
         """Sign, log and keep a certificate, in the one transaction that sees the site taking part."""
 
@@ -276,12 +282,15 @@ class SiteCertificates:
         *,
         issue: Issue,
         statements: Sequence[bytes],
+        believed: Sequence[str],
         witness: SigningKey,
         today: dt.date,
         dry_run: bool = False,
     ) -> Envelope | None:
         """The signed answer to a late request, if its fingerprint is what the steward read out; again, the same.
 
+        Args:
+            believed: the authorities whose certificates count; one that another issued is issued anew.
         Raises: SignatureRefusal (another fingerprint), CertificateRefusal, ReplayRefusal.
         """
         if "".join(fingerprint.lower().split()) != "".join(late.fingerprint.split()):
@@ -291,6 +300,10 @@ class SiteCertificates:
                 next_step="Ask the steward to read it out again; if it differs, somebody else made this request.",
             )
         pem = self._served(late.envelope.digest, late.request.site)
+        if pem is not None and not _issued_by(pem, believed):
+            if not dry_run:
+                self._forget(late.envelope.digest)
+            pem = None
         if pem is None:
             if dry_run:
                 return None
@@ -302,6 +315,14 @@ class SiteCertificates:
             statements=tuple(one.decode() for one in statements),
         )
         return None if dry_run else answer.signed(witness)
+
+
+def _issued_by(pem: str, believed: Sequence[str]) -> bool:
+    try:
+        require_issued_by(pem, believed)
+    except CertificateRefusal:
+        return False
+    return True
 
 
 def _row(c: sa.Connection, serial: str) -> sa.Row | None:

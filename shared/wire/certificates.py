@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.clock import utc_now
@@ -42,6 +43,7 @@ __all__ = [
     "RenewalRequest",
     "authorities_from",
     "request_fingerprint",
+    "requested_key",
     "require_current",
     "require_issued_by",
     "serial_of",
@@ -222,6 +224,20 @@ class LateAnswer:
         body = _read(cls, data, cap=1 << 20)
         _must(isinstance(body["statements"], list), "an answer's statements must be a list")
         return cls(**{**body, "statements": tuple(body["statements"])})
+
+
+def requested_key(csr_pem: str) -> ec.EllipticCurvePublicKey:
+    """The key in a certificate request that is signed by that key. Raises: CertificateRefusal."""
+    rule = "a certificate request must be signed by its own ECDSA P-256 key"
+    try:
+        request = x509.load_pem_x509_csr(csr_pem.encode())
+        valid = request.is_signature_valid
+        public = request.public_key()
+    except (ValueError, TypeError, InvalidSignature):
+        raise CertificateRefusal(rule, given="another text") from None
+    if not valid or not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
+        raise CertificateRefusal(rule, given="another key or signature")
+    return public
 
 
 # -- the authority ------------------------------------------------------------------------------------------------

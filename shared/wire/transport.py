@@ -816,7 +816,8 @@ def _meant(error: Any, address: str, cap: int, asking: bool) -> Refusal:
         return CertificateRefusal(
             "both ends must hold valid certificates of the study's authority",
             given="a TLS handshake that failed",
-            next_step="Check the clock and the certificates (doctor); re-enrol if this site was revoked.",
+            next_step="Check the clock and the certificates (doctor); re-enrol if this site was revoked. Where the "
+            "lead says that the authority was replaced: site-agent renew --late.",
         )
     if status == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         return TooLarge(f"a message must have at most {cap} bytes")

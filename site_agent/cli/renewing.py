@@ -32,22 +32,28 @@ def renew(
         Path | None,
         typer.Option("--answer", exists=True, dir_okay=False, help="With --late: the file that came back."),
     ] = None,
+    authority: Annotated[
+        str,
+        typer.Option("--authority", help="With --answer: fingerprint of the coordinator's authority, as you hear it."),
+    ] = "",
     dry_run: Dry = False,
 ) -> VerbAnswer:
     """Get this site's next certificate now. `run` does it by itself from half of the certificate's life on.
 
     A site that was away for longer than its certificate lives adds --late: a file goes to the study lead, who compares
-    its fingerprint with you on the telephone, and a file comes back. Ledger, keys and history stay as they are.
+    its fingerprint with you on the telephone, and a file comes back. Ledger, keys and history stay as they are. So does
+    one whose coordinator had to replace its authority: it adds --authority, with what the lead reads out.
     """
-    if late == (out is None and answer is None) or (out is not None and answer is not None):
+    alone = bool(authority) and answer is None
+    if late == (out is None and answer is None) or (out is not None and answer is not None) or alone:
         raise UsageRefusal(
-            "--late must be given with --out FILE, then with --answer FILE, and these only with it",
+            "--late must be given with --out FILE, then with --answer FILE (and --authority), and these only with it",
             given="another choice",
             next_step="Without --late: site-agent renew.",
         )
     if out is not None:
         return _ask(desk, out, dry_run=dry_run)
-    return _now(desk, dry_run=dry_run) if answer is None else _take(desk, answer, dry_run=dry_run)
+    return _now(desk, dry_run=dry_run) if answer is None else _take(desk, answer, authority, dry_run=dry_run)
 
 
 def _now(desk: Desk, *, dry_run: bool) -> VerbAnswer:
@@ -76,7 +82,7 @@ def _ask(desk: Desk, out: Path, *, dry_run: bool) -> VerbAnswer:
         raise StateRefusal("the request's file must be new", given=f"{out}", next_step="Choose another --out.")
     data, fingerprint = renewal.ask_late(desk, dry_run=dry_run)
     if not dry_run:
-        write_private(out, data)
+        write_private(out, data, new=True)
     body: dict[str, Any] = {"site": desk.config.site, "file": out, "fingerprint": fingerprint, "written": not dry_run}
 
     def show(shown: Console) -> None:
@@ -92,20 +98,25 @@ def _ask(desk: Desk, out: Path, *, dry_run: bool) -> VerbAnswer:
     return VerbAnswer(body, show)
 
 
-def _take(desk: Desk, answer: Path, *, dry_run: bool) -> VerbAnswer:
+def _take(desk: Desk, answer: Path, authority: str, *, dry_run: bool) -> VerbAnswer:
     from site_agent.decide import renewal
 
     try:
         data = answer.read_bytes()
     except OSError as error:
         raise DataFileRefusal(f"{answer.name} must be readable", given=error.strerror or "an error") from None
-    life = renewal.take_late(desk, data, dry_run=dry_run)
+    before = desk.config.ca_fingerprint
+    life = renewal.take_late(desk, data, authority=authority, dry_run=dry_run)
     body = {"site": desk.config.site, "until": life.ends.date(), "days": life.days, "renewed": not dry_run}
+    other = desk.config.ca_fingerprint != before
 
     what = "dry run, nothing changed" if dry_run else "renewed; ledger and keys are as they were"
     return VerbAnswer(
         body,
         screen.heading(f"Certificate of {desk.config.site}", what),
         f"{life.words}.".capitalize(),
+        "Another authority of the coordinator is pinned, as its leads have signed it. The ledger says so."
+        if other
+        else None,
         screen.next_step("site-agent run --once"),
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from site_agent.desk import Desk
     from site_agent.egress import Egress
 
-__all__ = ["MembershipNews", "look", "own_leads", "settle_approvers", "settle_studies"]
+__all__ = ["MembershipNews", "lead_news", "look", "own_leads", "settle_approvers", "settle_leads", "settle_studies"]
 
 
 NOTICES = 20
@@ -70,14 +70,14 @@ def look(desk: Desk, egress: Egress, *, dry_run: bool = False) -> MembershipNews
         in_force = _in_force(desk, reply)
         if in_force > known.acknowledged:
             desk.ledger.keys_told(in_force)
-        _settle_leads(desk)
+        settle_leads(desk)
         said, before = _news(desk, reply), known.studies
         for one, envelope in said:
             if isinstance(one, Grant):
                 desk.ledger.note_grant(envelope)
             else:
                 desk.ledger.note_leads(envelope)
-        leads = tuple(one.name for one in _settle_leads(desk))
+        leads = tuple(one.name for one in settle_leads(desk))
         now = desk.ledger.membership().studies
         settle_studies(desk)
         settle_approvers(desk)
@@ -205,7 +205,7 @@ def _news(desk: Desk, reply: MembershipReply) -> list[tuple[Grant | LeadChange, 
     A grant counts if it is of those who led here at some place from the leads that this site has pinned on: one of
     somebody who has left since was shown, with what followed, to a site that was away.
     """
-    changes = _lead_news(desk, reply)
+    changes = lead_news(desk, [Envelope.from_bytes(data) for data in reply.leads])
     leads, config = own_leads(desk), desk.config
     grants = desk.ledger.membership().grants
     start = ChainPlace.read(config.grants_since)
@@ -230,12 +230,12 @@ def _news(desk: Desk, reply: MembershipReply) -> list[tuple[Grant | LeadChange, 
     return [*out, *changes]
 
 
-def _lead_news(desk: Desk, reply: MembershipReply) -> list[tuple[LeadChange, Envelope]]:
+def lead_news(desk: Desk, shown: Sequence[Envelope]) -> list[tuple[LeadChange, Envelope]]:
     """Changes of leads after the last one noted here, or, before the first, from the pinned leads on.
 
     What was noted is never followed again: one who joined and left since would lead anew.
     """
-    shown, coordinator = [Envelope.from_bytes(data) for data in reply.leads], desk.config.coordinator
+    coordinator = desk.config.coordinator
     noted = desk.ledger.membership().leads
     start = ChainPlace.read(desk.config.leads_since)
     if not noted and start is not None:
@@ -253,7 +253,7 @@ def _lead_news(desk: Desk, reply: MembershipReply) -> list[tuple[LeadChange, Env
     return follow_from(last, shown[last.number :], coordinator=coordinator)
 
 
-def _settle_leads(desk: Desk) -> tuple[LeadChange, ...]:
+def settle_leads(desk: Desk) -> tuple[LeadChange, ...]:
     """Write into site.toml the leads to which the ledger's last change leads; a crash may have come between the two."""
     config, noted = desk.config, [said for said, _ in desk.ledger.membership().leads]
     at = (tuple(sorted(config.leads)), config.threshold)

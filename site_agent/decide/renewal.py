@@ -6,12 +6,14 @@ What comes is checked, shown to the coordinator once, and only then put in force
 one before is good, and for a week after that.
 
 A site that was away longer than its certificate lives is renewed by hand (`ask_late`, `take_late`): a file to the study
-lead, who compares its fingerprint on the telephone, and a file back. Ledger, keys and history stay as they are.
+lead, who compares its fingerprint on the telephone, and a file back. Ledger, keys and history stay as they are. The
+same way, and no other, brings an authority that took the place of one whose key was in other hands: the leads have
+signed it, and a person here has heard its fingerprint on the telephone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -30,11 +32,16 @@ from shared.errors import (
     StateRefusal,
     UnknownMethod,
 )
+from shared.membership.authorities import AUTHORITY_REPLACEMENT_TYPE, AuthorityReplacement, open_replacement
+from shared.membership.leads import LEAD_CHANGE_TYPE, Leads
+from shared.plans.invitation import certificate_fingerprint
 from shared.wire.certificates import (
+    AUTHORITY_TYPE,
     LATE_ANSWER_TYPE,
     CertificateLife,
     LateAnswer,
     RenewalRequest,
+    authorities_from,
     request_fingerprint,
     serial_of,
 )
@@ -48,6 +55,7 @@ if TYPE_CHECKING:
 
     from shared.base.keys import SigningKey
     from site_agent.config import SiteConfig
+    from site_agent.desk import Desk
     from site_agent.egress import Egress
     from site_agent.ledger.book import Ledger
 
@@ -249,6 +257,72 @@ def follow_in_round(
         say(event(study="", what=what, detail="the one that was pinned before has signed it"))
 
 
+# -- another authority -----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class _Other:
+    """An authority that took the pinned one's place, as signed, and the changes of leads that lead to its signers."""
+
+    said: AuthorityReplacement
+    envelope: Envelope
+    changes: Sequence[Envelope]
+
+
+def _other_authority(desk: Desk, shown: Sequence[Envelope], fingerprint: str) -> _Other | None:
+    """The authority that a person here may pin without the word of the pinned one; None where none is shown.
+
+    Nothing that the pinned one signs counts for it: the leads have signed, changes of leads included that this site has
+    not seen, and the fingerprint is the one that the study lead has read out.
+    """
+    from site_agent.decide import membership
+
+    config, heard = desk.config, "".join(fingerprint.lower().split())
+    replaced = [one for one in shown if one.payload_type == AUTHORITY_REPLACEMENT_TYPE]
+    if not replaced:
+        if heard not in ("", "".join(config.ca_fingerprint.split())):
+            raise _not_heard("an answer that knows of no other than the pinned one")
+        return None
+    changes = membership.lead_news(desk, [one for one in shown if one.payload_type == LEAD_CHANGE_TYPE])
+    leads = membership.own_leads(desk)
+    if changes:
+        leads = Leads(keys=changes[-1][0].after, threshold=changes[-1][0].threshold)
+    said = open_replacement(
+        replaced[-1],
+        leads=leads,
+        witness=identity.witness_key(config),
+        coordinator=config.coordinator,
+        gone=[one.before for one, _ in desk.ledger.membership().authorities],
+    )
+    if said.after == config.ca_fingerprint == certificate_fingerprint(config.ca.read_text()):
+        return None
+    if heard != "".join(said.after.split()):
+        raise _not_heard("another fingerprint" if heard else "no fingerprint")
+    return _Other(said=said, envelope=replaced[-1], changes=[envelope for _, envelope in changes])
+
+
+def _not_heard(given: str) -> StateRefusal:
+    return StateRefusal(
+        "the coordinator's authority must be the one that the study lead reads out",
+        given=given,
+        next_step="Nothing was changed. Call the study lead at a number that you know, and add --authority "
+        '"FINGERPRINT" as you hear it. If it differs, the file is somebody else\'s, or an old one: tell the lead.',
+    )
+
+
+def _pin_other(desk: Desk, other: _Other) -> SiteConfig:
+    """Note it in the ledger, where every later export shows it, and believe it alone; after a crash, again."""
+    from site_agent.decide import membership
+
+    membership.settle_leads(desk)
+    for envelope in other.changes:
+        desk.ledger.note_leads(envelope)
+    membership.settle_leads(desk)
+    desk.ledger.note_authority(other.envelope)
+    reach("authority.noted")
+    identity.pin_other(desk.config, other.said.ca_pem)
+    desk.forget()
+    return desk.config
+
+
 # -- by hand ------------------------------------------------------------------------------------------------------
 def ask_late(desk: RenewingSite, *, now: dt.datetime | None = None, dry_run: bool = False) -> tuple[bytes, str]:
     """The request for a certificate that goes to the study lead by hand, and its fingerprint; again, the same one.
@@ -283,12 +357,16 @@ def ask_late(desk: RenewingSite, *, now: dt.datetime | None = None, dry_run: boo
 
 
 def take_late(
-    desk: RenewingSite, answer: bytes, *, now: dt.datetime | None = None, dry_run: bool = False
+    desk: Desk, answer: bytes, *, authority: str = "", now: dt.datetime | None = None, dry_run: bool = False
 ) -> CertificateLife:
     """Put in force what the study lead has answered to `ask_late`; how long it lasts.
 
-    Raises: SignatureRefusal (not the pinned coordinator's), IntegrityRefusal (an answer to another request),
-        CertificateRefusal (another key's or site's, or of an authority that the pinned one does not lead to).
+    Args:
+        authority: fingerprint of the coordinator's authority, as the study lead reads it out; asked for where another
+            took the place of the pinned one without its word.
+    Raises: SignatureRefusal (not the pinned coordinator's, or leads'), IntegrityRefusal (an answer to another request),
+        CertificateRefusal (another key's or site's, or of an authority that the pinned one does not lead to),
+        StateRefusal (another authority, and not the one that was read out).
     """
     from site_agent.lock import StateLock
 
@@ -311,10 +389,17 @@ def take_late(
                 next_step="Give the lead the file that site-agent renew --late --out wrote last.",
             )
         given = replace(late, certificate_pem=said.certificate_pem)
-        statements = [one.encode() for one in said.statements]
-        chain = (*identity.pinned(config), *identity.pin(config, statements, dry_run=True))
+        shown = [Envelope.from_bytes(one.encode()) for one in said.statements]
+        statements = [one.to_bytes() for one in shown if one.payload_type == AUTHORITY_TYPE]
+        other = _other_authority(desk, shown, authority)
+        if other is None:
+            chain = (*identity.pinned(config), *identity.pin(config, statements, dry_run=True))
+        else:
+            chain = authorities_from(other.said.ca_pem, statements, witness)
         identity.require_ours(config, given, chain, now)
         if not dry_run:
+            if other is not None:
+                config = _pin_other(desk, other)
             identity.pin(config, statements)
             replace(identity.renewals(config), given=given).keep(config)
             identity.install(config, given)

@@ -180,6 +180,7 @@ class Ledger(Chain):
 
     # -- who takes part
     membership = reading(members.membership)
+    note_authority = writing(members.note_authority)
     note_grant = writing(members.note_grant)
     note_leads = writing(members.note_leads)
     keys_told = writing(members.keys_told)

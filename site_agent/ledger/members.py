@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import ParameterError, StateRefusal
+from shared.membership.authorities import AuthorityReplacement
 from shared.membership.grants import Grant
 from shared.membership.key_changes import KeyChange
 from shared.membership.leads import LeadChange
@@ -20,6 +21,7 @@ __all__ = [
     "forgotten_keys",
     "keys_told",
     "membership",
+    "note_authority",
     "note_grant",
     "note_leads",
     "snapshot_marks",
@@ -44,6 +46,14 @@ def note_leads(book: Book, envelope: Envelope) -> None:
     """Note a change of leads that this site follows. Raises: ReplayRefusal (not the next one)."""
     said = LeadChange.said(envelope)
     book.append("leads_changed", {"number": said.number, "envelope": envelope.to_bytes().decode()})
+
+
+def note_authority(book: Book, envelope: Envelope) -> None:
+    """Note that another authority of the coordinator is pinned, which the one before did not sign; once."""
+    said = AuthorityReplacement.said(envelope)
+    if said.digest not in [one.digest for one, _ in book.membership.authorities]:
+        body = {"before": said.before, "after": said.after, "envelope": envelope.to_bytes().decode()}
+        book.append("authority_replaced", body)
 
 
 def change_keys(

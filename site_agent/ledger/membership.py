@@ -11,6 +11,7 @@ from typing import Any
 
 from shared.base.keys import Envelope, PublicKey
 from shared.errors import StateRefusal
+from shared.membership.authorities import AuthorityReplacement
 from shared.membership.grants import Grant
 from shared.membership.key_changes import KEY_CHANGE_TYPE, KeyChange
 from shared.membership.leads import LeadChange
@@ -19,7 +20,17 @@ from site_agent.ledger.holds import Entry
 
 __all__ = ["KINDS", "Membership", "folded"]
 
-KINDS = frozenset({"study_granted", "study_ungranted", "leads_changed", "keys_changed", "keys_told", "persons_apart"})
+KINDS = frozenset(
+    {
+        "authority_replaced",
+        "keys_changed",
+        "keys_told",
+        "leads_changed",
+        "persons_apart",
+        "study_granted",
+        "study_ungranted",
+    }
+)
 """Kinds of entry that are about who takes part."""
 
 
@@ -35,6 +46,7 @@ class Membership:
         release: (first entry that it signs, key) of each release key, oldest first.
         tags: (first entry, key) of each key that makes the tags of studies.
         apart: pairs of (study, tag of another) whose persons an approver has told apart.
+        authorities: those of the coordinator that took another's place without its word, as this site pinned them.
     """
 
     grants: tuple[tuple[Grant, Envelope], ...] = ()
@@ -44,6 +56,7 @@ class Membership:
     release: tuple[tuple[int, PublicKey], ...] = ()
     tags: tuple[tuple[int, PublicKey], ...] = ()
     apart: frozenset[tuple[str, str]] = frozenset()
+    authorities: tuple[tuple[AuthorityReplacement, Envelope], ...] = ()
 
     @property
     def studies(self) -> dict[str, bool]:
@@ -109,6 +122,12 @@ def folded(known: Membership, entry: Entry) -> Membership:
         if known.leads:
             require_next(change, known.leads[-1][0])
         return replace(known, leads=(*known.leads, (change, envelope)))
+    if entry.kind == "authority_replaced":
+        envelope = Envelope.from_bytes(str(body["envelope"]).encode())
+        other = AuthorityReplacement.said(envelope)
+        if (other.before, other.after) != (body["before"], body["after"]):
+            raise StateRefusal("an authority's entry must say what its leads have signed", given="something else")
+        return replace(known, authorities=(*known.authorities, (other, envelope)))
     if entry.kind == "keys_changed":
         return _keys(known, entry)
     if entry.kind == "keys_told":

@@ -400,20 +400,33 @@ class LeadChain:
         newest = max(at for at, _, _ in sets)
         return any(len(signers & led) >= max(count, least) for at, led, count in sets if at == newest or not then)
 
-    def grants(self, entries: list[Body], keys: Body) -> None:
-        """Raises: Wrong: the site was let into this study, or taken out of it, by nobody who led."""
+    def words(self, entries: list[Body], keys: Body) -> list[str]:
+        """What to say of authorities of the coordinator that took another's place without its word.
+
+        Raises: Wrong: such a word, or a grant of this study, that nobody who led has signed, or the coordinator not.
+        """
+        lines, types = [], {"study_granted": "grant", "study_ungranted": "grant"}
+        own = {"the coordinator": [keys["witness_key"]]} if keys.get("witness_key") else {}
         for entry in entries:
-            body = entry.get("body", {})
-            if entry.get("kind") in ("study_granted", "study_ungranted"):
-                what = f"entry {entry['seq']}: a grant"
-                said, signers, _ = opened(what, body["envelope"].encode(), "grant", self.known)
-                same = (said["site"], said["coordinator"], said["study"]) == (
-                    keys["site"],
-                    keys["coordinator"],
-                    body["study"],
+            kind = entry.get("kind", "")
+            if kind not in {*types, "authority_replaced"}:
+                continue
+            seq, body = entry["seq"], entry["body"]
+            type_of = types.get(kind, "authority-replacement")
+            what = f"entry {seq}: {'a grant' if kind in types else 'another authority'}"
+            said, signers, _ = opened(what, body["envelope"].encode(), type_of, {**self.known, **own})
+            place = (said["coordinator"], said.get("site", keys["site"])) == (keys["coordinator"], keys["site"])
+            same = (
+                (said["study"], said["granted"]) == (body["study"], kind == "study_granted") if kind in types else True
+            )
+            must(place and same, f"{what} must say what it says")
+            must(self.enough(signers, seq), f"{what} must be signed by the study lead")
+            if kind not in types:
+                must(own.keys() <= signers, f"{what} must be signed by the coordinator")
+                lines.append(
+                    f"! entry {seq}: the coordinator's authority was replaced on {said['day']}: {said['reason']}"
                 )
-                must(same and said["granted"] == (entry["kind"] == "study_granted"), f"{what} must say what it says")
-                must(self.enough(signers, entry["seq"]), f"{what} must be signed by the study lead")
+        return lines
 
 
 # -- plans ----------------------------------------------------------------------------------------------------------
@@ -502,7 +515,7 @@ class VerifiedPlans:
 
     def memberships(self, keys: Body, entries: list[Body]) -> None:
         """Raises: Wrong: a grant that no lead signed, or a change of keys that fewer signed than the plan asked for."""
-        keys["lead_chain"].grants(entries, keys)
+        keys["lead_words"] = keys["lead_chain"].words(entries, keys)
         for seq, count, able in keys["key_chain"].signed:
             asked = min(able, self.approvals_at(seq))
             must(count >= asked, f"entry {seq}: a change of keys must be signed by {asked} who approve here")
@@ -1163,7 +1176,7 @@ def check(folder: Path, bundles: list[Path], coordinator_list: Path | None = Non
     chain, leads = keys["key_chain"], keys["lead_chain"]
     if leads.changes:
         lines.append(f"{leads.changes} changes of leads are signed by those who led before.")
-    lines += [f"! {what}" for what in leads.open]
+    lines += [*(f"! {what}" for what in leads.open), *keys["lead_words"]]
     if chain.changes:
         lines.append(
             f"{chain.changes} changes of keys and approvers are signed by the key before, and by who approved."

@@ -12,7 +12,7 @@ from pathlib import Path
 from coordinator.answers.reminders import remind_due
 from coordinator.config import Quotas
 from coordinator.services.analysts import Analysts
-from coordinator.services.authority import Authority, requested_key
+from coordinator.services.authority import Authority
 from coordinator.services.clocks import SeenClocks
 from coordinator.services.collect.ingest import MAX_BUNDLE, Ingest
 from coordinator.services.collect.staging import Staging, size_of
@@ -38,6 +38,7 @@ from shared.errors import (
 )
 from shared.plans.standing import open_revocation
 from shared.releases.receipt import Receipt, Statement
+from shared.wire.certificates import requested_key, require_issued_by
 from shared.wire.clocks import open_reading, unverified_reading, utc_now
 from shared.wire.signed_messages import (
     ANCHOR_TYPE,
@@ -157,6 +158,7 @@ class CollectionService:
     def start(self) -> None:
         """Begin what the first delivery would have to wait for, and sign the log as it is."""
         with suppress(StorageRefusal):  # a full disk: the next acceptance signs a head
+            self._members.note_replacements(self._authority.replaced)
             self._watch.publish(self._today())
         self._ingest.opening.start()
 
@@ -192,6 +194,9 @@ class CollectionService:
 
         Raises: CertificateRefusal, TokenRefusal.
         """
+        here = self._in_force()
+        if here.replaced:  # a connection from before a replacement goes on, and counts for nothing
+            require_issued_by(peer.certificate_pem, [*here.before, here.ca_pem])
         if peer.role == "site":
             self._store.require_site(peer.site, peer.serial)
             self.certificates.require(peer, self._today())
@@ -351,6 +356,7 @@ class CollectionService:
         if found is not self._authority:
             self._authority = found
             self.clocks.follow(found.certificate)
+            self._members.note_replacements(found.replaced)
         return found
 
     def may_issue(self) -> bool:

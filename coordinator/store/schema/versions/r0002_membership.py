@@ -1,4 +1,4 @@
-"""Every certificate that a site was given, how each followed another, former memberships, and ends of studies."""
+"""Certificates that sites were given and how each followed another; ends of memberships, studies and authorities."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -36,6 +36,13 @@ sa.Table(
     added,
     sa.Column("serial", sa.String(64), primary_key=True),
     sa.Column("site", sa.String(64), nullable=False),
+    sa.Column("envelope", sa.LargeBinary, nullable=False),
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
+)
+sa.Table(
+    "authority_replacements",
+    added,
+    sa.Column("digest", sa.String(64), primary_key=True),
     sa.Column("envelope", sa.LargeBinary, nullable=False),
     sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
 )
