@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 
 import pytest
@@ -10,8 +11,11 @@ from joined import Joined
 from test_recovery import PLAN
 from theatre import exit_code
 
+from shared.base.keys import Envelope
 from shared.membership.key_changes import snapshot_mark
+from shared.wire.certificates import LateAnswer
 from site_agent.desk import working_site
+from site_agent.identity import pinned
 
 
 @pytest.fixture
@@ -100,3 +104,51 @@ def test_killed_while_a_lead_joins_or_leaves_the_log_decides_and_the_files_follo
     assert set(hub.lead("lead", "list")["leads"]) == {"lead", "c"}
     assert (hub.home / "keys" / "retired" / "b.pem").exists()
     assert hub.store.verify_log() == len(hub.members().lead_changes()) == 3
+
+
+def test_killed_while_it_issues_a_certificate_and_while_it_is_shown_one_a_coordinator_goes_on_with_one(hub):
+    north = hub.site("north")
+    request, answer = hub.folder / "request", hub.folder / "answer"
+    shown = north("renew", "--late", "--out", request)["fingerprint"]
+    argv = ("renew-late", "north", "--request", request, "--out", answer, "--fingerprint", shown)
+
+    def issued() -> int:
+        return sum(json.loads(entry.entry)["kind"] == "renewal" for entry in hub.store.log())
+
+    for place, count in (("renewal.before_commit", 0), ("renewal.after_commit", 1)):
+        assert exit_code("coordinator.cli", "--home", hub.home, *argv, place=place) == -signal.SIGKILL
+        assert (issued(), answer.exists()) == (count, False)
+    hub.lead(*argv)
+    assert issued() == 1, "the same request again, the same certificate"
+    before = hub.store.enrolment("north").certificate_pem
+    pem = LateAnswer.from_bytes(Envelope.from_bytes(answer.read_bytes()).payload).certificate_pem
+    (hub.folder / "shown.pem").write_text(pem)
+    step = ("steps", "be shown a certificate", hub.home, hub.folder / "shown.pem")
+    assert exit_code(*step, place="renewal.before_shown") == -signal.SIGKILL
+    assert hub.store.enrolment("north").certificate_pem == before
+    assert exit_code(*step, place="renewal.after_shown") == -signal.SIGKILL
+    assert hub.store.enrolment("north").certificate_pem == pem
+    north("renew", "--late", "--answer", answer)
+    north("run", "--once")
+    assert hub.store.verify_log() == hub.store.entries()
+
+
+def test_killed_while_it_renews_the_servers_certificate_a_coordinator_shows_the_old_one_or_the_new(hub):
+    north, path = hub.site("north"), hub.home / "ca" / "server.pem"
+    before = path.read_bytes()
+    step = ("steps", "renew the server's certificate", hub.home)
+    assert exit_code(*step, place="authority.before_server") == -signal.SIGKILL
+    assert path.read_bytes() == before
+    assert exit_code(*step, place="authority.after_server") == -signal.SIGKILL
+    assert path.read_bytes() != before
+    north("run", "--once")
+
+
+@pytest.mark.parametrize("place", ["before_pin", "after_pin"])
+def test_killed_while_it_pins_the_next_authority_a_site_follows_it_at_its_next_round(hub, place):
+    north = hub.site("north")
+    hub.lead("ca", "rotate")
+    argv = ("run", "--once", "--home", north.home)
+    assert exit_code("site_agent.cli", *argv, place=f"renewal.{place}") == -signal.SIGKILL
+    north("run", "--once")
+    assert len(pinned(north.desk.config)) == 2

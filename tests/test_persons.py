@@ -239,7 +239,7 @@ def test_a_ledger_from_before_goes_on_only_where_roles_are_derived_as_they_were(
     assert not whose(site, made) & trained
 
 
-@pytest.mark.parametrize("step", ["before_write", "before_rename", "after_fsync"])
+@pytest.mark.parametrize("step", ["before_write", "before_fsync", "before_rename", "after_rename", "after_fsync"])
 def test_a_drawing_that_is_killed_while_it_binds_who_trained_has_not_begun(tmp_path, step):
     ledger = Ledger.create(tmp_path / "home" / "ledger.db", KEY, site="north")
     hold = ledger.mark_anchored(reserve(ledger, 1, touches="new"), acknowledge(ledger))

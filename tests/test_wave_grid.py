@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
-import re
 import signal
 from contextlib import closing
 from pathlib import Path
@@ -525,30 +524,6 @@ def test_the_end_of_a_standing_approval_is_kept_when_the_coordinator_dies_before
     assert exit_code(*step, place="standing.revoked") == -signal.SIGKILL
     assert study.store.standing_revoked("alpha", "ab" * 32)
     assert exit_code(*step) == 0, "again changes nothing"
-
-
-def test_every_failpoint_of_the_coordinator_is_one_at_which_it_is_killed():
-    """Those of `collect`: test_collect.py and test_withdrawal.py; the lead's own: the two tests above."""
-    from test_collect import failpoints
-
-    text = "".join(path.read_text() for path in sorted((ROOT / "coordinator").rglob("*.py")))
-    names = set(re.findall(r'\breach\("([^"]+)"\)', text))
-    assert len(re.findall(r"\breach\(", text)) == len(re.findall(r'\breach\("', text)), "each name is written out"
-    own = {"wave.before_event", "wave.before_commit", "wave.closed", "wave.reopened", "wave.reminded", "result.saved"}
-    own |= {"standing.revoked"}
-    own |= {
-        "rounds.before_ask",
-        "rounds.after_ask",
-        "rounds.before_answer",
-        "rounds.after_answer",
-    }  # test_federating.py
-    own |= {"backup.copied", "upgrade.before", "upgrade.after"}  # test_restore.py, test_upgrade.py
-    own |= {name for name in names if name.startswith(("renewal.", "authority."))}  # test_renewal.py checks these
-    own |= {"grant.before_log", "grant.before_commit", "grant.committed"}  # test_membership.py
-    own |= {"keys.allowed", "keys.before_log", "keys.before_commit", "keys.committed"}  # test_membership_kills.py
-    own |= {"leads.before_file", "leads.committed"}  # the same
-    own |= {f"retention.{place}" for place in ("ended", "before_commit", "logged", "erased")}  # test_retention.py
-    assert names == {*failpoints("ingest"), *failpoints("withdraw"), *own}
 
 
 def test_a_reader_sees_a_wave_before_or_after_a_withdrawal_and_nothing_between(study):
