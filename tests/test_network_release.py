@@ -20,7 +20,7 @@ import pytest
 from site_desk import Hub, hospital  # noqa: F401
 from test_pipeline import deliver
 
-from shared.base.keys import SigningKey
+from shared.base.keys import SigningKey, write_private
 from shared.base.randomness import seeded_rng
 from shared.errors import (
     EstimateRefusal,
@@ -879,9 +879,26 @@ def test_a_frame_that_is_deleted_is_gone_and_no_wave_goes_on_from_it(grown, firs
     assert not (grown.site.outbox.folder(first.hold.release_id) / EMBEDDING).exists()
     assert vault.forget(grown.site.ledger) == 0
     entries = len(grown.site.ledger.entries())
-    with pytest.raises(StateRefusal, match="must have its frame"):
+    with pytest.raises(StateRefusal, match="none: it was deleted"):
         grown.wave(2)
     assert len(grown.site.ledger.entries()) == entries  # refused before anything was charged
+
+
+def test_a_network_whose_key_was_in_no_backup_goes_on_when_somebody_puts_it_back(grown, first):
+    from site_agent.release.embeddings import EmbeddingStore
+
+    vault = EmbeddingStore(grown.site.ledger.path.parent, "contacts")
+    key, entries = vault.path.read_bytes(), len(grown.site.ledger.entries())
+    vault.path.unlink()  # as a restore leaves it: the frame is there, its key is not
+    with pytest.raises(StateRefusal, match="put back from a backup, which holds none") as refused:
+        grown.wave(2)
+    assert "keys/frames" in refused.value.next_step
+    write_private(vault.path, bytes(32))
+    with pytest.raises(IntegrityRefusal, match="no backup holds it"):
+        grown.wave(2)
+    assert len(grown.site.ledger.entries()) == entries, "refused before anything was charged"
+    write_private(vault.path, key)
+    assert grown.wave(2).table is not None
 
 
 def test_a_plan_that_changes_its_mind_about_the_frame_or_the_model_is_refused(grown):
@@ -963,6 +980,10 @@ def test_a_site_shows_what_it_keeps_of_a_network_and_deletes_it_asked_or_when_th
     assert "1 sealed frames are kept" in at("data", "frame", "mini")
     shown = at.json("data", "frame", "mini")
     assert (shown["planned"], shown["frames"], shown["key"]) == ("sealed", 1, True)
+    archive = hospital.home.with_name("backup")
+    at("backup", str(archive))
+    words = ("restore", str(archive), "--as", "dr-lind", "--key", str(hospital.home / "keys/approvers/dr-lind.pem"))
+    assert at.json(*words, "--check")["unopened"] == ["mini"]
     # A wave that is charged and under way may still need it.
     key = hospital.home / "keys" / "frames" / "mini.key"
     refused = at.refused("data", "frame", "mini", "--delete", expect=2)

@@ -105,6 +105,7 @@ def restore(
         "budgets": facts.budgets,
         "fingerprint": facts.fingerprint,
         "moved": made.moved,
+        "unopened": made.unopened,
         "restored": not dry_run,
     }
 
@@ -115,6 +116,11 @@ def restore(
         screens.heading(page, f"Site {facts.site}", f"{did} as of {facts.day}: {facts.entries} entries of the ledger")
         if made.moved:
             page.print(f"The former home is {made.moved}.")
+        if made.unopened:
+            page.print(
+                f"Sealed embeddings of {', '.join(made.unopened)} stay closed: their keys are in no backup. No further "
+                "wave of such a network is made before keys/frames is put back from the former home or a copy."
+            )
         if not dry_run:
             page.print("Nothing is charged or drawn before the ledger is held against what the coordinator has seen.")
             screens.next_step(page, "site-agent ledger recover", "site-agent doctor")

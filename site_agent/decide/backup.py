@@ -4,7 +4,7 @@ The ledger is copied as of one moment (SQLite's backup API), its head written fr
 this copy names; they are written once and renamed into place, so that a hard link keeps each as it was. What was
 gathered is verified like a stranger's record before it is an archive, encrypted to the approvers in force
 (`shared.base.archive`). The table is not in it, nor are the keys of sealed embeddings: to delete such a key deletes
-them wherever copies lie.
+them wherever copies lie (`site_agent.release.embeddings`).
 
 A ledger from a backup has forgotten what was charged since. So a restored home carries a mark, and while it does no
 charge is made and nothing is drawn (`site_agent.ledger.files.require_settled`): `site_agent.decide.recovery` takes it
@@ -88,10 +88,17 @@ class SiteBackupFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class RestoredSite:
-    """Outcome of a restore: what the backup says, and where the former home is now."""
+    """Outcome of a restore.
+
+    Args:
+        facts: what the backup says.
+        moved: where the former home is now; blank if there was none.
+        unopened: studies whose network keeps a sealed embedding, which nothing here opens.
+    """
 
     facts: SiteBackupFacts
     moved: str
+    unopened: tuple[str, ...]
 
 
 # -- out ------------------------------------------------------------------------------------------------------------
@@ -233,6 +240,7 @@ def restore(
         StorageRefusal.
     """
     from site_agent.lock import StateLock
+    from site_agent.release.embeddings import EMBEDDING
 
     occupied = home.exists() and any(home.iterdir())
     if occupied and not (replace or dry_run):
@@ -262,8 +270,9 @@ def restore(
         mark = {"archive": digest, "day": facts.day, "restored": 0 if replies is None else replies.restored()}
         write_private(made / RESTORED, canonical_json(mark))
         (made / "agent.lock").unlink(missing_ok=True)
+        unopened = tuple(sorted({hold.study for hold in Desk(made).ledger.holds() if EMBEDDING in hold.files}))
         moved = "" if dry_run else put_in_place(made, home)
-    return RestoredSite(facts=facts, moved=moved)
+    return RestoredSite(facts=facts, moved=moved, unopened=unopened)
 
 
 def drill(archive: Path, home: Path, *, key: SigningKey) -> tuple[list[ChecklistLine], int]:

@@ -13,7 +13,8 @@ entry like every file of it, stand
 The file is encrypted (ChaCha20-Poly1305) and tied to its study and release; the study's key lies in the site's key
 folder. That protects a copy of the outbox, a backup of it or a disk of its own, and nothing against a reader of the
 whole site folder. Deleting the key (`EmbeddingStore.forget`) deletes every frame of the study wherever copies of it
-lie.
+lie: so the key is in no backup, and a site that was put back from one releases nothing more of such a network until
+somebody puts the key back.
 """
 
 from __future__ import annotations
@@ -198,27 +199,39 @@ class EmbeddingStore:
         return _MAGIC + nonce + cipher.encrypt(nonce, embedding.to_bytes(), self._tied(release_id))
 
     def open(self, data: bytes, release_id: str) -> Embedding:
-        """The reverse of `seal`. Raises: StateRefusal (deleted), IntegrityRefusal, SchemaRefusal."""
-        self.require()
+        """The reverse of `seal`. Raises: IntegrityRefusal (no key, or another), SchemaRefusal."""
         start = len(_MAGIC) + _NONCE
         try:
             cipher = ChaCha20Poly1305(self.path.read_bytes())
             return Embedding.from_bytes(cipher.decrypt(data[len(_MAGIC) : start], data[start:], self._tied(release_id)))
-        except (InvalidTag, ValueError):
+        except (InvalidTag, ValueError, FileNotFoundError):
             raise IntegrityRefusal(
                 f"{EMBEDDING} of release {release_id[:8]} must be what was sealed under this study's key",
                 given="another file, or another key",
-                next_step=f"Restore {self.path.name} from where the site's keys are kept.",
+                next_step=f"Put {self.path.name} into keys/frames as it was then, from the former home or a copy of "
+                "your own: no backup holds it. Without it ask the study lead for a new study.",
             ) from None
 
-    def require(self) -> None:
-        """Raises: StateRefusal, once the frames are deleted."""
-        if not self.path.exists():
-            raise StateRefusal(
-                f"the network of study {self.study} must have its frame to go on from",
-                given="none: it was deleted",
-                next_step="Ask the study lead for a new study: without the frame nobody can be added to this network.",
-            )
+    def require(self, sealed: Path) -> None:
+        """Refuse to go on without the key.
+
+        Args:
+            sealed: a frame of the study; it goes with the key where that is deleted.
+        Raises: StateRefusal: once the frames are deleted, or where the site was put back from a backup.
+        """
+        if self.path.exists():
+            return
+        new = "ask the study lead for a new study: without the frame nobody can be added to this network."
+        left = sealed.exists()
+        raise StateRefusal(
+            f"the network of study {self.study} must have its frame to go on from",
+            given="one without its key: this site was put back from a backup, which holds none"
+            if left
+            else "none: it was deleted",
+            next_step=f"Put {self.path.name} into keys/frames from the former home, or a copy of your own; else {new}"
+            if left
+            else new.capitalize(),
+        )
 
     def files(self, ledger: Ledger) -> tuple[Path, ...]:
         """The sealed files of the study's frames that lie here."""
@@ -258,8 +271,8 @@ def embedding_base(plan: StudyPlan, ledger: Ledger, base: Hold | None) -> Embedd
 
     Args:
         base: the release that the wave builds on; None where this is the first.
-    Raises: PlanChanged (the releases before kept, or did not keep, theirs), StateRefusal (it was deleted),
-        IntegrityRefusal.
+    Raises: PlanChanged (the releases before kept, or did not keep, theirs), StateRefusal (it was deleted, or its key
+        is in no backup), IntegrityRefusal.
     """
     holds = ledger.holds(plan.study)
     if base is not None and (EMBEDDING in base.files) != plan.release.sealed and plan.release.edges is not None:
@@ -272,7 +285,7 @@ def embedding_base(plan: StudyPlan, ledger: Ledger, base: Hold | None) -> Embedd
         return None
     store, embedding = EmbeddingStore(ledger.path.parent, plan.study), None
     if base is not None:
-        store.require()
+        store.require(ledger.folder(base) / EMBEDDING)
         embedding = store.open(sealed_state.read_sealed(ledger.folder(base), base, EMBEDDING), base.release_id)
         embedding.require_fits(plan)
         standing = {hold.release_id for hold in holds if hold.state == "delivered"}
