@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from theatre import exit_code
 from coordinator.services.authority import Authority, replace_authority, rotate
 from coordinator.services.collect.server import CoordinatorServer
 from shared.base.keys import Envelope, SigningKey
-from shared.errors import CertificateRefusal, Refusal, SignatureRefusal
+from shared.errors import CertificateRefusal, Refusal, SignatureRefusal, StateRefusal
 from shared.membership.authorities import AUTHORITY_REPLACEMENT_TYPE, AuthorityReplacement
 from shared.membership.leads import Leads
 from shared.wire.certificates import LateAnswer
@@ -92,6 +93,8 @@ def test_a_site_comes_back_by_a_fingerprint_on_the_telephone_and_everybody_reads
     assert pins(north) == (chained(hub).ca_pem,)
     assert north("doctor")["ok"]
     assert not connects(south), "each site for itself"
+    assert hub.lead("ca")["to_come"] == ["south"]
+    hub.site("west")  # whoever is invited from now on pins the new one
     # The log, `ca`, and every export of the site say so.
     (entry,) = [one for one in map(json.loads, (e.entry for e in hub.store.log())) if "authority" in one["kind"]]
     assert (entry["before"], entry["after"], entry["reason"]) == (old.fingerprint, fingerprint, REASON)
@@ -285,6 +288,26 @@ def test_killed_while_it_pins_another_authority_a_site_pins_it_when_asked_again(
     assert len(north.desk.ledger.membership().authorities) == 1, "noted once"
     assert north.desk.config.ca_fingerprint == fingerprint
     assert north.desk.ledger.membership().authorities[0][1].payload_type == AUTHORITY_REPLACEMENT_TYPE
+
+
+def test_of_four_who_replace_the_authority_at_once_one_does(hub):
+    here, key, leads = chained(hub), hub.lead_key(), hub.members().leads(hub.home)
+
+    def done(_: int) -> bool:
+        try:
+            replace_authority(here, reason=REASON, leads=leads, keys=[key])
+        except StateRefusal:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(done, range(4))) == [False, False, False, True]
+    assert len(chained(hub).replaced) == 1
+    # What was made is logged by the server, or by whatever verb comes next, once.
+    replaced(hub)
+    assert hub.store.verify_log() == hub.store.entries()
+    kinds = [json.loads(entry.entry)["kind"] for entry in hub.store.log()]
+    assert kinds.count("authority_replaced") == 2
 
 
 def test_a_coordinator_put_back_from_before_the_replacement_keeps_it_and_logs_it_again(hub):

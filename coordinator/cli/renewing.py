@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.membership import Keys, signing_keys
-from coordinator.cli.options import DryRun, Json, Site, app, ca_app, labelled, show_facts, today, verb
+from coordinator.cli.options import DryRun, Json, Site, app, ca_app, labelled, open_store, show_facts, today, verb
 from coordinator.config import CoordinatorConfig
 from shared.errors import DataFileRefusal, ParameterError, StateRefusal
 from shared.terminal import VerbAnswer, emit
@@ -35,7 +35,8 @@ def ca(context: typer.Context, json: Json = False) -> None:
     from shared.membership.authorities import AuthorityReplacement
     from shared.plans.invitation import certificate_fingerprint
 
-    authority = Authority.load(CoordinatorConfig.load(context.obj).home)
+    config = CoordinatorConfig.load(context.obj)
+    authority = Authority.load(config.home)
     before = [
         {
             "fingerprint": certificate_fingerprint(pem),
@@ -47,6 +48,7 @@ def ca(context: typer.Context, json: Json = False) -> None:
     gone = [AuthorityReplacement.said(Envelope.from_bytes(data)) for data in authority.replaced]
     answer: dict[str, Any] = {
         "replaced": [{"before": one.before, "day": one.day, "reason": one.reason} for one in gone],
+        "to_come": _to_come(config, authority) if gone else [],
         "fingerprint": authority.fingerprint,
         "ends": authority.ends.date(),
         "before": before,
@@ -60,10 +62,20 @@ def ca(context: typer.Context, json: Json = False) -> None:
             ("until", f"{authority.ends:%Y-%m-%d}; the next one: coordinator ca rotate"),
             ("server's certificate", f"until {server:%Y-%m-%d}, renewed by itself"),
             *(("before it", f"{one['fingerprint']}, believed until {one['ends']}") for one in before),
+            *((("to come", f"{', '.join(answer['to_come'])}: coordinator renew-late"),) if answer["to_come"] else ()),
             *(("replaced", f"{one.before} on {one.day}, believed no more: {one.reason}") for one in gone),
         )
 
     emit(answer, as_json=json, show=show)
+
+
+def _to_come(config: CoordinatorConfig, authority: Authority) -> list[str]:
+    """Accepted sites that have no certificate of an authority that is believed."""
+    from coordinator.store.site_certificates import issued_by
+
+    with open_store(config) as store:
+        accepted = [site for site in store.sites() if site.state == "accepted" and site.certificate_pem]
+    return [one.site for one in accepted if not issued_by(one.certificate_pem, [*authority.before, authority.ca_pem])]
 
 
 @verb(ca_app, "rotate")

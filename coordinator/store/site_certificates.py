@@ -42,7 +42,7 @@ from shared.wire.certificates import (
 )
 from shared.wire.transport import Peer
 
-__all__ = ["SiteCertificates", "SiteOutlook", "new_serial", "outlook"]
+__all__ = ["SiteCertificates", "SiteOutlook", "issued_by", "new_serial", "outlook"]
 
 Issue = Callable[[str, str, int], str]
 """Makes the certificate of a request (PEM), for a site, with a serial number."""
@@ -300,7 +300,7 @@ class SiteCertificates:
                 next_step="Ask the steward to read it out again; if it differs, somebody else made this request.",
             )
         pem = self._served(late.envelope.digest, late.request.site)
-        if pem is not None and not _issued_by(pem, believed):
+        if pem is not None and not issued_by(pem, believed):
             if not dry_run:
                 self._forget(late.envelope.digest)
             pem = None
@@ -317,7 +317,8 @@ class SiteCertificates:
         return None if dry_run else answer.signed(witness)
 
 
-def _issued_by(pem: str, believed: Sequence[str]) -> bool:
+def issued_by(pem: str, believed: Sequence[str]) -> bool:
+    """True if one of these authorities has issued a certificate."""
     try:
         require_issued_by(pem, believed)
     except CertificateRefusal:

@@ -282,7 +282,7 @@ def _other_authority(desk: Desk, shown: Sequence[Envelope], fingerprint: str) ->
             raise _not_heard("an answer that knows of no other than the pinned one")
         return None
     changes = membership.lead_news(desk, [one for one in shown if one.payload_type == LEAD_CHANGE_TYPE])
-    leads = membership.own_leads(desk)
+    leads, known = membership.own_leads(desk), desk.ledger.membership().authorities
     if changes:
         leads = Leads(keys=changes[-1][0].after, threshold=changes[-1][0].threshold)
     said = open_replacement(
@@ -290,7 +290,8 @@ def _other_authority(desk: Desk, shown: Sequence[Envelope], fingerprint: str) ->
         leads=leads,
         witness=identity.witness_key(config),
         coordinator=config.coordinator,
-        gone=[one.before for one, _ in desk.ledger.membership().authorities],
+        # The last one is no past one: a crash may have come before it was pinned.
+        gone={*(one.before for one, _ in known), *(one.after for one, _ in known[:-1])},
     )
     if said.after == config.ca_fingerprint == certificate_fingerprint(config.ca.read_text()):
         return None

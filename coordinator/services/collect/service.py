@@ -195,9 +195,9 @@ class CollectionService:
         Raises: CertificateRefusal, TokenRefusal.
         """
         here = self._in_force()
-        if here.replaced:  # a connection from before a replacement goes on, and counts for nothing
-            require_issued_by(peer.certificate_pem, [*here.before, here.ca_pem])
         if peer.role == "site":
+            if here.replaced:  # a connection from before a replacement goes on, and counts for nothing
+                require_issued_by(peer.certificate_pem, [*here.before, here.ca_pem])
             self._store.require_site(peer.site, peer.serial)
             self.certificates.require(peer, self._today())
         else:
@@ -356,7 +356,8 @@ class CollectionService:
         if found is not self._authority:
             self._authority = found
             self.clocks.follow(found.certificate)
-            self._members.note_replacements(found.replaced)
+            with suppress(StorageRefusal):  # a full disk: the next start says it
+                self._members.note_replacements(found.replaced)
         return found
 
     def may_issue(self) -> bool:
