@@ -78,11 +78,11 @@ class Sealed:
 class Hub:
     """A coordinator's home folder, and the sites that have joined it."""
 
-    def __init__(self, home: Path, plan: StudyPlan, *sites: str) -> None:
-        self.home, self.plan = home, plan
+    def __init__(self, home: Path, plan: StudyPlan, *sites: str, url: str = "") -> None:
+        self.home, self.plan, self.url = home, plan, url
         self.authority = Authority.create(home, coordinator=plan.coordinator, names=["127.0.0.1"])
         self.sites: dict[str, SiteKeys] = {}
-        self.store = Store.open(home)
+        self.store = Store.open(home, url)
         self.store.add_plan(sign_plan(plan, [LEAD]), plan)
         self.port = 0
         self.drafts = home / "drafts"
@@ -91,7 +91,7 @@ class Hub:
             self.join(site)
 
     def serve(self, **settings) -> CoordinatorServer:
-        self.running = CoordinatorServer(self.home, "127.0.0.1:0", **settings)
+        self.running = CoordinatorServer(self.home, "127.0.0.1:0", **{"url": self.url, **settings})
         self.port = self.running.port
         return self.running
 
@@ -127,12 +127,11 @@ class Hub:
     def egress(self, site: str, **settings) -> Egress:
         mine = self.credentials(site)
         return Egress(
-            address=f"127.0.0.1:{self.port}",
             server_name="tributary-coordinator",
             ca_pem=mine.ca_pem,
             cert_pem=mine.cert_pem,
             key_pem=mine.key_pem,
-            **{"timeout": 20.0, "witness": self.witness(site), **settings},
+            **{"address": f"127.0.0.1:{self.port}", "timeout": 20.0, "witness": self.witness(site), **settings},
         )
 
     def witness(self, site: str) -> AcknowledgedReplies:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -21,6 +19,7 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from database_server import database_server
 from hurry import soak
 from service import Hub
 from test_collect import refused
@@ -56,34 +55,10 @@ def homes(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory):
+def postgres():
     """A PostgreSQL server of our own, on a socket; the URL of its database."""
-    pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed")
-    found = shutil.which("initdb") or next(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), None)
-    if found is None:
-        pytest.skip("PostgreSQL is not installed")
-    root = os.geteuid() == 0
-    try:
-        who = {"user": pwd.getpwnam("postgres").pw_uid, "group": pwd.getpwnam("postgres").pw_gid} if root else {}
-    except KeyError:
-        pytest.skip("PostgreSQL refuses to run as root, and has no user here")
-    folder = Path("/tmp") / f"pg-{os.getpid()}"  # a socket's path must be short, and its user must get there
-    folder.mkdir(mode=0o700)
-    if root:
-        os.chown(folder, who["user"], who["group"])
-    tools = Path(found).resolve().parent
-
-    def run(tool, *argv):
-        subprocess.run([tools / tool, *argv], check=True, capture_output=True, cwd=folder, **who)
-
-    try:
-        run("initdb", "-D", folder / "data", "-A", "trust", "-U", "hub", "--no-sync")
-        options = f"-c listen_addresses='' -k {folder} -c fsync=off"
-        run("pg_ctl", "-D", folder / "data", "-o", options, "-l", folder / "log", "-w", "start")
-        yield f"postgresql+psycopg://hub@/postgres?host={folder}"
-        run("pg_ctl", "-D", folder / "data", "-m", "immediate", "stop")
-    finally:
-        shutil.rmtree(folder)
+    with database_server("upgrade") as server:
+        yield server.url
 
 
 @pytest.fixture

@@ -156,6 +156,9 @@ def passphrase(
 def serve(
     context: typer.Context,
     address: Annotated[str, typer.Option("--address", help="host:port to bind, instead of the setting.")] = "",
+    analysts: Annotated[
+        str, typer.Option("--analysts", help="host:port to bind for analysts, instead of the setting; none: none.")
+    ] = "",
     health: Annotated[str, typer.Option("--health", help="host:port for health and metrics, instead of it.")] = "",
 ) -> None:
     """Answer sites and analysts, in the foreground, until it is told to stop (SIGTERM, or Ctrl-C)."""
@@ -166,13 +169,15 @@ def serve(
     encrypt_keys(config.home)
     listen = address or config.listen
     host = listen.rpartition(":")[0]
+    asked = "" if analysts == "none" else analysts or config.analysts_listen
+    web = None if analysts == "none" else config.web_settings
 
     def ready(port: int) -> None:
         console().print(f"{config.name} answers on {host}:{port}; sites dial {config.address}; stop with Ctrl-C")
-        if config.analysts:
-            console().print(f"analysts are answered on {config.analysts_listen}; they dial {config.analysts}")
-        if config.web and config.web_settings:
-            console().print(f"and over HTTPS on {config.web_settings['listen']}: https://{config.web.address}")
+        if asked:
+            console().print(f"analysts are answered on {asked}; they dial {config.analysts or asked}")
+        if web and config.web:
+            console().print(f"and over HTTPS on {web['listen']}: https://{config.web.address}")
         sys.stdout.flush()
 
     def watched(port: int) -> None:
@@ -195,8 +200,8 @@ def serve(
         log=asdict(config.logging),
         drain=config.drain_seconds,
         grace=config.grace_seconds,
-        analysts=config.analysts_listen,
-        web=config.web_settings,
+        analysts=asked,
+        web=web,
         analysis={
             "rate": config.analyst_rate,
             "burst": config.analyst_burst,

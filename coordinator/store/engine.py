@@ -5,6 +5,7 @@ Acknowledged means durable: SQLite runs with a write-ahead log and ``synchronous
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +26,13 @@ __all__ = ["Database", "Reader", "Writer", "append_entry", "log_size", "storage_
 T = TypeVar("T")
 
 LONGEST_WAIT = 30.0  # seconds for which a transaction waits for another's lock
+RESTART = 20.0  # seconds for which a database server may be away before a caller is told
+ONE_WRITER = "SELECT pg_advisory_xact_lock(7236288)"
+"""Taken first by whatever writes to PostgreSQL, until its transaction ends: what it then reads, nobody changes.
+
+So several coordinators may serve one database. As in SQLite, whatever is checked within a transaction (one release for
+each place, a budget, the log's last entry) is still so when it commits.
+"""
 
 
 class Reader(Protocol):
@@ -62,6 +70,7 @@ class Database:
                 "options": f"-c lock_timeout={most}",
             }
         self._engine = sa.create_engine(url, **options)
+        self.shared = parsed.get_backend_name() == "postgresql"
         if sqlite:
             sa.event.listen(self._engine, "connect", db.sqlite_connect)
             sa.event.listen(self._engine, "begin", db.sqlite_begin)
@@ -98,31 +107,40 @@ class Database:
         return "" if said == "ok" else said.splitlines()[0][:200]
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
-        """What `work` gives on a connection. Raises: StorageRefusal."""
-        try:
-            with self._engine.connect() as connection:
-                return work(connection)
-        except DBAPIError as error:
-            raise storage_refusal(error) from None
+        """What `work` gives on a connection; again where a database server was restarted. Raises: StorageRefusal."""
+        until = time.monotonic() + RESTART
+        while True:
+            try:
+                with self._engine.connect() as connection:
+                    return work(connection)
+            except DBAPIError as error:
+                if not _away(error) or time.monotonic() > until:
+                    raise storage_refusal(error) from None
+                time.sleep(0.2)
 
     def write(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run `work` in one transaction; again from the start when another process was faster.
+        """Run `work` in one transaction; again from the start when another process was faster, or the server away.
+
+        A commit whose answer was lost may have taken place: `work` then finds what it would have written.
 
         Raises: StorageRefusal.
         """
         with self._writing:
-            until = time.monotonic() + LONGEST_WAIT
-            for attempt in range(20):
+            begun = time.monotonic()
+            for attempt in itertools.count():
                 try:
                     with self._engine.connect().execution_options(tributary_write=True) as connection:
                         with connection.begin():
+                            if self.shared:
+                                connection.exec_driver_sql(ONE_WRITER)
                             done = work(connection)
                         return done
                 except (IntegrityError, OperationalError) as error:
                     full = "full" in str(error.orig) or "readonly" in str(error.orig)
-                    if attempt == 19 or full or time.monotonic() > until:
+                    away, waited = _away(error), time.monotonic() - begun
+                    if full or (waited > RESTART if away else attempt >= 19 or waited > LONGEST_WAIT):
                         raise storage_refusal(error) from None
-                    time.sleep(0.01 * attempt)
+                    time.sleep(0.2 if away else 0.01 * attempt)
                 except DBAPIError as error:
                     raise storage_refusal(error) from None
         raise AssertionError("unreachable")
@@ -188,6 +206,15 @@ class Database:
             for leaf in self.read(lambda c: c.execute(query).scalars().all()):
                 self._nodes.append(leaf)
         return self._nodes
+
+
+def _away(error: DBAPIError) -> bool:
+    """True if it is a database server that was gone: stopped, starting, or cut off in the middle.
+
+    No state was told (no connection), or one of SQLSTATE's classes 08 (connection) and 57P (the operator's).
+    """
+    state = getattr(error.orig, "sqlstate", "")  # SQLite's errors have none
+    return isinstance(error, OperationalError) and (state is None or state.startswith(("08", "57P")))
 
 
 def append_entry(c: sa.Connection, entry: Mapping[str, Any]) -> tuple[int, str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from coordinator.config import Quotas
 from coordinator.operations.logs import begin_log
@@ -36,10 +36,14 @@ from shared.wire.transport import CallLimits, Server
 __all__ = ["CoordinatorServer", "serve"]
 
 DESCRIPTORS = 65_536
+STARTING = 60.0  # seconds for which one of several waits for the first, which looks after the folders
 
 
 class CoordinatorServer:
-    """A coordinator that serves; the only one on its home folder.
+    """A coordinator that serves; the only one on its home folder, but where the store is a database server's.
+
+    Of several on one home each binds ports of its own, or has them on a machine of its own that sees the same folder.
+    They share store, bundles and uploads under way; limits of rates and of connections hold for each by itself.
 
     Args:
         home: the home folder, with an authority in it (`Authority.create`).
@@ -85,11 +89,9 @@ class CoordinatorServer:
         kept = quotas or Quotas()
         with ExitStack() as undone:  # whatever was begun ends in the opposite order, here or in `stop`
             self._lock = undone.enter_context((home / "server.lock").open("a"))
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise LockedRefusal("one coordinator must serve a home folder", given="a second one") from None
-            sweep(home)
+            alone = _hold(self._lock, together=shareable(url))
+            if alone:
+                sweep(home)
             self.store = Store.open(home, url)
             undone.callback(lambda: self.store.close())
             made: dict[str, Any] = {"max_bundle": max_bundle, "quotas": quotas, "today": today, "now": now}
@@ -102,7 +104,10 @@ class CoordinatorServer:
                 self.monitor = Monitor(home, self.store, authority, kept, analysts=bool(analysts or web) and apart)
                 undone.callback(self.monitor.close)
             self.service.start()
-            self.service.recover()
+            if alone:  # else another process may have moved a bundle that it has not committed yet
+                self.service.recover()
+                if shareable(url):
+                    fcntl.flock(self._lock, fcntl.LOCK_SH)
             credentials = functools.partial(authority.server, self.service.may_issue)
             self._server = Server(
                 service=SERVICE,
@@ -158,6 +163,33 @@ class CoordinatorServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop(0.5)
+
+
+def shareable(url: str) -> bool:
+    """True if several processes may serve a home folder whose store this is: a database server's."""
+    return url.startswith("postgresql")
+
+
+def _hold(lock: IO[str], *, together: bool) -> bool:
+    """Hold a home folder; True if nobody else does, False if it is held together with others that serve it.
+
+    Raises: LockedRefusal.
+    """
+    until = time.monotonic() + STARTING
+    while True:
+        for kind in (fcntl.LOCK_EX, fcntl.LOCK_SH) if together else (fcntl.LOCK_EX,):
+            try:
+                fcntl.flock(lock, kind | fcntl.LOCK_NB)
+                return kind == fcntl.LOCK_EX
+            except OSError:
+                continue
+        if not together or time.monotonic() > until:
+            raise LockedRefusal(
+                "one coordinator must serve a home folder",
+                given="a second one",
+                next_step="Several may where the store is PostgreSQL (store in coordinator.toml).",
+            )
+        time.sleep(0.1)  # the first one of several is starting
 
 
 def serve(

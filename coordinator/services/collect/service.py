@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import fcntl
 import logging
 import threading
 from collections.abc import Callable, Generator, Mapping
@@ -165,6 +166,7 @@ class CollectionService:
     def close(self) -> None:
         """End what was begun for deliveries."""
         self._ingest.opening.close()
+        self._staging.close()
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -530,7 +532,9 @@ class CollectionService:
 
     def _remind(self, today: dt.date) -> None:
         try:
-            remind_due(self._store, self._home, today)
+            with (self._home / "remind.lock").open("a") as among:  # two processes of one home remind once
+                fcntl.flock(among, fcntl.LOCK_EX)
+                remind_due(self._store, self._home, today)
         except Refusal as refusal:
             _log.warning("no reminder was sent: %s", refusal.code)
 

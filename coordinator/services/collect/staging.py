@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
 import threading
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 from weakref import WeakValueDictionary
@@ -51,6 +53,11 @@ class Staging:
             fsync_folder(folder.parent)  # else a power cut may take the folder, with all that was flushed into it
         self._locks: WeakValueDictionary[str, UploadLock] = WeakValueDictionary()
         self._locks_guard = threading.Lock()
+        self._among = (home / "uploads.lock").open("ab")
+
+    def close(self) -> None:
+        """Give back what this process holds against others."""
+        self._among.close()
 
     def part_of(self, site: RegisteredSite, digest: str) -> Path:
         """Where an unfinished upload lies."""
@@ -60,7 +67,7 @@ class Staging:
     def turn(self, part: Path) -> UploadLock:
         """The lock of one upload."""
         with self._locks_guard:
-            return self._locks.setdefault(part.name, UploadLock())
+            return self._locks.setdefault(part.name, UploadLock(self._among.fileno(), part.name))
 
     def make_room(self, site: RegisteredSite, part: Path, size: int) -> None:
         """Refuse what the disk cannot hold; forget the oldest of a site's unfinished uploads."""
@@ -168,18 +175,33 @@ class Staging:
 
 
 class UploadLock:
-    """A lock that nobody waits for in a thread: a stalled upload holds up the next one of its bytes, and no more."""
+    """A lock that nobody waits for in a thread: a stalled upload holds up the next one of its bytes, and no more.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    Held against this process's threads, and by one byte of a file against other processes that serve the same home;
+    the system gives that back where a process dies.
+
+    Args:
+        among: the file, open in this process for as long as it serves.
+        name: whose byte it is: one of 2⁶⁰, by a digest.
+    """
+
+    def __init__(self, among: int, name: str) -> None:
+        self._lock, self._among = threading.Lock(), among
+        self._place = int(hashlib.sha256(name.encode()).hexdigest()[:15], 16)
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise RetryLater(
-                NetworkRefusal("one upload of a bundle must end before the next", given="one that has not")
-            )
+        taken = self._lock.acquire(blocking=False)
+        if taken:
+            try:
+                fcntl.lockf(self._among, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._place)
+                return
+            except OSError:
+                self._lock.release()
+        raise RetryLater(NetworkRefusal("one upload of a bundle must end before the next", given="one that has not"))
 
     def __exit__(self, *_: object) -> None:
+        with suppress(OSError, ValueError):  # closed: what is no longer open is no longer held
+            fcntl.lockf(self._among, fcntl.LOCK_UN, 1, self._place)
         self._lock.release()
 
 

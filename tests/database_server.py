@@ -1,0 +1,62 @@
+"""A PostgreSQL server of a test's own, on a socket, that can be stopped and started."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True)
+class DatabaseServer:
+    tools: Path
+    folder: Path
+    who: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"postgresql+psycopg://hub@/postgres?host={self.folder}"
+
+    def run(self, tool: str, *argv: str | Path) -> None:
+        subprocess.run([self.tools / tool, *argv], check=True, capture_output=True, cwd=self.folder, **self.who)
+
+    def start(self) -> None:
+        options = f"-c listen_addresses='' -k {self.folder} -c fsync=off"
+        self.run("pg_ctl", "-D", self.folder / "data", "-o", options, "-l", self.folder / "log", "-w", "start")
+
+    def stop(self) -> None:
+        """As a crash of its processes: every connection breaks in the middle of what it does."""
+        self.run("pg_ctl", "-D", self.folder / "data", "-m", "immediate", "stop")
+
+
+@contextmanager
+def database_server(name: str) -> Iterator[DatabaseServer]:
+    """A running server; the test is skipped where there is none to run."""
+    pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed")
+    found = shutil.which("initdb") or next(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), None)
+    if found is None:
+        pytest.skip("PostgreSQL is not installed")
+    root = os.geteuid() == 0
+    try:
+        who = {"user": pwd.getpwnam("postgres").pw_uid, "group": pwd.getpwnam("postgres").pw_gid} if root else {}
+    except KeyError:
+        pytest.skip("PostgreSQL refuses to run as root, and has no user here")
+    folder = Path("/tmp") / f"pg-{name}-{os.getpid()}"  # a socket's path must be short, and its user must get there
+    folder.mkdir(mode=0o700)
+    if root:
+        os.chown(folder, who["user"], who["group"])
+    server = DatabaseServer(Path(found).resolve().parent, folder, who)
+    try:
+        server.run("initdb", "-D", folder / "data", "-A", "trust", "-U", "hub", "--no-sync")
+        server.start()
+        yield server
+        server.stop()
+    finally:
+        shutil.rmtree(folder)

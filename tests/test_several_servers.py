@@ -1,0 +1,226 @@
+"""Several processes that serve one home folder, on one PostgreSQL: what one acknowledged is stored, whoever dies."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import pytest
+import sqlalchemy as sa
+from database_server import database_server
+from service import Hub, small_table
+from sources import ROOT
+from test_collect import plan
+
+from coordinator.services.collect.server import CoordinatorServer
+from coordinator.store import engine
+from coordinator.store import schema as db
+from coordinator.store.engine import Database, append_entry
+from coordinator.store.verify import verify_log
+from shared.errors import LockedRefusal, Refusal, StorageRefusal
+from shared.wire.site_messages import Acceptance
+
+__all__ = ["plan"]  # the fixture
+SITES = ("north", "south", "east")
+WAVES = range(1, 4)
+SERVER = """
+import os, sys
+import grpc, pandas, pyarrow.compute, pyarrow.parquet  # noqa: before the fork, so that each server starts at once
+from pathlib import Path
+import coordinator.services.tasks
+from coordinator.services.collect import server
+home, url, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+for _ in range(count):
+    if not (child := os.fork()):
+        try:
+            server.serve(home, "127.0.0.1:0", url=url, ready=lambda port: print(os.getpid(), port, flush=True))
+        finally:
+            os._exit(0)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def postgres():
+    with database_server("several") as server:
+        yield server
+
+
+@pytest.fixture
+def hub(tmp_path, plan, postgres):
+    wiped = sa.create_engine(postgres.url)
+    with wiped.begin() as c:
+        c.execute(sa.text("DROP SCHEMA public CASCADE"))
+        c.execute(sa.text("CREATE SCHEMA public"))
+    wiped.dispose()
+    made = Hub(tmp_path / "hub", plan, *SITES, url=postgres.url)
+    yield made
+    made.store.close()
+
+
+class Processes:
+    """Real processes that serve one home: (process, port) of each."""
+
+    def __init__(self, hub: Hub, count: int) -> None:
+        env = {**os.environ, "PYTHONPATH": f"{ROOT}", "OMP_NUM_THREADS": "1"}
+        argv = [sys.executable, "-c", SERVER, f"{hub.home}", hub.url, f"{count}"]
+        pipe = subprocess.PIPE
+        self.parent = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=env)
+        self.all = [tuple(map(int, self.parent.stdout.readline().split())) for _ in range(count)]
+
+    def __enter__(self) -> list[tuple[int, int]]:
+        return self.all
+
+    def __exit__(self, *_: object) -> None:
+        for process, _ in self.all:
+            try:
+                os.kill(process, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.parent.stdin.close()
+        self.parent.wait(60)
+        self.parent.stdout.close()
+
+
+def deliver(hub: Hub, site: str, ports: list[int], heard: Callable[[Acceptance], None]) -> list[str]:
+    """A site delivers all its waves, each time to the next port, until it has an answer; what it was refused."""
+    refused = []
+    for wave in WAVES:
+        name = hashlib.sha256(f"{site} {wave}".encode()).hexdigest()[:32]
+        sealed = hub.seal(site, wave=wave, release_id=name, table=small_table(seed=wave))
+        for attempt in range(40):
+            hub_port = ports[(wave + attempt) % len(ports)]
+            try:
+                with hub.egress(site, address=f"127.0.0.1:{hub_port}") as egress:
+                    heard(egress.send(sealed.envelope, sealed.path))
+                break
+            except Refusal as refusal:
+                refused.append(refusal.code)
+        else:
+            raise AssertionError(f"{site} never had wave {wave} acknowledged: {refused}")
+    return refused
+
+
+def require_stored(hub: Hub, heard: list[Acceptance]) -> None:
+    """What was acknowledged is there, once, with its bytes, in a log that is whole."""
+    found = {release.bundle_sha256: release for release in hub.store.releases()}
+    assert len(heard) == len(found) == len(SITES) * len(WAVES)
+    for one in heard:
+        release = found[one.bundle_sha256]
+        assert (release.log_index, release.release_id) == (one.log_index, one.release_id)
+        data = (hub.home / "bundles" / f"{one.bundle_sha256}.zip").read_bytes()
+        assert hashlib.sha256(data).hexdigest() == one.bundle_sha256
+    assert len({one.log_index for one in heard}) == len(heard)
+    assert verify_log(hub.store) == hub.store.entries()
+
+
+def delivered(hub: Hub, ports: list[int], meanwhile: Callable[[int], None]) -> tuple[list[Acceptance], list[str]]:
+    """All sites deliver at once; `meanwhile` is called with the number of acknowledgements after each."""
+    heard: list[Acceptance] = []
+    guard = threading.Lock()
+
+    def note(one: Acceptance) -> None:
+        with guard:
+            heard.append(one)
+            meanwhile(len(heard))
+
+    with ThreadPoolExecutor(len(SITES)) as pool:
+        running = [pool.submit(deliver, hub, site, ports, note) for site in SITES]
+        return heard, [code for one in running for code in one.result()]
+
+
+def test_of_two_processes_under_load_one_is_killed_and_what_was_acknowledged_is_stored(hub):
+    with Processes(hub, 2) as processes:
+        (first, _), _ = processes
+        heard, refused = delivered(
+            hub, [port for _, port in processes], lambda count: os.kill(first, signal.SIGKILL) if count == 3 else None
+        )
+    assert "E_NETWORK" in refused, "nobody has noticed that it was killed"
+    assert set(refused) <= {"E_NETWORK", "E_CERTIFICATE"}  # a handshake that breaks off looks like either
+    require_stored(hub, heard)
+
+
+def test_a_database_that_crashes_in_the_middle_and_comes_back_is_waited_for(hub, postgres):
+    def crash(count: int) -> None:
+        if count == 3:
+            postgres.stop()
+            threading.Timer(1.0, postgres.start).start()
+
+    with hub.serve() as server:
+        heard, refused = delivered(hub, [server.port], crash)
+        require_stored(hub, heard)
+    assert refused == []
+
+
+def test_the_same_release_sent_to_two_processes_at_once_is_taken_once(hub):
+    sealed = hub.seal("north", table=small_table(4000))
+    with Processes(hub, 2) as processes:
+
+        def send(port: int) -> Acceptance:
+            with hub.egress("north", address=f"127.0.0.1:{port}") as egress:
+                return egress.send(sealed.envelope, sealed.path)
+
+        with ThreadPoolExecutor(2) as pool:
+            one, other = pool.map(send, [port for _, port in processes])
+    assert one.log_index == other.log_index
+    assert [release.bundle_sha256 for release in hub.store.releases()] == [one.bundle_sha256]
+    assert verify_log(hub.store) == hub.store.entries()
+
+
+def test_what_a_transaction_reads_before_it_writes_is_still_so_when_it_commits(hub):
+    """One process counts, as a budget is checked, and adds; another adds in between unless it is made to wait."""
+    one, other = Database(hub.url, hub.home), Database(hub.url, hub.home)
+
+    def work(c: sa.Connection, between: Callable[[], object] = lambda: None) -> int:
+        seen = c.execute(sa.select(sa.func.count()).select_from(db.log)).scalar_one()
+        between()
+        index, _ = append_entry(c, {"kind": "test", "seen": seen})
+        return seen - index
+
+    with ThreadPoolExecutor(1) as pool:
+        later = []
+
+        def meanwhile() -> None:
+            later.append(pool.submit(other.write, work))
+            wait(later, timeout=0.5)
+
+        assert one.write(lambda c: work(c, meanwhile)) == 0
+        assert [found.result() for found in later] == [0]
+    one.close()
+    other.close()
+
+
+def test_a_bundle_that_another_process_is_about_to_commit_is_not_taken_away(hub):
+    """The folders are looked after by whoever starts alone; a second one that starts finds uploads under way."""
+    with hub.serve():
+        waiting = hub.home / "bundles" / f"{'a' * 64}.zip"
+        waiting.write_bytes(b"moved, and not committed yet")
+        with CoordinatorServer(hub.home, "127.0.0.1:0", url=hub.url):
+            assert waiting.exists()
+    with hub.serve():
+        assert not waiting.exists(), "whoever starts alone takes away what nobody has committed"
+
+
+def test_only_a_database_server_may_be_served_by_several(tmp_path, plan):
+    alone = Hub(tmp_path / "alone", plan, "north")
+    with alone.serve(), pytest.raises(LockedRefusal, match="PostgreSQL"):
+        CoordinatorServer(alone.home, "127.0.0.1:0")
+    alone.store.close()
+
+
+def test_a_database_that_stays_away_is_a_refusal_in_the_end(hub, postgres, monkeypatch):
+    monkeypatch.setattr(engine, "RESTART", 0.3)
+    postgres.stop()
+    try:
+        for ask in (hub.store.entries, lambda: hub.store.write(lambda c: append_entry(c, {"kind": "test"}))):
+            with pytest.raises(StorageRefusal):
+                ask()
+    finally:
+        postgres.start()
+    assert hub.store.entries() >= 0
