@@ -12,7 +12,7 @@ from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 from coordinator.config import Quotas
 from coordinator.services.quotas import erase, staged_files
@@ -53,11 +53,8 @@ class Staging:
             fsync_folder(folder.parent)  # else a power cut may take the folder, with all that was flushed into it
         self._locks: WeakValueDictionary[str, UploadLock] = WeakValueDictionary()
         self._locks_guard = threading.Lock()
-        self._among = (home / "uploads.lock").open("ab")
-
-    def close(self) -> None:
-        """Give back what this process holds against others."""
-        self._among.close()
+        self._among = os.open(home / "uploads.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.close = finalize(self, os.close, self._among)
 
     def part_of(self, site: RegisteredSite, digest: str) -> Path:
         """Where an unfinished upload lies."""
@@ -67,7 +64,7 @@ class Staging:
     def turn(self, part: Path) -> UploadLock:
         """The lock of one upload."""
         with self._locks_guard:
-            return self._locks.setdefault(part.name, UploadLock(self._among.fileno(), part.name))
+            return self._locks.setdefault(part.name, UploadLock(self._among, part.name))
 
     def make_room(self, site: RegisteredSite, part: Path, size: int) -> None:
         """Refuse what the disk cannot hold; forget the oldest of a site's unfinished uploads."""
@@ -200,7 +197,7 @@ class UploadLock:
         raise RetryLater(NetworkRefusal("one upload of a bundle must end before the next", given="one that has not"))
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError, ValueError):  # closed: what is no longer open is no longer held
+        with suppress(OSError):  # closed: what is no longer open is no longer held
             fcntl.lockf(self._among, fcntl.LOCK_UN, 1, self._place)
         self._lock.release()
 
