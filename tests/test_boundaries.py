@@ -28,6 +28,9 @@ SERVED |= {("coordinator/web/server.py", name) for name in ("starlette", "uvicor
 SOCKETS = {"shared/wire/transport.py", "shared/wire/door.py", "coordinator/demo/stage.py", "coordinator/demo/warm.py"}
 SOCKETS |= {"coordinator/operations/port.py"}  # for machines that watch, where the settings name it
 SOCKETS |= {"coordinator/web/server.py"}  # the HTTPS port, behind the same door
+SOCKETS |= {
+    "site_agent/show/network_path.py"
+}  # `doctor`, to the proxy or the coordinator; it sends nothing of the site
 SOCKETS |= {"coordinator/answers/reminders.py"}  # mail and a webhook, to the addresses of notify.toml alone
 
 

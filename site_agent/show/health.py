@@ -251,8 +251,26 @@ def _tables(desk: Desk, today: dt.date) -> Finding:
 
 def _reach(desk: Desk, contact: Contact) -> Finding:
     if contact.reach is not None:
-        raise contact.reach
+        raise _located(desk, contact.reach)
     return "ok", f"{desk.config.address} answers", ""
+
+
+def _located(desk: Desk, refusal: Refusal) -> Refusal:
+    """The same refusal with the place on the way where it arises, if there is one: the line, the proxy, a box."""
+    from site_agent.identity import pinned
+    from site_agent.show.network_path import walk
+
+    if not isinstance(refusal, (NetworkRefusal, CertificateRefusal)):
+        return refusal
+    try:
+        found = walk(desk.config.address, pinned(desk.config))
+    except (Refusal, OSError):
+        return refusal
+    if found.step == "way":
+        return refusal
+    kind = CertificateRefusal if found.step in ("inspection", "authority") else NetworkRefusal
+    must = f"the way to the coordinator at {desk.config.address} must be free"
+    return kind(must, given=found.given, next_step=found.ask)
 
 
 def _deliveries(desk: Desk, today: dt.date) -> Finding:
