@@ -532,6 +532,23 @@ def test_plan_check_warns_of_a_factor_which_the_planned_model_reads_as_steps():
         assert any("stage with named levels" in line.detail for line in said) == warned, said
 
 
+def test_plan_check_warns_of_whole_numbers_as_a_measurement():
+    """Days in hospital were told too near to no effect, in intervals narrower than the records' own."""
+    plan = trial_plan()
+    nights = Column(name="nights", kind="integer", lower=0, upper=60)
+    for column, warned in ((nights, True), (replace(nights, kind="continuous"), False)):
+        columns = (*plan.dictionary.columns[:3], column)
+        names = [one.name for one in columns[:3]]
+        release = MomentsPlan(epsilon=1.0, outcome="linear", responses=["nights"], covariates=names, declared=names)
+        stays = replace(
+            plan,
+            release=release,
+            dictionary=Dictionary(name="stays", version=1, columns=columns),
+            estimands={"planned": "ols(nights) ~ age + sbp + male"},
+        )
+        assert ["nights as a measurement" in detail for detail, _ in release.doubtful(stays)] == [True] * warned
+
+
 def test_a_plan_written_without_the_word_declares_every_coefficient_and_a_signed_one_none():
     text = (STUDIES / "cohorts.toml").read_text()
     shipped, plan = StudyPlan.from_toml(text), StudyPlan.from_toml(re.sub("declared = .*\n", "", text))

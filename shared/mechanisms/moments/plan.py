@@ -187,6 +187,13 @@ class MomentsPlan(Aggregates):
             )
             fix = "Give it as binary columns, one for each of its levels but the first, or its levels as numbers."
             found.append((detail, fix))
+        response = plan.dictionary.column(self.responses[0])
+        if self.outcome == "linear" and response.kind == "integer":
+            detail = (
+                f"{response.name} as a measurement: where whole numbers have a long tail, as days in hospital, effects "
+                "were measured to be drawn towards none, in intervals that are too sure (docs/zoo.md)"
+            )
+            found.append((detail, 'Plan outcome = "count" for what counts from 0; scores without a tail are well.'))
         return found
 
     # -- the released table --------------------------------------------------------------------------------------
