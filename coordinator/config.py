@@ -108,12 +108,20 @@ class WebConfig:
         address: ``host:port`` that they dial; the server binds this port beside `CoordinatorConfig.listen`.
         certificate, key: PEM files in the home folder, or with their whole path, that browsers believe; both blank for
             the coordinator's own certificate, which programs believe that have the study's authority.
+        issuer, client_id: of the OpenID Connect provider by which people sign in; both blank for tokens alone.
+        client_secret: a file that holds the secret; blank for a client that has none.
+        role_claim, studies_claim: what in its ID tokens names a person's role and studies.
     Raises: ConfigRefusal, at construction.
     """
 
     address: str
     certificate: str = ""
     key: str = ""
+    issuer: str = ""
+    client_id: str = ""
+    client_secret: str = ""
+    role_claim: str = "tributary_role"
+    studies_claim: str = "tributary_studies"
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -122,6 +130,9 @@ class WebConfig:
         _require_address("web.address", self.address)
         both = bool(self.certificate) == bool(self.key)
         _must(both, "web.certificate and web.key must be named together", "one of them")
+        _must(bool(self.issuer) == bool(self.client_id), "web.issuer and web.client_id must be named together", "one")
+        secure = self.issuer.startswith(("https://", "http://127.0.0.1:")) or not self.issuer
+        _must(secure, "web.issuer must be an https address", repr(self.issuer))
 
     @classmethod
     def from_table(cls, given: Any) -> WebConfig:
@@ -138,6 +149,11 @@ class WebConfig:
 address = {_quoted(self.address)}      # host:port that they dial
 certificate = {_quoted(self.certificate)}        # PEM file that browsers believe; empty: the coordinator's own
 key = {_quoted(self.key)}                # its key, another PEM file
+issuer = {_quoted(self.issuer)}             # OpenID Connect provider by which people sign in; empty: tokens alone
+client_id = {_quoted(self.client_id)}          # as it knows this coordinator
+client_secret = {_quoted(self.client_secret)}      # file that holds its secret; empty: none
+role_claim = {_quoted(self.role_claim)}          # claim that names the role: analyst, lead, auditor or reader
+studies_claim = {_quoted(self.studies_claim)}    # claim that lists the studies
 """
 
 
@@ -269,8 +285,15 @@ class CoordinatorConfig:
         if self.web is None:
             return None
         listen = f"{self.listen.rpartition(':')[0]}:{self.web.address.rpartition(':')[2]}"
-        files = {name: getattr(self.web, name) for name in ("certificate", "key")}
-        return {"listen": listen, **{name: f"{self.home / text}" if text else "" for name, text in files.items()}}
+        files = {name: getattr(self.web, name) for name in ("certificate", "key", "client_secret")}
+        plain = {
+            name: getattr(self.web, name) for name in ("address", "issuer", "client_id", "role_claim", "studies_claim")
+        }
+        return {
+            "listen": listen,
+            **plain,
+            **{name: f"{self.home / text}" if text else "" for name, text in files.items()},
+        }
 
     @property
     def max_bundle(self) -> int:

@@ -27,6 +27,7 @@ SERVED |= {("coordinator/web/server.py", name) for name in ("starlette", "uvicor
 # The demo looks for a free port.
 SOCKETS = {"shared/wire/transport.py", "shared/wire/door.py", "coordinator/demo/stage.py", "coordinator/demo/warm.py"}
 SOCKETS |= {"coordinator/operations/port.py"}  # for machines that watch, where the settings name it
+SOCKETS |= {"coordinator/web/oidc.py"}  # the provider that the settings name
 SOCKETS |= {"coordinator/web/server.py"}  # the HTTPS port, behind the same door
 SOCKETS |= {
     "site_agent/show/network_path.py"

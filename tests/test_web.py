@@ -378,11 +378,9 @@ def test_settings_say_where_and_with_which_certificate(tmp_path):
     plain = {"name": "hub", "address": "hub.example.org:8443", "listen": "0.0.0.0:8443", "home": tmp_path}
     config = CoordinatorConfig(**plain, web=WebConfig(address="hub.example.org:8445", certificate="w.pem", key="w.key"))
     assert CoordinatorConfig.from_toml(config.to_toml(), home=tmp_path) == config
-    assert config.web_settings == {
-        "listen": "0.0.0.0:8445",
-        "certificate": f"{tmp_path}/w.pem",
-        "key": f"{tmp_path}/w.key",
-    }
+    assert config.web_settings["listen"] == "0.0.0.0:8445"
+    assert config.web_settings["certificate"] == f"{tmp_path}/w.pem"
+    assert config.web_settings["issuer"] == config.web_settings["client_secret"] == ""
     none = CoordinatorConfig(**plain)
     assert CoordinatorConfig.from_toml(none.to_toml(), home=tmp_path).web_settings is None
 
@@ -395,6 +393,8 @@ def test_settings_say_where_and_with_which_certificate(tmp_path):
         ("address = 'here:1'\ncertifcate = 'x'", "Did you mean 'certificate'"),
         ("address = 'here:1'\ncertificate = 'x'", "named together"),
         ("address = 'here:1'\nkey = 7", "must be text"),
+        ("address = 'here:1'\nissuer = 'https://id.example.org'", "named together"),
+        ("address = 'here:1'\nissuer = 'http://id.example.org'\nclient_id = 'x'", "https address"),
     ],
 )
 def test_a_mistyped_setting_is_refused_with_its_name(tmp_path, table, words):

@@ -230,7 +230,7 @@ def test_five_hundred_sites_and_forty_waves_are_pages_of_less_than_a_megabyte(re
         "words": {"delivered": "accepted"},
     }
     values = {"grid": grid, "rows": range(100), "page": 1, "more": True, "study": "cvd", "here": "waves"}
-    drawn = Pages(None)._draw("waves.html", None, **values).body.decode()
+    drawn = Pages(None, None)._draw("waves.html", None, **values).body.decode()
     assert len(drawn) < 1 << 20
     assert drawn.count("<tr>") == 102
     assert "further sites" in drawn

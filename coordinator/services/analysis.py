@@ -109,7 +109,7 @@ class AnalysisService:
         self._store, self._analysts = store, Analysts(store, quotas)
         self._watch = LogWatch(store)
         self._today = today
-        self._rate = CallRate(rate / 60, burst, f"a token may ask {rate:g} times a minute", clock)
+        self.rate = CallRate(rate / 60, burst, f"a token may ask {rate:g} times a minute", clock)
         self._daily = CallRate(a_day / 86_400, a_day, f"a token may ask {a_day} times a day", clock)
         self._given = 0
         limits = TaskLimits(memory=memory, cpu=cpu, wall=ASKED_LONGEST)
@@ -153,7 +153,7 @@ class AnalysisService:
     def identify(self, token: str) -> Analyst:
         """The analyst of a token, within its rate limit. Raises: AccessRefusal, RateRefusal."""
         who = self._analysts.identify(token, today=self._today())
-        self._rate.take(who.serial)
+        self.rate.take(who.serial)
         return who
 
     def admitted(self, call: Call, study: str, roles: tuple[str, ...] = ()) -> Analyst:

@@ -26,11 +26,12 @@ from coordinator.config import Quotas
 from coordinator.operations.logs import begin_log
 from coordinator.operations.metrics import FOLDER, CallMetrics
 from coordinator.services.analysis import AnalysisService
+from coordinator.services.analysts import Analyst
 from coordinator.services.authority import server_credentials
 from coordinator.services.quotas import deleted
 from coordinator.store.store import Store
 from shared.base.clock import utc_now
-from shared.errors import CertificateRefusal, NetworkRefusal, Refusal, refusal_from_code, require
+from shared.errors import CertificateRefusal, ConfigRefusal, NetworkRefusal, Refusal, refusal_from_code, require
 from shared.wire.message_limits import ASKED_CAP, ASKED_LONGEST, ASKED_WAITING
 from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE
 from shared.wire.transport import CallLimits, Credentials, Server
@@ -179,7 +180,17 @@ def _web_server(
             ) from None
         return Credentials(ca_pem="", cert_pem=cert_pem, key_pem=key_pem)
 
-    return WebServer(service, store, today, web["listen"], credentials=own, **served)
+    signing: dict[str, Any] | None = None
+    if web.get("issuer"):
+        require("httpx", "joserfc", part="coordinator")
+        signing = {name: web[name] for name in ("issuer", "client_id", "role_claim", "studies_claim")}
+        signing["redirect"] = f"https://{web['address']}/sign-in/back"
+        if web["client_secret"]:
+            try:
+                signing["client_secret"] = Path(web["client_secret"]).read_text(encoding="utf-8").strip()
+            except (OSError, ValueError):
+                raise ConfigRefusal("the file of web.client_secret must be readable", given="none") from None
+    return WebServer(service, store, today, web["listen"], credentials=own, person=Analyst, signing=signing, **served)
 
 
 class AnalystsProcess:

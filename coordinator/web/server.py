@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from coordinator.services.analysis import AnalysisService
+    from coordinator.services.analysts import Analyst
     from coordinator.store.store import Store
 
 __all__ = ["HEADERS", "WebServer"]
@@ -68,6 +69,8 @@ class WebServer:
         credentials: gives the certificate and key; asked again by `renew`.
         workers: threads that answer.
         limits: what one address and one caller may take.
+        person: makes the identity of who signed in by a provider.
+        signing: settings of `coordinator.web.oidc.Provider`; None for tokens alone.
         observe: told what became of each call, on the loop's thread.
     Raises: NetworkRefusal (the port cannot be bound), CertificateRefusal (the certificate cannot be used).
     """
@@ -82,6 +85,8 @@ class WebServer:
         credentials: Callable[[], Credentials],
         workers: int,
         limits: CallLimits,
+        person: Callable[..., Analyst],
+        signing: Mapping[str, Any] | None = None,
         observe: Callable[[Decision], None] | None = None,
     ) -> None:
         self._credentials, self._shown = credentials, credentials()
@@ -97,7 +102,7 @@ class WebServer:
             self.api = Api(
                 service, store, today=today, places=self._places, limits=limits, door=self._door, observe=observe
             )
-            self._on_loop(self._start(application(self.api)))
+            self._on_loop(self._start(application(self.api, signing, person)))
         except BaseException:
             if door is not None:
                 self._on_loop(door.close())
@@ -172,9 +177,12 @@ class WebServer:
             self._loop.close()
 
 
-def application(api: Api) -> Starlette:
-    """The application that answers."""
-    return Starlette(routes=[*Pages(api).routes(), *api.routes()], middleware=[Middleware(_Headers)])
+def application(api: Api, signing: Mapping[str, Any] | None, person: Callable[..., Analyst]) -> Starlette:
+    """The application that answers; arguments as of `WebServer`."""
+    from coordinator.web.oidc import Provider
+
+    pages = Pages(api, person, Provider(**signing) if signing else None)
+    return Starlette(routes=[*pages.routes(), *api.routes()], middleware=[Middleware(_Headers)])
 
 
 class _Headers:

@@ -13,14 +13,19 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from shared.base.canonical import sha256_hex
+
+if TYPE_CHECKING:
+    from coordinator.web.oidc import Person
 
 __all__ = ["COOKIE", "Sessions", "SignedIn"]
 
 COOKIE = "__Host-tributary"
 IDLE, LONGEST = 1800.0, 43_200.0
 MOST, OF_ONE = 4096, 16
+LEEWAY = 60.0  # seconds that a provider's clock may differ
 
 
 @dataclass(kw_only=True)
@@ -29,13 +34,15 @@ class SignedIn:
 
     Args:
         name, role: of whoever signed in, to be shown.
-        token: what was shown, to be looked up again at every page.
+        token: what was shown, to be looked up again at every page; blank for who came by a provider.
+        person: who came by a provider.
         csrf: stands in every form of this session's pages.
     """
 
     name: str
     role: str
     token: str = field(repr=False)
+    person: Person | None = None
     began: float
     last: float
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
@@ -53,7 +60,7 @@ class Sessions:
         self._guard = threading.Lock()
         self._open: OrderedDict[str, SignedIn] = OrderedDict()
 
-    def enter(self, name: str, role: str, token: str) -> str:
+    def enter(self, name: str, role: str, token: str, person: Person | None = None) -> str:
         """A new session; the cookie's value. Of one person's too many the oldest ends."""
         cookie, now = secrets.token_urlsafe(32), self._clock()
         with self._guard:
@@ -62,7 +69,7 @@ class Sessions:
                 del self._open[place]
             while len(self._open) >= MOST:
                 self._open.popitem(last=False)
-            self._open[_place(cookie)] = SignedIn(name=name, role=role, token=token, began=now, last=now)
+            self._open[_place(cookie)] = SignedIn(name=name, role=role, token=token, person=person, began=now, last=now)
         return cookie
 
     def find(self, cookie: str) -> SignedIn | None:
@@ -72,7 +79,8 @@ class Sessions:
             found = self._open.get(place)
             if found is None:
                 return None
-            if now - found.last > IDLE or now - found.began > LONGEST:
+            over = found.person is not None and time.time() > found.person.until + LEEWAY
+            if over or now - found.last > IDLE or now - found.began > LONGEST:
                 del self._open[place]
                 return None
             found.last = now

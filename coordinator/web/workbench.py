@@ -24,6 +24,7 @@ from starlette.routing import Route
 from coordinator.pooling import METHODS, TESTS
 from coordinator.web import forms
 from coordinator.web.api import Api, connection_of, said_of
+from coordinator.web.oidc import BEGUN
 from coordinator.web.operations import FILES, OPERATIONS
 from coordinator.web.problems import PROBLEM, problem
 from coordinator.web.sessions import COOKIE, Sessions, SignedIn
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from coordinator.services.analysts import Analyst
+    from coordinator.web.oidc import Provider
 
 __all__ = ["POLICY", "Pages"]
 
@@ -68,10 +70,12 @@ class Pages:
 
     Args:
         api: what answers; its service, places and jobs are the pages' too.
+        person: makes the identity of who signed in by a provider.
+        provider: by which people sign in; None for tokens alone.
     """
 
-    def __init__(self, api: Api, sessions: Sessions | None = None) -> None:
-        self._api, self._sessions = api, sessions or Sessions()
+    def __init__(self, api: Api, person: Callable[..., Analyst], provider: Provider | None = None) -> None:
+        self._api, self._sessions, self._person, self._provider = api, Sessions(), person, provider
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(FOLDER),
             autoescape=True,
@@ -107,6 +111,8 @@ class Pages:
         return [
             *(Route(f"/{name}", functools.partial(self._asset, name)) for name in ASSETS),
             Route("/sign-in", self._sign_in, methods=["GET", "POST"]),
+            Route("/sign-in/away", self._away, methods=["GET"]),
+            Route("/sign-in/back", self._back, methods=["GET"]),
             *(Route(path, self._for_reader(view), methods=["GET"]) for path, view in seen.items()),
             *(Route(path, self._for_sender(view), methods=["POST"]) for path, view in done.items()),
         ]
@@ -120,7 +126,7 @@ class Pages:
             if session is None:
                 return RedirectResponse("/sign-in", status_code=303)
             try:
-                who = await self._api.identified(request, session.token)
+                who = await self._identified(request, session)
                 if (connection := connection_of(request)) is not None:
                     connection.proved(who.serial)
                 return await view(request, who, session)
@@ -137,6 +143,14 @@ class Pages:
                 return self._refused(request, session, broken)
 
         return endpoint
+
+    async def _identified(self, request: Request, session: SignedIn) -> Analyst:
+        """Who reads, within their rate. Raises: AccessRefusal, RateRefusal."""
+        found = session.person
+        if found is None:
+            return await self._api.identified(request, session.token)
+        self._api.service.rate.take(found.serial)
+        return self._person(role=found.role, site=found.name, serial=found.serial, studies=found.studies)
 
     def _refused(self, request: Request, session: SignedIn, refusal: Refusal) -> Response:
         said = problem(refusal)
@@ -173,7 +187,7 @@ class Pages:
             raise SchemaRefusal("a form must be readable", given="another text") from None
 
     def _draw(self, name: str, session: SignedIn | None, *, status: int = 200, **values: Any) -> Response:
-        common = {"session": session, "study": "", "here": "", "problem": None}
+        common = {"session": session, "study": "", "here": "", "provider": self._provider is not None}
         text = self._templates.get_template(name).render({**common, **values})
         return Response(text, status_code=status, media_type="text/html", headers={"content-security-policy": POLICY})
 
@@ -205,6 +219,36 @@ class Pages:
         answer = RedirectResponse("/", status_code=303)
         cookie = self._sessions.enter(who.site, who.role, token)
         answer.set_cookie(COOKIE, cookie, secure=True, httponly=True, samesite="strict", path="/")
+        return answer
+
+    async def _away(self, request: Request) -> Response:
+        """To the provider, if there is one."""
+        if self._provider is None:
+            return RedirectResponse("/sign-in", status_code=303)
+        try:
+            cookie, place = await self._provider.begin()
+        except Refusal as refusal:
+            status = problem(refusal)["status"]
+            return self._draw("sign_in.html", None, refusal=refusal, first=None, status=status)
+        answer = RedirectResponse(place, status_code=303)
+        # The provider sends the browser back from another site: a stricter cookie would not come along.
+        answer.set_cookie(BEGUN, cookie, max_age=600, secure=True, httponly=True, samesite="lax", path="/")
+        return answer
+
+    async def _back(self, request: Request) -> Response:
+        """From the provider: a session, or why there is none."""
+        if self._provider is None:
+            return RedirectResponse("/sign-in", status_code=303)
+        try:
+            found = await self._provider.finish(request.cookies.get(BEGUN, ""), request.query_params)
+        except Refusal as refusal:
+            status = 401 if isinstance(refusal, AccessRefusal) else problem(refusal)["status"]
+            return self._draw("sign_in.html", None, refusal=refusal, first=None, status=status)
+        cookie = self._sessions.enter(found.name, found.role, "", found)
+        # A page of this site that goes on by itself: a strict cookie does not follow a redirect from another site.
+        answer = self._draw("entered.html", None)
+        answer.set_cookie(COOKIE, cookie, secure=True, httponly=True, samesite="strict", path="/")
+        answer.delete_cookie(BEGUN, path="/", secure=True, httponly=True, samesite="lax")
         return answer
 
     async def _first(self, request: Request) -> Any:

@@ -1,0 +1,213 @@
+"""Sign-in by a provider: the certified oidc-provider of npm, run here, and tokens that must not be believed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from web_stage import WEB, web_stage
+
+from coordinator.web.oidc import BEGUN, Provider
+from coordinator.web.sessions import COOKIE
+from shared.errors import AccessRefusal, NetworkRefusal
+
+SCRIPT = Path(__file__).with_name("oidc_provider.mjs")
+
+
+def free_port() -> int:
+    with socket.socket() as line:
+        line.bind(("127.0.0.1", 0))
+        return line.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def provider():
+    """(its issuer, the callback that it knows)."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        pytest.skip("node is not installed: no provider is run")
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tributary-tests"
+    if not (folder / "node_modules" / "oidc-provider").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [npm, "install", "--silent", "--no-save", "--prefix", f"{folder}", "oidc-provider", "axe-core"]
+        if subprocess.run(command, timeout=180, capture_output=True).returncode:
+            pytest.skip("oidc-provider could not be installed")
+    port = free_port()
+    redirect = f"https://127.0.0.1:{port}/sign-in/back"
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        [node, f"{SCRIPT}", f"{folder}", redirect], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+    )
+    said = process.stdout.readline().strip()
+    while said and not said.isdigit():
+        said = process.stdout.readline().strip()
+    assert said, "the provider did not start"
+    yield f"http://127.0.0.1:{said}", redirect
+    process.stdin.close()
+    process.wait(20)
+    process.stdout.close()
+
+
+def made(provider, **settings) -> Provider:
+    given = {"client_id": "tributary", "client_secret": "tributary-secret", **settings}
+    return Provider(issuer=provider[0], redirect=provider[1], **given)
+
+
+def signed_in(place: str, who: str) -> dict[str, str]:
+    """What the provider sends a browser back with, in which `who` signed in and agreed."""
+    with httpx.Client(timeout=30) as browser:
+        answer = browser.get(place)
+        for _ in range(12):
+            if answer.is_redirect:
+                where = str(answer.url.join(answer.headers["location"]))
+                if "/sign-in/back" in where:
+                    return dict(httpx.URL(where).params)
+                answer = browser.get(where)
+                continue
+            action = re.search(r'<form[^>]*action="([^"]+)"', answer.text)[1]
+            prompt = re.search(r'name="prompt" value="(\w+)"', answer.text)[1]
+            form = {"prompt": prompt} | ({"login": who, "password": "x"} if prompt == "login" else {})
+            answer = browser.post(answer.url.join(action), data=form)
+    raise AssertionError("the provider never sent the browser back")
+
+
+def begun(asked: Provider, who: str = "analyst:cvd") -> tuple[str, dict[str, str]]:
+    cookie, place = asyncio.run(asked.begin())
+    return cookie, signed_in(place, who)
+
+
+@pytest.fixture(scope="module")
+def token(provider):
+    """(an ID token of the provider, its keys, its nonce)."""
+    asked, kept = made(provider), {}
+    fetched = asked._fetched
+
+    async def keeping(url, form=None):
+        found = await fetched(url, form)
+        kept["token" if form is not None else "keys"] = found
+        return found
+
+    asked._fetched = keeping
+    cookie, given = begun(asked)
+    [one] = asked._begun.values()
+    asyncio.run(asked.finish(cookie, given))
+    return kept["token"]["id_token"], kept["keys"], one.nonce
+
+
+def test_whoever_signs_in_has_the_role_and_the_studies_that_the_provider_says(provider):
+    asked = made(provider)
+    found = asyncio.run(asked.finish(*begun(asked, "lead:cvd")))
+    assert (found.name, found.role, found.studies) == ("lead.cvd", "lead", ("cvd",))
+    assert found.until > time.time()
+
+
+def test_a_sign_in_is_good_once_and_in_its_own_browser(provider):
+    asked = made(provider)
+    cookie, given = begun(asked)
+    with pytest.raises(AccessRefusal, match="this browser began"):
+        asyncio.run(asked.finish("another browser", given))
+    asyncio.run(asked.finish(cookie, given))
+    with pytest.raises(AccessRefusal, match="once"):
+        asyncio.run(asked.finish(cookie, given))
+    other, _ = asyncio.run(asked.begin())
+    with pytest.raises(AccessRefusal, match="once"):
+        asyncio.run(asked.finish(other, given))
+
+
+def test_a_sign_in_that_was_begun_long_ago_or_refused_or_mixed_up_gives_nothing(provider):
+    now = [time.time()]
+    asked = made(provider, now=lambda: now[0])
+    cookie, given = begun(asked)
+    now[0] += 601
+    with pytest.raises(AccessRefusal, match="a moment ago"):
+        asyncio.run(asked.finish(cookie, given))
+    for changed in ({"error": "access_denied"}, {"iss": "https://elsewhere.org"}, {"code": "invented"}):
+        asked = made(provider)
+        cookie, place = asyncio.run(asked.begin())
+        answer = {"state": dict(httpx.URL(place).params)["state"], "code": "x", **changed}
+        with pytest.raises(AccessRefusal):
+            asyncio.run(asked.finish(cookie, answer))
+
+
+def test_a_role_that_nobody_knows_lets_nobody_in(provider):
+    asked = made(provider)
+    with pytest.raises(AccessRefusal, match="one role"):
+        asyncio.run(asked.finish(*begun(asked, "admin:cvd")))
+
+
+@pytest.mark.parametrize(("seconds", "good"), [(0, True), (-50, True), (-120, False), (3640, True), (3700, False)])
+def test_a_token_counts_between_its_times_with_a_minute_for_clocks_that_differ(provider, token, seconds, good):
+    claims = json.loads(base64.urlsafe_b64decode(token[0].split(".")[1] + "=="))
+    assert claims["exp"] - claims["iat"] == 3600
+    asked = made(provider, now=lambda: claims["iat"] + seconds)
+    if good:
+        assert asked._person(*token).role == "analyst"
+    else:
+        with pytest.raises(AccessRefusal, match="token must be right"):
+            asked._person(*token)
+
+
+def test_a_token_for_another_client_nonce_or_key_is_not_believed(provider, token):
+    signed, keys, nonce = token
+    for asked, given in (
+        (made(provider, client_id="another"), (signed, keys, nonce)),
+        (made(provider), (signed, keys, "another")),
+        (made(provider), (signed[:-8] + "AAAAAAAA", keys, nonce)),
+        (made(provider), (signed, {"keys": []}, nonce)),
+        (made(provider), (None, keys, nonce)),
+        (made(("https://elsewhere.org", provider[1])), (signed, keys, nonce)),
+    ):
+        with pytest.raises(AccessRefusal):
+            asked._person(*given)
+    head, body, _ = signed.split(".")
+    unsigned = base64.urlsafe_b64encode(b'{"alg":"none"}').rstrip(b"=").decode()
+    with pytest.raises(AccessRefusal):
+        made(provider)._person(f"{unsigned}.{body}.", keys, nonce)
+    assert head
+
+
+def test_a_provider_that_is_not_there_or_names_itself_otherwise_is_said_so(provider):
+    with pytest.raises(NetworkRefusal, match="must answer"):
+        asyncio.run(made((f"http://127.0.0.1:{free_port()}", provider[1])).begin())
+    with pytest.raises(NetworkRefusal, match="name itself"):
+        asyncio.run(made((f"{provider[0]}/", provider[1])).begin())
+
+
+def test_a_browser_that_signed_in_reads_what_its_role_may_and_nothing_else(provider, tmp_path):
+    address = provider[1].removeprefix("https://").partition("/")[0]
+    (tmp_path / "secret").write_text("tributary-secret\n")
+    web = {**WEB, "listen": address, "address": address, "issuer": provider[0], "client_id": "tributary"}
+    web |= {
+        "client_secret": f"{tmp_path / 'secret'}",
+        "role_claim": "tributary_role",
+        "studies_claim": "tributary_studies",
+    }
+    stage = web_stage(tmp_path / "hub").start(web=web)
+    try:
+        with stage.web() as client:
+            assert "Sign in with your hospital" in client.get("/sign-in").text
+            away = client.get("/sign-in/away")
+            assert f"{BEGUN}=" in away.headers["set-cookie"]
+            given = signed_in(away.headers["location"], "reader:cvd")
+            back = client.get("/sign-in/back", params=given)
+            assert back.status_code == 200
+            assert f"{COOKIE}=" in back.headers["set-cookie"]
+            page = client.get("/studies/cvd/ask")
+            assert page.status_code == 200
+            assert client.get("/studies/lungs").status_code == 403
+            form = {"csrf": re.search(r'name="csrf" value="([^"]+)"', page.text)[1], "formula": "adjusted"}
+            assert "E_ROLE" in client.post("/studies/cvd/ask", data={**form, "planned": "adjusted"}).text
+            assert client.get("/sign-in/back", params=given).status_code == 401
+    finally:
+        stage.running.stop(0.2)
+        stage.store.close()
