@@ -5,14 +5,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from coordinator.planning.review import prices, review, template
+from coordinator.pooling.pool import pool_estimates
+from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import estimate, influence, parse_estimand
 from shared.estimands.effects import number_needed
@@ -294,6 +299,62 @@ def test_whatever_the_table_every_term_has_a_number_or_a_reason(seed):
         outcome = {"binary": "b", "count": "k", "positive": "c", "number": "c"}[KINDS[kind].outcome]
         for row in estimate(table, parse_estimand(f"{kind}({outcome}) ~ x * g")):
             assert (row.yi is None) == bool(row.reason)
+
+
+def test_sites_without_a_log_binomial_answer_are_said_before_the_pooled_one():
+    x = np.repeat([0.0, 1.0, 2.0, 3.0], 25)
+    died = np.r_[np.arange(25) < 5, np.arange(25) < 15, np.arange(25) < 24, np.ones(25, bool)].astype(int)
+    question, rows = parse_estimand("log_binomial(died) ~ x"), []
+    tables = [made(300, seed).assign(x=lambda table: table.age / 10) for seed in (7, 9)]
+    for k, table in enumerate((pd.DataFrame({"x": x, "died": died}), *tables)):
+        rows += estimate(table, question, site=f"{k}")
+    assert [bool(row.reason) for row in rows] == [True, False, False]
+    result = pool_estimates(rows)
+    assert any(text.startswith("1 of 3 sites are left out") for text in result.doubts)
+    assert not any("left out because" in text for text in pool_estimates(rows[1:]).doubts)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [*(f"{kind}(died) ~ treated + age/10" for kind in BINARY), "standardised(died, of = treated) ~ treated + age/10"],
+)
+def test_a_plan_that_names_any_of_them_is_checked_and_priced_by_every_mechanism(text):
+    draft = template("stroke", coordinator="hub", today=dt.date(2026, 1, 1))
+    planned = draft.replace("logistic(died) ~ treated + age/10 + C(sex)", text)
+    assert planned != draft
+    plan, lines = review(planned, today=dt.date(2026, 1, 1))
+    assert [line.state for line in lines if line.name == "estimand treatment"] == ["ok"]
+    assert plan is not None
+    asked = replace(plan, estimands={"one": text})
+    logistic = replace(plan, estimands={"one": "logistic(died) ~ treated + age/10"})
+    assert prices(asked) == prices(logistic)
+    assert prices(asked) != prices(replace(plan, estimands={"one": "mean(sbp)"}))
+
+
+# -- every mechanism that answers models ------------------------------------------------------------------------
+@pytest.mark.parametrize("mechanism", ["tables", "moments"])
+def test_figures_answer_the_new_questions_with_their_noise(mechanism):
+    from tests.benchmarks import worlds, zoo_moments
+
+    world = worlds.world("late_effects")
+    plan = zoo_moments.plan_of(world, "binary", 3.0, mechanism)
+    records = world(1500, np.random.default_rng(3), 0)[list(plan.dictionary.names)]
+    lines = plan.release.draw(plan, plan.dictionary.check(records), seeded_rng(5))
+    right, levels = "age/10 + male + arm", {one.name: one.levels for one in plan.dictionary.released if one.levels}
+    for text in (
+        f"risk_ratio(died) ~ {right}",
+        f"probit(died) ~ {right}",
+        f"standardised(died, of = arm) ~ {right}",
+        "table_one(age, by = male)",
+    ):
+        question = parse_estimand(text)
+        theirs = {row.term: row for row in estimate(records, question, levels=levels)}
+        origin = {"study": "s", "site": "a", "wave": 1, "levels": levels}
+        for row in plan.release.answer(plan, [(lines, 1500)], question, **origin):
+            own = theirs[row.term]
+            if own.yi is not None:
+                assert row.vi > own.vi
+                assert abs(row.yi - own.yi) < 4 * row.vi**0.5
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ sites, is a note and no caution.
   what a flow draws worst. Of all that released rows tell, this told answers outside their intervals from others best
   (chosen on the half of the hard worlds that settings are chosen by). Counts that vary more than a Poisson law by one
   factor for all rows, as nearly all counts of patients do, are no such case: their dispersion is taken out first.
+* Sites without a log-binomial answer: which sites these are is no chance.
 * A bias that flows were measured to have and that was counted into the interval.
 
 The conditions of the paper's theorem are no cautions, and a reader is told of them after everything else (`theorem3`).
@@ -40,6 +41,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 
 from shared.errors import ParameterError
+from shared.estimands.floors import RISK_OF_ONE
 
 if TYPE_CHECKING:
     from shared.estimands.answer import Estimate, Scale
@@ -50,6 +52,7 @@ __all__ = [
     "SITES_PER_PERSON",
     "Condition",
     "Doubted",
+    "at_the_edge",
     "denial",
     "doubts",
     "drawn_in",
@@ -62,6 +65,13 @@ DENIED = 1.25
 """Mean over the pool of sandwich over model variance from which rows are said to deny the model."""
 _MUCH = 0.5
 """A bias of so many standard errors is told of: left out of a 95 % interval it would bring it below 92 %."""
+
+
+_AT_THE_EDGE = (
+    "{edge} of {all} sites are left out because their log-binomial likelihood has no maximum with all risks below 1. "
+    "These are sites where effects are strong, so the pooled answer is drawn towards no effect; risk_ratio asks the "
+    "same of every site."
+)
 
 
 class Doubted(Protocol):
@@ -122,6 +132,12 @@ def doubts(result: Doubted, estimates: Sequence[Estimate]) -> list[str]:
     if lost := drawn_in(result):
         found.append(_drawn_in(result, lost))
     return found
+
+
+def at_the_edge(estimates: Sequence[Estimate]) -> list[str]:
+    """The caution that log-binomial answers of some sites are missing, where they are."""
+    edge = sum(row.reason.startswith(RISK_OF_ONE) for row in estimates)
+    return [_AT_THE_EDGE.format(edge=edge, all=len(estimates))] if edge else []
 
 
 def denial(result: Doubted) -> float:

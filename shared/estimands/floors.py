@@ -10,7 +10,18 @@ from numpy.typing import NDArray
 from shared.estimands.fits.survival import SurvivalCurve
 from shared.estimands.kinds import Scale
 
-__all__ = ["FAR", "HANGS", "MIN_EVENTS", "MIN_RESIDUAL_DF", "NO_ROWS", "Answer", "LeastRows", "QuestionResult", "few"]
+__all__ = [
+    "FAR",
+    "HANGS",
+    "MIN_EVENTS",
+    "MIN_RESIDUAL_DF",
+    "NO_ROWS",
+    "RISK_OF_ONE",
+    "Answer",
+    "LeastRows",
+    "QuestionResult",
+    "few",
+]
 
 Array = NDArray[np.float64]
 Answer = tuple[float, float] | str
@@ -21,6 +32,7 @@ MIN_EVENTS = 5
 """Fewer events than this, or than terms, and no term of a Cox model is reported."""
 FAR = "no finite estimate at this site"
 NO_ROWS = "the level has no rows at this site"
+RISK_OF_ONE = "the likelihood has no maximum with all risks below 1"
 HANGS = "its meaning hangs on excluded terms"
 
 

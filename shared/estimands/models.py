@@ -14,7 +14,7 @@ from shared.estimands.design import TermColumns, design_of, numeric_columns, out
 from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.regression import RegressionFit, generalised, least_squares, overdispersed
 from shared.estimands.fits.survival import cox
-from shared.estimands.floors import FAR, HANGS, NO_ROWS, Answer, LeastRows, QuestionResult, few
+from shared.estimands.floors import FAR, HANGS, NO_ROWS, RISK_OF_ONE, Answer, LeastRows, QuestionResult, few
 from shared.estimands.formulas import QuestionRows, parse, values
 from shared.estimands.groups import strata_of
 from shared.estimands.kinds import KINDS
@@ -319,10 +319,6 @@ def _ols(
     return answers
 
 
-_INSIDE = {"log_binomial": " with all risks below 1 (risk_ratio asks for none)"}
-"""What a likelihood may lack a maximum in, where that is not separation."""
-
-
 def _determined(x: Array, y: Array, *, constant: bool, counts: bool) -> NDArray[np.bool_]:
     """Rows whose outcome some direction predicts without error: a logistic model's rows, a Poisson model's zeros.
 
@@ -384,7 +380,9 @@ def _generalised(
     before = _unseen(data.x, constant)
     why = _confounded(names_)
     answers = _fit(names_, data.x, why, run(rows), constant=constant, moved=moved, place=data.place, groups=before)
-    nowhere = f"the likelihood has no maximum{_INSIDE.get(estimand.kind, '')}: {FAR}"
+    nowhere = f"the likelihood has no maximum: {FAR}"
+    if estimand.kind == "log_binomial":
+        nowhere = f"{RISK_OF_ONE} (risk_ratio asks for none): {FAR}"
     if not sure and names_:  # fitted means at the edge: perhaps separation, perhaps only strong effects
         rows = every.copy()
         while rows.any():

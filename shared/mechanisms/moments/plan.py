@@ -404,6 +404,8 @@ def _doubt(cohort: Cohort) -> str:
 def _planned(design: Design, question: Estimand) -> list[tuple[int, str, float]] | None:
     """(covariate, label, units per coefficient) of each term, where the question is the very model that was planned."""
     spec = design.spec
+    if question.kind != _MODELS[spec.outcome]:
+        return None
     outcome = (question.duration, question.event) if spec.outcome == "survival" else (question.outcome,)
     plain = Estimand(
         kind=question.kind,
@@ -413,7 +415,7 @@ def _planned(design: Design, question: Estimand) -> list[tuple[int, str, float]]
         event=question.event,
         per=question.per,
     )
-    if question != plain or question.kind != _MODELS[spec.outcome] or outcome != spec.responses:
+    if question != plain or outcome != spec.responses:
         return None
     if set(question.terms) != set(spec.covariates):
         return None
