@@ -402,3 +402,10 @@ def test_a_standardised_contrast_of_a_model_with_an_interaction_carries_that_war
         draws = [Draw(rows=400, w=0.0, fitted_on=400)]
         (row,) = with_release_variance(estimate(table, question), table, question, draws)
         assert bool(row.warnings) is warned
+
+
+def test_a_gamma_model_says_what_rows_with_little_of_the_records_do_to_it():
+    table, question = cohort(400, 4), parse_estimand("gamma(chol) ~ sbp + age")
+    for w, warned in ((0.0, True), (0.8, False)):
+        rows = with_release_variance(estimate(table, question), table, question, [Draw(rows=400, w=w, fitted_on=400)])
+        assert all(any("Gamma model" in text for text in row.warnings) is warned for row in rows)
