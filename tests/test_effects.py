@@ -37,6 +37,7 @@ QUESTIONS = {
     "probit(died) ~ age": "Probit coefficient",
     "cloglog(died) ~ age": "Hazard ratio",
     "gamma(cost) ~ age": "Ratio of means",
+    "ordinal(stage) ~ age": "Odds ratio",
     "standardised(died, of = arm) ~ arm + age": "Risk difference",
     "standardised(died, of = arm, contrast = OR) ~ arm + age": "Marginal odds ratio",
     "standardised(cost, of = arm, contrast = RR, model = gamma) ~ arm + age": "Ratio of means",

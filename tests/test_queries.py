@@ -308,6 +308,7 @@ def test_theorem_3_of_no_site_or_no_person_is_no_question(sites, persons):
         ("probit(cvd) ~ sbp/10", ("sbp/10",)),
         ("cloglog(sbp > 140) ~ age/10", ("age/10",)),
         ("gamma(sbp) ~ age/10", ("age/10",)),
+        ("ordinal(cvd) ~ age/10", ("age/10",)),
         ("standardised(cvd, of = sbp) ~ sbp/10 + age", ("sbp/10",)),
         ("standardised(cvd, of = sbp, contrast = slope, model = probit) ~ sbp/10 + age", ("sbp/10",)),
     ],

@@ -91,6 +91,7 @@ class Questions:
     probit = _asking("probit")
     cloglog = _asking("cloglog")
     gamma = _asking("gamma")
+    ordinal = _asking("ordinal")
     standardised = _asking("standardised")
     km = _asking("km")
     rmst = _asking("rmst")

@@ -678,8 +678,7 @@ PAPER_W = 0.8
 _STEPS = (0.1, 2.2, 150)
 """Rate, noise multiplier and steps of the training in the price list, where the plan has none: those of
 deploy/studies/first-private.toml."""
-_OUTCOMES = {"binary": "binary", "count": "count", "number": "linear", "positive": "linear"}
-"""What a model's outcome must be, to the outcome of a moments release that answers it."""
+_OUTCOMES = {"binary": "binary", "count": "count", "number": "linear", "positive": "linear", "event": "survival"}
 
 
 def prices(plan: StudyPlan, *, figures: float = 1.0, private: float = 8.0) -> tuple[Price, ...]:
@@ -793,21 +792,18 @@ def _latent_width(w: float) -> float:
 
 def _moments(plan: StudyPlan, epsilon: float) -> Any:
     """The moments release of the first planned model that gives every column a role; None without one."""
-    from shared.estimands.kinds import KINDS, MODELS
-    from shared.estimands.questions import parse_estimand
+    from shared.estimands.questions import MODELS, parse_estimand
     from shared.mechanisms.moments.plan import MomentsPlan
 
     for formula in plan.estimands.values():
         try:
             question = parse_estimand(formula)
-            if question.kind not in MODELS:
+            if question.kind not in MODELS or question.outcome_kind not in _OUTCOMES:
                 continue
-            survival = question.kind == "cox"
-            responses = (question.duration, question.event) if survival else (question.outcome,)
-            model = question.model if question.kind == "standardised" else question.kind
+            responses = (question.duration, question.event) if question.kind == "cox" else (question.outcome,)
             settings = MomentsPlan(
                 epsilon=epsilon,
-                outcome="survival" if survival else _OUTCOMES[KINDS[model].outcome],  # type: ignore[arg-type]
+                outcome=_OUTCOMES[question.outcome_kind],  # type: ignore[arg-type]
                 responses=responses,
                 covariates=[name for name in question.columns if name not in responses],
             )

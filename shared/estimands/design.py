@@ -56,7 +56,7 @@ def design_of(table: QuestionRows, estimand: Estimand, levels: dict[str, Sequenc
     terms = [right_side(parse(term)).terms[0] for term in estimand.terms]
     # R's rule: a factor loses its reference level in a term when the term without that factor is in the model too.
     present = {frozenset(map(str, term)) for term in terms}
-    if estimand.intercept or estimand.kind == "cox":
+    if estimand.intercept or estimand.kind in ("cox", "ordinal"):
         present.add(frozenset())
     for term, text in zip(terms, estimand.terms, strict=True):
         crossed: list[_Piece] = []

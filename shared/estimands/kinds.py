@@ -31,6 +31,7 @@ Kind = Literal[
     "probit",
     "cloglog",
     "gamma",
+    "ordinal",
     "standardised",
     "cox",
     "km",
@@ -102,7 +103,7 @@ class QuestionKind:
             a network's ``statistic``.
         survival: its outcome is a time and an event.
         outcome: what its outcome must be: any ``number``, ``binary`` (0 or 1, or a comparison), a ``count`` of at least
-            0, or ``positive``.
+            0, ``positive``, or a column with ``ordered`` levels.
         baseline: what its intercept is called; blank where it has none.
         options: those of `OPTIONS` that it takes; those in `verb_options` are the verb's, too.
         asks: what an analyst asks by it, in a sentence; blank where there is no verb of its own.
@@ -115,7 +116,7 @@ class QuestionKind:
     scale: Scale = "identity"
     shape: Literal["column", "columns", "groups", "model", "statistic"] = "column"
     survival: bool = False
-    outcome: Literal["number", "binary", "count", "positive"] = "number"
+    outcome: Literal["number", "binary", "count", "positive", "ordered"] = "number"
     baseline: str = ""
     options: tuple[str, ...] = ()
     asks: str = ""
@@ -261,6 +262,15 @@ KINDS: Mapping[Kind, QuestionKind] = {
         "Mean",
         'Gamma regression with a log link at every site, pooled as log ratios of means: "cost ~ age".',
         outcome="positive",
+    ),
+    "ordinal": QuestionKind(
+        needs=_TERMS,
+        effect="Odds ratio",
+        scale="log",
+        shape="model",
+        outcome="ordered",
+        options=("weights",),
+        asks='Proportional odds of an ordered outcome at every site, pooled as log odds ratios: "stage ~ age".',
     ),
     "standardised": QuestionKind(
         needs=_TERMS,

@@ -12,16 +12,19 @@ from numpy.typing import NDArray
 from shared.errors import EstimateRefusal
 from shared.estimands.design import TermColumns, design_of, numeric_columns, outcome_of
 from shared.estimands.fits.families import FAMILIES
+from shared.estimands.fits.ordinal import proportional_odds
 from shared.estimands.fits.regression import RegressionFit, generalised, least_squares, overdispersed
 from shared.estimands.fits.survival import cox
 from shared.estimands.floors import FAR, HANGS, NO_ROWS, RISK_OF_ONE, Answer, LeastRows, QuestionResult, few
 from shared.estimands.formulas import QuestionRows, parse, values
-from shared.estimands.groups import strata_of
+from shared.estimands.groups import membership, strata_of
 from shared.estimands.kinds import KINDS
 from shared.estimands.questions import INTERCEPT, Estimand
 
 __all__ = ["model_answers"]
 
+MOST_CATEGORIES = 20
+"""Values of an ordered outcome, at most: each has a parameter of its own."""
 RISKS = ("risk_ratio", "log_binomial", "cloglog")
 """Models of a risk that is mostly small: the events tell, whatever the number of rows."""
 Array = NDArray[np.float64]
@@ -58,9 +61,9 @@ def model_answers(
 ) -> QuestionResult:
     """Answers of a model: an estimate for each term that the table supports, a reason for each other."""
     kind, is_cox = estimand.kind, estimand.kind == "cox"
-    constant = estimand.intercept and not is_cox
+    constant = estimand.intercept and kind not in ("cox", "ordinal")
     design = design_of(table, estimand, levels)
-    data, broken = _model_data(table, estimand, design)
+    data, broken = _model_data(table, estimand, design, levels)
     labels = design.labels
     shown = ([INTERCEPT] if constant else []) + labels
     result = QuestionResult(answers={}, n=len(data.y), r_names={INTERCEPT: "(Intercept)", **design.r_names})
@@ -79,19 +82,21 @@ def model_answers(
     if n == 0:
         return all_for("no rows with a weight, or in the time window, at this site")
     result.used = data.place
-    alive = _varying(result, design, data, constant=constant, is_cox=is_cox)
-    parameters = len(alive) + constant
+    alive = _varying(result, design, data, constant=constant, free=kind in ("cox", "ordinal"))
+    parameters = len(alive) + (len(np.unique(data.y)) - 1 if kind == "ordinal" else constant)
     if n - parameters < max(floors.residual_df, 1):
         return all_for(few(n, parameters, floors))
     if is_cox and data.y.sum() < max(floors.events, len(alive), 1):
         return all_for(f"{int(data.y.sum())} events for {len(alive)} terms: too few")
     if not is_cox and np.ptp(data.y) == 0:
         return all_for("the outcome is constant at this site")
+    if kind == "ordinal" and len(np.unique(data.y)) > MOST_CATEGORIES:
+        return all_for(f"the outcome has more than {MOST_CATEGORIES} values at this site")
     if kind in RISKS and data.y.sum() < floors.events:
         return all_for(f"{int(data.y.sum())} events for {len(alive)} terms: too few")
     data.x = data.x[:, alive]
     names_ = [labels[j] for j in alive]
-    solve = {"ols": _ols, "cox": _cox}.get(kind, _generalised)
+    solve = {"ols": _ols, "cox": _cox, "ordinal": _ordinal}.get(kind, _generalised)
     moved: dict[str, Array] = {}
     fitted = solve(names_, data, estimand, floors, moved) if names_ or constant else {}
     if kind == "poisson":
@@ -129,11 +134,22 @@ def _dispersion(data: _Data, terms: Sequence[Answer], level: Answer | None) -> f
     return float(data.weights @ ((data.y - mean) ** 2 / mean)) / max(left, 1.0)
 
 
-def _model_data(table: QuestionRows, estimand: Estimand, design: TermColumns) -> tuple[_Data, dict[str, int]]:
+def _codes(table: QuestionRows, outcome: str, levels: dict[str, Sequence[Any]]) -> Array:
+    """An ordered outcome as the places of its levels; NaN where missing."""
+    _, place = membership(parse(outcome), table, levels)
+    return np.where(place < 0, np.nan, place.astype(float))
+
+
+def _model_data(
+    table: QuestionRows, estimand: Estimand, design: TermColumns, levels: dict[str, Sequence[Any]]
+) -> tuple[_Data, dict[str, int]]:
     """The complete rows of a model, and in how many of the others each term is not finite."""
     kind, is_cox = estimand.kind, estimand.kind == "cox"
     must = KINDS[kind].outcome
-    y = outcome_of(table, estimand.event if is_cox else estimand.outcome, binary=is_cox or must == "binary")
+    if must == "ordered":
+        y = _codes(table, estimand.outcome, levels)
+    else:
+        y = outcome_of(table, estimand.event if is_cox else estimand.outcome, binary=is_cox or must == "binary")
     wrong = int((y < 0).sum() if must == "count" else (y <= 0).sum() if must == "positive" else 0)
     if wrong:
         raise EstimateRefusal(
@@ -173,11 +189,11 @@ def _unusable(data: _Data, broken: dict[str, int], is_cox: bool) -> str:
     return ""
 
 
-def _varying(result: QuestionResult, design: TermColumns, data: _Data, *, constant: bool, is_cox: bool) -> list[int]:
+def _varying(result: QuestionResult, design: TermColumns, data: _Data, *, constant: bool, free: bool) -> list[int]:
     """Columns that tell rows apart; those that do not get their reason."""
     alive = []
     for j, label in enumerate(design.labels):
-        if np.ptp(data.x[:, j]) == 0 and (constant or is_cox or data.x[0, j] == 0):
+        if np.ptp(data.x[:, j]) == 0 and (constant or free or data.x[0, j] == 0):
             empty_level = label in design.levelled and data.x[0, j] == 0
             default = NO_ROWS if empty_level else "the column is constant at this site"
             result.answers[label] = design.reasons.get(label, default)
@@ -412,6 +428,25 @@ def _generalised(
             for name, before_ in zip([*names_, INTERCEPT], [*before, []], strict=True)
         }
     return answers
+
+
+def _ordinal(
+    names_: list[str], data: _Data, estimand: Estimand, _: LeastRows, moved: dict[str, Array]
+) -> dict[str, Answer]:
+    def run(standard: Array) -> RegressionFit:
+        fit = proportional_odds(standard, data.y, data.weights, data.offset - data.offset.mean())
+        if not fit.converged or float(np.ptp(fit.fitted)) > 50:
+            raise _NoMaximum
+        return fit
+
+    groups = _unseen(data.x)
+    if all(groups):
+        return {name: _confounded(names_)(j, groups[j]) for j, name in enumerate(names_)}
+    more: dict[str, Any] = {"moved": moved, "place": data.place, "seen": data.x, "groups": groups}
+    try:
+        return _fit(names_, data.x, _confounded(names_), run, constant=False, **more)
+    except _NoMaximum:
+        return dict.fromkeys(names_, f"the terms together separate the outcome: {FAR}")
 
 
 def _cox(

@@ -126,8 +126,8 @@ class Estimand:
                 given=f"{len(self.terms)} columns",
                 next_step="Write correlation(a, b, c, structure = cs).",
             )
-        if kind == "cox" and not self.terms:
-            raise ParameterError("cox must have at least one term", next_step="A Cox model has no intercept.")
+        if kind in ("cox", "ordinal") and not self.terms:
+            raise ParameterError(f"{kind} must have at least one term", next_step="It has no intercept.")
         if (kind in GROUPED and len(self.terms) != 1) or (kind in ("km", "rmst") and len(self.terms) > 1):
             raise ParameterError(f"{kind} must compare the groups of one column", given=f"{len(self.terms)} terms")
         if len(set(self.terms)) < len(self.terms):
@@ -217,10 +217,15 @@ class Estimand:
             raise ParameterError(f"{self.contrast} must be of a model of risks", given=f"model = {self.model}")
 
     @property
+    def outcome_kind(self) -> str:
+        """What its outcome must be (`QuestionKind.outcome`); ``event`` of survival."""
+        kind = self.model if self.kind == "standardised" else self.kind
+        return "event" if kind in SURVIVAL else KINDS[kind].outcome if kind in KINDS else ""
+
+    @property
     def binary(self) -> bool:
         """True if its outcome is 0 or 1."""
-        kind = self.model if self.kind == "standardised" else self.kind
-        return kind in KINDS and KINDS[kind].outcome == "binary"
+        return self.outcome_kind == "binary"
 
     def __str__(self) -> str:
         if self.kind in LISTED:

@@ -1,6 +1,6 @@
 # Reference values of tests/test_generalised.py: Rscript tests/reference/generalised_make.R > tests/reference/generalised.json
 # Reads tests/reference/generalised.csv (python -m tests.test_generalised writes it).
-suppressMessages({library(MASS); library(sandwich); library(jsonlite); library(nnet)})
+suppressMessages({library(MASS); library(sandwich); library(jsonlite); library(ordinal)})
 d <- read.csv("tests/reference/generalised.csv")
 d$smoking <- factor(d$smoking, levels = c("never", "former", "current"))
 tight <- list(epsilon = 1e-14, maxit = 200)
@@ -69,11 +69,16 @@ drug <- d$arm == 1; former <- as.numeric(d$smoking == "former")
 table_one <- list(all = describe(d$age), group = describe(d$age[drug]), smd = smd(d$age[!drug], d$age[drug]),
                   share = mean(former[drug]), smd_share = smd(former[!drug], former[drug], share(former[!drug]), share(former[drug])),
                   se_mean = sd(d$age) / sqrt(nrow(d)), se_share = 1 / sqrt(sum(drug) * share(former[drug])))
+d$stage <- cut(d$age + 6 * d$arm, c(-Inf, 52, 58, 66, Inf), labels = c("I", "II", "III", "IV"), ordered_result = TRUE)
+staged <- clm(stage ~ cost + smoking + arm, data = d, control = clm.control(gradTol = 1e-12))
+slopes <- names(staged$beta)
+ordinal <- list(beta = as.list(staged$beta), se = list(model = as.list(sqrt(diag(vcov(staged)))[slopes])))
 answers <- list(
+  ordinal = ordinal,
   table_one = table_one,
   standardised = contrasts,
   versions = list(R = paste(R.version$major, R.version$minor, sep = "."), MASS = as.character(packageVersion("MASS")),
-                  sandwich = as.character(packageVersion("sandwich"))),
+                  ordinal = as.character(packageVersion("ordinal")), sandwich = as.character(packageVersion("sandwich"))),
   fits = sapply(names(fits), one, simplify = FALSE),
   theta = fits$negbin$theta,
   weighted_probit = list(beta = as.list(coef(weighted)), se = list(model = as.list(sqrt(diag(vcov(weighted))))))
