@@ -158,6 +158,7 @@ QUESTIONS = (
     Question(r="probit(cvd, cvd ~ age/10)", kind="probit", formula="cvd ~ age/10"),
     Question(r="cloglog(cvd, cvd ~ age/10)", kind="cloglog", formula="cvd ~ age/10"),
     Question(r="ask(cvd, I(chol) ~ arm, 'gamma')", kind="gamma", formula="I(chol) ~ arm"),
+    Question(r="ask(cvd, smoking ~ age/10, 'ordinal')", kind="ordinal", formula="smoking ~ age/10"),
     Question(
         r="standardised(cvd, cvd ~ arm + age, of = ~ arm, contrast = 'RR')",
         kind="standardised",
