@@ -1,4 +1,4 @@
-"""The table: ``data add``, ``map``, ``check``."""
+"""The table: ``data add``, ``map``, ``check``, ``quality``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from shared.errors import StateRefusal, UsageRefusal
 from shared.terminal import VerbAnswer
 from site_agent.cli.frame import Dry, Study, data_app, verb
-from site_agent.desk import Desk
+from site_agent.desk import Desk, today
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shared.plans.dictionary import Dictionary
     from site_agent.config import TableSource
 
-__all__ = ["data_add", "data_check", "data_map"]
+__all__ = ["data_add", "data_check", "data_map", "data_quality"]
 
 
 @verb(data_app, "add")
@@ -269,6 +269,66 @@ def _require_in_file(typed: Sequence[str], source: TableSource, study: str, dict
         else "Type the names as the file's first line has them. How it is read: "
         f"site-agent data add FILE --as {study} --dry-run.",
     )
+
+
+@verb(data_app, "quality")
+def data_quality(
+    desk: Desk,
+    study: Study,
+    rule: Annotated[Words, _repeated("NAME=FORMULA", "What must hold in every row, as in 'pressure=sbp > dbp'")] = None,
+    dry_run: Dry = False,
+) -> VerbAnswer:
+    """Look for what is possible in the table and still unlikely to be true; writes a page that stays here."""
+    from shared.base.keys import write_private
+    from site_agent.records import quality
+    from site_agent.records import table as records
+    from site_agent.records.mapping import editing
+    from site_agent.show import quality_page
+
+    plan, source = desk.plans.plan(study), desk.config.source(study)
+    how: dict[str, Any] = {"rules": plan.release.edges, "as_written": desk.ledger.as_written(study)}
+    found = records.problems(source, plan.dictionary, **how)
+    table = None if found else records.read(source, plan.dictionary, key=desk.snapshot_key(study), **how).table
+    report = quality.assess(
+        table,
+        plan.dictionary,
+        problems=found,
+        dates=records.days(source),
+        rules=editing.split(rule, "--rule NAME=FORMULA"),
+        today=today(),
+    )
+    place = None if dry_run else desk.config.home / "quality" / f"{study}.html"
+    if place is not None:
+        text = quality_page.page(report, study=study, file=source.path.name, day=f"{today()}")
+        write_private(place, text.encode())
+    answer = {
+        "study": study,
+        "state": report.state,
+        "rows": report.rows,
+        "findings": report.findings,
+        "missing_together": [{"columns": names, "rows": rows} for names, rows in report.patterns.items()],
+        "page": place,
+        "dry_run": dry_run,
+    }
+
+    def show(out: Console) -> None:
+        from shared.terminal import ChecklistLine, checklist
+        from site_agent.show import screens
+
+        screens.heading(out, f"Quality of {study}", "counts are shown here and nowhere else")
+        lines = [
+            ChecklistLine(
+                name=one.column or "rows",
+                state=one.state,
+                detail=f"{one.rule}: {one.count:,} of {one.rows:,} otherwise" if one.rows else one.rule,
+            )
+            for one in report.findings
+        ]
+        checklist(out, lines)
+        if place is not None:
+            screens.note(out, f"Pictures of each column are in {place}. It stays here: the agent sends none of it.")
+
+    return VerbAnswer(answer, show, code=found[0].exit_code if found else 0)
 
 
 def _between(delimiter: str) -> str:

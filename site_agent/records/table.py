@@ -32,7 +32,7 @@ from shared.errors import (
 )
 from shared.plans.dictionary import Column, Dictionary
 from site_agent.records.identifiers import NORMALISED, compared
-from site_agent.records.mapping.preparing import prepared
+from site_agent.records.mapping.preparing import dates, prepared
 from site_agent.records.mapping.recoding import recoded_table, with_point
 from site_agent.records.mapping.suggesting import suggestions
 from site_agent.records.readers import reader
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Records",
     "count",
+    "days",
     "dialect",
     "header",
     "named",
@@ -250,6 +251,17 @@ def whole(source: TableSource) -> pd.DataFrame:
     """A table with all its columns, as it stands in the file; nothing is checked. Raises: as of `header`."""
     names = header(source)
     return reader(source).table(source, range(len(names))).set_axis(list(names), axis=1)
+
+
+def days(source: TableSource) -> dict[str, pd.Series]:
+    """The columns of dates that a mapping reads, as days; those that cannot be read are left out."""
+    table, found = whole(source).rename(columns=dict(source.columns)), {}
+    for name, form in source.steps.dates.items():
+        try:
+            found[name] = dates(table[name], form, name)
+        except (DataRefusal, KeyError):
+            continue
+    return found
 
 
 def named(source: TableSource, dictionary: Dictionary) -> tuple[bool, tuple[str, ...]]:
