@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pandas as pd
 import pytest
 from conftest import make_table
 from site_desk import hospital  # noqa: F401
+from sources import ROOT
 from test_records import CANARY, KEY, refused, write
 
 from shared.base.canonical import sha256_hex
@@ -304,6 +306,13 @@ def test_a_file_that_says_something_else_is_refused(line, tmp_path):
         document.read(path)
 
 
+def test_the_mapping_of_the_operators_manual_is_one(tmp_path):
+    manual = (ROOT / "docs" / "operators-manual.md").read_text(encoding="utf-8")
+    [block] = [text for text in re.findall(r"```toml\n(.*?)```", manual, re.S) if "[follow_up]" in text]
+    (tmp_path / "m.toml").write_text(f'format = "{document.FORMAT}"\n{block}')
+    assert document.read(tmp_path / "m.toml")["steps"].made == ("age", "bmi", "time", "died")
+
+
 def test_what_is_made_is_part_of_what_was_read(tmp_path):
     one = records.read(mapped(tmp_path), STUDY, key=KEY).snapshot
     longer = replace(STEPS, follow_up=replace(FOLLOWED, horizon=4.0))
@@ -322,7 +331,8 @@ def test_a_mapping_is_proposed_from_names_units_and_levels_without_a_value_of_it
     assert found.mapped["steps"].derive == {"age": "completed years between [geb] and [Aufnahmetag]"}
     assert found.mapped["steps"].dates["geb"].form == "%d.%m.%Y"
     assert "1 rows hold 1 values" in found.open["sex"]
-    assert {"ward", "time", "died"} <= set(found.open)
+    assert found.mapped["steps"].follow_up == replace(FOLLOWED, start="Aufnahmetag")
+    assert set(found.open) == {"sex", "ward"}
     assert CANARY not in document.text(found.mapped) + str(dict(found.open))
 
 

@@ -1,4 +1,4 @@
-"""The study plan: ``studies``, ``plan new``, ``check``, ``prices``, ``cost``, ``sign``, ``amend``, ``show``."""
+"""The study plan: ``studies``, ``plan new``, ``redcap``, ``check``, ``prices``, ``cost``, ``sign``, ``amend`` …"""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
     from shared.terminal import ChecklistLine
 
-__all__ = ["plan_amend", "plan_check", "plan_cost", "plan_new", "plan_prices", "plan_show", "plan_sign", "studies"]
-__all__ += ["plan_delete", "plan_retire", "write_draft"]
+__all__ = ["plan_amend", "plan_check", "plan_cost", "plan_new", "plan_prices", "plan_redcap", "plan_show", "plan_sign"]
+__all__ += ["plan_delete", "plan_retire", "studies", "write_draft"]
 
 
 @verb(app, rich_help_panel="Set up")
@@ -72,13 +72,19 @@ def plan_new(
     context: typer.Context,
     study: Annotated[str, typer.Argument(help="Short name of the study, a plain word.")],
     out: Annotated[Path | None, typer.Option("--out", help="File to write; STUDY.toml if left out.")] = None,
+    redcap: Annotated[Path | None, typer.Option(help="Its dictionary: a REDCap data dictionary, CSV.")] = None,
     dry_run: DryRun = False,
 ) -> VerbAnswer:
-    """Write a commented study plan with an example dictionary, ready to edit."""
+    """Write a commented study plan, with an example dictionary or REDCap's, ready to edit."""
+    from coordinator.planning.from_dictionary import template_of
     from coordinator.planning.review import template
+    from shared.plans.redcap import from_redcap
 
     path = out or Path(f"{study}.toml")
-    text = template(study, coordinator=_name(context) or "tributary-hub", today=today(), file=str(path))
+    how: dict[str, Any] = {"coordinator": _name(context) or "tributary-hub", "today": today(), "file": str(path)}
+    read = None if redcap is None else from_redcap(_text(redcap), name=study)
+    text = template(study, **how) if read is None else template_of(read.dictionary, study, **how)
+    left_out = {} if read is None else dict(read.left_out)
     if path.exists():
         raise StateRefusal("the file must be new", given=f"{path}", next_step="Choose another --out.")
     if not dry_run:
@@ -86,10 +92,29 @@ def plan_new(
         path.write_text(text, encoding="utf-8")
 
     return VerbAnswer(
-        {"file": str(path), "study": study, "written": not dry_run},
+        {"file": str(path), "study": study, "left_out": left_out, "written": not dry_run},
         f"{'would write' if dry_run else 'wrote'} {path}",
+        *(f"left out  {name}: {why}" for name, why in left_out.items()),
         (f"next: edit it, then coordinator plan check {path}", "cyan"),
     )
+
+
+@verb(plan_app, "redcap")
+def plan_redcap(
+    file: PlanFile,
+    out: Annotated[Path, typer.Option("--out", help="The CSV file to write.")],
+    dry_run: DryRun = False,
+) -> VerbAnswer:
+    """Write a plan's dictionary as a REDCap data dictionary, to be uploaded there."""
+    from shared.plans.plan import StudyPlan
+    from shared.plans.redcap import to_redcap
+
+    text = to_redcap(StudyPlan.from_toml(_text(file)).dictionary)
+    if out.exists():
+        raise StateRefusal("the file must be new", given=f"{out}", next_step="Choose another --out.")
+    if not dry_run:
+        out.write_text(text, encoding="utf-8", newline="")
+    return VerbAnswer({"file": str(out), "written": not dry_run}, f"{'would write' if dry_run else 'wrote'} {out}")
 
 
 @verb(plan_app, "check")

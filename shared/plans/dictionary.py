@@ -14,6 +14,7 @@ Missing values are declared per column:
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -80,6 +81,7 @@ class Column:
         missing_codes: source values that mean "missing", such as 0 for a cholesterol that was not measured.
         decimals: decimals of the released value (``continuous`` and ``time``); None leaves it unrounded.
         event: for ``time``: the name of its event column.
+        codes: what the column is in public vocabularies, each as ``LOINC:8480-6`` or ``OMOP:3004249``.
     Raises: DictionaryRefusal, at construction.
 
     >>> Column(name="sbp", kind="continuous", unit="mmHg", lower=70, upper=260).released
@@ -97,6 +99,7 @@ class Column:
     missing_codes: tuple[float | str, ...] = ()
     decimals: int | None = None
     event: str = ""
+    codes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         def must(holds: bool, rule: str, given: str, step: str = "Correct the dictionary of the plan.") -> None:
@@ -108,6 +111,8 @@ class Column:
         near = nearest_kind(self.kind)
         step = f"Did you mean {near!r}?" if near else "Set one of them."
         must(self.kind in KINDS, f"kind must be one of {', '.join(KINDS)}", repr(self.kind), step)
+        coded = all(isinstance(code, str) and _CODE.fullmatch(code) for code in self.codes)
+        must(coded, "codes must each be VOCABULARY:CODE, as LOINC:8480-6", f"{len(self.codes)} codes")
         must(self.missing in MISSING, f"missing must be one of {', '.join(MISSING)}", repr(self.missing))
         # One number has one form, so that 70 and 70.0 give the same hash.
         for bound in ("lower", "upper"):
@@ -289,11 +294,12 @@ class Column:
         return out, tuple(found)
 
 
+_CODE = re.compile(r"[A-Z][A-Z0-9]*:[\w.\-/\[\]]{1,64}")
 _POINT = re.compile(r"^([-+]?\d+)\.0*$")
 _PLAIN: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("name", "kind", "label", "unit", "missing", "event"), str),
     **dict.fromkeys(("lower", "upper"), (int, float)),
-    **dict.fromkeys(("levels", "missing_codes"), tuple),
+    **dict.fromkeys(("levels", "missing_codes", "codes"), tuple),
     "decimals": int,
 }
 _PLAIN_WORDS = {
@@ -369,6 +375,26 @@ class Dictionary:
     def hash(self) -> str:
         """SHA-256 of the canonical form."""
         return sha256_hex(canonical_json(self.to_canonical()))
+
+    def to_toml(self) -> str:
+        """The ``[dictionary]`` section of a plan.
+
+        >>> print(Dictionary(name="m", version=1, columns=(Column(name="sex", kind="binary"),)).to_toml())
+        [dictionary]
+        name = "m"
+        version = 1
+        <BLANKLINE>
+        [dictionary.columns.sex]
+        kind = "binary"
+        levels = [0, 1]
+        """
+        lines = ["[dictionary]", f"name = {json.dumps(self.name)}", f"version = {self.version}"]
+        for column in self.columns:
+            lines += ["", f"[dictionary.columns.{column.name}]"]
+            # JSON's texts, numbers and lists are TOML's.
+            plain = column.to_canonical().items()
+            lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in plain if key != "name"]
+        return "\n".join(lines)
 
     def to_canonical(self) -> dict[str, Any]:
         """Plain values for canonical JSON."""

@@ -1,4 +1,4 @@
-"""The table: ``data add``, ``map``, ``check``, ``quality``."""
+"""The table: ``data add``, ``map``, ``check``, ``quality``, ``omop``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shared.plans.dictionary import Dictionary
     from site_agent.config import TableSource
 
-__all__ = ["data_add", "data_check", "data_map", "data_quality"]
+__all__ = ["data_add", "data_check", "data_map", "data_omop", "data_quality"]
 
 
 @verb(data_app, "add")
@@ -329,6 +329,32 @@ def data_quality(
             screens.note(out, f"Pictures of each column are in {place}. It stays here: the agent sends none of it.")
 
     return VerbAnswer(answer, show, code=found[0].exit_code if found else 0)
+
+
+@verb(data_app, "omop")
+def data_omop(
+    definition: Annotated[Path, typer.Argument(help="A cohort and its covariates, as TOML (docs/first-mile.md).")],
+    out: Annotated[Path, typer.Option("--out", help="The .sql file to write.")],
+    dialect: Annotated[str, typer.Option(help="sqlite or postgresql.")] = "postgresql",
+    dry_run: Dry = False,
+) -> VerbAnswer:
+    """Write the one SELECT of a cohort in an OMOP CDM, to be read, and added with data add."""
+    from site_agent.records.standards import omop
+
+    text = omop.select(omop.read(definition), dialect)
+    if out.exists() or out.suffix != ".sql":
+        raise StateRefusal("the file must be new, and end in .sql", given=f"{out}", next_step="Choose another --out.")
+    if not dry_run:
+        out.write_text(text, encoding="utf-8")
+    answer = {"file": out, "select": text, "dry_run": dry_run}
+
+    def show(console: Console) -> None:
+        from site_agent.show import screens
+
+        console.print(text, markup=False, highlight=False)
+        screens.next_step(console, f"site-agent data add {out} --database VARIABLE --as STUDY")
+
+    return VerbAnswer(answer, show)
 
 
 def _between(delimiter: str) -> str:

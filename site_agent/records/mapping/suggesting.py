@@ -16,7 +16,7 @@ import pandas as pd
 
 from shared.errors import Refusal
 from shared.plans.dictionary import LEVELLED, NUMERIC
-from site_agent.records.mapping.declared import DateForm, Recoding, Steps
+from site_agent.records.mapping.declared import DateForm, FollowUp, Recoding, Steps
 from site_agent.records.mapping.evaluating import blank
 from site_agent.records.mapping.preparing import dates
 from site_agent.records.mapping.recoding import with_point
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 __all__ = ["Proposal", "proposed", "suggestions"]
 
 FORMS = ("iso", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y", "%d.%m.%Y %H:%M")
+# 8507 and 8532 are OMOP's concepts of male and female.
 WORDS: Sequence[frozenset[str]] = tuple(
     frozenset(words.split())
     for words in (
-        "m male man men mann männlich maennlich masculin masculino homme hombre uomo",
-        "f w female woman women frau weiblich feminin féminin femenino femme mujer donna",
+        "8507 m male man men mann männlich maennlich masculin masculino homme hombre uomo",
+        "8532 f w female woman women frau weiblich feminin féminin femenino femme mujer donna",
         "yes y ja j oui o si sí true wahr vrai positive positiv",
         "no n nein non false falsch faux negative negativ",
     )
@@ -62,13 +63,13 @@ UNKNOWN = frozenset(
 )
 _NAMES: Mapping[str, str] = {
     **dict.fromkeys(("alter", "âge", "edad", "age_years"), "age"),
-    **dict.fromkeys(("geschlecht", "gender", "sexe", "sexo"), "sex"),
+    **dict.fromkeys(("geschlecht", "gender", "gender_concept_id", "sexe", "sexo"), "sex"),
     **dict.fromkeys(("rrsys", "rr_syst", "systolic", "sysbp", "pas", "trestbps"), "sbp"),
     **dict.fromkeys(("cholesterin", "cholesterol", "cholesterol_total", "tc"), "chol"),
     **dict.fromkeys(("gewicht", "poids", "wt"), "weight"),
     **dict.fromkeys(("größe", "groesse", "taille", "ht"), "height"),
     **dict.fromkeys(
-        ("patient", "patient_id", "pat_id", "pid", "fallnummer", "record_id", "subject_id", "id"), "person"
+        ("patient", "patient_id", "pat_id", "pid", "person_id", "fallnummer", "record_id", "subject_id", "id"), "person"
     ),
 }
 _ANALYTE_NAMES: Mapping[str, str] = {
@@ -83,6 +84,9 @@ _ANALYTE_NAMES: Mapping[str, str] = {
     **{"uric": "uric acid", "bili": "bilirubin", "lact": "lactate", "hba1c": "hba1c", "hemoglobin": "hemoglobin"},
     **{"haemoglobin": "hemoglobin", "calcium": "calcium", "phosph": "phosphate", "magnes": "magnesium"},
 }
+
+
+_INDEX = r"index|admi|aufn|baseline|incl|visit|entry|besuch|entree|entrée"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,11 +153,14 @@ def proposed(
     there = {columns.get(name, name) for name in table.columns}
     lacking = [name for name in wanted if name not in there]
     derive = _age(found, wanted, lacking)
+    follow = _follow_up(found, dictionary, lacking)
     used = {name for name in found if any(name in formula for formula in derive.values())}
+    used |= {follow.start, follow.end, follow.last} if follow else set()
+    made = {*derive, *((follow.time, follow.event) if follow else ())}
     questions |= {
         name: "made of others? Name the column, or write its formula under [derive]"
         for name in lacking
-        if name not in derive
+        if name not in made
     }
     questions |= {
         name: "not in the study: under ignore, if it is not needed" for name in free if name not in {*used, *unclear}
@@ -164,7 +171,7 @@ def proposed(
             questions[str(dictionary.person)] = (
                 f"{rows} rows of persons who have several: say under [persons] which count"
             )
-    steps = Steps(dates={name: found[name] for name in used}, derive=derive)
+    steps = Steps(dates={name: found[name] for name in found if name in used}, derive=derive, follow_up=follow)
     return Proposal(
         mapped={"columns": columns, "ignore": tuple(ignore), "values": values, "steps": steps}, open=questions
     )
@@ -275,15 +282,27 @@ def _dates(table: pd.DataFrame, names: Sequence[str]) -> tuple[dict[str, DateFor
     return found, unclear
 
 
+def _follow_up(found: Mapping[str, DateForm], dictionary: Dictionary, lacking: Sequence[str]) -> FollowUp | None:
+    """Time and event, where three columns of dates look like their start, the event and the last contact."""
+    times = [column for column in dictionary.columns if column.kind == "time" and column.name in lacking]
+    ends = [name for name in found if re.search(r"event|death|died|tod|deces|décès|muerte", name.lower())]
+    last = [name for name in found if re.search(r"end_|last|contact|kontakt|censor|exit|letzt", name.lower())]
+    starts = [name for name in found if re.search(_INDEX, name.lower()) and name not in (*ends, *last)]
+    unit = {"d": "days", "wk": "weeks", "mo": "months", "a": "years"}
+    if [len(times), len(starts), len(ends), len(last)] != [1, 1, 1, 1] or known_spelling(times[0].unit) not in unit:
+        return None
+    [time] = times
+    if time.event not in ("", *lacking) or ends == last:
+        return None
+    spelled = unit[known_spelling(time.unit)]
+    return FollowUp(time=time.name, event=time.event, start=starts[0], end=ends[0], last=last[0], unit=spelled)
+
+
 def _age(found: Mapping[str, DateForm], wanted: Mapping[str, Column], lacking: Sequence[str]) -> dict[str, str]:
     """An age at the index date, where two columns of dates look like birth and index."""
     ages = [name for name in lacking if wanted[name].kind in NUMERIC and ("age" in name.lower().split("_"))]
     births = [name for name in found if re.search(r"birth|geb|dob|naiss|nacim", name.lower())]
-    index = [
-        name
-        for name in found
-        if name not in births and re.search(r"index|admi|aufn|baseline|incl|visit|entry|besuch|entree", name.lower())
-    ]
+    index = [name for name in found if name not in births and re.search(_INDEX, name.lower())]
     if len(ages) != 1 or len(births) != 1 or len(index) != 1:
         return {}
     years = "completed years" if wanted[ages[0]].kind == "integer" else "years"

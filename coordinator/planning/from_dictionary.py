@@ -1,0 +1,29 @@
+"""A first plan around a dictionary that is there already: REDCap's, or another study's."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from typing import TYPE_CHECKING
+
+from coordinator.planning.review import template
+
+if TYPE_CHECKING:
+    from shared.plans.dictionary import Dictionary
+
+__all__ = ["template_of"]
+
+
+def template_of(dictionary: Dictionary, study: str, *, coordinator: str, today: dt.date, file: str) -> str:
+    """The commented template of a plan with a dictionary's columns in the place of the example's.
+
+    For the planned analyses stands one: the mean of the first column, or the share of its last level.
+
+    Args: as of `coordinator.planning.review.template`.
+    """
+    text = template(study, coordinator=coordinator, today=today, file=file)
+    first = dictionary.released[0]
+    of = first.name if first.lower is not None else f"{first.name} == {json.dumps(first.levels[-1])}"
+    head, tail = text.split("[estimands]\n")
+    about = tail[tail.index("# The dictionary: the only") : tail.index("[dictionary]")]
+    return f"{head}[estimands]\nfirst = {json.dumps(f'mean({of})')}\n\n{about}{dictionary.to_toml()}\n"

@@ -1,0 +1,1 @@
+"""Extracts from standard data models, as ordinary sources of a table."""
