@@ -87,6 +87,7 @@ SLICING = "shared/mechanisms/slicing/noise.py"
 SLICING_PLAN = "shared/mechanisms/slicing/plan.py"
 DRAWING = "site_agent/release/drawing.py"
 CAPPED = "shared/mechanisms/network_counts/capped.py"
+PACKING = "shared/mechanisms/network_counts/packing.py"
 COUNTS_PLAN = "shared/mechanisms/network_counts/plan.py"
 NETWORK_SITE = "site_agent/release/networks.py"
 NETWORK_PLAN = "shared/mechanisms/grand/plan.py"
@@ -1368,6 +1369,18 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=[
             "test_network_counts.py::test_nobody_moves_a_block_by_more_than_its_sensitivity_and_somebody_moves_each_by_nearly_as_much"
         ],
+    ),
+    mutation(
+        "network counts: sets that are not looked at left out of the bound",
+        (PACKING, "        return max(0.0, worth - own)", "        return 0.0"),
+        tests=[
+            "test_network_counts.py::test_a_count_among_persons_whom_all_know_is_the_optimum_whatever_solves_it",
+        ],
+    ),
+    mutation(
+        "network counts: a value whose bounds have not met",
+        (PACKING, "        while not high - low <= room:", "        while digits < 20:"),
+        tests=["test_network_counts.py::test_where_doubles_do_not_get_there_decimals_do"],
     ),
     mutation(
         "network counts: ends charged as if every edge had one",

@@ -53,7 +53,9 @@ Triples: TypeAlias = Callable[[Floats, "Counts | None"], Iterable[tuple[float, C
 below one, (3, m). Of them a part may give, for a person in the first line, only so many as it is told, by chance."""
 
 DENSE = 2_000
-"""Persons up to whom the matrix of second derivatives is dense, and Newton's equation solved by Cholesky's method."""
+"""Persons up to whom the matrix of second derivatives is dense, and Newton's equation solved by Cholesky's method.
+
+Three times as many where sets are gone through anew, which conjugate gradients do at each of their rounds."""
 FEW = 1 << 20
 """Sets of three up to which all are looked at; and no more are taken in at once."""
 MOST = 1 << 24
@@ -71,14 +73,15 @@ class _Working:
     def __init__(self, of: Packing) -> None:
         self.of = of
         self.number: type[float] | type[Decimal] = float
-        self.all = self.held = of.number <= FEW
-        self.three: Counts = np.zeros((3, 0), dtype=np.int64)
-        self.dear = self.three
+        self.all = of.number <= FEW
+        """Whether all are looked at; and whether in memory, or gone through anew each time."""
+        self.held = True
+        self.three = _beside(())
+        self.cheap = self.three
         """Those outside whose price is below one, after :meth:`outside`."""
         if self.all:
             self.three = _beside(some for _, some in of.triples(np.zeros(of.persons), None))
         else:
-            self.held = True
             self.outside(np.full(of.persons, 0.25))
             self.take_in()
 
@@ -112,7 +115,7 @@ class _Working:
         new = _beside(found)
         new = new[:, np.isin(self._key(new), self._key(self.three), invert=True)]
         room = min(k * cap, FEW)
-        self.dear = new if new.shape[1] <= room else new[:, np.arange(room) * new.shape[1] // room]
+        self.cheap = new if new.shape[1] <= room else new[:, np.arange(room) * new.shape[1] // room]
         own = sum(float(np.maximum(1 - y[some].sum(axis=0), 0).sum()) for some in self._threes())
         return max(0.0, worth - own)
 
@@ -122,8 +125,8 @@ class _Working:
 
     def take_in(self) -> bool:
         """Whether there was something to take in."""
-        self.three = np.concatenate([self.three, self.dear], axis=1)
-        return bool(self.dear.shape[1])
+        self.three = np.concatenate([self.three, self.cheap], axis=1)
+        return bool(self.cheap.shape[1])
 
 
 @dataclass(frozen=True)
@@ -244,7 +247,7 @@ class Packing:
 
         kept = list(bends()) if sets.held else None
         diagonal = mu / y**2
-        if sets.number is float and (self.persons <= DENSE or not sets.held):
+        if sets.number is float and self.persons <= (DENSE if sets.held else 3 * DENSE):
             return _by_cholesky(kept or bends(), diagonal, slope)
         return _by_gradients(lambda: kept or bends(), diagonal, slope, tolerance)
 
