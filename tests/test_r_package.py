@@ -14,9 +14,10 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from doors import PAGE, VIGNETTE, House, installed, lacking, page
+from doors import PAGE, RECORDED, VIGNETTE, House, installed, lacking, page
 
 from coordinator.analyst import commands as client
+from coordinator.analyst.elsewhere import metafor_code
 from coordinator.analyst.remote import connect
 from coordinator.analyst.shown import pooled_line
 from coordinator.pooling.pool import pool
@@ -59,6 +60,20 @@ def test_r_formulas_are_read_as_the_questions_that_they_are_in_r(r):
         # factor() and C() are two names of one thing.
         found, expected = (str(parse_formula(kind, formula)) for formula in (text, meant))
         assert found.replace("factor(", "C(") == expected
+
+
+def test_code_for_metafor_pools_in_r_to_the_number_that_was_sent(r, tmp_path):
+    for name in ("cox", "survival", "interaction"):
+        document = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
+        script = f"pdf(NULL); {{\n{metafor_code(document)}}}\n"
+        (tmp_path / f"{name}.R").write_text(
+            script + "cat('numbers', sprintf('%.17g', c(fit$beta, fit$se, fit$pval)), '\\n')"
+        )
+    said = r("\n".join(f"source({str(tmp_path / name)!r})" for name in ("cox.R", "survival.R", "interaction.R")))
+    found = [list(map(float, line.split()[1:])) for line in said.splitlines() if line.startswith("numbers")]
+    for name, numbers in zip(("cox", "survival", "interaction"), found, strict=True):
+        pooled = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))["pooled"]
+        assert numbers == pytest.approx([pooled[key] for key in ("beta", "se", "pval")], rel=1e-6)
 
 
 def test_r_pools_a_table_of_ones_own_as_analyst_pool_does(r, tmp_path):
@@ -192,6 +207,7 @@ QUESTIONS = (
     ),
     Question(r="planned(cvd, 'adjusted')", kind="", formula="adjusted"),
 )
+TIDY = ("estimate", "std.error", "statistic", "p.value", "conf.low", "conf.high")
 FIGURES = ("beta", "se", "ci_lb", "ci_ub", "pval", "tau2", "I2", "QE")
 R_ASKS = """
 hub <- connect(Sys.getenv("TRIBUTARY_URL"))
@@ -203,7 +219,7 @@ for (asked in parse(text = readLines(Sys.getenv("QUESTIONS")))) {
   sites <- as.data.frame(answer)
   said <- list(id = document$result, line = format(answer), effect = document$effect,
                pooled = digits(document$pooled[FIGURES]), sites = digits(c(sites$yi, sites$vi)),
-               tidy = digits(tidy(answer)$estimate[1]))
+               tidy = digits(stats::na.omit(unlist(tidy(answer)[TIDY]))))
   cat(jsonlite::toJSON(said, auto_unbox = TRUE), "\\n", sep = "")
 }
 fit <- as_rma(cox(cvd, Surv(time, cvd) ~ sbp/10))
@@ -230,7 +246,7 @@ def test_every_question_has_the_same_figures_through_four_doors(r, house, tmp_pa
     assert {one.kind for one in QUESTIONS} | {"table_one", "network"} == {*KINDS, ""}  # of rows, but for Table 1
     (tmp_path / "questions.R").write_text("".join(f"{one.r}\n" for one in QUESTIONS))
     printed = r(
-        R_ASKS.replace("FIGURES", f"c({', '.join(map(repr, FIGURES))})"),
+        f"FIGURES <- c{FIGURES}; TIDY <- c{TIDY}\n{R_ASKS}",
         TRIBUTARY_URL=house.url,
         TRIBUTARY_ANALYST_TOKEN=str(house.file),
         QUESTIONS=str(tmp_path / "questions.R"),
@@ -245,7 +261,8 @@ def test_every_question_has_the_same_figures_through_four_doors(r, house, tmp_pa
     with connect(house.token) as connection, httpx.Client(base_url=house.url, verify=tls, headers=bearer) as web:
         study = connection["cvd"]
         for one, found in zip(QUESTIONS, in_r, strict=True):
-            python = study.query(one.kind, one.formula, **one.options).document
+            result = study.query(one.kind, one.formula, **one.options)
+            python, tidied = result.document, [x for name in TIDY for x in result.tidy()[name].dropna()]
             body = {"kind": one.kind, "formula": one.formula, "options": {k: f"{v}" for k, v in one.options.items()}}
             https = web.post("/v1/studies/cvd/queries", json=body).json()
             capsys.readouterr()
@@ -260,7 +277,7 @@ def test_every_question_has_the_same_figures_through_four_doors(r, house, tmp_pa
                 )
             figures = ([float(word) for word in found[name]] for name in ("pooled", "sites"))
             table.append((one.r, "R", found["id"], *figures, found["line"], found["effect"]))
-            assert float(found["tidy"]) == python["table"][0]["beta"]
+            assert [float(word) for word in found["tidy"]] == pytest.approx(tidied, rel=1e-12, abs=1e-14)
         for row in table:
             reference = next(other for other in table if other[0] == row[0])
             assert row[2:] == reference[2:], row[:2]

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
+    from coordinator.analyst.elsewhere import ResultSummary
     from coordinator.pooling.pool import PooledResult
     from shared.estimands.answer import Estimate
 
@@ -341,6 +342,33 @@ class Result(Shown):
         )
         table.insert(7, "vi", table["vi_sampling"] + table["vi_privacy"])
         return table.assign(effect=self.document.get("effect", ""))
+
+    def summary(self) -> ResultSummary:
+        """The whole answer, as statsmodels' results have it: print it, or let a notebook show it."""
+        from coordinator.analyst.elsewhere import ResultSummary
+
+        return ResultSummary(self)
+
+    def tidy(self, *, exponentiate: bool = False, sites: bool = False) -> pd.DataFrame:
+        """Every term under the names of R's broom, on the scale that the column `scale` says.
+
+        Args: as of `coordinator.analyst.elsewhere.tidy`.
+        """
+        from coordinator.analyst.elsewhere import tidy
+
+        return tidy(self.document, exponentiate=exponentiate, sites=sites)
+
+    def to_metafor_code(self) -> str:
+        """R code that pools the sites' estimates by metafor to the same number."""
+        from coordinator.analyst.elsewhere import metafor_code
+
+        return metafor_code(self.document)
+
+    def to_statsmodels(self) -> Any:
+        """A `CombineResults` of statsmodels, for answers by FE, DL or PM. Raises: ParameterError, PackageRefusal."""
+        from coordinator.analyst.elsewhere import statsmodels_result
+
+        return statsmodels_result(self.document)
 
     def terms(self) -> Terms:
         """Every term of the question, each pooled by itself: what a paper's table of coefficients needs."""
