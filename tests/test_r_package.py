@@ -9,6 +9,7 @@ import json
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ from coordinator.analyst.elsewhere import metafor_code
 from coordinator.analyst.remote import connect
 from coordinator.analyst.shown import pooled_line
 from coordinator.pooling.pool import pool
+from coordinator.web.workbench import copies
 from shared.errors import ParameterError
 from shared.estimands.kinds import KINDS
 from shared.estimands.questions import parse_formula
@@ -297,3 +299,21 @@ def test_every_question_has_the_same_figures_through_four_doors(r, house, tmp_pa
         assert int(printed[len(QUESTIONS) + 2]) == len(QUESTIONS) + 4
     shown, there = (page(path.read_text(encoding="utf-8")).split() for path in (tmp_path / "r.md", PAGE))
     assert shown == there, "docs/r.md is not what R prints: python -m tests.doors"
+
+
+def test_what_the_workbench_gives_to_copy_asks_the_same_question_in_r_and_in_python(r, house):
+    with connect(house.token) as connection:
+        some = "smoking == 'never' | smoking == 'former'"
+        document = connection["cvd"].cox("Surv(time, cvd) ~ sbp/10 + C(smoking)", subset=some).document
+    texts = dict(copies(document, SimpleNamespace(headers={"host": house.url.removeprefix("https://")})))
+    in_r = texts["R"].replace("NAME.token.json", str(house.file))
+    in_r = (
+        in_r.removesuffix("answer")
+        + "cat(sprintf('%.17g %.17g', answer$document$pooled$beta, answer$document$pooled$se))"
+    )
+    pooled = [document["pooled"][name] for name in ("beta", "se")]
+    assert [float(word) for word in r(in_r).split()] == pooled
+    scope = {}
+    exec(texts["Python"].replace("NAME.token.json", str(house.file)), scope)
+    assert [scope["answer"].document["pooled"][name] for name in ("beta", "se")] == pooled
+    assert scope["answer"].document["asked"] == document["asked"]

@@ -400,9 +400,9 @@ def copies(answer: Mapping[str, Any], request: Request) -> list[tuple[str, str]]
     asked, study = answer["asked"], answer["study"]
     how = {name: asked[name] for name in ("term", "method", "test", "level", "wave")}
     pooling = " ".join(f"--{name} {_shell(str(how[name]))}" for name in ("term", "method", "test", "level", "wave"))
-    body = json.dumps({"formula": asked["estimand"], **how}, ensure_ascii=True)
-    url = f"https://{request.headers.get('host', '')}/v1/studies/{study}/queries"
+    address = f"https://{request.headers.get('host', '')}"
     settings = ", ".join(f"{name}={value!r}" for name, value in how.items())
+    in_r = ", ".join(f"{name} = {json.dumps(value)}" for name, value in how.items())
     return [
         (
             "Python",
@@ -412,11 +412,9 @@ def copies(answer: Mapping[str, Any], request: Request) -> list[tuple[str, str]]
         ),
         (
             "R",
-            "library(httr2)\n\n"
-            f"answer <- request({json.dumps(url)}) |>\n"
-            '  req_auth_bearer_token(Sys.getenv("TRIBUTARY_TOKEN")) |>\n'
-            f'  req_body_raw({json.dumps(body)}, type = "application/json") |>\n'
-            "  req_perform() |>\n  resp_body_json()\nanswer$pooled$shown",
+            "library(tributarymeta)\n\n"
+            f'study <- study(connect({json.dumps(address)}, "NAME.token.json"), {json.dumps(study)})\n'
+            f"answer <- ask(study, {json.dumps(asked['estimand'])}, {in_r})\nanswer",
         ),
         ("command", f"analyst query {study} {_shell(asked['estimand'])} {pooling}"),
     ]
