@@ -190,8 +190,10 @@ class PooledAnswer:
         """Every number of a Table 1, off its scale: those of the sites, and the pooled ones."""
         z = NormalDist().inv_cdf((1 + self.result.level) / 2)
         counts: dict[str, tuple[int, int]] = {}
+        reasons: dict[str, set[str]] = {}
         cells = []
         for row in self.every:
+            reasons.setdefault(row.term, set()).add(row.reason)
             before = counts.get(row.term, (0, 0))
             counts[row.term] = before[0] + row.n, before[1] + row.n_missing
             ends: dict[str, float | None] = dict.fromkeys(("estimate", "ci_lb", "ci_ub"))
@@ -204,6 +206,9 @@ class PooledAnswer:
             term, names = line["term"], ("estimate", "ci_lb", "ci_ub", "reason")
             n, missing = counts[term]
             said = {name: line[name] for name in names} | {"n": n, "n_missing": missing}
+            if said["estimate"] is None:  # in a cell stands what lacks, and not what to do about it
+                (why,) = reasons[term] if len(reasons[term]) == 1 else ("no site has a number",)
+                said["reason"] = why
             cells.append({"site": "all sites", "term": term, **_of_table_one(term), **said})
         return cells
 
