@@ -770,6 +770,7 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
         "clock repair",
         "ca rotate",
         "ca replace",
+        "plan redcap",
         "renew-late",
     }
     for verb, options in verbs.items():

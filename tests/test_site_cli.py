@@ -82,6 +82,8 @@ def test_every_command_answers_in_json_and_every_changing_one_can_be_tried():
             "data add",
             "data map",
             "data frame",
+            "data omop",
+            "data quality",
             "plan fetch",
             "plan approve",
             "try",

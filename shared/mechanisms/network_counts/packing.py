@@ -179,7 +179,7 @@ class Packing:
         """The bounds, or others that lie further apart, where so many steps or doubles were not enough."""
         k, cap, number = self.persons, self.cap, sets.number
         y: Numbers = np.full(k, number(1) / 4)
-        mu: Any = number(cap) / 4
+        mu: Any = number(1) / 4 * cap
         low, high = -np.inf, np.inf
         for _ in range(steps):
             at = self._at(sets, y, mu)
