@@ -146,6 +146,8 @@ def test_rows_of_a_person_become_one(how, expected, tmp_path):
         ({"day": "3"}, {"sbp": "last"}, "column 'sbp' must have one last value", DictionaryRefusal),
         ({"day": ""}, {"sbp": "last"}, "column 'day' must be a date or a number", DictionaryRefusal),
         ({"sbp": CANARY}, {"sbp": "mean"}, "column 'sbp' must hold numbers", DictionaryRefusal),
+        ({"sbp": "-inf"}, {"sbp": "mean"}, "column 'sbp' must hold numbers", DictionaryRefusal),
+        ({"sbp": "1e308"}, {"sbp": "mean"}, "column 'sbp' must hold numbers", DictionaryRefusal),
         ({"person": ""}, {"sbp": "mean"}, "column 'person' must identify every row", MissingRefusal),
     ],
 )
@@ -169,6 +171,9 @@ def test_a_form_reads_its_own_dates_and_no_other():
     assert read("2024-03-01T23:59:00", "iso") == read("01/03/2024", "%d/%m/%Y") == read(45352, "excel") == day
     assert read(dt.datetime(2024, 3, 1, 7), "%d.%m.%Y") == read(dt.date(2024, 3, 1), "file") == day
     assert pd.isna(read("00.00.0000", "%d.%m.%Y", missing=("00.00.0000",)))
+    mixed = [dt.datetime(2024, 3, 1, 23, tzinfo=dt.UTC), dt.datetime(2024, 3, 1, 1), dt.date(9999, 12, 31)]
+    found = dates(pd.Series(mixed, dtype=object), DateForm(form="file"), "x")
+    assert found.dt.strftime("%Y-%m-%d").tolist() == ["2024-03-01", "2024-03-01", "9999-12-31"]
     for value, form in (("1.3.24", "%d.%m.%Y"), ("2024-03-01", "file"), ("13/13/2024", "%m/%d/%Y"), ("12", "excel")):
         with pytest.raises(DictionaryRefusal, match="1 rows"):
             read(value, form)

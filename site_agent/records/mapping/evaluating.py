@@ -14,6 +14,8 @@ from site_agent.records.mapping.formulas import SPANS, FormulaPart, parsed
 
 __all__ = ["blank", "evaluate", "numbers"]
 
+MOST = 1e300
+"""No measurement is larger, and a person's values can still be added up."""
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "min": np.minimum,
     "max": np.maximum,
@@ -54,8 +56,9 @@ def blank(values: pd.Series) -> pd.Series:
 
 
 def numbers(values: pd.Series) -> tuple[pd.Series, int]:
-    """(n,) values as float64, and how many of them say something that is no number."""
+    """(n,) values as float64, and how many of them say something that is no number, or one beyond `MOST`."""
     number = pd.to_numeric(values.astype("string").str.strip(), errors="coerce").astype("float64")
+    number = number.where(number.abs() <= MOST)
     return number, int((number.isna() & ~blank(values)).sum())
 
 

@@ -68,7 +68,9 @@ def dates(values: pd.Series, how: DateForm, name: str) -> pd.Series:
     if values.dtype.kind == "M":
         dated = ~gone
     out = pd.Series(pd.NaT, index=values.index, dtype="datetime64[s]")
-    out[dated & ~gone] = pd.to_datetime(values[dated & ~gone]).astype("datetime64[s]")
+    # The day as it is written: of times with a zone beside times without one there is no common clock.
+    written = values[dated & ~gone].map(lambda value: value.date() if isinstance(value, dt.datetime) else value)
+    out[dated & ~gone] = pd.to_datetime(written).astype("datetime64[s]")
     rest = ~dated & ~gone
     if how.form == "excel":
         count = pd.to_numeric(text[rest], errors="coerce")
