@@ -94,7 +94,7 @@ def cases_of(design, release, jitter=0.0):
     eta = eta * (1 + jitter * np.random.default_rng(8).standard_normal(eta.shape))
     to = direction(outcome, eta, standard, J)
     chance, cases = outcome.cases(eta)
-    return outcome.influence(cases, eta, standard @ to.along, to.means)[None] / to.spread, chance / len(x)
+    return outcome.influence(cases, eta, (standard @ to.along)[None], to.means[None]) / to.spread, chance / len(x)
 
 
 def test_a_cut_grows_as_noise_falls_and_is_never_below_the_plan_s(people):
@@ -137,6 +137,26 @@ def test_where_groups_differ_in_spread_a_cut_leaves_the_regression_s_own_estimat
     away, variance = told(efficient_cut(cases, chance, noise, 1.0))
     assert away < 0.4 * least[0]
     assert variance < 1.3 * least[1], "and it costs an eighth of an interval's width"
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_the_slope_is_how_the_prediction_moves_with_each_parameter(outcome, people):
+    """By differences of the prediction itself, at steps that the levels of stage and sex notice."""
+    design = planned(outcome, ("age", "sbp"), covariates=COVARIATES)
+    fitted = complete(moments(people, design, seeded_rng(5)), design)
+    model, at, score = fitted.model, fitted.theta, fitted.score
+    few, flat = model.latents[:1024], at.flat
+    slope = model.slope(at, score)[1]
+    steps = np.full(len(flat), 1e-3)
+    steps[: len(flat) - at.effects.size] = 0.08
+    smooth = [0, 1, 4, 5, 8]  # shift and stretch of age and sbp, and their correlation
+    steps[smooth] = 2e-3
+    for k, step in enumerate(steps):
+        moved = flat.copy()
+        moved[k] += step
+        found = (model.predict(at.like(moved), score, few) - model.predict(at, score, few)) / step
+        size = np.abs(found).max()
+        assert np.abs(slope[:, k] - found).max() <= (0.02 if step < 0.01 else 0.12) * size + 1e-9, k
 
 
 def test_declaring_every_coefficient_costs_each_less_than_the_root_of_their_number(people):

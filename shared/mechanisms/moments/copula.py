@@ -155,7 +155,7 @@ class CopulaModel:
             moved = eta.copy()
             moved[:, q] += 1e-5
             change = (self.outcome.conditional(moved) * self.lens.weights[:-1] - base) / 1e-5
-            slopes.append(np.einsum("ma,mu,mj->auj", change, u, standard, optimize=True) / len(x))
+            slopes.append([(u * one[:, None]).T @ standard / len(x) for one in change.T])
         slope = np.stack(slopes, axis=2)
         return (base.T @ u / len(x)).ravel(), slope.reshape(base.shape[1] * u.shape[1], -1)
 
@@ -172,35 +172,87 @@ class CopulaModel:
         return np.concatenate(parts)
 
     def slope(self, theta: CopulaParameters, score: AnyScore | None) -> tuple[Array, Array]:
-        """Prediction and its derivative: forward differences in the covariates' parameters, exact in the effects."""
+        """Prediction and its derivative, by the chain rule at fewer points.
+
+        What a point adds to outcome and score hangs on its p covariates and its predictors alone, so it is looked at
+        once for each of these, and not for each of the p (p + 3) / 2 parameters that move the covariates.
+        """
         exact = self.predict(theta, score)
-        few = self.latents[:_COARSE]
-        base = self.predict(theta, score, few)
-        flat = theta.flat
-        covariates = len(flat) - theta.effects.size
-        steps = np.full(covariates, 2e-3)
-        # A step function of the latents needs a step that some points notice.
-        coarse = np.array([not margin.smooth for margin in self.lens.margins])
-        i, j = np.triu_indices(self.p, 1)
-        steps[np.concatenate([coarse, coarse, coarse[i] | coarse[j]])] = 0.08
-        out = np.empty((len(base), len(flat)))
-        for k in range(covariates):
-            moved = flat.copy()
-            moved[k] += steps[k]
-            out[:, k] = (self.predict(theta.like(moved), score, few) - base) / steps[k]
-        margins = [self.margin(k, theta.shift[k], theta.stretch[k]) for k in range(self.p)]
-        x = self.points(margins, theta.z, few)
+        first, covariates = 2 * self.p + len(theta.z), len(theta.flat) - theta.effects.size
+        margins = [self.margin(j, theta.shift[j], theta.stretch[j]) for j in range(self.p)]
+        x = self.points(margins, theta.z, self.latents[:_COARSE])
+        out = np.zeros((len(exact), len(theta.flat)))
+        self._covariate_slope(theta, margins, out)
+        out[first:, :covariates] = self._outward_slope(theta, margins, x, score)
         _, inner = self.block_slope(theta.effects, x, self.lens.u(x))
-        first = 2 * self.p + len(theta.z)
-        out[:first, covariates:] = 0.0
         out[first : first + len(inner), covariates:] = inner
         if score is not None:
-            for k in range(theta.effects.size):
-                moved = theta.effects.copy()
-                moved.flat[k] += 1e-4
-                there = score.expected(self.outcome, self.predictor(moved, x), x)
-                out[first + len(inner) :, covariates + k] = (there - base[first + len(inner) :]) / 1e-4
+            eta, standard = self.predictor(theta.effects, x), np.clip(self.lens.standard(x), -_CUT, _CUT)
+            base, one = score.each(self.outcome, eta, x), np.column_stack([np.ones(len(x)), standard])
+            changes = [
+                (score.each(self.outcome, eta + step, x) - base).T @ one / (1e-4 * len(x))
+                for step in 1e-4 * np.eye(eta.shape[1])
+            ]
+            out[first + len(inner) :, covariates:] = np.hstack(changes)
         return exact, out
+
+    def _covariate_slope(self, theta: CopulaParameters, margins: list[Margin], out: Array) -> None:
+        """Derivatives of the moments of the covariates alone, into their rows of `out`."""
+        p, rho, step = self.p, np.tanh(theta.z), 2e-3
+        found = [self.wide(j, margin) for j, margin in enumerate(margins)]
+        means, coefficients = np.array([mean for mean, _ in found]), np.array([c for _, c in found])
+        products, along = product_moments(coefficients, means, rho)
+        for k, (j, margin) in enumerate(self._moved(theta, np.full(p, step))):
+            out[[j, p + j], k] = (np.array(self.singles(j, margin)) - self.singles(j, margins[j])) / step
+            there, moved = means.copy(), coefficients.copy()
+            there[j], moved[j] = self.wide(j, margin)
+            out[2 * p : 2 * p + len(rho), k] = (product_moments(moved, there, rho)[0] - products) / step
+        at = 2 * p + np.arange(len(rho))
+        out[at, at] = along * (1 - rho**2)
+
+    def _moved(self, theta: CopulaParameters, steps: Array) -> list[tuple[int, Margin]]:
+        """Columns with their margins, each shifted by its step, then each stretched by it."""
+        shifted = [(j, self.margin(j, theta.shift[j] + step, theta.stretch[j])) for j, step in enumerate(steps)]
+        return shifted + [(j, self.margin(j, theta.shift[j], theta.stretch[j] + step)) for j, step in enumerate(steps)]
+
+    def _each(self, effects: Array, x: Array, score: AnyScore | None) -> Array:
+        """(m, moments of the outcome and scores) each point's part of their expectations."""
+        eta = self.predictor(effects, x)
+        features = self.outcome.conditional(eta) * self.lens.weights[:-1]
+        block = (features[:, :, None] * self.lens.u(x)[:, None, :]).reshape(len(x), -1)
+        return block if score is None else np.hstack([block, score.each(self.outcome, eta, x)])
+
+    def _outward_slope(self, theta: CopulaParameters, margins: list[Margin], x: Array, score: AnyScore | None) -> Array:
+        """(moments of the outcome and scores, parameters of the covariates) derivatives through the points.
+
+        A step function of the latents has no derivative: points that step are looked at where they step to, and the
+        step is one that some points notice.
+        """
+        coarse = np.array([not margin.smooth for margin in margins])
+        here, scale, m = self._each(theta.effects, x, score), self.lens.scale, len(x)
+        inward = np.array([self._each(theta.effects, x + by, score) - here for by in 1e-4 * np.diag(scale)]) / 1e-4
+        inward = inward.reshape(self.p * m, -1)
+        latents = self.latents[:m] @ _root(theta.z, self.p).T
+        columns = []
+
+        def add(moved: Array, step: float) -> None:
+            stepped = (moved[:, coarse] != x[:, coarse]).any(axis=1)
+            by = np.where(stepped[:, None], 0.0, (moved - x) / scale)
+            change = by.T.ravel() @ inward
+            if stepped.any():
+                change = change + (self._each(theta.effects, moved[stepped], score) - here[stepped]).sum(axis=0)
+            columns.append(change / (step * m))
+
+        steps = np.where(coarse, 0.08, 2e-3)
+        for j, margin in self._moved(theta, steps):
+            moved = x.copy()
+            moved[:, j] = margin.at(latents[:, j])
+            add(moved, steps[j])
+        for k, step in enumerate(np.where(np.logical_or.outer(coarse, coarse)[np.triu_indices(self.p, 1)], 0.08, 2e-3)):
+            z = theta.z.copy()
+            z[k] += step
+            add(self.points(margins, z, self.latents[:m]), step)
+        return np.array(columns).T
 
     def rows(self, x: Array, y: Array, score: AnyScore | None) -> Array:
         """(n, moments) each record's part of the sums, in the units of `predict`."""
@@ -247,7 +299,9 @@ class Score:
         x = model.points(margins, theta.z, model.latents[:_COARSE])
         eta, standard = _predictor(self.pilot, self.lens, x), self._standard(x)
         self.columns = [spec.covariates.index(name) for name in spec.declared]
-        self.directions = [direction(self.outcome, eta, standard, j) for j in self.columns]
+        directions = [direction(self.outcome, eta, standard, j) for j in self.columns]
+        self._along = np.array([to.along / to.spread for to in directions])
+        self._means = np.array([to.means / to.spread for to in directions])
         noise = sigma_of(spec, 3) / (grids_of(spec)[3] * score_reach(len(self.columns), spec.score) * math.sqrt(n))
         chance, cases = self.outcome.cases(eta)
         self.cut = efficient_cut(self._influences(cases, x), chance / len(x), noise, spec.score_clip)
@@ -258,19 +312,21 @@ class Score:
     def _influences(self, y: Array, x: Array) -> Array:
         """(declared, …) of each record, in standard deviations of its direction."""
         eta, standard = _predictor(self.pilot, self.lens, x), self._standard(x)
-        return np.array(
-            [self.outcome.influence(y, eta, standard @ to.along, to.means) / to.spread for to in self.directions]
-        )
+        return self.outcome.influence(y, eta, self._along @ standard.T, self._means)
 
     def rows(self, x: Array, y: Array) -> Array:
         """(n, declared), each of length 1 at most."""
         return held(self._influences(y, x), self.cut).T / self.cut
 
-    def expected(self, law: Outcome, eta: Array, x: Array) -> Array:
-        """(declared,) mean at the points x, where outcomes follow `law` with the linear predictors `eta`."""
+    def each(self, law: Outcome, eta: Array, x: Array) -> Array:
+        """(m, declared) expectations at the points x, where outcomes follow `law` with the linear predictors `eta`."""
         chance, cases = law.cases(eta)
         found = held(self._influences(cases, x), self.cut) / self.cut
-        return np.asarray((found * chance).sum(axis=(1, 2)) / len(x))
+        return np.asarray((found * chance).sum(axis=2).T)
+
+    def expected(self, law: Outcome, eta: Array, x: Array) -> Array:
+        """(declared,) mean over the points of `each`."""
+        return np.asarray(self.each(law, eta, x).mean(axis=0))
 
 
 class ResidualScore:
@@ -308,11 +364,15 @@ class ResidualScore:
         residual = self.model.outcome.residual(y, self.model.predictor(self.pilot, x))
         return np.asarray(residual[:, None] * self.along(x))
 
-    def expected(self, law: Outcome, eta: Array, x: Array) -> Array:
-        """(declared,) mean under the linear predictors `eta` at the points x; of counts, under their law."""
+    def each(self, law: Outcome, eta: Array, x: Array) -> Array:
+        """(m, declared) expectations under the linear predictors `eta` at the points x; of counts, under their law."""
         outcome = law if isinstance(law, Count) else self.model.outcome
         residual = outcome.expected_residual(eta, self.model.predictor(self.pilot, x))
-        return np.asarray(residual @ self.along(x) / len(x))
+        return np.asarray(residual[:, None] * self.along(x))
+
+    def expected(self, law: Outcome, eta: Array, x: Array) -> Array:
+        """(declared,) mean over the points of `each`."""
+        return np.asarray(self.each(law, eta, x).mean(axis=0))
 
 
 AnyScore = Score | ResidualScore

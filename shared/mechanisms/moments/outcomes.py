@@ -82,10 +82,11 @@ class Outcome(Protocol):
         """(m, c) probabilities of c outcomes of each row, and (m or 1, c, columns) these outcomes."""
 
     def influence(self, y: Array, eta: Array, along: Array, means: Array) -> Array:
-        """Influence of outcomes y, (m, columns) or (m or 1, c, columns), of rows with predictors η, (m, predictors).
+        """(directions, m) or (directions, m, c) influences of outcomes y, (m, columns) or (m or 1, c, columns).
 
         Args:
-            along: (m,) d'x of the rows. means: (intervals,) d'x̄.
+            eta: (m, predictors) of the rows. along: (directions, m) d'x of the rows.
+            means: (directions, intervals) d'x̄.
         """
 
     def draw(self, eta: Array, uniforms: Array) -> Array:
@@ -211,12 +212,14 @@ class Survival:
     def influence(self, y: Array, eta: Array, along: Array, means: Array) -> Array:
         """Along the risk-set means at the time of an event, less what the hazard lived through expects."""
         time, event = y[..., 0], y[..., 1]
-        k = np.clip(np.searchsorted(self.edges, time, side="right") - 1, 0, len(means) - 1)
-        passed = np.concatenate([[0.0], np.cumsum(means * np.diff(self.cumulative))])
-        relative = np.exp(np.clip(eta[:, 0], -_MOST, _MOST))
-        along, relative = (value.reshape(-1, *[1] * (time.ndim - 1)) for value in (along, relative))
-        lived = along * np.interp(time, self.edges, self.cumulative) - np.interp(time, self.edges, passed)
-        return np.asarray((along - means[k]) * event - relative * lived)
+        k = np.clip(np.searchsorted(self.edges, time, side="right") - 1, 0, means.shape[1] - 1)
+        steps = np.cumsum(means * np.diff(self.cumulative), axis=1)
+        passed = np.array([np.interp(time, self.edges, np.concatenate([[0.0], step])) for step in steps])
+        relative = np.exp(np.clip(eta[:, 0], -_MOST, _MOST)).reshape(-1, *[1] * (time.ndim - 1))
+        own = event - relative * np.interp(time, self.edges, self.cumulative)
+        return np.asarray(
+            along.reshape(len(along), -1, *[1] * (time.ndim - 1)) * own - means[:, k] * event + relative * passed
+        )
 
     def draw(self, eta: Array, uniforms: Array) -> Array:
         """Time and event: the earlier of two draws by inversion."""
@@ -314,7 +317,7 @@ class Binary:
 
     def influence(self, y: Array, eta: Array, along: Array, means: Array) -> Array:
         """a (y − μ)."""
-        return _residual_along(y[..., 0], self._mean(eta), along - means[0])
+        return _residual_along(y[..., 0], self._mean(eta), along - means)
 
     def draw(self, eta: Array, uniforms: Array) -> Array:
         """(n, predictors), (n, 3) uniforms -> (n, columns)."""
@@ -413,7 +416,7 @@ class Count:
 
     def influence(self, y: Array, eta: Array, along: Array, means: Array) -> Array:
         """a (y − μ)."""
-        return _residual_along(y[..., 0], self._mean(eta), along - means[0])
+        return _residual_along(y[..., 0], self._mean(eta), along - means)
 
     def _largest(self, mean: Array) -> int:
         greatest = float(mean.max())
@@ -479,7 +482,7 @@ class LinearOutcome:
 
     def influence(self, y: Array, eta: Array, along: Array, means: Array) -> Array:
         """a (y − μ), in the measurement's own unit."""
-        return _residual_along((y[..., 0] - self.centre) / self.unit, eta[:, 0], along - means[0])
+        return _residual_along((y[..., 0] - self.centre) / self.unit, eta[:, 0], along - means)
 
     def draw(self, eta: Array, uniforms: Array) -> Array:
         """(n, 1) linear predictors, (n, 3) uniforms -> (n, 1) values within the public bounds."""
@@ -488,9 +491,9 @@ class LinearOutcome:
 
 
 def _residual_along(y: Array, mean: Array, along: Array) -> Array:
-    """a (y − μ) of y, (m or 1, …), with μ and a (m,)."""
+    """a (y − μ) of y, (m or 1, …), with μ (m,) and a (directions, m)."""
     shape = (-1, *[1] * (y.ndim - 1))
-    return np.asarray((y - mean.reshape(shape)) * along.reshape(shape))
+    return np.asarray((y - mean.reshape(shape)) * along.reshape(len(along), *shape))
 
 
 def _cut_mean(mean: Array, sd: float, cut: float) -> Array:
