@@ -36,7 +36,7 @@ _in_the_way()
 del _in_the_way
 
 from coordinator.analyst.own_table import read_table  # noqa: E402
-from coordinator.analyst.remote import Connection, Study, connect  # noqa: E402
+from coordinator.analyst.remote import Connection, Study, connect, sign_in  # noqa: E402
 from coordinator.analyst.result import Result  # noqa: E402
 from coordinator.figures.companions import baujat_plot, bubble, funnel, influence_panel  # noqa: E402
 from coordinator.figures.forest import forest  # noqa: E402
@@ -65,5 +65,6 @@ __all__ = [
     "pool",
     "pool_estimates",
     "read_table",
+    "sign_in",
     "waves_figure",
 ]

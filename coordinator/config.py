@@ -281,7 +281,10 @@ class CoordinatorConfig:
 
     @property
     def web_settings(self) -> dict[str, str] | None:
-        """What the HTTPS server is told: where it listens, and the files of its certificate; None for no server."""
+        """What the HTTPS server is told: where it listens, its files, its provider, and where gRPC is dialled.
+
+        None for no server.
+        """
         if self.web is None:
             return None
         listen = f"{self.listen.rpartition(':')[0]}:{self.web.address.rpartition(':')[2]}"
@@ -291,6 +294,7 @@ class CoordinatorConfig:
         }
         return {
             "listen": listen,
+            "analysts": self.analysts,
             **plain,
             **{name: f"{self.home / text}" if text else "" for name, text in files.items()},
         }

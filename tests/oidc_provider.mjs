@@ -15,12 +15,14 @@ server.listen(0, "127.0.0.1", () => {
     client_secret: `${id}-secret`,
     redirect_uris: [redirect],
     response_types: ["code"],
-    grant_types: ["authorization_code"],
+    grant_types: ["authorization_code", "refresh_token", "urn:ietf:params:oauth:grant-type:device_code"],
   });
   const provider = new Provider(issuer, {
     clients: [client("tributary"), client("another")],
     claims: { openid: ["sub", "tributary_role", "tributary_studies"], profile: ["preferred_username"] },
     conformIdTokenClaims: false,
+    features: { deviceFlow: { enabled: true }, introspection: { enabled: true }, revocation: { enabled: true } },
+    issueRefreshToken: async () => true,
     cookies: { keys: ["of a test"] },
     findAccount: (context, id) => ({
       accountId: id,

@@ -21,13 +21,14 @@ HEAVY = {"torch", "nflows", "matplotlib", "flwr", "grpc", "statsmodels", "starle
 # Loaded by the verb that serves it, and by nothing else.
 SERVED = {("site_agent/show/page.py", "starlette"), ("site_agent/show/page.py", "jinja2")}
 SERVED |= {(f"coordinator/training/{name}.py", "flwr") for name in ("dialled_grid", "strategies")}
-SERVED |= {(f"coordinator/web/{name}.py", "starlette") for name in ("api", "workbench")}
-SERVED |= {("coordinator/web/workbench.py", "jinja2")}
+SERVED |= {(f"coordinator/web/{name}.py", "starlette") for name in ("interface/api", "workbench/pages")}
+SERVED |= {("coordinator/web/workbench/pages.py", "jinja2")}
 SERVED |= {("coordinator/web/server.py", name) for name in ("starlette", "uvicorn")}
 # The demo looks for a free port.
 SOCKETS = {"shared/wire/transport.py", "shared/wire/door.py", "coordinator/demo/stage.py", "coordinator/demo/warm.py"}
 SOCKETS |= {"coordinator/operations/port.py"}  # for machines that watch, where the settings name it
-SOCKETS |= {"coordinator/web/oidc.py"}  # the provider that the settings name
+SOCKETS |= {"coordinator/web/sign_in/provider.py"}  # the provider that the settings name
+SOCKETS |= {"coordinator/analyst/access/sign_in.py"}  # an analyst's own end, to the coordinator that it names
 SOCKETS |= {"coordinator/web/server.py"}  # the HTTPS port, behind the same door
 SOCKETS |= {
     "site_agent/show/network_path.py"

@@ -18,8 +18,8 @@ from test_recovery import PLAN
 
 from coordinator import cli
 from coordinator.analyst import commands
+from coordinator.analyst.access.log_check import FollowedLog
 from coordinator.analyst.commands import connect
-from coordinator.analyst.log_check import FollowedLog
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import json
 import os
 import re
@@ -17,9 +18,12 @@ import httpx
 import pytest
 from web_stage import WEB, web_stage
 
-from coordinator.web.oidc import BEGUN, Provider
-from coordinator.web.sessions import COOKIE
-from shared.errors import AccessRefusal, NetworkRefusal
+from coordinator.analyst.access import sign_in
+from coordinator.analyst.remote import connect
+from coordinator.web.sign_in.device import DeviceSignIns
+from coordinator.web.sign_in.provider import BEGUN, Person, Provider
+from coordinator.web.sign_in.sessions import COOKIE, UNCONFIRMED, Sessions
+from shared.errors import AccessRefusal, NetworkRefusal, RateRefusal, StateRefusal
 
 SCRIPT = Path(__file__).with_name("oidc_provider.mjs")
 
@@ -64,19 +68,21 @@ def made(provider, **settings) -> Provider:
 
 
 def signed_in(place: str, who: str) -> dict[str, str]:
-    """What the provider sends a browser back with, in which `who` signed in and agreed."""
+    """What the provider sends a browser back with, in which `who` signed in and agreed; nothing of a device's code."""
     with httpx.Client(timeout=30) as browser:
         answer = browser.get(place)
-        for _ in range(12):
+        for _ in range(16):
             if answer.is_redirect:
                 where = str(answer.url.join(answer.headers["location"]))
                 if "/sign-in/back" in where:
                     return dict(httpx.URL(where).params)
                 answer = browser.get(where)
                 continue
+            if "Sign-in Success" in answer.text:
+                return {}
             action = re.search(r'<form[^>]*action="([^"]+)"', answer.text)[1]
-            prompt = re.search(r'name="prompt" value="(\w+)"', answer.text)[1]
-            form = {"prompt": prompt} | ({"login": who, "password": "x"} if prompt == "login" else {})
+            form = dict(re.findall(r'<input[^>]*name="(\w+)"[^>]*value="([^"]*)"', answer.text))
+            form |= {"login": who, "password": "x"} if form.get("prompt") == "login" else {}
             answer = browser.post(answer.url.join(action), data=form)
     raise AssertionError("the provider never sent the browser back")
 
@@ -183,6 +189,87 @@ def test_a_provider_that_is_not_there_or_names_itself_otherwise_is_said_so(provi
         asyncio.run(made((f"{provider[0]}/", provider[1])).begin())
 
 
+# -- whether it still holds ---------------------------------------------------------------------------------------
+def taken_back(provider, *tokens: str) -> None:
+    """Revoke tokens at the provider, as whoever closes an account there does."""
+    for token in tokens:
+        form = {"token": token, "client_id": "tributary"}
+        done = httpx.post(f"{provider[0]}/token/revocation", data=form, auth=("tributary", "tributary-secret"))
+        assert done.status_code == 200
+
+
+def test_a_sign_in_that_the_provider_takes_back_ends_at_the_next_question_to_it(provider):
+    asked, sessions = made(provider), Sessions()
+    found = asyncio.run(asked.finish(*begun(asked)))
+    cookie = sessions.enter(found.name, found.role, "", found)
+    assert found.access not in repr(found)
+    asyncio.run(sessions.confirm(asked.confirmed))
+    assert sessions.find(cookie) is not None
+    taken_back(provider, found.access, found.refresh)
+    asyncio.run(sessions.confirm(asked.confirmed))
+    assert sessions.find(cookie) is None
+
+
+def test_without_introspection_userinfo_is_asked_and_an_access_token_that_ended_is_renewed(provider):
+    asked = made(provider)
+    found = asyncio.run(asked.finish(*begun(asked)))
+    asked._known = {name: place for name, place in asked._known.items() if name != "introspection_endpoint"}
+    assert asyncio.run(asked.confirmed(found)) is found
+    renewed = asyncio.run(asked.confirmed(dataclasses.replace(found, access="one that ended")))
+    assert renewed.access not in ("", found.access)
+    assert (renewed.serial, renewed.role, renewed.studies) == (found.serial, found.role, found.studies)
+    taken_back(provider, renewed.access)
+    with pytest.raises(AccessRefusal, match="still know"):
+        asyncio.run(asked.confirmed(dataclasses.replace(renewed, refresh="")))
+    with pytest.raises(AccessRefusal, match="let you in"):
+        asyncio.run(asked.confirmed(dataclasses.replace(renewed, until=0.0, refresh="invented")))
+
+
+def test_a_session_that_the_provider_cannot_be_asked_about_is_believed_for_five_minutes(provider):
+    now = [0.0]
+    sessions, away = Sessions(lambda: now[0]), made((f"http://127.0.0.1:{free_port()}", provider[1]))
+    found = Person(serial="1", name="ada", role="analyst", studies=("cvd",), until=time.time() + 999, access="x")
+    cookie = sessions.enter("ada", "analyst", "", found)
+    now[0] = UNCONFIRMED
+    asyncio.run(sessions.confirm(away.confirmed))
+    assert sessions.find(cookie) is not None
+    now[0] += 1
+    assert sessions.find(cookie) is None
+
+    async def confirmed(person):
+        return person
+
+    asyncio.run(sessions.confirm(confirmed))
+    assert sessions.find(cookie) is not None
+
+
+# -- without a browser --------------------------------------------------------------------------------------------
+def test_a_program_waits_while_a_person_signs_in_elsewhere_and_its_token_is_a_session(provider):
+    now = [0.0]
+    asked, sessions = made(provider), Sessions()
+    house = {"address": "hub:1", "server_name": "hub", "ca_pem": "", "witness": ""}
+    device = DeviceSignIns(asked, sessions, lambda: house, lambda: now[0])
+    begun = asyncio.run(device.begin("10.0.0.1"))
+    assert asyncio.run(device.ask(begun["sign_in"])) is None
+    signed_in(begun["verification_uri_complete"], "analyst:cvd")
+    assert asyncio.run(device.ask(begun["sign_in"])) is None, "the provider is asked no more often than it says"
+    now[0] += begun["interval"]
+    given = asyncio.run(device.ask(begun["sign_in"]))
+    assert (given["name"], given["role"], given["studies"]) == ("analyst.cvd", "analyst", ["cvd"])
+    assert sessions.find(given["token"], program=True)
+    with pytest.raises(AccessRefusal, match="one that waits"):
+        asyncio.run(device.ask(begun["sign_in"]))
+    for _ in range(8):
+        begun = asyncio.run(device.begin("10.0.0.1"))
+    with pytest.raises(RateRefusal):
+        asyncio.run(device.begin("10.0.0.1"))
+    now[0] += begun["expires_in"] + 1
+    with pytest.raises(AccessRefusal, match="one that waits"):
+        asyncio.run(device.ask(begun["sign_in"]))
+    with pytest.raises(StateRefusal, match="must know a provider"):
+        asyncio.run(DeviceSignIns(None, sessions, dict).begin(""))
+
+
 def test_a_browser_that_signed_in_reads_what_its_role_may_and_nothing_else(provider, tmp_path):
     address = provider[1].removeprefix("https://").partition("/")[0]
     (tmp_path / "secret").write_text("tributary-secret\n")
@@ -208,6 +295,22 @@ def test_a_browser_that_signed_in_reads_what_its_role_may_and_nothing_else(provi
             form = {"csrf": re.search(r'name="csrf" value="([^"]+)"', page.text)[1], "formula": "adjusted"}
             assert "E_ROLE" in client.post("/studies/cvd/ask", data={**form, "planned": "adjusted"}).text
             assert client.get("/sign-in/back", params=given).status_code == 401
+            # From a notebook: one sign-in, good on both ports and no cookie.
+            ca, told = tmp_path / "ca.pem", []
+            ca.write_text(stage.authority.ca_pem)
+
+            def person(line):
+                told.append(line)
+                signed_in(re.search(r"http\S+", line)[0], "analyst:cvd")
+
+            given = sign_in.signed_in(stage.url, ca=ca, say=person)
+            with connect(given) as connection:
+                assert (len(told), list(connection), connection.followed is not None) == (1, ["cvd"], True)
+                assert connection["cvd"].planned("adjusted").document["k"] == 3
+            with stage.web(given.token) as program:
+                assert program.get("/v1/studies").json()["analyst"] == "analyst.cvd"
+            client.cookies.set(COOKIE, given.token)
+            assert client.get("/").status_code == 303
     finally:
         stage.running.stop(0.2)
         stage.store.close()

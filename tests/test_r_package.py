@@ -22,7 +22,7 @@ from coordinator.analyst.elsewhere import metafor_code
 from coordinator.analyst.remote import connect
 from coordinator.analyst.shown import pooled_line
 from coordinator.pooling.pool import pool
-from coordinator.web.workbench import copies
+from coordinator.web.workbench.pages import copies
 from shared.errors import ParameterError
 from shared.estimands.kinds import KINDS
 from shared.estimands.questions import parse_formula

@@ -19,8 +19,9 @@ from web_stage import QUESTION, WEB, stage, web_stage  # noqa: F401
 from coordinator.config import CoordinatorConfig, WebConfig
 from coordinator.services import analysis
 from coordinator.services.authority import Authority
-from coordinator.web import forms, openapi, operations, problems
+from coordinator.web.interface import openapi, operations, problems
 from coordinator.web.server import HEADERS
+from coordinator.web.workbench import forms
 from shared.errors import CertificateRefusal, ConfigRefusal, Refusal
 from shared.wire.analyst_messages import QueryRequest, RowsRequest
 from shared.wire.messages import ANALYSIS

@@ -16,9 +16,9 @@ import pytest
 from delivered import TODAY, cohort_plan
 from web_stage import HOSTILE, QUESTION, WebStage, stage  # noqa: F401
 
-from coordinator.web import forms
-from coordinator.web.sessions import COOKIE, IDLE, LONGEST, OF_ONE, Sessions
-from coordinator.web.workbench import POLICY, Pages
+from coordinator.web.sign_in.sessions import COOKIE, IDLE, LONGEST, OF_ONE, Sessions
+from coordinator.web.workbench import forms
+from coordinator.web.workbench.pages import POLICY, Pages
 from shared.errors import SchemaRefusal
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -230,7 +230,7 @@ def test_five_hundred_sites_and_forty_waves_are_pages_of_less_than_a_megabyte(re
         "words": {"delivered": "accepted"},
     }
     values = {"grid": grid, "rows": range(100), "page": 1, "more": True, "study": "cvd", "here": "waves"}
-    drawn = Pages(None, None)._draw("waves.html", None, **values).body.decode()
+    drawn = Pages(None, None, None)._draw("waves.html", None, **values).body.decode()
     assert len(drawn) < 1 << 20
     assert drawn.count("<tr>") == 102
     assert "further sites" in drawn

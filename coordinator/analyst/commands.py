@@ -277,6 +277,30 @@ def export(
     return VerbAnswer(made, f"{'would write' if dry_run else 'wrote'} {out}: result {found.id}")
 
 
+@verb("sign-in")
+def sign_in(
+    address: Annotated[str, typer.Argument(help="The coordinator's HTTPS address: https://HOST:PORT.")],
+    ca: Annotated[
+        Path | None, typer.Option("--ca", exists=True, dir_okay=False, help="PEM file of the authority to believe.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Token's file to write.")] = Path(TOKEN_FILE),
+    dry_run: DryRun = False,
+) -> VerbAnswer:
+    """Sign in by your hospital's provider with any browser; the token's file that it gives lasts half a day."""
+    from coordinator.analyst.access.sign_in import signed_in
+    from shared.errors import StateRefusal
+
+    if out.exists():
+        raise StateRefusal("the file must be new", given=f"{out}", next_step="Choose another --out, or delete it.")
+    made: dict[str, Any] = {"address": address, "file": f"{out}", "written": not dry_run}
+    if not dry_run:
+        found = signed_in(address, ca=ca or "", say=lambda line: typer.echo(line, err=True))
+        found.save(out)
+        made |= {"name": found.name, "role": found.role, "studies": found.studies, "expires": found.expires}
+    words = f"would sign in at {address}" if dry_run else f"wrote {out}: {made['name']}, {made['role']}"
+    return VerbAnswer(made, (words, "bold"))
+
+
 @verb("log-check")
 def log_check(
     connection: Connection,

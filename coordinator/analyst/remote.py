@@ -14,31 +14,26 @@ An object prints as a table in a terminal, renders in a notebook, and becomes a 
 
 from __future__ import annotations
 
-import datetime as dt
 import difflib
 import functools
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coordinator.analyst.access.token_file import Pass
 from coordinator.analyst.harmonised import HarmonisedResult
 from coordinator.analyst.options import as_verb
 from coordinator.analyst.questions import Questions
 from coordinator.analyst.result import Result
 from coordinator.analyst.shown import Explanation, Log, ResultTable, Shown, percent
-from shared.base.canonical import closed, parse_json
-from shared.base.clock import utc_now
+from shared.base.canonical import parse_json
 from shared.errors import (
     AccessRefusal,
-    DataFileRefusal,
     EstimateRefusal,
     IntegrityRefusal,
     ParameterError,
-    Refusal,
     StateRefusal,
     require,
 )
@@ -49,7 +44,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from coordinator.analyst.log_check import FollowedLog, LogAudit
+    from coordinator.analyst.access.log_check import FollowedLog, LogAudit
     from shared.releases.synthetic import Synthesis
     from shared.wire.transport import Client
 
@@ -58,6 +53,7 @@ __all__ = [
     "Pass",
     "Study",
     "connect",
+    "sign_in",
     "write_table",
 ]
 
@@ -65,72 +61,18 @@ PATIENCE = 120.0
 DOCUMENT_CAP = 8 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pass:
-    """Credentials of an analyst: one file, to be kept like a password.
-
-    Args:
-        address: ``host:port`` to dial.
-        server_name: the name in the coordinator's certificate.
-        ca_pem: the only authority that is believed.
-        name, role, studies, expires: what the token is; the coordinator decides by its own record.
-        token: the secret.
-        witness: the key (hexadecimal) that signs the coordinator's log; blank in files of earlier versions.
-    Raises: AccessRefusal, at reading: it is expired or not a token's file.
-    """
-
-    address: str
-    server_name: str
-    ca_pem: str = field(repr=False)
-    name: str
-    role: str
-    studies: tuple[str, ...]
-    expires: str
-    token: str = field(repr=False)
-    witness: str = ""
-
-    def save(self, path: Path) -> None:
-        """Write it to a new file that its owner alone can read. Raises: StateRefusal (it is there), StorageRefusal."""
-        from shared.base.keys import write_private
-
-        write_private(path, (json.dumps(asdict(self), indent=2) + "\n").encode(), new=True)
-
-    @classmethod
-    def load(cls, path: Path) -> Pass:
-        """Read it. Raises: DataFileRefusal (no such file), AccessRefusal (not a token's file, or expired)."""
-        try:
-            data = path.read_bytes()
-        except OSError:
-            raise DataFileRefusal(
-                "the token's file must exist",
-                given=f"{path}",
-                next_step="The study lead makes it (coordinator analyst add); name it with --token.",
-            ) from None
-        try:
-            given = parse_json(data)
-            closed(given, {item.name for item in fields(cls)}, where="a token's file", refusal=AccessRefusal)
-            made = cls(**{**given, "studies": tuple(given["studies"])})
-            expires = dt.date.fromisoformat(made.expires)
-        except (Refusal, TypeError, ValueError, KeyError, AttributeError):
-            raise AccessRefusal(
-                "a token's file must be as coordinator analyst add wrote it",
-                given=f"{path.name}: another file",
-                next_step="Name it with --token, or TRIBUTARY_ANALYST_TOKEN; the study lead makes a new one.",
-            ) from None
-        if utc_now().date() > expires:
-            raise AccessRefusal(
-                "a token must not be expired",
-                given=f"last day {made.expires}",
-                next_step="Ask the study lead for a new one (coordinator analyst add).",
-            )
-        return made
-
-
 def connect(token: str | Path | Pass) -> Connection:
     """Connect to the coordinator that a token's file names. Raises: AccessRefusal, DataFileRefusal."""
     if isinstance(token, Pass):
         return Connection(token)
     return Connection(Pass.load(Path(token)), memory=Path(token).with_suffix(".log.json"))
+
+
+def sign_in(address: str, *, ca: str | Path = "", say: Callable[[str], None] = print) -> Connection:
+    """Sign in by the hospital's provider, and connect; arguments and refusals as of `access.sign_in.signed_in`."""
+    from coordinator.analyst.access.sign_in import signed_in
+
+    return Connection(signed_in(address, ca=ca, say=say))
 
 
 def _counted(lines: list[dict[str, Any]]) -> dict[str, int]:
@@ -156,7 +98,7 @@ class Connection(Shown, Mapping[str, "Study"]):
     """
 
     def __init__(self, given: Pass, memory: Path | None = None) -> None:
-        from coordinator.analyst.log_check import FollowedLog
+        from coordinator.analyst.access.log_check import FollowedLog
         from shared.base.keys import PublicKey
         from shared.wire.message_limits import ASKED_CAP
         from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE
@@ -181,7 +123,7 @@ class Connection(Shown, Mapping[str, "Study"]):
 
         Raises: RoleRefusal; StateRefusal (a token's file without the coordinator's key); IntegrityRefusal.
         """
-        from coordinator.analyst.log_check import audit
+        from coordinator.analyst.access.log_check import audit
         from shared.wire.analyst_messages import EntriesRequest, ReleasesRequest
 
         followed = self.require_followed()

@@ -34,7 +34,7 @@ from shared.base.clock import utc_now
 from shared.errors import CertificateRefusal, ConfigRefusal, NetworkRefusal, Refusal, refusal_from_code, require
 from shared.wire.message_limits import ASKED_CAP, ASKED_LONGEST, ASKED_WAITING
 from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE
-from shared.wire.transport import CallLimits, Credentials, Server
+from shared.wire.transport import SERVER_NAME, CallLimits, Credentials, Server
 
 if TYPE_CHECKING:
     from coordinator.web.server import WebServer
@@ -118,7 +118,8 @@ def analysts_server(
         analysis: settings of `AnalysisService`, ``quotas`` as plain values.
         limits: settings of `CallLimits`.
         web: ``listen`` (``host:port`` to bind for HTTPS), and the files ``certificate`` and ``key``, blank for the
-            coordinator's own; None for no HTTPS.
+            coordinator's own; ``analysts`` (``host:port`` that gRPC is dialled at) and ``witness`` (the log's key), for
+            who signs in from a notebook; None for no HTTPS.
         further: ``observe``, as of `Server`, if anybody is.
     Raises: NetworkRefusal (the port is taken); CertificateRefusal (one that cannot be used).
     """
@@ -145,7 +146,8 @@ def analysts_server(
             )
         if web:
             served: dict[str, Any] = {"workers": workers, "limits": bounds, **further}
-            over_https = _web_server(asked, store, today, web, credentials, served)
+            dialled = web.get("analysts") or (f"{listen.rpartition(':')[0]}:{server.port}" if server else "")
+            over_https = _web_server(asked, store, today, {**web, "analysts": dialled}, credentials, served)
     except BaseException:
         if server is not None:
             server.stop(0)
@@ -190,7 +192,13 @@ def _web_server(
                 signing["client_secret"] = Path(web["client_secret"]).read_text(encoding="utf-8").strip()
             except (OSError, ValueError):
                 raise ConfigRefusal("the file of web.client_secret must be readable", given="none") from None
-    return WebServer(service, store, today, web["listen"], credentials=own, person=Analyst, signing=signing, **served)
+
+    def house() -> dict[str, str]:
+        known = {"address": web["analysts"], "server_name": SERVER_NAME, "witness": web.get("witness", "")}
+        return {**known, "ca_pem": credentials().ca_pem}
+
+    further = {"person": Analyst, "signing": signing, "house": house, **served}
+    return WebServer(service, store, today, web["listen"], credentials=own, **further)
 
 
 class AnalystsProcess:

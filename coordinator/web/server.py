@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import functools
 import logging
 import os
 import secrets
@@ -25,9 +26,12 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from coordinator.web.api import Api
-from coordinator.web.places import Places
-from coordinator.web.workbench import Pages
+from coordinator.web.interface.api import Api
+from coordinator.web.interface.places import Places
+from coordinator.web.sign_in.device import DeviceSignIns
+from coordinator.web.sign_in.provider import Provider
+from coordinator.web.sign_in.sessions import BEARER, CONFIRM, Sessions
+from coordinator.web.workbench.pages import Pages
 from shared.errors import CertificateRefusal
 from shared.wire.door import CallLimits, Decision, Door
 from shared.wire.message_limits import ASKED_WAITING
@@ -70,7 +74,8 @@ class WebServer:
         workers: threads that answer.
         limits: what one address and one caller may take.
         person: makes the identity of who signed in by a provider.
-        signing: settings of `coordinator.web.oidc.Provider`; None for tokens alone.
+        signing: settings of `coordinator.web.sign_in.provider.Provider`; None for tokens alone.
+        house: gives what a token's file says of this coordinator, see `coordinator.web.sign_in.device`.
         observe: told what became of each call, on the loop's thread.
     Raises: NetworkRefusal (the port cannot be bound), CertificateRefusal (the certificate cannot be used).
     """
@@ -87,6 +92,7 @@ class WebServer:
         limits: CallLimits,
         person: Callable[..., Analyst],
         signing: Mapping[str, Any] | None = None,
+        house: Callable[[], Mapping[str, str]] = dict,
         observe: Callable[[Decision], None] | None = None,
     ) -> None:
         self._credentials, self._shown = credentials, credentials()
@@ -95,14 +101,25 @@ class WebServer:
         self._thread = threading.Thread(target=self._loop.run_forever, name="tributary-web-loop", daemon=True)
         self._thread.start()
         self._places = Places(workers, ASKED_WAITING, limits)
+        self._sessions, self._provider = Sessions(), Provider(**signing) if signing else None
+        self._confirming: asyncio.Task[None] | None = None
+        service.signed_in = functools.partial(_signed_in, self._sessions, person)
         door = None
         try:
             door = self._door = Door(listen, limits, self._loop)
             self.port: int = self._door.port
             self.api = Api(
-                service, store, today=today, places=self._places, limits=limits, door=self._door, observe=observe
+                service,
+                store,
+                today=today,
+                places=self._places,
+                limits=limits,
+                device=DeviceSignIns(self._provider, self._sessions, house),
+                door=self._door,
+                observe=observe,
             )
-            self._on_loop(self._start(application(self.api, signing, person)))
+            pages = Pages(self.api, self._sessions, person, self._provider)
+            self._on_loop(self._start(application(self.api, pages)))
         except BaseException:
             if door is not None:
                 self._on_loop(door.close())
@@ -137,6 +154,8 @@ class WebServer:
                 self._serving.result()
             await asyncio.sleep(0.005)
         await self._door.open()
+        if self._provider is not None:
+            self._confirming = asyncio.create_task(_confirming(self._sessions, self._provider))
 
     def forget(self) -> None:
         """Leave nothing in memory of what releases held until now."""
@@ -158,6 +177,8 @@ class WebServer:
         async def stopped() -> None:
             await self._door.shut()
             await self.api.jobs.close()
+            if self._confirming is not None:
+                self._confirming.cancel()
             self._server.config.timeout_graceful_shutdown = max(1, int(grace))
             self._server.should_exit = True
             with suppress(asyncio.CancelledError):
@@ -177,11 +198,24 @@ class WebServer:
             self._loop.close()
 
 
-def application(api: Api, signing: Mapping[str, Any] | None, person: Callable[..., Analyst]) -> Starlette:
-    """The application that answers; arguments as of `WebServer`."""
-    from coordinator.web.oidc import Provider
+async def _confirming(sessions: Sessions, provider: Provider) -> None:
+    """Ask the provider again and again about those who are signed in by it."""
+    while True:
+        await asyncio.sleep(CONFIRM)
+        try:
+            await sessions.confirm(provider.confirmed)
+        except Exception as error:  # whatever it says, it is asked again
+            _log.error("sign-ins could not be confirmed: %s", type(error).__name__)
 
-    pages = Pages(api, person, Provider(**signing) if signing else None)
+
+def _signed_in(sessions: Sessions, person: Callable[..., Analyst], token: str) -> Analyst | None:
+    """Who holds a program's session by the provider; None for any other token."""
+    found = sessions.find(token, program=True) if token.startswith(BEARER) else None
+    return None if found is None or found.person is None else found.person.peer(person)
+
+
+def application(api: Api, pages: Pages) -> Starlette:
+    """The application that answers."""
     return Starlette(routes=[*pages.routes(), *api.routes()], middleware=[Middleware(_Headers)])
 
 

@@ -126,7 +126,7 @@ class CoordinatorServer:
                     "workers": workers,
                     "analysis": {**(analysis or {}), "quotas": asdict(kept)},
                     "limits": dict(limits or {}),
-                    "web": web,
+                    "web": web and {**web, "witness": authority.witness.public.hex},
                 }
                 self._analysis: AnalystsServer | AnalystsProcess | None = None
                 if (analysts or web) and apart:

@@ -38,6 +38,38 @@ connect <- function(url, token = Sys.getenv("TRIBUTARY_ANALYST_TOKEN"), ca = NUL
   structure(list(url = url, analyst = said$analyst, role = said$role, call = call), class = "tributary_connection")
 }
 
+#' Sign in by the hospital's own provider
+#'
+#' For whoever has an account there and no token's file: the person opens an address in any browser, signs in, and
+#' this session goes on by itself. It ends after twelve hours, and within minutes once the account is closed.
+#'
+#' @param url Address of the coordinator's HTTPS interface.
+#' @param ca As in [connect()]: a PEM file, or its text; by default the authorities that this computer believes.
+#' @param say A function that is given what the person is to do.
+#' @return A `tributary_connection`, as [connect()] gives it.
+#' @examples
+#' \dontrun{
+#' hub <- sign_in("https://hub.example.org:8445")
+#' }
+#' @export
+sign_in <- function(url, ca = NULL, say = message) {
+  if (!is_text(url) || !grepl("^https://[^/]", url)) {
+    refuse("the address must begin with https://", given = shown_text(url),
+           next_step = "Take the address of [web] that the study lead gave you.")
+  }
+  call <- caller(sub("/+$", "", url), "none", authority(ca))
+  begun <- call("POST", "sign-in", body = structure(list(), names = character()))
+  where <- if (nzchar(begun$verification_uri_complete)) begun$verification_uri_complete else begun$verification_uri
+  say(paste0("Open ", plain(where), " and sign in there. The code is ", plain(begun$user_code), "."))
+  ends <- Sys.time() + begun$expires_in
+  while (Sys.time() < ends) {
+    said <- call("POST", "sign-in", "ask", body = list(sign_in = begun$sign_in))
+    if (!is.null(said$token)) return(connect(url, said$token, if (is.null(ca)) "system" else ca))
+    Sys.sleep(begun$interval)
+  }
+  refuse("the person must sign in in time", given = "nobody", code = "E_ACCESS", next_step = "Begin again.")
+}
+
 # The secret and the authority of a token's file; a text that names no file is the secret itself.
 read_token <- function(token) {
   if (!file.exists(token)) {

@@ -1,4 +1,4 @@
-"""The JSON interface: each operation of `coordinator.web.operations` answered by the analysts' service itself.
+"""The JSON interface: each operation of `coordinator.web.interface.operations`, answered by the analysts' service.
 
 A call passes the same gates as over gRPC, in the same order: its size, its token, the token's rate, its form, then
 what the service looks at. The document that the service gives is sent as the bytes that it is: the same digits whoever
@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from coordinator.web.beside import DerivedDocuments
-from coordinator.web.jobs import ENDED, Job, Jobs
-from coordinator.web.openapi import document
-from coordinator.web.operations import API, FILES, JOBS, OPERATIONS, Operation
-from coordinator.web.places import Places
-from coordinator.web.problems import PROBLEM, problem, problem_kind
+from coordinator.web.interface.beside import DerivedDocuments
+from coordinator.web.interface.jobs import ENDED, Job, Jobs
+from coordinator.web.interface.openapi import document
+from coordinator.web.interface.operations import API, FILES, JOBS, OPERATIONS, SIGN_IN, Operation
+from coordinator.web.interface.places import Places
+from coordinator.web.interface.problems import PROBLEM, problem, problem_kind
 from shared import software_version
 from shared.base.canonical import canonical_json, parse_json
 from shared.errors import AccessRefusal, NetworkRefusal, RateRefusal, Refusal, SchemaRefusal, TooLarge, UnknownMethod
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from coordinator.services.analysis import AnalysisService
     from coordinator.services.analysts import Analyst
     from coordinator.store.store import Store
+    from coordinator.web.sign_in.device import DeviceSignIns
 
 __all__ = ["Api", "connection_of"]
 
@@ -67,6 +68,7 @@ class Api:
         service: the analysts' service. store: the coordinator's store. today: gives the UTC date.
         places: threads that answer.
         limits: what one caller may take.
+        device: sign-ins of programs without a browser.
         door: counts wrong tokens by address; None where nobody from outside comes in.
         observe: told what became of each call, on the loop's thread.
     """
@@ -79,6 +81,7 @@ class Api:
         today: Callable[[], dt.date],
         places: Places,
         limits: CallLimits,
+        device: DeviceSignIns,
         door: Door | None = None,
         observe: Callable[[Decision], None] | None = None,
     ) -> None:
@@ -88,6 +91,7 @@ class Api:
             Jobs(),
             DerivedDocuments(service, store, today),
         )
+        self._device = device
         self._limits, self._door, self._observe = limits, door, observe or (lambda _: None)
 
     def routes(self) -> list[Route]:
@@ -101,6 +105,8 @@ class Api:
             Route(one.path, self._endpoint(one, functools.partial(about_jobs[one.name], one)), methods=[one.verb])
             for one in JOBS
         ]
+        for one, answer in zip(SIGN_IN, (self._sign_in, self._signed_in), strict=True):
+            routes.append(Route(one.path, self._endpoint(one, functools.partial(answer, one)), methods=[one.verb]))
         return [
             *routes,
             Route(f"/{API}", self._version),
@@ -110,7 +116,9 @@ class Api:
         ]
 
     # -- one call -----------------------------------------------------------------------------------------------
-    def _endpoint(self, one: Operation, answer: Callable[[Request, Analyst], Awaitable[Response]]) -> Endpoint:
+    def _endpoint(self, one: Operation, answer: Callable[..., Awaitable[Response]]) -> Endpoint:
+        """What answers an operation: `answer` is given the request and, where a token must be shown, whose it is."""
+
         async def endpoint(request: Request) -> Response:
             connection, who = connection_of(request), None
             try:
@@ -118,10 +126,15 @@ class Api:
                     protocol.require_common(list(request.headers.items()), protocol.SPOKEN)
                 except NetworkRefusal as refusal:
                     return self._refused(refusal, None, one.name, connection, 400)
-                who = await self.identified(request)
-                if connection is not None:
-                    connection.proved(who.serial)
-                response = await answer(request, who)
+                if one.open:
+                    if connection is not None:
+                        connection.proved(f"address {connection.address}")
+                    response = await answer(request)
+                else:
+                    who = await self.identified(request)
+                    if connection is not None:
+                        connection.proved(who.serial)
+                    response = await answer(request, who)
             except Refusal as refusal:
                 return self._refused(refusal, who, one.name, connection)
             except Exception as caught:
@@ -270,6 +283,19 @@ class Api:
         """A file of this media type."""
         headers = {"content-security-policy": SVG_POLICY} if kind == FILES["svg"] else {}
         return StreamingResponse(parts, media_type=kind, headers=headers)
+
+    # -- getting a token ------------------------------------------------------------------------------------------
+    async def _sign_in(self, one: Operation, request: Request) -> Response:
+        await self._read(one, request)
+        connection = connection_of(request)
+        begun = await self._device.begin("" if connection is None else connection.address)
+        return Response(canonical_json(begun), media_type=JSON)
+
+    async def _signed_in(self, one: Operation, request: Request) -> Response:
+        found = await self._device.ask((await self._read(one, request)).sign_in)
+        if found is None:
+            return Response(canonical_json({"state": "waiting"}), status_code=202, media_type=JSON)
+        return Response(canonical_json(found), media_type=JSON)
 
     # -- jobs ---------------------------------------------------------------------------------------------------
     async def _begin(self, one: Operation, request: Request, who: Analyst) -> Response:

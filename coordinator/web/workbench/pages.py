@@ -22,12 +22,12 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from coordinator.pooling import METHODS, TESTS
-from coordinator.web import forms
-from coordinator.web.api import Api, connection_of, said_of
-from coordinator.web.oidc import BEGUN
-from coordinator.web.operations import FILES, OPERATIONS
-from coordinator.web.problems import PROBLEM, problem
-from coordinator.web.sessions import COOKIE, Sessions, SignedIn
+from coordinator.web.interface.api import Api, connection_of, said_of
+from coordinator.web.interface.operations import FILES, OPERATIONS
+from coordinator.web.interface.problems import PROBLEM, problem
+from coordinator.web.sign_in.provider import BEGUN
+from coordinator.web.sign_in.sessions import COOKIE, Sessions, SignedIn
+from coordinator.web.workbench import forms
 from shared.base.canonical import parse_json
 from shared.errors import AccessRefusal, Refusal, SchemaRefusal, TooLarge
 from shared.estimands.kinds import KINDS, OPTIONS
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from coordinator.services.analysts import Analyst
-    from coordinator.web.oidc import Provider
+    from coordinator.web.sign_in.provider import Provider
 
 __all__ = ["POLICY", "Pages"]
 
-FOLDER = Path(__file__).parent / "pages"
+FOLDER = Path(__file__).parents[1] / "pages"
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -70,12 +70,15 @@ class Pages:
 
     Args:
         api: what answers; its service, places and jobs are the pages' too.
+        sessions: who is signed in.
         person: makes the identity of who signed in by a provider.
         provider: by which people sign in; None for tokens alone.
     """
 
-    def __init__(self, api: Api, person: Callable[..., Analyst], provider: Provider | None = None) -> None:
-        self._api, self._sessions, self._person, self._provider = api, Sessions(), person, provider
+    def __init__(
+        self, api: Api, sessions: Sessions, person: Callable[..., Analyst], provider: Provider | None = None
+    ) -> None:
+        self._api, self._sessions, self._person, self._provider = api, sessions, person, provider
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(FOLDER),
             autoescape=True,
@@ -150,7 +153,7 @@ class Pages:
         if found is None:
             return await self._api.identified(request, session.token)
         self._api.service.rate.take(found.serial)
-        return self._person(role=found.role, site=found.name, serial=found.serial, studies=found.studies)
+        return found.peer(self._person)
 
     def _refused(self, request: Request, session: SignedIn, refusal: Refusal) -> Response:
         said = problem(refusal)

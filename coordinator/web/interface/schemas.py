@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coordinator.web.jobs import ENDED
+from coordinator.web.interface.jobs import ENDED
 from shared.wire.message_limits import LABELS
 
 __all__ = ["SCHEMAS"]
@@ -300,6 +300,27 @@ SCHEMAS: Mapping[str, Schema] = {
         result=TEXT,
         answer=_ref("Answer"),
         problem=_ref("Problem"),
+    ),
+    "SignIn": _object(
+        "A sign-in that waits for a person. They open the address, and type or compare the code.",
+        sign_in={"type": "string", "description": "Secret of whoever asks on."},
+        user_code=TEXT,
+        verification_uri=TEXT,
+        verification_uri_complete={"type": "string", "description": "With the code in it; may be blank."},
+        expires_in={"type": "number", "description": "Seconds."},
+        interval={"type": "number", "description": "Seconds between two questions."},
+    ),
+    "Pass": _object(
+        "A token's file, as `coordinator analyst add` writes it; the token is a secret.",
+        address={"type": "string", "description": "host:port of gRPC; blank for none."},
+        server_name=TEXT,
+        ca_pem=TEXT,
+        witness=TEXT,
+        name=TEXT,
+        role=TEXT,
+        studies=_list(TEXT),
+        expires=DAY,
+        token=TEXT,
     ),
     "Problem": _object(
         "Why there is no answer (RFC 9457).",

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["DerivedDocuments", "figure", "words"]
 
 DRAWN = 256  # figures and words of answers that are kept in memory
-FIGURE, WORDS = "coordinator.web.beside:figure", "coordinator.web.beside:words"
+FIGURE, WORDS = "coordinator.web.interface.beside:figure", "coordinator.web.interface.beside:words"
 SEEN = ("delivered", "late", "withdrawn", "missing", "planned")
 """States of a site in a wave that an analyst sees; the rest is between the site and the lead."""
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field
 from typing import Any
 
-from coordinator.web.operations import API, JOBS, OPERATIONS, Operation
-from coordinator.web.problems import PROBLEM
-from coordinator.web.schemas import SCHEMAS
+from coordinator.web.interface.operations import API, JOBS, OPERATIONS, SIGN_IN, Operation
+from coordinator.web.interface.problems import PROBLEM
+from coordinator.web.interface.schemas import SCHEMAS
 from shared import software_version
 from shared.wire.analyst_messages import FIGURE_FILES
 from shared.wire.message_limits import FORMULA_CAP, LABELS
@@ -51,7 +51,7 @@ _PROBLEMS = {
 def document() -> dict[str, Any]:
     """The document."""
     paths: dict[str, dict[str, Any]] = {}
-    for one in (*OPERATIONS, *JOBS):
+    for one in (*OPERATIONS, *JOBS, *SIGN_IN):
         paths.setdefault(one.path, {})[one.verb.lower()] = _operation(one)
     return {
         "openapi": "3.1.0",
@@ -71,7 +71,7 @@ def document() -> dict[str, Any]:
                 "token": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "The token in the file that coordinator analyst add wrote.",
+                    "description": "The token in the file that coordinator analyst add wrote, or of a sign-in.",
                 }
             },
             "responses": {
@@ -93,6 +93,8 @@ def _operation(one: Operation) -> dict[str, Any]:
         {"name": name, "in": "path", "required": True, "schema": {**_TYPES[str], **_BOUNDS.get(name, {})}}
         for name in one.in_path
     ]
+    if one.open:
+        made["security"] = []
     if one.verb == "POST":
         parts = {name: _schema(name, *found, words) for name, found in one.elsewhere.items()}
         body = {"type": "object", "properties": parts, "required": _required(one), "additionalProperties": False}
@@ -119,7 +121,8 @@ def _responses(one: Operation) -> dict[str, Any]:
         content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{one.reply}"}}}
     good = "202" if one.name == "begin" else "200"
     refused = {status: {"$ref": f"#/components/responses/{status}"} for status in _PROBLEMS}
-    return {good: {"description": one.summary, "content": content}, **refused}
+    waiting = {"202": {"description": "Nobody has signed in yet."}} if one.name == "signed_in" else {}
+    return {good: {"description": one.summary, "content": content}, **waiting, **refused}
 
 
 def _required(one: Operation) -> list[str]:

@@ -28,7 +28,7 @@ from shared.wire.analyst_messages import (
 from shared.wire.message_limits import is_word, must
 from shared.wire.site_messages import WatchRequest
 
-__all__ = ["API", "FILES", "JOBS", "OPERATIONS", "JobRequest", "Operation"]
+__all__ = ["API", "FILES", "JOBS", "OPERATIONS", "SIGN_IN", "JobRequest", "Operation"]
 
 API = "v1"
 
@@ -44,17 +44,37 @@ class JobRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SignInRequest:
+    """Whoever has no token yet, and an account at the provider."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignedInRequest:
+    """A sign-in that was begun, and may have ended.
+
+    Args:
+        sign_in: the secret that was given at its beginning.
+    """
+
+    sign_in: str
+
+    def __post_init__(self) -> None:
+        must(is_word(self.sign_in), "sign_in must be as it was given")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Operation:
     """One operation.
 
     Args:
         name: its name in the OpenAPI document.
-        handler: the method of the service, or of `coordinator.web.beside`; blank for what is about a job.
+        handler: the method of the service, or of `coordinator.web.interface.beside`; blank for what is about a job.
         verb, path: as in HTTP; what stands in braces is a field of the request.
         summary: what it gives, in a sentence.
         request: the class of its request.
         reply: name of the schema of its answer, or the media type of a file.
         gives: more media types, by the suffix that asks for them.
+        open: True where no token is shown, since it is about getting one.
     """
 
     name: str
@@ -65,6 +85,7 @@ class Operation:
     request: type
     reply: str
     gives: Mapping[str, str] | None = None
+    open: bool = False
 
     @cached_property
     def in_path(self) -> tuple[str, ...]:
@@ -91,7 +112,7 @@ class Operation:
             path: what stood in the braces. query: the query string. body: the JSON body of a POST.
         Raises: SchemaRefusal: a field nobody reads, one that lacks, or one of another type.
         """
-        if self.verb == "POST" and self.elsewhere:
+        if self.verb == "POST":
             if query:
                 raise SchemaRefusal("a POST must hold its settings in its body", given="a query string")
             if not isinstance(body, Mapping):
@@ -291,5 +312,25 @@ JOBS: tuple[Operation, ...] = (
         summary="End a job; what was asked stays in the record.",
         request=JobRequest,
         reply="Job",
+    ),
+)
+SIGN_IN: tuple[Operation, ...] = (
+    Operation(
+        name="sign_in",
+        verb="POST",
+        path=f"/{API}/sign-in",
+        summary="Begin a sign-in by the hospital's provider without a browser: a code to type there (RFC 8628).",
+        request=SignInRequest,
+        reply="SignIn",
+        open=True,
+    ),
+    Operation(
+        name="signed_in",
+        verb="POST",
+        path=f"/{API}/sign-in/ask",
+        summary="What a token's file holds, once the person has signed in; 202 while they have not.",
+        request=SignedInRequest,
+        reply="Pass",
+        open=True,
     ),
 )

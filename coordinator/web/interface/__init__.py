@@ -1,0 +1,1 @@
+"""The interface for programs: operations of the analysts' service as JSON over HTTPS, jobs, OpenAPI."""

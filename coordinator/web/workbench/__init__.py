@@ -1,0 +1,1 @@
+"""The workbench: pages for people, made of what the analysts' service answers."""
