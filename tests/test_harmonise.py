@@ -15,8 +15,8 @@ from coordinator import cli
 from coordinator.analyst import commands as client
 from coordinator.analyst.commands import connect
 from coordinator.analyst.remote import HarmonisedResult
-from coordinator.answers.densities import Joint, Noisy, density_of, distance, on_simplex
-from coordinator.answers.harmonise import case_mix_warning, densities, harmonised
+from coordinator.answers.densities import Joint, Noisy, case_mix_warning, density_of, distance, on_simplex
+from coordinator.answers.harmonise import densities, harmonised
 from coordinator.answers.maps import _COARSE, ColumnsMap, GridMap, Map, _by_kernels, _by_logarithms, bootstrap
 from coordinator.demo.catalogue import play_of
 from coordinator.demo.play import DemoOptions, pooled_real

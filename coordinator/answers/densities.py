@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -33,9 +33,22 @@ if TYPE_CHECKING:
     from shared.mechanisms.densities.scaling import Coefficients
 
 
-__all__ = ["Density", "Joint", "LinearAggregates", "Noisy", "Quantiled", "density_of", "distance", "on_simplex"]
+__all__ = [
+    "Density",
+    "Joint",
+    "LinearAggregates",
+    "Noisy",
+    "Quantiled",
+    "alike_warnings",
+    "case_mix_warning",
+    "density_of",
+    "distance",
+    "on_simplex",
+]
 
 Floats = NDArray[np.float64]
+ALIKE = 1.0
+"""Largest case-mix distance of two sites, in standard deviations, without a warning."""
 _SMOOTH_BINS = {1: 64, 2: 32, 3: 16}
 _QUANTILE_PARTS = 1024
 
@@ -360,3 +373,54 @@ def _shells(bins: int) -> list[tuple[int, int]]:
         out.append((start, min(start + size, bins)))
         start, size = start + size, size + 1
     return out
+
+
+def case_mix_warning(
+    densities: Mapping[str, Mapping[str, Density]], column: str, to: str, *, limit: float = ALIKE
+) -> tuple[str, ...]:
+    """Warning against harmonising `column` to the site `to`, in sentences; empty where nothing is seen.
+
+    Args:
+        densities: site to column to density: the column itself, and columns that no laboratory distorts.
+        limit: distance (see `distance`) from which patients count as different.
+
+    Where other columns are given, they judge: they are measured alike everywhere, so that a difference in them is one
+    of patients. Where none is, the column itself does, and the sentence says that its scale may be the reason.
+    """
+    if to not in densities or column not in densities[to]:
+        raise ParameterError(f"the reference must have a density of {column}", given=to)
+    out = []
+    for site, has in sorted(densities.items()):
+        if site == to:
+            continue
+        alike = sorted(name for name in has if name != column and name in densities[to])
+        for name in alike or [column]:
+            out += _apart(densities, site, name, to, limit, alike=bool(alike))
+    return tuple(out)
+
+
+def alike_warnings(
+    densities: Mapping[str, Mapping[str, Density]], name: str, to: str, *, limit: float = ALIKE
+) -> tuple[str, ...]:
+    """The same for a column that is measured alike, whatever is harmonised."""
+    out = []
+    for site in sorted(densities):
+        if site != to:
+            out += _apart(densities, site, name, to, limit, alike=True)
+    return tuple(out)
+
+
+def _apart(
+    densities: Mapping[str, Mapping[str, Density]], site: str, name: str, to: str, limit: float, *, alike: bool
+) -> list[str]:
+    if name not in densities[site]:
+        return []
+    apart = distance(densities[site][name], densities[to][name])
+    if apart <= limit:
+        return []
+    why = (
+        f"{name} is measured alike, so its patients differ: harmonising takes away a part of what is real"
+        if alike
+        else "this may be its laboratory or its patients: no column that should not differ was released to tell"
+    )
+    return [f"{site} and {to} lie {apart:.1f} standard deviations apart in {name}; {why}."]

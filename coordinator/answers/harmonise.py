@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.answers import queries, release_selection, resolving, site_answers
-from coordinator.answers.densities import Density, Joint, density_of, distance
+from coordinator.answers.densities import Density, Joint, alike_warnings, case_mix_warning, density_of
 from coordinator.answers.maps import ColumnsMap
 from coordinator.pooling.intervals import with_release_variance
 from coordinator.pooling.pool import Method, PooledResult, Test, pool_estimates
@@ -49,7 +49,6 @@ __all__ = [
     "Harmonised",
     "Known",
     "beside",
-    "case_mix_warning",
     "densities",
     "draw",
     "harmonised",
@@ -58,59 +57,6 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float64]
-ALIKE = 1.0
-"""Largest case-mix distance of two sites, in standard deviations, without a warning."""
-
-
-def case_mix_warning(
-    densities: Mapping[str, Mapping[str, Density]], column: str, to: str, *, limit: float = ALIKE
-) -> tuple[str, ...]:
-    """Warning against harmonising `column` to the site `to`, in sentences; empty where nothing is seen.
-
-    Args:
-        densities: site to column to density: the column itself, and columns that no laboratory distorts.
-        limit: distance (see `distance`) from which patients count as different.
-
-    Where other columns are given, they judge: they are measured alike everywhere, so that a difference in them is one
-    of patients. Where none is, the column itself does, and the sentence says that its scale may be the reason.
-    """
-    if to not in densities or column not in densities[to]:
-        raise ParameterError(f"the reference must have a density of {column}", given=to)
-    out = []
-    for site, has in sorted(densities.items()):
-        if site == to:
-            continue
-        alike = sorted(name for name in has if name != column and name in densities[to])
-        for name in alike or [column]:
-            out += _apart(densities, site, name, to, limit, alike=bool(alike))
-    return tuple(out)
-
-
-def _alike_warnings(
-    densities: Mapping[str, Mapping[str, Density]], name: str, to: str, *, limit: float
-) -> tuple[str, ...]:
-    """The same for a column that is measured alike, whatever is harmonised."""
-    out = []
-    for site in sorted(densities):
-        if site != to:
-            out += _apart(densities, site, name, to, limit, alike=True)
-    return tuple(out)
-
-
-def _apart(
-    densities: Mapping[str, Mapping[str, Density]], site: str, name: str, to: str, limit: float, *, alike: bool
-) -> list[str]:
-    if name not in densities[site]:
-        return []
-    apart = distance(densities[site][name], densities[to][name])
-    if apart <= limit:
-        return []
-    why = (
-        f"{name} is measured alike, so its patients differ: harmonising takes away a part of what is real"
-        if alike
-        else "this may be its laboratory or its patients: no column that should not differ was released to tell"
-    )
-    return [f"{site} and {to} lie {apart:.1f} standard deviations apart in {name}; {why}."]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,14 +311,11 @@ def harmonised(
     known, alike = densities(store, source, drawn)
     here_known = _having(known, columns, to)
     held = held or release_selection.holding(store, study, wave)
-    plan = store.plan(study).plan
-    question, _ = resolving.resolve(plan, estimand, lack=lambda name: resolving.lacking(store, study, name))
-    if not set(columns) <= set(question.columns):
-        raise ParameterError(f"the question must be about the mapped {_columns(columns)}", given=str(question))
+    question = _question_about(store, study, columns, estimand)
     pooling: dict[str, Any] = {"method": method, "test": test, "level": level}
     answer = queries.ask(store, study, held.wave, question, held=held, cache=cache, term=term, **pooling)
     taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
-    levels = {one.name: one.levels for one in plan.dictionary.released if one.levels}
+    levels = {one.name: one.levels for one in store.plan(study).plan.dictionary.released if one.levels}
     rng = np.random.default_rng(1)  # public: the noise that is drawn here hides nothing
     scale = _Scale(to, here_known[to], tuple(here_known[to].redraw(rng) for _ in range(draws)), columns)
     sites: dict[str, _SiteMapped] = {}
@@ -383,10 +326,7 @@ def harmonised(
         origin["receipts"] = tuple(release.receipt.hash for release in releases)
         try:
             tables[site] = _rows(store, releases, taken, columns)
-            if site not in here_known:
-                what = " and ".join(columns)
-                raise EstimateRefusal(f"{site} must have released a density of {what}", given=f"none in {source}")
-            here, redrawn = scale.maps(site, here_known[site], rng)
+            here, redrawn = scale.maps(site, _known_of(here_known, site, columns, source), rng)
             through = partial(_mapped, columns=columns, through=here)
             how: dict[str, Any] = {"behind": held.behind[site], "combined": held.combined, "surrogate": None}
             mapped = site_answers.site_answer(store, releases, taken, question, **how, origin=origin, through=through)
@@ -395,10 +335,8 @@ def harmonised(
             continue
         found.append(next(row for row in mapped if row.term == answer.term))
         sites[site] = _SiteMapped.of(scale, here, redrawn, tables[site], found[-1], question, levels)
-    moved = [[one.moved[k] for one in sites.values() if one.moved] for k in range(draws)]
     outside = {site: one.outside for site, one in sites.items()}
-    pools = [pool_estimates(row, **pooling).beta for row in moved if row]
-    variance = float(np.var(pools, ddof=1)) if pools else 0.0
+    variance = _pooled_variance(list(sites.values()), draws, pooling)
     pooled = pool_estimates(found, **pooling)
     if not {stone.bundle_sha256 for stone in store.withdrawals(source)}.isdisjoint(drawn.used):
         raise release_selection.moved()
@@ -431,6 +369,15 @@ def _mappable(column: str | Sequence[str], draws: int) -> tuple[str, ...]:
     return columns
 
 
+def _question_about(store: Store, study: str, columns: Sequence[str], estimand: str | Estimand) -> Estimand:
+    """The question, resolved against the study. Raises: ParameterError, where it is not about the mapped columns."""
+    plan = store.plan(study).plan
+    question, _ = resolving.resolve(plan, estimand, lack=lambda name: resolving.lacking(store, study, name))
+    if not set(columns) <= set(question.columns):
+        raise ParameterError(f"the question must be about the mapped {_columns(columns)}", given=str(question))
+    return question
+
+
 def _having(known: Mapping[str, Known], columns: tuple[str, ...], to: str) -> dict[str, Density | Joint]:
     """The sites with a density of these columns. Raises: EstimateRefusal, if the reference is not among them."""
     having = {site: found for site, has in known.items() if (found := _of(has, columns)) is not None}
@@ -441,6 +388,14 @@ def _having(known: Mapping[str, Known], columns: tuple[str, ...], to: str) -> di
             next_step=f"Sites that have: {', '.join(sorted(having)) or 'none'}.",
         )
     return having
+
+
+def _known_of(known: Mapping[str, Density | Joint], site: str, columns: Sequence[str], source: str) -> Density | Joint:
+    """A site's density. Raises: EstimateRefusal, where it has released none."""
+    if site not in known:
+        what = " and ".join(columns)
+        raise EstimateRefusal(f"{site} must have released a density of {what}", given=f"none in {source}")
+    return known[site]
 
 
 @dataclass(frozen=True)
@@ -496,7 +451,18 @@ class _SiteMapped:
 
     def variance(self, *, reference: bool) -> float:
         """Variance that the noise of the map adds to the site's estimate; none of the reference's."""
-        return 0.0 if reference else float(np.var([float(row.yi) for row in self.moved if row.yi is not None], ddof=1))
+        return 0.0 if reference else _variance([float(row.yi) for row in self.moved if row.yi is not None])
+
+
+def _pooled_variance(sites: Sequence[_SiteMapped], draws: int, pooling: Mapping[str, Any]) -> float:
+    """Variance of the pooled estimate over the redrawn maps."""
+    moved = [[one.moved[k] for one in sites if one.moved] for k in range(draws)]
+    return _variance([pool_estimates(row, **pooling).beta for row in moved if row])
+
+
+def _variance(draws: Sequence[float]) -> float:
+    """Variance of a bootstrap's draws; 0 where there are none."""
+    return float(np.var(draws, ddof=1)) if draws else 0.0
 
 
 def _columns(columns: Sequence[str]) -> str:
@@ -527,7 +493,7 @@ def _warned(known: Mapping[str, Known], columns: tuple[str, ...], alike: tuple[s
             out |= dict.fromkeys(case_mix_warning(judged, column, to))
         else:
             for name in judged[to]:
-                out |= dict.fromkeys(_alike_warnings(judged, name, to, limit=ALIKE))
+                out |= dict.fromkeys(alike_warnings(judged, name, to))
     return tuple(out)
 
 

@@ -90,9 +90,7 @@ def forest(
     if favours is not None and view.null is None:
         raise ParameterError("the sides of a null line must have the line", given="none", next_step="Give null=.")
     headings, rows = rows_of(results, columns or {}, groups, by)
-    for number, (label, row) in enumerate(whole.items(), start=len(series)):
-        lane = ForestLane(number, row.beta, row.ci_lb, row.ci_ub)
-        rows.append(ForestRow("diamond", label[:1].upper() + label[1:], (lane,), gid="whole"))
+    rows += _whole_rows(whole, first=len(series))
     content = ForestContent(
         series=series,
         view=view,
@@ -117,6 +115,19 @@ def forest(
             for target in [path] if isinstance(path, str | Path) else path:
                 save(figure, target, title=title or "Forest plot", description=spoken)
     return figure
+
+
+def _whole_rows(whole: Mapping[str, PooledResult], *, first: int) -> list[ForestRow]:
+    """A diamond of its own for each result of all sites' rows in one table; their series are numbered from `first`."""
+    return [
+        ForestRow(
+            "diamond",
+            label[:1].upper() + label[1:],
+            (ForestLane(number, row.beta, row.ci_lb, row.ci_ub),),
+            gid="whole",
+        )
+        for number, (label, row) in enumerate(whole.items(), start=first)
+    ]
 
 
 def _require_groups(groups: Subgroups | None, result: PooledResult, *, compared: bool) -> None:

@@ -245,26 +245,8 @@ def estimate(
     noise = dict(vi_privacy or {})
 
     def row(label: str) -> Estimate:
-        answer = _finite(result.answers[label])
-        number, variance = (None, None) if isinstance(answer, str) else answer
-        n, missing = result.counts.get(label, (result.n, result.missing))
-        return Estimate(
-            study=study,
-            site=site,
-            wave=wave,
-            term=label,
-            yi=number,
-            vi_sampling=variance,
-            vi_privacy=noise.get(label, 0.0),
-            vi_sandwich=_sandwich(result, label) if number is not None else None,
-            dispersion=result.dispersion if math.isfinite(result.dispersion) else 1.0,
-            n=n,
-            n_missing=missing,
-            n_outside=result.outside,
-            reason=answer if isinstance(answer, str) else "",
-            scale=result.scales.get(label, estimand.scale),
-            receipts=tuple(receipts),
-        )
+        origin: dict[str, Any] = {"study": study, "site": site, "wave": wave, "receipts": tuple(receipts)}
+        return _estimate(result, estimand, label, vi_privacy=noise.get(label, 0.0), **origin)
 
     if isinstance(question, Estimand):
         if question.kind == "km" and question.at is None:
@@ -280,6 +262,27 @@ def estimate(
             raise ParameterError("km must have a time to be one number", next_step="Give at=, a time.")
         return row(label)
     return _frame(result, estimand)
+
+
+def _estimate(result: QuestionResult, estimand: Estimand, label: str, *, vi_privacy: float, **origin: Any) -> Estimate:
+    """One term of an answered question, from the study, site, wave and receipts that `origin` names."""
+    answer = _finite(result.answers[label])
+    number, variance = (None, None) if isinstance(answer, str) else answer
+    n, missing = result.counts.get(label, (result.n, result.missing))
+    return Estimate(
+        term=label,
+        yi=number,
+        vi_sampling=variance,
+        vi_privacy=vi_privacy,
+        vi_sandwich=_sandwich(result, label) if number is not None else None,
+        dispersion=result.dispersion if math.isfinite(result.dispersion) else 1.0,
+        n=n,
+        n_missing=missing,
+        n_outside=result.outside,
+        reason=answer if isinstance(answer, str) else "",
+        scale=result.scales.get(label, estimand.scale),
+        **origin,
+    )
 
 
 def influence(

@@ -210,8 +210,6 @@ def _fit(
     began = time.monotonic()
     x, integers = _checked(x, settings, integer_columns, carried, outcomes)
     n, d = x.shape
-    apart = ((carried,) if carried is not None else ()) if outcomes is None else outcomes.drawn
-    own = [j for j in range(d) if j not in apart]
     clock = FitClock(progress, began)
     clock.tell("margins", 0.0, None)
 
@@ -220,63 +218,30 @@ def _fit(
     size, batch = settings.sizes(n)
     held = n - size if settings.epochs and settings.flows and passes is None else 0
     train, check = order[held:], order[:held]
-    per_epoch = max(1, size // batch)
+    task = _Task(x, settings, integers, carried, outcomes, seed, batch)
 
-    start_nll = best_nll = gain = gain_se = None
-    known: tuple[MaskedLayer, ...] = ()
-    epochs = epochs_run = (settings.epochs if passes is None else passes) if settings.flows else 0
+    epochs = (settings.epochs if passes is None else passes) if settings.flows else 0
+    stop = _Stop(epochs=epochs, epochs_run=epochs)
     with session_of(settings):
         if held:
-            shaped = shape_of(x[train], settings, integers, carried, outcomes)
-            inner_train, inner_check = shaped.inverse(x[train])[:, own], shaped.inverse(x[check])[:, own]
-            start = whitening(inner_train)
-            trainer = Trainer(len(own), settings, seed)
-            found = trainer.search(start.inverse(inner_train), start.inverse(inner_check), batch, clock)
-            # The log-determinant of margins, levels and whitening is the same on both sides of the comparison.
-            offset = log_det_of(shaped, x[check]) + log_det_of(start, inner_check)
-            differences = found.start - found.best
-            gain = float(differences.mean())
-            gain_se = float(differences.std(ddof=1) / math.sqrt(held))
-            start_nll = float((found.start - offset).mean())
-            best_nll = float((found.best - offset).mean())
-            epochs_run, epochs = found.epochs_run, found.epochs
-            if gain <= settings.gate * gain_se:
-                epochs, best_nll = 0, start_nll
-            if settings.transfer and shared is not None and n < TRANSFER_BELOW:
-                known = _known(shared, settings, seed, integers, carried, outcomes)
-            if known and shared is not None:
-                drawn_last = np.zeros(held)
-                if outcomes is not None:
-                    drawn_last = _last(x[train], outcomes, x[check])
-                tuner = Trainer(len(own), settings, seed, known)
-                tuned = tuner.search(
-                    start.inverse(inner_train), start.inverse(inner_check), batch, FitClock(None, began)
-                )
-                value = float((tuned.best - offset).mean())
-                over = found.start - tuned.best
-                # Better than the shared flow as it is, than what the records say by themselves, and than the Gaussian.
-                least = min(best_nll, float(-(shared.log_prob(x[check]) - drawn_last).mean()))
-                if value < least and _clear(over, settings.gate):
-                    gain, gain_se = float(over.mean()), float(over.std(ddof=1) / math.sqrt(held))
-                    epochs_run, epochs, best_nll, trainer = tuned.epochs_run, tuned.epochs, value, tuner
-                else:
-                    known = ()
-
+            stop = task.stop(train, check, shared, clock)
         everything = settings.refit or not held
         rows = np.arange(n) if everything else train
-        shaped = shape_of(x[rows], settings, integers, carried, outcomes)
-        inner = shaped.inverse(x[rows])[:, own]
+        shaped = task.shape(rows)
+        inner = shaped.inverse(x[rows])[:, task.own]
         start = whitening(inner)
         layers: tuple[MaskedLayer, ...] = ()
-        if epochs or known:
-            if everything:
-                trainer = Trainer(len(own), settings, seed, known)
+        if stop.epochs or stop.known:
+            trainer = stop.trainer
+            if everything or trainer is None:
+                trainer = task.trainer(stop.known)
                 # As many steps as the held-back records chose, not as many passes: a pass over all records is longer.
-                trainer.run(start.inverse(inner), batch, epochs * per_epoch, per_epoch, clock)
+                per_epoch = max(1, size // batch)
+                trainer.run(start.inverse(inner), batch, stop.epochs * per_epoch, per_epoch, clock)
             layers = trainer.layers()
     smooth = AffineAutoregressiveFlow(mean=start.mean, scale=start.scale, layers=layers, activation=settings.activation)
-    second = shaped if outcomes is None else _with_laws(x[rows], outcomes, apart, smooth, shaped, seed)
-    flow = Composed(first=Beside(columns=apart, inner=smooth) if apart else smooth, second=second)
+    second = shaped if outcomes is None else _with_laws(x[rows], outcomes, task.apart, smooth, shaped, seed)
+    flow = Composed(first=Beside(columns=task.apart, inner=smooth) if task.apart else smooth, second=second)
     clock.tell("done", 1.0, 0.0)
     return FittedFlow(
         flow=flow,
@@ -284,17 +249,123 @@ def _fit(
             n=n,
             d=d,
             held_back=held,
-            epochs=epochs,
-            epochs_run=epochs_run,
+            epochs=stop.epochs,
+            epochs_run=stop.epochs_run,
             batch=batch,
+            start_nll=stop.start_nll,
+            best_nll=stop.best_nll,
+            gain=stop.gain,
+            gain_se=stop.gain_se,
+            seconds=time.monotonic() - began,
+            transferred=bool(stop.known),
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stop:
+    """After how many passes training stops, and what held-back records said of it (as in `FlowReport`).
+
+    Attributes:
+        known: layers of a shared flow from which training starts; empty where it starts at the Gaussian.
+        trainer: who found it, its layers those of the best pass; None where nothing was held back.
+    """
+
+    epochs: int
+    epochs_run: int
+    start_nll: float | None = None
+    best_nll: float | None = None
+    gain: float | None = None
+    gain_se: float | None = None
+    known: tuple[MaskedLayer, ...] = ()
+    trainer: Trainer | None = None
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Records (n, d) and how they are to be fitted, the same for held-back records and for all."""
+
+    x: Array
+    settings: FlowSettings
+    integers: tuple[int, ...]
+    carried: int | None
+    outcomes: PlannedOutcomes | None
+    seed: int
+    batch: int
+
+    @property
+    def apart(self) -> tuple[int, ...]:
+        """Columns that are no part of the masked layers: a carried one, or the outcomes."""
+        if self.outcomes is not None:
+            return self.outcomes.drawn
+        return () if self.carried is None else (self.carried,)
+
+    @property
+    def own(self) -> list[int]:
+        return [j for j in range(self.x.shape[1]) if j not in self.apart]
+
+    def shape(self, rows: NDArray[np.integer[Any]]) -> StoredBijection:
+        return shape_of(self.x[rows], self.settings, self.integers, self.carried, self.outcomes)
+
+    def trainer(self, known: tuple[MaskedLayer, ...] = ()) -> Trainer:
+        return Trainer(len(self.own), self.settings, self.seed, known)
+
+    def stop(
+        self,
+        train: NDArray[np.integer[Any]],
+        check: NDArray[np.integer[Any]],
+        shared: Bijection | None,
+        clock: FitClock,
+    ) -> _Stop:
+        """Fit to `train` until the records of `check` get no better; from a shared flow where that is better."""
+        x = self.x
+        shaped = self.shape(train)
+        inner_train, inner_check = shaped.inverse(x[train])[:, self.own], shaped.inverse(x[check])[:, self.own]
+        start = whitening(inner_train)
+        y_train, y_check = start.inverse(inner_train), start.inverse(inner_check)
+        trainer = self.trainer()
+        found = trainer.search(y_train, y_check, self.batch, clock)
+        # The log-determinant of margins, levels and whitening is the same on both sides of the comparison.
+        offset = log_det_of(shaped, x[check]) + log_det_of(start, inner_check)
+        gain, gain_se = _paired(found.start - found.best)
+        start_nll, best_nll = float((found.start - offset).mean()), float((found.best - offset).mean())
+        epochs = found.epochs
+        if gain <= self.settings.gate * gain_se:
+            epochs, best_nll = 0, start_nll
+        stop = _Stop(
+            epochs=epochs,
+            epochs_run=found.epochs_run,
             start_nll=start_nll,
             best_nll=best_nll,
             gain=gain,
             gain_se=gain_se,
-            seconds=time.monotonic() - began,
-            transferred=bool(known),
-        ),
-    )
+            trainer=trainer,
+        )
+        if not self.settings.transfer or shared is None or len(x) >= TRANSFER_BELOW:
+            return stop
+        known = _known(shared, self.settings, self.seed, self.integers, self.carried, self.outcomes)
+        if not known:
+            return stop
+        last = np.zeros(len(check)) if self.outcomes is None else _last(x[train], self.outcomes, x[check])
+        tuner = self.trainer(known)
+        tuned = tuner.search(y_train, y_check, self.batch, FitClock(None, clock.began))
+        value = float((tuned.best - offset).mean())
+        over = found.start - tuned.best
+        # Better than the shared flow as it is, than what the records say by themselves, and than the Gaussian.
+        least = min(best_nll, float(-(shared.log_prob(x[check]) - last).mean()))
+        if not (value < least and _clear(over, self.settings.gate)):
+            return stop
+        gain, gain_se = _paired(over)
+        return _Stop(
+            epochs=tuned.epochs,
+            epochs_run=tuned.epochs_run,
+            start_nll=start_nll,
+            best_nll=value,
+            gain=gain,
+            gain_se=gain_se,
+            known=known,
+            trainer=tuner,
+        )
 
 
 def _checked(
@@ -353,9 +424,15 @@ def _last(x: Array, outcomes: PlannedOutcomes, check: Array) -> Array:
     return np.asarray(log_det - 0.5 * (b**2).sum(axis=1) - 0.5 * b.shape[1] * math.log(2 * math.pi))
 
 
+def _paired(differences: Array) -> tuple[float, float]:
+    """Mean of paired gains, nats, and its standard error."""
+    return float(differences.mean()), float(differences.std(ddof=1) / math.sqrt(len(differences)))
+
+
 def _clear(differences: Array, gate: float) -> bool:
     """Whether paired gains are above zero by more standard errors than chance would make them."""
-    return bool(differences.mean() > gate * differences.std(ddof=1) / math.sqrt(len(differences)))
+    gain, se = _paired(differences)
+    return gain > gate * se
 
 
 def _known(

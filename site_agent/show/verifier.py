@@ -814,6 +814,34 @@ class VerifiedRelease:
 
 
 # -- what became of each charge -------------------------------------------------------------------------------------
+def in_turn(name: str, entry: Body, begun: dict[int, int], charged: int) -> None:
+    """Note in `begun` that a round is begun, witnessed or answered. Raises: Wrong: out of its turn, or twice."""
+    body, number = entry["body"], entry["body"]["number"]
+    if entry["kind"] == "round":
+        within = max(begun, default=0) < number <= charged
+        must(within, f"{name}: round {number} must be in its turn, and one that was charged")
+        begun[number] = entry["seq"]
+    elif entry["kind"] == "witnessed":
+        seen = 0 <= begun.get(number, -1) <= body["seq"]
+        must(seen, f"{name}: round {number} must be witnessed once it is begun")
+        begun[number] = 0
+    else:
+        once = begun.get(number) == 0
+        must(once, f"{name}: round {number} must be witnessed before it is answered, and answered once")
+        begun[number] = -1
+
+
+def filed(name: str, body: Body, given: list[Body], state: str) -> list[Body]:
+    """The approvals with one more. Raises: Wrong: no more was needed."""
+    # A person takes the place of a standing approval: of their own, or of one that did not serve.
+    over = state == "approved" and not body.get("standing")
+    must(
+        state != "approved" or (over and any(one.get("standing") for one in given)),
+        f"{name}: it must need no further approval",
+    )
+    return [*(one for one in given if not (one.get("standing") and (over or one["name"] == body["name"]))), body]
+
+
 def lives(entries: list[Body]) -> list[str]:
     """Replay every charge that is told, as the agent does. Returns: deliveries that were noted during a pause.
 
@@ -857,34 +885,14 @@ def lives(entries: list[Body]) -> list[str]:
             elif kind == "persons_confirmed":
                 must(body["wave"] == wave[name], f"{name}: persons must be confirmed for the wave that is reserved")
                 following = state
-            elif kind == "round":
-                number = body["number"]
-                within = max(begun[name], default=0) < number <= rounds[name]
-                must(within, f"{name}: round {number} must be in its turn, and one that was charged")
-                begun[name][number] = entry["seq"]
-            elif kind == "witnessed":
-                seen = 0 <= begun[name].get(body["number"], -1) <= body["seq"]
-                must(seen, f"{name}: round {body['number']} must be witnessed once it is begun")
-                begun[name][body["number"]] = 0
-            elif kind == "answer":
-                once = begun[name].get(body["number"]) == 0
-                must(once, f"{name}: round {body['number']} must be witnessed before it is answered, and answered once")
-                begun[name][body["number"]] = -1
+            elif kind in ("round", "witnessed", "answer"):
+                in_turn(name, entry, begun[name], rounds[name])
             elif kind == "seal":
                 needed[name], given[name] = body["approvals"], []
             elif kind in ("hold", "send_back"):
                 given[name] = []
             elif kind == "approve":
-                # A person takes the place of a standing approval: of their own, or of one that did not serve.
-                over = state == "approved" and not body.get("standing")
-                must(
-                    state != "approved" or (over and any(one.get("standing") for one in given[name])),
-                    f"{name}: it must need no further approval",
-                )
-                filed = [
-                    one for one in given[name] if not (one.get("standing") and (over or one["name"] == body["name"]))
-                ]
-                given[name] = [*filed, body]
+                given[name] = filed(name, body, given[name], state)
                 following = "approved" if len(given[name]) >= needed[name] else following
             elif kind == "withdraw":
                 taken_back.add(name)

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.answers.densities import Noisy
-from coordinator.answers.harmonise import case_mix_warning
+from coordinator.answers.densities import Noisy, case_mix_warning
 from coordinator.answers.maps import Map
 from tests.benchmarks import record
 
