@@ -149,6 +149,19 @@ def many_groups(rows: int) -> tuple[bytes, int]:
     return parquet(pa.table({"sbp": numbers(rows), "sex": words(rows, "male")}), row_group_size=1), rows
 
 
+def claimed_columns(rows: int) -> tuple[bytes, int]:
+    """A file whose row group claims to list 900,000 columns and has two: 600 MB for who makes room for them."""
+    plain = io.BytesIO()
+    table = pa.table({"sbp": numbers(rows), "sex": words(rows, "male")})
+    pq.write_table(table, plain, write_statistics=False, store_schema=False)
+    data = plain.getvalue()
+    index = int.from_bytes(data[-8:-4], "little")
+    before, footer = data[: -8 - index], data[-8 - index : -8]
+    groups = footer.index(b"\x19\x1c\x19\x2c")  # a list of one group, which begins with a list of two columns
+    footer = footer[: groups + 3] + b"\xfc" + varint(450_000) + footer[groups + 4 :]  # a length has no sign: twice it
+    return before + footer + len(footer).to_bytes(4, "little") + b"PAR1", rows
+
+
 def wide_values(rows: int) -> tuple[bytes, int]:
     """Values of a fixed width that no plan names."""
     fixed = pa.array([b"m" * 1000] * PIECE, pa.binary(1000))
@@ -164,6 +177,7 @@ BOMBS = {
     "columns that only the index has": (lying_columns, 1 << 26),
     "many row groups": (many_groups, 5_000),
     "wide values": (wide_values, 400_000),
+    "columns that a list only claims": (claimed_columns, 60),
 }
 
 
@@ -221,6 +235,18 @@ def test_a_table_is_read_no_further_than_its_index_where_that_is_refused(hub, tm
             with pytest.raises(SchemaRefusal):
                 bundles.read_bundle(path, cap=128 * MB, before=lambda r: PLAN.release.extent(PLAN, r.n))
     assert read == []
+
+
+def test_no_room_is_made_for_what_an_index_only_claims_to_list(hub):
+    """Also where nobody limits the process."""
+    table, rows = claimed_columns(60)
+    path = sealed_around(hub, table, rows, n=rows).path
+    bundles.read_bundle(hub.seal("north").path, cap=MB)  # what it imports is not the table's
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    with pytest.raises(SchemaRefusal, match="readable"):
+        bundles.read_bundle(path, cap=128 * MB)
+    assert resident("VmHWM") - before < 64
 
 
 def test_a_word_longer_than_the_plans_is_never_written_out(hub):

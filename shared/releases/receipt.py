@@ -704,7 +704,8 @@ def _read_table(
         if len(data) < 12 or int.from_bytes(data[-8:-4], "little") > _most_index(len(columns), rows):
             raise SchemaRefusal("table.parquet must have an index of its columns and nothing else", given="a larger")
         buffer = pa.py_buffer(data)
-        with pq.ParquetFile(pa.BufferReader(buffer)) as parquet:
+        limits = _thrift_limits(len(columns), rows)
+        with pq.ParquetFile(pa.BufferReader(buffer), **limits) as parquet:
             meta, schema = parquet.metadata, parquet.schema_arrow
             kinds = _kinds(meta, schema, columns, rows, extent)
             require_plain(parquet, data, label=LABEL)
@@ -717,7 +718,7 @@ def _read_table(
             raise SchemaRefusal("the table must have the manifest's rows and fit in memory")
         words = [name for name in columns if kinds[name] == "words"]
         parts = []
-        with pq.ParquetFile(pa.BufferReader(buffer), metadata=meta, read_dictionary=words) as parquet:
+        with pq.ParquetFile(pa.BufferReader(buffer), metadata=meta, read_dictionary=words, **limits) as parquet:
             for name in columns:
                 forget()
                 column = parquet.read(columns=[name], use_threads=False)
@@ -750,6 +751,18 @@ ROW_GROUP = 1 << 16
 def _most_index(columns: int, rows: int) -> int:
     """Most bytes of the index (footer) of a Parquet file: it is parsed whole before anything in it can be checked."""
     return (64 << 10) + columns * ((4 << 10) + (1 << 10) * (1 + rows // ROW_GROUP))
+
+
+def _thrift_limits(columns: int, rows: int) -> dict[str, int]:
+    """Most bytes of a text and most entries of a list in a Parquet file's index and headers.
+
+    Their reader makes room for as many entries as a list claims to have, a kilobyte and more for each, before it looks
+    for the first: by its own limits an index of 300 bytes takes 1.4 GB.
+    """
+    return {
+        "thrift_string_size_limit": _most_index(columns, rows),
+        "thrift_container_size_limit": 64 + 4 * columns + rows // ROW_GROUP,
+    }
 
 
 def _kinds(meta: Any, schema: Any, columns: list[str], rows: int, extent: Extent | None) -> dict[str, str]:

@@ -96,14 +96,14 @@ class Outcome:
         words: of the refusal, or the error.
         seconds: of CPU time.
         lines: of ours that were reached, where that was asked for.
-        peak_mb: the most that its process has held, where that is another.
+        grew_mb: by how much its process has grown since it began, where that is another.
     """
 
     kind: str
     words: str = ""
     seconds: float = 0.0
     lines: frozenset[tuple[str, int]] = frozenset()
-    peak_mb: float = 0.0
+    grew_mb: float = 0.0
 
 
 def judged(target: Target, data: bytes) -> Outcome:
@@ -151,12 +151,13 @@ class Reader:
             self._line.close()
             faulthandler.disable()  # an end is counted, and not told in a hundred lines
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            first = _peak_mb()  # with whatever the process that it was forked from holds
             with contextlib.suppress(EOFError, OSError):
                 while True:
                     data, traced = theirs.recv()
                     one = judged(self._target, data)
                     lines = _lines_of(self._target, data) if traced else set()
-                    theirs.send((one.kind, one.words, one.seconds, frozenset(lines), _peak_mb()))
+                    theirs.send((one.kind, one.words, one.seconds, frozenset(lines), _peak_mb() - first))
             os._exit(0)
         theirs.close()
 
@@ -236,7 +237,7 @@ def fuzz(target: Target, *, seed: int, cases: int = 0, seconds: float = 0.0) -> 
         outcome = reader(data, traced=traced) if reader else judged(target, data)
         said, reached = counted(outcome, data, found), outcome.lines
         spent += outcome.seconds
-        found.grew_mb = max(found.grew_mb, (outcome.peak_mb or first if reader else _peak_mb()) - first)
+        found.grew_mb = max(found.grew_mb, outcome.grew_mb if reader else _peak_mb() - first)
         if not reader and (traced or (said not in words and len(data) < 1 << 16)):
             reached = frozenset(_lines_of(target, data))
         if (said and said not in words) or not reached <= lines:
@@ -247,7 +248,7 @@ def fuzz(target: Target, *, seed: int, cases: int = 0, seconds: float = 0.0) -> 
 
     before = signal.signal(signal.SIGVTALRM, hangs)
     try:
-        first = reader(target.seeds[0]).peak_mb if reader else _peak_mb()
+        first = _peak_mb()
         for data in target.seeds:
             said = new(data)
             assert not said, f"a seed of {target.name} is refused: {said}"
