@@ -674,21 +674,22 @@ def test_a_hostile_site_may_send_no_other_network(study, released, spoil, words)
 
 
 def test_a_small_file_that_unpacks_to_a_large_list_is_refused_before_it_is_read(tmp_path):
-    from shared.releases import receipt as bundles
+    from shared.releases.metadata import LABEL
+    from shared.releases.table_file import read_table
 
     for many, refused in ((400_000, True), (100, False)):
         offsets = pa.array(np.linspace(0, many, 101).astype(np.int32))
         packed = pa.ListArray.from_arrays(offsets, pa.array(np.zeros(many, np.int32)))
-        table = pa.table({NEIGHBOURS: packed}).replace_schema_metadata({b"label": bundles.LABEL.encode()})
+        table = pa.table({NEIGHBOURS: packed}).replace_schema_metadata({b"label": LABEL.encode()})
         sink = io.BytesIO()
         pq.write_table(table, sink, compression="zstd", write_statistics=False)
         data = memoryview(sink.getvalue())
         assert len(data) < 3000
         if refused:
             with pytest.raises(SchemaRefusal, match="fit in memory"):
-                bundles._read_table(data, [NEIGHBOURS], 100, 1 << 20, None, lambda: None)
+                read_table(data, [NEIGHBOURS], 100, 1 << 20, None, lambda: None)
         else:
-            assert len(bundles._read_table(data, [NEIGHBOURS], 100, 1 << 20, None, lambda: None)) == 100
+            assert len(read_table(data, [NEIGHBOURS], 100, 1 << 20, None, lambda: None)) == 100
 
 
 def test_how_many_were_held_out_follows_from_the_plan_s_share(study):

@@ -14,8 +14,9 @@ from typing import Any
 from shared.base.canonical import parse_json
 from shared.errors import SchemaRefusal
 
-__all__ = ["VERSION", "require_no_room", "require_plain"]
+__all__ = ["LABEL", "VERSION", "require_no_room", "require_plain"]
 
+LABEL = "synthetic / privatised, not patient records"
 PARQUET_KEYS = frozenset({"ARROW:schema", "pandas", "label"})
 PANDAS_KEYS = frozenset({"index_columns", "column_indexes", "columns", "attributes", "creator", "pandas_version"})
 COLUMN_KEYS = frozenset({"name", "field_name", "pandas_type", "numpy_type", "metadata"})
@@ -23,13 +24,12 @@ SLACK = 256  # bytes by which two versions of pyarrow may write one schema longe
 TYPE, VERSION = re.compile(r"[A-Za-z0-9_\[\]-]{1,32}"), re.compile("[A-Za-z0-9_.+ -]{1,64}")
 
 
-def require_plain(parquet: Any, data: memoryview, *, label: str) -> None:
+def require_plain(parquet: Any, data: memoryview) -> None:
     """Refuse a Parquet file with room for anything but its columns: unread bytes, or metadata of its own.
 
     Args:
         parquet: the open `pyarrow.parquet.ParquetFile`.
         data: its bytes.
-        label: that it must carry.
     Raises: SchemaRefusal.
     """
     meta, names = parquet.metadata, parquet.schema_arrow.names
@@ -38,7 +38,7 @@ def require_plain(parquet: Any, data: memoryview, *, label: str) -> None:
     chunks = [meta.row_group(i).column(k) for i in range(meta.num_row_groups) for k in range(meta.num_columns)]
     # Header, column chunks, footer: whatever else a file held, no reader of the table would ever see.
     tiled = 4 + sum(chunk.total_compressed_size for chunk in chunks) + footer + 8 == len(data)
-    plain = metadata.keys() <= PARQUET_KEYS and metadata.get("label") == label.encode()
+    plain = metadata.keys() <= PARQUET_KEYS and metadata.get("label") == LABEL.encode()
     plain = plain and sum(map(len, metadata.values())) <= (8 << 10) + len(names) * (2 << 10)
     plain = plain and len(meta.created_by or "") <= 64 and not any(field.metadata for field in parquet.schema_arrow)
     if plain and "pandas" in metadata:
