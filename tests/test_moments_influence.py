@@ -15,6 +15,7 @@ from shared.mechanisms.moments.copula import complete, pilot
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.influence import direction, efficient_cut, held
 from shared.mechanisms.moments.noise import score_steps
+from shared.mechanisms.moments.together import together
 from tests.test_moments import COVARIATES, OUTCOMES, cohort, planned
 
 J = COVARIATES.index("sbp")
@@ -204,3 +205,26 @@ def test_whatever_arithmetic_made_of_a_record_its_steps_lie_in_the_ball(lost, ot
     steps = score_steps(np.array([[lost, others], [0.6, 0.8]]), "influence")
     assert (np.square(steps.astype(object)).sum(axis=1) <= 2**42).all()
     assert np.square(steps[1]).sum() > 2**42 - 2**24
+
+
+def unequal(n, rng):
+    """Those who are cured are older and more alike in age: no linear predictor has that."""
+    cured, z = (rng.random(n) < 0.2) * 1.0, rng.standard_normal((n, 2))
+    age = np.clip(54 + 12 * z[:, 0] + cured * (12 - 6 * z[:, 0]), 16, 100).round(1)
+    return pd.DataFrame({"cured": cured, "age": age, "sbp": np.clip(128 + 18 * z[:, 1], 60, 280).round()})
+
+
+@pytest.mark.parametrize(("world", "denied"), [(cohort, [False, False]), (unequal, [True, False])])
+def test_two_figures_of_an_effect_that_contradict_each_other_deny_the_model_and_nothing_else_does(world, denied):
+    design = planned("binary", ("age", "sbp"), covariates=("age", "sbp"), epsilon=3.0)
+    tables = [world(3000, np.random.default_rng(seed)) for seed in (1, 2)]
+    releases = [(moments(table, design, seeded_rng(seed)), design) for seed, table in enumerate(tables)]
+    found = together(releases)
+    assert [bool(apart) for apart in found[0].apart] == denied
+    assert all((one.apart == found[0].apart).all() for one in found), "it is said of all sites together"
+
+
+def test_without_a_score_an_effect_is_told_once_and_nothing_contradicts_it():
+    design = planned("binary", (), covariates=("age", "sbp"), epsilon=3.0)
+    found = together([(moments(unequal(3000, np.random.default_rng(1)), design, seeded_rng(1)), design)] * 2)
+    assert not found[0].apart.any()

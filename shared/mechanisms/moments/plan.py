@@ -63,6 +63,13 @@ _UNDECLARED = (
     "than they say, and nothing in a release tells where (docs/zoo.md, Declaring every coefficient). A plan whose "
     "release.declared names {name} asks the records for it."
 )
+_DENIED = (
+    "The figures of {name} contradict each other under the planned model: its own score and its moment with the "
+    "outcome, over all sites, are {far} apart per {units:g}, which patients and noise seldom do. So that model is not "
+    "the records' there, as where an effect bends, {name} has a long tail or groups of the outcome differ in spread. "
+    "The answer goes by the score; how far it is off, and which way, is not known. Plan {name} in bands or as its "
+    "logarithm, or a mechanism that keeps rows, and see whether the answer stays."
+)
 _ALONE = "fit to the released moments, patients and noise to first order"
 _BOOTSTRAPPED = (
     "fit to the released moments, bootstrap through the release (few events, or few records beside the noise)"
@@ -489,12 +496,23 @@ def _coefficients(
                 vi_common=float(weights @ np.sqrt([one.misfit[j] for one in found])) ** 2 * units**2,
                 n=sum(one.n for one in found),
                 scale=question.scale,
-                warnings=() if name in design.spec.declared else (_UNDECLARED.format(name=name),),
+                warnings=_warnings(name, design, question, float(found[0].apart[j]), units),
                 how=how + (", releases by inverse variance" if len(found) > 1 else ""),
                 **origin,
             )
         )
     return out
+
+
+def _warnings(name: str, design: Design, question: Estimand, apart: float, units: float) -> tuple[str, ...]:
+    """What is to be said of the coefficient of a covariate whose two figures are this far apart, per unit."""
+    if name not in design.spec.declared:
+        return (_UNDECLARED.format(name=name),)
+    if not apart:
+        return ()
+    size = abs(apart * units)
+    far = f"a factor of {math.exp(min(size, 50)):.2f}" if question.scale == "log" else f"{size:.2g}"
+    return (_DENIED.format(name=name, far=far, units=units),)
 
 
 def _rows(cohorts: Sequence[Cohort], rngs: Sequence[np.random.Generator], share: float, **more: Any) -> pd.DataFrame:

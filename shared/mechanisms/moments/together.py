@@ -24,6 +24,11 @@ deviations. Both solutions move; to first order they move apart by
 
 The γ are taken to be independent with standard deviation `BEND`, and the same at every site: their part of the variance
 is common to all sites, and no further site lowers it.
+
+**Told twice.** A declared effect has two figures: its score, and its moment with the outcome. Where the model is right
+they agree but for patients and noise. What is left of the moment after the step, over how fast the moment moves with
+the effect, is how far apart they are; over all sites, by inverse variance, it shows a model that is wrong where no
+effect alone can (`DENIED`). It does not tell which of the two is nearer, nor in which direction the answer is off.
 """
 
 from __future__ import annotations
@@ -38,12 +43,20 @@ from numpy.typing import NDArray
 from scipy.special import logit
 
 from shared.mechanisms.moments.cohort import Cohort, drawn
-from shared.mechanisms.moments.copula import CopulaModel, CopulaParameters, complete, doubted, observations, precisions
+from shared.mechanisms.moments.copula import (
+    CopulaModel,
+    CopulaParameters,
+    Score,
+    complete,
+    doubted,
+    observations,
+    precisions,
+)
 from shared.mechanisms.moments.noise import Design, MomentsRelease, sigma_of
 from shared.mechanisms.moments.outcomes import Count, LinearOutcome, Survival
 from shared.plans.dictionary import NUMERIC
 
-__all__ = ["BEND", "SiteEffects", "coarse", "effects_of", "shrunk", "together"]
+__all__ = ["BEND", "DENIED", "SiteEffects", "coarse", "effects_of", "shrunk", "together"]
 
 Array = NDArray[np.float64]
 
@@ -51,6 +64,8 @@ BEND = 0.05
 """Standard deviation of a bend or an interaction, in the linear predictor, per squared standard deviation."""
 COARSE = 0.7
 """A cell of several values with more than this share of the persons hides how they are spread."""
+DENIED = 3.0
+"""Standard errors by which the two figures of a declared effect are apart, from which on the model is denied there."""
 _ROUNDS = 6
 _REACH = 0.5
 """Most that a place moves in a round, in the linear predictor, per scale of a covariate."""
@@ -68,6 +83,8 @@ class SiteEffects:
         effects: (p,) log hazard ratio, log odds ratio, log rate ratio, slope.
         sampling, privacy: (p,) variances from sampling patients, from the noise.
         misfit: (p,) variance from what the model may lack, common to all sites.
+        apart: (p,) how far the two figures of a declared effect are apart over all sites, in units of the effect; 0
+            where patients and noise may do that, or it is small beside the error of all sites' mean.
     """
 
     n: int
@@ -75,19 +92,24 @@ class SiteEffects:
     sampling: Array
     privacy: Array
     misfit: Array
+    apart: Array
 
 
 def effects_of(cohort: Cohort) -> SiteEffects:
     """A site alone, by its own fit: the weak prior is in its effects, and what the model may lack in no variance."""
     sampling, privacy = np.diag(cohort.sampling), np.diag(cohort.privacy)
+    nothing = np.zeros_like(privacy)
     return SiteEffects(
-        n=cohort.n, effects=cohort.effects, sampling=sampling, privacy=privacy, misfit=np.zeros_like(privacy)
+        n=cohort.n, effects=cohort.effects, sampling=sampling, privacy=privacy, misfit=nothing, apart=nothing
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """Solution of one step: slopes (predictors, p) per unit and their covariances, levels, correlations, misfit."""
+    """Solution of one step: slopes (predictors, p) per unit and their covariances, levels, correlations, misfit.
+
+    twice: (p,) distances of the two figures of each effect; knows: (p,) their precisions, 0 where there is no score.
+    """
 
     slopes: Array
     sampling: Array
@@ -95,6 +117,8 @@ class _Step:
     levels: Array
     z: Array
     misfit: Array
+    twice: Array
+    knows: Array
 
 
 class _Site:
@@ -150,7 +174,9 @@ class _Site:
         pulled = precision * np.r_[at.shift, at.stretch, np.zeros(len(at.z) + effects)]
         found = at.flat + gain @ (self.observed - value) - np.linalg.solve(hessian, pulled)
         x, y = drawn(model, at, uniforms)
-        sampling = gain @ np.cov(model.rows(x, y, self.score).T) @ gain.T / self.n
+        patients = np.cov(model.rows(x, y, self.score).T) / self.n
+        sampling = gain @ patients @ gain.T
+        twice, knows = self._twice(value, slope, gain, patients)
         privacy = (gain * self.noise) @ gain.T
         new = at.like(found)
         first = len(found) - effects
@@ -164,7 +190,25 @@ class _Site:
             levels=new.effects[:, 0],
             z=new.z,
             misfit=BEND**2 * np.square(self._apart(gain[index[:p]])).sum(axis=1) * self.unit**2,
+            twice=twice,
+            knows=knows,
         )
+
+    def _twice(self, value: Array, slope: Array, gain: NDArray[Any], patients: Array) -> tuple[Array, Array]:
+        """How far each effect's moment is from what its score makes of it, per unit, and the precision of that."""
+        p = self.model.p
+        twice, knows = np.zeros(p), np.zeros(p)
+        if not isinstance(self.score, Score):
+            return twice, knows
+        columns = np.array(self.score.columns)
+        moments = 2 * p + p * (p - 1) // 2 + 1 + columns
+        effects = slope.shape[1] - self.theta.effects.size + 1 + columns
+        left = np.eye(len(slope))[moments] - slope[moments] @ gain
+        moves = slope[moments, effects] / self.unit[columns]
+        variances = np.einsum("im,mk,ik->i", left, patients + np.diag(self.noise), left)
+        knows[columns] = moves**2 / np.maximum(variances, 1e-300)
+        twice[columns] = left @ (self.observed - value) / np.where(moves == 0, np.inf, moves)
+        return twice, knows
 
     def _apart(self, gain: NDArray[Any]) -> Array:
         """(p, bends) how far a unit of each bend moves the effects from the regression's: D, per scale."""
@@ -296,6 +340,7 @@ def together(releases: Sequence[tuple[MomentsRelease, Design]]) -> tuple[SiteEff
         levels = [
             level + np.clip(step.levels - level, -_REACH, _REACH) for level, step in zip(levels, steps, strict=True)
         ]
+    apart = _denied(steps, p)
     return tuple(
         SiteEffects(
             n=site.n,
@@ -303,6 +348,17 @@ def together(releases: Sequence[tuple[MomentsRelease, Design]]) -> tuple[SiteEff
             sampling=np.diag(step.sampling)[:p],
             privacy=np.diag(step.privacy)[:p],
             misfit=step.misfit,
+            apart=apart,
         )
         for site, step in zip(sites, steps, strict=True)
     )
+
+
+def _denied(steps: Sequence[_Step], p: int) -> Array:
+    """(p,) how far the two figures of each effect are apart over all sites; 0 where that says nothing."""
+    knows = np.array([step.knows for step in steps])
+    known = np.maximum(knows.sum(axis=0), 1e-300)
+    apart = (knows * np.array([step.twice for step in steps])).sum(axis=0) / known
+    variances = np.array([np.diag(step.sampling + step.privacy)[:p] for step in steps])
+    mean = 1 / (1 / variances).sum(axis=0) + np.mean([step.misfit for step in steps], axis=0)
+    return np.where((np.abs(apart) >= DENIED / np.sqrt(known)) & (apart**2 >= mean), apart, 0.0)
