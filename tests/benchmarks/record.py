@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+RESULTS = Path(__file__).parent / "results"
+
 PACKAGES = (
     "numpy",
     "scipy",
@@ -45,7 +47,7 @@ def write(name: str, results: Mapping[str, Any], seed: int, command: str = "") -
         "machine": {"cores": os.cpu_count(), "architecture": platform.machine()},
         "results": dict(results),
     }
-    path = Path(__file__).parent / "results" / f"{name}.json"
+    path = RESULTS / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
     return path

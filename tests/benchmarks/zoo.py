@@ -344,39 +344,49 @@ def listed(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     return lambda text: tuple(read(part) for part in text.split(","))
 
 
-def main() -> None:
-    asked = argparse.ArgumentParser(prog="python -m tests.benchmarks.zoo")
-    asked.add_argument("--quick", action="store_true", help="four worlds, 1,000 patients, 4 sites, one draw")
-    asked.add_argument("--half", choices=("tuning", "reporting"), default="tuning")
-    asked.add_argument("--worlds", type=listed(str), default=())
-    asked.add_argument("--kinds", type=listed(str), default=worlds.KINDS)
-    asked.add_argument("--n", type=listed(int), default=(1000,))
-    asked.add_argument("--sites", type=listed(int), default=(12,))
-    asked.add_argument("--some", type=int, help="two types of outcome of each world, which by this number")
-    asked.add_argument("--w", type=listed(float), default=(0.8, 0.0))
-    asked.add_argument("--draws", type=int, default=6)
-    asked.add_argument("--jobs", type=int, default=1, help="processes")
-    asked.add_argument("--outcomes", choices=("last", "joint"), default="last")
-    asked.add_argument("--fewer", action="store_true", help="a question that is not planned: every second covariate")
-    asked.add_argument("--name", default="", help="writes tests/benchmarks/results/<name>.json")
-    given = asked.parse_args()
-    if given.quick:
-        given.worlds = given.worlds or worlds.TUNING[:4]
-        given.sites, given.draws = (4,), 1
+def options() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.zoo")
+    parser.add_argument("--quick", action="store_true", help="four worlds, 1,000 patients, 4 sites, one draw")
+    parser.add_argument("--half", choices=("tuning", "reporting"), default="tuning")
+    parser.add_argument("--worlds", type=listed(str), default=())
+    parser.add_argument("--kinds", type=listed(str), default=worlds.KINDS)
+    parser.add_argument("--n", type=listed(int), default=(1000,))
+    parser.add_argument("--sites", type=listed(int), default=(12,))
+    parser.add_argument("--some", type=int, help="two types of outcome of each world, which by this number")
+    parser.add_argument("--w", type=listed(float), default=(0.8, 0.0))
+    parser.add_argument("--draws", type=int, default=6)
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--outcomes", choices=("last", "joint"), default="last")
+    parser.add_argument("--fewer", action="store_true", help="a question that is not planned: every second covariate")
+    parser.add_argument("--name", default="", help="writes tests/benchmarks/results/<name>.json")
+    return parser
+
+
+def measured(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The cells of a command line, in order; of one world, outcome and n one after the other."""
     training = Training(outcomes=given.outcomes)
     asked_cells = list(cells_of(given))
     work = partial(_cell, sizes=given.sites, weights=given.w, draws=given.draws, training=training, fewer=given.fewer)
+    with ProcessPoolExecutor(given.jobs) as pool:
+        for several in pool.map(work, asked_cells):
+            yield from several
+
+
+def main() -> None:
+    given = options().parse_args()
+    if given.quick:
+        given.worlds = given.worlds or worlds.TUNING[:4]
+        given.sites, given.draws = (4,), 1
     found = []
-    pool = ProcessPoolExecutor(given.jobs)
-    for (name, kind, n), several in zip(asked_cells, pool.map(work, asked_cells), strict=True):
-        found += several
-        for one in several:
-            told_of = {f"w={w:g}": summary([one], w) for w in given.w}
-            seen = {
-                w: {k: v.get(k) for k in ("bias_median", "bias_p95", "flow_median", "flow_p95", "held", "told")}
-                for w, v in told_of.items()
-            }
-            print(name, kind, n, one["sites"], one.get("refused", ""), json.dumps(seen), flush=True)
+    for one in measured(given):
+        found.append(one)
+        told_of = {f"w={w:g}": summary([one], w) for w in given.w}
+        seen = {
+            w: {k: v.get(k) for k in ("bias_median", "bias_p95", "flow_median", "flow_p95", "held", "told")}
+            for w, v in told_of.items()
+        }
+        print(one["world"], one["kind"], one["n"], one["sites"], one.get("refused", ""), json.dumps(seen), flush=True)
     told = summaries(found, given.w)
     for w, parts in told.items():
         print(w, json.dumps({k: v for k, v in parts.items() if k == "all" or k.startswith("kind=")}, indent=1))

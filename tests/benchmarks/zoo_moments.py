@@ -25,7 +25,7 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -237,29 +237,40 @@ def brief(one: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in one.items() if key != "terms"} | {"terms": terms}
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(prog="python -m tests.benchmarks.zoo_moments")
-    options.add_argument("--half", choices=("tuning", "reporting"), default="tuning")
-    options.add_argument("--worlds", type=listed(str), default=())
-    options.add_argument("--kinds", type=listed(str), default=KINDS)
-    options.add_argument("--n", type=listed(int), default=(2000,))
-    options.add_argument("--sites", type=int, default=12)
-    options.add_argument("--epsilon", type=listed(float), default=(1.0,))
-    options.add_argument("--some", type=int, help="two types of outcome of each world, which by this number")
-    options.add_argument("--mechanism", choices=("moments", "tables", "slicing", "densities"), default="moments")
-    options.add_argument("--declared", action="store_true", help="every coefficient has a score")
-    options.add_argument("--alone", action="store_true", help="each site by its own fit, as a site alone is answered")
-    options.add_argument("--largest", type=int, default=1, help="times as many patients at the first site of a law")
-    options.add_argument("--draws", type=int, default=4)
-    options.add_argument("--seed", type=int, default=SEED, help="of patients and noise")
-    options.add_argument("--name", default="", help="writes tests/benchmarks/results/<name>.json")
-    given = options.parse_args()
-    found = []
+def options() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.zoo_moments")
+    parser.add_argument("--half", choices=("tuning", "reporting"), default="tuning")
+    parser.add_argument("--worlds", type=listed(str), default=())
+    parser.add_argument("--kinds", type=listed(str), default=KINDS)
+    parser.add_argument("--n", type=listed(int), default=(2000,))
+    parser.add_argument("--sites", type=int, default=12)
+    parser.add_argument("--epsilon", type=listed(float), default=(1.0,))
+    parser.add_argument("--some", type=int, help="two types of outcome of each world, which by this number")
+    parser.add_argument("--mechanism", choices=("moments", "tables", "slicing", "densities"), default="moments")
+    parser.add_argument("--declared", action="store_true", help="every coefficient has a score")
+    parser.add_argument("--alone", action="store_true", help="each site by its own fit, as a site alone is answered")
+    parser.add_argument("--largest", type=int, default=1, help="times as many patients at the first site of a law")
+    parser.add_argument("--draws", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=SEED, help="of patients and noise")
+    parser.add_argument("--name", default="", help="writes tests/benchmarks/results/<name>.json")
+    return parser
+
+
+def measured(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The cells of a command line, in order."""
+    settings = (given.draws, given.mechanism, given.declared, given.alone, given.seed, given.largest)
     for name, kind, n in cells_of(given):
-        settings = (given.draws, given.mechanism, given.declared, given.alone, given.seed, given.largest)
-        found.append(cell(name, kind, n, given.sites, given.epsilon, *settings))
-        seen = {f"{epsilon:g}": summary(found[-1:], epsilon) for epsilon in given.epsilon}
-        print(name, kind, n, found[-1].get("refused", ""), json.dumps(seen), flush=True)
+        yield cell(name, kind, n, given.sites, given.epsilon, *settings)
+
+
+def main() -> None:
+    given = options().parse_args()
+    found = []
+    for one in measured(given):
+        found.append(one)
+        seen = {f"{epsilon:g}": summary([one], epsilon) for epsilon in given.epsilon}
+        print(one["world"], one["kind"], one["n"], one.get("refused", ""), json.dumps(seen), flush=True)
     told = summaries(found, given.epsilon)
     for epsilon, parts in told.items():
         print(epsilon, json.dumps({k: v for k, v in parts.items() if not k.startswith("world=")}, indent=1))

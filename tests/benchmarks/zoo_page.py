@@ -288,6 +288,62 @@ def _counted(cells: Sequence[Mapping[str, Any]], epsilon: str, draws: int) -> di
     return {"right": right, "wrong": draws * len(held) - right}
 
 
+REACH = {
+    "latent noise": (
+        "zoo",
+        "zoo_n300",
+        "zoo_n1000",
+        "zoo_n5000",
+        "zoo_n20000",
+        "zoo_fewer",
+        "zoo_trial",
+        "zoo_packaged",
+    ),
+    "noisy moments, every coefficient declared": ("zoo_moments", "zoo_moments_packaged"),
+    "noisy moments, nothing declared": ("zoo_moments_none_declared", "zoo_moments_none_declared_after"),
+    "noisy tables": ("zoo_tables", "zoo_tables_packaged"),
+}
+"""Mechanism to the records whose wrong answers are held against chance."""
+
+
+def by_reach() -> str:
+    """How many answers lie outside, how many would by chance alone, and what a caution could catch of them."""
+    rows = []
+    for words, names in REACH.items():
+        count = dict.fromkeys(("right", "wrong", "right_cautioned", "wrong_cautioned"), 0.0)
+        chance = 0.0
+        for record in filter(None, map(results, names)):
+            draws = record["draws"]
+            for line in (line for one in record["cells"] for line in one.get("terms", {}).values()):
+                found = {name: float(value) for name, value in (word.split("=") for word in line.split())}
+                right = round(found["held"] * draws)
+                count["right"] += right
+                count["wrong"] += draws - right
+                count |= {name: count[name] + found[name] for name in ("right_cautioned", "wrong_cautioned")}
+                chance += draws * by_chance(found["width"])
+        right, wrong = count["right"], count["wrong"]
+        beyond = max(wrong - chance, 0.0)
+        reach = f"{100 * min(1.0, (beyond + 0.2 * (wrong - beyond)) / wrong):.0f} %" if wrong else "–"
+        caught = f"{count['wrong_cautioned']:.0f} of {wrong:.0f}"
+        said = f"{100 * count['right_cautioned'] / right:.1f} %" if right else "–"
+        said += " †" if any(older(name, "summaries/all/right_cautioned") for name in names if results(name)) else ""
+        rows.append([words, f"{right + wrong:.0f}", f"{wrong:.0f}", f"{chance:.1f}", reach, caught, said])
+    heads = ("mechanism", "answers", "outside", "outside by chance", "most that cautions can catch")
+    return table((*heads, "wrong ones cautioned", "right ones cautioned"), rows)
+
+
+def by_chance(width: float) -> float:
+    """Chance that an exact 95 % interval does not hold the records' own answer.
+
+    It holds the law's. Where it is `width` times as wide as the records' own interval, the released answer is the
+    records' and an error besides that has the variance by which its own is larger.
+
+    >>> round(by_chance(1.3), 4), round(by_chance(4.0), 3), by_chance(1.0)
+    (0.0022, 0.043, 0.0)
+    """
+    return math.erfc(1.96 * width / math.sqrt(2 * (width**2 - 1))) if width > 1 else 0.0
+
+
 def page() -> str:
     """The whole page."""
     tuned = ", ".join(name.replace("_", " ") for name in worlds.TUNING)
@@ -324,6 +380,9 @@ def page() -> str:
         by_mechanism({"zoo_moments_cut": "noisy moments, every coefficient declared"}),
         "## What a pool of noisy moments knows of itself\n",
         by_signal(),
+        "## What a caution can catch\n",
+        CATCH,
+        by_reach(),
         WORDS,
     ]
     return "\n".join(part for part in parts if part).rstrip() + "\n"
@@ -363,6 +422,14 @@ found, on patients and noise of a fresh seed; that they were looked at before ma
 COMPARED = """With every coefficient declared the intervals are narrower and hold no less often. That they hold more
 often is within what chance does here; the table that the choice was made by showed a larger difference.
 """
+CATCH = """That four fifths of the wrong answers carry a caution and at most one fifth of the right ones is what was
+asked. It can be reached of answers that are wrong for a reason. An interval of 95 % is outside now and then by noise
+alone, and noise that happened to push an answer far leaves next to nothing else in the release: a caution stands by
+such an answer about as often as by a right one. How many answers that makes follows from the widths: an interval that
+is *w* times as wide as the records' own, and exact, does not hold the records' answer with chance
+2 Φ(−1.96 w / √(w² − 1)). *Most that cautions can catch* is what is outside beyond that, and a fifth of the rest, of all
+that is outside.
+"""
 WORDS = """## What to make of it
 
 Latent noise: hardly an answer is outside its interval, whatever the number of patients and sites, so that there is
@@ -373,7 +440,10 @@ Noisy moments: in a plan that declares nothing, what makes an answer wrong leave
 can tell it ([decision 35](decisions/0035-cautions-that-mean-something.md)): that is an argument. The table above
 measured nothing where it has no wrong answer. Of coefficients that a plan does not declare every answer carries a
 caution, the right and the wrong alike; tables whose command has no `--declared` and that show fewer were measured
-before it did. Declared coefficients carry none, the wrong ones neither: that four fifths of these do is not reached.
+before it did. A declared coefficient carries one where its own score and its moment with the outcome contradict each
+other by three standard errors over all sites: the model is wrong there, in whichever direction, and the answer may be
+right all the same. The threshold was chosen on the half that settings are chosen by. At ε = 1 noise hides most of these
+contradictions.
 Of days in hospital as a measurement (azpro, linear) the larger effects are told up to five of the records' standard
 errors too near to none, in intervals no wider than the records' own: what is cut is the long tail. As a count they are
 held; `plan check` warns of whole numbers as a measurement.
