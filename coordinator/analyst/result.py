@@ -378,7 +378,7 @@ class Result(Shown):
 
     def show_whole(self, out: Console) -> None:
         """Draw it with the pooled result and all terms of the question."""
-        from coordinator.analyst.show import show_pooled, show_terms
+        from coordinator.analyst.show import joint_lines, show_pooled, show_terms
 
         document, pooled = self.document, self.pooled
         headed(out, document)
@@ -387,7 +387,7 @@ class Result(Shown):
             out.print(f"note  {sentence}", style="dim")
         if len(document.get("table", ())) > 1:
             out.print()
-            show_terms(out, document["table"], document["level"], said=pooled.doubts)
+            show_terms(out, document["table"], document["level"], said=pooled.doubts, joint=joint_lines(document))
         out.print(f"result {self.id}", style="dim")
 
     def _sizes(self) -> dict[str, dict[str, str]]:
@@ -427,6 +427,7 @@ class Result(Shown):
             cautions_html,
             further_cautions,
             html_table,
+            joint_lines,
             paragraphs,
             pooled_html,
             terms_table,
@@ -444,6 +445,7 @@ class Result(Shown):
                 "<p><b>all terms, each pooled by itself</b></p>",
                 more,
                 html_table(heads, cells, worded=heads[:1]),
+                paragraphs(joint_lines(document)),
             ]
         return "".join([*parts, paragraphs([f"result {self.id}"])])
 

@@ -26,6 +26,7 @@ __all__ = [
     "draw",
     "further_cautions",
     "html_table",
+    "joint_lines",
     "p_shown",
     "paragraphs",
     "pooled_html",
@@ -324,16 +325,31 @@ def further_cautions(rows: Sequence[Mapping[str, Any]], said: Collection[str]) -
     return [one for one in dict.fromkeys(c for row in rows for c in row.get("cautions", ())) if one not in said]
 
 
-def show_terms(out: Console, rows: Sequence[Mapping[str, Any]], level: float, *, said: Collection[str] = ()) -> None:
+def joint_lines(document: Mapping[str, Any]) -> list[str]:
+    """Of an answer, the joint test of every term with several coefficients, or why there is none."""
+    return [f"{one['term']}: {one['reason'] or one['sentence']}" for one in document.get("joint", ())]
+
+
+def show_terms(
+    out: Console,
+    rows: Sequence[Mapping[str, Any]],
+    level: float,
+    *,
+    said: Collection[str] = (),
+    joint: Sequence[str] = (),
+) -> None:
     """Draw the table of all terms of a question.
 
     Args:
         said: cautions that were drawn already.
+        joint: `joint_lines` of the answer.
     """
     heads, cells = terms_table(rows, level)
     out.print("all terms, each pooled by itself", style="bold")
     show_cautions(out, further_cautions(rows, said))
     out.print(table(heads, cells, right=heads[1:]))
+    for line in joint:
+        out.print(line)
 
 
 def p_shown(value: float) -> str:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.pooling.cautions import theorem3
 from coordinator.pooling.gaps import Gap, pooled_gap
+from coordinator.pooling.multivariate import joint_of_terms
 from coordinator.pooling.pool import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands.answer import Estimand, Estimate
@@ -70,6 +71,7 @@ class PooledAnswer:
         uncompared: sites that have not compared since the coordinator was put back from a backup. Whoever tells the
             answer sets it: it is not kept with the answer.
         every: of a Table 1, the estimates of all its terms.
+        joint: of every term with several coefficients, these pooled together (`multivariate.joint_of_terms`).
     """
 
     study: str
@@ -93,6 +95,7 @@ class PooledAnswer:
     others: Mapping[str, PooledResult | str] = field(default_factory=dict)
     uncompared: tuple[str, ...] = ()
     every: tuple[Estimate, ...] = ()
+    joint: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def used(self) -> dict[str, str]:
@@ -221,7 +224,7 @@ class PooledAnswer:
         document = {name: getattr(self, name) for name in names}
         document |= {"planned": self.planned or None, "estimates": self.estimates, "sources": self.sources}
         document |= {"title": self.title, "columns": self.columns, "told": self.provenance, "cautions": self.cautions}
-        document |= {"caption": self.caption, "table": self.table}
+        document |= {"caption": self.caption, "table": self.table, "joint": self.joint}
         far = None
         if self.gap is not None and not self.untold:
             far = {"rms": self.gap.rms, "interval": self.gap.interval, "how": self.gap.how}
@@ -323,6 +326,7 @@ def ask(
         words=in_words(question, chosen, plan.dictionary),
         detail=asked_of(question, chosen, plan.dictionary),
         every=tuple(rows) if question.kind == "table_one" else (),
+        joint=tuple(joint_of_terms(rows, question, method=method, test=test, level=level)),
         others={term: str(one) if isinstance(one, Refusal) else one for term, one in found.items()},
     )
 

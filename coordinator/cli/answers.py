@@ -490,7 +490,7 @@ def _estimates(answer: PooledAnswer) -> pd.DataFrame:
 
 
 def _show_answer(out: Console, answer: PooledAnswer, changed: Sequence[str] = ()) -> None:
-    from coordinator.analyst.show import show_pooled, show_terms
+    from coordinator.analyst.show import joint_lines, show_pooled, show_terms
 
     result = answer.result
     out.print(answer.title, style="bold")
@@ -527,4 +527,5 @@ def _show_answer(out: Console, answer: PooledAnswer, changed: Sequence[str] = ()
         out.print(f"note  {sentence}", style="dim")
     if len(answer.terms) > 1:
         out.print()
-        show_terms(out, answer.table, result.level, said=result.doubts)
+        joint = joint_lines({"joint": answer.joint})
+        show_terms(out, answer.table, result.level, said=result.doubts, joint=joint)

@@ -28,7 +28,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_args, overload
 
 import numpy as np
@@ -90,6 +90,7 @@ class Estimate:
             model; None where the question has no influences.
         dispersion: of a count, how many times as much the table's rows vary about the model's means as a Poisson law
             does, alike for all terms; 1 for other outcomes, or where it is not known.
+        correlations: of a model, with its other terms, by term: what pooling several together needs.
         how: the method by which the parts were found, in words; empty where vi_sampling is the table's own.
         attenuation: share of yi by which flows were measured to draw such an answer towards zero; in no variance.
         warnings: what the interval does not hold, in sentences.
@@ -125,6 +126,7 @@ class Estimate:
     vi_common: float = 0.0
     vi_sandwich: float | None = None
     dispersion: float = 1.0
+    correlations: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         where = f"estimate of {self.term!r} at {self.site!r}"
@@ -281,6 +283,7 @@ def _estimate(result: QuestionResult, estimand: Estimand, label: str, *, vi_priv
         n_outside=result.outside,
         reason=answer if isinstance(answer, str) else "",
         scale=result.scales.get(label, estimand.scale),
+        correlations=result.correlations.get(label, {}) if number is not None else {},
         **origin,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +20,9 @@ __all__ = [
     "RISK_OF_ONE",
     "Answer",
     "LeastRows",
+    "Moves",
     "QuestionResult",
+    "correlations",
     "few",
 ]
 
@@ -45,11 +48,41 @@ class LeastRows:
 
 
 @dataclass(kw_only=True)
+class Moves:
+    """What the rows of a fit move its estimates by, and what these have in common.
+
+    Attributes:
+        rows: label -> (2, n): where each row stands in the table, and what it moves the estimate by.
+        labels, cov: (p,) and (p, p): the covariance of the estimates, as the question wants their errors.
+    """
+
+    rows: dict[str, Array] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+    cov: Array = field(default_factory=lambda: np.zeros((0, 0)))
+
+    def clear(self) -> None:
+        """Forget a fit that another takes the place of."""
+        self.rows, self.labels, self.cov = {}, (), np.zeros((0, 0))
+
+
+def correlations(labels: Sequence[str], cov: Array) -> dict[str, dict[str, float]]:
+    """label -> other label -> correlation, of a (p, p) covariance; of labels without a variance none."""
+    variance = np.diag(cov)
+    spread = np.sqrt(np.where(variance > 0, variance, 0.0))
+    return {
+        a: {b: float(cov[j, k] / (spread[j] * spread[k])) for k, b in enumerate(labels) if k != j and spread[k] > 0}
+        for j, a in enumerate(labels)
+        if spread[j] > 0
+    }
+
+
+@dataclass(kw_only=True)
 class QuestionResult:
     """Answers by label in the question's order, the names R prints, and the rows behind them.
 
     `dispersion` is that of a count's rows about its model, 1 for what is no count or is not known.
     `used` are the places in the table of the rows that a model was fitted on, where one was.
+    `correlations` are those of a model's estimates with each other, by label.
     `scales` and `counts` (rows used, rows left out) are those of answers that differ in them.
     """
 
@@ -64,6 +97,7 @@ class QuestionResult:
     influence: dict[str, Array] = field(default_factory=dict)
     dispersion: float = 1.0
     used: NDArray[np.int64] | None = None
+    correlations: dict[str, dict[str, float]] = field(default_factory=dict)
     scales: dict[str, Scale] = field(default_factory=dict)
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
 

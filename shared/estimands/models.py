@@ -15,7 +15,18 @@ from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.ordinal import proportional_odds
 from shared.estimands.fits.regression import RegressionFit, generalised, least_squares, overdispersed
 from shared.estimands.fits.survival import cox
-from shared.estimands.floors import FAR, HANGS, NO_ROWS, RISK_OF_ONE, Answer, LeastRows, QuestionResult, few
+from shared.estimands.floors import (
+    FAR,
+    HANGS,
+    NO_ROWS,
+    RISK_OF_ONE,
+    Answer,
+    LeastRows,
+    Moves,
+    QuestionResult,
+    correlations,
+    few,
+)
 from shared.estimands.formulas import QuestionRows, parse, values
 from shared.estimands.groups import membership, strata_of
 from shared.estimands.kinds import KINDS
@@ -97,7 +108,7 @@ def model_answers(
     data.x = data.x[:, alive]
     names_ = [labels[j] for j in alive]
     solve = {"ols": _ols, "cox": _cox, "ordinal": _ordinal}.get(kind, _generalised)
-    moved: dict[str, Array] = {}
+    moved = Moves()
     fitted = solve(names_, data, estimand, floors, moved) if names_ or constant else {}
     if kind == "poisson":
         result.dispersion = _dispersion(data, [fitted.get(name, "") for name in names_], fitted.get(INTERCEPT))
@@ -110,7 +121,8 @@ def model_answers(
         answer = result.answers[label]
         if not isinstance(answer, str):
             result.answers[label] = (answer[0] * units, answer[1] * units**2)
-    for label, (place, pushes) in moved.items():
+    result.correlations = correlations(moved.labels, moved.cov)
+    for label, (place, pushes) in moved.rows.items():
         result.influence[label] = np.zeros(len(table))
         result.influence[label][place.astype(np.int64)] = pushes * scale_of.get(label, 1.0)
     result.answers = {label: result.answers[label] for label in shown}
@@ -264,7 +276,7 @@ def _fit(
     run: Callable[[Array], RegressionFit],
     *,
     constant: bool,
-    moved: dict[str, Array],
+    moved: Moves,
     place: NDArray[np.int64],
     seen: Array | None = None,
     groups: list[list[int]] | None = None,
@@ -273,7 +285,7 @@ def _fit(
 
     Args:
         run: fits a matrix whose columns are centred (with a constant) and scaled, the constant first if there is one.
-        moved: takes each label's (2, n): where its rows stand in the table, and what each moves the estimate by.
+        moved: takes what each row moves the estimates by, and the covariance of these.
         place: where the rows of x stand in the table.
         seen: what the likelihood sees of x, where that is less (a Cox model within strata).
         groups: `_unseen` of that, where the caller knows it already.
@@ -294,16 +306,21 @@ def _fit(
     back = np.diag(1 / scale)
     if constant:
         back = np.block([[np.ones((1, 1)), -(centre / scale)[None, :]], [np.zeros((len(basis), 1)), back]])
-    beta, variance = back @ fit.beta, np.diag(back @ fit.cov @ back.T)
+    beta, cov = back @ fit.beta, back @ fit.cov @ back.T
+    variance = np.diag(cov)
     pushes = fit.influence @ back.T
     for position, j in enumerate(basis, start=int(constant)):
         if j in supported:
             answers[names_[j]] = (float(beta[position]), float(variance[position]))
-            moved[names_[j]] = np.stack([place, pushes[:, position]])
+            moved.rows[names_[j]] = np.stack([place, pushes[:, position]])
     if constant:
         whole = len(supported) == x.shape[1]
         answers[INTERCEPT] = (float(beta[0]), float(variance[0])) if whole else HANGS
-        moved[INTERCEPT] = np.stack([place, pushes[:, 0]])
+        moved.rows[INTERCEPT] = np.stack([place, pushes[:, 0]])
+    placed = [(position, names_[j]) for position, j in enumerate(basis, start=int(constant)) if j in supported]
+    placed = [(0, INTERCEPT), *placed] if constant else placed
+    at = [position for position, _ in placed]
+    moved.labels, moved.cov = tuple(name for _, name in placed), np.asarray(cov[np.ix_(at, at)])
     return answers
 
 
@@ -315,9 +332,7 @@ def _confounded(names_: list[str]) -> Callable[[int, list[int]], str]:
     return why
 
 
-def _ols(
-    names_: list[str], data: _Data, estimand: Estimand, _: LeastRows, moved: dict[str, Array]
-) -> dict[str, Answer]:
+def _ols(names_: list[str], data: _Data, estimand: Estimand, _: LeastRows, moved: Moves) -> dict[str, Answer]:
     constant = estimand.intercept
     y = data.y - data.offset
     spread = float(y.std()) or 1.0
@@ -366,7 +381,7 @@ def _determined(x: Array, y: Array, *, constant: bool, counts: bool) -> NDArray[
 
 
 def _generalised(
-    names_: list[str], data: _Data, estimand: Estimand, floors: LeastRows, moved: dict[str, Array]
+    names_: list[str], data: _Data, estimand: Estimand, floors: LeastRows, moved: Moves
 ) -> dict[str, Answer]:
     """Generalised linear models."""
     constant, family = estimand.intercept, FAMILIES[estimand.kind]
@@ -430,9 +445,7 @@ def _generalised(
     return answers
 
 
-def _ordinal(
-    names_: list[str], data: _Data, estimand: Estimand, _: LeastRows, moved: dict[str, Array]
-) -> dict[str, Answer]:
+def _ordinal(names_: list[str], data: _Data, estimand: Estimand, _: LeastRows, moved: Moves) -> dict[str, Answer]:
     def run(standard: Array) -> RegressionFit:
         fit = proportional_odds(standard, data.y, data.weights, data.offset - data.offset.mean())
         if not fit.converged or float(np.ptp(fit.fitted)) > 50:
@@ -449,9 +462,7 @@ def _ordinal(
         return dict.fromkeys(names_, f"the terms together separate the outcome: {FAR}")
 
 
-def _cox(
-    names_: list[str], data: _Data, estimand: Estimand, floors: LeastRows, moved: dict[str, Array]
-) -> dict[str, Answer]:
+def _cox(names_: list[str], data: _Data, estimand: Estimand, floors: LeastRows, moved: Moves) -> dict[str, Answer]:
     x, y = data.x, data.y
     rows, separated = np.ones(len(y), dtype=bool), set[int]()
     found = True

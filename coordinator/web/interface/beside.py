@@ -200,7 +200,7 @@ def words(given: Mapping[str, Any]) -> dict[str, Any]:
         ``sensitivity`` (tables), and ``mapped`` (of a harmonised answer: its sentences).
     Raises: IntegrityRefusal (another number than the one that was given).
     """
-    from coordinator.analyst.show import further_cautions, p_shown, pooled_text, terms_table
+    from coordinator.analyst.show import further_cautions, joint_lines, p_shown, pooled_text, terms_table
     from coordinator.analyst.shown import pooled_line
     from shared.terminal import number
 
@@ -227,6 +227,7 @@ def words(given: Mapping[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = plain(text)
     return {
         **said,
+        "sentences": [*text.sentences, *joint_lines(document)],
         "worded": sorted(text.worded),
         "line": pooled_line(document),
         "terms": terms,

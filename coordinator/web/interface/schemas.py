@@ -162,7 +162,7 @@ SCHEMAS: Mapping[str, Schema] = {
     ),
     "Answer": _object(
         "An estimate per site and the pooled result. With a question that was harmonised, also the mapped answer.",
-        ("curves", "table"),
+        ("curves", "table", "joint"),
         result={"type": "string", "description": "Its id: the hash of all that it depends on."},
         study=TEXT,
         wave=COUNT,
@@ -198,6 +198,12 @@ SCHEMAS: Mapping[str, Schema] = {
             optional=("log",),
         ),
         table={"type": "array", "items": ANY, "description": "Every term, each pooled by itself."},
+        joint={
+            "type": "array",
+            "items": ANY,
+            "description": "Of every term with several coefficients, these pooled together: beta, vcov, psi, the "
+            "joint test, and each site's yi and cov.",
+        },
         curves=_or_null({"type": "object", "description": "Of a km question: the curves at public times."}),
     ),
     "Explanation": _object(

@@ -126,6 +126,9 @@ print.summary.tributary_answer <- function(x, ...) {
                         sites = terms$nobs)
     names(table)[4] <- percent
     print(table, row.names = FALSE)
+    for (one in document$joint) {
+      wrapped(paste0(one$term, ": ", if (nzchar(one$reason)) one$reason else one$sentence))
+    }
   }
   for (one in c(setdiff(unlist(document$notes), unlist(document$doubts)), unlist(document$cautions))) wrapped(one, "note  ")
   cat("result ", document$result, "\n", sep = "")

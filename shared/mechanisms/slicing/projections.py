@@ -372,6 +372,7 @@ def answer(
                 vi_naive=naive,
                 how=how,
                 warnings=tuple(warnings),
+                correlations={},  # what its noise has in common between terms is not known
             )
         )
     return out

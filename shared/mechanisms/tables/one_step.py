@@ -62,7 +62,18 @@ from shared.mechanisms.tables.latent_class import LatentClasses, fit
 from shared.mechanisms.tables.noise import CountTables
 from shared.plans.dictionary import Dictionary
 
-__all__ = ["MODEL_ERROR", "STEP_ERROR", "UNSEEN_ERROR", "Drawn", "Released", "TableMove", "answer", "combined", "draw"]
+__all__ = [
+    "MODEL_ERROR",
+    "STEP_ERROR",
+    "UNSEEN_ERROR",
+    "Drawn",
+    "Released",
+    "TableMove",
+    "answer",
+    "combined",
+    "correlated",
+    "draw",
+]
 __all__ += ["fitted", "hidden", "influences", "synthetic"]
 
 Array = NDArray[np.float64]
@@ -160,7 +171,8 @@ def answer(
     hides = unspread(question, coarse(released.tables, released.counts, released.n, released.variance))
     drawn = draw(released, model, dictionary, question, draws=draws, levels=levels, **origin)
     spread = None if drawn.moves else _Refits(released, model, dictionary, question, drawn, levels or {})
-    return [combined(released, question, drawn, k, hides, spread=spread) for k in range(len(drawn.each[0]))]
+    rows = [combined(released, question, drawn, k, hides, spread=spread) for k in range(len(drawn.each[0]))]
+    return correlated(rows, drawn, released.n)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,6 +295,34 @@ def combined(
         n_missing=round(float(np.mean([one.n_missing for one in found])) * scale),
         n_outside=round(float(np.mean([one.n_outside for one in found])) * scale),
     )
+
+
+def correlated(rows: Sequence[Estimate], drawn: Drawn, n: int) -> list[Estimate]:
+    """The estimates of `combined`, each with its correlations with the others: of patients, and of the counts' noise.
+
+    What the model may have wrong is in every variance by itself, and in no covariance.
+
+    Args:
+        n: persons.
+    """
+    tables = [{one.term: one for one in table} for table in drawn.each]
+
+    def covariance(k: int, other: int) -> float:
+        a, b = rows[k], rows[other]
+        r = float(np.mean([table[a.term].correlations.get(b.term, 0.0) for table in tables]))
+        patients = r * math.sqrt((a.vi_naive or 0.0) * (b.vi_naive or 0.0)) * drawn.rows / n
+        one, two = drawn.moves[k], drawn.moves[other]
+        own = float(one.g @ one.g)
+        return patients + (one.noise / own * float(one.g @ two.g) if own else 0.0)
+
+    known = [k for k, row in enumerate(rows) if row.yi is not None and row.correlations and drawn.moves]
+    out = list(rows)
+    for k in range(len(rows)):
+        spread = math.sqrt(rows[k].vi or 0.0)
+        beside = [other for other in known if other != k] if k in known else []
+        r = {rows[j].term: covariance(k, j) / (spread * math.sqrt(rows[j].vi or 0.0)) for j in beside}
+        out[k] = replace(rows[k], correlations=r)
+    return out
 
 
 def _lost(moved: TableMove, whole: float) -> list[str]:

@@ -30,7 +30,7 @@ from shared.estimands.answer import Estimand, Estimate
 from shared.mechanisms.base import balanced
 from shared.mechanisms.tables.coarse import coarse, unspread
 from shared.mechanisms.tables.latent_class import consistent
-from shared.mechanisms.tables.one_step import Released, combined, draw, fitted
+from shared.mechanisms.tables.one_step import Released, combined, correlated, draw, fitted
 from shared.plans.dictionary import Dictionary
 
 __all__ = ["summed", "together"]
@@ -89,6 +89,10 @@ def together(
     share = np.array([released.n for released in sites.values()]) / everybody.n
     steps = share @ [[move.by for move in one.moves] for one in drawn.values()]
     return {
-        site: [combined(sites[site], question, one, k, hides, mean_step=float(step)) for k, step in enumerate(steps)]
+        site: correlated(
+            [combined(sites[site], question, one, k, hides, mean_step=float(step)) for k, step in enumerate(steps)],
+            one,
+            sites[site].n,
+        )
         for site, one in drawn.items()
     }
