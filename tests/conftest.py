@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import pandas as pd
 import pytest
 import typer.main
 from _pytest.faulthandler import fault_handler_stderr_fd_key
+from hurry import part_of_today
 
 from shared.base import keys
 from shared.base.locked import KeyCost
@@ -105,11 +106,19 @@ def pytest_sessionfinish() -> None:
     record.write("soak", {**earlier, **_soaked}, seed=0, command="make soak")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+WHOLE_ON_POSTGRES = {"test_store.py", "test_upgrade.py"}
+EVERY = 10  # of the tests of other files that ask for `database`, so many are one part: another one each day
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
     """Let a test's report say which faults it makes, and what its mark counts where the test itself counts nothing.
 
     And give those that repeat much the time for it.
     """
+    there = {item for item in items if _on_postgres(item) and item.path.name not in WHOLE_ON_POSTGRES}
+    for item in there:
+        item.add_marker(pytest.mark.sampled)
     for item in items:
         if item.get_closest_marker("soak") or os.environ.get("TRIBUTARY_SOAK"):
             item.add_marker(pytest.mark.timeout(0))
@@ -120,6 +129,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.user_properties.append(("faults", named))
             for mark in item.iter_markers("fault"):
                 item.user_properties.append(("tally", dict(mark.kwargs)))
+    yield
+    asked = [item for item in items if item in there]
+    if len(asked) > EVERY:  # who asks for a few by name gets them
+        left = {*asked} - {*part_of_today(asked, EVERY)}
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
+
+
+def _on_postgres(item: pytest.Item) -> bool:
+    """True if a test that asks for `database` is to run on PostgreSQL."""
+    given = getattr(item, "callspec", None)
+    return given is not None and given.params.get("database") == "postgresql"
 
 
 @pytest.fixture
@@ -142,6 +163,27 @@ def tally(request: pytest.FixtureRequest) -> Callable[..., None]:
                 said[name] = said.get(name, 0) + int(count)
 
     return add
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A running PostgreSQL, for all tests of this process."""
+    from database_server import database_server
+
+    with database_server("tests") as server:
+        yield server
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What a store lies in that is opened without naming its database: the tests that ask for it run on both."""
+    if request.param == "sqlite":
+        yield "sqlite"
+        return
+    from database_server import stores_in
+
+    with stores_in(request.getfixturevalue("postgres")):
+        yield "postgresql"
 
 
 @pytest.fixture(scope="session")

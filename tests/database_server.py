@@ -1,13 +1,14 @@
-"""A PostgreSQL server of a test's own, on a socket, that can be stopped and started."""
+"""A PostgreSQL server of the tests' own, on a socket, that can be stopped and started; and stores that lie in it."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pwd
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,17 @@ class DatabaseServer:
     @property
     def url(self) -> str:
         return f"postgresql+psycopg://hub@/postgres?host={self.folder}"
+
+    def database(self, name: str, *, like: str = "template1") -> str:
+        """The URL of a database of that name; one that is not there is made, as a copy of `like`."""
+        import psycopg
+
+        if not (self.folder / ".s.PGSQL.5432").exists():
+            self.start()  # a test that stopped it has failed on its way
+        mine = f"host={self.folder} user=hub dbname=postgres"
+        with suppress(psycopg.errors.DuplicateDatabase), psycopg.connect(mine, autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{like}"')
+        return f"postgresql+psycopg://hub@/{name}?host={self.folder}"
 
     def run(self, tool: str, *argv: str | Path) -> None:
         subprocess.run([self.tools / tool, *argv], check=True, capture_output=True, cwd=self.folder, **self.who)
@@ -60,3 +72,24 @@ def database_server(name: str) -> Iterator[DatabaseServer]:
         server.stop()
     finally:
         shutil.rmtree(folder)
+
+
+@contextmanager
+def stores_in(server: DatabaseServer) -> Iterator[None]:
+    """Let every store that is opened without naming its database lie in this server, each home in one of its own."""
+    from coordinator.store.store import Store
+
+    first, made = Store.__dict__["open"], dict[str, str]()
+    Store(server.database("empty_store"), server.folder).close()  # its tables are made once, and copied
+
+    def opened(cls: type[Store], home: Path, url: str = "") -> Store:
+        name = "home_" + hashlib.sha256(f"{home.resolve()}".encode()).hexdigest()[:24]  # the same in a forked process
+        if not url and name not in made:
+            made[name] = server.database(name, like="empty_store")
+        return first.__func__(cls, home, url or made[name])
+
+    Store.open = classmethod(opened)
+    try:
+        yield
+    finally:
+        Store.open = first

@@ -133,7 +133,7 @@ class Desk:
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory):
+def desk(tmp_path_factory, database):
     made = Desk(tmp_path_factory.mktemp("hub"))
     made.publish(cohort_plan())
     made.publish(cohort_plan(**OTHER))

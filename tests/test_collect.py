@@ -96,7 +96,7 @@ def plan() -> StudyPlan:
 
 
 @pytest.fixture
-def hub(tmp_path, plan):
+def hub(tmp_path, plan, database):
     hub = Hub(tmp_path / "hub", plan, "north", "south")
     with hub.serve(
         quotas=Quotas(calls=10**7, anchor_calls=10**7, refused_a_day=10**6)
@@ -1059,14 +1059,15 @@ from stem import plant
 from coordinator.services.collect import server
 import shared.releases.receipt
 for line in sys.stdin:
-    home, failpoint = line.split()
+    home, failpoint, *url = line.split()
     started, told = os.pipe()
     child = os.fork()
     if not child:
         os.environ["TRIBUTARY_FAILPOINT"] = failpoint
         plant()
         try:
-            server.serve(Path(home), "127.0.0.1:0", ready=lambda port: os.write(told, b"%d\\n" % port))
+            ready = lambda port: os.write(told, b"%d\\n" % port)
+            server.serve(Path(home), "127.0.0.1:0", url="".join(url), ready=ready)
         finally:
             os._exit(0)
     os.close(told)
@@ -1101,7 +1102,7 @@ class Servers:
 
     def run(self, failpoint: str, work) -> str:
         """Start a server that dies at `failpoint`, do `work` with it, end it; how it ended."""
-        self.process.stdin.write(f"{self.hub.home} {failpoint}\n")
+        self.process.stdin.write(f"{self.hub.home} {failpoint} {self.hub.store.place[0]}\n")
         self.process.stdin.flush()
         child, port = self.line(failpoint).split()
         if port != "dead":
@@ -1187,7 +1188,7 @@ class Onlooker:
 @pytest.mark.fault("F2")
 @pytest.mark.parametrize("rounds", [1, pytest.param(25, marks=pytest.mark.soak)])
 def test_a_server_killed_at_any_step_ends_with_one_acceptance_when_the_site_asks_again(
-    tmp_path, plan, rounds, record_property, tally
+    tmp_path, plan, rounds, database, record_property, tally
 ):
     if rounds > 1:
         if not os.environ.get("TRIBUTARY_SOAK"):

@@ -28,7 +28,7 @@ UNADJUSTED = "cox(time, cvd) ~ sbp/10"
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory):
+def filled(tmp_path_factory, database):
     """(store, plan, tables, keys): four sites of the cohort study, all accepted."""
     home = tmp_path_factory.mktemp("hub")
     lead = SigningKey.generate()
@@ -48,7 +48,7 @@ def filled(tmp_path_factory):
 
 
 @pytest.fixture
-def other(tmp_path):
+def other(tmp_path, database):
     """A store of its own, for tests that change it: a function that adds a site with a table."""
     lead = SigningKey.generate()
     authority = Authority.create(tmp_path, coordinator="tributary-hub", names=("localhost",))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import multiprocessing
-import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,7 +12,9 @@ import sqlalchemy as sa
 from service import LEAD, SMALL, Hub, anchor_head, small_table
 
 import coordinator.store.store as module
+from coordinator.store import schema as db
 from coordinator.store.store import Store
+from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, SigningKey
 from shared.base.merkle_tree import leaf_hash, verify_consistency, verify_inclusion
 from shared.errors import (
@@ -53,7 +54,7 @@ def plan() -> StudyPlan:
 
 
 @pytest.fixture
-def hub(tmp_path, plan):
+def hub(tmp_path, plan, database):
     hub = Hub(tmp_path / "hub", plan, "north", "south")
     (hub.home / "bundles").mkdir()
     yield hub
@@ -67,6 +68,22 @@ def put(hub: Hub, sealed, store: Store | None = None):
     return store.accept_release(
         statement=sealed.statement, envelope=sealed.envelope, receipt=sealed.receipt, today=TODAY
     )
+
+
+def edited(hub: Hub, change: str | sa.Executable) -> None:
+    """Change the database behind the store's back; a change that is text, without regard to what refers to what."""
+    raw = sa.create_engine(hub.store.place[0])
+    try:
+        with raw.begin() as c:
+            if not isinstance(change, str):
+                c.execute(change)
+            elif c.dialect.name == "postgresql":
+                c.exec_driver_sql("set session_replication_role = replica")
+                c.exec_driver_sql(change.replace("as blob", "as bytea"))
+            else:
+                c.exec_driver_sql(change)
+    finally:
+        raw.dispose()
 
 
 def test_a_release_is_accepted_once_and_always_answered_alike(hub):
@@ -87,9 +104,10 @@ def test_a_release_is_accepted_once_and_always_answered_alike(hub):
         hub.store.release("unknown")
 
 
-def test_what_was_accepted_is_there_when_the_store_is_opened_again(hub):
+def test_what_was_accepted_is_there_when_the_store_is_opened_again(hub, database):
     first = put(hub, hub.seal("north"))
     again = Store.open(hub.home)
+    assert again._engine.dialect.name == database
     assert [release.acceptance for release in again.releases("mini", 1)] == [first]
     assert again.releases("other") == again.releases("mini", 2) == ()
     assert [site.site for site in again.sites()] == ["north", "south"]
@@ -99,24 +117,20 @@ def test_what_was_accepted_is_there_when_the_store_is_opened_again(hub):
 def test_the_database_itself_refuses_a_second_release_in_one_place(hub):
     """The rule is a constraint: code that forgot to look could still not break it."""
     put(hub, hub.seal("north"))
-    with sqlite3.connect(hub.home / "store.db") as raw:
-        row = raw.execute("select * from releases").fetchone()
-        names = [item[1] for item in raw.execute("pragma table_info(releases)")]
-        for changes in (
-            {"release_id": "x", "log_index": 9},
-            {"release_id": "x", "bundle_sha256": "y", "log_index": 9},
-        ):
-            values = [changes.get(name, value) for name, value in zip(names, row, strict=True)]
-            with pytest.raises(sqlite3.IntegrityError):
-                raw.execute(f"insert into releases values ({','.join('?' * len(values))})", values)
-    raw.close()
+    hub.store.add_anchor(anchor_head("north", 1), Envelope.sign("x", b"y", [SigningKey.generate()]))  # log entry 1
+    row = dict(hub.store.read(lambda c: c.execute(sa.select(db.releases)).mappings().one()))
+    for changes in ({"release_id": "x", "log_index": 1}, {"release_id": "x", "bundle_sha256": "y", "log_index": 1}):
+        with pytest.raises(sa.exc.IntegrityError, match=r"(?i)unique"):
+            edited(hub, db.releases.insert().values({**row, **changes}))
     other = hub.seal("north", release_id="cd" * 16, table=small_table(seed=3))
     with pytest.raises(ReplayRefusal):
         put(hub, other)
-    assert hub.store.verify_log() == 1
+    assert hub.store.verify_log() == 2
 
 
-def test_sqlite_flushes_every_commit(hub):
+def test_sqlite_flushes_every_commit(hub, database):
+    if database != "sqlite":
+        pytest.skip("PostgreSQL's own settings say so")
     with hub.store._engine.connect() as connection:
         assert connection.exec_driver_sql("pragma journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("pragma synchronous").scalar() == 2
@@ -179,9 +193,12 @@ def test_plans_grow_and_never_change(hub, plan):
 
 def test_only_the_hash_of_a_token_is_kept(hub):
     token = hub.invite("west").token
-    files = [path for path in hub.home.glob("store.db*")]
-    assert files
-    assert all(token.encode() not in path.read_bytes() for path in files)
+    rows = [
+        row for table in db.meta.sorted_tables for row in hub.store.read(lambda c, t=table: c.execute(t.select()).all())
+    ]
+    assert sha256_hex(token.encode()) in str(rows)
+    assert token not in str(rows)
+    assert all(token.encode() not in path.read_bytes() for path in hub.home.glob("store.db*"))
 
 
 def test_a_site_is_accepted_by_fingerprint_only_and_refused_only_while_pending(hub):
@@ -261,10 +278,7 @@ def test_an_edited_log_does_not_verify(hub, edit):
     for seq in (1, 2):
         hub.store.add_anchor(anchor_head("north", seq), envelope)
     assert hub.store.verify_log() == 3
-    raw = sqlite3.connect(hub.home / "store.db")
-    raw.execute(edit)
-    raw.commit()
-    raw.close()
+    edited(hub, edit)
     with pytest.raises(IntegrityRefusal):
         hub.store.verify_log()
 
@@ -290,7 +304,9 @@ def test_a_database_that_cannot_be_opened_is_a_refusal_without_its_path(tmp_path
 
 
 @pytest.mark.fault("F5")
-def test_a_database_that_is_full_is_a_refusal_and_changes_nothing(hub):
+def test_a_database_that_is_full_is_a_refusal_and_changes_nothing(hub, database):
+    if database != "sqlite":
+        pytest.skip("PostgreSQL has no such limit")
     put(hub, hub.seal("north"))
     pages = "pragma max_page_count = 1"  # no page may be added: the database's own form of a full disk
     sa.event.listen(hub.store._engine, "begin", lambda connection: connection.exec_driver_sql(pages))
@@ -335,11 +351,7 @@ def test_a_row_that_was_hidden_is_missed_by_its_entry(hub, hide, what):
     hub.store.reopen_wave("mini", 1, reason="after all", today=TODAY)
     hub.store.revoke_site("south")
     whole = hub.store.verify_log()
-    raw = sqlite3.connect(hub.home / "store.db")
-    raw.execute("pragma foreign_keys = off")
-    raw.execute(hide)
-    raw.commit()
-    raw.close()
+    edited(hub, hide)
     with pytest.raises(IntegrityRefusal, match="what it is about") as caught:
         hub.store.verify_log()
     assert f", {what}, and no such {what} in the database" in caught.value.given

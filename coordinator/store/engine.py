@@ -5,7 +5,9 @@ Acknowledged means durable: SQLite runs with a write-ahead log and ``synchronous
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -33,6 +35,7 @@ ONE_WRITER = "SELECT pg_advisory_xact_lock(7236288)"
 So several coordinators may serve one database. As in SQLite, whatever is checked within a transaction (one release for
 each place, a budget, the log's last entry) is still so when it commits.
 """
+WRITERS_KEPT = 31  # days for which a writer's last transaction is known
 
 
 class Reader(Protocol):
@@ -59,9 +62,14 @@ class Database:
         self.bundles = home / "bundles"
         # One writer at a time within this process: cheaper than letting the database send losers back.
         self._writing = threading.Lock()
+        self._writer, self._number = secrets.token_hex(16), 0
         self._nodes, self._growing = MerkleTree(), threading.Lock()
         options: dict[str, Any] = {"pool_size": 16, "max_overflow": 48}
-        if parsed.get_backend_name() == "postgresql" and "options" not in parsed.query:
+        self.shared = parsed.get_backend_name() == "postgresql"
+        if self.shared:
+            # Whatever the server's default is. Under a level above this one a writer would read as of before its turn.
+            options["isolation_level"] = "READ COMMITTED"
+        if self.shared and "options" not in parsed.query:
             # As SQLite (`db.sqlite_connect`): nobody waits for ever, for a lock or for a server that has gone silent.
             most = int(1000 * LONGEST_WAIT)
             options["connect_args"] = {
@@ -70,7 +78,6 @@ class Database:
                 "options": f"-c lock_timeout={most}",
             }
         self._engine = sa.create_engine(url, **options)
-        self.shared = parsed.get_backend_name() == "postgresql"
         if sqlite:
             sa.event.listen(self._engine, "connect", db.sqlite_connect)
             sa.event.listen(self._engine, "begin", db.sqlite_begin)
@@ -107,11 +114,15 @@ class Database:
         return "" if said == "ok" else said.splitlines()[0][:200]
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
-        """What `work` gives on a connection; again where a database server was restarted. Raises: StorageRefusal."""
+        """What `work` gives on a connection, all of it as of one moment; again where a database server was restarted.
+
+        Raises: StorageRefusal.
+        """
         until = time.monotonic() + RESTART
+        one_moment = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if self.shared else {}
         while True:
             try:
-                with self._engine.connect() as connection:
+                with self._engine.connect().execution_options(**one_moment) as connection:
                     return work(connection)
             except DBAPIError as error:
                 if not _away(error) or time.monotonic() > until:
@@ -121,19 +132,24 @@ class Database:
     def write(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` in one transaction; again from the start when another process was faster, or the server away.
 
-        A commit whose answer was lost may have taken place: `work` then finds what it would have written.
+        Where the answer to a commit was lost, the database says whether it took place: nothing is done twice.
 
         Raises: StorageRefusal.
         """
         with self._writing:
-            begun = time.monotonic()
+            begun, asked = time.monotonic(), False
+            self._number += 1
             for attempt in itertools.count():
                 try:
                     with self._engine.connect().execution_options(tributary_write=True) as connection:
                         with connection.begin():
                             if self.shared:
-                                connection.exec_driver_sql(ONE_WRITER)
-                            done = work(connection)
+                                connection.exec_driver_sql(ONE_WRITER)  # a commit under way has ended now
+                            if not (asked and self._noted(connection) == self._number):
+                                done = work(connection)
+                                if self.shared:
+                                    self._note(connection)
+                            asked = self.shared
                         return done
                 except (IntegrityError, OperationalError) as error:
                     full = "full" in str(error.orig) or "readonly" in str(error.orig)
@@ -144,6 +160,20 @@ class Database:
                 except DBAPIError as error:
                     raise storage_refusal(error) from None
         raise AssertionError("unreachable")
+
+    def _noted(self, c: sa.Connection) -> int | None:
+        """Number of this process's last transaction that took place."""
+        return c.execute(sa.select(db.writers.c.number).where(db.writers.c.writer == self._writer)).scalar()
+
+    def _note(self, c: sa.Connection) -> None:
+        """Note the number of the transaction in itself. (The server's own ids are given again after a crash.)"""
+        mine = db.writers.update().where(db.writers.c.writer == self._writer)
+        if not c.execute(mine.values(number=self._number)).rowcount:
+            today = dt.datetime.now(dt.UTC).date()
+            old = (today - dt.timedelta(days=WRITERS_KEPT)).isoformat()
+            c.execute(db.writers.delete().where(db.writers.c.day < old))
+            values = {"writer": self._writer, "number": self._number, "day": today.isoformat()}
+            c.execute(db.writers.insert().values(values))
 
     def entries(self) -> int:
         """Number of entries in the log: releases, withdrawals and closings of waves change only together with it."""

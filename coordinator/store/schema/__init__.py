@@ -49,6 +49,7 @@ __all__ = [
     "tree_heads",
     "wave_events",
     "withdrawals",
+    "writers",
 ]
 
 meta = sa.MetaData()
@@ -353,6 +354,14 @@ deletions = sa.Table(
     sa.Column("study", _word, nullable=False),
     sa.Column("entry", sa.LargeBinary, nullable=False),
     sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
+)
+# Of each process that writes to a database server, its last transaction: what it asks for where the answer was lost.
+writers = sa.Table(
+    "writers",
+    meta,
+    sa.Column("writer", sa.String(32), primary_key=True),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False, index=True),
 )
 home = sa.Table("home", meta, sa.Column("id", sa.String(32), primary_key=True))
 _content = sa.LargeBinary(ROUND_CAP)

@@ -1,4 +1,4 @@
-"""Certificates that sites were given and how each followed another; ends of memberships, studies and authorities."""
+"""Certificates that sites were given and how each followed another; ends of members, studies, authorities; writers."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -60,6 +60,13 @@ sa.Table(
     sa.Column("study", sa.String(64), nullable=False),
     sa.Column("entry", sa.LargeBinary, nullable=False),
     sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
+)
+sa.Table(
+    "writers",
+    added,
+    sa.Column("writer", sa.String(32), primary_key=True),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False, index=True),
 )
 
 
