@@ -17,6 +17,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,21 @@ class PublicKey:
 
     def verifies(self, signature: bytes, message: bytes) -> bool:
         """True if `signature` is this key's over `message`."""
-        try:
-            Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.hex)).verify(signature, message)
-        except (InvalidSignature, ValueError):
-            return False
-        return True
+        verifies = _verifies if len(message) <= _REMEMBERED else _verifies.__wrapped__
+        return verifies(self.hex, bytes(signature), bytes(message))
+
+
+_REMEMBERED = 4096
+"""Bytes of a message whose verification is remembered: a few thousand heads, not one large document."""
+
+
+@lru_cache(maxsize=2048)  # every transaction of a ledger asks for its last entry and its head again
+def _verifies(public: str, signature: bytes, message: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 class SigningKey:

@@ -19,6 +19,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -171,7 +172,7 @@ class Column:
             raise DictionaryRefusal(f"column {self.name!r} must be numeric to have bounds", given=self.kind)
         return float(self.lower), float(self.upper)
 
-    @property
+    @cached_property
     def dtype(self) -> Any:
         """The pandas dtype of the released column: levels in words are categories, levels in numbers integers.
 

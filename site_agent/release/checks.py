@@ -18,11 +18,13 @@ the same flow and from no record (`site_agent.release.equal_rows`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import platform
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -474,14 +476,17 @@ def carried_out(find: Callable[[], Found], otherwise: Found) -> Found:
 
 def tool_versions(agent_version: str) -> dict[str, str]:
     """Versions of what decided."""
+    return {"tributary": agent_version, "python": platform.python_version(), **_library_versions()}
+
+
+@cache
+def _library_versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
 
-    out = {"tributary": agent_version, "python": platform.python_version()}
+    out = {}
     for name in ("numpy", "pandas", "pyarrow", "scipy", "torch"):
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             out[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return out
 
 
