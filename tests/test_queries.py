@@ -10,7 +10,7 @@ from delivered import STUDIES, cohort, cohort_plan, deliver, join, quarantine
 
 from coordinator.answers.queries import ask, pooled, site_estimates
 from coordinator.answers.resolving import resolve
-from coordinator.answers.site_answers import EstimateCache, draws_of
+from coordinator.answers.site_answers import LOOKED_AT, EstimateCache, draws_of
 from coordinator.pooling.cautions import theorem3
 from coordinator.pooling.gaps import released_flow
 from coordinator.services.authority import Authority
@@ -149,6 +149,33 @@ def test_a_damaged_bundle_excludes_its_site_with_the_reason_and_hides_no_other(o
     assert len(answer.sources) == 3
     store.path(victim).unlink()
     assert "on disk" in ask(store, "cvd", 1, "unadjusted").result.excluded[0].reason
+
+
+def test_a_question_to_more_sites_than_have_room_finds_the_tables_that_do():
+    """Sites are read in turn: if the oldest made room, no table would ever be found again."""
+    kept, read = EstimateCache(cells=60 * 100), []
+
+    def table(site: int) -> pd.DataFrame:
+        read.append(site)
+        return pd.DataFrame({"sbp": np.arange(100.0)})
+
+    for _ in range(5):
+        for site in range(200):
+            kept.rows((f"{site}",), lambda site=site: table(site))
+    assert read[:200] == list(range(200)), "the first time none is there"
+    assert 200 + 4 * 130 < len(read) < 200 + 4 * 170, "of the 60 that have room most are found each time"
+    assert sum(known.cells for known in kept._tables.values()) <= (60 + LOOKED_AT) * 100
+
+
+def test_what_is_drawn_like_a_table_takes_room_as_the_table_does():
+    kept, wide = EstimateCache(cells=2000), pd.DataFrame({"sbp": np.arange(900.0)})
+    alpha = kept.rows(("alpha",), lambda: wide)
+    kept.rows(("beta",), lambda: wide)
+    assert kept._tables.keys() == {("alpha",), ("beta",)}
+    drawn = kept.surrogate(("alpha",)).rows(alpha, ["sbp"], 0.5)
+    assert kept._tables["alpha",].cells == alpha.cells + 2 * len(wide) + 2 * drawn.cells > 2000
+    kept.rows(("gamma",), lambda: wide)
+    assert sum(known.cells for known in kept._tables.values()) <= 2000
 
 
 def test_when_every_bundle_is_gone_the_refusal_names_them_all(other):

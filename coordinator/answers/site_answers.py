@@ -5,6 +5,7 @@ Nothing is fitted again for another pooling, or for another site's new release.
 
 from __future__ import annotations
 
+import random
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -78,76 +79,106 @@ class AnswerSource:
         return self.epsilon, self.epsilon_given
 
 
+LOOKED_AT = 64
+"""Small tables that are taken in between two looks at what all of them hold."""
+
+
+@dataclass(kw_only=True)
+class _Known:
+    """What is kept of one site's table."""
+
+    surrogate: SurrogateSampler | None = None
+    rows: QuestionRows | None = None
+
+    @property
+    def cells(self) -> int:
+        """Numbers that it holds, about."""
+        return sum(one.cells for one in (self.surrogate, self.rows) if one is not None)
+
+
 class EstimateCache:
     """Sites' estimates that were worked out lately: another pooling, or another site's new release, fits none again.
 
-    And what was worked out of their tables for any question, so that the next one finds it.
+    And what was worked out of their tables for any question, so that the next one finds it. A question reads the sites
+    in turn: were the oldest to go where room is short, no site would ever find its table again. So what is there mostly
+    stays, and a new table takes the place of another by lot.
 
     Args:
         most: how many sites' answers are kept.
-        tables: of how many sites' tables something is kept.
-        cells: rows times columns of the tables that are kept themselves, at most.
+        cells: numbers that may be kept of their tables, and of what is drawn like them; eight bytes each, and as much
+            again for what questions make of them.
 
     >>> kept = EstimateCache(most=1)
     >>> kept(("a",), list), kept(("b",), list), len(kept)
     ([], [], 1)
     """
 
-    def __init__(self, most: int = 4096, tables: int = 64, cells: int = 1 << 24) -> None:
-        self._most, self._tables, self._cells = most, tables, cells
-        self._known: OrderedDict[tuple[str, ...], list[Estimate]] = OrderedDict()
-        self._surrogates: OrderedDict[tuple[str, ...], SurrogateSampler] = OrderedDict()
-        self._rows: OrderedDict[tuple[str, ...], QuestionRows] = OrderedDict()
+    def __init__(self, most: int = 1 << 15, cells: int = 1 << 24) -> None:
+        self._most, self._cells, self._lots = most, cells, random.Random(0)
+        self._answers: OrderedDict[tuple[str, ...], list[Estimate]] = OrderedDict()
+        self._tables: dict[tuple[str, ...], _Known] = {}
+        self._latest: list[tuple[str, ...]] = []
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._answers)
 
     def __call__(self, key: tuple[str, ...], work: Callable[[], list[Estimate]]) -> list[Estimate]:
         """Cached estimates under `key`, else the result of `work`, which is cached unless it raises."""
         with self._lock:
-            known = self._known.get(key)
+            known = self._answers.get(key)
             if known is not None:
-                self._known.move_to_end(key)
+                self._answers.move_to_end(key)
                 return known
         found = work()
         with self._lock:
-            self._known[key] = found
-            while len(self._known) > self._most:
-                self._known.popitem(last=False)
+            self._answers[key] = found
+            while len(self._answers) > self._most:
+                self._answers.popitem(last=False)
         return found
 
     def surrogate(self, bundles: tuple[str, ...]) -> SurrogateSampler:
         """The surrogate of the table that is made of these bundles."""
         with self._lock:
-            found = self._surrogates.setdefault(bundles, SurrogateSampler())
-            self._surrogates.move_to_end(bundles)
-            while len(self._surrogates) > self._tables:
-                self._surrogates.popitem(last=False)
-        return found
+            known = self._tables.setdefault(bundles, _Known())
+            if known.surrogate is None:
+                known.surrogate = SurrogateSampler()
+            return known.surrogate
 
     def rows(self, bundles: tuple[str, ...], read: Callable[[], pd.DataFrame]) -> QuestionRows:
         """The table that is made of these bundles, as questions read it; `read` gives it where it is not kept."""
         with self._lock:
-            known = self._rows.get(bundles)
-            if known is not None:
-                self._rows.move_to_end(bundles)
-                return known
+            known = self._tables.get(bundles)
+            if known is not None and known.rows is not None:
+                return known.rows
         found = QuestionRows(read())
         with self._lock:
-            self._rows[bundles] = found
-            while len(self._rows) > self._tables or sum(rows.cells for rows in self._rows.values()) > self._cells:
-                self._rows.popitem(last=False)
+            self._tables.setdefault(bundles, _Known()).rows = found
+            self._latest.append(bundles)
+            if len(self._latest) >= LOOKED_AT or found.cells > self._cells // LOOKED_AT:
+                self._make_room()
         return found
+
+    def _make_room(self) -> None:
+        """Let go of tables until the others fit: by lot, and of the latest seven times as readily as of the others."""
+        held = {key: known.cells for key, known in self._tables.items()}
+        latest, total = [key for key in dict.fromkeys(self._latest) if key in held], sum(held.values())
+        others = [key for key in held if key not in self._latest]
+        self._lots.shuffle(latest)
+        self._lots.shuffle(others)
+        while total > self._cells:
+            gone = latest if latest and (not others or self._lots.random() < 7 / 8) else others
+            total -= held[gone[-1]]
+            del self._tables[gone.pop()]
+        self._latest.clear()
 
     def forget(self, taken: Collection[str]) -> None:
         """Keep nothing of tables with a bundle that its site took back."""
         if not taken:
             return
         with self._lock:
-            for cache in (self._surrogates, self._rows):
-                for bundles in [key for key in cache if not set(taken).isdisjoint(key)]:
-                    del cache[bundles]
+            for bundles in [key for key in self._tables if not set(taken).isdisjoint(key)]:
+                del self._tables[bundles]
 
 
 def _censoring(store: Store, release: AcceptedRelease, question: Estimand) -> str:

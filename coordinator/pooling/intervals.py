@@ -280,6 +280,12 @@ class SurrogateSampler:
         self._drawn: OrderedDict[tuple[tuple[str, ...], float, int], tuple[pd.DataFrame, QuestionRows]] = OrderedDict()
         self._lock = threading.Lock()
 
+    @property
+    def cells(self) -> int:
+        """Numbers that are kept."""
+        columns, drawn = list(self._margins.values()), list(self._drawn.values())
+        return sum(2 * len(scores) for _, scores in columns) + sum(2 * rows.cells for _, rows in drawn)
+
     def draw(
         self, table: pd.DataFrame | QuestionRows, columns: Sequence[str], r: float, rows: int = SURROGATE_ROWS
     ) -> pd.DataFrame:
