@@ -17,7 +17,16 @@ from typing import Any
 from shared.base.canonical import closed
 from shared.errors import ConfigRefusal, ParameterError, StateRefusal
 
-__all__ = ["FILE_NAME", "HOME_VARIABLE", "CoordinatorConfig", "LogSettings", "Quotas", "WebConfig", "default_home"]
+__all__ = [
+    "FILE_NAME",
+    "HOME_VARIABLE",
+    "STORE_VARIABLE",
+    "CoordinatorConfig",
+    "LogSettings",
+    "Quotas",
+    "WebConfig",
+    "default_home",
+]
 
 FILE_NAME = "coordinator.toml"
 HOME_VARIABLE = "TRIBUTARY_COORDINATOR_HOME"

@@ -754,7 +754,7 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
         "reanchor",
         "figure",
     }
-    changing |= {"synthetic", "backup", "restore", "log restored", "upgrade"}
+    changing |= {"synthetic", "backup", "restore", "log restored", "upgrade", "store copy", "store migrate"}
     changing |= {"grant", "ungrant", "rekey", "lead add", "lead retire", "plan cosign", "plan retire", "plan delete"}
     changing |= {
         "log list",

@@ -1,20 +1,35 @@
-"""Backups and versions: ``backup``, ``restore``, ``drill``, ``upgrade``."""
+"""Backups, versions, other databases: ``backup``, ``restore``, ``drill``, ``upgrade``, ``store copy|migrate``."""
 
 from __future__ import annotations
 
+import os
 import tempfile
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.options import DateRead, DryRun, app, labelled, lead_keys, today, verb
-from coordinator.config import CoordinatorConfig
+from coordinator.cli.options import (
+    DateRead,
+    DryRun,
+    Json,
+    app,
+    labelled,
+    lead_keys,
+    open_store,
+    store_app,
+    today,
+    verb,
+)
+from coordinator.config import FILE_NAME, STORE_VARIABLE, CoordinatorConfig
 from shared import software_version
-from shared.terminal import VerbAnswer
+from shared.terminal import VerbAnswer, console
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from shared.base.keys import SigningKey
 
 As = Annotated[str, typer.Option("--as", metavar="LEAD", help="Who opens it: who led when it was made.")]
@@ -22,7 +37,7 @@ KeyFile = Annotated[
     Path | None, typer.Option("--key", help="That lead's key file, where the one that goes along is not to be used.")
 ]
 
-__all__ = ["backup", "drill", "restore", "upgrade"]
+__all__ = ["backup", "drill", "restore", "store_copy", "store_migrate", "upgrade"]
 
 
 @verb(app, rich_help_panel="Set up")
@@ -179,3 +194,80 @@ def upgrade(
         if now != HEAD
         else None,
     )
+
+
+Target = Annotated[
+    str,
+    typer.Argument(metavar="URL", help="The other database, for example postgresql+psycopg://…; sqlite: in the home."),
+]
+
+
+@verb(store_app, "copy")
+def store_copy(config: CoordinatorConfig, url: Target, dry_run: DryRun = False, json: Json = False) -> VerbAnswer:
+    """Copy the store into an empty database, verified; settings stay as they are. The coordinator must not serve."""
+    return _copied(config, url, switch=False, dry_run=dry_run, quiet=json)
+
+
+@verb(store_app, "migrate")
+def store_migrate(config: CoordinatorConfig, url: Target, dry_run: DryRun = False, json: Json = False) -> VerbAnswer:
+    """Copy the store as ``store copy`` does, and have the settings name the copy from now on."""
+    return _copied(config, url, switch=True, dry_run=dry_run, quiet=json)
+
+
+def _copied(config: CoordinatorConfig, url: str, *, switch: bool, dry_run: bool, quiet: bool) -> VerbAnswer:
+    from coordinator.operations.migration import copied, require_url, switched
+    from coordinator.services.backup import nobody_serves
+
+    own = f"sqlite:///{config.home / 'store.db'}"
+    url = require_url(own if url == "sqlite" else url)
+    with nobody_serves(config.home):
+        with open_store(config) as store, _bar(quiet) as show:
+            made = copied(store, url, dry_run=dry_run, progress=show)
+        aside = switched(config, "" if url == own else url) if switch and not dry_run else ""
+    answer = {**asdict(made), "switched": switch and not dry_run, "aside": aside, "dry_run": dry_run}
+    did = "would copy" if dry_run else "found there already" if made.there else "copied and verified"
+    return VerbAnswer(
+        answer,
+        (f"{did}: {sum(made.rows.values()):,} rows of {len(made.rows)} tables, {made.entries} log entries", "bold"),
+        labelled(
+            ("from", made.source),
+            ("to", made.target),
+            ("root", made.root if made.entries else "none yet"),
+            ("bundles", f"{made.bundles} read, each of its digest; they stay in {config.home / 'bundles'}"),
+        ),
+        f"{FILE_NAME} names the copy now." if answer["switched"] else None,
+        f"The file it was copied from is {aside} now." if aside else None,
+        (
+            f"{STORE_VARIABLE} is set here, and wins over {FILE_NAME}: change it too, or servers go on in the old.",
+            "yellow",
+        )
+        if answer["switched"] and os.environ.get(STORE_VARIABLE)
+        else None,
+        ("Let nothing write to the old database any more: two stores that both grow are a forked log.", "yellow")
+        if not dry_run
+        else None,
+    )
+
+
+@contextmanager
+def _bar(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar on a terminal; a line for each stage in a log; nothing with ``--json``."""
+    out, stages = console(stderr=True), dict[str, Any]()
+    if quiet or not out.is_terminal:
+
+        def line(stage: str, done: int, of: int) -> None:
+            if not quiet and stages.setdefault(stage, done) == done:
+                out.print(f"{stage}: {of:,}")
+
+        yield line
+        return
+    from rich.progress import Progress
+
+    with Progress(console=out, transient=True) as drawn:
+
+        def move(stage: str, done: int, of: int) -> None:
+            if stage not in stages:
+                stages[stage] = drawn.add_task(stage)
+            drawn.update(stages[stage], completed=done, total=of)
+
+        yield move

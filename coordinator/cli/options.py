@@ -47,6 +47,7 @@ __all__ = [
     "require_study",
     "show_facts",
     "show_sentences",
+    "store_app",
     "today",
     "verb",
     "wave_app",
@@ -61,6 +62,7 @@ analyst_app = application("Analysts' tokens: who may ask, in which studies, unti
 log_app = application("The append-only log of accepted releases.", bare=True)
 ca_app = application("The certificate authority: how long it lasts, and the next one.", bare=True)
 lead_app = application("Who leads: whose signatures plans and grants carry, and how many.")
+store_app = application("The store's database, and another one in its place.")
 clock_app = application("Whose clock says what, and what a wrong one has dated.", bare=True)
 
 app.add_typer(plan_app, name="plan", rich_help_panel="Set up")
@@ -71,6 +73,7 @@ app.add_typer(analyst_app, name="analyst", rich_help_panel="Answers")
 app.add_typer(log_app, name="log", rich_help_panel="Releases")
 app.add_typer(ca_app, name="ca", rich_help_panel="Set up")
 app.add_typer(lead_app, name="lead", rich_help_panel="Set up")
+app.add_typer(store_app, name="store", rich_help_panel="Set up")
 app.add_typer(clock_app, name="clock", rich_help_panel="Set up")
 
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coordinator.cli.options import DryRun, app, labelled, lead_keys, open_store, verb
-from coordinator.config import FILE_NAME, CoordinatorConfig
+from coordinator.config import FILE_NAME, STORE_VARIABLE, CoordinatorConfig
 from shared.errors import ParameterError, StateRefusal
 from shared.terminal import VerbAnswer, console
 
@@ -31,6 +32,9 @@ def init(
     lead: Annotated[list[str] | None, typer.Option("--lead", help="Name of a lead's key; repeat for several.")] = None,
     threshold: Annotated[int, typer.Option("--threshold", help="Lead signatures that a plan must carry.")] = 1,
     analysts: Annotated[str, typer.Option("--analysts", help="host:port that analysts dial; none if left out.")] = "",
+    database: Annotated[
+        str, typer.Option("--store", help=f"URL of the database; SQLite in the home folder, or {STORE_VARIABLE}.")
+    ] = "",
     dry_run: DryRun = False,
 ) -> VerbAnswer:
     """Make the home folder: settings, certificate authority, server certificate and the leads' keys."""
@@ -44,15 +48,10 @@ def init(
         names=tuple(dict.fromkeys([host, *(san or [])])),
         threshold=threshold,
         analysts=analysts,
+        store=database,
     )
     leads = list(dict.fromkeys(lead or ["lead"]))
-    _require_plain_words(leads)
-    if threshold > len(leads):
-        raise ParameterError(
-            "there must be at least as many leads as signatures",
-            given=f"{len(leads)} and {threshold}",
-            next_step="Repeat --lead.",
-        )
+    _require_leads(leads, threshold)
     if (home / FILE_NAME).exists():
         raise StateRefusal(
             "the home folder must be new",
@@ -74,7 +73,8 @@ def init(
     # The settings are written last: an init that was interrupted is started again, and takes up its authority.
     there = (home / "ca" / "ca.key").exists()
     authority = Authority.load(home) if there else Authority.create(home, coordinator=name, names=config.names)
-    with open_store(config):
+    # What the environment names is used as any other verb would, and stays out of the settings: it may hold a password.
+    with open_store(replace(config, store=os.environ.get(STORE_VARIABLE) or database)):
         write_private(home / FILE_NAME, config.to_toml().encode())
     made = {
         "home": str(home),
@@ -117,8 +117,8 @@ def _lead_key(folder: Path, who: str, passphrase: str | None) -> str:
     return key.public.fingerprint
 
 
-def _require_plain_words(leads: list[str]) -> None:
-    """Refuse names of leads that could not name a file or stand in a plan. Raises: ParameterError."""
+def _require_leads(leads: list[str], threshold: int) -> None:
+    """Refuse leads too few to sign, and names that could not name a file or stand in a plan. Raises: ParameterError."""
     from shared.plans.invitation import is_plain_word, plain_word_of
 
     for who in leads:
@@ -128,6 +128,12 @@ def _require_plain_words(leads: list[str]) -> None:
                 given=repr(who),
                 next_step=f"For example {plain_word_of(who)!r}. It stands under every plan that they sign.",
             )
+    if threshold > len(leads):
+        raise ParameterError(
+            "there must be at least as many leads as signatures",
+            given=f"{len(leads)} and {threshold}",
+            next_step="Repeat --lead.",
+        )
 
 
 @verb(app, rich_help_panel="Set up")

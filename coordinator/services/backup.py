@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shared.base.keys import SigningKey
     from shared.terminal import ChecklistLine
 
-__all__ = ["BackupFacts", "RestoredHome", "back_up", "drill", "restore"]
+__all__ = ["BackupFacts", "RestoredHome", "back_up", "drill", "nobody_serves", "restore"]
 
 NAMES = re.compile(
     r"(coordinator|notify)\.toml|store\.db|(bundles|quarantine)/[0-9a-f]{64}\.zip"
@@ -238,7 +238,7 @@ def restore(
             given=f"{home}",
             next_step="Choose another --home, or add --replace: what is there is put aside.",
         )
-    with _nobody_serves(home, wanted=not dry_run), sandbox(home) as made:
+    with nobody_serves(home, wanted=not dry_run), sandbox(home) as made:
         digest, files, facts = _opened(archive, key, made)
         authority = _authority(made, facts)
         if occupied:
@@ -376,8 +376,8 @@ def _later_authorities(home: Path, made: Path) -> None:
 
 
 @contextmanager
-def _nobody_serves(home: Path, *, wanted: bool) -> Iterator[None]:
-    """Refuse a home at which a coordinator serves, where that is asked. Raises: LockedRefusal."""
+def nobody_serves(home: Path, *, wanted: bool = True) -> Iterator[None]:
+    """Refuse a home at which a coordinator serves, where that is asked, and let none begin. Raises: LockedRefusal."""
     place = home / "server.lock"
     if not (wanted and place.exists()):
         yield
@@ -387,7 +387,7 @@ def _nobody_serves(home: Path, *, wanted: bool) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise LockedRefusal(
-                "no coordinator must serve the home folder that is replaced",
+                "no coordinator must serve the home folder meanwhile",
                 given="one that does",
                 next_step="Stop it first.",
             ) from None

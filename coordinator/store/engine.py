@@ -23,7 +23,7 @@ from shared.base.canonical import canonical_json
 from shared.base.merkle_tree import MerkleTree, append, leaf_hash, peaks_root
 from shared.errors import Refusal, StateRefusal, StorageRefusal
 
-__all__ = ["Database", "Reader", "Writer", "append_entry", "log_size", "storage_refusal"]
+__all__ = ["Database", "Reader", "Writer", "append_entry", "log_size", "opened", "storage_refusal"]
 
 T = TypeVar("T")
 
@@ -64,23 +64,8 @@ class Database:
         self._writing = threading.Lock()
         self._writer, self._number = secrets.token_hex(16), 0
         self._nodes, self._growing = MerkleTree(), threading.Lock()
-        options: dict[str, Any] = {"pool_size": 16, "max_overflow": 48}
         self.shared = parsed.get_backend_name() == "postgresql"
-        if self.shared:
-            # Whatever the server's default is. Under a level above this one a writer would read as of before its turn.
-            options["isolation_level"] = "READ COMMITTED"
-        if self.shared and "options" not in parsed.query:
-            # As SQLite (`db.sqlite_connect`): nobody waits for ever, for a lock or for a server that has gone silent.
-            most = int(1000 * LONGEST_WAIT)
-            options["connect_args"] = {
-                "connect_timeout": int(LONGEST_WAIT),
-                "tcp_user_timeout": most,
-                "options": f"-c lock_timeout={most}",
-            }
-        self._engine = sa.create_engine(url, **options)
-        if sqlite:
-            sa.event.listen(self._engine, "connect", db.sqlite_connect)
-            sa.event.listen(self._engine, "begin", db.sqlite_begin)
+        self._engine = opened(url)
         # Asked as a reader first: whoever only reads must not wait for a writer.
         try:
             if self.read(revision_of) != HEAD:
@@ -236,6 +221,32 @@ class Database:
             for leaf in self.read(lambda c: c.execute(query).scalars().all()):
                 self._nodes.append(leaf)
         return self._nodes
+
+
+def opened(url: str) -> sa.Engine:
+    """A database as this software uses it; nothing is asked of it yet.
+
+    Args:
+        url: of SQLite or PostgreSQL.
+    """
+    parsed = sa.make_url(url)
+    options: dict[str, Any] = {"pool_size": 16, "max_overflow": 48}
+    if parsed.get_backend_name() == "postgresql":
+        # Whatever the server's default is. Under a level above this one a writer would read as of before its turn.
+        options["isolation_level"] = "READ COMMITTED"
+        if "options" not in parsed.query:
+            # As SQLite (`db.sqlite_connect`): nobody waits for ever, for a lock or for a server that has gone silent.
+            most = int(1000 * LONGEST_WAIT)
+            options["connect_args"] = {
+                "connect_timeout": int(LONGEST_WAIT),
+                "tcp_user_timeout": most,
+                "options": f"-c lock_timeout={most}",
+            }
+    engine = sa.create_engine(url, **options)
+    if parsed.get_backend_name() == "sqlite":
+        sa.event.listen(engine, "connect", db.sqlite_connect)
+        sa.event.listen(engine, "begin", db.sqlite_begin)
+    return engine
 
 
 def _away(error: DBAPIError) -> bool:
