@@ -19,19 +19,26 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: 
 WIDTHS = {"desk": 1280, "phone": 390}
 
 
-@pytest.fixture(params=WIDTHS)
-def chromium(request) -> Iterator[sync_api.Page]:
-    """A window of each width; it fails on any request that leaves the page's own address, and on errors in the page."""
-    with sync_api.sync_playwright() as started:
+@pytest.fixture(scope="module")
+def started() -> Iterator[sync_api.Browser]:
+    """One browser for all; each test has a window of its own in it, without anybody else's cookies."""
+    with sync_api.sync_playwright() as playwright:
         # A container's root has no sandbox to give; the page under test runs no script.
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        shown = started.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        window = shown.new_page(viewport={"width": WIDTHS[request.param], "height": 900})
-        elsewhere, errors = [], []
-        window.on("request", lambda asked: elsewhere.append(asked.url) if "127.0.0.1" not in asked.url else None)
-        window.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
-        yield window
+        shown = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield shown
         shown.close()
+
+
+@pytest.fixture(params=WIDTHS)
+def chromium(request, started) -> Iterator[sync_api.Page]:
+    """A window of each width; it fails on any request that leaves the page's own address, and on errors in the page."""
+    window = started.new_page(viewport={"width": WIDTHS[request.param], "height": 900})
+    elsewhere, errors = [], []
+    window.on("request", lambda asked: elsewhere.append(asked.url) if "127.0.0.1" not in asked.url else None)
+    window.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
+    yield window
+    window.close()
     assert elsewhere == []
     assert [line for line in errors if not any(code in line for code in ("401", "404", "409"))] == []
 

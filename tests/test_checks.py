@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import numpy as np
@@ -28,12 +29,18 @@ def in_released_form(dictionary, source: pd.DataFrame, seed: int = 1) -> pd.Data
     return encoder.decode(encoder.encode(dictionary.check(source), seeded_rng(seed)))
 
 
+@functools.cache
+def others(dictionary, like, n: int) -> pd.DataFrame:
+    """Rows of nobody, `like` the source: the same for every table that is held against so many."""
+    return in_released_form(dictionary, like(n=n, seed=1000))
+
+
 def report(dictionary, released, source, clipped=0, like=make_table) -> CheckReport:
     """What is found in a table; chance draws others `like` the source."""
     real = dictionary.check(source)
 
     def draw(places: np.ndarray) -> pd.DataFrame:
-        return in_released_form(dictionary, like(n=len(places), seed=1000))
+        return others(dictionary, like, len(places))
 
     found = check_rows(
         released=released,
