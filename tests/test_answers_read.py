@@ -19,8 +19,8 @@ from coordinator.pooling.gaps import Gap
 from coordinator.pooling.pool import pool, pool_estimates
 from shared.errors import ParameterError
 from shared.estimands.answer import Estimate
+from shared.estimands.effects import asked_of, in_words
 from shared.estimands.questions import parse_estimand
-from shared.estimands.words import asked_of, in_words
 from shared.plans.plan import StudyPlan
 
 STUDIES = Path(__file__).parents[1] / "deploy" / "studies"

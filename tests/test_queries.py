@@ -2,6 +2,7 @@
 
 import math
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -62,6 +63,26 @@ def other(tmp_path, database):
 
     yield store, add
     store.close()
+
+
+def test_a_dotted_name_as_in_r_is_the_dictionarys(filled):
+    known = replace(filled[1].dictionary.columns[-1], name="sbp_1")
+    plan = replace(filled[1], dictionary=replace(filled[1].dictionary, columns=(*filled[1].dictionary.columns, known)))
+    assert str(resolve(plan, "ols(sbp) ~ sbp.1/10 + age")[0]) == "ols(sbp) ~ sbp_1/10 + age"
+    with pytest.raises(ParameterError, match="must have the column"):
+        resolve(plan, "ols(sbp) ~ sbp.2")
+
+
+def test_every_site_is_asked_of_a_curve_with_the_same_knots(filled):
+    store, _, tables, _ = filled
+    answer = ask(store, "cvd", 1, "logistic(cvd) ~ ns(age, df = 2)")
+    assert answer.estimand.startswith("logistic(cvd) ~ ns(age, knots = ")
+    [joint] = answer.document["joint"]
+    assert [site["label"] for site in joint["sites"]] == sorted(tables)
+    middle = np.average([table.age.median() for table in tables.values()], weights=[*map(len, tables.values())])
+    assert joint["curve"]["reference"] == pytest.approx(middle, rel=1e-3)
+    with pytest.raises(ParameterError, match="must name its knots"):
+        ask(store, "cvd", 1, "logistic(cvd) ~ ns(log(age), df = 2)")
 
 
 def test_a_survival_curve_without_its_time_is_refused_before_any_table_is_read(filled):

@@ -296,6 +296,21 @@ class Result(Shown):
         how["pooled"] = [GridCurve(**curve) for curve in document.get("pooled", ()) if not sites]
         return drawn(lambda file: km_figure(shown, path=file, **how, **words), document["title"], path)
 
+    def dose_response(self, path: str | Path, *, term: str = "") -> Path:
+        """Draw a curve of the question (`ns`, `bs`, `poly`), pooled, with its band.
+
+        Args:
+            term: which, where there are several: the term or its column.
+        Raises: ParameterError: no such curve.
+        """
+        from coordinator.figures.dose_response import curve_figure, curve_of
+
+        document = self.document
+        entry = curve_of(document.get("joint", ()), term)
+        how = {"scale": document["scale"], "effect": document.get("effect", ""), "note": caption_of(document)}
+        curve_figure(entry, **how, title=title_of(document), path=path)
+        return Path(path)
+
     def _curves(self) -> dict[str, Any]:
         document: dict[str, Any] | None = self.document.get("curves")
         if document is None:
@@ -314,7 +329,7 @@ class Result(Shown):
         """Write it: the table of the sites' estimates (.csv, .parquet), all that was sent (.json), or a figure.
 
         Args:
-            kind: of a figure: as in `forest`, or ``curve``.
+            kind: of a figure: as in `forest`, ``curve`` or ``dose-response``.
         Raises: ParameterError: another suffix.
         """
         path = Path(path)
@@ -324,7 +339,8 @@ class Result(Shown):
         elif suffix in (".csv", ".parquet"):
             write_table(self.to_frame(), path)
         elif suffix in FILES:
-            _ = self.curve(path) if kind == "curve" else self.forest(path, kind)
+            draws: dict[str, Callable[[Path], Path]] = {"curve": self.curve, "dose-response": self.dose_response}
+            _ = draws[kind](path) if kind in draws else self.forest(path, kind)
         else:
             raise ParameterError(
                 f"a result's file must end in .csv, .parquet, .json, {', '.join(FILES)}", given=repr(path.name)

@@ -24,8 +24,7 @@ from coordinator.pooling.multivariate import joint_of_terms
 from coordinator.pooling.pool import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands.answer import Estimand, Estimate
-from shared.estimands.effects import effect_name, shown
-from shared.estimands.words import asked, asked_of, in_words, time_unit
+from shared.estimands.effects import asked, asked_of, effect_name, in_words, shown, time_unit
 from shared.privacy.stated import shown_price
 from shared.terminal import plain
 
@@ -326,7 +325,9 @@ def ask(
         words=in_words(question, chosen, plan.dictionary),
         detail=asked_of(question, chosen, plan.dictionary),
         every=tuple(rows) if question.kind == "table_one" else (),
-        joint=tuple(joint_of_terms(rows, question, method=method, test=test, level=level)),
+        joint=tuple(
+            joint_of_terms(rows, question, method=method, test=test, level=level, spans=_spans(plan.dictionary))
+        ),
         others={term: str(one) if isinstance(one, Refusal) else one for term, one in found.items()},
     )
 
@@ -346,6 +347,10 @@ def _pooled(
     except EstimateRefusal as refusal:
         return refusal
     return replace(result, effect=effect_name(question, term, time_unit(question, dictionary)))
+
+
+def _spans(dictionary: Dictionary) -> dict[str, tuple[float, float]]:
+    return {one.name: (one.lower, one.upper) for one in dictionary.columns if None not in (one.lower, one.upper)}  # type: ignore[misc]
 
 
 def _of_table_one(term: str) -> dict[str, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,7 @@ def resolve(
     Raises: ParameterError (neither a name nor a formula, a column the study does not have, or km without its time).
     """
     names = {str(parse_estimand(formula)): name for name, formula in plan.estimands.items()}
+    columns = {column.name: column for column in plan.dictionary.released}
     if isinstance(question, Estimand):
         found = question
     elif question in plan.estimands:
@@ -85,7 +87,7 @@ def resolve(
         )
     else:
         found = parse_estimand(question)
-    columns = {column.name: column for column in plan.dictionary.released}
+    found = _undotted(found, columns)
     for name in found.columns:
         if name not in columns:
             raise no_column(plan, name, lack(name))
@@ -96,6 +98,16 @@ def resolve(
             next_step=f"Write {replace(found, at=5.0)!s}, with the time you ask about: the same at every site.",
         )
     return found, names.get(str(found), "")
+
+
+def _undotted(question: Estimand, columns: Collection[str]) -> Estimand:
+    """The question with R's dotted names as a dictionary has them: ``chol.total`` is ``chol_total``."""
+    dotted = [name for name in question.columns if "." in name and name not in columns]
+    dotted = [name for name in dotted if name.replace(".", "_") in columns]
+    text = str(question)
+    for name in dotted:
+        text = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w.])", name.replace(".", "_"), text)
+    return parse_estimand(text) if dotted else question
 
 
 def absent(study: str, site: str, wave: int, term: str, question: Estimand, reason: str) -> Estimate:

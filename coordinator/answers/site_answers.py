@@ -5,6 +5,7 @@ Nothing is fitted again for another pooling, or for another site's new release.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections import OrderedDict
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from coordinator.pooling.intervals import Draw, SurrogateSampler, inflation, with_release_variance
-from shared.errors import EstimateRefusal, Refusal
+from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands.answer import Estimand, Estimate, estimate
 from shared.estimands.formulas import QuestionRows
 from shared.estimands.questions import SURVIVAL
@@ -197,6 +200,8 @@ def answers_of_sites(
     plan = store.plan(study).plan
     wave = held.wave
     question, planned = resolve(plan, estimand, lack=lambda name: lacking(store, study, name))
+    if question.unsettled:
+        question = question.with_knots(_quantiles(store, study, held, plan))
     levels: Mapping[str, Any] = {column.name: column.levels for column in plan.dictionary.released if column.levels}
     answered: dict[str, list[Estimate]] = {}
     failed: dict[str, str] = {}
@@ -265,6 +270,34 @@ def answers_of_sites(
     return [row for site in sorted(answered) for row in answered[site]], question, planned, tuple(sources)
 
 
+def _quantiles(
+    store: Store, study: str, held: ReleaseSelection, plan: StudyPlan
+) -> Callable[[str, Sequence[float]], list[float]]:
+    """Quantiles of a column of all sites' released rows, by their number; of figures, of the public bounds."""
+    taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
+    tables: list[QuestionRows] = []
+    if not isinstance(plan.release, Answering):
+        for releases in held.parts.values():
+            with contextlib.suppress(Refusal):  # of one site's bundle, which answers for itself
+                tables.append(QuestionRows(rows_of(store, releases, taken)))
+
+    def at(name: str, shares: Sequence[float]) -> list[float]:
+        values = [table.numbers(name) for table in tables if name in table]
+        values = [one[np.isfinite(one)] for one in values]
+        values = [one for one in values if len(one)]
+        if values:
+            found = np.average([np.quantile(one, shares) for one in values], axis=0, weights=[*map(len, values)])
+            return [float(value) for value in found]
+        column = plan.dictionary.column(name)
+        if column.lower is None or column.upper is None:
+            raise ParameterError(
+                "a curve without knots must be of a column of numbers", given=name, next_step="Name the knots."
+            )
+        return [column.lower + share * (column.upper - column.lower) for share in shares]
+
+    return at
+
+
 def _together(
     store: Store,
     study: str,
@@ -327,6 +360,12 @@ def site_answer(
         rows: gives the releases' rows, where the caller keeps them.
     Raises: EstimateRefusal (a column its plan version did not have, figures beside rows), and what `estimate` raises.
     """
+    if question.unsettled:
+        raise EstimateRefusal(
+            "a curve must have the same knots at every site",
+            given=str(question),
+            next_step="Name them: knots = c(…), Boundary.knots = c(…).",
+        )
     plan = plan or store.plan(releases[-1].study, releases[-1].plan_version).plan
     absent = [name for name in question.columns if name not in plan.dictionary.names]
     if absent:

@@ -147,7 +147,7 @@ class DrawnOptions:
         typer.Option(
             "--kind",
             help="forest, leave-one-out, cumulative, funnel, baujat, influence, bubble, waves (estimate by wave), km "
-            "(survival curves) or budget (ε spent by wave; asks no question).",
+            "(survival curves), dose-response (a curve of the model) or budget (ε spent by wave; asks no question).",
         ),
     ] = "forest"
     subgroup: Subgroup = ""
@@ -162,6 +162,12 @@ class DrawnOptions:
 
     def draw(self, answer: PooledAnswer, path: Path) -> None:
         """Draw a forest plot or one of its companions of a pooled answer."""
+        if self.kind == "dose-response":
+            from coordinator.figures.dose_response import curve_figure, curve_of
+
+            how = {"scale": answer.result.scale, "effect": answer.result.effect, "note": answer.caption}
+            curve_figure(curve_of(answer.joint), **how, title=self.title or answer.title, path=path)
+            return
         from coordinator.analyst.show import draw, sides
 
         by = [] if self.sort in ("", "name", "estimate", "weight") else [self.sort]
@@ -201,7 +207,7 @@ def figure(
     from coordinator.figures.companions import KINDS
 
     check_figure(out, drawn.kind)
-    kinds = ("forest", *KINDS, "waves", "km", "budget")
+    kinds = ("forest", *KINDS, "waves", "km", "dose-response", "budget")
     if drawn.kind not in kinds:
         step = meant(drawn.kind, kinds)
         raise ParameterError(f"the figure must be one of {', '.join(kinds)}", given=repr(drawn.kind), next_step=step)

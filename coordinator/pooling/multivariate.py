@@ -30,13 +30,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from coordinator.pooling import Test
 from shared.errors import EstimateRefusal, ParameterError
+from shared.estimands.formulas import parse
 from shared.estimands.questions import MODELS
+from shared.estimands.splines import CURVES, CurveBasis, basis_of
 
 if TYPE_CHECKING:
     from shared.estimands.answer import Estimate
     from shared.estimands.questions import Estimand
 
-__all__ = ["STRUCTURES", "JointResult", "JointRow", "Structure", "joint_of_terms", "joint_rows", "pool_joint"]
+__all__ = ["STRUCTURES", "JointResult", "JointRow", "Structure", "dose_response", "joint_of_terms", "joint_rows"]
+__all__ += ["pool_joint"]
 
 Array = NDArray[np.float64]
 Structure = Literal["un", "diag", "cs", "prop"]
@@ -185,11 +188,21 @@ def joint_rows(estimates: Sequence[Estimate], terms: Sequence[str]) -> tuple[lis
 
 
 def joint_of_terms(
-    estimates: Sequence[Estimate], question: Estimand, *, method: str, test: Test, level: float
+    estimates: Sequence[Estimate],
+    question: Estimand,
+    *,
+    method: str,
+    test: Test,
+    level: float,
+    spans: Mapping[str, tuple[float, float]] | None = None,
 ) -> list[dict[str, Any]]:
     """Every term of a model that has several coefficients, these pooled together: as `JointResult.data`, or a reason.
 
-    Each has its ``term``, its ``terms`` (coefficients) and the ``sites`` that were pooled: label, yi and cov.
+    Each has its ``term``, its ``terms`` (coefficients) and the ``sites`` that were pooled: label, yi and cov; a curve
+    also the ``curve`` (`dose_response`).
+
+    Args:
+        spans: column to its public bounds: where a curve without boundary knots is drawn.
     """
     if question.kind not in MODELS or question.kind == "standardised":
         return []
@@ -213,7 +226,24 @@ def joint_of_terms(
             continue
         used = [{"label": row.label, "yi": row.yi, "cov": row.cov} for row in rows if row.label in found.labels]
         out.append({**found.data, **one, "reason": "", "sites": used})
+        basis = basis_of(parse(term)) if term.startswith(tuple(f"{name}(" for name in CURVES)) else None
+        if basis is not None and (basis.ends or str(basis.of) in (spans or {})):
+            out[-1]["curve"] = dose_response(found, basis, basis.ends or (spans or {})[str(basis.of)])
     return out
+
+
+def dose_response(found: JointResult, basis: CurveBasis, span: tuple[float, ...]) -> dict[str, Any]:
+    """The pooled curve against its value at the middle knot, with pointwise intervals, on the analysis scale.
+
+    Returns: ``of`` (the column), ``reference``, and (61,) ``x``, ``estimate``, ``se``, ``ci_lb``, ``ci_ub``.
+    """
+    x = np.linspace(span[0], span[1], 61)
+    reference = basis.knots[len(basis.knots) // 2] if basis.knots else float(x[30])
+    apart = basis.columns(x) - basis.columns(np.array([reference]))
+    y, se = apart @ found.beta, np.sqrt(np.einsum("ij,jk,ik->i", apart, found.vcov, apart))
+    half = found.critical * se
+    ends = {"x": x, "estimate": y, "se": se, "ci_lb": y - half, "ci_ub": y + half}
+    return {"of": str(basis.of), "reference": reference, **ends}
 
 
 def pool_joint(

@@ -433,6 +433,8 @@ def _answers(
     else:
         inside = np.ones(len(table), dtype=bool)
     if kind == "standardised":
+        # The same curve whatever the exposure is set to.
+        estimand = estimand.with_knots(lambda name, shares: np.nanquantile(table.numbers(name), shares))
         result = standardised_answers(table, estimand, levels, floors)
     elif kind in MODELS:
         result = model_answers(table, estimand, levels, floors)

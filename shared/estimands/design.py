@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.formulas import CATEGORY, Node, QuestionRows, is_logical, names, parse, right_side, values
 from shared.estimands.questions import Estimand
+from shared.estimands.splines import basis_of, steps_of
 
 __all__ = ["_MOST_COLUMNS", "TermColumns", "design_of", "is_levelled", "levels_of", "numeric_columns", "outcome_of"]
 
@@ -40,7 +41,11 @@ def levels_of(column: pd.Series, given: Sequence[Any] | None) -> list[Any]:
 
 @dataclass(kw_only=True)
 class TermColumns:
-    """Columns of the terms by label, the names R prints, and reasons better than what the algebra will find."""
+    """Columns of the terms by label, the names R prints, and reasons better than what the algebra will find.
+
+    `curves` are the labels of each curve, which mean nothing without each other; `windows` the stretches of time to
+    which a label's effect belongs.
+    """
 
     labels: list[str] = field(default_factory=list)
     columns: list[Array] = field(default_factory=list)
@@ -48,6 +53,8 @@ class TermColumns:
     reasons: dict[str, str] = field(default_factory=dict)
     levelled: set[str] = field(default_factory=set)
     broken: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    curves: list[list[str]] = field(default_factory=list)
+    windows: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def design_of(table: QuestionRows, estimand: Estimand, levels: dict[str, Sequence[Any]]) -> TermColumns:
@@ -73,6 +80,8 @@ def design_of(table: QuestionRows, estimand: Estimand, levels: dict[str, Sequenc
             crossed = pieces if not crossed else [_cross(a, b) for b in pieces for a in crossed]
         if any(is_levelled(factor, table) for factor in term) and len(term) == 1:
             present.add(frozenset())  # its full set of levels spans the constant
+        if len(term) == 1 and basis_of(term[0]) is not None:
+            design.curves.append([label for label, _, _ in crossed])
         for label, r_name, column in crossed:
             named = estimand.label(text) if label == text else label
             design.labels.append(named)
@@ -96,6 +105,31 @@ def _factor(
     node: Node, table: QuestionRows, levels: dict[str, Sequence[Any]], contrasts: bool, design: TermColumns
 ) -> list[_Piece]:
     text = str(node)
+    steps = steps_of(node)
+    if steps is not None:
+        made = []
+        for base, r_name, column in _factor(steps.of, table, levels, contrasts, design):
+            for name, window in steps.windows:
+                level = base.removeprefix(str(steps.of)).strip("[]")
+                label = f"{text}[{', '.join(filter(None, (level, name)))}]"
+                design.windows[label] = window
+                if base in design.levelled:
+                    design.levelled.add(label)
+                if base in design.reasons:
+                    design.reasons[label] = design.reasons[base]
+                made.append((label, f"{r_name}, {name}", column))
+        return made
+    basis = basis_of(node)
+    if basis is not None:
+        x = values(basis.of, table)
+        seen = np.isfinite(x)
+        if basis.of.kind != "name":
+            read = [np.isfinite(table.numbers(name)) for name in numeric_columns(basis.of, table)]
+            design.broken[text] = np.asarray(np.all(read, axis=0) & ~seen)
+        if seen.any():
+            basis = basis.quantiled(lambda shares: np.quantile(x[seen], shares), tails=(0.0, 1.0))
+        curve = basis.columns(x) if seen.any() else np.full((len(x), basis.df), np.nan)
+        return [(f"{text}[{k}]", f"{text}{k}", curve[:, k - 1]) for k in range(1, basis.df + 1)]
     if not is_levelled(node, table):
         column = values(node, table)
         if node.kind != "name":

@@ -1,23 +1,31 @@
-"""What an estimate is called, and how it is read: its effect measure, and the way back from the analysis scale.
+"""What an estimate is called, and how it is read: its effect measure, its words, the way back from the analysis scale.
 
 Estimates are pooled on a scale on which their errors are nearly normal. People read the odds ratio and not its
 logarithm, the share and not its log odds; so whatever prints an estimate takes it back by `shown`, and names what it is
 by `effect_name`. An axis, a heading of standard errors and a file keep the analysis scale, and say which (`SCALES`).
+
+The formula is exact; beside it stand words as the study's dictionary has them, for headings and titles of figures. A
+label is cut at its first comma, bracket, colon or semicolon: what follows there explains it, and would make a title of
+two lines.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from shared.errors import Refusal
+from shared.estimands.formulas import Node, names, parse
 from shared.estimands.kinds import KINDS
-from shared.estimands.questions import INTERCEPT
+from shared.estimands.questions import INTERCEPT, MODELS
 
 if TYPE_CHECKING:
     from shared.estimands.questions import Estimand, Scale
+    from shared.plans.dictionary import Dictionary
 
-__all__ = ["NNT", "SCALES", "effect_name", "number_needed", "shown"]
+__all__ = ["NNT", "SCALES", "asked", "asked_of", "effect_name", "in_words", "number_needed", "shown", "time_unit"]
 
 SCALES: Mapping[str, str] = {"identity": "", "log": "log", "logit": "logit", "fisher_z": "Fisher z"}
 """What people call each scale; blank where nothing was transformed."""
@@ -99,3 +107,154 @@ def number_needed(difference: float, lower: float, upper: float) -> str:
 
     between = ", through ∞, to" if lower < 0 < upper else " to"
     return f"one event {needed(difference)} (one {needed(lower)}{between} one {needed(upper)})"
+
+
+# -- a question in words ---------------------------------------------------------------------------------------
+_OF_MEANS = {
+    "ols": "Difference in",
+    "difference": "Difference in mean",
+    "ratio": "Ratio of mean",
+    "gamma": "Ratio of mean",
+}
+_SIGNS = {"==": "=", "!=": "≠", ">=": "≥", "<=": "≤"}
+
+
+def asked(term: str, estimand: str) -> str:
+    """Term and question in their exact spelling, each once.
+
+    >>> asked("mean(age)", "mean(age)"), asked("age", "ols(sbp) ~ age")
+    ('mean(age)', 'age in ols(sbp) ~ age')
+    """
+    return estimand if term == estimand else f"{term} in {estimand}"
+
+
+def time_unit(question: Estimand, dictionary: Dictionary) -> str:
+    """Unit of a question's follow-up, blank where it has none or no unit is known."""
+    return next((column.unit for column in dictionary.columns if column.name == question.duration), "")
+
+
+def in_words(question: Estimand, term: str, dictionary: Dictionary) -> str:
+    """Effect, outcome and contrast of one answer.
+
+    >>> from shared.estimands.questions import parse_estimand
+    >>> from shared.plans.dictionary import Column, Dictionary
+    >>> known = Dictionary(name="d", version=1, columns=(
+    ...     Column(name="sbp", kind="continuous", label="systolic pressure, first reading", unit="mmHg", lower=50,
+    ...            upper=300),
+    ...     Column(name="sex", kind="binary", label="sex", levels=("female", "male")),
+    ...     Column(name="died", kind="event", label="death")))
+    >>> in_words(parse_estimand("logistic(died) ~ sbp/10 + sex"), "sbp/10", known)
+    'Odds ratio for death, per 10 mmHg of systolic pressure'
+    >>> in_words(parse_estimand("logistic(died) ~ sbp/10 + sex"), "sex[male]", known)
+    'Odds ratio for death, sex: male against female'
+    >>> in_words(parse_estimand("mean(sbp)"), "mean(sbp)", known)
+    'Mean systolic pressure (mmHg)'
+    """
+    words = _Words(dictionary)
+    kind, effect = question.kind, effect_name(question, term, time_unit(question, dictionary))
+    if kind == "network":
+        return effect + "".join(f" by {words.called(name)}" for name in question.terms)
+    if kind == "table_one":
+        return f"Table 1: {term}"
+    if kind == "correlation":
+        return f"{effect} of {' and '.join(map(words.called, question.terms))}"
+    if kind in ("mean", "proportion"):
+        return f"{'Share with' if kind == 'proportion' else effect} {words.side(question.outcome)}"
+    contrast = words.contrast(question, term)
+    if kind in ("km", "rmst"):
+        name, at, time = effect.partition(" at " if kind == "km" else " to ")
+        subject = f"{name} without {words.side(question.event)}{at}{time}"
+    elif kind == "standardised" and not question.binary:
+        subject = f"Standardised {effect[0].lower()}{effect[1:]} of {words.side(question.outcome)}"
+    elif kind == "standardised":
+        subject = f"Standardised {effect[0].lower()}{effect[1:]} for {words.side(question.outcome)}"
+    elif kind in _OF_MEANS:
+        named = _OF_MEANS[kind]
+        named = "Intercept of" if term == INTERCEPT else named
+        subject = f"{named} {words.side(question.outcome)}"
+    else:
+        subject = f"{effect} for {words.side(question.event or question.outcome)}"
+    return f"{subject}, {contrast}" if contrast else subject
+
+
+def asked_of(question: Estimand, term: str, dictionary: Dictionary) -> str:
+    """What else stands in the model, and of whom it was asked; blank for neither."""
+    words = _Words(dictionary)
+    own = set(_columns(term.partition("[")[0].partition("/")[0]))
+    others = dict.fromkeys(name for other in question.terms for name in _columns(other) if not own & {name})
+    said = []
+    if others and question.kind in MODELS:
+        said.append(f"adjusted for {', '.join(map(words.called, others))}")
+    if question.strata:
+        said.append(f"stratified by {', '.join(map(words.called, question.strata))}")
+    if question.subset:
+        said.append(f"only where {words.side(question.subset)}")
+    text = "; ".join(said)
+    return text[:1].upper() + text[1:]
+
+
+def _columns(text: str) -> list[str]:
+    try:
+        return list(names(parse(text)))
+    except Refusal:
+        return []
+
+
+class _Words:
+    """Names of a dictionary's columns for people."""
+
+    def __init__(self, dictionary: Dictionary) -> None:
+        self._columns = {column.name: column for column in dictionary.columns}
+
+    def called(self, name: str) -> str:
+        """A column by its label, or by its name without one."""
+        column = self._columns.get(name)
+        return (re.split(r"[,(:;]", column.label)[0].strip() if column else "") or name
+
+    def side(self, text: str) -> str:
+        """A column, a comparison, or an expression as it stands."""
+        node = parse(text)
+        if node.kind == "name":
+            column = self._columns.get(str(node.value))
+            unit = f" ({column.unit})" if column and column.unit else ""
+            return self.called(str(node.value)) + unit
+        if node.kind == "binary" and node.value in ("&", "|"):
+            return f" {'and' if node.value == '&' else 'or'} ".join(self.side(str(part)) for part in node.parts)
+        if node.kind == "binary" and node.parts[0].kind == "name":
+            left, right = node.parts
+            sign = _SIGNS.get(str(node.value), str(node.value))
+            return f"{self.called(str(left.value))} {sign} {_bare(right)}"
+        return text
+
+    def contrast(self, question: Estimand, term: str) -> str:
+        """What is compared: so many units more of a column, or one level against the first."""
+        if term in (INTERCEPT, str(question)):
+            return ""
+        if ":" in term:
+            return " × ".join(self._piece(part) for part in term.split(":"))
+        found = re.fullmatch(r"(?:C\()?(\w+)\)?\[(.+)\]", term)
+        if found:
+            name, level = found.groups()
+            levels = [str(one) for one in getattr(self._columns.get(name), "levels", ())]
+            alone = question.kind in ("km", "rmst") or not levels or level == levels[0]
+            return f"{self.called(name)}: {level}" + ("" if alone else f" against {levels[0]}")
+        name, _, units = term.partition("/")
+        column = self._columns.get(name)
+        if column is None:
+            return term
+        if column.levels:
+            two = f": {column.levels[-1]} against {column.levels[0]}"
+            return f"per level of {self.called(name)}" if len(column.levels) > 2 else f"{self.called(name)}{two}"
+        unit = column.unit
+        if not units and unit.isalpha() and unit.endswith("s") and len(unit) > 2:
+            return f"per {unit[:-1]} of {self.called(name)}"
+        amount = " ".join(filter(None, (units or "1", unit)))
+        return f"per {amount} of {self.called(name)}"
+
+    def _piece(self, part: str) -> str:
+        found = re.fullmatch(r"(?:C\()?(\w+)\)?(?:\[(.+)\])?", part)
+        return f"{self.called(found[1])}{f' {found[2]}' if found[2] else ''}" if found else part
+
+
+def _bare(node: Node) -> str:
+    return str(node.value) if node.kind == "text" else str(node)

@@ -54,11 +54,23 @@ class Moves:
     Attributes:
         rows: label -> (2, n): where each row stands in the table, and what it moves the estimate by.
         labels, cov: (p,) and (p, p): the covariance of the estimates, as the question wants their errors.
+        clusters: of each row of the table the cluster that it belongs to; None for errors of another kind.
+        scaled: whether clustered errors are scaled up by G / (G - 1) of G clusters.
     """
 
     rows: dict[str, Array] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     cov: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    clusters: NDArray[np.int64] | None = None
+    scaled: bool = True
+
+    def clustered(self, influence: Array, place: NDArray[np.int64]) -> Array:
+        """(p, p) sandwich of the clusters' sums of (n, p) influences of the rows at `place`."""
+        assert self.clusters is not None
+        _, codes = np.unique(self.clusters[place], return_inverse=True)
+        sums = np.zeros((int(codes.max()) + 1, influence.shape[1]))
+        np.add.at(sums, codes, influence)
+        return np.asarray(sums.T @ sums * (len(sums) / (len(sums) - 1) if self.scaled else 1.0))
 
     def clear(self) -> None:
         """Forget a fit that another takes the place of."""

@@ -29,18 +29,8 @@ from shared.errors import EstimateRefusal, ParameterError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "DEEPEST",
-    "LONGEST",
-    "MOST_TERMS",
-    "MOST_TOKENS",
-    "Node",
-    "QuestionRows",
-    "RightSide",
-    "names",
-    "parse",
-    "right_side",
-]
+__all__ = ["BASES", "DEEPEST", "LONGEST", "MOST_TERMS", "MOST_TOKENS", "Node", "QuestionRows", "RightSide"]
+__all__ += ["names", "parse", "right_side"]
 
 Array = NDArray[np.float64]
 
@@ -52,7 +42,7 @@ MOST_TERMS = 60
 _TOKEN = re.compile(
     r"""\s*(?:
       (?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)
-    | (?P<name>[^\W\d]\w*)
+    | (?P<name>[^\W\d]\w*(?:\.\w+)*)
     | (?P<text>"[^"]*"|'[^']*')
     | (?P<op>\*\*|==|!=|>=|<=|[-+*/^:(),<>&|!~=])
     )""",
@@ -250,7 +240,7 @@ def names(node: Node) -> Iterator[str]:
     """Column names a piece reads, in order, repeats included."""
     if node.kind == "name":
         yield str(node.value)
-    for part in node.parts:
+    for part in node.parts[: 1 if node.kind == "call" and node.value in BASES else None]:
         yield from names(part)
 
 
@@ -266,6 +256,8 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "I": lambda x: x,
 }
 CATEGORY = ("C", "factor")
+BASES = ("ns", "bs", "poly", "by_time")
+"""Terms of several columns each, which `shared.estimands.splines` reads: curves, and effects that change with time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,7 +338,7 @@ class _Terms:
         raise self.refusal(node)
 
     def refusal(self, node: Node) -> ParameterError:
-        functions = ", ".join(f"{name}()" for name in (*FUNCTIONS, "C", "strata", "offset"))
+        functions = ", ".join(f"{name}()" for name in (*FUNCTIONS, "C", *BASES, "strata", "offset"))
         return ParameterError(
             "a term must be a column, column/units, a:b, a*b or one of the functions",
             given=repr(str(node)[:60]),
@@ -358,6 +350,8 @@ class _Terms:
             self.plain.add(str(node))
             if str(node) in self.per:
                 raise ParameterError("each term may stand once", given=str(node))
+            return [(node,)]
+        if node.kind == "call" and node.value in BASES:
             return [(node,)]
         if node.kind != "call" or node.keys:
             raise self.refusal(node)

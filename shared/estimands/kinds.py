@@ -57,6 +57,8 @@ OPTIONS: Mapping[str, QuestionOption] = {
     "weights": QuestionOption(default=""),
     "ties": QuestionOption(default="efron", choices=("efron", "breslow")),
     "robust": QuestionOption(default="", choices=("", "HC0", "HC1", "HC2", "HC3")),
+    "cluster": QuestionOption(default=""),
+    "entry": QuestionOption(default=""),
     "measure": QuestionOption(default="OR", choices=("OR", "RR", "RD"), help="OR, RR or RD."),
     "by": QuestionOption(default="", help="A column with levels: each of them apart, and compared with the first."),
     "of": QuestionOption(default="", help="The exposure: one of the formula's columns."),
@@ -141,7 +143,7 @@ def _model(
         scale=scale,
         shape="model",
         outcome=outcome,
-        options=("weights", "robust"),
+        options=("weights", "robust", "cluster"),
         asks=asks,
     )
 
@@ -205,7 +207,7 @@ KINDS: Mapping[Kind, QuestionKind] = {
         effect="Coefficient",
         baseline="Intercept",
         shape="model",
-        options=("weights", "robust"),
+        options=("weights", "robust", "cluster"),
         asks='Linear regression at every site, pooled: "sbp ~ age + C(sex)".',
     ),
     "logistic": _model(
@@ -269,7 +271,7 @@ KINDS: Mapping[Kind, QuestionKind] = {
         scale="log",
         shape="model",
         outcome="ordered",
-        options=("weights",),
+        options=("weights", "cluster"),
         asks='Proportional odds of an ordered outcome at every site, pooled as log odds ratios: "stage ~ age".',
     ),
     "standardised": QuestionKind(
@@ -286,7 +288,7 @@ KINDS: Mapping[Kind, QuestionKind] = {
         scale="log",
         shape="model",
         survival=True,
-        options=("weights", "ties", "start", "stop"),
+        options=("weights", "ties", "start", "stop", "entry", "robust", "cluster"),
         asks='Cox regression at every site, pooled: "Surv(time, event) ~ sbp + age".',
     ),
     "km": QuestionKind(

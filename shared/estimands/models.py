@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from shared.errors import EstimateRefusal
@@ -48,6 +50,7 @@ class _Data:
     x: Array
     y: Array
     duration: Array
+    entry: Array
     weights: Array
     offset: Array
     strata: NDArray[np.int64]
@@ -60,6 +63,7 @@ class _Data:
             x=self.x[keep],
             y=self.y[keep],
             duration=self.duration[keep],
+            entry=self.entry[keep],
             weights=self.weights[keep],
             offset=self.offset[keep],
             strata=self.strata[keep],
@@ -108,7 +112,11 @@ def model_answers(
     data.x = data.x[:, alive]
     names_ = [labels[j] for j in alive]
     solve = {"ols": _ols, "cox": _cox, "ordinal": _ordinal}.get(kind, _generalised)
-    moved = Moves()
+    moved = Moves(scaled=not is_cox, clusters=_clusters(table, estimand))
+    groups = len(table) if moved.clusters is None else len(np.unique(moved.clusters[data.place]))
+    if estimand.cluster and groups < max(floors.residual_df, 2):
+        return all_for(f"{groups} clusters: fewer than {floors.residual_df} tell no error")
+    data = _episodes(data, [design.windows.get(name) for name in names_])
     fitted = solve(names_, data, estimand, floors, moved) if names_ or constant else {}
     if kind == "poisson":
         result.dispersion = _dispersion(data, [fitted.get(name, "") for name in names_], fitted.get(INTERCEPT))
@@ -123,12 +131,28 @@ def model_answers(
             result.answers[label] = (answer[0] * units, answer[1] * units**2)
     result.correlations = correlations(moved.labels, moved.cov)
     for label, (place, pushes) in moved.rows.items():
-        result.influence[label] = np.zeros(len(table))
-        result.influence[label][place.astype(np.int64)] = pushes * scale_of.get(label, 1.0)
+        of = place.astype(np.int64)
+        own = np.bincount(of, pushes * scale_of.get(label, 1.0), minlength=len(table))
+        result.influence[label] = np.asarray(own, dtype=float)
+    _whole_curves(result, design)
     result.answers = {label: result.answers[label] for label in shown}
     if is_cox:
         result.attrs = {"events": int(data.y.sum())}
     return result
+
+
+def _clusters(table: QuestionRows, estimand: Estimand) -> NDArray[np.int64] | None:
+    """Of each row what it is summed with for a sandwich variance; None where the errors are of another kind."""
+    if estimand.cluster:
+        return np.asarray(pd.factorize(table[estimand.cluster])[0], dtype=np.int64)
+    return np.arange(len(table)) if estimand.kind == "cox" and estimand.robust else None
+
+
+def _whole_curves(result: QuestionResult, design: TermColumns) -> None:
+    """Leave no coefficient of a curve that lacks another."""
+    for curve in design.curves:
+        lost = next((f"{one}: {result.answers[one]}" for one in curve if isinstance(result.answers[one], str)), "")
+        result.answers |= dict.fromkeys(curve if lost else [], f"its curve has no estimate ({lost})")
 
 
 def _dispersion(data: _Data, terms: Sequence[Answer], level: Answer | None) -> float:
@@ -169,11 +193,17 @@ def _model_data(
             given=f"{wrong} {'negative values' if must == 'count' else 'values of 0 or less'}",
         )
     duration = table.numbers(estimand.duration) if is_cox else np.ones(len(table))
+    entry = table.numbers(estimand.entry) if estimand.entry else np.full(len(table), -np.inf)
     strata, used = strata_of(table, estimand)
+    if estimand.entry:  # as R, which makes such a row missing
+        used = used & (entry < duration)
+    if estimand.cluster:
+        used = used & table[estimand.cluster].notna().to_numpy(dtype=bool)
     data = _Data(
         x=np.column_stack([*design.columns, np.zeros((len(table), 0))]),
         y=y,
         duration=duration,
+        entry=entry,
         weights=table.numbers(estimand.weights) if estimand.weights else np.ones(len(table)),
         offset=values(parse(estimand.offset), table) if estimand.offset else np.zeros(len(table)),
         strata=strata,
@@ -224,6 +254,22 @@ def _window(data: _Data, estimand: Estimand) -> _Data:
         data.y = np.where(data.duration > estimand.stop, 0.0, data.y)
         data.duration = np.minimum(data.duration, estimand.stop)
     return data
+
+
+def _episodes(data: _Data, windows: Sequence[tuple[float, float] | None]) -> _Data:
+    """Each row cut where an effect changes: its columns are 0 outside their window (R's `survSplit`)."""
+    cuts = sorted({end for window in windows if window for end in window if np.isfinite(end) and end > 0})
+    if not cuts:
+        return data
+    parts = []
+    for start, stop in pairwise([-np.inf, *cuts, np.inf]):
+        part = data.rows((data.duration > start) & (data.entry < stop))
+        inside = [window is None or (window[0] <= max(start, 0.0) and stop <= window[1]) for window in windows]
+        part = replace(part, x=part.x * np.array(inside, dtype=float), entry=np.maximum(part.entry, start))
+        ended = part.duration > stop
+        parts.append(replace(part, y=np.where(ended, 0.0, part.y), duration=np.minimum(part.duration, stop)))
+    names_ = [one.name for one in fields(_Data)]
+    return _Data(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names_})
 
 
 def _unseen(x: Array, constant: bool = True) -> list[list[int]]:
@@ -306,9 +352,9 @@ def _fit(
     back = np.diag(1 / scale)
     if constant:
         back = np.block([[np.ones((1, 1)), -(centre / scale)[None, :]], [np.zeros((len(basis), 1)), back]])
-    beta, cov = back @ fit.beta, back @ fit.cov @ back.T
-    variance = np.diag(cov)
     pushes = fit.influence @ back.T
+    cov = back @ fit.cov @ back.T if moved.clusters is None else moved.clustered(pushes, place)
+    beta, variance = back @ fit.beta, np.diag(cov)
     for position, j in enumerate(basis, start=int(constant)):
         if j in supported:
             answers[names_[j]] = (float(beta[position]), float(variance[position]))
@@ -488,6 +534,7 @@ def _cox(names_: list[str], data: _Data, estimand: Estimand, floors: LeastRows, 
             strata=part.strata,
             weights=part.weights,
             offset=part.offset - part.offset.mean(),
+            entry=part.entry if np.isfinite(part.entry).any() else None,
         )
         if not fit.converged or float(np.ptp(fit.fitted)) > 50:
             raise _NoMaximum

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from shared.estimands.fits.families import Robust
 from shared.estimands.fits.survival import Ties
 from shared.estimands.formulas import Node, RightSide, check_arithmetic, is_logical, names, parse, right_side
 from shared.estimands.kinds import GROUPED, KINDS, LISTED, MODELS, OPTIONS, SURVIVAL, Kind, Scale
+from shared.estimands.splines import basis_of, settled, steps_of, unsettled
 
 __all__ = ["GROUPED", "INTERCEPT", "MODELS", "NETWORK", "SURVIVAL", "Estimand", "Kind", "Scale"]
 __all__ += ["parse_estimand", "parse_formula"]
@@ -68,7 +69,9 @@ class Estimand:
         subset: a filter; rows where it is false or missing are not asked.
         weights: column of case weights of a model.
         ties: ``efron`` (as R) or ``breslow``.
-        robust: ``HC0`` to ``HC3`` for a sandwich variance; empty for the model's.
+        robust: ``HC0`` to ``HC3`` for a sandwich variance; empty for the model's. Of a Cox model ``HC0`` alone.
+        cluster: column whose equal values mark rows that are not independent: a sandwich variance of their sums.
+        entry: of a Cox model the column of the time from which a row is at risk (left truncation).
         measure: of a two-by-two table: ``OR``, ``RR`` or ``RD``.
         start, stop: time window of a Cox model: persons still at risk at `start`, events up to `stop`.
         by: column whose levels a Table 1 has apart; empty for one of all rows.
@@ -96,6 +99,8 @@ class Estimand:
     weights: str = ""
     ties: Ties = "efron"
     robust: Robust = ""
+    cluster: str = ""
+    entry: str = ""
     measure: Measure = "OR"
     start: float | None = None
     stop: float | None = None
@@ -139,12 +144,12 @@ class Estimand:
             if is_logical(node) and not (survival or self.binary):
                 raise ParameterError(f"{kind} takes a column, not a comparison", given=text)
         for term in self.terms:
-            _check_term(term, plain=kind in LISTED)
+            _check_term(term, kind)
         if kind == "table_one" and not self.terms:
             raise ParameterError("table_one must name its columns", next_step="Write table_one(age, sex, by = arm).")
-        for name in filter(None, (self.duration, self.weights, self.by, *self.strata)):
+        for name in filter(None, (self.duration, self.weights, self.by, self.cluster, self.entry, *self.strata)):
             if parse(name).kind != "name":
-                raise ParameterError("duration, weights, by and strata must be columns", given=repr(name))
+                raise ParameterError("duration, entry, weights, by, cluster, strata must be columns", given=repr(name))
         for name, units in self.per.items():
             if name not in self.terms or kind not in MODELS:
                 raise ParameterError("units can only be given for a numeric term of a model", given=repr(name))
@@ -195,6 +200,8 @@ class Estimand:
                 raise ParameterError(f"{name} must be one of {choices}", given=repr(value))
             if default is None and value is not None and not (math.isfinite(value) and value >= 0):
                 raise ParameterError(f"{name} must be a time of at least 0", given=f"{value}")
+        if self.kind == "cox" and self.robust not in ("", "HC0"):
+            raise ParameterError("robust errors of a Cox model must be HC0", given=self.robust)
         if self.kind == "rmst" and not self.tau:
             raise ParameterError(
                 "rmst must have a horizon tau > 0, the same at every site",
@@ -226,6 +233,15 @@ class Estimand:
     def binary(self) -> bool:
         """True if its outcome is 0 or 1."""
         return self.outcome_kind == "binary"
+
+    def with_knots(self, quantile: Callable[[str, Sequence[float]], Any]) -> Estimand:
+        """The same question with the knots that its curves lack (`shared.estimands.splines.settled`)."""
+        return replace(self, terms=settled(self.terms, quantile)) if unsettled(self.terms) else self
+
+    @property
+    def unsettled(self) -> bool:
+        """True if a curve of it would have other knots at another site."""
+        return unsettled(self.terms)
 
     def __str__(self) -> str:
         if self.kind in LISTED:
@@ -280,8 +296,8 @@ class Estimand:
     def columns(self) -> tuple[str, ...]:
         """Columns it reads, each once: outcome first."""
         outcome = "" if self.kind == "network" else self.outcome
-        pieces = (outcome, self.event, self.duration, *self.terms, *self.strata, self.offset, self.by)
-        texts = (text for text in (*pieces, self.weights, self.subset) if text)
+        pieces = (outcome, self.event, self.duration, self.entry, *self.terms, *self.strata, self.offset, self.by)
+        texts = (text for text in (*pieces, self.weights, self.cluster, self.subset) if text)
         return tuple(dict.fromkeys(name for text in texts for name in names(parse(text))))
 
 
@@ -299,11 +315,15 @@ def _side(text: str) -> Node:
     return node
 
 
-def _check_term(text: str, *, plain: bool) -> None:
+def _check_term(text: str, kind: str) -> None:
     node = parse(text)
-    if plain and node.kind != "name":
+    if kind in LISTED and node.kind != "name":
         raise ParameterError("a correlation and a Table 1 are of columns", given=repr(text))
     found = right_side(node)
+    for factor in (factor for term in found.terms for factor in term):
+        basis_of(factor)
+        if steps_of(factor) is not None and (kind != "cox" or len(found.terms[0]) > 1):
+            raise ParameterError("by_time must be a term of a Cox model, by itself", given=repr(text))
     if len(found.terms) != 1 or found.per or found.strata or found.offset is not None or not found.intercept:
         raise ParameterError("a term must be a column, C(column), a function of columns or a:b", given=repr(text))
 
@@ -382,13 +402,15 @@ def _formula(kind: str, node: Node, options: Mapping[str, Node]) -> Estimand:
         found = right_side(both)
         return _question(kind, tuple(term[0] for term in found.terms), None, options)
     if kind in SURVIVAL:
-        if left.kind != "call" or left.value != "Surv" or len(left.parts) != 2 or left.keys:
+        truncated = kind == "cox" and len(left.parts) == 3 and "entry" not in options
+        if left.kind != "call" or left.value != "Surv" or not (len(left.parts) == 2 or truncated) or left.keys:
             raise ParameterError(
                 f"{kind} must have Surv(time, event) before ~",
                 given=repr(str(left)[:60]),
                 next_step="Write for example: Surv(time, died) ~ age.",
             )
-        return _question(kind, left.parts, right, options)
+        more = {"entry": left.parts[0]} if truncated else {}
+        return _question(kind, left.parts[-2:], right, {**options, **more})
     if right is not None and kind in ("mean", "proportion") and right == Node("number", 1.0):
         right = None
     return _question(kind, (left,), right, options)

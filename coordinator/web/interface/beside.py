@@ -181,11 +181,11 @@ def figure(given: Mapping[str, Any]) -> None:
     """Write a figure of an answer, or the table of its sites, to a file; read from its document alone.
 
     Args:
-        given: ``document`` (the answer), ``kind`` (of `Result.forest`, ``curve`` or ``table``) and ``path``.
+        given: ``document`` (the answer), ``kind`` (of `Result.export`, or ``table``) and ``path``.
     Raises: ParameterError (no such figure); IntegrityRefusal (another number than the one that was given).
     """
     result, path = _result(given["document"]), Path(given["path"])
-    if given["kind"] in ("table", "curve"):
+    if given["kind"] in ("table", "curve", "dose-response"):
         result.export(path, given["kind"])
     else:
         result.forest(path, given["kind"])

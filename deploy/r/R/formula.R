@@ -86,11 +86,14 @@ bracketed <- function(part, level) if (part$binding >= level) part$text else pas
 
 # Names of arguments that R users give to Surv() and the like; the grammar takes these by their place.
 called <- function(name, arguments) {
-  if (name == "Surv" && length(arguments) != 2) {
+  if (name == "Surv" && !length(arguments) %in% 2:3) {
     refuse("Surv must have a time and an event", given = paste(length(arguments), "arguments"),
-           next_step = "Write Surv(time, event); a window is start= and stop=.")
+           next_step = "Write Surv(time, event), or Surv(entry, time, event); a window is start= and stop=.")
   }
   keys <- names(arguments)
+  if (name == "Surv" && length(arguments) == 3 && !is.null(keys)) {
+    refuse("Surv(entry, time, event) must have its arguments by their place", given = paste(keys, collapse = ", "))
+  }
   if (name == "Surv" && !is.null(keys)) {
     order <- match(keys, c("time", "event"))
     if (all(is.na(order) == (keys == ""))) {

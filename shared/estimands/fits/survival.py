@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,7 @@ def cox(
     strata: NDArray[np.int64] | None = None,
     weights: Array | None = None,
     offset: Array | None = None,
+    entry: Array | None = None,
     iterations: int = 40,
 ) -> RegressionFit:
     """Cox regression, R's `coxph(Surv(time, event) ~ x + strata(s) + offset(o), weights, ties)`.
@@ -53,8 +54,11 @@ def cox(
     Args:
         x: (n, p) of full rank, columns centred and scaled. time, event: (n,), event 0 or 1.
         strata: (n,) integers; baseline hazards are apart, coefficients are shared.
+        entry: (n,) times after which each row is at risk (left truncation), before its time.
     Returns: `converged` is False when the partial likelihood has no maximum.
     """
+    if entry is not None:
+        return _truncated(x, time, event, entry, strata=strata, weights=weights, offset=offset, ties=ties)
     n, p = x.shape
     if strata is None or not strata.any():
         order, group = np.argsort(-time, kind="stable"), np.zeros(n, dtype=np.int64)
@@ -79,6 +83,33 @@ def cox(
     eta, influence = np.empty(n), np.empty((n, p))
     eta[order], influence[order] = x @ beta, residual @ cov
     return RegressionFit(beta=beta, cov=cov, converged=converged, fitted=eta, loglik=reached, influence=influence)
+
+
+def _truncated(x: Array, time: Array, event: Array, entry: Array, **how: Any) -> RegressionFit:
+    """Cox regression of rows that enter late: `coxph(Surv(entry, time, event) ~ x)`.
+
+    A row that has not entered is taken out of each risk set by a shadow of itself that leaves at its entry, without an
+    event and with the negative weight: sums over risk sets stay running sums.
+    """
+    late = np.flatnonzero(np.isfinite(entry))
+
+    def with_shadows(values: Array | None, fill: float = 0.0, sign: float = 1.0) -> Array:
+        own = np.full(len(time), fill) if values is None else values
+        return np.concatenate([own, sign * own[late]])
+
+    how["weights"] = with_shadows(how["weights"], 1.0, -1.0)
+    how["offset"] = with_shadows(how["offset"])
+    if how["strata"] is not None:
+        how["strata"] = np.concatenate([how["strata"], how["strata"][late]])
+    fit = cox(
+        np.concatenate([x, x[late]]),
+        np.concatenate([time, entry[late]]),
+        np.concatenate([event, np.zeros(len(late))]),
+        **how,
+    )
+    influence = fit.influence[: len(time)].copy()
+    influence[late] += fit.influence[len(time) :]
+    return replace(fit, fitted=fit.fitted[: len(time)], influence=influence)
 
 
 class _RiskSets:

@@ -33,7 +33,8 @@ test_that("what R and the grammar read differently is refused with what to write
   expect_match(said(y ~ (a + b)^2), "a*b", fixed = TRUE)
   expect_match(said(y ~ (1 | site)), "random effects")
   expect_match(said(data$y ~ x), "no data frame")
-  expect_match(said(Surv(start, stop, died) ~ x), "start=", fixed = TRUE)
+  expect_equal(text(Surv(start, stop, died) ~ x), "Surv(start, stop, died) ~ x")
+  expect_match(said(Surv(time, status, entry = start) ~ x), "by their place", fixed = TRUE)
   expect_error(text(42), class = "tributary_refusal")
 })
 

@@ -1,0 +1,100 @@
+"""A curve of a model: the pooled effect along a column against its reference value, with its band."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from coordinator.figures.canvas import (
+    COLOURS,
+    INK,
+    MARGIN,
+    SMALL,
+    TEXT,
+    DrawnFigure,
+    Page,
+    View,
+    axis_ticks,
+    page_style,
+)
+from shared.errors import ParameterError, machine_failures
+from shared.estimands.effects import SCALES, shown
+
+__all__ = ["curve_figure", "curve_of"]
+
+_WIDE, _TALL, _LEFT = 5.2, 3.4, 0.75  # inches
+
+
+def curve_of(joint: Any, term: str = "") -> Mapping[str, Any]:
+    """The entry of an answer's ``joint`` that has a curve: of a term, or the only one.
+
+    Raises: ParameterError: none, or several.
+    """
+    found = [one for one in joint if one.get("curve") and term in ("", one["term"], one["curve"]["of"])]
+    if len(found) != 1:
+        offered = [one["term"] for one in joint if one.get("curve")]
+        raise ParameterError(
+            "a dose-response figure must be of one curve of the question",
+            given=f"{len(found)}",
+            next_step=f"Name its term: {', '.join(offered)}." if offered else 'Ask one: "died ~ ns(age, df = 3)".',
+        )
+    return found[0]
+
+
+@machine_failures()
+def curve_figure(
+    entry: Mapping[str, Any],
+    *,
+    scale: Any,
+    effect: str,
+    title: str = "",
+    note: str = "",
+    xlabel: str = "",
+    path: str | Path | None = None,
+) -> DrawnFigure:
+    """The pooled curve with its pointwise band, on the effect's own axis.
+
+    Args:
+        entry: `curve_of` an answer. scale, effect: of its estimates.
+        title, note: headings. xlabel: the column in words.
+        path: written when given; the suffix chooses SVG, PDF or PNG.
+    Returns: the figure and its words. Gids: ``curve``, ``band``.
+    """
+    curve = entry["curve"]
+    x, y, low, high = (curve[name] for name in ("x", "estimate", "ci_lb", "ci_ub"))
+    of = xlabel or curve["of"]
+    name = f"{effect or 'Effect'} against {curve['reference']:g}"
+    view = View(
+        show=lambda value: shown(value, scale),
+        decimals=2,
+        null=0.0,
+        name=f"{name} ({SCALES[scale]} scale)" if SCALES[scale] else name,
+        scale=scale,
+        ratio=scale == "log",
+    )
+    pad = 0.06 * (max(high) - min(low) or 1.0)
+    span = (min(low) - pad, max(high) + pad)
+    middle = len(x) // 2
+    words = f"{name} along {of}: " + "; ".join(
+        f"{view.number(y[k])} ({view.number(low[k])} to {view.number(high[k])}) at {x[k]:g}"
+        for k in (0, middle, len(x) - 1)
+    )
+    foot = [
+        entry["sentence"] + ".",
+        f"Band: pointwise {100 * entry['level']:g} % intervals, of no width at the reference.",
+    ]
+    with page_style():
+        page = Page(
+            _LEFT + _WIDE + 0.1 + MARGIN, title, note, [*foot, *entry["notes"]], rows=0, extra=_TALL, headed=False
+        )
+        axes = page.axes(_LEFT, _WIDE, (x[0], x[-1]), span)
+        axes.axhline(0.0, color=INK, linewidth=0.8, linestyle=(0, (2, 2)), zorder=2)
+        axes.fill_between(x, low, high, color=COLOURS[0], alpha=0.2, linewidth=0, zorder=3, gid="band")
+        axes.plot(x, y, color=COLOURS[0], linewidth=1.8, zorder=4, gid="curve")
+        ticks = axis_ticks(*span, view)
+        axes.set_yticks([place for place, _ in ticks], [text for _, text in ticks])
+        axes.tick_params(axis="both", labelsize=SMALL, colors=INK, length=3, width=0.8, pad=3)
+        axes.set_xlabel(of, fontsize=TEXT, color=INK, labelpad=4, parse_math=False)
+        axes.set_ylabel(view.name, fontsize=TEXT, color=INK, labelpad=6, parse_math=False)
+        return page.finish(f"{words}.", title or "Dose-response curve", path)
