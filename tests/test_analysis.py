@@ -745,6 +745,22 @@ def test_a_result_can_be_had_again_and_written_as_a_table_json_or_a_figure(desk,
     assert not (tmp_path / "r.csv").exists()
 
 
+def test_the_pooled_curve_of_a_spline_comes_with_its_answer_and_is_drawn(desk, study, tmp_path, capsys):
+    answer = study.logistic("cvd ~ ns(age, df = 2) + sbp/10")
+    [joint] = answer.document["joint"]
+    assert (joint["curve"]["of"], len(joint["curve"]["x"]), joint["reason"]) == ("age", 61, "")
+    assert study.query("", answer.document["estimand"]).beta == answer.beta  # with its knots written out
+    drawn = answer.dose_response(tmp_path / "a.svg", term="age").read_text()
+    file, out = str(desk.save(desk.admit("dose"))), str(tmp_path / "b.svg")
+    argv = ["export", "cvd", answer.id, "--kind", "dose-response", "--out", out, "--token", file]
+    assert client.main(argv) == 0
+    assert (tmp_path / "b.svg").read_text() == drawn
+    capsys.readouterr()
+    assert client.main(["logistic", "cvd", "cvd ~ ns(age, df = 2) + sbp/10", "--token", file]) == 0
+    with pytest.raises(ParameterError, match="must be of one curve"):
+        study.logistic("cvd ~ age").dose_response(tmp_path / "c.svg")
+
+
 def test_the_curves_of_a_km_answer_are_those_of_the_releases_at_public_times(desk, study, tmp_path, capsys):
     answer = study.km("Surv(time, cvd) ~ 1", at=5.0)
     table = answer.curves().to_frame()

@@ -652,6 +652,17 @@ def test_figure_draws_subgroups_and_the_sides_of_the_null_line(collected, tmp_pa
     assert "posture" in collected(*question, "--subgroup", "beds")[1]["refused"]["next_step"]
 
 
+def test_figure_draws_the_pooled_curve_of_a_spline(collected, tmp_path):
+    out = tmp_path / "dose.svg"
+    question = ("figure", "cvd", "--kind", "dose-response", "--out", out, "--formula")
+    code, said = collected(*question, "logistic(cvd) ~ ns(age, df = 2) + sbp")
+    assert (code, said["joint"][0]["curve"]["of"]) == (0, "age")
+    assert "2 coefficients pooled together" in out.read_text()
+    code, said = collected(*question, "logistic(cvd) ~ age")
+    assert code == 2
+    assert "ns(age, df = 3)" in said["refused"]["next_step"]
+
+
 def test_figure_draws_survival_curves_and_remembers_what_they_rest_on(collected, tmp_path):
     out = tmp_path / "km.svg"
     question = ("figure", "cvd", "--kind", "km", "--formula", "km(time, cvd) ~ 1", "--out", out)

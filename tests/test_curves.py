@@ -80,6 +80,7 @@ def test_a_question_with_a_curve_is_read_back_as_it_was_written():
     text = f"logistic(died) ~ {KNOTS} + bs(log(x), df = 4) + poly(w, 3, raw = TRUE) + arm"
     question = parse_estimand(text)
     assert str(question) == text
+    assert str(parse_estimand(text.replace("TRUE", "T"))) == str(parse_estimand(text.replace("TRUE", "1"))) == text
     assert question.columns == ("died", "age", "x", "w", "arm")
     with pytest.raises(ParameterError, match="arithmetic must name its knots"):
         settled(("ns(log(age), df = 3)",), lambda name, shares: np.array(shares))

@@ -367,6 +367,8 @@ def test_sites_without_a_log_binomial_answer_are_said_before_the_pooled_one():
     [
         *(f"{kind}(died) ~ treated + age/10" for kind in BINARY if kind != "logistic"),
         "standardised(died, of = treated) ~ treated + age/10",
+        "logistic(died) ~ treated + ns(age, df = 3)",
+        "risk_ratio(died) ~ treated + poly(age, 2, raw = TRUE)",
     ],
 )
 def test_a_plan_that_names_any_of_them_is_checked_and_priced_by_every_mechanism(text):

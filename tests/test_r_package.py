@@ -177,6 +177,15 @@ QUESTIONS = (
     Question(r="ask(cvd, I(chol) ~ arm, 'gamma')", kind="gamma", formula="I(chol) ~ arm"),
     Question(r="ask(cvd, smoking ~ age/10, 'ordinal')", kind="ordinal", formula="smoking ~ age/10"),
     Question(
+        r="ask(cvd, cvd ~ ns(age, df = 2) + arm, 'logistic')", kind="logistic", formula="cvd ~ ns(age, df = 2) + arm"
+    ),
+    Question(
+        r="cox(cvd, Surv(time, cvd) ~ by_time(arm, c(5, 10)) + poly(age, 2, raw = TRUE), cluster = 'visits')",
+        kind="cox",
+        formula="Surv(time, cvd) ~ by_time(arm, c(5, 10)) + poly(age, 2, raw = TRUE)",
+        options={"cluster": "visits"},
+    ),
+    Question(
         r="standardised(cvd, cvd ~ arm + age, of = ~ arm, contrast = 'RR')",
         kind="standardised",
         formula="cvd ~ arm + age",

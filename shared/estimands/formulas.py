@@ -18,7 +18,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -352,7 +352,8 @@ class _Terms:
                 raise ParameterError("each term may stand once", given=str(node))
             return [(node,)]
         if node.kind == "call" and node.value in BASES:
-            return [(node,)]
+            true = node.keys == ("raw",) and str(node.parts[-1]) in ("1", "T")  # one spelling
+            return [(replace(node, parts=(*node.parts[:-1], Node("name", "TRUE"))) if true else node,)]
         if node.kind != "call" or node.keys:
             raise self.refusal(node)
         plain = all(part.kind == "name" for part in node.parts)
