@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export OMP_NUM_THREADS := 1
 export PYTHONWARNINGS := ignore::DeprecationWarning:nflows
 
-.PHONY: demo test soak faults fuzz check format bench docs site man wheelhouse release proto clean
+.PHONY: demo test soak faults load fuzz check format bench docs site man wheelhouse release proto clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -40,6 +40,10 @@ soak: $(STAMP)
 # (hours; both go on where they were stopped, as long as the code is the same).
 faults: $(STAMP)
 	@$(BIN)/python -m tests.faults $(if $(FULL),--full)
+
+# 121 hospitals that deliver at once: SQLite and PostgreSQL, one, two and four processes, one of them killed.
+load: $(STAMP)
+	@$(BIN)/python -m tests.benchmarks.load
 
 # A million other inputs to every parser of strangers' bytes.
 fuzz: $(STAMP)

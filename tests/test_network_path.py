@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -222,6 +223,40 @@ def test_haproxy_as_we_ship_it_passes_mutual_tls_and_sends_nothing_to_who_drains
         finally:
             running.terminate()
             running.wait(20)
+
+
+STREAM = Path("/usr/lib/nginx/modules/ngx_stream_module.so")
+
+
+@pytest.mark.skipif(
+    shutil.which("nginx") is None or not STREAM.exists(), reason="nginx is not installed, or its stream module"
+)
+def test_nginx_as_we_ship_it_passes_mutual_tls_and_dials_the_next_where_one_is_gone(tmp_path, plan):
+    hub = Hub(tmp_path / "hub", plan, "north")
+    with socket.socket() as probe, socket.socket() as nobody:
+        probe.bind(("127.0.0.1", 0))
+        nobody.bind(("127.0.0.1", 0))  # never listens: a coordinator that has died
+        front, dead = probe.getsockname()[1], nobody.getsockname()[1]
+        probe.close()
+        with hub.serve() as server:
+            text = (ROOT / "deploy" / "nginx-stream.conf").read_text(encoding="utf-8")
+            for shipped, here in (("0.0.0.0:8443", front), ("10.0.0.11:8443", dead), ("10.0.0.12:8443", server.port)):
+                assert shipped in text
+                text = text.replace(shipped, f"127.0.0.1:{here}")
+            text = text.replace("modules/ngx_stream_module.so", f"{STREAM}")
+            path = tmp_path / "nginx.conf"
+            path.write_text(f"pid {tmp_path}/nginx.pid;\nerror_log {tmp_path}/error.log;\ndaemon off;\n{text}")
+            running = subprocess.Popen(["nginx", "-c", path, "-e", tmp_path / "error.log"], stderr=subprocess.DEVNULL)
+            try:
+                assert until(lambda: dialled(front))
+                hub.port = front
+                for _ in range(3):
+                    with hub.client("north") as client:
+                        client.call("Status", StudyRequest(study=plan.study), timeout=20)
+            finally:
+                running.terminate()
+                running.wait(20)
+        hub.store.close()
 
 
 def dialled(port: int) -> bool:

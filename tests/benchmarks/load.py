@@ -1,0 +1,196 @@
+"""Load: 121 hospitals that deliver at once, to one, two and four processes, on SQLite and PostgreSQL; one is killed.
+
+python -m tests.benchmarks.load [sites] [--waves N]
+
+Each site delivers a bundle of about 100 kB in each wave over mutual TLS, all sites at once, each time to the next
+process. Where several serve, one is killed with SIGKILL when a third of the bundles is acknowledged; its sites go on
+with the others. After each case every acknowledgement is held against the store: its place in the log, its bundle's
+digest, the log as a whole. Sites are threads of one process, which share the machine with the coordinator and the
+database; the database does not flush (``fsync=off``), SQLite does. `busy` is the machine's load average when a case
+began: above the number of cores, others were at work, and the times are theirs too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import hashlib
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+ROWS = 9_000  # a bundle of about 100 kB
+ATTEMPTS = 60
+
+
+def study(waves):
+    """A plan of so many waves."""
+    from service import SMALL
+
+    from shared.mechanisms.latent_noise.plan import LatentNoisePlan
+    from shared.plans.plan import Budget, StudyPlan, Wave
+
+    opens, closes = dt.date(2000, 1, 1), dt.date(2999, 1, 1)
+    return StudyPlan(
+        study="mini",
+        version=1,
+        title="A small study",
+        purpose="To measure.",
+        coordinator="hub",
+        expires=closes,
+        release=LatentNoisePlan(w=0.8),
+        budget=Budget(epsilon=1e6),
+        waves=tuple(Wave(number=k, opens=opens, closes=closes) for k in range(1, waves + 1)),
+        dictionary=SMALL,
+        returning="refresh",
+    )
+
+
+class Delivery:
+    """All sites' bundles, and what became of them."""
+
+    def __init__(self, hub, sites, waves):
+        from service import small_table
+
+        self.hub, self.sites = hub, sites
+        self.sealed = {
+            (site, wave): hub.seal(
+                site,
+                wave=wave,
+                release_id=hashlib.sha256(f"{site} {wave}".encode()).hexdigest()[:32],
+                table=small_table(ROWS, seed=1 + place * waves + wave),
+            )
+            for place, site in enumerate(sites)
+            for wave in range(1, waves + 1)
+        }
+        self.heard, self.seconds, self.refused = [], [], []
+        self.guard = threading.Lock()
+
+    def deliver(self, place, site, wave, ports, acknowledged):
+        """Send one bundle until it is acknowledged."""
+        from shared.errors import Refusal
+
+        sealed, begun = self.sealed[site, wave], time.monotonic()
+        for attempt in range(ATTEMPTS):
+            port = ports[(place + wave + attempt) % len(ports)]
+            try:
+                with self.hub.egress(site, address=f"127.0.0.1:{port}", timeout=60.0) as egress:
+                    answer = egress.send(sealed.envelope, sealed.path)
+                break
+            except Refusal as refusal:
+                with self.guard:
+                    self.refused.append(refusal.code)
+        else:
+            raise RuntimeError(f"{site} was never answered")
+        with self.guard:
+            self.heard.append(answer)
+            self.seconds.append(time.monotonic() - begun)
+            acknowledged(len(self.heard))
+
+    def run(self, ports, acknowledged):
+        """Deliver everything, each site one bundle after the other; seconds."""
+        waves = sorted({wave for _, wave in self.sealed})
+        begun = time.monotonic()
+        with ThreadPoolExecutor(len(self.sites)) as pool:
+            running = [
+                pool.submit(lambda p=place, s=site: [self.deliver(p, s, w, ports, acknowledged) for w in waves])
+                for place, site in enumerate(self.sites)
+            ]
+            for one in running:
+                one.result()
+        return time.monotonic() - begun
+
+    def stored(self):
+        """How many acknowledged bundles are in the store as they were acknowledged, in a log that is whole."""
+        from coordinator.store.verify import verify_log
+
+        found = {release.bundle_sha256: release for release in self.hub.store.releases()}
+        count = 0
+        for one in self.heard:
+            release = found[one.bundle_sha256]
+            data = self.hub.store.path(release).read_bytes()
+            same = (release.log_index, release.release_id) == (one.log_index, one.release_id)
+            count += same and hashlib.sha256(data).hexdigest() == one.bundle_sha256
+        if verify_log(self.hub.store) != len(found):
+            raise RuntimeError("the log has other entries than releases")
+        return count, len(found)
+
+
+def measured(folder, url, processes, killed, sites, waves):
+    """One case: what was sent, how fast, and what is there afterwards."""
+    from service import Hub
+    from test_several_servers import Processes
+
+    names = [f"site-{k:03d}" for k in range(sites)]
+    hub = Hub(folder, study(waves), *names, url=url)
+    delivery = Delivery(hub, names, waves)
+    busy = os.getloadavg()[0]
+    with Processes(hub, processes) as running:
+        victim, _ = running[0]
+
+        def acknowledged(count):
+            if killed and count == len(delivery.sealed) // 3:
+                os.kill(victim, signal.SIGKILL)
+
+        took = delivery.run([port for _, port in running], acknowledged)
+    right, stored = delivery.stored()
+    hub.store.close()
+    size = np.mean([sealed.path.stat().st_size for sealed in delivery.sealed.values()])
+    return {
+        "processes": processes,
+        "killed": int(killed),
+        "sent": len(delivery.sealed),
+        "acknowledged": len(delivery.heard),
+        "acknowledged_and_stored": int(right),
+        "stored": stored,
+        "answers_that_made_a_site_try_again": len(delivery.refused),
+        "bundle_kb": float(size / 1000),
+        "seconds": took,
+        "bundles_per_s": len(delivery.heard) / took,
+        "p50_s": float(np.quantile(delivery.seconds, 0.5)),
+        "p99_s": float(np.quantile(delivery.seconds, 0.99)),
+        "busy": busy,
+    }
+
+
+def main() -> None:
+    """Every case, one after the other, each with a home and a database of its own."""
+    from benchmarks import record
+    from database_server import database_server
+
+    asked = argparse.ArgumentParser()
+    asked.add_argument("sites", type=int, nargs="?", default=121)
+    asked.add_argument("--waves", type=int, default=1)
+    given = asked.parse_args()
+    results = {}
+    with tempfile.TemporaryDirectory() as place, database_server("load") as server:
+        for name, processes, killed in (
+            ("sqlite 1", 1, False),
+            ("postgresql 1", 1, False),
+            ("postgresql 2", 2, False),
+            ("postgresql 2 killed", 2, True),
+            ("postgresql 4", 4, False),
+            ("postgresql 4 killed", 4, True),
+        ):
+            key = name.replace(" ", "_")
+            url = server.database(key) if name.startswith("postgresql") else ""
+            results[key] = found = measured(Path(place) / key, url, processes, killed, given.sites, given.waves)
+            sys.stdout.write(
+                f"{name}: {found['acknowledged_and_stored']} of {found['acknowledged']} acknowledged are stored, "
+                f"{found['bundles_per_s']:.1f} bundles/s, p99 {found['p99_s']:.1f} s\n"
+            )
+            sys.stdout.flush()
+    record.write("load", {"sites": given.sites, "waves": given.waves, "cases": results}, seed=1)
+
+
+if __name__ == "__main__":
+    main()
