@@ -756,6 +756,7 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
     changing = {
         "init",
         "plan new",
+        "plan design",
         "plan amend",
         "plan sign",
         "invite",

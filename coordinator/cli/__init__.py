@@ -20,12 +20,12 @@ from coordinator.cli import (
     health,
     renewing,
     plan,
+    designing,
     sites,
     membership,
     releases,
     answers,
     federating,
-    analysts,
     log,
 )
 # isort: on
@@ -38,12 +38,12 @@ ROOMS = (
     health,
     renewing,
     plan,
+    designing,
     sites,
     membership,
     releases,
     answers,
     federating,
-    analysts,
     log,
 )
 """Where a line belongs: each room's first line names its verbs."""

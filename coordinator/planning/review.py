@@ -21,7 +21,18 @@ from shared.plans.plan import Floors, StudyPlan
 from shared.privacy.stated import shown_delta, shown_epsilon, shown_price, shown_room
 from shared.terminal import ChecklistLine
 
-__all__ = ["PlanCost", "Price", "WaveCost", "changes", "conditions", "cost", "prices", "review", "template"]
+__all__ = [
+    "PlanCost",
+    "Price",
+    "WaveCost",
+    "changes",
+    "conditions",
+    "cost",
+    "moments_of",
+    "prices",
+    "review",
+    "template",
+]
 
 MEANINGFUL = 10.0
 """Above this ε a guarantee is called what it is: none worth the name."""
@@ -723,7 +734,7 @@ def prices(plan: StudyPlan, *, figures: float = 1.0, private: float = 8.0) -> tu
         ),
         _priced("noisy tables", plan, {**bare, "release": TablesPlan(epsilon=figures)}, everything),
     ]
-    model = own if isinstance(own, MomentsPlan) else _moments(plan, figures)
+    model = own if isinstance(own, MomentsPlan) else moments_of(plan, figures)
     if model is None:
         why = "no planned model uses every column of the dictionary"
         return *lines, Price(name="noisy moments", epsilon=None, covered=why, width=None)
@@ -790,7 +801,7 @@ def _latent_width(w: float) -> float:
     return float(sum(parts(1.0, [draw], 2.0)) ** 0.5)
 
 
-def _moments(plan: StudyPlan, epsilon: float) -> Any:
+def moments_of(plan: StudyPlan, epsilon: float) -> Any:
     """The moments release of the first planned model that gives every column a role; None without one."""
     from shared.estimands.questions import MODELS, parse_estimand
     from shared.mechanisms.moments.plan import MomentsPlan

@@ -149,6 +149,10 @@ class MomentsPlan(Aggregates):
         super().require(plan)
         self.design(plan)
 
+    def plans(self, plan: StudyPlan, question: Estimand) -> bool:
+        """Whether a question is the planned model itself, whose coefficients the figures hold."""
+        return _planned(self.design(plan), question) is not None
+
     def event(self, plan: StudyPlan) -> Event:
         """One Gaussian mechanism, or in plans from before one per block."""
         return event(self.spec(plan.budget.delta))
