@@ -15,7 +15,8 @@ from coordinator.planning import design, predicted
 from coordinator.planning.design import Simulations, Target, designed, written
 from coordinator.planning.predicted import Setting, SiteVariance, half_width, plainly, plan_of, power, simulated
 from coordinator.planning.published import Published, made_up, margins_template
-from coordinator.planning.review import review, template
+from coordinator.planning.review import review
+from coordinator.planning.template import template
 from shared.errors import ParameterError
 from shared.estimands.questions import parse_estimand
 from shared.plans.dictionary import Column, Dictionary

@@ -9,7 +9,8 @@ import pytest
 from delivered import STUDIES, TODAY
 
 from coordinator.planning.drafts import faults
-from coordinator.planning.review import review, template
+from coordinator.planning.review import review
+from coordinator.planning.template import template
 
 BAD = """
 study = "first study"

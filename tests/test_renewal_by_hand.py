@@ -283,7 +283,7 @@ def test_a_plan_is_red_where_it_outlives_what_does_not_renew_by_itself(member, c
 
 
 def test_plan_check_and_doctor_say_what_renews_when(member, clock, lead, tmp_path):
-    from coordinator.planning.review import template
+    from coordinator.planning.template import template
 
     path = tmp_path / "plan.toml"
     path.write_text(template("small", coordinator="hub", today=utc_now().date()))

@@ -21,7 +21,8 @@ from theatre import exit_code
 
 from coordinator.cli import main
 from coordinator.config import FILE_NAME, CoordinatorConfig
-from coordinator.planning.review import review, template
+from coordinator.planning.review import review
+from coordinator.planning.template import template
 from coordinator.services import backup
 from coordinator.services.analysts import Analysts
 from coordinator.services.quotas import delete_due, deleted, end_study, erase

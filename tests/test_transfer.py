@@ -10,7 +10,8 @@ import pytest
 from test_flow_training import banana, same
 from test_postures import cohort, encoded, study
 
-from coordinator.planning.review import review, template
+from coordinator.planning.review import review
+from coordinator.planning.template import template
 from shared.base.randomness import seeded_rng
 from shared.errors import PlanRefusal
 from shared.flows.affine import AffineAutoregressiveFlow

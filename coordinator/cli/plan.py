@@ -77,7 +77,7 @@ def plan_new(
 ) -> VerbAnswer:
     """Write a commented study plan, with an example dictionary or REDCap's, ready to edit."""
     from coordinator.planning.from_dictionary import template_of
-    from coordinator.planning.review import template
+    from coordinator.planning.template import template
     from shared.plans.redcap import from_redcap
 
     path = out or Path(f"{study}.toml")

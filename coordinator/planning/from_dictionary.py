@@ -6,7 +6,7 @@ import datetime as dt
 import json
 from typing import TYPE_CHECKING
 
-from coordinator.planning.review import template
+from coordinator.planning.template import template
 
 if TYPE_CHECKING:
     from shared.plans.dictionary import Dictionary
@@ -19,7 +19,7 @@ def template_of(dictionary: Dictionary, study: str, *, coordinator: str, today: 
 
     For the planned analyses stands one: the mean of the first column, or the share of its last level.
 
-    Args: as of `coordinator.planning.review.template`.
+    Args: as of `coordinator.planning.template.template`.
     """
     text = template(study, coordinator=coordinator, today=today, file=file)
     first = dictionary.released[0]
