@@ -17,7 +17,7 @@ from shared.privacy.stated import shown_epsilon
 from shared.terminal import VerbAnswer, number, plain, tabled
 
 if TYPE_CHECKING:
-    from coordinator.planning.design import Design, Point, Target
+    from coordinator.planning.design import FrontierPoint, PlanDesign, Target
     from shared.plans.plan import StudyPlan
 
 __all__ = ["plan_design"]
@@ -94,7 +94,7 @@ def plan_design(
         if not json:
             sys.stderr.write(f"{words}\n")
 
-    def first(found: Design) -> None:
+    def first(found: PlanDesign) -> None:
         taken = found.recommended
         words = "no way to release reaches it" if taken is None else f"ε {taken.total:.2g} by {taken.setting}"
         tell(f"first answer: {words}; refining …" if seconds > 0 else f"first answer: {words}")
@@ -152,10 +152,10 @@ def _shown(half: float, scale: str) -> str:
     return f"× {math.exp(half):.3g}" if scale == "log" else f"± {number(half)}"
 
 
-def _screen(found: Design, target: Target, file: Path, made: Path | None) -> list[Any]:
+def _screen(found: PlanDesign, target: Target, file: Path, made: Path | None) -> list[Any]:
     from coordinator.figures.frontier import NAMES
 
-    def row(name: str, point: Point) -> list[Any]:
+    def row(name: str, point: FrontierPoint) -> list[Any]:
         power = "" if point.power is None else f"{point.power:.0%}"
         return [NAMES[name], shown_epsilon(point.total), _shown(point.half_width, found.scale), power, point.covered]
 

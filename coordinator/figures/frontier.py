@@ -22,7 +22,7 @@ from shared.errors import EstimateRefusal, machine_failures
 from shared.privacy.stated import shown_epsilon
 
 if TYPE_CHECKING:
-    from coordinator.planning.design import Design
+    from coordinator.planning.design import PlanDesign
 
 __all__ = ["NAMES", "frontier_figure"]
 
@@ -39,7 +39,7 @@ _DASHES = {"moments": "-", "tables": "-", "latent_noise_holdout": (0, (5, 2)), "
 
 
 @machine_failures()
-def frontier_figure(design: Design, *, path: str | Path | None = None) -> DrawnFigure:
+def frontier_figure(design: PlanDesign, *, path: str | Path | None = None) -> DrawnFigure:
     """Half-width, and power where an effect is given, against ε charged to a person, a line per setting.
 
     Returns: gids ``half-SETTING`` and ``power-SETTING``, ``wanted``, ``recommended``.
@@ -104,7 +104,7 @@ def frontier_figure(design: Design, *, path: str | Path | None = None) -> DrawnF
         return page.finish(_words(design), title, path)
 
 
-def _words(design: Design) -> str:
+def _words(design: PlanDesign) -> str:
     taken = design.recommended
     if taken is None:
         return f"No way to release reaches a half-width of {significant(design.wanted)}."

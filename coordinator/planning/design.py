@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from shared.estimands.questions import Estimand
     from shared.plans.plan import StudyPlan
 
-__all__ = ["Design", "Point", "Simulations", "Target", "designed", "written"]
+__all__ = ["FrontierPoint", "PlanDesign", "Simulations", "Target", "designed", "written"]
 
 Covered = Literal["everyone", "released", "given_flow"]
 SEED = 20260105
@@ -108,7 +108,7 @@ class Target:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class FrontierPoint:
     """One way to release and what it buys.
 
     Args:
@@ -128,7 +128,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Design:
+class PlanDesign:
     """The frontier of a study, and what is recommended.
 
     Args:
@@ -147,10 +147,10 @@ class Design:
     term: str
     scale: str
     wanted: float
-    points: tuple[Point, ...]
-    least: Mapping[str, Point]
+    points: tuple[FrontierPoint, ...]
+    least: Mapping[str, FrontierPoint]
     without: Mapping[str, str]
-    recommended: Point | None
+    recommended: FrontierPoint | None
     others: Mapping[str, float | None]
     stage: str
     best: float | None
@@ -283,7 +283,7 @@ class _Study:
         """Waves that bring somebody new; one, where none does."""
         return len(self.plan.waves) if self.target.later else 1
 
-    def point(self, name: str, epsilon: float) -> Point | None:
+    def point(self, name: str, epsilon: float) -> FrontierPoint | None:
         """What a setting buys at an ε; None where it has no answer, or the budget does not afford it."""
         half = self.half(name, epsilon, self.waves())
         if math.isnan(half):
@@ -291,7 +291,7 @@ class _Study:
         effect = self.target.effect
         wanted = self.target.wanted
         reached = next((w for w in range(1, self.waves() + 1) if self.half(name, epsilon, w) <= wanted), 0)
-        return Point(
+        return FrontierPoint(
             setting=name,
             epsilon=epsilon,
             total=_total(self.plan, epsilon),
@@ -311,7 +311,7 @@ class _Study:
             low, high = (middle, high) if _total(self.plan, middle) <= most else (low, middle)
         return math.floor(low * 1000) / 1000
 
-    def least(self, name: str) -> Point | None:
+    def least(self, name: str) -> FrontierPoint | None:
         """The point of the least ε at which the target is met."""
         high = self.largest
         low = high * _LEAST
@@ -361,9 +361,9 @@ def designed(
     *,
     known: Simulations | None = None,
     seconds: float = 110.0,
-    first: Callable[[Design], None] | None = None,
+    first: Callable[[PlanDesign], None] | None = None,
     progress: Callable[[str], None] = lambda words: None,
-) -> Design:
+) -> PlanDesign:
     """The frontier of a study and its recommendation.
 
     Args:
@@ -408,7 +408,7 @@ def _worth(study: _Study, sites: int) -> Setting | None:
     return None
 
 
-def _design(study: _Study, stage: str) -> Design:
+def _design(study: _Study, stage: str) -> PlanDesign:
     target, largest = study.target, study.largest
     points, least, without = [], {}, dict(UNKNOWN)
     for name in SETTINGS:
@@ -436,7 +436,7 @@ def _design(study: _Study, stage: str) -> Design:
             if at != f"{target.question}: {study.term}":
                 half = study.half(recommended.setting, recommended.epsilon, study.waves(), at)
                 others[at] = None if math.isnan(half) else half
-    return Design(
+    return PlanDesign(
         study=study.plan.study,
         question=target.question,
         term=study.term,
@@ -470,7 +470,7 @@ def _best(study: _Study) -> float | None:
     return half_width(variance, 0.0, sites=target.sites, between=study.published.between, level=target.level)
 
 
-def written(plan: StudyPlan, target: Target, point: Point) -> StudyPlan:
+def written(plan: StudyPlan, target: Target, point: FrontierPoint) -> StudyPlan:
     """The plan of a recommendation: its release, posture, columns, expected size, and the budget it needs.
 
     Raises: PlanRefusal.

@@ -177,8 +177,8 @@ def simulated(
     figures: dict[str, Any] = {}
     for site, table in enumerate(tables):
         person = changed.dictionary.person
-        told = table if person is None else table.assign(**{person: [f"{row}" for row in range(n)]})
-        records = changed.dictionary.check(told[[column.name for column in changed.dictionary.columns]])
+        whole = table if person is None else table.assign(**{person: [f"{row}" for row in range(n)]})
+        records = changed.dictionary.check(whole[[column.name for column in changed.dictionary.columns]])
         noise = seeded_rng(seed + 7919 * (site + 1))
         release: Any = changed.release
         figures[f"s{site}"] = [(release.draw(changed, release.measure(changed, records, noise), noise), n)]

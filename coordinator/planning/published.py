@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shared.estimands.questions import Estimand
     from shared.plans.dictionary import Dictionary
 
-__all__ = ["Margin", "Published", "made_up", "margins_template"]
+__all__ = ["Published", "PublishedMargin", "made_up", "margins_template"]
 
 Array = NDArray[np.float64]
 _SKEWED = 2.5
@@ -34,7 +34,7 @@ _SUM = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Margin:
+class PublishedMargin:
     """What is published of one column.
 
     Args:
@@ -58,7 +58,7 @@ class Published:
         between: standard deviation of the true effect between sites, on the analysis scale.
     """
 
-    columns: Mapping[str, Margin]
+    columns: Mapping[str, PublishedMargin]
     effects: Mapping[str, float] = field(default_factory=dict)
     correlations: Mapping[tuple[str, str], float] = field(default_factory=dict)
     between: float = 0.0
@@ -134,14 +134,14 @@ def _number(value: Any, what: str) -> float:
     return float(value)
 
 
-def _pair(name: str, columns: Mapping[str, Margin]) -> tuple[str, str]:
+def _pair(name: str, columns: Mapping[str, PublishedMargin]) -> tuple[str, str]:
     parts = tuple(part.strip() for part in name.split(","))
     if len(parts) != 2 or not set(parts) <= columns.keys():
         raise _must('[correlations] must name two columns with margins, as "age, sbp" = 0.2', repr(name)[:60])
     return parts[0], parts[1]
 
 
-def _margin(column: Column, body: Any) -> Margin:
+def _margin(column: Column, body: Any) -> PublishedMargin:
     where = f"[columns.{column.name}]"
     if not isinstance(body, dict):
         raise _must(f"{where} must be a table", type(body).__name__)
@@ -154,7 +154,7 @@ def _margin(column: Column, body: Any) -> Margin:
                 f"{where} mean must lie within the dictionary's bounds, sd be above 0 and at most half their distance"
             )
             raise _must(rule, f"mean {mean:g}, sd {sd:g}, bounds {low:g} to {high:g}")
-        return Margin(mean=mean, sd=sd)
+        return PublishedMargin(mean=mean, sd=sd)
     _known(body, ("share", "shares"), where)
     count = len(column.levels)
     if "share" in body and count == 2:
@@ -167,7 +167,7 @@ def _margin(column: Column, body: Any) -> Margin:
         shares = tuple(_number(share, f"{where} shares") for share in given)
     if min(shares) <= 0 or abs(sum(shares) - 1) > _SUM:
         raise _must(f"{where} shares must be above 0 and sum to 1", f"a sum of {sum(shares):g}")
-    return Margin(shares=tuple(share / sum(shares) for share in shares))
+    return PublishedMargin(shares=tuple(share / sum(shares) for share in shares))
 
 
 def margins_template(question: Estimand, dictionary: Dictionary) -> str:
@@ -243,7 +243,7 @@ def _latents(published: Published, names: list[str], n: int, rng: np.random.Gene
     return dict(zip(names, root @ rng.standard_normal((len(names), n)), strict=True))
 
 
-def _drawn(column: Column, margin: Margin, z: Array) -> Any:
+def _drawn(column: Column, margin: PublishedMargin, z: Array) -> Any:
     if margin.shares:
         from scipy import special
 
@@ -300,7 +300,7 @@ def _at_share(eta: Array, share: float) -> float:
     return low
 
 
-def _outcome(column: Column, margin: Margin, eta: Array, kind: str, rng: np.random.Generator) -> Any:
+def _outcome(column: Column, margin: PublishedMargin, eta: Array, kind: str, rng: np.random.Generator) -> Any:
     from scipy import special
 
     n = len(eta)
