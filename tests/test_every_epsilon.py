@@ -458,6 +458,8 @@ FROM = {
     "max_epsilon": "the limit that an approver signed in a standing approval",
     "delta": "the plan's budget",
     "charged": "a plan's price in words",
+    "most": "the largest ε that a design may charge a person",
+    "largest": "the same, of one release",
     "highest": "the largest of the sources' receipts",
     "target": "the plan's own target",
     "_NOT_MEANINGFUL": "the limit above which a guarantee is called none",

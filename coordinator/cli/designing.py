@@ -96,7 +96,9 @@ def plan_design(
 
     def first(found: PlanDesign) -> None:
         taken = found.recommended
-        words = "no way to release reaches it" if taken is None else f"ε {taken.total:.2g} by {taken.setting}"
+        words = (
+            "no way to release reaches it" if taken is None else f"ε {shown_epsilon(taken.total)} by {taken.setting}"
+        )
         tell(f"first answer: {words}; refining …" if seconds > 0 else f"first answer: {words}")
 
     kept = Simulations(None if dry_run else cache or file.with_name(f"{file.stem}.design.jsonl"))
@@ -178,11 +180,16 @@ def _screen(found: PlanDesign, target: Target, file: Path, made: Path | None) ->
             if found.best is None
             else f" The records themselves, pooled, would give {_shown(found.best, found.scale)}."
         )
-        parts.append((f"No way to release that covers enough reaches it at ε {target.most:g}.{least}", "bold yellow"))
+        parts.append(
+            (
+                f"No way to release that covers enough reaches it at ε {shown_epsilon(target.most)}.{least}",
+                "bold yellow",
+            )
+        )
         parts.append(("next: more sites or persons, a wider interval, --covered released, or a larger ε", "cyan"))
         return parts
     wave = f", reached with wave {taken.wave}" if found.waves > 1 else ""
-    parts.append((f"take {NAMES[taken.setting]} at ε {taken.epsilon:g} a release{wave}", "bold green"))
+    parts.append((f"take {NAMES[taken.setting]} at ε {shown_epsilon(taken.epsilon)} a release{wave}", "bold green"))
     also = [f"{at} {_shown(h, found.scale)}" for at, h in found.others.items() if h is not None]
     if also:
         parts.append(f"its other answers: {'; '.join(also)}")

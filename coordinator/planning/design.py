@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,9 +30,12 @@ from coordinator.planning.predicted import (
     records,
     simulated,
 )
+from coordinator.planning.review import MANY, cost
 from shared import software_version
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.errors import ParameterError
+from shared.privacy.composition import total_of_gaussians
+from shared.privacy.stated import shown_epsilon
 
 if TYPE_CHECKING:
     from coordinator.planning.published import Published
@@ -43,7 +46,7 @@ __all__ = ["FrontierPoint", "PlanDesign", "Simulations", "Target", "designed", "
 
 Covered = Literal["everyone", "released", "given_flow"]
 SEED = 20260105
-FIRST_SITES, MORE_SITES = 2, 6
+FIRST_SITES, MORE_SITES = 2, 8
 """Sites that are made up for the first answer, and for the refined one."""
 _NEAR = 2**0.5
 """An ε this near to a simulated one is read off it."""
@@ -196,7 +199,7 @@ class Simulations:
 
 def _read(one: Mapping[str, Any]) -> SiteVariance:
     given: dict[str, Any] = {name: math.nan if value is None else value for name, value in one.items()}
-    return SiteVariance(**given)
+    return SiteVariance(**given | {"unlike": tuple(given["unlike"])})
 
 
 class _Study:
@@ -253,7 +256,9 @@ class _Study:
         ] + [found]
         self.most_sites[setting.name, setting.epsilon] = sites
         how = "read from the file" if kept else f"{time.monotonic() - began:.1f} s"
-        progress(f"{setting.name} at ε {setting.epsilon:.3g}: {sites} sites of {self.target.persons:,} ({how})")
+        progress(
+            f"{setting.name} at ε {shown_epsilon(setting.epsilon)}: {sites} sites of {self.target.persons:,} ({how})"
+        )
         if not self.term:
             labels = [at.split(": ", 1)[1] for at in found if at.startswith(f"{self.target.question}: ")]
             self.term = next((label for label in labels if label), "")
@@ -261,7 +266,7 @@ class _Study:
     def nearest(self, name: str, epsilon: float) -> dict[str, SiteVariance] | None:
         """The simulation of a setting whose ε is nearest."""
         have = [one for one in self.found[name] if one]
-        return min(have, key=lambda one: abs(math.log(_epsilon(one) / epsilon)), default=None)
+        return min(have, key=lambda one: abs(math.log(_epsilon(one)) - math.log(epsilon)), default=None)
 
     def half(self, name: str, epsilon: float, wave: int, at: str = "") -> float:
         """Half-width after a wave; not a number where there is none."""
@@ -277,7 +282,8 @@ class _Study:
             common = one.common
             variance = 1 / sum(1 / one.at(size, epsilon)[0] for size in sizes)
         between = self.published.between
-        return half_width(variance, common, sites=target.sites, between=between, level=target.level)
+        unlike = one.unlike
+        return half_width(variance, common, sites=target.sites, between=between, level=target.level, unlike=unlike)
 
     def waves(self) -> int:
         """Waves that bring somebody new; one, where none does."""
@@ -331,27 +337,15 @@ def _epsilon(found: Mapping[str, SiteVariance]) -> float:
     return next(iter(found.values())).epsilon
 
 
-def _rounded(epsilon: float, most: float) -> float:
+def _rounded(value: float, most: float) -> float:
     """Up, to three digits: what a plan can say, and no less than was needed."""
-    digits = 2 - math.floor(math.log10(epsilon))
-    return min(math.ceil(epsilon * 10**digits - 1e-9) / 10**digits, most)
+    digits = 2 - math.floor(math.log10(value))
+    return min(math.ceil(value * 10**digits - 1e-9) / 10**digits, most)
 
 
 def _total(plan: StudyPlan, epsilon: float) -> float:
     """Charged to a person for all waves by releases of this ε: one Gaussian mechanism each, as a ledger composes it."""
-    return _composed(len(plan.waves) if plan.redraws else 1, epsilon, plan.budget.delta)
-
-
-@lru_cache(maxsize=4096)
-def _composed(times: int, epsilon: float, delta: float) -> float:
-    from collections import Counter
-
-    from shared.privacy import accountant as privacy
-    from shared.privacy import calibration
-    from shared.privacy.composition import composed
-
-    event = calibration.calibrate(privacy.Gaussian, epsilon, delta, sensitivity=1.0)
-    return composed(Counter({event: times}), delta)
+    return total_of_gaussians(len(plan.waves) if plan.redraws else 1, epsilon, plan.budget.delta)
 
 
 def designed(
@@ -400,8 +394,8 @@ def _worth(study: _Study, sites: int) -> Setting | None:
         epsilon = study.largest if least is None else least.epsilon
         near = study.nearest(name, epsilon)
         at = study.largest if near is None else _epsilon(near)
-        apart = max(at / epsilon, epsilon / at)
-        if apart > _NEAR:
+        apart = abs(math.log(at) - math.log(epsilon))
+        if apart > math.log(_NEAR):
             return Setting(name=name, epsilon=_rounded(epsilon, study.largest))
         if study.most_sites[name, at] < sites:
             return Setting(name=name, epsilon=at)
@@ -418,7 +412,7 @@ def _design(study: _Study, stage: str) -> PlanDesign:
         if found is not None:
             least[name] = found
         elif curve[0] is not None:
-            without[name] = f"half-width {curve[0].half_width:.3g} even at ε {largest:.3g}"
+            without[name] = f"half-width {curve[0].half_width:.3g} even at ε {shown_epsilon(largest)}"
         else:
             first = study.nearest(name, largest) or {}
             lost = next((one.lost for one in first.values() if one.lost), "it does not answer this question")
@@ -475,7 +469,6 @@ def written(plan: StudyPlan, target: Target, point: FrontierPoint) -> StudyPlan:
 
     Raises: PlanRefusal.
     """
-    from coordinator.planning.review import cost
     from shared.estimands.questions import parse_estimand
     from shared.plans.plan import Expected
 
@@ -490,7 +483,9 @@ def written(plan: StudyPlan, target: Target, point: FrontierPoint) -> StudyPlan:
         first = dict(plan.estimands)
     first = {name: plainly(formula, plan.dictionary) for name, formula in first.items()}
     changed = plan_of(plan, Setting(name=point.setting, epsilon=point.epsilon), first)
-    needed = math.ceil(cost(replace(changed, budget=replace(plan.budget, epsilon=1e6))).waves[-1].total * 100) / 100
+    needed = (
+        math.ceil(cost(replace(changed, budget=replace(plan.budget, epsilon=float(MANY)))).waves[-1].total * 100) / 100
+    )
     return replace(
         changed,
         budget=replace(plan.budget, epsilon=needed),

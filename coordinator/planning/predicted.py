@@ -39,6 +39,9 @@ __all__ += ["simulated"]
 
 POOLED = 400
 """Meta-analyses behind a median half-width."""
+REAL_SITES = 1.06
+"""How much wider intervals of real sites are than of made-up ones, which are all alike: they differ in rates, means and
+shape. Chosen on the tuning half of the hard worlds (tests/benchmarks/design_accuracy.py), reported on the other."""
 COVERED: Mapping[str, str] = {
     "everyone": "everybody, and all that looks at a record",
     "released": "everybody released, given the flow; who trains it is never released, and not covered",
@@ -78,6 +81,7 @@ class SiteVariance:
 
     Args:
         sampling, privacy: its two parts. common: of what all sites may be off by alike.
+        unlike: the made-up sites' variances, as multiples of it: noise makes alike sites unlike.
         sums: whether the noise is on sums (it falls as 1/n²) or on rows.
         lost: why there is no number; blank where there is one.
     """
@@ -88,6 +92,7 @@ class SiteVariance:
     privacy: float
     common: float = 0.0
     sums: bool = True
+    unlike: tuple[float, ...] = (1.0,)
     lost: str = ""
 
     def at(self, n: float, epsilon: float | None = None) -> tuple[float, float]:
@@ -97,7 +102,9 @@ class SiteVariance:
         (0.0075, 0.0)
         """
         times = self.n / n
-        louder = 1.0 if epsilon is None or not self.sums else (self.epsilon / epsilon) ** 2
+        louder = 1.0
+        if epsilon is not None and self.sums:
+            louder = math.exp(2 * (math.log(self.epsilon) - math.log(epsilon)))
         return self.sampling * times + self.privacy * times ** (2 if self.sums else 1) * louder, self.common
 
 
@@ -274,35 +281,50 @@ def _averaged(rows: Sequence[Estimate], name: str, n: int, setting: Setting, *, 
             privacy=whole * part,
             common=float(np.mean([row.vi_common for row in have])),
             sums=sums,
+            unlike=tuple(round((row.vi or 0.0) / whole, 3) for row in have),
         )
     return out
 
 
 # -- pooling -----------------------------------------------------------------------------------------------------
-def half_width(variance: float, common: float, *, sites: int, between: float, level: float = 0.95) -> float:
+def half_width(
+    variance: float,
+    common: float,
+    *,
+    sites: int,
+    between: float,
+    level: float = 0.95,
+    unlike: tuple[float, ...] = (1.0,),
+) -> float:
     """Median half-width of the pooled interval (REML, Hartung-Knapp with its floor), on the analysis scale.
 
+    Args:
+        variance, common: as of `SiteVariance.at`.
+        between: standard deviation of the true effect between sites.
+        unlike: as of `SiteVariance`.
+
     >>> round(half_width(0.04, 0.0, sites=12, between=0.0), 2), round(half_width(0.04, 0.0, sites=4, between=0.0), 2)
-    (0.13, 0.32)
+    (0.13, 0.34)
     """
     from scipy import special
 
     if sites == 1:
         return float(-special.ndtri((1 - level) / 2) * math.sqrt(variance + common))
     apart = round(between**2 / variance, 2) if variance > 0 else 0.0
-    half = math.sqrt(variance) * _unit_half_width(sites, apart, level)
+    half = math.sqrt(variance) * _unit_half_width(sites, apart, level, unlike)
     return math.hypot(half, -special.stdtrit(sites - 1, (1 - level) / 2) * math.sqrt(common))
 
 
 @lru_cache(maxsize=4096)
-def _unit_half_width(sites: int, apart: float, level: float) -> float:
+def _unit_half_width(sites: int, apart: float, level: float, unlike: tuple[float, ...]) -> float:
     """`half_width` of sites of variance 1, whose true effects have variance `apart`."""
     from coordinator.pooling.pool import pool_many
 
     rng = np.random.default_rng(20260105)
-    yi = math.sqrt(1 + apart) * rng.standard_normal((POOLED, sites))
-    found = pool_many(yi, np.ones_like(yi), level=level)
-    return float(np.median(found.ci_ub - found.beta))
+    vi = rng.choice(np.array(unlike), (POOLED, sites))
+    yi = np.sqrt(vi + apart) * rng.standard_normal((POOLED, sites))
+    found = pool_many(yi, vi, level=level)
+    return REAL_SITES * float(np.median(found.ci_ub - found.beta))
 
 
 def power(effect: float, half: float, *, sites: int, level: float = 0.95) -> float:

@@ -29,12 +29,13 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from shared.privacy.accountant import Event
 
-__all__ = ["Charge", "StudyCharges", "composed", "least_total", "site_total"]
+__all__ = ["Charge", "StudyCharges", "composed", "least_total", "site_total", "total_of_gaussians"]
 
 
 class Redrawn(Protocol):
@@ -187,6 +188,20 @@ def composed(times: Mapping[Event, int], delta: float) -> float:
     pures = [(privacy.pure_epsilon(event), many) for event, many in times.items()]
     pure = math.fsum(many * value for value, many in pures if value is not None)
     return _epsilon(curve, None if any(value is None for value, _ in pures) else pure, delta)
+
+
+@lru_cache(maxsize=4096)
+def total_of_gaussians(times: int, epsilon: float, delta: float) -> float:
+    """ε of somebody who is in so many releases of one ε each, as a ledger composes them: a Gaussian mechanism each.
+
+    >>> total_of_gaussians(4, 1.0, 1e-6) < 4
+    True
+    """
+    from shared.privacy import accountant as privacy
+    from shared.privacy import calibration
+
+    event = calibration.calibrate(privacy.Gaussian, epsilon, delta, sensitivity=1.0)
+    return composed({event: times}, delta)
 
 
 def least_total(charges: Sequence[tuple[Redrawn, Event]], delta: float, *, together: bool = False) -> float:
