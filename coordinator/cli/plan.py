@@ -73,18 +73,23 @@ def plan_new(
     study: Annotated[str, typer.Argument(help="Short name of the study, a plain word.")],
     out: Annotated[Path | None, typer.Option("--out", help="File to write; STUDY.toml if left out.")] = None,
     redcap: Annotated[Path | None, typer.Option(help="Its dictionary: a REDCap data dictionary, CSV.")] = None,
+    codebook: Annotated[Path | None, typer.Option(help="Its dictionary: a codebook, CSV, Excel or DDI.")] = None,
     dry_run: DryRun = False,
 ) -> VerbAnswer:
-    """Write a commented study plan, with an example dictionary or REDCap's, ready to edit."""
+    """Write a commented study plan, with an example dictionary, REDCap's or a codebook's, ready to edit."""
     from coordinator.planning.from_dictionary import template_of
     from coordinator.planning.template import template
+    from shared.plans.codebook import from_codebook
     from shared.plans.redcap import from_redcap
 
+    if redcap is not None and codebook is not None:
+        raise ParameterError("a dictionary must come from one file", given="--redcap and --codebook")
     path = out or Path(f"{study}.toml")
     how: dict[str, Any] = {"coordinator": _name(context) or "tributary-hub", "today": today(), "file": str(path)}
-    read = None if redcap is None else from_redcap(_text(redcap), name=study)
-    text = template(study, **how) if read is None else template_of(read.dictionary, study, **how)
-    left_out = {} if read is None else dict(read.left_out)
+    text, left_out = template(study, **how), dict[str, str]()
+    if redcap is not None or codebook is not None:
+        read = from_codebook(codebook, name=study) if codebook else from_redcap(_text(redcap or path), name=study)
+        text, left_out = template_of(read.dictionary, study, **how), dict(read.left_out)
     if path.exists():
         raise StateRefusal("the file must be new", given=f"{path}", next_step="Choose another --out.")
     if not dry_run:
