@@ -32,8 +32,8 @@ def data_add(
     file: Annotated[
         Path,
         typer.Argument(
-            help="A file of CSV, JSON lines, Parquet, Arrow, Excel, SPSS, Stata, SAS, GraphML or SQLite, or a query "
-            "(.sql); read in place, never copied."
+            help="A file of CSV, JSON lines, Parquet, Arrow, Excel, SPSS, Stata, SAS, GraphML or SQLite, a query "
+            "(.sql), or what is read of a FHIR export (.fhir); in place, never copied."
         ),
     ],
     study: Annotated[str, typer.Option("--as", metavar="STUDY", help="The study it is for.")],

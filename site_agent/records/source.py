@@ -15,7 +15,7 @@ from site_agent.records.mapping import document
 from site_agent.records.mapping.declared import Recoding, Steps
 from site_agent.records.mapping.toml_form import must, quoted, section
 
-__all__ = ["DATABASES", "FORMATS", "Edges", "Recoding", "TableSource"]
+__all__ = ["AS_READ", "DATABASES", "FORMATS", "Edges", "Recoding", "TableSource"]
 __all__ += ["mapping_path", "source_from_toml", "source_to_toml"]
 
 
@@ -24,13 +24,15 @@ FORMATS = {
     **{".csv": "csv", ".tsv": "csv", ".txt": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"},
     **{".parquet": "parquet", ".pq": "parquet", ".feather": "arrow", ".arrow": "arrow", ".ipc": "arrow"},
     **{".xlsx": "excel", ".xlsm": "excel", ".sav": "spss", ".zsav": "spss", ".dta": "stata"},
-    **{".sas7bdat": "sas", ".xpt": "xport", ".graphml": "graphml"},
+    **{".sas7bdat": "sas", ".xpt": "xport", ".graphml": "graphml", ".fhir": "fhir"},
     **{".sqlite": "sqlite", ".sqlite3": "sqlite", ".db": "sqlite", ".sql": "sql"},
 }
 Format = Literal[
-    "csv", "jsonl", "parquet", "arrow", "excel", "spss", "stata", "sas", "xport", "graphml", "sqlite", "sql"
+    "csv", "jsonl", "parquet", "arrow", "excel", "spss", "stata", "sas", "xport", "graphml", "fhir", "sqlite", "sql"
 ]
 DATABASES = ("sqlite", "sql")
+AS_READ = (*DATABASES, "fhir")
+"""Formats of which the named file is not the data: what is hashed is the rows that were read."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
@@ -114,6 +116,7 @@ class Edges:
     def __post_init__(self) -> None:
         _must_be_a_table(self.path, self.encoding, self.delimiter)
         _must_be_in_a_database(self.path, self.table, self.database)
+        must(self.format != "fhir", "an edge list must be a table of edges", "a FHIR export")
         must(
             bool(self.start and self.end) and self.start != self.end,
             "an edge must have two columns",

@@ -36,7 +36,7 @@ from site_agent.records.mapping.preparing import dates, prepared
 from site_agent.records.mapping.recoding import recoded_table, with_point
 from site_agent.records.mapping.suggesting import suggestions
 from site_agent.records.readers import reader
-from site_agent.records.source import DATABASES, Edges, TableSource
+from site_agent.records.source import AS_READ, DATABASES, Edges, TableSource
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -321,9 +321,9 @@ def pseudonym(person: str, *, key: bytes) -> str:
 
 # -- inside -----------------------------------------------------------------------------------------------------
 def _digested(digest: hmac.HMAC, source: TableSource | Edges, table: pd.DataFrame | None) -> int:
-    """Add to a hash what was read: a file's bytes, or a database's rows. Returns: how many bytes that was."""
+    """Add to a hash what was read: a file's bytes, or the rows (`AS_READ`). Returns: how many bytes that was."""
     size = 0
-    if source.format in DATABASES and table is not None:
+    if source.format in AS_READ and table is not None:
         from site_agent.records.readers import databases
 
         for row in databases.encoded(table):

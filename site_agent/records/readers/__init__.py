@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from site_agent.records.readers import columnar, databases, graphml, statistics, text, workbooks
+from site_agent.records.readers import columnar, databases, fhir, graphml, statistics, text, workbooks
 from site_agent.records.readers.base import FormatReader
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ READERS: Mapping[str, FormatReader] = {
     **columnar.READERS,
     **workbooks.READERS,
     **statistics.READERS,
+    **fhir.READERS,
     **graphml.READERS,
     **databases.READERS,
 }
