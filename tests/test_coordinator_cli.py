@@ -21,6 +21,7 @@ from coordinator.answers.queries import pooled
 from coordinator.cli import app, main
 from coordinator.config import CoordinatorConfig
 from coordinator.planning import review as planning
+from coordinator.planning.template import template
 from coordinator.store.store import Store
 from shared.base.chain import head_fingerprint
 from shared.base.keys import Envelope, SigningKey
@@ -54,7 +55,7 @@ def hub(tmp_path, monkeypatch, capsys):
 def written(tmp_path):
     """A fresh plan file from the template."""
     path = tmp_path / "stroke.toml"
-    path.write_text(planning.template("stroke", coordinator="tributary-hub", today=TODAY))
+    path.write_text(template("stroke", coordinator="tributary-hub", today=TODAY))
     return path
 
 
@@ -117,7 +118,7 @@ def test_a_home_without_settings_points_at_init(tmp_path):
 
 # -- plans ----------------------------------------------------------------------------------------------------------
 def test_the_template_passes_its_own_check_without_a_warning():
-    text = planning.template("stroke", coordinator="hub", today=TODAY)
+    text = template("stroke", coordinator="hub", today=TODAY)
     plan, checks = planning.review(text, today=TODAY, recipient="hub")
     assert plan is not None
     assert {check.state for check in checks} == {"ok"}
@@ -475,7 +476,7 @@ def test_a_plan_with_a_red_line_is_not_signed(ready, tmp_path):
 def test_a_wrong_passphrase_signs_nothing(ready, tmp_path, monkeypatch):
     monkeypatch.setenv("TRIBUTARY_PASSPHRASE", "another passphrase")
     path = tmp_path / "stroke.toml"
-    path.write_text(planning.template("stroke", coordinator="tributary-hub", today=dt.date.today()))
+    path.write_text(template("stroke", coordinator="tributary-hub", today=dt.date.today()))
     code, answer = ready("plan", "sign", path)
     assert (code, answer["refused"]["code"]) == (30, "E_PASSPHRASE")
     assert ready("plan", "show", "stroke")[0] == 10
@@ -837,7 +838,7 @@ def test_an_amendment_is_the_next_version_as_a_draft_that_reads_back(ready, tmp_
 
 
 def test_a_lead_is_told_where_attacks_may_refuse_a_draw_after_its_charge():
-    text = planning.template("hf", coordinator="hub", today=TODAY)
+    text = template("hf", coordinator="hub", today=TODAY)
     assert "w = 0.005" in text
 
     def warned(w: str) -> list[str]:

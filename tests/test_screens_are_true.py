@@ -28,6 +28,7 @@ from coordinator.analyst.remote import Connection, Pass
 from coordinator.cli import main as coordinator
 from coordinator.demo import main as tributary
 from coordinator.planning import review as planning
+from coordinator.planning.template import template
 from shared.errors import AuditRefusal, CertificateRefusal, NetworkRefusal
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column
@@ -328,7 +329,7 @@ def test_of_one_site_nothing_is_said_of_differences_between_sites():
 
 
 def test_a_template_names_the_file_that_it_is():
-    text = planning.template("hf", coordinator="hub", today=dt.date(2026, 1, 1), file="own.toml")
+    text = template("hf", coordinator="hub", today=dt.date(2026, 1, 1), file="own.toml")
     assert re.findall(r"coordinator plan \w+ (\S+)", text) == ["own.toml"] * 3
 
 
