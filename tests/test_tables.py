@@ -226,7 +226,7 @@ def test_the_coordinator_takes_no_other_figures_than_the_plan_s(study, table, sp
 
 
 # -- what bins hide ------------------------------------------------------------------------------------------------
-def test_a_coefficient_of_a_column_that_lies_in_one_bin_is_not_answered_and_a_steward_is_told():
+def test_a_coefficient_of_a_column_that_lies_in_one_bin_is_not_answered_and_who_asks_for_others_is_told():
     world = worlds.world("late_effects")
     records = world(1500, np.random.default_rng(3), 0)
 
@@ -242,9 +242,12 @@ def test_a_coefficient_of_a_column_that_lies_in_one_bin_is_not_answered_and_a_st
         )
 
     doubt, answer = asked("binary")
-    reasons = {row.term: row.reason for row in answer()}
+    told = answer()
+    reasons = {row.term: row.reason for row in told}
     assert "% of the persons in one bin of 3.75" in reasons.pop("marker")
     assert set(reasons.values()) == {""}
+    unadjusted = {row.term for row in told if row.warnings and "is not adjusted for marker" in row.warnings[0]}
+    assert unadjusted == set(reasons), "what it would explain is left in the others"
     assert doubt.startswith("A planned model will have no answer about marker: ")
     assert "bins" in doubt
     # Counts of 0 to 200 in sixteen bins: nearly all in the first.

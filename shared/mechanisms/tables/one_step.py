@@ -57,7 +57,7 @@ from shared.errors import ParameterError, Refusal
 from shared.estimands.answer import Estimand, Estimate, estimate, influence
 from shared.estimands.kinds import TERMWISE
 from shared.estimands.questions import INTERCEPT
-from shared.mechanisms.tables.coarse import coarse, unspread
+from shared.mechanisms.tables.coarse import MORE_BINS, coarse, unspread
 from shared.mechanisms.tables.latent_class import LatentClasses, fit
 from shared.mechanisms.tables.noise import CountTables
 from shared.plans.dictionary import Dictionary
@@ -254,7 +254,7 @@ def combined(
     naive = float(np.mean([one.vi_sampling for one in found]))
     patients = naive * drawn.rows / released.n
     common = 0.0
-    warnings = _unreleased(released.tables, question)
+    warnings = [*_unadjusted(hides), *_unreleased(released.tables, question)]
     if drawn.moves:
         moved = drawn.moves[k]
         point += moved.by
@@ -323,6 +323,16 @@ def correlated(rows: Sequence[Estimate], drawn: Drawn, n: int) -> list[Estimate]
         r = {rows[j].term: covariance(k, j) / (spread * math.sqrt(rows[j].vi or 0.0)) for j in beside}
         out[k] = replace(rows[k], correlations=r)
     return out
+
+
+def _unadjusted(hides: Mapping[str, str]) -> list[str]:
+    """Warning of a coefficient whose model has a covariate that its bins hide: what it does is in the others."""
+    if not hides:
+        return []
+    return [
+        f"This coefficient is not adjusted for {' and '.join(hides)}, as the question asks: one released bin holds "
+        f"most persons. What {' and '.join(hides)} would explain is left in it. {MORE_BINS}"
+    ]
 
 
 def _lost(moved: TableMove, whole: float) -> list[str]:
