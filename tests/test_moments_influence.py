@@ -16,6 +16,7 @@ from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.influence import direction, efficient_cut, held
 from shared.mechanisms.moments.noise import score_steps
 from shared.mechanisms.moments.together import together
+from tests.benchmarks import worlds
 from tests.test_moments import COVARIATES, OUTCOMES, cohort, planned
 
 J = COVARIATES.index("sbp")
@@ -228,3 +229,14 @@ def test_without_a_score_an_effect_is_told_once_and_nothing_contradicts_it():
     design = planned("binary", (), covariates=("age", "sbp"), epsilon=3.0)
     found = together([(moments(unequal(3000, np.random.default_rng(1)), design, seeded_rng(1)), design)] * 2)
     assert not found[0].apart.any()
+
+
+def test_where_a_world_is_missed_at_every_epsilon_one_patient_in_a_hundred_makes_the_records_own_answer():
+    world = worlds.world("unequal_groups")
+    table = world(8000, np.random.default_rng(3), 0)
+    x, y = table[["age", "male", "sbp", "marker", "arm"]].to_numpy(float), table[["years", "gone"]].to_numpy(float)
+    held_in = x.copy()
+    held_in[:, 3] = np.minimum(x[:, 3], np.quantile(x[:, 3], 0.99))
+    own, near = (cox(one - one.mean(axis=0), y[:, 0], y[:, 1]).beta for one in (x, held_in))
+    assert near[3] > 1.5 * own[3] > 0
+    assert np.abs(near - own)[[0, 2]].max() < 0.01, "and those of age and pressure stay"
