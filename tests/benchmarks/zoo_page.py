@@ -40,7 +40,7 @@ AFTERWARDS = (
 ANEW = "unequal_variances,u_shape,fine_times,coarse_times,wild_counts,flchain,nafld,heart --some 0"
 FIGURES = {
     "zoo_moments": f"--worlds {ANEW} --declared --n 2000 --sites 12 --epsilon 1,3 --draws 1 --seed 20261128",
-    "zoo_moments_signals": f"--worlds {SIMULATED} --some 1 --declared --draws 1 --epsilon 1,3",
+    "zoo_moments_signals": f"--worlds {SIMULATED} --some 1 --draws 1 --epsilon 1,3",
     "zoo_tables": f"--worlds {SIMULATED} --some 1 --mechanism tables --epsilon 1,3 --draws 1",
     "zoo_moments_none_declared_after": f"--worlds {AFTERWARDS} --epsilon 1,3 --draws 1 --seed 20261124",
     "zoo_moments_all_declared_after": f"--worlds {AFTERWARDS} --epsilon 1,3 --draws 1 --seed 20261124 --declared",
