@@ -16,6 +16,9 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+# Before NumPy is loaded: a sum over ten thousand rows has other last digits in two threads than in one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -29,7 +32,6 @@ from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, Floors, StudyPlan, Training, Wave
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Hundreds of processes are started: what the first compiles the others read. A place of its own for what is compiled
 # would have every library compiled once more, which takes longer than all else that is imported.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
