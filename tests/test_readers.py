@@ -206,3 +206,15 @@ def test_an_edge_list_may_be_a_workbook(tmp_path):
     edges = Edges(path=tmp_path / "e.xlsx")
     found = read(edges, ["a", "b", "c"], ["a", "b", "c"], EdgeRules(strangers="refuse", directed=False))
     assert (found.edges, found.loops) == (2, 1)
+    edges = Edges(path=tmp_path / "e.xlsx")
+    found = read(edges, ["a", "b", "c"], ["a", "b", "c"], EdgeRules(strangers="refuse", directed=False))
+    assert (found.edges, found.loops) == (2, 1)
+
+
+def test_what_pandas_wrote_beside_an_arrow_table_is_not_read_and_may_be_damaged(tmp_path):
+    table = pa.Table.from_pandas(pd.DataFrame({"age": [50.0, 61.0]}))
+    with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
+        out.write_table(table)
+    damaged = (tmp_path / "x.arrow").read_bytes().replace(b'"pandas_type"', b'\xff"andas_type"')
+    (tmp_path / "x.arrow").write_bytes(damaged)
+    assert records.whole(TableSource(path=tmp_path / "x.arrow"))["age"].tolist() == [50.0, 61.0]

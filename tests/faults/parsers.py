@@ -16,6 +16,7 @@ from test_federation import PLAN as FEDERATED
 from test_wire import VALUES
 
 from coordinator.services.backup import BackupFacts
+from faults.extracts import extracts
 from faults.fuzz import CAP, Target
 from shared.base.archive import BACKUP_TYPE, BackupHeader, Contents
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
@@ -82,6 +83,7 @@ def targets() -> Iterator[Target]:
     yield from _joining(hub)
     yield from _wire(hub)
     yield from _trainings()
+    yield from extracts(folder)
     hub.store.close()
 
 

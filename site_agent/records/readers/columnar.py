@@ -42,7 +42,10 @@ class _Parquet(FormatReader):
         try:
             # A whole number stays one beside a gap: as a float, one of 17 digits would be another.
             table = (
-                self._file(source).read(columns=names).to_pandas(integer_object_nulls=True, timestamp_as_object=True)
+                self._file(source)
+                .read(columns=names)
+                .replace_schema_metadata(None)
+                .to_pandas(integer_object_nulls=True, timestamp_as_object=True)
             )
             return table[names].reset_index(drop=True)
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
@@ -73,7 +76,8 @@ class _Arrow(FormatReader):
         return int(self._read(source).num_rows)
 
     def table(self, source: TableSource, places: Sequence[int]) -> pd.DataFrame:
-        chosen = self._read(source).select(list(places))
+        # What pandas writes beside a table says nothing of it that is needed, and may be damaged by itself.
+        chosen = self._read(source).select(list(places)).replace_schema_metadata(None)
         found: pd.DataFrame = chosen.to_pandas(integer_object_nulls=True, timestamp_as_object=True)
         return found.reset_index(drop=True)
 

@@ -64,7 +64,7 @@ class _ReadStat(FormatReader):
             return found
         except UnicodeError as error:
             raise self.unreadable(source, error) from None
-        except (pyreadstat.ReadstatError, pyreadstat.PyreadstatError, ValueError, OSError) as error:
+        except (pyreadstat.ReadstatError, pyreadstat.PyreadstatError, ValueError, TypeError, OSError) as error:
             if "encoding" in str(error):
                 raise DataFileRefusal(
                     f"the text of {source.path.name} must be in the encoding that it says, or that is named",
