@@ -107,6 +107,12 @@ class UnknownMethod(NetworkRefusal):
     meaning = "The other side is of a version that does not know this."
 
 
+class AwaitsCourier(NetworkRefusal):
+    """A site without a line has asked, and the coordinator's answer has not been carried back yet."""
+
+    meaning = "The coordinator's answer has not been carried back yet."
+
+
 class CertificateRefusal(Refusal):
     """A certificate is expired, foreign, revoked or not yet valid."""
 

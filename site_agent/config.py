@@ -155,6 +155,7 @@ class SiteConfig:
         ca_fingerprint: SHA-256 of the pinned certificate authority.
         leads: public keys of the study lead(s), hexadecimal.
         threshold: lead signatures a plan must carry.
+        courier: whether this site has no line to the coordinator; its files are carried (`site_agent.egress.courier`).
         retired_leads: keys of those who led: plans that are filed here stay theirs, and nothing new is.
         leads_since, grants_since: where those chains stood when this site was invited
             (`shared.membership.statements.ChainPlace`); blank where they had not begun.
@@ -185,6 +186,7 @@ class SiteConfig:
     retired_leads: tuple[str, ...] = ()
     leads_since: str = ""
     grants_since: str = ""
+    courier: bool = False
 
     def __post_init__(self) -> None:
         from shared.base.keys import PublicKey
@@ -198,6 +200,7 @@ class SiteConfig:
             )
         host, _, port = str(self.address).rpartition(":")
         must(bool(host) and port.isdigit(), "address must be host:port", repr(self.address))
+        must(isinstance(self.courier, bool), "courier must be true or false", self.courier)
         whole = isinstance(self.threshold, int) and not isinstance(self.threshold, bool)
         must(
             whole and 1 <= self.threshold <= max(1, len(self.leads)),
@@ -408,6 +411,7 @@ class SiteConfig:
             f"ca_fingerprint = {quoted(self.ca_fingerprint)}",
             f"leads = [{', '.join(map(quoted, self.leads))}]        # who may sign a plan",
             f"threshold = {self.threshold}",
+            *(["courier = true        # no line: site-agent outbox export, outbox import"] if self.courier else []),
             *([f"retired_leads = [{', '.join(map(quoted, self.retired_leads))}]"] if self.retired_leads else []),
             *(
                 f"{name} = {quoted(getattr(self, name))}        # where the chain stood at the invitation"

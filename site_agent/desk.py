@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from site_agent.config import SiteConfig
     from site_agent.decide.plans import Plans
     from site_agent.egress import AcknowledgedReplies, Egress
+    from site_agent.egress.courier import Courier
     from site_agent.ledger.book import Ledger
     from site_agent.release.outbox import Outbox
     from site_agent.release.site import WorkingSite
@@ -40,6 +41,7 @@ __all__ = [
     "agent_version",
     "attempted",
     "confirmed",
+    "courier",
     "door",
     "kept_replies",
     "open_desk",
@@ -324,13 +326,25 @@ def door(config: SiteConfig, **settings: Any) -> Egress:
         chain = pinned(config)
     except Refusal:  # the invitation's own stands whatever became of the others
         chain = (config.ca.read_text(),)
+    replies = kept_replies(config)
+    if config.courier:
+        settings = {"courier": courier(config, replies), **settings}
     return Egress(
         **{"paused": config.pause_file.exists, "cert_pem": certificate, "key_pem": key, **settings},
-        witness=kept_replies(config),
+        witness=replies,
         address=config.address,
         server_name=config.server_name,
         ca_pem=trusted(chain, utc_now()),
     )
+
+
+def courier(config: SiteConfig, replies: AcknowledgedReplies | None = None) -> Courier:
+    """What waits for a courier, and what one has brought."""
+    from site_agent.egress.courier import Courier
+
+    replies = replies or kept_replies(config)
+    seen = None if replies is None else replies.checkpoint()
+    return Courier(config.home / "courier", seen=0 if seen is None else seen[0])
 
 
 def open_desk(home: Path | None) -> Desk:
@@ -394,6 +408,10 @@ def working_site(at: Desk, witness: Any) -> WorkingSite:
     from site_agent.decide.airlock import standing_approval
     from site_agent.release.site import WorkingSite
 
+    if at.config.courier:
+        from site_agent.egress.courier import CarriedWitness
+
+        witness = CarriedWitness(witness, at.ledger)
     return WorkingSite(
         name=at.config.site,
         agent_version=agent_version(),

@@ -1,4 +1,4 @@
-"""Who takes part: ``invite``, ``sites``, ``accept``, ``refuse``, ``revoke``, ``reanchor``."""
+"""Who takes part: ``invite``, ``sites``, ``accept``, ``refuse``, ``revoke``, ``reanchor``; ``import``, ``post-box``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coordinator.store.store import RegisteredSite as Enrolled
     from coordinator.store.store import Store
 
-__all__ = ["accept", "invite", "reanchor", "refuse", "revoke", "sites"]
+__all__ = ["accept", "import_", "invite", "post_box", "reanchor", "refuse", "revoke", "sites"]
 
 
 @verb(app, rich_help_panel="Sites")
@@ -326,3 +326,58 @@ def _certificate(one: SiteOutlook | None) -> dict[str, Any]:
     life = None if one is None else one.life
     known = {"certificate_days": life.days, "certificate": life.facts} if life is not None else {}
     return {"certificate_days": None, "certificate": None, **known, "certificate_warning": one.warning if one else ""}
+
+
+@verb(app, "import", rich_help_panel="Sites")
+def import_(
+    config: CoordinatorConfig,
+    store: Store,
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="What site-agent outbox export wrote.")],
+    dry_run: DryRun = False,
+) -> VerbAnswer:
+    """Take what a courier brought from a site without a line: the calls it would make, by the same rules."""
+    from coordinator.services.collect.courier import CourierDesk
+
+    taken = CourierDesk(config, store).take(file, dry_run=dry_run)
+    site = taken.header.site
+    answer = {
+        "site": site,
+        "number": taken.header.number,
+        "calls": [{"method": method, "refused": code} for method, code in taken.outcomes],
+        "newest": taken.newest,
+        "taken": not dry_run,
+    }
+    return VerbAnswer(
+        answer,
+        (f"{'would take' if dry_run else 'took'} number {taken.header.number} of {site}", "bold"),
+        labelled(*((method, code or "done") for method, code in taken.outcomes)),
+        (f"next: coordinator post-box {site} FILE", "cyan"),
+    )
+
+
+@verb(app, "post-box", rich_help_panel="Sites")
+def post_box(
+    config: CoordinatorConfig,
+    store: Store,
+    site: Site,
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="A new file, on what is carried.", dir_okay=False)],
+    dry_run: DryRun = False,
+) -> VerbAnswer:
+    """Write the answers for a site without a line: to what it asked, its plans, acknowledgements and the log's head."""
+    from coordinator.services.collect.courier import CourierDesk
+
+    box = CourierDesk(config, store).post_box(site, out, dry_run=dry_run)
+    answer = {
+        "site": site,
+        "file": str(out),
+        "number": box.header.number,
+        "answers_to": box.answers_to,
+        "answers": [{"method": one.method, "refused": one.code} for one in box.answers],
+        "written": not dry_run,
+    }
+    return VerbAnswer(
+        answer,
+        (f"{'would write' if dry_run else 'wrote'} {out}: {len(box.answers)} answers, signed", "bold"),
+        labelled(("answers", f"number {box.answers_to} of {site}"), ("number", f"{box.header.number}")),
+        ("next, at the site: site-agent outbox import FILE", "cyan"),
+    )

@@ -156,7 +156,8 @@ def new_file(path: Path) -> None:
 
 
 # -- keys ---------------------------------------------------------------------------------------------------------
-def _recipient(key: PublicKey) -> Any:
+def recipient_of(key: PublicKey) -> Any:
+    """A signing key as a recipient of age, which takes an Ed25519 key of SSH for one."""
     import pyrage
 
     public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key.hex))
@@ -224,7 +225,7 @@ def write_archive(
     """
     import pyrage
 
-    people = [*map(_recipient, map(PublicKey, header.recipients.values()))]
+    people = [*map(recipient_of, map(PublicKey, header.recipients.values()))]
     header, sources = _of_no_machine(header, sources, people)
     digests = {}
     for name, source in sorted(sources.items()):

@@ -23,6 +23,7 @@ from site_agent.cli.frame import As, Dry, app, screen, verb
 from site_agent.decide import reconciliation
 from site_agent.decide.plan_facts import burnt_numbers, due_numbers
 from site_agent.desk import Desk, agent_version, today
+from site_agent.desk import courier as carrier
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,6 +43,9 @@ def init(
     desk: Desk,
     invitation: Annotated[Path, typer.Option("--invitation", exists=True, dir_okay=False, help="File from the lead.")],
     approver: Annotated[list[str] | None, typer.Option("--approver", help="A person who may approve; repeat.")] = None,
+    courier: Annotated[
+        bool, typer.Option("--courier", help="There is no line out: files are carried (outbox export, outbox import).")
+    ] = False,
     dry_run: Dry = False,
 ) -> VerbAnswer:
     """Make this site's folder and keys from an invitation. Nothing is sent."""
@@ -83,6 +87,7 @@ def init(
         approvers=dict.fromkeys(names, "00" * 32),
         leads_since=invited.leads_since,
         grants_since=invited.grants_since,
+        courier=courier,
     )
     fingerprint = "" if dry_run else _make_site(config, invited)
     answer = {
@@ -205,7 +210,8 @@ def join(desk: Desk, dry_run: Dry = False) -> VerbAnswer:
         invited = Invitation.from_bytes(config.invitation.read_bytes())
         invited.require_current(today())
         approvers = {name: PublicKey(key) for name, key in config.approvers.items()}
-        with Egress.from_invitation(invited) as egress:
+        carried = {"courier": carrier(config)} if config.courier else {}
+        with Egress.from_invitation(invited, **carried) as egress:
             answered = egress.enrol(
                 token=invited.token,
                 site=config.site,

@@ -1,4 +1,4 @@
-"""Holding the coordinator to what it acknowledged: ``resend``, ``log``."""
+"""With the coordinator: ``resend``, ``log``; by courier, ``outbox export`` and ``outbox import``."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shared.errors import DataFileRefusal, IntegrityRefusal, UnknownMethod, UsageRefusal
+from shared.errors import DataFileRefusal, IntegrityRefusal, StateRefusal, UnknownMethod, UsageRefusal
 from shared.terminal import VerbAnswer, tabled
-from site_agent.cli.frame import Dry, app, screen, verb
+from site_agent.cli.frame import Dry, app, outbox_app, screen, verb
 from site_agent.desk import today
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from site_agent.config import SiteConfig
     from site_agent.desk import Desk
 
-__all__ = ["log", "resend"]
+__all__ = ["log", "outbox_export", "outbox_import", "resend"]
+
+CourierFile = Annotated[Path, typer.Argument(metavar="FILE", help="A new file, on what is carried.", dir_okay=False)]
 
 
 @verb(app, noted="resend")
@@ -143,3 +146,122 @@ def _read(path: Path) -> bytes:
         return path.read_bytes().strip()
     except OSError as error:
         raise DataFileRefusal(f"{path.name} must be readable", given=error.strerror or "an error") from None
+
+
+@verb(outbox_app, "export", noted="outbox export")
+def outbox_export(desk: Desk, out: CourierFile, dry_run: Dry = False) -> VerbAnswer:
+    """Write what waits for the coordinator into one encrypted file, for a courier. Only where this site has no line."""
+    from shared.errors import Refusal
+    from shared.plans.invitation import Invitation
+    from site_agent.desk import courier
+    from site_agent.identity import identity, witness_key
+
+    config = _carried(desk)
+    carried = courier(config)
+    for digest in carried.offers():
+        desk.require_running()
+        hold = next((one for one in desk.outbox.list() if one.bundle_sha256 == digest), None)
+        try:  # what was approved when it was put here must be so still
+            if hold is None or hold.state not in ("approved", "delivered"):
+                raise StateRefusal(
+                    "a release must be approved to be carried", given="none" if hold is None else hold.state
+                )
+            desk.ledger.require_plan(hold)
+        except Refusal:
+            carried.drop(digest)
+    if config.certificate.exists():
+        shown = identity(config)
+    else:
+        invited = Invitation.from_bytes(config.invitation.read_bytes())
+        shown = (invited.bootstrap_cert_pem, invited.bootstrap_key_pem)
+    header, calls, size = carried.export(
+        out,
+        coordinator=config.coordinator,
+        site=config.site,
+        identity=shown,
+        recipient=witness_key(config),
+        dry_run=dry_run,
+    )
+    answer = {
+        "file": str(out),
+        "number": header.number,
+        "calls": [{"method": one.method, "bundle": one.bundle is not None} for one in calls],
+        "bytes": size,
+        "dry_run": dry_run,
+    }
+    return VerbAnswer(
+        answer,
+        screen.heading(
+            f"For {config.coordinator}", "dry run, nothing written" if dry_run else f"{size:,} bytes in {out}"
+        ),
+        "\n".join(f"  {_WORDS.get(one.method, one.method)}" for one in calls)
+        or "  Nothing waits; it only asks for news.",
+        "Encrypted to the coordinator's pinned key; nobody who carries it can read it.",
+        screen.next_step("coordinator import FILE   (there)", "coordinator post-box SITE FILE   (there)"),
+    )
+
+
+@verb(outbox_app, "import", noted="outbox import")
+def outbox_import(
+    desk: Desk,
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="What coordinator post-box wrote.")],
+    dry_run: Dry = False,
+) -> VerbAnswer:
+    """Take the coordinator's answers that a courier has brought; each is verified before anything is done with it."""
+    from shared.releases.courier import PostBox
+    from site_agent.desk import courier
+    from site_agent.identity import witness_key
+
+    config = _carried(desk)
+    box = PostBox.read(file, key=witness_key(config), coordinator=config.coordinator, site=config.site)
+    taken = courier(config).take(box, dry_run=dry_run)
+    if taken.heads and not dry_run:
+        with desk.egress() as egress:
+            for envelope in taken.heads:
+                egress.anchor(envelope)
+    answer = {
+        "number": taken.number,
+        "day": taken.day,
+        "new": taken.new,
+        "answered": [{"method": method, "refused": code} for method, code in taken.answered],
+        "waiting": taken.waiting,
+        "dry_run": dry_run,
+    }
+    lines = [f"  {_WORDS.get(method, method)}: {code or 'answered'}" for method, code in taken.answered]
+    return VerbAnswer(
+        answer,
+        screen.heading(f"From {config.coordinator}", f"post-box of {taken.day}"),
+        "\n".join(lines) or "  No answer to a call of this site; plans and holdings are fresh.",
+        screen.next_step(
+            "site-agent join"
+            if not config.certificate.exists()
+            else "site-agent run --once   (goes on with what waited)"
+        ),
+    )
+
+
+_WORDS = {
+    "Enrol": "asks to join",
+    "Anchor": "has the ledger's head witnessed",
+    "Offer": "brings a release",
+    "Withdraw": "takes a release back",
+    "RevokeStanding": "ends a standing approval",
+    "FetchPlan": "asks for a plan",
+    "Status": "asks what the coordinator holds",
+    "Membership": "says and asks who takes part",
+    "Authorities": "asks for the authorities",
+    "Renew": "asks for its next certificate",
+    "ReportGap": "reports what the coordinator lacks",
+    "Watch": "asks for entries of the log",
+    "Growth": "asks for a proof of the log",
+}
+
+
+def _carried(desk: Desk) -> SiteConfig:
+    if not desk.config.courier:
+        raise StateRefusal(
+            "a site must have no line to send by courier",
+            given="courier = false in site.toml",
+            next_step="site-agent run sends by itself; set courier = true in site.toml where the line is gone.",
+        )
+    return desk.config

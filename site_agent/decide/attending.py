@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.errors import (
     ApprovalRefusal,
+    AwaitsCourier,
     CertificateRefusal,
     IntegrityRefusal,
     LockedRefusal,
@@ -166,6 +167,9 @@ class AgentRound:
                     self._fetch_plan(egress, study)
                 self._compare_clocks(egress)
                 renewal.follow_in_round(self.desk, egress, AttendEvent, **settings)
+        except AwaitsCourier as refusal:  # the round goes on by what has been carried
+            self.refused("", "waits for a courier", refusal)
+            return self._studies()
         except NetworkRefusal as refusal:
             self.refused("", "offline", refusal)
             return None

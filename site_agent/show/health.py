@@ -68,7 +68,9 @@ def diagnose(desk: Desk, today: dt.date) -> tuple[list[ChecklistLine], int]:
     found.append(
         ChecklistLine(
             name="firewall rule",
-            detail=f"allow outbound TCP to {config.address} (TLS 1.3, mutual, not to be inspected); nothing inbound",
+            detail="none: files are carried"
+            if config.courier
+            else f"allow outbound TCP to {config.address} (TLS 1.3, mutual, not to be inspected); nothing inbound",
         )
     )
     return found, code
@@ -90,6 +92,8 @@ def _contacted(desk: Desk) -> Contact:
 
     try:
         config, key = desk.config, desk.release_key
+        if config.courier:
+            return Contact(clock=NetworkRefusal("a clock must have a line to be compared over", given="a courier"))
         if config.certificate.exists():
             opened = desk.egress()
         else:
@@ -252,6 +256,11 @@ def _tables(desk: Desk, today: dt.date) -> Finding:
 def _reach(desk: Desk, contact: Contact) -> Finding:
     if contact.reach is not None:
         raise _located(desk, contact.reach)
+    if desk.config.courier:
+        from site_agent.desk import courier
+
+        last = courier(desk.config).last_day()
+        return "ok", f"no line: files are carried, the last post-box is {f'of {last}' if last else 'still to come'}", ""
     return "ok", f"{desk.config.address} answers", ""
 
 

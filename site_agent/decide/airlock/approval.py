@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.errors import (
     ApprovalRefusal,
+    AwaitsCourier,
     LedgerRefusal,
     NetworkRefusal,
     PlanChanged,
@@ -223,6 +224,8 @@ def _sent(desk: Desk, hold: Hold, *, today: dt.date, command: str) -> Approved:
                 acceptance = egress.send(envelope, bundle)
             else:
                 acceptance = egress.send(envelope, bundle, standing=standing)
+    except AwaitsCourier:  # it says itself what comes next; the approval is kept
+        raise
     except NetworkRefusal as refusal:
         raise NetworkRefusal(
             refusal.must,

@@ -3,7 +3,8 @@
 What passes here: a request to join, the question for a plan, the head of the ledger, a release that an approver has
 signed over its exact bytes, the answer to one round of a training that an approved plan asks for, and looks at the
 coordinator's log with what it has acknowledged and lost. The site dials
-out, to one address, over mutual TLS with a pinned authority. Sending is safe to repeat: the door streams the sealed
+out, to one address, over mutual TLS with a pinned authority; one without a line keeps the same calls for a courier
+(`courier`). Sending is safe to repeat: the door streams the sealed
 file from disk, goes on from where the coordinator says it stopped, and never sends other bytes than those the envelope
 names.
 """
@@ -12,38 +13,35 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
 from shared.base.at_rest import pem_of
-from shared.base.canonical import canonical_json, parse_json
+from shared.base.canonical import canonical_json
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, SigningKey
-from shared.base.merkle import verify_consistency
 from shared.errors import (
     ApprovalRefusal,
+    AwaitsCourier,
     CertificateRefusal,
     IntegrityRefusal,
     NetworkRefusal,
     ParameterError,
     PausedRefusal,
     Refusal,
-    SignatureRefusal,
     StateRefusal,
     StorageRefusal,
     UnknownMethod,
 )
 from shared.plans.invitation import Invitation
-from shared.wire.clocks import ClockOffset, ClockReading, open_reading, utc_now
+from shared.wire.clocks import ClockOffset, ClockReading, utc_now
 from shared.wire.message_limits import CHUNK_BYTES
 from shared.wire.messages import COLLECTION, SERVICE
-from shared.wire.rounds import Answered, RoundOrder, open_answer, open_order
+from shared.wire.rounds import Answered, RoundOrder, open_answer
 from shared.wire.signed_messages import (
     ENROLMENT_TYPE,
     WITHDRAWAL_TYPE,
@@ -51,7 +49,6 @@ from shared.wire.signed_messages import (
     EnrolmentRequest,
     Reply,
     Withdrawal,
-    require_countersigned,
 )
 from shared.wire.site_messages import (
     Acceptance,
@@ -85,7 +82,10 @@ from shared.wire.site_messages import (
     Withdrawn,
 )
 from shared.wire.transport import Client, Credentials
-from shared.wire.tree_heads import CheckedView, RestoredLog, check_view, excused, open_head, require_not_before
+from shared.wire.tree_heads import CheckedView
+from site_agent.egress.courier import Courier
+from site_agent.egress.pieces import FilePieces, file_pieces
+from site_agent.egress.replies import AcknowledgedReplies
 
 __all__ = ["AcknowledgedReplies", "Egress", "new_tls_identity"]
 
@@ -94,29 +94,6 @@ SLOWEST = 64_000
 LONGEST = 3600.0
 T = TypeVar("T")
 _log = logging.getLogger("tributary.egress")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Pieces:
-    """A file as it was when it was hashed: the whole, and each `CHUNK_BYTES` of it."""
-
-    digest: str
-    total: int
-    digests: list[bytes]
-
-
-def _pieces(path: Path) -> _Pieces:
-    """Read a file once, piece by piece, so that a bundle of any size takes little memory. Raises: StorageRefusal."""
-    whole, digests, total = sha256(), [], 0
-    try:
-        with path.open("rb") as file:
-            while data := file.read(CHUNK_BYTES):
-                whole.update(data)
-                digests.append(sha256(data).digest())
-                total += len(data)
-    except OSError as error:
-        raise StorageRefusal("the sealed bundle must be readable", given=error.strerror or "an error") from None
-    return _Pieces(digest=whole.hexdigest(), total=total, digests=digests)
 
 
 def new_tls_identity(site: str) -> tuple[str, str]:
@@ -130,226 +107,6 @@ def new_tls_identity(site: str) -> tuple[str, str]:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, site)])
     csr = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
     return pem_of(key).decode(), csr.public_bytes(serialization.Encoding.PEM).decode()
-
-
-class AcknowledgedReplies:
-    """The coordinator's signed replies, verified by the key that the invitation pins; stored as lines of JSON.
-
-    Args:
-        key: the coordinator's pinned key.
-        site: this site's id: an answer signed for another site is worth nothing here.
-        path: the file, append-only; it holds digests and places in the log, and no value of a record.
-    """
-
-    def __init__(self, key: PublicKey, site: str, path: Path) -> None:
-        self._key, self._site, self.path = key, site, path
-
-    def keep(
-        self,
-        reply: Reply,
-        grew: Callable[[int, int], Sequence[bytes]],
-        look: Callable[[Sequence[int]], LogView | None] = lambda sizes: None,
-    ) -> Reply:
-        """Check an answer and keep it: signed, and from the one log that this site has seen before.
-
-        The same answer again is kept once. One from another history is kept too, as evidence: two roots that the
-        coordinator signed and that no log can both have. Where the log itself says that it was put back from a
-        backup, that word is kept, and the log is followed from there.
-
-        Args:
-            grew: asks for the proof that the log of the second size only appended to that of the first.
-            look: asks for the log's signed head, with proofs from these sizes; None of a coordinator that has none.
-        Raises: SignatureRefusal, IntegrityRefusal (another history), StorageRefusal.
-        """
-        require_countersigned(reply, self._key, self._site)
-        if not reply.log_root:
-            raise IntegrityRefusal("the coordinator's answer must name its log's root", given="none")
-        body: dict[str, Any] = {name: getattr(reply, name) for name in reply.__dataclass_fields__}
-        line = canonical_json({"kind": type(reply).__name__, **body, "signature": reply.signature.hex()})
-        if line in self.lines():
-            return reply
-        seen = self.checkpoint()
-        index = reply.index if isinstance(reply, AnchorReceipt) else reply.log_index
-        at = (index + 1, reply.log_root)
-        heads = [at] if seen is None else [at, seen]
-        view = look([size for size, _ in heads])
-        if view is not None:
-            one = self._followed(check_view(view, self._key, heads), look)
-        elif seen is not None:
-            (old, old_root), (new, new_root) = sorted(heads)
-            proof = grew(old, new) if old < new else ()
-            one = verify_consistency(old, new, tuple(proof), bytes.fromhex(old_root), bytes.fromhex(new_root))
-        else:
-            one = True
-        if not one:
-            fork = canonical_json({"kind": "Fork", **body, "signature": reply.signature.hex()})
-            if fork not in self.lines():
-                self._append(fork)
-            raise self._another_history(index + 1)
-        self._append(line)
-        return reply
-
-    def watch(self, look: Callable[[Sequence[int]], LogView | None]) -> CheckedView | None:
-        """Look at the log as it is now, and keep its signed head; None of a coordinator that shows none.
-
-        Raises: SignatureRefusal, IntegrityRefusal (another history), StorageRefusal.
-        """
-        seen = self.checkpoint()
-        heads = [] if seen is None else [seen]
-        view = look([size for size, _ in heads])
-        if view is None or not view.head:
-            return None
-        checked = check_view(view, self._key, heads)
-        head = {"kind": "TreeHead", "size": checked.head.size, "root": checked.head.root}
-        line = canonical_json({**head, "head": checked.envelope.decode()})
-        if not self._followed(checked, look):
-            fork = canonical_json({**head, "kind": "Fork", "head": checked.envelope.decode()})
-            if fork not in self.lines():
-                self._append(fork)
-            raise self._another_history(checked.head.size)
-        if seen != (checked.head.size, checked.head.root):
-            self._append(line)
-        return checked
-
-    def one_log_with(self, head: bytes, look: Callable[[Sequence[int]], LogView | None]) -> int:
-        """As of `Egress.one_log_with`; a head of another history is kept beside this site's own, as evidence.
-
-        So is one that may be of the log before it was put back: whether it was is for somebody to tell who has both.
-        """
-        other = open_head(head, self._key)
-        view = look([other.size])
-        checked = None if view is None else check_view(view, self._key, [(other.size, other.root)])
-        if checked is None or not checked.grew[0]:
-            kind, before = "Fork", None
-            if checked is not None:
-                try:
-                    require_not_before(other, checked)
-                except IntegrityRefusal as refusal:
-                    kind, before = "Before", refusal
-            line = canonical_json({"kind": kind, "size": other.size, "root": other.root, "head": head.decode()})
-            if line not in self.lines():
-                self._append(line)
-            if before is not None:
-                raise before
-            raise self._another_history(other.size)
-        return other.size
-
-    def checked(self, view: LogView) -> CheckedView:
-        """A look whose head continues from nothing in particular. Raises: SignatureRefusal, IntegrityRefusal."""
-        return check_view(view, self._key, [])
-
-    def _followed(self, checked: CheckedView, look: Callable[[Sequence[int]], LogView | None]) -> bool:
-        """True if a look shows the log that was seen before, or says why not; what it says of restores is kept."""
-        known = {str(said["entry"]).encode() for said in self.replies() if said["kind"] == "Restored"}
-        if all(checked.grew):
-            for entry, said in checked.restored:
-                if entry not in known:
-                    self._restored(entry, said, checked, rewound=False)
-            return True
-        seen = self.heads()
-        found = excused(checked, seen, known, look, self._key) if seen and checked.grew[:-1] in ((), (True,)) else None
-        if found is None:
-            return False
-        _log.warning("the coordinator's log was put back to %d entries: %s", found[1].size, found[1].reason)
-        for entry, said in checked.restored:
-            if entry not in known:
-                self._restored(entry, said, checked, rewound=entry == found[0])
-        return True
-
-    def _restored(self, entry: bytes, said: RestoredLog, checked: CheckedView, *, rewound: bool) -> None:
-        seen = self.checkpoint()
-        body = {
-            "kind": "Restored",
-            "entry": entry.decode(),
-            "size": said.size,
-            "rewound": rewound,
-            "left": None if seen is None or not rewound else list(seen),
-            "head": checked.envelope.decode(),
-            "head_size": checked.head.size,
-            "head_root": checked.head.root,
-        }
-        self._append(canonical_json(body))
-
-    def _another_history(self, entries: int) -> IntegrityRefusal:
-        _log.error("the coordinator's log of %d entries is not the one seen before", entries)
-        return IntegrityRefusal(
-            "the coordinator's log must only grow",
-            given="another history than the one this site has seen",
-            next_step=f"Nothing is sent. Call the study lead; {self.path.name} holds both signed answers.",
-        )
-
-    def opened(self, reply: RoundReply) -> RoundOrder:
-        """Verify a round's order, signed by the pinned coordinator. Raises: SignatureRefusal, IntegrityRefusal, …"""
-        return open_order(reply.envelope, reply.content, self._key)
-
-    def reading(self, envelope: Envelope, question: ClockReading) -> ClockReading:
-        """What the pinned coordinator's clock said to `question`. Raises: SignatureRefusal, IntegrityRefusal, …"""
-        return open_reading(envelope, self._key, question=question)
-
-    def checkpoint(self) -> tuple[int, str] | None:
-        """The longest log that the coordinator has shown: (entries, root)."""
-        return max(self.heads(), default=None)
-
-    def heads(self) -> list[tuple[int, str]]:
-        """Every log that the coordinator has shown, but for what it said was lost with a restore: (entries, root)."""
-        seen: list[tuple[int, str]] = []
-        for said in self.replies():
-            if said["kind"] == "Restored":
-                if said["rewound"]:
-                    seen = [one for one in seen if one[0] <= said["size"]]
-                seen.append((int(said["head_size"]), str(said["head_root"])))
-            elif said["kind"] == "TreeHead":
-                seen.append((int(said["size"]), str(said["root"])))
-            elif said["kind"] not in ("Fork", "Before"):
-                seen.append((int(said["index" if "index" in said else "log_index"]) + 1, str(said["log_root"])))
-        return seen
-
-    def restorations(self) -> tuple[RestoredLog, ...]:
-        """Every time that the coordinator said its log was taken up again from a backup and this site had seen more."""
-        found = [said for said in self.replies() if said["kind"] == "Restored" and said["rewound"]]
-        return tuple(RestoredLog.from_entry(str(said["entry"]).encode()) for said in found)
-
-    def restored(self) -> int:
-        """Number of all restorations that the coordinator's log told this site of, whether it had seen more or not."""
-        return sum(said["kind"] == "Restored" for said in self.replies())
-
-    def acceptances(self) -> tuple[Acceptance, ...]:
-        """The acceptances kept, oldest first, each verified by the pinned key; what does not verify is left out."""
-        out = []
-        for said in self.replies():
-            if said["kind"] == "Acceptance":
-                values = {name: said[name] for name in Acceptance.__dataclass_fields__ if name != "signature"}
-                one = Acceptance(**values, signature=bytes.fromhex(said["signature"]))
-                with suppress(SignatureRefusal):
-                    require_countersigned(one, self._key, self._site)
-                    out.append(one)
-        return tuple(out)
-
-    def _append(self, line: bytes) -> None:
-        try:
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            with os.fdopen(handle, "rb+") as out:
-                # A power cut may have left half a line: it must not spoil the next.
-                whole = out.seek(0, os.SEEK_END) == 0 or (out.seek(-1, os.SEEK_END) >= 0 and out.read(1) == b"\n")
-                reach("egress.before_keep")
-                out.write((b"" if whole else b"\n") + line + b"\n")
-                out.flush()
-                os.fsync(out.fileno())
-            reach("egress.after_keep")
-        except OSError as error:
-            raise StorageRefusal("the coordinator's answer must be kept", given=error.strerror or "an error") from None
-
-    def lines(self) -> tuple[bytes, ...]:
-        """The answers kept, as written; half a line is left out."""
-        try:
-            written = self.path.read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return ()
-        return tuple(line for line in written if line.endswith(b"}"))
-
-    def replies(self) -> tuple[dict[str, Any], ...]:
-        """The answers kept, oldest first."""
-        return tuple(parse_json(line) for line in self.lines())
 
 
 class Egress:
@@ -369,6 +126,7 @@ class Egress:
         allowed: refuses what must not be sent any more (the plan's approval was taken back); asked as often.
         sealed: SHA-256 of the answer that the ledger names for a training's plan and round; blank for none. No other
             answer leaves.
+        courier: carries the calls of a site that has no line; nothing is dialled then.
         first: signed changes of this site's keys that the coordinator may not know: shown before anything else is
             asked, because what else is signed here is signed by those keys.
     Raises: CertificateRefusal, when the certificate is expired.
@@ -390,13 +148,16 @@ class Egress:
         allowed: Callable[[], None] = lambda: None,
         sealed: Callable[[str, int], str] | None = None,
         first: Sequence[Envelope] = (),
+        courier: Courier | None = None,
     ) -> None:
         self._first = tuple(first)
         self._timeout, self._attempts, self._sleep = timeout, attempts, sleep
         self._paused, self._allowed, self._sealed = paused, allowed, sealed
         self._witness = witness
         self._watched: bool | None = None  # whether the coordinator shows its log; not known before the first look
-        self._client = Client(
+        if courier is not None:
+            self._attempts = 1
+        self._client: Client | Courier = courier or Client(
             address=address,
             server_name=server_name,
             credentials=Credentials(ca_pem=ca_pem, cert_pem=cert_pem, key_pem=key_pem),
@@ -720,7 +481,7 @@ class Egress:
                 given="one signature",
                 next_step="Approve it.",
             )
-        pieces = _pieces(bundle)
+        pieces = file_pieces(bundle)
         digest, total = pieces.digest, pieces.total
         if (digest, total) != (statement.bundle_sha256, statement.bundle_bytes):
             raise IntegrityRefusal(
@@ -743,7 +504,7 @@ class Egress:
         envelope: Envelope,
         standing: Envelope | None,
         bundle: Path,
-        pieces: _Pieces,
+        pieces: FilePieces,
         progress: Callable[[int, int], None],
     ) -> Acceptance:
         """One attempt: offer, then send what is missing, each piece only if it is the one that was hashed."""
@@ -802,7 +563,7 @@ class Egress:
     def _ask(self, method: str, request: Any) -> Any:
         if self._first and method != "Membership":
             shown, self._first = self._first, ()
-            with suppress(UnknownMethod):
+            with suppress(UnknownMethod, AwaitsCourier):  # a courier's file has it before what follows
                 self._ask("Membership", MembershipRequest(statements=tuple(one.to_bytes() for one in shown)))
         try:
             return self._client.call(method, request, timeout=self._timeout)
