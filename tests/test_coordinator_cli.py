@@ -785,6 +785,8 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
         "ca replace",
         "plan redcap",
         "renew-late",
+        "import",
+        "post-box",
     }
     for verb, options in verbs.items():
         assert verb == "serve" or "--json" in options, verb

@@ -97,6 +97,8 @@ def test_every_command_answers_in_json_and_every_changing_one_can_be_tried():
         "resend",
         "renew",
         "page",
+        "outbox export",
+        "outbox import",
     }
     for name, options in found.items():
         assert {"--json", "--home"} <= options, name
