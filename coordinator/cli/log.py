@@ -66,31 +66,35 @@ def log_head(
     out: Annotated[
         Path | None, typer.Option("--out", dir_okay=False, help="File to write it to, for all to see.")
     ] = None,
+    note: Annotated[bool, typer.Option("--note", help="As a signed note, for tools of transparency logs.")] = False,
 ) -> VerbAnswer:
     """Sign the log's size and root as they are now: a file for a web page, by which sites and analysts cross-check."""
     from coordinator.services.authority import Authority
     from coordinator.store.log_watch import LogWatch
     from shared.base.keys import write_private
-    from shared.wire.tree_heads import open_head
+    from shared.wire.tree_heads import checkpoint_note, note_verifier, open_head
 
     authority = Authority.load(config.home)
     watch = LogWatch(store, coordinator=authority.coordinator, key=authority.witness)
     size, envelope = watch.head(today())
     if not size:
         raise StateRefusal("the log must have an entry to have a head", given="none yet")
-    if out is not None:
-        write_private(out, envelope + b"\n")
-        out.chmod(0o644)
     head = open_head(envelope, authority.witness.public)
+    checkpoint = checkpoint_note(head, authority.witness)
+    if out is not None:
+        write_private(out, checkpoint.encode() if note else envelope + b"\n")
+        out.chmod(0o644)
     answer = {"size": size, "root": head.root, "day": head.day, "head": envelope.decode(), "out": str(out or "")}
+    answer |= {"note": checkpoint, "note_key": note_verifier(authority.coordinator, authority.witness.public)}
 
     return VerbAnswer(
         answer,
         (f"{size} entries, as of {head.day}", "bold"),
         labelled(("root", head.root), ("signed by", authority.witness.public.fingerprint)),
         f"wrote {out}: sites check it with site-agent log --against, analysts with analyst log-check --against"
-        if out is not None
+        if out is not None and not note
         else None,
+        f"its verifiers' key: {answer['note_key']}" if note else None,
     )
 
 

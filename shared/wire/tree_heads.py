@@ -10,7 +10,9 @@ beyond that size, and nothing before it, and only once: whoever has met it alrea
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -27,13 +29,17 @@ __all__ = [
     "RestoredLog",
     "TreeHead",
     "check_view",
+    "checkpoint_note",
     "excused",
+    "note_verifier",
     "open_head",
     "proven_release",
     "release_leaf",
     "require_not_before",
 ]
 
+ED25519_NOTE = b"\x01"
+"""The kind of signature in a signed note's key."""
 TREE_HEAD_TYPE = "application/vnd.tributary.tree-head+json"
 
 
@@ -70,6 +76,33 @@ def open_head(data: bytes, key: PublicKey) -> TreeHead:
     if not isinstance(body, dict) or body.keys() != {item.name for item in fields(TreeHead)}:
         raise SchemaRefusal("a log's head must name the coordinator, a size, a root and a day")
     return TreeHead(**body)
+
+
+def checkpoint_note(head: TreeHead, key: SigningKey) -> str:
+    """A head as a checkpoint that any transparency log's tools read, signed as a note (C2SP tlog-checkpoint).
+
+    The origin names the coordinator; the signature is Ed25519 over the text, as https://c2sp.org/signed-note has it.
+
+    >>> key = SigningKey.generate()
+    >>> head = TreeHead(coordinator="hub", size=1, root="ab" * 32, day="2026-01-05")
+    >>> checkpoint_note(head, key).splitlines()[:2]
+    ['tributary-log/hub', '1']
+    """
+    origin = f"tributary-log/{head.coordinator}"
+    text = f"{origin}\n{head.size}\n{base64.b64encode(bytes.fromhex(head.root)).decode()}\n"
+    signed = _note_hash(origin, key.public) + key.sign(text.encode())
+    return f"{text}\n\u2014 {origin} {base64.b64encode(signed).decode()}\n"
+
+
+def note_verifier(coordinator: str, key: PublicKey) -> str:
+    """What a verifier of notes is given to believe a coordinator's checkpoints: name, hash and key in one line."""
+    origin = f"tributary-log/{coordinator}"
+    public = base64.b64encode(ED25519_NOTE + bytes.fromhex(key.hex)).decode()
+    return f"{origin}+{_note_hash(origin, key).hex()}+{public}"
+
+
+def _note_hash(name: str, key: PublicKey) -> bytes:
+    return hashlib.sha256(name.encode() + b"\n" + ED25519_NOTE + bytes.fromhex(key.hex)).digest()[:4]
 
 
 def release_leaf(envelope: Envelope, bundle: str, site: str, standing: Envelope | None) -> dict[str, str]:

@@ -26,6 +26,7 @@ from shared.base.keys import Envelope
 from shared.errors import IntegrityRefusal, StateRefusal
 from shared.terminal import inert
 from site_agent.ledger.holds import signed_digest, signed_part
+from site_agent.show.crate import crate
 
 if TYPE_CHECKING:
     from site_agent.desk import Desk
@@ -54,7 +55,7 @@ def export(desk: Desk, study: str, out: Path, *, agent_version: str, today: dt.d
     holds = [hold for hold in desk.ledger.holds(study) if hold.bundle_sha256]
     files = {**record(desk, study), "verify.py": (HERE / "verifier.py").read_bytes()}
     files["summary.html"] = _summary(desk, study, holds, entries, _checks(files), today).encode()
-    files["ro-crate-metadata.json"] = _crate(desk, study, sorted(files), today)
+    files["ro-crate-metadata.json"] = crate(desk, study, sorted(files), today)
     manifest = {
         "format": "tributary-audit-export/2",
         "site": desk.config.site,
@@ -323,24 +324,3 @@ def _summary(
         leads=[key.fingerprint for key in desk.config.every_lead.values()],
         style=jinja2.utils.markupsafe.Markup((HERE / "pages" / "style.css").read_text(encoding="utf-8")),
     )
-
-
-def _crate(desk: Desk, study: str, names: list[str], today: dt.date) -> bytes:
-    """The folder described as a Research Object Crate (RO-Crate 1.1), so that other tools know what they hold."""
-    kinds = {".json": "application/json", ".html": "text/html", ".py": "text/x-python"}
-    parts = [{"@id": name, "@type": "File", "encodingFormat": kinds[Path(name).suffix]} for name in names]
-    about = {
-        "@id": "ro-crate-metadata.json",
-        "@type": "CreativeWork",
-        "conformsTo": {"@id": "https://w3id.org/ro/crate/1.1"},
-        "about": {"@id": "./"},
-    }
-    root = {
-        "@id": "./",
-        "@type": "Dataset",
-        "name": f"Audit record of study {study} at site {desk.config.site}",
-        "description": "Ledger, plans, approvals, receipts and checks of privatised releases. Holds no rows.",
-        "datePublished": today.isoformat(),
-        "hasPart": [{"@id": name} for name in names],
-    }
-    return canonical_json({"@context": "https://w3id.org/ro/crate/1.1/context", "@graph": [about, root, *parts]})
