@@ -787,6 +787,7 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
         "renew-late",
         "import",
         "post-box",
+        "ig-pack",
     }
     for verb, options in verbs.items():
         assert verb == "serve" or "--json" in options, verb

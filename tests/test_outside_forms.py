@@ -219,6 +219,65 @@ def test_an_audit_export_is_a_five_safes_crate(released):
     assert graph["#person-dr-lind"]["@type"] == "Person"
 
 
+@pytest.fixture(scope="module")
+def packs(released):
+    hub, site, record = released
+    site("ig-pack", "--out", record.with_name("site-pack"))
+    hub.lead("ig-pack", "--out", record.with_name("hub-pack"))
+    return record.with_name("site-pack"), record.with_name("hub-pack")
+
+
+def test_a_sites_risk_appetite_is_by_its_schema_and_its_settings(released, packs):
+    _, site, _ = released
+    appetite = json.loads((packs[0] / "risk-appetite.json").read_text())
+    accepts_this_and_nothing_more(validator("risk-appetite"), appetite)
+    [study] = appetite["studies"]
+    desk = Desk(site.home)
+    assert (study["epsilon_cap"], study["approved_by"]) == (TABLES.budget.epsilon, ["dr-lind"])
+    assert study["spent_epsilon"] == desk.ledger.study_total("mini", TABLES.budget.delta).stated
+    assert study["plan_hash"] == desk.plans.plan("mini").hash
+    assert appetite["approvers"] == ["dr-lind"]
+
+
+def test_a_pack_is_of_the_settings_in_force(released, packs):
+    hub, site, _ = released
+    address = f"127.0.0.1:{hub.server.port}"
+    for pack in packs:
+        names = {path.name for path in pack.iterdir()}
+        assert names >= {"data-flow.mmd", "ports.md", "roles.md", "retention.md", "dpia.md", "threat-model.md"}
+        assert names >= {"controls.md", "sbom.cdx.json", "README.md"}
+        assert address in (pack / "ports.md").read_text()
+        assert TABLES.purpose in (pack / "dpia.md").read_text()
+        flow = (pack / "data-flow.mmd").read_text()
+        assert flow.startswith("flowchart LR\n")
+        assert "north" in flow
+        controls = (pack / "controls.md").read_text()
+        assert "in part" in controls
+        assert "Not assessed" in controls
+    assert "2.0" in (packs[0] / "dpia.md").read_text() or "ε = 2" in (packs[0] / "dpia.md").read_text()
+    text = (site.home / "site.toml").read_text()
+    (site.home / "site.toml").write_text(text.replace(address, "elsewhere.example:99"))
+    try:
+        site("ig-pack", "--out", packs[0].with_name("again"))
+    finally:
+        (site.home / "site.toml").write_text(text)
+    assert "elsewhere.example:99" in (packs[0].with_name("again") / "ports.md").read_text()
+    assert site("ig-pack", "--out", packs[0], expect=2)["refused"]["code"] == "E_STATE"
+
+
+def test_the_bill_of_materials_is_of_what_is_installed(packs):
+    from importlib.metadata import version
+
+    bill = json.loads((packs[0] / "sbom.cdx.json").read_text())
+    parts = {one["name"]: one for one in bill["components"]}
+    assert parts["numpy"]["version"] == version("numpy")
+    assert parts["cryptography"]["purl"] == f"pkg:pypi/cryptography@{version('cryptography')}"
+    refs = {one["bom-ref"] for one in bill["components"]} | {bill["metadata"]["component"]["bom-ref"]}
+    assert len(refs) == len(bill["components"]) + 1
+    assert {one["ref"] for one in bill["dependencies"]} == refs
+    assert {to for one in bill["dependencies"] for to in one["dependsOn"]} <= refs
+
+
 def test_the_schemas_are_found_by_who_looks_for_them():
     page = (ROOT / "docs" / "operators-manual.md").read_text()
     assert [path.name for path in SCHEMAS.glob("*.json") if f"schemas/{path.name}" not in page] == []

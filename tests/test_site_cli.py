@@ -99,6 +99,7 @@ def test_every_command_answers_in_json_and_every_changing_one_can_be_tried():
         "page",
         "outbox export",
         "outbox import",
+        "ig-pack",
     }
     for name, options in found.items():
         assert {"--json", "--home"} <= options, name

@@ -1,13 +1,14 @@
-"""How the coordinator is: ``doctor``; and whose clock says what: ``clock``, ``clock confirm``, ``clock repair``."""
+"""How the coordinator is: ``doctor``, ``ig-pack``; whose clock says what: ``clock``, ``confirm``, ``repair``."""
 
 from __future__ import annotations
 
 import datetime as dt
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.cli.options import DryRun, Json, app, clock_app, open_store, verb
+from coordinator.cli.options import DryRun, Json, app, clock_app, lead_keys, open_store, today, verb
 from coordinator.config import CoordinatorConfig
 from shared.errors import ParameterError
 from shared.terminal import VerbAnswer, checklist, emit, table
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from coordinator.store.store import Store
 
-__all__ = ["clock", "clock_confirm", "clock_repair", "doctor"]
+__all__ = ["clock", "clock_confirm", "clock_repair", "doctor", "ig_pack"]
 
 
 @verb(app, rich_help_panel="Set up")
@@ -28,6 +29,27 @@ def doctor(config: CoordinatorConfig, store: Store) -> VerbAnswer:
 
     found, code = diagnose(config, Authority.load(config.home), store)
     return VerbAnswer({"checks": found, "exit_code": code}, lambda out: checklist(out, found), code=code)
+
+
+@verb(app, "ig-pack", rich_help_panel="Set up")
+def ig_pack(
+    config: CoordinatorConfig,
+    store: Store,
+    out: Annotated[Path, typer.Option("--out", help="A new folder.", file_okay=False)],
+    dry_run: DryRun = False,
+) -> VerbAnswer:
+    """Write what an information governance team asks for, from settings and plans: data flow, ports, roles, DPIA, …"""
+    from coordinator.operations.governance import pack
+    from shared.releases.governance import write_pack
+
+    files = pack(config, store, lead_keys(config))
+    about = f"Information governance pack of coordinator {config.name}"
+    names = sorted(files) if dry_run else write_pack(out, files, about=about, day=today())
+    return VerbAnswer(
+        {"out": str(out), "files": names, "written": not dry_run},
+        (f"{'would write' if dry_run else 'wrote'} {len(names)} files into {out}", "bold"),
+        "\n".join(f"  {name}" for name in names),
+    )
 
 
 @clock_app.callback(invoke_without_command=True)

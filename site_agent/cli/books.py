@@ -1,4 +1,4 @@
-"""The books and the switch: ``budget``, ``history``, ``pause``, ``resume``, ``audit``, ``page``, ``ledger``."""
+"""Books and switch: ``budget``, ``history``, ``pause``, ``resume``, ``audit``, ``page``, ``ledger``, ``ig-pack``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from site_agent.desk import Desk
 
 
-__all__ = ["audit_export", "audit_verify", "budget", "history", "ledger_recover", "page", "pause", "resume"]
+__all__ = ["audit_export", "audit_verify", "budget", "history", "ig_pack", "ledger_recover", "page", "pause", "resume"]
 
 
 @verb(app)
@@ -324,3 +324,23 @@ def ledger_recover(desk: Desk, dry_run: Dry = False) -> VerbAnswer:
             screens.next_step(out, "site-agent ledger recover")
 
     return VerbAnswer(answer, show)
+
+
+@verb(app, "ig-pack")
+def ig_pack(
+    desk: Desk,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new folder.", file_okay=False)],
+    dry_run: Dry = False,
+) -> VerbAnswer:
+    """Write what an information governance team asks for, from settings and plans: data flow, roles, DPIA, SBOM, …"""
+    from shared.releases.governance import write_pack
+    from site_agent.show.governance import pack
+
+    files = pack(desk, today())
+    about = f"Information governance pack of site {desk.config.site}"
+    names = sorted(files) if dry_run else write_pack(out, files, about=about, day=today())
+    return VerbAnswer(
+        {"out": out, "files": names, "dry_run": dry_run},
+        screen.heading(about, "dry run, nothing written" if dry_run else f"{len(names)} files in {out}"),
+        "\n".join(f"  {name}" for name in names),
+    )
