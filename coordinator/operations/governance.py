@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shared.privacy.stated import shown_price
 from shared.releases.governance import bill_of_materials, controls_page, in_table
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _dpia(plans: list[StudyPlan]) -> str:
     for plan in plans:
         lines += [f"## {plan.study}: {' '.join(plan.title.split())}", "", f"Purpose: {' '.join(plan.purpose.split())}"]
         lines += [f"What arrives: {len(plan.waves)} wave(s) by {plan.release.mechanism}, posture {plan.posture}."]
-        lines += [f"Cap for one person at one site: ε = {plan.budget.epsilon:g} at δ = {plan.budget.delta:g}."]
+        lines += [f"Cap for one person at one site: {shown_price(plan.budget.epsilon, '', delta=plan.budget.delta)}."]
         lines += [f"Released rows to analysts: {'yes' if plan.row_download else 'no'}.", ""]
     return "\n".join(lines if plans else [*lines, "No plan is signed yet."])
 

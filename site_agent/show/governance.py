@@ -161,7 +161,10 @@ def _dpia(desk: Desk, plans: list[StudyPlan], today: dt.date) -> str:
         ]
         stated = shown_price(price["epsilon"], price["epsilon_given"], delta=plan.budget.delta)
         lines += [f"Price of one release: {stated}. {_plain(price['translation'])}"]
-        lines += [f"Cap of the study for one person: ε = {plan.budget.epsilon:g} at δ = {plan.budget.delta:g}.", ""]
+        lines += [
+            f"Cap of the study for one person: {shown_price(plan.budget.epsilon, '', delta=plan.budget.delta)}.",
+            "",
+        ]
         lines += ["Risks that remain, as the plan says them:", ""]
         lines += [f"- {_plain(line)}" for line in facts["not_covered"]] or ["- none is named"]
         lines += [""]
