@@ -38,6 +38,7 @@ EXTRAS = {
     "pyreadstat": "statistics",
     "sqlalchemy": "sql",
     "psycopg": "postgres",
+    "pkcs11": "pkcs11",
     "matplotlib": "figures",
     "pyarrow": "parquet",
 }

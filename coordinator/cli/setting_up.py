@@ -71,7 +71,7 @@ def init(
     fingerprints = {who: _lead_key(home / "keys", who, passphrase) for who, passphrase in secrets.items()}
     unlocked = [who for who, passphrase in secrets.items() if passphrase is None]
     # The settings are written last: an init that was interrupted is started again, and takes up its authority.
-    there = (home / "ca" / "ca.key").exists()
+    there = all((home / "ca" / name).exists() for name in ("ca.key", "ca.pem"))
     authority = Authority.load(home) if there else Authority.create(home, coordinator=name, names=config.names)
     # What the environment names is used as any other verb would, and stays out of the settings: it may hold a password.
     with open_store(replace(config, store=os.environ.get(STORE_VARIABLE) or database)):

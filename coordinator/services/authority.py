@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shared.base.at_rest import machine_secret, pem_of, private_key
+from shared.base.at_rest import machine_secret, named_or_new, pem_of, private_key
 from shared.base.chain import GENESIS
 from shared.base.clock import utc_now
 from shared.base.failpoints import reach
@@ -117,9 +117,9 @@ class Authority:
         folder = home / "ca"
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(folder):
-            if (folder / "ca.key").exists():
+            if (folder / "ca.key").exists() and (folder / "ca.pem").exists():
                 raise StateRefusal("a coordinator must be set up once", given="an authority that is there already")
-            key = ec.generate_private_key(ec.SECP256R1())
+            key = named_or_new(folder / "ca.key")
             since, until = now() - SKEW, now() + dt.timedelta(days=CA_DAYS)
             certificate = authority_certificate(_name(coordinator), key.public_key(), key, since, until)
             write_private(folder / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))

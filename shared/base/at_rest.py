@@ -4,27 +4,39 @@
 service manager, for instance, that the machine's TPM unseals. Whoever has a copy of the folder, of its disk or of a
 backup then has no key. Nobody types such a secret: it is drawn by chance, and so long that a guess need not be dear.
 PKCS#8 as the library writes it is enough, and ``openssl pkey`` opens it too. Keys of people are `shared.base.locked`.
+
+A file may also name a key that a token keeps (PKCS#11) and never gives out, by its URI of RFC 7512:
+``pkcs11:token=site;object=release?module-path=/usr/lib/softhsm/libsofthsm2.so&pin-source=file:/run/credentials/pin``.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote
 
-from shared.errors import ParameterError, PassphraseRefusal, StateRefusal
+from shared.errors import ParameterError, PassphraseRefusal, StateRefusal, StorageRefusal, require
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 __all__ = ["KEY_FILE_VARIABLE", "clear_pem", "finding", "machine_secret", "pem_of", "private_key", "relocked"]
+__all__ += ["TOKEN_SCHEME", "named_or_new"]
 
 KEY_FILE_VARIABLE = "TRIBUTARY_KEY_FILE"
 FEWEST_BYTES, MOST_BYTES = 32, 1023  # OpenSSL takes no more
 HIDDEN = "-----BEGIN ENCRYPTED PRIVATE KEY-----"
 _BLOCK = re.compile(rb"-----BEGIN ENCRYPTED PRIVATE KEY-----.*?-----END ENCRYPTED PRIVATE KEY-----\n?", re.DOTALL)
+
+
+TOKEN_SCHEME = "pkcs11:"
+_TOKEN = threading.Lock()  # a token has one login, whoever asks
 
 
 def machine_secret() -> bytes | None:
@@ -53,8 +65,11 @@ def machine_secret() -> bytes | None:
 
 
 def pem_of(key: PrivateKeyTypes) -> bytes:
-    """A private key as PEM, PKCS#8; encrypted where the machine has a secret."""
+    """A private key as PEM, PKCS#8; encrypted where the machine has a secret. Of a token's key, its URI."""
     from cryptography.hazmat.primitives import serialization as form
+
+    if hasattr(key, "token_uri"):
+        return f"{key.token_uri}\n".encode()
 
     secret = machine_secret()
     lock = form.NoEncryption() if secret is None else form.BestAvailableEncryption(secret)
@@ -66,10 +81,13 @@ def private_key(data: bytes, name: str) -> PrivateKeyTypes:
 
     Args:
         name: of the file, for a refusal.
-    Raises: PassphraseRefusal (encrypted, and not with this machine's secret), ValueError (no private key).
+    Raises: PassphraseRefusal (encrypted, and not with this machine's secret), ValueError (no private key);
+        StorageRefusal (a token that does not answer, or does not have it), PackageRefusal (no python-pkcs11).
     """
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+    if data.startswith(TOKEN_SCHEME.encode()):
+        return _token_key(data.decode().strip())
     if HIDDEN.encode() not in data:
         return load_pem_private_key(data, None)
     secret = machine_secret()
@@ -136,3 +154,133 @@ def finding(clear: Sequence[Path], home: Path, again: str) -> tuple[Literal["ok"
     if clear:
         return "warn", f"there is a secret for them, and not encrypted: {names}", f"Run {again}."
     return "ok", f"encrypted by the secret that {KEY_FILE_VARIABLE} names", ""
+
+
+def named_or_new(path: Path) -> EllipticCurvePrivateKey:
+    """The P-256 key that a file names (of a token, by its URI), or a new one where there is no such file.
+
+    Raises: as of `private_key`; ParameterError (another kind of key).
+    """
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    if not path.exists():
+        return ec.generate_private_key(ec.SECP256R1())
+    key = private_key(path.read_bytes(), path.name)
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp256r1":
+        raise ParameterError(f"the key of {path.name} must be of the curve P-256", given="another")
+    return key
+
+
+# -- in a token -----------------------------------------------------------------------------------------------------
+def _token_uri(uri: str) -> dict[str, str]:
+    """The attributes of a PKCS#11 URI. Raises: ParameterError."""
+    parts = re.split(r"[;?&]", uri.removeprefix(TOKEN_SCHEME))
+    found = {name: unquote(value) for name, mark, value in (part.partition("=") for part in parts) if mark}
+    lacking = [name for name in ("token", "object", "module-path", "pin-source") if not found.get(name)]
+    if lacking:
+        raise ParameterError(
+            "a key in a token must be named by token, object, module-path and pin-source",
+            given=f"none of {', '.join(lacking)}",
+            next_step="pkcs11:token=…;object=…?module-path=…&pin-source=file:…",
+        )
+    return found
+
+
+def _in_token(uri: str, work: Callable[[Any], Any]) -> Any:
+    """What `work` makes of the token's private key. Raises: StorageRefusal, StateRefusal."""
+    require("pkcs11")
+    import pkcs11
+
+    said = _token_uri(uri)
+    try:
+        pin = Path(said["pin-source"].removeprefix("file:")).read_text().strip()
+    except OSError as error:
+        raise StateRefusal(
+            "the file with the token's PIN must be readable", given=error.strerror or "an error"
+        ) from None
+    try:
+        with _TOKEN:
+            token = pkcs11.lib(said["module-path"]).get_token(token_label=said["token"])
+            with token.open(user_pin=pin) as session:
+                kind = pkcs11.ObjectClass.PRIVATE_KEY
+                return work(session.get_key(object_class=kind, label=said["object"]))
+    except (pkcs11.PKCS11Error, RuntimeError) as error:
+        raise StorageRefusal(
+            f"the token {said['token']} must be there, opened by its PIN, with the key {said['object']}",
+            given=type(error).__name__,
+            next_step="See that its module and slot answer (pkcs11-tool -L), and that the PIN is right.",
+        ) from None
+
+
+def _token_key(uri: str) -> PrivateKeyTypes:
+    """A token's private key, of Ed25519 or P-256, as the library's own kinds: it signs, and gives nothing out."""
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    def public(key: Any) -> Any:
+        import pkcs11
+        from pkcs11.util.ec import encode_ec_public_key
+
+        pair = key.session.get_key(object_class=pkcs11.ObjectClass.PUBLIC_KEY, label=_token_uri(uri)["object"])
+        if key.key_type == pkcs11.KeyType.EC_EDWARDS:
+            return Ed25519PublicKey.from_public_bytes(bytes(pair[pkcs11.Attribute.EC_POINT])[-32:])
+        return form.load_der_public_key(encode_ec_public_key(pair))
+
+    found = _in_token(uri, public)
+    ed25519, curve = _token_kinds()
+    made: PrivateKeyTypes = (ed25519 if isinstance(found, Ed25519PublicKey) else curve)(uri, found)
+    return made
+
+
+@functools.cache
+def _token_kinds() -> tuple[Any, Any]:
+    """The two kinds of a token's keys, as the library knows private keys."""
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, utils
+
+    class Kept:
+        """What a key in a token can do: nothing of it can be read."""
+
+        def __init__(self, uri: str, public: Any) -> None:
+            self.token_uri, self._public = uri, public
+
+        def public_key(self) -> Any:
+            return self._public
+
+        def private_bytes(self, *_: Any, **__: Any) -> bytes:
+            raise StateRefusal("a key in a token must stay there", given="a wish to read it")
+
+        private_bytes_raw = private_numbers = exchange = private_bytes
+
+        def __copy__(self) -> Any:
+            return self
+
+        def __deepcopy__(self, _: Any) -> Any:
+            return self
+
+    class TokenEd25519(Kept, ed25519.Ed25519PrivateKey):  # type: ignore[misc]
+        def sign(self, data: bytes) -> bytes:  # type: ignore[override]
+            import pkcs11
+
+            return bytes(_in_token(self.token_uri, lambda key: key.sign(data, mechanism=pkcs11.Mechanism.EDDSA)))
+
+    class TokenCurve(Kept, ec.EllipticCurvePrivateKey):  # type: ignore[misc]
+        @property
+        def curve(self) -> Any:
+            return self._public.curve
+
+        @property
+        def key_size(self) -> int:
+            return int(self._public.key_size)
+
+        def sign(self, data: bytes, signature_algorithm: Any) -> bytes:  # type: ignore[override]
+            import pkcs11
+
+            digest = hashes.Hash(signature_algorithm.algorithm)
+            digest.update(data)
+            hashed = digest.finalize()
+            raw = bytes(_in_token(self.token_uri, lambda key: key.sign(hashed, mechanism=pkcs11.Mechanism.ECDSA)))
+            half = len(raw) // 2
+            return utils.encode_dss_signature(int.from_bytes(raw[:half]), int.from_bytes(raw[half:]))
+
+    return TokenEd25519, TokenCurve
