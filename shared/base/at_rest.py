@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import unquote
 
 from shared.errors import ParameterError, PassphraseRefusal, StateRefusal, StorageRefusal, require
 
@@ -175,7 +174,8 @@ def named_or_new(path: Path) -> EllipticCurvePrivateKey:
 def _token_uri(uri: str) -> dict[str, str]:
     """The attributes of a PKCS#11 URI. Raises: ParameterError."""
     parts = re.split(r"[;?&]", uri.removeprefix(TOKEN_SCHEME))
-    found = {name: unquote(value) for name, mark, value in (part.partition("=") for part in parts) if mark}
+    plain = functools.partial(re.sub, r"%([0-9A-Fa-f]{2})", lambda code: chr(int(code[1], 16)))
+    found = {name: plain(value) for name, mark, value in (part.partition("=") for part in parts) if mark}
     lacking = [name for name in ("token", "object", "module-path", "pin-source") if not found.get(name)]
     if lacking:
         raise ParameterError(
@@ -238,7 +238,7 @@ def _token_kinds() -> tuple[Any, Any]:
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, utils
 
-    class Kept:
+    class TokenKey:
         """What a key in a token can do: nothing of it can be read."""
 
         def __init__(self, uri: str, public: Any) -> None:
@@ -258,13 +258,13 @@ def _token_kinds() -> tuple[Any, Any]:
         def __deepcopy__(self, _: Any) -> Any:
             return self
 
-    class TokenEd25519(Kept, ed25519.Ed25519PrivateKey):  # type: ignore[misc]
+    class TokenEd25519(TokenKey, ed25519.Ed25519PrivateKey):  # type: ignore[misc]
         def sign(self, data: bytes) -> bytes:  # type: ignore[override]
             import pkcs11
 
             return bytes(_in_token(self.token_uri, lambda key: key.sign(data, mechanism=pkcs11.Mechanism.EDDSA)))
 
-    class TokenCurve(Kept, ec.EllipticCurvePrivateKey):  # type: ignore[misc]
+    class TokenCurve(TokenKey, ec.EllipticCurvePrivateKey):  # type: ignore[misc]
         @property
         def curve(self) -> Any:
             return self._public.curve
