@@ -539,9 +539,8 @@ def test_a_spec_from_json_is_closed():
 def test_a_dictionary_that_does_not_fit_the_roles_is_refused(columns, said):
     spec = planned(horizon=15.0).spec
     all_of_them = {name: COLUMNS[name] for name in ("time", "died", *COVARIATES)} | columns
-    with pytest.raises(PlanRefusal, match=said) as refused:
+    with pytest.raises(PlanRefusal, match=said):
         Design(spec=spec, dictionary=Dictionary(name="trial", version=1, columns=tuple(all_of_them.values())))
-    assert ("binary columns" in refused.value.next_step) == ("age" in columns and columns["age"].kind == "nominal")
 
 
 def test_whole_numbers_are_a_measurement_where_the_plan_says_so():

@@ -31,7 +31,8 @@ from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, PlanRefusal, SchemaRefusal
 from shared.estimands.answer import estimate, parse_estimand
-from shared.mechanisms.moments.plan import BLOCKS, COLUMNS, MomentsPlan
+from shared.mechanisms.moments.figures import BLOCKS
+from shared.mechanisms.moments.plan import COLUMNS, MomentsPlan
 from shared.mechanisms.moments.together import shrunk
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, StudyPlan, Wave, sign_plan

@@ -30,6 +30,7 @@ from shared.estimands.fits.survival import cox
 from shared.estimands.questions import Scale
 from shared.mechanisms.moments.copula import CopulaModel, CopulaParameters, complete
 from shared.mechanisms.moments.draw import moments
+from shared.mechanisms.moments.factors import folded
 from shared.mechanisms.moments.noise import Design, MomentsRelease, sigma_of
 from shared.plans.encoding import Encoder, scaled
 
@@ -227,7 +228,7 @@ class Cohort:
             effects[0, 1:] += np.clip(gap, -0.3, 0.3)
             theta = replace(theta, effects=effects)
             table = self._decoded(*drawn(self.model, theta, uniforms))
-        return table
+        return folded(table, self.design.factors)
 
     def _decoded(self, x: Array, y: Array) -> pd.DataFrame:
         values = dict(zip((*self.design.spec.covariates, *self.design.spec.responses), (*x.T, *y.T), strict=True))

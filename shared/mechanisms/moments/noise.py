@@ -101,6 +101,7 @@ from numpy.typing import NDArray
 
 from shared.base.canonical import canonical_json, closed, parse_json
 from shared.errors import DictionaryRefusal, MissingRefusal, PlanRefusal, SchemaRefusal
+from shared.mechanisms.moments.factors import Factor
 from shared.mechanisms.moments.margins import Margin, MarginShape, bin_edges, fitted_margin
 from shared.mechanisms.moments.outcomes import Outcome, fitted_survival, from_margin
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
@@ -183,7 +184,7 @@ class MomentsSpec:
     Args:
         outcome: ``survival`` (columns of kinds time and event), ``binary``, ``count`` or ``linear`` (of integers too).
         responses: the outcome's column; for survival the time and its event.
-        covariates: 1 to 15 columns: numeric, binary or ordered.
+        covariates: 1 to 15 columns: numeric, binary or ordered; of a nominal one the binary ones of its levels.
         exposures: covariates whose effect matters most: measured with more of the noise budget.
         declared: covariates whose coefficient gets a score of its own (block 4).
         epsilon, delta: of the whole release, per patient.
@@ -367,19 +368,20 @@ def grids_of(spec: MomentsSpec) -> tuple[float, ...]:
 class Design:
     """A spec beside the dictionary that gives its columns their kinds and public bounds.
 
+    Args:
+        factors: nominal covariates, whose binary columns stand in spec and dictionary.
     Raises: PlanRefusal: a column is not in the dictionary, has the wrong kind for its role, may be missing as a level,
         or stands in the dictionary without a role.
     """
 
     spec: MomentsSpec
     dictionary: Dictionary
+    factors: tuple[Factor, ...] = ()
 
     def __post_init__(self) -> None:
         def must(holds: bool, column: str, rule: str, given: str) -> None:
             if not holds:
                 fix = "Correct [release], or the dictionary of the plan."
-                if given == "nominal":
-                    fix = "Give it as binary columns, one for each of its levels but the first."
                 raise PlanRefusal(f"column {column!r} of a moments release {rule}", given=given, next_step=fix)
 
         spec = self.spec
@@ -397,12 +399,8 @@ class Design:
             must(kind in fitting.split(" or "), name, f"must be of kind {fitting} to be this outcome", kind)
         for name in spec.covariates:
             column = self.dictionary.column(name)
-            must(
-                column.kind in ("continuous", "integer", "binary", "ordered"),
-                name,
-                "must be continuous, integer, binary or ordered to be a covariate",
-                column.kind,
-            )
+            rule = "must be continuous, integer, binary, ordered or nominal to be a covariate"
+            must(column.kind in ("continuous", "integer", "binary", "ordered"), name, rule, column.kind)
         if spec.outcome == "count":
             must(self.response.span[0] == 0, self.response.name, "must count from 0", f"{self.response.lower:g}")
         if spec.outcome == "survival":
@@ -453,6 +451,8 @@ class Design:
 
     def matrices(self, checked: pd.DataFrame) -> tuple[Array, Array]:
         """A table that `Dictionary.check` returned, as covariates (n, p) and outcome (n, 1 or 2), within the bounds."""
+        for factor in self.factors:
+            checked = factor.coded(checked)
         names = (*self.spec.covariates, *self.spec.responses)
         absent = [name for name in names if name not in checked.columns]
         if absent:

@@ -34,9 +34,11 @@ from shared.estimands.answer import Estimand, Estimate, estimate
 from shared.mechanisms.base import Aggregates, Extent, Facts, balanced, must, widest
 from shared.mechanisms.moments.cohort import Cohort, fit
 from shared.mechanisms.moments.draw import moments
-from shared.mechanisms.moments.noise import Design, MomentsRelease, MomentsSpec, event, read, sigma_of
+from shared.mechanisms.moments.factors import coded_dictionary, coded_names, columns_of, factor_of, factors_of, in_words
+from shared.mechanisms.moments.figures import BLOCKS, names_of
+from shared.mechanisms.moments.noise import MOST_COVARIATES, Design, MomentsRelease, MomentsSpec, event, read, sigma_of
 from shared.mechanisms.moments.together import SiteEffects, coarse, effects_of, together
-from shared.plans.dictionary import NUMERIC, Column
+from shared.plans.dictionary import NUMERIC
 from shared.privacy.accountant import Event
 
 if TYPE_CHECKING:
@@ -47,7 +49,6 @@ __all__ = ["COLUMNS", "MomentsPlan"]
 
 COLUMNS = ("block", "figure", "value")
 """Of the released table: the block, the figure in words, its noisy value in whole steps of the block's grid."""
-BLOCKS = ("histogram", "moment", "product", "score")
 DRAWS = 8
 """Pairs of synthetic tables behind an answer that is not a planned coefficient."""
 MOST_ROWS = 10_000
@@ -78,12 +79,6 @@ _TOGETHER = "one step from the effects that all sites have in common, patients a
 DOUBT = 2.0
 """An interval this many times as wide as the patients alone would make it is told of before it leaves."""
 _MODELS = {"survival": "cox", "binary": "logistic", "count": "poisson", "linear": "ols"}
-_FEATURES = {
-    "survival": ("event", "hazard lived through"),
-    "binary": ("yes",),
-    "count": ("count",),
-    "linear": ("value",),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +136,19 @@ class MomentsPlan(Aggregates):
         return MomentsSpec.from_canonical({**given, "delta": delta})
 
     def design(self, plan: StudyPlan) -> Design:
-        """The settings beside the plan's dictionary. Raises: PlanRefusal."""
-        return Design(spec=self.spec(plan.budget.delta), dictionary=plan.dictionary)
+        """The settings beside the plan's dictionary, nominal covariates as binary ones. Raises: PlanRefusal."""
+        spec, factors = self.spec(plan.budget.delta), factors_of(self.covariates, plan.dictionary)
+        if not factors:
+            return Design(spec=spec, dictionary=plan.dictionary)
+        covariates = coded_names(spec.covariates, factors)
+        must(
+            len(covariates) <= MOST_COVARIATES,
+            f"release.covariates must be {MOST_COVARIATES} at most, each level of a nominal one but its first counted",
+            f"{len(covariates)}",
+        )
+        exposures, declared = (coded_names(names, factors) for names in (spec.exposures, spec.declared))
+        spec = replace(spec, covariates=covariates, exposures=exposures, declared=declared)
+        return Design(spec=spec, dictionary=coded_dictionary(plan.dictionary, factors), factors=factors)
 
     def require(self, plan: StudyPlan) -> None:
         """Every column has a role that its kind can play."""
@@ -155,7 +161,7 @@ class MomentsPlan(Aggregates):
 
     def event(self, plan: StudyPlan) -> Event:
         """One Gaussian mechanism, or in plans from before one per block."""
-        return event(self.spec(plan.budget.delta))
+        return event(self.design(plan).spec)
 
     def facts(self, plan: StudyPlan) -> Facts:
         """The noise of each block, in the unit of its sensitivity."""
@@ -164,7 +170,7 @@ class MomentsPlan(Aggregates):
         noise = {f"sigma_{name}s": sigma_of(design.spec, k) for k, name in enumerate(blocks)}
         return Facts(
             d=len(plan.dictionary.released),
-            parameters={**noise, "figures": len(_names(design)[0])},
+            parameters={**noise, "figures": len(names_of(design)[0])},
             conditional_on="nothing: nothing was fitted on records",
             model="central",
         )
@@ -174,7 +180,7 @@ class MomentsPlan(Aggregates):
         design = self.design(plan)
         declared = f", {' and '.join(self.declared)} declared" if self.declared else ""
         return (
-            f"{self.outcome} on {len(self.covariates)} covariates{declared}, {len(_names(design)[0])} figures, "
+            f"{self.outcome} on {len(self.covariates)} covariates{declared}, {len(names_of(design)[0])} figures, "
             f"noise of {sigma_of(design.spec, 0):.4g} persons on each count"
         )
 
@@ -196,7 +202,7 @@ class MomentsPlan(Aggregates):
                 f"{factors} with named levels: a question about it has an effect per level, the planned model one per "
                 "step, so its answers are made from rows drawn of the fit, and no interval of these is known to hold"
             )
-            fix = "Give it as binary columns, one for each of its levels but the first, or its levels as numbers."
+            fix = 'Give it kind = "nominal", or its levels as numbers.'
             found.append((detail, fix))
         response = plan.dictionary.column(self.responses[0])
         if self.outcome == "linear" and response.kind == "integer":
@@ -214,7 +220,7 @@ class MomentsPlan(Aggregates):
 
     def lines(self, plan: StudyPlan, release: MomentsRelease) -> pd.DataFrame:
         """A release as the table that leaves; `release` reads it back."""
-        blocks, figures = _names(self.design(plan))
+        blocks, figures = names_of(self.design(plan))
         parts = (*release.histograms, release.moments, release.products, release.score)
         return pd.DataFrame(
             {
@@ -231,7 +237,7 @@ class MomentsPlan(Aggregates):
         parts = []
         p = design.p
         shapes: list[tuple[int, ...]] = [(len(edges) - 1,) for edges in design.edges]
-        shapes += [design.outcome_shape, (design.features, 1 + p), (p * (p + 1) // 2,), (len(self.declared),)]
+        shapes += [design.outcome_shape, (design.features, 1 + p), (p * (p + 1) // 2,), (len(design.spec.declared),)]
         for shape in shapes:
             parts.append(flat[at : at + math.prod(shape)].reshape(shape))
             at += math.prod(shape)
@@ -242,12 +248,12 @@ class MomentsPlan(Aggregates):
 
     def extent(self, plan: StudyPlan, n: int) -> Extent:
         """A line per figure."""
-        blocks, figures = _names(self.design(plan))
+        blocks, figures = names_of(self.design(plan))
         return Extent(rows=len(figures), texts={"block": widest(blocks), "figure": widest(figures)})
 
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
         """Exactly the plan's figures, in order; whole numbers that n persons and this noise can give."""
-        blocks, figures = _names(self.design(plan))
+        blocks, figures = names_of(self.design(plan))
         if tuple(table.columns) != COLUMNS or len(table) != len(figures):
             raise SchemaRefusal(
                 f"released moments must have columns {', '.join(COLUMNS)} and {len(figures)} lines",
@@ -355,36 +361,6 @@ class MomentsPlan(Aggregates):
         }
 
 
-# -- names ---------------------------------------------------------------------------------------------------------
-@lru_cache(maxsize=16)
-def _names(design: Design) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Block and words of every figure, in order."""
-    spec = design.spec
-    words: list[list[str]] = [[], [], [], list(spec.declared)]
-    for column, edges in zip(design.covariates, design.edges, strict=True):
-        words[0] += _cells(column, edges)
-    cells = _cells(design.response, design.outcome_edges)
-    if spec.outcome == "survival":
-        died = design.dictionary.column(spec.responses[1])
-        # The histogram's first row is of those with the event.
-        cells = [f"{cell}, {died.name} = {died.levels[level]}" for level in (1, 0) for cell in cells]
-    words[0] += cells
-    rows = (*_FEATURES[spec.outcome], "everybody")
-    words[1] = [f"{row} × {name}" for row in rows for name in ("everybody", *spec.covariates)]
-    words[2] = [f"{name} squared" for name in spec.covariates]
-    words[2] += [f"{one} × {other}" for one, other in itertools.combinations(spec.covariates, 2)]
-    blocks = [block for block, names in zip(BLOCKS, words, strict=True) for _ in names]
-    return tuple(blocks), tuple(itertools.chain(*words))
-
-
-def _cells(column: Column, edges: Any) -> list[str]:
-    if column.kind not in NUMERIC:
-        return [f"{column.name} = {level}" for level in column.levels]
-    if column.kind == "integer" and edges[1] - edges[0] == 1 and edges[0] % 1 == 0.5:
-        return [f"{column.name} {low + 0.5:g}" for low in edges[:-1]]
-    return [f"{column.name} {low:.6g} to {high:.6g}" for low, high in itertools.pairwise(edges)]
-
-
 # -- answers -------------------------------------------------------------------------------------------------------
 @lru_cache(maxsize=64)
 def _fitted(data: bytes, design: Design, bootstrap: bool) -> Cohort:
@@ -406,8 +382,9 @@ def _doubt(cohort: Cohort) -> str:
     worst = max((float(wider[spec.covariates.index(name)]), name) for name in focus)
     if worst[0] <= DOUBT:
         return ""
+    which = in_words(worst[1], cohort.design.factors)
     return (
-        f"Too few persons for the plan's price: the noise makes the interval of {worst[1]} "
+        f"Too few persons for the plan's price: the noise makes the interval of {which} "
         f"{worst[0]:.1f} times as wide as the {cohort.n} persons alone would."
     )
 
@@ -428,10 +405,17 @@ def _planned(design: Design, question: Estimand) -> list[tuple[int, str, float]]
     )
     if question != plain or outcome != spec.responses:
         return None
-    if set(question.terms) != set(spec.covariates):
+    columns = {term: columns_of(term, design.factors) for term in question.terms}
+    if set(itertools.chain(*columns.values())) != set(spec.covariates):
         return None
     out = []
     for term in question.terms:
+        if factor := factor_of(columns[term][0], design.factors):
+            if term in question.per:
+                return None
+            for name, level in zip(factor.names, factor.column.levels[1:], strict=True):
+                out.append((spec.covariates.index(name), f"{term}[{level}]", 1.0))
+            continue
         column = design.dictionary.column(term)
         label, units = question.label(term), question.per.get(term, 1.0)
         if column.kind not in NUMERIC:
@@ -510,13 +494,15 @@ def _coefficients(
 
 def _warnings(name: str, design: Design, question: Estimand, apart: float, units: float) -> tuple[str, ...]:
     """What is to be said of the coefficient of a covariate whose two figures are this far apart, per unit."""
+    factor = factor_of(name, design.factors)
+    column = factor.column.name if factor else name
     if name not in design.spec.declared:
-        return (_UNDECLARED.format(name=name),)
+        return (_UNDECLARED.format(name=column),)
     if not apart:
         return ()
     size = abs(apart * units)
     far = f"a factor of {math.exp(min(size, 50)):.2f}" if question.scale == "log" else f"{size:.2g}"
-    return (_DENIED.format(name=name, far=far, units=units),)
+    return (_DENIED.format(name=column, far=far, units=units),)
 
 
 def _rows(cohorts: Sequence[Cohort], rngs: Sequence[np.random.Generator], share: float, **more: Any) -> pd.DataFrame:
