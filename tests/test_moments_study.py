@@ -504,6 +504,24 @@ def test_few_small_hospitals_beside_each_other_do_not_run_away():
     assert shrunk(np.array([[0.3], [1e10]]), np.array([[0.01], [1e16]]))[0, 0] == pytest.approx(0.3)
 
 
+def test_a_hospital_whose_figures_say_nothing_stays_within_reach_and_says_so():
+    """Where noise left no slope a step without a prior was at -14,878 per ten years."""
+    plan = trial_plan()
+    plan = replace(plan, release=replace(plan.release, epsilon=0.5))
+    sizes = {"a": (1500, 90), "b": (1400, 92), "c": (1000, 91), "small": (150, 3)}
+    sites = {
+        name: [(plan.release.draw(plan, trial(n, seed), seeded_rng(seed)), n)] for name, (n, seed) in sizes.items()
+    }
+    beside = together_of(plan, sites)
+    for row in beside["small"]:
+        assert abs(row.yi) < 20
+        assert row.yi**2 < 9 * row.vi
+    age = {name: rows[0] for name, rows in beside.items()}
+    assert age["small"].vi > 50 * max(age[name].vi for name in "abc"), "it weighs next to nothing"
+    without = together_of(plan, {name: sites[name] for name in "abc"})
+    assert all(abs(without[name][0].yi - age[name].yi) < 0.5 * age[name].vi ** 0.5 for name in "abc")
+
+
 @pytest.mark.parametrize(
     ("declared", "state", "words"),
     [
