@@ -4,7 +4,7 @@ A site's own fit (`shared.mechanisms.moments.copula`) holds a noisy solution wit
 towards zero where noise is large: at every site alike, so that pooling makes it worse. And where its gain K is taken at
 the noisy solution, an effect that noise made large is given a large variance, and a small weight. Here no site decides
 alone where it is looked at. From a place β_k, with site k's own margins and level and the correlations of all, one
-Newton step is taken without a prior on the effects,
+Newton step is taken without a prior on the effects but a weak one at the place itself (`_FAR`, left out here),
 
 .. math:: \hat\theta_k = \theta_k(\beta_k) + K_k (M_k - M_k(\theta_k(\beta_k))), \qquad
           Var \hat\theta_k = K_k (C_k / n_k + V_k) K_k',
