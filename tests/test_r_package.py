@@ -9,7 +9,6 @@ import json
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -22,7 +21,7 @@ from coordinator.analyst.elsewhere import metafor_code
 from coordinator.analyst.remote import connect
 from coordinator.analyst.shown import pooled_line
 from coordinator.pooling.pool import pool
-from coordinator.web.workbench.pages import copies
+from coordinator.web.workbench.asked_elsewhere import copies
 from shared.errors import ParameterError
 from shared.estimands.kinds import KINDS
 from shared.estimands.questions import parse_formula
@@ -314,7 +313,7 @@ def test_what_the_workbench_gives_to_copy_asks_the_same_question_in_r_and_in_pyt
     with connect(house.token) as connection:
         some = "smoking == 'never' | smoking == 'former'"
         document = connection["cvd"].cox("Surv(time, cvd) ~ sbp/10 + C(smoking)", subset=some).document
-    texts = dict(copies(document, SimpleNamespace(headers={"host": house.url.removeprefix("https://")})))
+    texts = dict(copies(document, house.url.removeprefix("https://")))
     in_r = texts["R"].replace("NAME.token.json", str(house.file))
     in_r = (
         in_r.removesuffix("answer")

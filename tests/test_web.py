@@ -36,7 +36,11 @@ READS = {
     "/v1/studies/cvd/log": "Log",
     "/v1/log/entries": "Entries",
 }
-OWN = {"/v1/studies/cvd/waves": "Waves", "/v1/studies/cvd/receipts": "Receipts"}
+OWN = {
+    "/v1/studies/cvd/waves": "Waves",
+    "/v1/studies/cvd/receipts": "Receipts",
+    "/v1/studies/cvd/budgets": "Budgets",
+}
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""An answer in the habits of other libraries: statsmodels' summary, broom's table, metafor's code.
+"""An answer in the habits of others: statsmodels' summary, broom's table, metafor's code, a paper's methods section.
 
 Nothing is estimated here. Where another library pools again it gives the number that was sent, or there is a refusal.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-__all__ = ["ResultSummary", "metafor_code", "statsmodels_result", "tidy"]
+__all__ = ["ResultSummary", "metafor_code", "methods_text", "statsmodels_result", "tidy"]
 
 _THERE: Mapping[str, Callable[[float], float]] = {
     "identity": float,
@@ -28,6 +28,25 @@ _THERE: Mapping[str, Callable[[float], float]] = {
 }
 """From what is read to the analysis scale."""
 _TO_R = {"log": "exp", "logit": "transf.ilogit", "fisher_z": "transf.ztor"}
+_ESTIMATORS: Mapping[str, str] = {
+    "FE": "a common effect was assumed",
+    "DL": "by DerSimonian and Laird",
+    "HE": "by Hedges and Olkin",
+    "HS": "by Hunter and Schmidt",
+    "HSk": "by Hunter and Schmidt, corrected for the number of sites",
+    "SJ": "by Sidik and Jonkman",
+    "ML": "by maximum likelihood",
+    "REML": "by restricted maximum likelihood",
+    "EB": "by empirical Bayes",
+    "PM": "by Paule and Mandel",
+    "PMM": "by Paule and Mandel, for the median",
+}
+_INTERVALS: Mapping[str, str] = {
+    "z": "by the normal distribution",
+    "t": "by the t distribution with one degree of freedom less than sites",
+    "knha": "by Hartung, Knapp, Sidik and Jonkman",
+    "adhoc": "by Hartung, Knapp, Sidik and Jonkman, never narrower than by the unadjusted standard error",
+}
 _BY_STATSMODELS = {"FE": "dl", "DL": "dl", "PM": "iterated"}
 
 
@@ -170,3 +189,55 @@ def statsmodels_result(document: Mapping[str, Any]) -> Any:
     if not math.isclose(found, document["pooled"]["beta"], rel_tol=1e-6, abs_tol=1e-9):
         raise IntegrityRefusal("statsmodels must pool to the number that was sent", given="another")
     return made
+
+
+def methods_text(document: Mapping[str, Any]) -> list[str]:
+    """What a paper's methods section has to say of an answer, in sentences; each number with its scale.
+
+    Args:
+        document: the answer.
+    """
+    from shared.estimands.effects import SCALES
+    from shared.terminal import number
+
+    asked, pooled, rows = document["asked"], document["pooled"], document["rows"]
+    made = document["provenance"]
+    plan, sizes = made["plan"], [row["n"] for row in rows]
+    each = f", {min(sizes):,} to {max(sizes):,} each" if len(sizes) > 1 else ""
+    said = [
+        f"{document['k']} site{'' if document['k'] == 1 else 's'} released privatised data (study {document['study']}, "
+        f"wave {document['wave']}; n = {sum(sizes):,}{each}).",
+        f"The answer rests on version {plan['version']} of the study's signed plan (SHA-256 {plan['hash']}).",
+    ]
+    for name, words in (("posture", "What the fits rest on (posture)"), ("ε", "Privacy loss of a release (ε)")):
+        if held := document["columns"].get(name):
+            by_text = {text: sorted(site for site in held if held[site] == text) for text in sorted(set(held.values()))}
+            one = len(by_text) == 1
+            parts = [f"{text} at {'every site' if one else ', '.join(names)}" for text, names in by_text.items()]
+            said.append(f"{words}: {'; '.join(parts)}.")
+    scale = f" on the {SCALES[document['scale']]} scale" if SCALES[document["scale"]] else ""
+    said.append(
+        f"At each site we estimated {document['title'][:1].lower()}{document['title'][1:]} "
+        f"({asked['estimand']}) from its release."
+    )
+    ways = sorted({row["how"] for row in rows if row.get("how")})
+    if ways:
+        said.append(f"A site's variance holds what its release added ({'; '.join(ways)}) beside sampling.")
+    level = f"{100 * document['level']:g} %"
+    if document["k"] > 1:
+        fitted = _ESTIMATORS[pooled["method"]]
+        fitted = fitted if pooled["method"] == "FE" else f"the variance between sites (τ²) was estimated {fitted}"
+        said.append(
+            f"Estimates were pooled{scale} by inverse variance; {fitted}, and {level} intervals were made "
+            f"{_INTERVALS[pooled['test']]}."
+        )
+        if (share := document.get("noise_share")) is not None:
+            said.append(f"Noise of the releases is {number(share)} % of the variance of the pooled estimate.")
+    said += [f"{one['label']} was left out: {one['reason']}." for one in document["excluded"]]
+    said.append(
+        f"The analysis stands in the plan as {document['planned']!r}."
+        if document["planned"]
+        else "The analysis does not stand in the plan: it is exploratory."
+    )
+    code = ", ".join(f"{name} {version}" for name, version in sorted(made["code"].items()))
+    return [*said, f"Computed with {code}; result {document['result']}."]

@@ -374,6 +374,12 @@ class Result(Shown):
 
         return tidy(self.document, exponentiate=exponentiate, sites=sites)
 
+    def methods(self) -> str:
+        """A paragraph for a paper's methods section, made of the answer's own words and numbers."""
+        from coordinator.analyst.elsewhere import methods_text
+
+        return " ".join(methods_text(self.document))
+
     def to_metafor_code(self) -> str:
         """R code that pools the sites' estimates by metafor to the same number."""
         from coordinator.analyst.elsewhere import metafor_code

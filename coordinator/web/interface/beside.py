@@ -8,6 +8,7 @@ documents of answers that were given.
 from __future__ import annotations
 
 import datetime as dt
+import json
 import tempfile
 import threading
 from collections import OrderedDict
@@ -18,8 +19,11 @@ from typing import TYPE_CHECKING, Any, cast
 import sqlalchemy as sa
 
 from coordinator.answers import resolving, waves
+from coordinator.answers.spending import spending
 from coordinator.store.schema import analyst_tokens
-from shared.base.canonical import canonical_json
+from coordinator.store.schema import asked as _lines
+from coordinator.web.interface.crate import crate
+from shared.base.canonical import canonical_json, parse_json
 from shared.errors import ParameterError
 from shared.privacy.stated import shown_price
 from shared.terminal import plain
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DerivedDocuments", "figure", "words"]
 
+DOCUMENT_CAP = 16 << 20
+LOOK_BACK, RECENT = 400, 40  # lines of the record that are looked at for the newest answers, and how many of these
 DRAWN = 256  # figures and words of answers that are kept in memory
 FIGURE, WORDS = "coordinator.web.interface.beside:figure", "coordinator.web.interface.beside:words"
 SEEN = ("delivered", "late", "withdrawn", "missing", "planned")
@@ -109,6 +115,51 @@ class DerivedDocuments:
             return canonical_json(self._service.computed(WORDS, {"document": document}, who, call))
 
         return Document(json=self._of_answer(call, request, ("words",), say))
+
+    def crate(self, call: Call, request: ExplainRequest) -> Iterator[RowsChunk]:
+        """An answer with all that stands behind it, as a Research Object Crate. Raises: StateRefusal."""
+        explained = parse_json(self._service.explain(call, request).json, cap=DOCUMENT_CAP)
+        result_id = explained["result"]
+        said = parse_json(self.words(call, request).json, cap=DOCUMENT_CAP)
+        files = {}
+        for kind, suffix in (("forest", "svg"), ("table", "csv")):
+            asked = FigureRequest(study=request.study, result_id=result_id, kind=kind, suffix=suffix)
+            files[f"{kind}.{suffix}"] = b"".join(part.data for part in self.figure(call, asked))
+        packed = crate(explained, said, files)
+        for start in range(0, len(packed), CHUNK_BYTES):
+            yield RowsChunk(data=packed[start : start + CHUNK_BYTES])
+
+    def budgets(self, call: Call, request: ReleasesRequest) -> Document:
+        """What the releases have spent of the plan's ε, wave by wave, and what further waves would.
+
+        A site no total of whose releases holds is under ``open``, with what stands in place of a price.
+        """
+        self._service.admitted(call, request.study)
+        plan = self._store.plan(request.study).plan
+        cap = {"study": request.study, "version": plan.version, "cap": plan.budget.epsilon, "delta": plan.budget.delta}
+        waves = sorted(wave.number for wave in plan.waves)
+        releases = self._store.releases(request.study, withdrawn=True)
+        open_ = {r.site: shown_price(None, r.receipt.given) for r in releases if r.receipt.stated_epsilon is None}
+        if {release.site for release in releases} <= set(open_):  # there is no ε to add up
+            return _document({**cap, "waves": waves, "courses": [], "open": open_})
+        found = spending(self._store, request.study)
+        courses = []
+        for one in found.courses:
+            left = [wave for wave, epsilon in one.planned if epsilon <= found.cap]
+            points = {"spent": one.spent, "planned": one.planned, "given": one.given}
+            courses.append({"sites": one.sites, **points, "last_affordable": max(left, default=None)})
+        return _document({**cap, "waves": waves, "courses": courses, "open": found.open})
+
+    def recent(self, study: str) -> list[dict[str, Any]]:
+        """The newest answers of a study, each once: id, question, day; for who may read it."""
+        query = sa.select(_lines.c.subject, _lines.c.question, _lines.c.day)
+        query = query.where((_lines.c.study == study) & (_lines.c.kind == "query"))
+        rows = self._store.read(lambda c: c.execute(query.order_by(_lines.c.number.desc()).limit(LOOK_BACK)).all())
+        found: dict[str, dict[str, Any]] = {}
+        for row in rows:
+            estimand = str(json.loads(row.question).get("estimand", ""))
+            found.setdefault(row.subject, {"result": row.subject, "estimand": estimand, "day": row.day})
+        return list(found.values())[:RECENT]
 
     def _of_answer(
         self,
@@ -197,9 +248,10 @@ def words(given: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         given: ``document``.
     Returns: `coordinator.analyst.show.PooledText` as plain values, with ``line`` (the pooled result), ``terms`` and
-        ``sensitivity`` (tables), and ``mapped`` (of a harmonised answer: its sentences).
+        ``sensitivity`` (tables), ``mapped`` (of a harmonised answer: its sentences), and ``methods`` (for a paper).
     Raises: IntegrityRefusal (another number than the one that was given).
     """
+    from coordinator.analyst.elsewhere import methods_text
     from coordinator.analyst.show import further_cautions, joint_lines, p_shown, pooled_text, terms_table
     from coordinator.analyst.shown import pooled_line
     from shared.terminal import number
@@ -233,4 +285,5 @@ def words(given: Mapping[str, Any]) -> dict[str, Any]:
         "terms": terms,
         "sensitivity": {"heads": heads, "worded": heads[:1], "rows": rows},
         "mapped": document.get("harmonised", {}).get("lines", []),
+        "methods": methods_text(document),
     }

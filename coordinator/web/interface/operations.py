@@ -163,6 +163,7 @@ def _require_type(name: str, value: Any, kind: Any) -> None:
 
 
 _STUDY = f"/{API}/studies/{{study}}"
+ZIP = "application/zip"
 PARQUET = "application/vnd.apache.parquet"
 FILES: Mapping[str, str] = {"svg": "image/svg+xml", "pdf": "application/pdf", "png": "image/png", "csv": "text/csv"}
 OPERATIONS: tuple[Operation, ...] = (
@@ -225,6 +226,14 @@ OPERATIONS: tuple[Operation, ...] = (
         reply="Explanation",
     ),
     Operation(
+        name="crate",
+        handler="crate",
+        path=f"{_STUDY}/results/{{result_id}}/crate.zip",
+        summary="A result with all that stands behind it, as a Research Object Crate (RO-Crate 1.1).",
+        request=ExplainRequest,
+        reply=ZIP,
+    ),
+    Operation(
         name="figure",
         handler="figure",
         path=f"{_STUDY}/results/{{result_id}}/{{kind}}.{{suffix}}",
@@ -256,6 +265,14 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Who has delivered in which wave.",
         request=ReleasesRequest,
         reply="Waves",
+    ),
+    Operation(
+        name="budgets",
+        handler="budgets",
+        path=f"{_STUDY}/budgets",
+        summary="What the releases have spent of the plan's ε, wave by wave, and the last wave that it allows.",
+        request=ReleasesRequest,
+        reply="Budgets",
     ),
     Operation(
         name="log",

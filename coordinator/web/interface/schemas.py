@@ -226,6 +226,7 @@ SCHEMAS: Mapping[str, Schema] = {
         terms={"oneOf": [_object(**_TABLE, cautions=_list(TEXT)), {"type": "null"}]},
         sensitivity=_object(**_TABLE),
         mapped=_list(TEXT),
+        methods=_list({"type": "string", "description": "Sentences for a paper's methods section."}),
     ),
     "Receipts": _object(
         study=TEXT,
@@ -270,6 +271,24 @@ SCHEMAS: Mapping[str, Schema] = {
         waiting_days=_or_null({"type": "integer"}),
         waiting_wave=_or_null(COUNT),
         words=_open(TEXT, "State of a site in a wave to what it means."),
+    ),
+    "Budgets": _object(
+        "Sites whose releases print alike are one course. What no total holds is under `open`, in words.",
+        study=TEXT,
+        version=COUNT,
+        cap=NUMBER,
+        delta=NUMBER,
+        waves=_list(COUNT),
+        courses=_list(
+            _object(
+                sites=_list(TEXT),
+                spent=_list({"type": "array", "description": "Wave, and ε spent by then."}),
+                planned=_list({"type": "array", "description": "Wave, and ε by then, to the first above the cap."}),
+                given=TEXT,
+                last_affordable={**_or_null(COUNT), "description": "Null where no further wave fits under the cap."},
+            )
+        ),
+        open=_open(TEXT, "Site to what stands in place of its price."),
     ),
     "Line": _object(
         number=COUNT,

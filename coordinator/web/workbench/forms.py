@@ -29,7 +29,14 @@ def asked(study: str, form: Sequence[tuple[str, str]], columns: Mapping[str, Map
     """
     given: dict[str, str] = {name: text.strip() for name, text in form if name not in _LISTS}
     chosen = [text for name, text in form if name == "adjust"]
-    how: dict[str, Any] = {name: given[name] for name in ("term", "method", "test", "label") if given.get(name)}
+    names = ("term", "method", "test", "label", "harmonise", "to", "densities")
+    how: dict[str, Any] = {name: given[name] for name in names if given.get(name)}
+    if bool(how.get("harmonise")) != bool(how.get("to")):
+        raise SchemaRefusal(
+            "a column on one site's scale must come with the site", given="one of them", next_step="Choose both."
+        )
+    if not how.get("harmonise"):
+        how.pop("densities", None)
     for name, number, words in (("level", float, "a number"), ("wave", int, "a whole number")):
         if given.get(name):
             try:

@@ -9,7 +9,6 @@ and loads nothing but this site's two files.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,15 +22,18 @@ from starlette.routing import Route
 
 from coordinator.pooling import METHODS, TESTS
 from coordinator.web.interface.api import Api, connection_of, said_of
-from coordinator.web.interface.operations import FILES, OPERATIONS
+from coordinator.web.interface.operations import FILES, OPERATIONS, ZIP
 from coordinator.web.interface.problems import PROBLEM, problem
 from coordinator.web.sign_in.provider import BEGUN
 from coordinator.web.sign_in.sessions import COOKIE, Sessions, SignedIn
 from coordinator.web.workbench import forms
+from coordinator.web.workbench.asked_elsewhere import copies
+from coordinator.web.workbench.burndown import HEIGHT, WIDTH, course
+from coordinator.web.workbench.comparing import differences, site_rows
 from shared.base.canonical import parse_json
 from shared.errors import AccessRefusal, Refusal, SchemaRefusal, TooLarge
 from shared.estimands.kinds import KINDS, OPTIONS
-from shared.privacy.stated import shown_price
+from shared.privacy.stated import shown_delta, shown_epsilon, shown_price
 from shared.terminal import inert
 from shared.wire.analyst_messages import (
     DescribeRequest,
@@ -59,6 +61,7 @@ POLICY = (
 ASSETS: Mapping[str, str] = {"style.css": "text/css", "workbench.js": "text/javascript", "mark.svg": "image/svg+xml"}
 FORM = "application/x-www-form-urlencoded"
 DOCUMENT_CAP = 16 << 20
+COURSES = 20  # drawings of budgets on one page
 PAGE = 100  # lines of a list on one page
 _BY_NAME = {one.name: one for one in OPERATIONS}
 _log = logging.getLogger("tributary.analysts")
@@ -87,7 +90,7 @@ class Pages:
             lstrip_blocks=True,
             finalize=inert,
         )
-        self._templates.globals |= {"price": shown_price}
+        self._templates.globals |= {"price": shown_price, "epsilon": shown_epsilon, "delta": shown_delta}
         self._assets = {name: (FOLDER / name).read_text(encoding="utf-8") for name in ASSETS}
 
     def routes(self) -> list[Route]:
@@ -98,9 +101,12 @@ class Pages:
             study: self._study,
             f"{study}/ask": self._ask,
             f"{study}/waves": self._waves,
+            f"{study}/budgets": self._budgets,
             f"{study}/releases": self._releases,
             f"{study}/log": self._log,
+            f"{study}/compare": self._compare,
             f"{study}/results/{{result_id}}": self._answer,
+            f"{study}/results/{{result_id}}/crate.zip": self._crate,
             f"{study}/results/{{result_id}}/{{kind}}.{{suffix}}": self._figure,
             "/jobs/{job}/events": self._events,
         }
@@ -360,8 +366,44 @@ class Pages:
         explained = await self._document(request, who, "explain", asked)
         words = await self._document(request, who, "words", asked)
         answer = explained["answer"]
-        values = {"explained": explained, "answer": answer, "words": words, "copies": copies(answer, request)}
+        values = {
+            "explained": explained,
+            "answer": answer,
+            "words": words,
+            "copies": copies(answer, request.headers.get("host", "")),
+        }
         return self._draw("answer.html", session, study=study, here="ask", **values)
+
+    async def _crate(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        asked = ExplainRequest(study=request.path_params["study"], result_id=request.path_params["result_id"])
+        return self._api.file(await self._api.handled(request, _BY_NAME["crate"], asked, who), ZIP)
+
+    async def _compare(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        """Two answers side by side; with none or one of them, the newest to choose from."""
+        study = (await self._facts(request, who))["study"]
+        ids = [request.query_params.get(name, "").strip()[:64] for name in ("a", "b")]
+        pair = []
+        for result_id in filter(None, ids):
+            asked = ExplainRequest(study=study, result_id=result_id)
+            explained = await self._document(request, who, "explain", asked)
+            pair.append((explained, await self._document(request, who, "words", asked)))
+        values: dict[str, Any] = {"ids": ids, "pair": pair if len(pair) == 2 else [], "differs": [], "sites": []}
+        if values["pair"]:
+            (left, one), (right, two) = pair
+            values |= {"differs": differences(left, right), "sites": site_rows(one, two)[:PAGE]}
+        recent = await self._api.places.looked_up(functools.partial(self._api.derived.recent, study))
+        return self._draw("compare.html", session, study=study, here="log", recent=recent, **values)
+
+    async def _budgets(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        study = request.path_params["study"]
+        found = await self._document(request, who, "budgets", ReleasesRequest(study=study))
+        page, rows = _page(request), [*found["courses"], *sorted(found["open"].items())]
+        shown = rows[COURSES * (page - 1) : COURSES * page]
+        waves = tuple(found["waves"])
+        drawn = [course(one, cap=found["cap"], waves=waves) for one in shown if not isinstance(one, tuple)]
+        values = {"found": found, "courses": drawn, "open": [one for one in shown if isinstance(one, tuple)]}
+        values |= {"width": WIDTH, "height": HEIGHT, "page": page, "more": len(rows) > COURSES * page}
+        return self._draw("budgets.html", session, study=study, here="budgets", **values)
 
     async def _figure(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         path = request.path_params
@@ -396,34 +438,3 @@ def _page(request: Request) -> int:
     """The page of a list that is asked for; the first where none is that can be read."""
     number = request.query_params.get("page", "1")
     return max(1, int(number)) if number.isascii() and number.isdigit() and len(number) < 6 else 1
-
-
-def copies(answer: Mapping[str, Any], request: Request) -> list[tuple[str, str]]:
-    """How the same question is asked elsewhere: a name, and a text to copy."""
-    asked, study = answer["asked"], answer["study"]
-    how = {name: asked[name] for name in ("term", "method", "test", "level", "wave")}
-    pooling = " ".join(f"--{name} {_shell(str(how[name]))}" for name in ("term", "method", "test", "level", "wave"))
-    address = f"https://{request.headers.get('host', '')}"
-    settings = ", ".join(f"{name}={value!r}" for name, value in how.items())
-    in_r = ", ".join(f"{name} = {json.dumps(value)}" for name, value in how.items())
-    return [
-        (
-            "Python",
-            "from tributary_meta import connect\n\n"
-            f'study = connect("NAME.token.json")["{study}"]\n'
-            f'answer = study.query("", {asked["estimand"]!r}, {settings})\nanswer',
-        ),
-        (
-            "R",
-            "library(tributarymeta)\n\n"
-            f'study <- study(connect({json.dumps(address)}, "NAME.token.json"), {json.dumps(study)})\n'
-            f"answer <- ask(study, {json.dumps(asked['estimand'])}, {in_r})\nanswer",
-        ),
-        ("command", f"analyst query {study} {_shell(asked['estimand'])} {pooling}"),
-    ]
-
-
-def _shell(text: str) -> str:
-    import shlex
-
-    return shlex.quote(text)

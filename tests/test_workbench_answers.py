@@ -1,0 +1,176 @@
+"""What an answer's page gives for a paper, two answers side by side, and budgets; looked at in Chromium as well."""
+
+# ruff: noqa: F811  (a fixture is imported by its name)
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+
+import pytest
+from test_workbench import PAGES, reader, result, token, words  # noqa: F401
+from web_stage import QUESTION, stage  # noqa: F401
+from windows import chromium, enter, fits, opened, window  # noqa: F401
+
+from coordinator.analyst.elsewhere import methods_text
+from coordinator.analyst.shown import pooled_line
+from coordinator.web.interface.crate import METADATA
+from coordinator.web.workbench import forms
+from shared.base.canonical import sha256_hex
+from shared.errors import SchemaRefusal
+from shared.privacy.stated import shown_epsilon
+
+KM = {"kind": "km", "formula": "Surv(time, cvd) ~ 1", "options": {"at": "5"}}
+CUT = """[...document.querySelectorAll("h1, h2, p, li, dd, dt, label, button, summary, legend")].filter(one => {
+  const look = getComputedStyle(one);
+  const apart = !one.checkVisibility() || one.closest(".scroll, .sr, .skip, .figure, pre") || look.display === "inline";
+  return !apart && look.overflowX !== "visible" && one.scrollWidth > one.clientWidth + 1;
+}).length"""
+"""How many texts are cut off by a box of their own."""
+
+
+@pytest.fixture(scope="module")
+def web(stage, token):
+    with stage.web(token) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def other(web) -> str:
+    """The id of another answer."""
+    asked = web.post("/v1/studies/cvd/queries", json=KM)
+    return asked.json()["result"]
+
+
+# -- for a paper --------------------------------------------------------------------------------------------------
+def test_the_methods_paragraph_says_what_was_done_with_each_number_on_its_scale(web, reader, result):
+    answer = web.get(f"/v1/studies/cvd/results/{result['cvd']}").json()["answer"]
+    said = methods_text(answer)
+    text = " ".join(said)
+    made = ("restricted maximum likelihood", "log scale", "95 % intervals", "n = 1,200")
+    for part in (answer["asked"]["estimand"], *made):
+        assert part in text
+    assert answer["provenance"]["plan"]["hash"] in text
+    assert "it is exploratory" in text
+    assert text in words(reader.get(f"/studies/cvd/results/{result['cvd']}"))
+    shorter = {**answer, "planned": "adjusted", "k": 1, "excluded": [{"label": "east", "reason": "no events"}]}
+    text = " ".join(methods_text(shorter))
+    assert "stands in the plan as 'adjusted'" in text
+    assert "east was left out: no events." in text
+    assert "Estimates were pooled" not in text
+
+
+def test_a_crate_holds_the_answer_and_names_every_file_by_its_hash(web, reader, result):
+    place = f"/studies/cvd/results/{result['cvd']}/crate.zip"
+    found = reader.get(place)
+    assert found.headers["content-type"] == "application/zip"
+    assert found.content == web.get(f"/v1{place}").content, "the same answer gives the same bytes"
+    with zipfile.ZipFile(io.BytesIO(found.content)) as archive:
+        held = {name: archive.read(name) for name in archive.namelist()}
+    graph = {one["@id"]: one for one in json.loads(held.pop(METADATA))["@graph"]}
+    assert graph[METADATA]["about"] == {"@id": "./"}
+    assert {part["@id"] for part in graph["./"]["hasPart"]} == set(held)
+    assert {name: graph[name]["sha256"] for name in held} == {name: sha256_hex(data) for name, data in held.items()}
+    answer = web.get(f"/v1/studies/cvd/results/{result['cvd']}").json()["answer"]
+    assert json.loads(held["answer.json"]) == answer
+    assert held["forest.svg"] == web.get(f"/v1/studies/cvd/results/{result['cvd']}/forest.svg").content
+    assert held["methods.txt"].decode().strip() == " ".join(methods_text(answer))
+    made = graph["#computation"]
+    assert {one["@id"] for one in made["object"]} == {f"urn:sha256:{one}" for one in answer["provenance"]["bundles"]}
+    assert all(one["@id"] in graph for one in (*made["object"], *made["instrument"], made["result"]))
+
+
+# -- side by side -------------------------------------------------------------------------------------------------
+def test_two_answers_stand_side_by_side_with_what_differs(web, reader, result, other):
+    page = reader.get(f"/studies/cvd/compare?a={result['cvd']}&b={other[:12]}")
+    said = words(page)
+    for result_id in (result["cvd"], other):
+        assert pooled_line(web.get(f"/v1/studies/cvd/results/{result_id}").json()["answer"]) in said
+        assert f"/studies/cvd/results/{result_id}/forest.svg" in page.text
+    assert page.text.count("differs</span>") == 3, "question, term and effect"
+    assert "not independent" in said
+    chosen = reader.get(f"/studies/cvd/compare?a={other}")
+    assert f"?a={other}&amp;b={result['cvd'][:16]}" in chosen.text
+    assert "E_STATE" in reader.get("/studies/cvd/compare?a=0000&b=1111").text
+
+
+# -- budgets ------------------------------------------------------------------------------------------------------
+def test_budgets_say_what_is_spent_the_last_wave_that_the_cap_allows_and_what_no_epsilon_covers(web, reader):
+    found = web.get("/v1/studies/cvd/budgets").json()
+    (one,) = found["courses"]
+    assert one["sites"] == ["alpha", "beta", "gamma"]
+    assert one["last_affordable"] == one["planned"][-1][0] == found["waves"][-1]
+    page = reader.get("/studies/cvd/budgets")
+    said = words(page)
+    assert f"wave {one['last_affordable']}" in said
+    assert shown_epsilon(found["cap"] - one["spent"][0][1]) in said
+    assert 'class="spent"' in page.text
+    assert "url(#hatched)" not in page.text
+    nothing = web.get("/v1/studies/odd/budgets").json()
+    assert nothing["courses"] == []
+    assert set(nothing["open"]) == {"odd-alpha", "odd-beta", "odd-gamma"}
+    page = reader.get("/studies/odd/budgets")
+    assert page.text.count('fill="url(#hatched)"') == 3
+    assert "No ε covers it" in words(page)
+
+
+# -- one site's scale ---------------------------------------------------------------------------------------------
+def test_a_column_on_one_sites_scale_is_part_of_the_form():
+    given = [("kind", "mean"), ("outcome", "sbp"), ("harmonise", "sbp"), ("to", "alpha"), ("densities", "beside")]
+    asked = forms.asked("cvd", given, {})
+    assert (asked.harmonise, asked.to, asked.densities) == ("sbp", "alpha", "beside")
+    planned = forms.asked("cvd", [("planned", "adjusted"), ("harmonise", "sbp"), ("to", "alpha")], {})
+    assert (planned.formula, planned.harmonise, planned.to) == ("adjusted", "sbp", "alpha")
+    assert forms.asked("cvd", [("planned", "adjusted"), ("densities", "beside")], {}).densities == ""
+    with pytest.raises(SchemaRefusal, match="come with the site"):
+        forms.asked("cvd", [("planned", "adjusted"), ("harmonise", "sbp")], {})
+
+
+def test_kaplan_meier_curves_are_drawn_over_https_as_over_grpc(stage, token, web, reader, other):
+    from shared.wire.analyst_messages import QueryRequest
+
+    answered = web.post("/v1/studies/cvd/queries", json=KM)
+    with stage.grpc(token) as client:
+        assert client.call("Query", QueryRequest(study="cvd", **KM), timeout=60).json == answered.content
+    curves = answered.json()["curves"]
+    assert [one["label"] for one in curves["curves"]] == ["alpha", "beta", "gamma"]
+    drawn = web.get(f"/v1/studies/cvd/results/{other}/curve.svg")
+    assert drawn.status_code == 200
+    assert drawn.text.count("alpha") >= 1
+    assert f"/results/{other}/curve.svg" in reader.get(f"/studies/cvd/results/{other}").text
+    cox = web.post("/v1/studies/cvd/queries", json=QUESTION).json()["result"]
+    refused = web.get(f"/v1/studies/cvd/results/{cox}/curve.svg")
+    assert refused.json()["code"] == "E_PARAMETER"
+
+
+# -- in a real browser --------------------------------------------------------------------------------------------
+def test_a_paragraph_is_copied_and_two_answers_are_compared_from_the_page(window, token, result, other):
+    enter(window, token)
+    window.goto(f"/studies/cvd/results/{other}")
+    window.get_by_text("Methods paragraph").click()
+    assert "normal" in window.inner_text("#methods") or "Knapp" in window.inner_text("#methods")
+    window.get_by_role("link", name="Compare with another answer").click()
+    window.get_by_role("link", name=result["cvd"][:12]).click()
+    window.get_by_role("heading", name="What differs").wait_for()
+    window.wait_for_function("[...document.images].every(one => one.complete && one.naturalWidth > 100)")
+    assert fits(window)
+    window.goto("/studies/cvd/budgets")
+    box = window.locator("svg.burn rect.spent").first.bounding_box()
+    assert min(box["width"], box["height"]) > 10
+    assert fits(window)
+
+
+def test_at_twice_the_size_nothing_is_cut_off_and_nothing_is_lost(stage, chromium, token, result, other):
+    """WCAG 2.2, 1.4.4 and 1.4.10: a browser's 200 % halves the window in CSS pixels; text alone may double as well."""
+    size = {"width": 640, "height": 400}
+    with opened(chromium, stage.url, viewport=size, device_scale_factor=2) as page:
+        enter(page, token)
+        paths = [*(f"/studies/cvd{one}" for one in PAGES), f"/studies/cvd/results/{result['cvd']}"]
+        for path in paths:
+            page.goto(path)
+            assert fits(page), path
+            page.evaluate("document.documentElement.style.fontSize = '200%'")
+            assert page.evaluate("parseFloat(getComputedStyle(document.body).fontSize)") == 32, path
+            assert fits(page), path
+            cut = page.evaluate(CUT)
+            assert cut == 0, path
