@@ -35,6 +35,7 @@ def _in_the_way() -> None:
 _in_the_way()
 del _in_the_way
 
+from coordinator.analyst.asynchronous import AsyncConnection, AsyncStudy, connect_async  # noqa: E402
 from coordinator.analyst.own_table import read_table  # noqa: E402
 from coordinator.analyst.remote import Connection, Study, connect, sign_in  # noqa: E402
 from coordinator.analyst.result import Result  # noqa: E402
@@ -46,6 +47,8 @@ from shared.errors import Refusal  # noqa: E402
 from shared.estimands.answer import Estimate  # noqa: E402
 
 __all__ = [
+    "AsyncConnection",
+    "AsyncStudy",
     "Connection",
     "Estimate",
     "PooledResult",
@@ -56,6 +59,7 @@ __all__ = [
     "bubble",
     "budget_figure",
     "connect",
+    "connect_async",
     "cumulative",
     "forest",
     "funnel",

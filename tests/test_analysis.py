@@ -88,8 +88,9 @@ class Desk:
             self.keys[name] = join(self.store, invitation)
         return deliver(self.store, self.plans[study], name, self.keys[name], table, wave=wave)
 
-    def start(self):
-        self.running = CoordinatorServer(self.home, "127.0.0.1:0", analysts="127.0.0.1:0", analysis=self.analysis)
+    def start(self, **further):
+        settings = {"analysts": "127.0.0.1:0", "analysis": self.analysis, **further}
+        self.running = CoordinatorServer(self.home, "127.0.0.1:0", **settings)
         self.address = f"127.0.0.1:{self.running.analysts_port}"
         config = CoordinatorConfig(
             home=self.home, name="tributary-hub", address="127.0.0.1:8443", analysts=self.address, names=("127.0.0.1",)

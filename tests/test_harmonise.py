@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import ssl
 from dataclasses import replace
+from types import SimpleNamespace
 
+import httpx
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,6 +25,7 @@ from coordinator.demo.catalogue import play_of
 from coordinator.demo.play import DemoOptions, pooled_real
 from coordinator.services.analysis import AnalysisService
 from coordinator.services.analysts import Analyst
+from coordinator.web.workbench.asked_elsewhere import copies
 from shared.base.randomness import seeded_rng
 from shared.errors import AccessRefusal, EstimateRefusal, ParameterError, SchemaRefusal
 from shared.mechanisms.densities.plan import DensitiesPlan
@@ -294,7 +298,7 @@ def desk(tmp_path_factory):
             drawn = beside.release.draw(beside, beside.dictionary.check(records), seeded_rng(seed))
             beside.release.validate(beside, drawn, len(table))
             deliver(made.store, beside, site, key, drawn, n=len(table))
-    yield made.start()
+    yield made.start(web={"listen": "127.0.0.1:0", "certificate": "", "key": ""})
     made.stop()
 
 
@@ -373,9 +377,31 @@ def test_the_view_shows_the_answer_raw_with_intercepts_and_harmonised_and_says_w
     assert inside.mean() > 0.7
 
 
+def over_https(desk, token, found) -> None:
+    """The same question over HTTPS: the same answer, its words with those of the maps, and what is copied from it."""
+    asked = {"formula": found.document["planned"], "harmonise": "chol,hdl", "to": "north", "densities": "cvd-pair"}
+    address, tls = f"https://127.0.0.1:{desk.running.web_port}", ssl.create_default_context(cadata=token.ca_pem)
+    bearer = {"authorization": f"Bearer {token.token}"}
+    with httpx.Client(base_url=address, verify=tls, headers=bearer, timeout=90) as web:
+        answered = web.post("/v1/studies/cvd/queries", json=asked)
+        assert answered.json() == found.document
+        place = f"/v1/studies/cvd/results/{found.id}"
+        assert web.get(f"{place}/words").json()["mapped"] == found.mapping["lines"]
+        assert "on the scale of north" in web.get(f"{place}/forest.svg").text
+        refused = web.post("/v1/studies/cvd/queries", json={**asked, "to": ""})
+        assert (refused.status_code, refused.json()["code"]) == (400, "E_SCHEMA")
+    texts = dict(copies(found.document, "hub:1"))
+    assert set(texts) == {"Python", "command"}
+    scope = {"study": SimpleNamespace(harmonise=lambda *words, **how: (words, how))}
+    words, how = eval(texts["Python"].split("answer = ")[1].split("\n")[0], scope)
+    assert (words, how["to"], how["formula"]) == (("chol,hdl",), "north", found.document["asked"]["estimand"])
+
+
 def test_two_columns_are_mapped_together_with_a_band_and_a_variance_of_their_own(desk, tmp_path):
-    with connect(desk.admit("dan", studies=("cvd", "cvd-pair"))) as connection:
+    dan = desk.admit("dan", studies=("cvd", "cvd-pair"))
+    with connect(dan) as connection:
         found = connection["cvd"].harmonise(["chol", "hdl"], to="north", densities="cvd-pair")
+        over_https(desk, dan, found)
         told = found.mapping
         assert told["column"] == "chol,hdl"
         slopes = {row["site"]: row["yi"] for row in told["estimates"]}
