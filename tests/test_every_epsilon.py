@@ -395,6 +395,7 @@ def test_nobody_does_arithmetic_with_an_epsilon():
         ("site_agent/show/screens.py", "total['epsilon'] / total['cap']"),  # the length of a bar
         ("site_agent/show/page.py", "total['epsilon'] / cap"),  # the same on the page
         ("site_agent/show/page.py", "cap - total['epsilon']"),  # what is left of a cap
+        ("coordinator/web/workbench/burndown.py", "cap - epsilon"),  # the same on the workbench
         (
             "shared/mechanisms/grand/noise.py",
             "self.p / self.epsilon",
