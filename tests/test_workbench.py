@@ -336,7 +336,7 @@ def test_no_page_has_a_barrier_that_axe_finds_and_none_is_wider_than_its_window(
     window.goto("/sign-in")
     found = {"/sign-in": barriers(window, axe, rules=rules)}
     enter(window, token)
-    paths = ["/", *(f"/studies/odd{one}" for one in PAGES), f"/studies/odd/results/{result['odd']}"]
+    paths = ["/", "/design", *(f"/studies/odd{one}" for one in PAGES), f"/studies/odd/results/{result['odd']}"]
     for path in paths:
         window.goto(path)
         for closed in window.locator("details:not([open]) > summary").all():

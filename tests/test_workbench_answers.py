@@ -3,21 +3,25 @@
 # ruff: noqa: F811  (a fixture is imported by its name)
 from __future__ import annotations
 
+import datetime as dt
 import io
 import json
 import zipfile
 
 import pytest
-from test_workbench import PAGES, reader, result, token, words  # noqa: F401
-from web_stage import QUESTION, stage  # noqa: F401
+from test_workbench import PAGES, Read, csrf, reader, result, token, words  # noqa: F401
+from web_stage import HOSTILE, QUESTION, stage  # noqa: F401
 from windows import chromium, enter, fits, opened, window  # noqa: F401
 
 from coordinator.analyst.elsewhere import methods_text
 from coordinator.analyst.shown import pooled_line
+from coordinator.planning.plan_form import COLUMN_FIELDS, first_form
+from coordinator.planning.review import cost, prices, review
 from coordinator.web.interface.crate import METADATA
 from coordinator.web.workbench import forms
 from shared.base.canonical import sha256_hex
 from shared.errors import SchemaRefusal
+from shared.plans.plan import StudyPlan
 from shared.privacy.stated import shown_epsilon
 
 KM = {"kind": "km", "formula": "Surv(time, cvd) ~ 1", "options": {"at": "5"}}
@@ -114,6 +118,36 @@ def test_budgets_say_what_is_spent_the_last_wave_that_the_cap_allows_and_what_no
     assert "No ε covers it" in words(page)
 
 
+# -- a plan in the making -----------------------------------------------------------------------------------------
+def fields(form) -> dict[str, list[str] | str]:
+    cells = {f"column_{name}": [one[name] for one in form["columns"]] for name in COLUMN_FIELDS}
+    return {**{name: text for name, text in form.items() if name != "columns"}, **cells}
+
+
+def test_a_lead_designs_a_plan_whose_file_is_checked_as_the_command_checks_it(stage, reader):
+    form = first_form(coordinator="tributary-hub", today=dt.datetime.now(dt.UTC).date())
+    given = {**fields(form), "csrf": csrf(reader, "/design")}
+    text = reader.post("/design/plan.toml", data=given).text
+    plan = StudyPlan.from_toml(text)
+    assert all(line.state != "fail" for line in review(text, today=dt.datetime.now(dt.UTC).date())[1])
+    said = reader.post("/design", data=given)
+    assert "every line holds" in words(said)
+    assert plan.hash[:16] in words(said)
+    assert shown_epsilon(cost(plan).waves[-1].total) in words(said), "the burn-down is plan cost's"
+    assert all(one.name in words(said) for one in prices(plan))
+    dearer = reader.post("/design", data={**given, "cap": "1"}, headers={"accept": "text/x-fragment"})
+    assert "<html" not in dearer.text
+    assert "every line holds" not in words(dearer)
+    odd = reader.post("/design", data={**given, "title": HOSTILE, "delta": "small", "first": "soon"})
+    assert "not complete" in words(odd)
+    assert Read(odd.text).acting == []
+    assert "E_SCHEMA" in reader.post("/design", data={**given, "keys": "x"}).text
+    with stage.web() as client:
+        client.post("/sign-in", data={"token": stage.admit("annette")})
+        assert client.get("/design").status_code == 403
+        assert "E_ROLE" in client.post("/design", data={**given, "csrf": csrf(client)}).text
+
+
 # -- one site's scale ---------------------------------------------------------------------------------------------
 def test_a_column_on_one_sites_scale_is_part_of_the_form():
     given = [("kind", "mean"), ("outcome", "sbp"), ("harmonise", "sbp"), ("to", "alpha"), ("densities", "beside")]
@@ -157,6 +191,14 @@ def test_a_paragraph_is_copied_and_two_answers_are_compared_from_the_page(window
     window.goto("/studies/cvd/budgets")
     box = window.locator("svg.burn rect.spent").first.bounding_box()
     assert min(box["width"], box["height"]) > 10
+    assert fits(window)
+
+
+def test_a_plan_is_checked_beside_its_form_while_it_is_typed(window, token):
+    enter(window, token)
+    window.get_by_role("link", name="Design a new study's plan").click()
+    window.get_by_label("Budget ε, all waves").fill("1")
+    window.get_by_text("not complete").wait_for(timeout=60_000)
     assert fits(window)
 
 

@@ -24,7 +24,7 @@ from coordinator.store.schema import analyst_tokens
 from coordinator.store.schema import asked as _lines
 from coordinator.web.interface.crate import crate
 from shared.base.canonical import canonical_json, parse_json
-from shared.errors import ParameterError
+from shared.errors import ParameterError, RoleRefusal
 from shared.privacy.stated import shown_price
 from shared.terminal import plain
 from shared.wire.analyst_messages import (
@@ -50,6 +50,7 @@ DOCUMENT_CAP = 16 << 20
 LOOK_BACK, RECENT = 400, 40  # lines of the record that are looked at for the newest answers, and how many of these
 DRAWN = 256  # figures and words of answers that are kept in memory
 FIGURE, WORDS = "coordinator.web.interface.beside:figure", "coordinator.web.interface.beside:words"
+DESIGN = "coordinator.planning.plan_form:judged"
 SEEN = ("delivered", "late", "withdrawn", "missing", "planned")
 """States of a site in a wave that an analyst sees; the rest is between the site and the lead."""
 
@@ -149,6 +150,19 @@ class DerivedDocuments:
             points = {"spent": one.spent, "planned": one.planned, "given": one.given}
             courses.append({"sites": one.sites, **points, "last_affordable": max(left, default=None)})
         return _document({**cap, "waves": waves, "courses": courses, "open": found.open})
+
+    def design(self, call: Call, form: Mapping[str, Any]) -> dict[str, Any]:
+        """What review, price list and cost say of a plan in the making, for leads; nothing is kept."""
+        who = call.peer
+        if who.role != "lead":
+            raise RoleRefusal("the role must be lead", given=who.role)
+        given = {"form": dict(form), "today": self._today().isoformat()}
+        found: dict[str, Any] = self._service.computed(DESIGN, given, cast("Analyst", who), call)
+        return found
+
+    def recipient(self) -> str:
+        """The name under which plans here name this coordinator; blank while there is none."""
+        return next((stored.plan.coordinator for stored in self._store.plans()), "")
 
     def recent(self, study: str) -> list[dict[str, Any]]:
         """The newest answers of a study, each once: id, question, day; for who may read it."""

@@ -101,6 +101,29 @@ if (form) {
   form.addEventListener("submit", ask);
 }
 
+const design = document.getElementById("design");
+let designed = 0;
+async function judge() {
+  const mine = ++designed;
+  const status = document.getElementById("checking");
+  status.textContent = "Checking …";
+  const headers = { Accept: "text/x-fragment", "Content-Type": "application/x-www-form-urlencoded" };
+  const body = new URLSearchParams(new FormData(design));
+  const answer = await fetch("/design", { method: "POST", headers, body, credentials: "same-origin" });
+  const text = await answer.text();
+  if (mine !== designed) return;
+  status.textContent = "";
+  if (!answer.ok) return;
+  const read = new DOMParser().parseFromString(text, "text/html");
+  document.getElementById("said").replaceChildren(...read.body.childNodes);
+}
+if (design) {
+  let waiting = 0;
+  const later = () => { window.clearTimeout(waiting); waiting = window.setTimeout(judge, 800); };
+  design.addEventListener("input", later);
+  design.addEventListener("change", later);
+}
+
 for (const button of document.querySelectorAll("[data-copy]")) {
   button.hidden = false;
   button.addEventListener("click", async () => {

@@ -8,6 +8,7 @@ and loads nothing but this site's two files.
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import logging
 import secrets
@@ -20,9 +21,10 @@ from starlette.datastructures import QueryParams
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from coordinator.planning.plan_form import BLANK, COLUMN_FIELDS, first_form, toml_of
 from coordinator.pooling import METHODS, TESTS
 from coordinator.web.interface.api import Api, connection_of, said_of
-from coordinator.web.interface.operations import FILES, OPERATIONS, ZIP
+from coordinator.web.interface.operations import FILES, OPERATIONS, ZIP, Operation
 from coordinator.web.interface.problems import PROBLEM, problem
 from coordinator.web.sign_in.provider import BEGUN
 from coordinator.web.sign_in.sessions import COOKIE, Sessions, SignedIn
@@ -31,8 +33,9 @@ from coordinator.web.workbench.asked_elsewhere import copies
 from coordinator.web.workbench.burndown import HEIGHT, WIDTH, course
 from coordinator.web.workbench.comparing import differences, site_rows
 from shared.base.canonical import parse_json
-from shared.errors import AccessRefusal, Refusal, SchemaRefusal, TooLarge
+from shared.errors import AccessRefusal, Refusal, RoleRefusal, SchemaRefusal, TooLarge
 from shared.estimands.kinds import KINDS, OPTIONS
+from shared.plans.dictionary import KINDS as COLUMN_KINDS
 from shared.privacy.stated import shown_delta, shown_epsilon, shown_price
 from shared.terminal import inert
 from shared.wire.analyst_messages import (
@@ -63,6 +66,7 @@ FORM = "application/x-www-form-urlencoded"
 DOCUMENT_CAP = 16 << 20
 COURSES = 20  # drawings of budgets on one page
 PAGE = 100  # lines of a list on one page
+DESIGN = Operation(name="design", handler="design", path="/design", summary="", request=dict, reply="")
 _BY_NAME = {one.name: one for one in OPERATIONS}
 _log = logging.getLogger("tributary.analysts")
 View = Callable[["Request", "Analyst", SignedIn], Awaitable[Response]]
@@ -98,6 +102,7 @@ class Pages:
         study = "/studies/{study}"
         seen: Mapping[str, View] = {
             "/": self._studies,
+            "/design": self._design,
             study: self._study,
             f"{study}/ask": self._ask,
             f"{study}/waves": self._waves,
@@ -111,6 +116,8 @@ class Pages:
             "/jobs/{job}/events": self._events,
         }
         done: Mapping[str, View] = {
+            "/design": self._designed,
+            "/design/plan.toml": self._plan_file,
             f"{study}/ask": self._asked,
             f"{study}/check": self._checked,
             f"{study}/begin": self._begun,
@@ -273,6 +280,36 @@ class Pages:
         answer.delete_cookie(COOKIE, path="/", secure=True, httponly=True, samesite="strict")
         return answer
 
+    # -- a plan in the making ---------------------------------------------------------------------------------------
+    async def _design(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        if who.role != "lead":
+            raise RoleRefusal("the role must be lead", given=who.role)
+        recipient = await self._api.places.looked_up(self._api.derived.recipient)
+        form = first_form(coordinator=recipient, today=dt.datetime.now(dt.UTC).date())
+        return self._designer(session, form, None)
+
+    def _designer(self, session: SignedIn, form: Mapping[str, Any], found: Mapping[str, Any] | None) -> Response:
+        blank = [dict.fromkeys(COLUMN_FIELDS, "")] * BLANK
+        values: dict[str, Any] = {
+            "form": form,
+            "rows": [*form["columns"], *blank],
+            "found": found,
+            "column_kinds": COLUMN_KINDS,
+        }
+        return self._draw("design.html", session, **values)
+
+    async def _designed(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        """The form as it was sent, with what is said of it; of it alone for the page's own script."""
+        form = _plan_form(request.state.form)
+        found = await self._api.handled(request, DESIGN, form, who)
+        if request.headers.get("accept", "").startswith("text/x-fragment"):
+            return self._draw("design_said.html", session, found=found)
+        return self._designer(session, form, found)
+
+    async def _plan_file(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        headers = {"content-disposition": 'attachment; filename="plan.toml"'}
+        return Response(toml_of(_plan_form(request.state.form)), media_type="application/toml", headers=headers)
+
     # -- pages ------------------------------------------------------------------------------------------------------
     async def _studies(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         known = await self._document(request, who, "studies", StudiesRequest())
@@ -432,6 +469,24 @@ class Pages:
         after = int(number) if number.isascii() and number.isdigit() and len(number) < 16 else 0
         found = await self._document(request, who, "log", LogRequest(study=study, after=after))
         return self._draw("log.html", session, study=study, here="log", found=found, after=after)
+
+
+def _plan_form(fields: list[tuple[str, str]]) -> dict[str, Any]:
+    """The designer's form as it was sent. Raises: SchemaRefusal (fields that are not its own)."""
+    first = first_form(coordinator="", today=dt.date(2026, 1, 1))
+    given = {name: "" for name in first if name != "columns"}
+    cells: dict[str, list[str]] = {name: [] for name in COLUMN_FIELDS}
+    for name, text in fields:
+        if name.startswith("column_") and name.removeprefix("column_") in cells:
+            cells[name.removeprefix("column_")].append(text)
+        elif name in given:
+            given[name] = text
+        else:
+            raise SchemaRefusal("the form must be the designer's", given=repr(name[:40]))
+    if len({len(texts) for texts in cells.values()}) != 1:
+        raise SchemaRefusal("every column must have all its fields", given="others")
+    rows = [dict(zip(COLUMN_FIELDS, row, strict=True)) for row in zip(*cells.values(), strict=True)]
+    return {**given, "columns": [row for row in rows if any(text.strip() for text in row.values())]}
 
 
 def _page(request: Request) -> int:

@@ -1,0 +1,162 @@
+"""The plan designer: a form that writes the TOML of a study plan as by hand, and what review says of it.
+
+Nothing is kept or signed here: the lead saves the file, and signs it on the command line, where the keys are.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from shared.plans.dictionary import NUMERIC
+
+__all__ = ["BLANK", "COLUMN_FIELDS", "first_form", "judged", "toml_of"]
+
+COLUMN_FIELDS = ("name", "kind", "label", "unit", "lower", "upper", "levels")
+BLANK = 3  # empty lines of the table of columns
+
+
+def first_form(*, coordinator: str, today: dt.date) -> dict[str, Any]:
+    """What stands in the form at first.
+
+    Args:
+        coordinator: name of the recipient; blank where none is known yet.
+        today: the day on which it is opened.
+    """
+    columns = [
+        {"name": "person", "kind": "person", "label": "patient"},
+        {"name": "age", "kind": "integer", "label": "age at admission", "unit": "years", "lower": "18", "upper": "110"},
+        {"name": "sex", "kind": "binary", "label": "sex", "levels": "female, male"},
+        {"name": "died", "kind": "binary", "label": "death within 30 days"},
+    ]
+    return {
+        "study": "stroke",
+        "title": "One line that says what the study is",
+        "purpose": "What the releases are for, in words a data steward can hold against the ethics approval.",
+        "eligibility": "Everyone admitted with a first event between two dates, aged 18 or over.",
+        "coordinator": coordinator or "tributary-hub",
+        "expires": f"{today + dt.timedelta(days=548)}",
+        "posture": "local",
+        "epsilon": "6",
+        "w": "",
+        "cap": "8",
+        "delta": "1e-6",
+        "waves": "4",
+        "first": f"{today + dt.timedelta(days=30)}",
+        "every": "91",
+        "open": "28",
+        "until": f"{today + dt.timedelta(days=548 + 5 * 365)}",
+        "keep": "The releases and the answers made of them, so that what was published can be checked.",
+        "readers": "The study lead, and analysts with a token of the study.",
+        "estimands": "death = logistic(died) ~ age/10 + C(sex)",
+        "columns": [{name: one.get(name, "") for name in COLUMN_FIELDS} for one in columns],
+    }
+
+
+def toml_of(form: Mapping[str, Any]) -> str:
+    """The plan that a form says, as TOML; what cannot be read stands there as it was typed, for `review` to say so.
+
+    Args:
+        form: as of `first_form`: texts by name, and ``columns``, a list of them.
+
+    >>> form = first_form(coordinator="hub", today=dt.date(2026, 1, 1))
+    >>> from shared.plans.plan import StudyPlan
+    >>> plan = StudyPlan.from_toml(toml_of(form))
+    >>> plan.study, len(plan.waves), plan.dictionary.column("sex").levels
+    ('stroke', 4, ('female', 'male'))
+    """
+    columns: Sequence[Mapping[str, str]] = [one for one in form["columns"] if one["name"].strip()]
+    priced = f"w = {_number(form['w'])}" if form["w"].strip() else f"epsilon = {_number(form['epsilon'])}"
+    lines = [
+        "# Written with the workbench. Where the coordinator is: plan check, plan cost, plan sign.",
+        *(f"{name} = {_text(form[name])}" for name in ("study", "title", "purpose", "coordinator")),
+        "version = 1",
+        f"expires = {_day(form['expires'])}",
+        f"posture = {_text(form['posture'])}",
+        f"eligibility = {_text(form['eligibility'])}",
+        *("", "[retention]", f"until = {_day(form['until'])}"),
+        *(f"{name} = {_text(form[name])}" for name in ("keep", "readers")),
+        *("", "[release]", 'mechanism = "latent_noise"', priced),
+        *("", "[budget]", f"epsilon = {_number(form['cap'])}", f"delta = {_number(form['delta'])}"),
+    ]
+    for number, opens, closes in _waves(form):
+        lines += ["", "[[waves]]", f"number = {number}", f"opens = {opens}", f"closes = {closes}"]
+    lines += ["", "[estimands]"]
+    for line in form["estimands"].splitlines():
+        name, sign, formula = line.partition("=")
+        if line.strip():
+            lines.append(f"{_text(name.strip())} = {_text(formula.strip() if sign else '')}")
+    lines += ["", "[dictionary]", f"name = {_text(form['study'])}", "version = 1"]
+    event = next((one["name"].strip() for one in columns if one["kind"] == "event"), "")
+    for one in columns:
+        lines += ["", f"[dictionary.columns.{_text(one['name'].strip())}]", f"kind = {_text(one['kind'])}"]
+        lines += [f"{name} = {_text(one[name])}" for name in ("label", "unit") if one[name].strip()]
+        lines += [f"{name} = {_number(one[name])}" for name in ("lower", "upper") if one[name].strip()]
+        if one["kind"] == "time" and event:
+            lines.append(f"event = {_text(event)}")
+        levels = [level.strip() for level in one["levels"].split(",") if level.strip()]
+        if levels and one["kind"] not in NUMERIC:
+            whole = all(level.lstrip("-").isdigit() for level in levels)
+            lines.append(f"levels = [{', '.join(levels if whole else map(_text, levels))}]")
+    return "\n".join(lines) + "\n"
+
+
+def _waves(form: Mapping[str, Any]) -> list[tuple[int, dt.date, dt.date]]:
+    """The calendar; none where it cannot be read."""
+    try:
+        first, count = dt.date.fromisoformat(form["first"].strip()), int(form["waves"])
+        every, days = int(form["every"]), int(form["open"])
+        starts = [first + dt.timedelta(days=every * number) for number in range(min(count, 200))]
+        return [(number, start, start + dt.timedelta(days=days)) for number, start in enumerate(starts, 1)]
+    except (ValueError, OverflowError):
+        return []
+
+
+def _text(text: str) -> str:
+    # JSON's escapes are TOML's, but for DEL, which JSON leaves bare.
+    return json.dumps(text.strip(), ensure_ascii=False).replace("\x7f", "\\u007F")
+
+
+def _number(text: str) -> str:
+    try:
+        value = float(text)
+    except ValueError:
+        return _text(text)
+    plain = text.strip().lower().lstrip("+")
+    return plain if value == value and plain[:1].isdigit() and plain.isascii() and "_" not in plain else _text(text)
+
+
+def _day(text: str) -> str:
+    try:
+        return f"{dt.date.fromisoformat(text.strip())}"
+    except ValueError:
+        return _text(text)
+
+
+def judged(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What `coordinator plan check`, `plan prices` and `plan cost` say of a form's plan; run in a worker.
+
+    Args:
+        given: ``form``, and ``today`` (ISO).
+    Returns: ``toml``; ``checks``; ``ok``; and of a plan that can be read ``hash``, ``prices``, ``waves`` (totals),
+        ``last_affordable`` and ``translation``.
+    """
+    from coordinator.planning.review import cost, prices, review
+    from shared.errors import Refusal
+
+    text = toml_of(given["form"])
+    plan, checks = review(text, today=dt.date.fromisoformat(given["today"]))
+    said: dict[str, Any] = {"toml": text, "checks": [asdict(one) for one in checks], "prices": [], "waves": []}
+    said |= {"ok": all(one.state != "fail" for one in checks), "hash": "", "translation": "", "last_affordable": None}
+    if plan is not None and said["ok"]:
+        try:
+            priced, listed = cost(plan), prices(plan)
+        except Refusal:  # the checks say why
+            return said
+        said |= {"hash": plan.hash, "translation": priced.translation, "last_affordable": priced.last_affordable}
+        said["waves"] = [asdict(one) for one in priced.waves[:200]]
+        said["prices"] = [asdict(one) for one in listed]
+    return said
