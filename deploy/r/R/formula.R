@@ -92,7 +92,8 @@ called <- function(name, arguments) {
   }
   keys <- names(arguments)
   if (name == "Surv" && length(arguments) == 3 && !is.null(keys)) {
-    refuse("Surv(entry, time, event) must have its arguments by their place", given = paste(keys, collapse = ", "))
+    refuse("Surv(entry, time, event) must have its arguments without names", given = paste(keys, collapse = ", "),
+           next_step = "Write them by their place: Surv(entry, time, event).")
   }
   if (name == "Surv" && !is.null(keys)) {
     order <- match(keys, c("time", "event"))
