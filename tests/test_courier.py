@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import datetime as dt
+import io
 import json
 import shutil
 import sys
@@ -11,11 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from joined import Joined, JoinedSite
 from service import small_table
 from test_recovery import PLAN
 
+from shared.base.canonical import canonical_json, sha256_hex
+from shared.base.keys import Envelope, SigningKey
+from shared.errors import IntegrityRefusal, SchemaRefusal, TooLarge
 from shared.mechanisms.tables.plan import TablesPlan
+from shared.releases import courier
 from site_agent.desk import Desk
 
 TABLES = dataclasses.replace(PLAN, release=TablesPlan(epsilon=2.0), posture="private")
@@ -185,6 +196,37 @@ def test_what_is_altered_cut_or_for_somebody_else_is_refused_on_both_sides_and_n
     assert hub.lead("import", back, expect=30)["refused"]["code"] == "E_REPLAY"
     assert (afloat.home / "courier" / "state.json").read_bytes() == state
     afloat("outbox", "import", back)
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        {"method": "Status"},
+        {"method": "Status", "sha256": "0" * 64, "bytes": 0, "more": 1},
+        {"method": ["Status"], "sha256": "0" * 64, "bytes": 0},
+        {"method": "Upload", "sha256": "0" * 64, "bytes": 0},
+        {"method": "Status", "sha256": 7, "bytes": "0"},
+        {"method": "Offer", "sha256": sha256_hex(b""), "bytes": 0, "bundle_sha256": None, "bundle_bytes": -1},
+        "Status",
+    ],
+)
+def test_a_list_of_calls_in_another_form_is_refused_by_type_whoever_signed_it(tmp_path, listed):
+    key = ec.generate_private_key(ec.SECP256R1())
+    named, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "anybody")]), dt.datetime(2026, 1, 1)
+    made = x509.CertificateBuilder().subject_name(named).issuer_name(named).public_key(key.public_key())
+    made = made.serial_number(1).not_valid_before(now).not_valid_after(now + dt.timedelta(days=9))
+    header = courier.CourierHeader(to=courier.TO_COORDINATOR, coordinator="hub", site="north", number=1)
+    said = canonical_json({"coordinator": "hub", "site": "north", "number": 1, "seen": [], "calls": [listed]})
+    signature = key.sign(Envelope.encoding(courier.CALLS_TYPE, said), ec.ECDSA(hashes.SHA256()))
+    certificate = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+    first = {"certificate": certificate, "calls": said.decode(), "signature": base64.b64encode(signature).decode()}
+    hub, path = SigningKey.generate(), tmp_path / "calls"
+    courier._written(path, header, io.BytesIO(canonical_json(first) + b"\n"), hub.public)
+    with (
+        pytest.raises((SchemaRefusal, IntegrityRefusal, TooLarge)),
+        courier.SiteParcel.opened(path, key=hub, coordinator="hub", room=tmp_path),
+    ):
+        pass
 
 
 def test_another_sites_post_box_and_another_coordinators_are_refused(hub, afloat, tmp_path, monkeypatch, capsys):

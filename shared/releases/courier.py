@@ -219,6 +219,11 @@ class SiteParcel:
                 yield _opened(header, plain, Path(name))
 
 
+_CALL = {"method", "sha256", "bytes"}
+_CALL_NAMES = (_CALL, _CALL | {"bundle_sha256", "bundle_bytes"})
+_CARRIED = [name for name, method in COLLECTION.items() if not method.stream]
+
+
 def _opened(header: CourierHeader, plain: IO[bytes], room: Path) -> SiteParcel:
     first = _line(plain, {"certificate", "calls", "signature"})
     said = str(first["calls"]).encode()
@@ -235,7 +240,9 @@ def _opened(header: CourierHeader, plain: IO[bytes], room: Path) -> SiteParcel:
     body = _listed(said, {"coordinator", "site", "number", "seen", "calls"}, header)
     calls = []
     for place, one in enumerate(_list(body["calls"])):
-        if not isinstance(one, dict) or one.get("method") not in COLLECTION or COLLECTION[one["method"]].stream:
+        if not isinstance(one, dict) or set(one) not in _CALL_NAMES:
+            raise SchemaRefusal("a call in a courier's file must have method, sha256 and bytes", given="another form")
+        if one["method"] not in _CARRIED:
             raise SchemaRefusal("a courier's file must name methods that a site may call", given="another")
         message = _part(plain, one["sha256"], one["bytes"])
         bundle = None
