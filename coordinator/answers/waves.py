@@ -60,7 +60,7 @@ def scheduled(
         today: waves that opened by this day stay as they are.
     Raises: ParameterError.
 
-    >>> from coordinator.planning.review import template
+    >>> from coordinator.planning.template import template
     >>> plan = StudyPlan.from_toml(template("stroke", coordinator="hub", today=dt.date(2026, 1, 1)))
     >>> new = scheduled(plan, every="month", count=2, window=10, today=dt.date(2026, 2, 1))
     >>> [(wave.number, str(wave.opens), str(wave.closes)) for wave in new.waves[1:]]
