@@ -79,10 +79,13 @@ def uncompared_caution(sites: Sequence[str]) -> str:
 
 def newest(store: Store, study: str) -> int:
     """The newest wave that has an accepted release. Raises: EstimateRefusal (none has)."""
-    waves = [release.wave for release in store.releases(study)]
-    if not waves:
+    return _newest(store.releases(study), study)
+
+
+def _newest(accepted: Sequence[AcceptedRelease], study: str) -> int:
+    if not accepted:
         raise EstimateRefusal(f"study {study} must have an accepted release", given="none")
-    return max(waves)
+    return max(release.wave for release in accepted)
 
 
 def holding(
@@ -92,20 +95,16 @@ def holding(
 
     Raises: PlanRefusal (no such wave), ParameterError (no such revision), EstimateRefusal (no release at all).
     """
-    wave = wave or newest(store, study)
+    accepted = store.releases(study)
+    wave = wave or _newest(accepted, study)
     cut = _cut(store, study, wave, as_of, combine)
-    parts = {site: tuple(releases) for site, releases in sorted(_as_of_wave(store, study, wave, cut).items())}
-    known = [
-        release
-        for release in store.releases(study, withdrawn=True)
-        if cut.last is None or release.log_index <= cut.last
-    ]
+    parts = {site: tuple(releases) for site, releases in sorted(_as_of_wave(store, study, wave, accepted, cut).items())}
     return ReleaseSelection(
         wave=wave,
         as_of=as_of,
         combined=combine,
         parts=parts,
-        behind={site: _behind(releases, [r for r in known if r.site == site]) for site, releases in parts.items()},
+        behind=_behind(store, study, parts, cut),
         withdrawn=tuple(stone for stone in store.withdrawals(study) if stone.wave <= wave),
         revisions=cut.revisions,
     )
@@ -138,13 +137,15 @@ def _cut(store: Store, study: str, wave: int, as_of: int | None, combine: bool) 
     return _Cut(last=last, combine=combine, revisions=then)
 
 
-def _as_of_wave(store: Store, study: str, wave: int, cut: _Cut) -> dict[str, list[AcceptedRelease]]:
+def _as_of_wave(
+    store: Store, study: str, wave: int, accepted: Sequence[AcceptedRelease], cut: _Cut
+) -> dict[str, list[AcceptedRelease]]:
     """The releases whose rows together are each site's table as of the wave."""
     replaces = {
         stored.plan.hash: stored.plan.returning != "append" for stored in store.plans() if stored.plan.study == study
     }
     parts: dict[str, list[AcceptedRelease]] = {}
-    for release in store.releases(study):  # by wave
+    for release in accepted:  # by wave
         if release.wave > wave or (cut.last is not None and release.log_index > cut.last):
             continue
         own = parts.setdefault(release.site, [])
@@ -169,11 +170,25 @@ def rows_of(store: Store, releases: Sequence[AcceptedRelease], withdrawn: Collec
     return tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
 
 
-def _behind(releases: Sequence[AcceptedRelease], known: Sequence[AcceptedRelease]) -> tuple[AcceptedRelease, ...]:
-    """Earlier releases whose receipts are needed for the variance, by wave, withdrawn ones included.
+def _behind(
+    store: Store, study: str, parts: Mapping[str, tuple[AcceptedRelease, ...]], cut: _Cut
+) -> dict[str, tuple[AcceptedRelease, ...]]:
+    """Each site's earlier releases whose receipts are needed for the variance, by wave, withdrawn ones included.
 
     Those whose flow drew the rows, and under ``frozen`` those whose rows were copied.
     """
+    held = {release.release_id for releases in parts.values() for release in releases}
+    receipts = [release.receipt for releases in parts.values() for release in releases]
+    if all(one.flow_of in held and one.returning != "frozen" for one in receipts):
+        return dict.fromkeys(parts, ())
+    known: dict[str, list[AcceptedRelease]] = {site: [] for site in parts}
+    for release in store.releases(study, withdrawn=True):
+        if release.site in known and (cut.last is None or release.log_index <= cut.last):
+            known[release.site].append(release)
+    return {site: _behind_one(releases, known[site]) for site, releases in parts.items()}
+
+
+def _behind_one(releases: Sequence[AcceptedRelease], known: Sequence[AcceptedRelease]) -> tuple[AcceptedRelease, ...]:
     held = {release.release_id for release in releases}
     copied = [
         earlier
