@@ -188,6 +188,18 @@ def database(request: pytest.FixtureRequest) -> Iterator[str]:
         yield "postgresql"
 
 
+@pytest.fixture(autouse=True)
+def _store_of_its_own(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let what does not ask for `database` find its store where the product puts it."""
+    if "database" in request.fixturenames or "database_server" not in sys.modules:
+        yield
+        return
+    from database_server import stores_as_they_are
+
+    with stores_as_they_are():
+        yield
+
+
 @pytest.fixture(scope="session")
 def dictionary() -> Dictionary:
     """One column of every kind, missing values of every sort."""

@@ -75,6 +75,19 @@ def database_server(name: str) -> Iterator[DatabaseServer]:
 
 
 @contextmanager
+def stores_as_they_are() -> Iterator[None]:
+    """Undo `stores_in` for one test: a fixture of its module may still stand, and processes of its own know nothing."""
+    from coordinator.store.store import Store
+
+    there = Store.__dict__["open"]
+    Store.open = getattr(there.__func__, "elsewhere", there)
+    try:
+        yield
+    finally:
+        Store.open = there
+
+
+@contextmanager
 def stores_in(server: DatabaseServer) -> Iterator[None]:
     """Let every store that is opened without naming its database lie in this server, each home in one of its own."""
     from coordinator.store.store import Store
@@ -88,6 +101,7 @@ def stores_in(server: DatabaseServer) -> Iterator[None]:
             made[name] = server.database(name, like="empty_store")
         return first.__func__(cls, home, url or made[name])
 
+    opened.elsewhere = first
     Store.open = classmethod(opened)
     try:
         yield

@@ -93,6 +93,10 @@ def table(n: int, seed: int) -> pd.DataFrame:
     return made.assign(visits=rng.negative_binomial(3, 0.4, n).clip(0, 60))
 
 
+PATIENT = {"rate": 6000, "burst": 6000}
+"""Requests a minute, and at once: all doors share one token here."""
+
+
 class House:
     """A coordinator that has the study, and a token for it."""
 
@@ -107,7 +111,7 @@ class House:
             store.add_invitation(given)
             deliver(store, plan, site, join(store, given), table(n, seed))
         web = {"listen": "127.0.0.1:0", "certificate": "", "key": ""}
-        self.running = CoordinatorServer(home, "127.0.0.1:0", analysts="127.0.0.1:0", web=web)
+        self.running = CoordinatorServer(home, "127.0.0.1:0", analysts="127.0.0.1:0", web=web, analysis=PATIENT)
         self.url = f"https://127.0.0.1:{self.running.web_port}"
         today = dt.datetime.now(dt.UTC).date()
         account, token = Analysts(store).add("ada", studies=(plan.study,), role="analyst", days=30, today=today)

@@ -264,8 +264,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a moments release charged at a larger δ than the plan's",
         (
             "shared/mechanisms/moments/plan.py",
-            "return event(self.spec(plan.budget.delta))",
-            "return event(self.spec(1e-3))",
+            "spec, factors = self.spec(plan.budget.delta), factors_of(",
+            "spec, factors = self.spec(1e-3), factors_of(",
         ),
         tests=["test_moments_study.py::test_the_plan_s_epsilon_is_the_price_and_the_plan_survives_being_written_down"],
     ),

@@ -468,8 +468,10 @@ def test_only_tests_and_examples_use_a_seeded_source():
                     found.append((path.relative_to(ROOT).as_posix(), type(node).__name__))
                 if isinstance(node, ast.keyword) and node.arg == "_key":
                     found.append((path.relative_to(ROOT).as_posix(), "_key"))
-    assert {place for place, _ in found} == {"shared/base/randomness.py"}
-    assert sorted(kind for _, kind in found) == ["Constant", "FunctionDef", "_key", "_key", "_key", "_key"]
+    # A design makes up hospitals from published margins; no record is near it, and nothing of it leaves.
+    assert {place for place, _ in found} == {"shared/base/randomness.py", "coordinator/planning/predicted.py"}
+    own = [kind for place, kind in found if place == "shared/base/randomness.py"]
+    assert sorted(own) == ["Constant", "FunctionDef", "_key", "_key", "_key", "_key"]
 
 
 @pytest.mark.parametrize("package", ["shared", "site_agent", "coordinator"])
@@ -480,6 +482,7 @@ def test_no_command_setting_or_argument_offers_a_seed(package):
         "shared/simulated.py",
         "coordinator/demo/__init__.py",
         "coordinator/demo/play.py",
+        "coordinator/planning/predicted.py",
     }
     for path in sorted((ROOT / package).rglob("*.py")):
         place = path.relative_to(ROOT).as_posix()

@@ -86,10 +86,11 @@ both = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=Tr
 
 
 def rows(store, tables=tables_of_0001):
-    """Everything that 0.2.0 knows."""
+    """Everything that 0.2.0 knows; not which processes wrote last, which changes with each of them."""
     return {
         table.name: sorted(map(repr, store.read(lambda c, t=table: c.execute(t.select()).all())))
         for table in tables.sorted_tables
+        if table.name != "writers"
     }
 
 

@@ -37,7 +37,7 @@ from tests.benchmarks.worlds.laws import WORLDS
 from tests.benchmarks.zoo import listed, seed_of
 from tests.benchmarks.zoo import plan_of as world_plan
 
-SEED = 20261124
+SEED = 20261207
 PILOT, PILOT_SITES = 2000, 6
 KINDS = ("binary", "count", "linear", "survival")
 SETTINGS = {"latent_noise_local": 2.0, "tables": 4.0, "latent_noise_holdout": 2.0, "moments": 3.0}
