@@ -49,8 +49,8 @@ serve(pathlib.Path(sys.argv[1]), ports[0], analysts=ports[1], ready=lambda port:
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
-def study():
-    """A plan of many waves."""
+def study(waves=WAVES):
+    """A plan of so many waves."""
     from service import SMALL
 
     from shared.mechanisms.latent_noise.plan import LatentNoisePlan
@@ -66,7 +66,7 @@ def study():
         expires=closes,
         release=LatentNoisePlan(w=0.8),
         budget=Budget(epsilon=1e6),
-        waves=tuple(Wave(number=k, opens=opens, closes=closes) for k in range(1, WAVES + 1)),
+        waves=tuple(Wave(number=k, opens=opens, closes=closes) for k in range(1, waves + 1)),
         dictionary=SMALL,
         returning="refresh",
     )

@@ -13,7 +13,6 @@ began: above the number of cores, others were at work, and the times are theirs 
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import hashlib
 import os
 import signal
@@ -28,31 +27,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tests.benchmarks.front import study
+
 ROWS = 9_000  # a bundle of about 100 kB
 ATTEMPTS = 60
-
-
-def study(waves):
-    """A plan of so many waves."""
-    from service import SMALL
-
-    from shared.mechanisms.latent_noise.plan import LatentNoisePlan
-    from shared.plans.plan import Budget, StudyPlan, Wave
-
-    opens, closes = dt.date(2000, 1, 1), dt.date(2999, 1, 1)
-    return StudyPlan(
-        study="mini",
-        version=1,
-        title="A small study",
-        purpose="To measure.",
-        coordinator="hub",
-        expires=closes,
-        release=LatentNoisePlan(w=0.8),
-        budget=Budget(epsilon=1e6),
-        waves=tuple(Wave(number=k, opens=opens, closes=closes) for k in range(1, waves + 1)),
-        dictionary=SMALL,
-        returning="refresh",
-    )
 
 
 class Delivery:
