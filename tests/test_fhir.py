@@ -188,6 +188,24 @@ def test_a_resource_without_a_day_is_counted_and_left_out_only_where_the_definit
     assert len(records.whole(source)) == 3
 
 
+@pytest.mark.parametrize(
+    "death", [{"deceasedBoolean": True}, {"deceasedDateTime": "2014"}, {"deceasedDateTime": "2012-12-31"}]
+)
+def test_nobody_who_died_without_a_day_that_can_be_right_is_read_as_a_survivor(death, tmp_path):
+    first, second, *rest = FILES["Patient"]
+    files = {**FILES, "Patient": [first, second | death, *rest]}  # patient 2 enters on 2013-01-01
+    assert refused(tmp_path, files).given == "1 of 3 who enter have not"
+    source = export(tmp_path, files, 'undated = "leave_out"\n' + DEFINITION)
+    assert records.whole(source)["person"].tolist() == ["1", "5"]
+    alive = {**FILES, "Patient": [first, second | {"deceasedBoolean": False}, *rest]}
+    assert len(records.whole(export(tmp_path, alive))) == 3
+    # Whoever does not enter may have died at any time, and a death that is not the event may lack its day.
+    early = {**FILES, "Patient": [*FILES["Patient"], patient("9", "1930-01-01", "male", deceasedBoolean=True)]}
+    assert len(records.whole(export(tmp_path, early))) == 3
+    other = DEFINITION.replace('"Patient"', f'"Condition"\ncodes = ["{SNOMED}|44054006"]')
+    assert len(records.whole(export(tmp_path, files, other))) == 3
+
+
 def test_values_of_several_units_are_refused_where_none_is_named(tmp_path):
     found = refused(tmp_path, definition=DEFINITION.replace('unit = "mm[Hg]"\n', ""))
     assert found.given == "2 units"

@@ -5,6 +5,9 @@ NDJSON files are read in place, line by line, and only what the definition names
 patient: ``person``, ``index_date``, ``birth_date``, ``gender``, a column for each covariate, ``event_date`` where an
 event is defined, and ``end_date`` where follow-up has a last day. It is mapped as any other table.
 
+Where death is the event, a patient who is dead without a day, or died before the index date, is nobody's survivor: the
+export is refused, or such patients are left out where the definition says so.
+
 Codes are ``system|code``, or ``code`` for that code of any system. An observation of several components (a blood
 pressure) is read by the component that has the code. What was entered in error, cancelled or refuted is not read.
 Source of the resources and their elements: HL7 FHIR R4.
@@ -66,7 +69,7 @@ class ResourcesOfExport:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportDefinition:
-    """Who enters, when, and what is read of them; `undated` leaves out what has no day."""
+    """Who enters, when, and what is read of them; `undated` leaves out what has no day, and who died on none."""
 
     folder: Path
     entry: ResourcesOfExport
@@ -177,6 +180,7 @@ class _Records:
         if definition.event is not None and definition.event.resource != "Patient":
             self.wanted["event_date"] = definition.event
         self.patients: dict[str, tuple[str, str, str]] = {}
+        self.dead_undated: set[str] = set()
         self.twice = self.undated = self.read = 0
         self.found: dict[str, dict[str, list[tuple[str, float | None]]]] = {name: {} for name in self.wanted}
         self.units: dict[str, set[str]] = {name: set() for name in self.wanted}
@@ -188,6 +192,8 @@ class _Records:
             name = str(resource.get("id", ""))
             self.twice += name in self.patients
             death = _day(resource.get("deceasedDateTime")) or ""
+            if not death and (resource.get("deceasedDateTime") or resource.get("deceasedBoolean")):
+                self.dead_undated.add(name)
             self.patients[name] = (str(resource.get("birthDate") or ""), str(resource.get("gender") or ""), death)
         elif kind in RESOURCES and not _in_error(resource):
             for name, of in self.wanted.items():
@@ -275,23 +281,32 @@ def _started(resource: Mapping[str, Any]) -> str | None:
 
 # -- the table ---------------------------------------------------------------------------------------------------
 def _rows(definition: ExportDefinition, seen: _Records) -> list[list[Any]]:
-    """A row per patient who enters, by the id."""
-    rows = []
+    """A row per patient who enters, by the id. Raises: DataFileRefusal (deaths whose day cannot be right)."""
+    rows, of_death, wrong = [], definition.event is not None and definition.event.resource == "Patient", 0
     for person in sorted(seen.patients):
         entries = seen.found[""].get(person)
         index = min((day for day, _ in entries), default=None) if entries else None
         if index is None or not definition.since <= dt.date.fromisoformat(index) <= definition.until:
             continue
         birth, gender, death = seen.patients[person]
+        if of_death and (person in seen.dead_undated or (death and death < index)):
+            wrong += 1
+            continue
         row: list[Any] = [person, index, birth or None, gender or None]
         for name, of in definition.covariates.items():
             row.append(_taken(of, seen.found[name].get(person, []), dt.date.fromisoformat(index)))
         if definition.event is not None:
             days = [day for day, _ in seen.found.get("event_date", {}).get(person, []) if day >= index]
-            if definition.event.resource == "Patient":
-                days = [death] if death and death >= index else []
+            if of_death:
+                days = [death] if death else []
             row.append(min(days, default=None))
         rows.append([*row, *([f"{definition.end}"] if definition.end is not None else [])])
+    if wrong and not definition.undated:
+        raise DataFileRefusal(
+            "a patient who died must have a day of death, on the index date or after it",
+            given=f"{wrong} of {wrong + len(rows)} who enter have not",
+            next_step='Leave these patients out: write undated = "leave_out" at the top of the definition.',
+        )
     return rows
 
 
