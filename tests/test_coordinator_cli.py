@@ -20,6 +20,7 @@ from coordinator.analyst.commands import main as analyst
 from coordinator.answers.queries import pooled
 from coordinator.cli import app, main
 from coordinator.config import CoordinatorConfig
+from coordinator.planning import price as pricing
 from coordinator.planning import review as planning
 from coordinator.planning.template import template
 from coordinator.store.store import Store
@@ -255,12 +256,12 @@ def test_a_shipped_study_has_no_red_line_and_warns_of_its_guarantee(name):
     states = {check.name: check.state for check in checks}
     assert "fail" not in states.values()
     assert states["guarantee"] == "warn"
-    assert planning.cost(plan).last_affordable >= len(plan.waves)
+    assert pricing.cost(plan).last_affordable >= len(plan.waves)
 
 
 def test_the_demo_study_encodes_to_six_columns_and_costs_what_the_accountant_says():
     plan = StudyPlan.from_toml((STUDIES / "cvd.toml").read_text())
-    price = planning.cost(replace(plan, returning="refresh"), waves=3)
+    price = pricing.cost(replace(plan, returning="refresh"), waves=3)
     radius = default_radius(6)
     event = privacy.Gaussian(sigma=0.2**0.5, sensitivity=2 * radius * 0.8**0.5)
     assert (price.d, price.radius) == (6, radius)
@@ -272,13 +273,13 @@ def test_the_demo_study_encodes_to_six_columns_and_costs_what_the_accountant_say
     assert price.paper == calibration.theorem2_epsilon(w=0.8, C=2 * radius, delta=1e-6)
     assert price.paper > price.epsilon
     # The plan appends: nobody is drawn twice, and whoever comes later pays for one wave.
-    assert {wave.total for wave in planning.cost(plan, waves=3).waves} == {price.waves[0].total}
+    assert {wave.total for wave in pricing.cost(plan, waves=3).waves} == {price.waves[0].total}
 
 
 @pytest.mark.parametrize("w", [0.001, 0.005, 0.03, 0.2])
 def test_the_last_affordable_wave_is_the_last_whose_total_fits(written, w):
     plan = replace(StudyPlan.from_toml(written.read_text()), release=LatentNoisePlan(w=w), returning="refresh")
-    price = planning.cost(plan, waves=60)
+    price = pricing.cost(plan, waves=60)
     assert price.last_affordable == sum(wave.affordable for wave in price.waves)
 
 
@@ -286,8 +287,8 @@ def test_a_release_that_uses_no_record_is_affordable_for_ever(written):
     plan = StudyPlan.from_toml(written.read_text())
     joint = replace(plan.training, outcomes="joint")
     plan = replace(plan, release=LatentNoisePlan(w=0.0), posture="public", training=joint)
-    assert planning.cost(plan).last_affordable == planning.MANY
-    assert planning.cost(plan).waves[-1].total == 0
+    assert pricing.cost(plan).last_affordable == pricing.MANY
+    assert pricing.cost(plan).waves[-1].total == 0
 
 
 @pytest.mark.parametrize("posture", ["holdout", "public", "private"])
@@ -296,7 +297,7 @@ def test_check_and_cost_of_a_plan_say_its_posture_and_what_training_takes(hub, p
     code, answer = hub("plan", "check", file)
     assert code == 0
     assert next(line["detail"] for line in answer["checks"] if line["name"] == "posture").startswith(posture)
-    price = planning.cost(StudyPlan.from_toml(file.read_text()))
+    price = pricing.cost(StudyPlan.from_toml(file.read_text()))
     assert price.posture == posture
     assert (price.rows < price.epsilon - 1) == (posture == "private")
     assert 7.98 < price.epsilon <= 8.0 + 1e-6
@@ -305,7 +306,7 @@ def test_check_and_cost_of_a_plan_say_its_posture_and_what_training_takes(hub, p
 def test_plan_cost_has_the_training_by_all_sites_beside_the_waves_and_in_their_totals(hub, tmp_path):
     file = STUDIES / "federated.toml"
     plan = StudyPlan.from_toml(file.read_text())
-    price = planning.cost(plan)
+    price = pricing.cost(plan)
     training, wave = plan.federated.event, plan.release.event(plan)
     assert price.training == pytest.approx(privacy.epsilon(training, plan.budget.delta))
     # What a site's ledger will hold against the budget for somebody who trained and was then drawn.
@@ -325,9 +326,9 @@ def test_plan_cost_has_the_training_by_all_sites_beside_the_waves_and_in_their_t
     assert price.waves[0].total > max(price.training, price.epsilon)
     assert hub("plan", "cost", file)[1]["training"] == pytest.approx(price.training)
     # Without it the waves alone; and where it leaves nothing for a wave, none is affordable.
-    assert planning.cost(replace(plan, federated=None)).training is None
+    assert pricing.cost(replace(plan, federated=None)).training is None
     tight = replace(plan, budget=replace(plan.budget, epsilon=max(price.training, price.epsilon)))
-    assert planning.cost(tight).last_affordable == 0
+    assert pricing.cost(tight).last_affordable == 0
 
 
 def test_plan_cost_refuses_a_delta_too_large_for_the_persons(hub, written):
@@ -338,7 +339,7 @@ def test_plan_cost_refuses_a_delta_too_large_for_the_persons(hub, written):
 
 def test_plan_cost_refuses_no_waves(written):
     with pytest.raises(ParameterError):
-        planning.cost(StudyPlan.from_toml(written.read_text()), waves=0)
+        pricing.cost(StudyPlan.from_toml(written.read_text()), waves=0)
 
 
 def test_a_file_that_is_not_there_points_at_plan_new(hub):

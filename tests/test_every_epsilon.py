@@ -247,7 +247,7 @@ def test_the_budget_statement_charges_what_the_receipts_print(given_flow, tmp_pa
 
 
 def test_what_a_plan_says_it_will_cost_is_what_its_release_costs(released):
-    from coordinator.planning.review import cost
+    from coordinator.planning.price import cost
     from site_agent.decide.plan_facts import _price
 
     _, receipt = released
@@ -349,7 +349,7 @@ COMPUTE = {
     "site_agent/decide/airlock/standing_approval.py",  # whether a signature in advance is good for the planned release
     "site_agent/decide/plan_facts.py",  # a plan's price before it is approved
     "site_agent/decide/recovery.py",  # the dearest plan of a study, when a ledger was put back
-    "coordinator/planning/review.py",  # a plan's price before it is signed
+    "coordinator/planning/price.py",  # a plan's price before it is signed
 }
 """The only files that ask the accountant for an ε. What they ask about is held to a real release above."""
 ACCOUNTANT_ROOMS = ("shared.privacy.accountant", "shared.privacy.calibration")

@@ -16,7 +16,7 @@ from test_postures import study as posture_study
 from test_waves import ALWAYS
 
 from coordinator.answers.spending import _planned, spending
-from coordinator.planning import review as planning
+from coordinator.planning import price as pricing
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import ReceiptRefusal, StateRefusal
@@ -95,7 +95,7 @@ def test_waves_through_one_private_flow_are_charged_its_training_once_and_one_th
 def test_what_a_wave_costs_ahead_is_what_it_is_charged_at_the_site_and_by_the_lead(bench):
     plan = study(refit=(3,), count=3)
     ahead = calendars.cost(plan, planned_events(plan)).totals
-    lead = [wave.total for wave in planning.cost(plan).waves]
+    lead = [wave.total for wave in pricing.cost(plan).waves]
     assert lead == pytest.approx(ahead, rel=1e-9)
     for wave, total in enumerate(ahead, start=1):
         at = SimpleNamespace(ledger=bench.site.ledger)
@@ -103,14 +103,14 @@ def test_what_a_wave_costs_ahead_is_what_it_is_charged_at_the_site_and_by_the_le
         assert forecast == pytest.approx(ahead[wave - 1 :], rel=1e-9)
         made(bench, plan, wave)
         assert charged(bench) == pytest.approx(total, rel=1e-9)
-    beyond = planning.cost(plan, waves=6).waves
+    beyond = pricing.cost(plan, waves=6).waves
     assert beyond[5].total == pytest.approx(composed(plan, 2, 6), rel=1e-9)
 
 
 def test_the_last_affordable_wave_counts_the_training_once():
     plan = study(count=2)
     plan = replace(plan, budget=Budget(epsilon=1.000001 * composed(plan, 1, 5)))
-    price = planning.cost(plan, waves=8)
+    price = pricing.cost(plan, waves=8)
     assert price.last_affordable == sum(wave.affordable for wave in price.waves) == 5
 
 

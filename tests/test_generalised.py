@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from coordinator.planning.review import prices, review
+from coordinator.planning.price import prices
+from coordinator.planning.review import review
 from coordinator.planning.template import template
 from coordinator.pooling.pool import pool_estimates
 from shared.base.randomness import seeded_rng

@@ -22,7 +22,8 @@ from coordinator.analyst.result import Result
 from coordinator.answers.queries import ask
 from coordinator.demo.catalogue import play_of
 from coordinator.demo.play import DemoOptions
-from coordinator.planning.review import prices, review
+from coordinator.planning.price import prices
+from coordinator.planning.review import review
 from coordinator.pooling.pool import pool, pool_estimates
 from coordinator.services.authority import Authority
 from coordinator.store.store import Store

@@ -20,7 +20,7 @@ from test_network_release import (
 from test_noise_levels import Scaled
 from theatre import Theatre
 
-from coordinator.planning.review import prices
+from coordinator.planning.price import prices
 from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, PlanRefusal, ReceiptRefusal, SchemaRefusal
 from shared.estimands.answer import parse_estimand

@@ -27,7 +27,7 @@ from coordinator.analyst import commands as analyst
 from coordinator.analyst.remote import Connection, Pass
 from coordinator.cli import main as coordinator
 from coordinator.demo import main as tributary
-from coordinator.planning import review as planning
+from coordinator.planning import price as pricing
 from coordinator.planning.template import template
 from shared.errors import AuditRefusal, CertificateRefusal, NetworkRefusal
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
@@ -44,11 +44,11 @@ STUDIES = Path(__file__).parents[1] / "deploy" / "studies"
 
 def test_a_plan_that_sets_an_epsilon_is_priced_at_it_and_not_at_the_papers_w():
     plan = replace(StudyPlan.from_toml((STUDIES / "first.toml").read_text()), release=LatentNoisePlan(epsilon=2.0))
-    first = planning.prices(plan)[0]
-    own = planning.cost(plan)
+    first = pricing.prices(plan)[0]
+    own = pricing.cost(plan)
     assert first.epsilon == pytest.approx(own.epsilon, rel=1e-6) == pytest.approx(2.0, rel=1e-3)
     assert first.name == f"latent noise, w = {own.w:.4g}"
-    assert first.width == planning._latent_width(own.w) != planning._latent_width(planning.PAPER_W)
+    assert first.width == pricing._latent_width(own.w) != pricing._latent_width(pricing.PAPER_W)
 
 
 def test_the_lead_composes_waves_as_a_ledger_does_by_whichever_bound_is_smaller():
@@ -56,7 +56,7 @@ def test_the_lead_composes_waves_as_a_ledger_does_by_whichever_bound_is_smaller(
     event = plan.release.event(plan)
     pure = privacy.pure_epsilon(event)
     assert pure is not None, "Laplace noise has a pure price"
-    totals = [wave.total for wave in planning.cost(plan, waves=4).waves]
+    totals = [wave.total for wave in pricing.cost(plan, waves=4).waves]
     for number, total in enumerate(totals, start=1):
         composed = privacy.epsilon_from_rdp(number * privacy.rdp(event), plan.budget.delta)
         assert total == pytest.approx(min(number * pure, composed))

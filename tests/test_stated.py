@@ -25,7 +25,8 @@ from coordinator.answers.spending import spending
 from coordinator.cli import main
 from coordinator.config import CoordinatorConfig
 from coordinator.demo import answers, catalogue, play
-from coordinator.planning.review import _price, cost
+from coordinator.planning.price import cost
+from coordinator.planning.review import _price
 from coordinator.services.analysis import AnalysisService, _release
 from coordinator.services.authority import Authority
 from coordinator.store.store import Store

@@ -18,7 +18,7 @@ from coordinator.answers.queries import ask
 from coordinator.answers.spending import BudgetReport, Spending, _planned, spending
 from coordinator.figures.canvas import COLOURS, DASHES, SERIES
 from coordinator.figures.over_time import MOST_CURVES, km_figure, waves_figure
-from coordinator.planning.review import cost
+from coordinator.planning.price import cost
 from coordinator.pooling.pool import pool_estimates
 from coordinator.services.authority import Authority
 from coordinator.store.store import Store

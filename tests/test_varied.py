@@ -23,7 +23,8 @@ from coordinator.analyst.remote import Study
 from coordinator.answers.site_answers import _source
 from coordinator.answers.spending import spending
 from coordinator.cli import main
-from coordinator.planning.review import _price, cost
+from coordinator.planning.price import cost
+from coordinator.planning.review import _price
 from coordinator.services.analysis import AnalysisService
 from coordinator.services.authority import Authority
 from coordinator.store.store import Store

@@ -16,7 +16,8 @@ from windows import chromium, enter, fits, opened, window  # noqa: F401
 from coordinator.analyst.elsewhere import methods_text
 from coordinator.analyst.shown import pooled_line
 from coordinator.planning.plan_form import COLUMN_FIELDS, first_form
-from coordinator.planning.review import cost, prices, review
+from coordinator.planning.price import cost, prices
+from coordinator.planning.review import review
 from coordinator.web.interface.crate import METADATA
 from coordinator.web.workbench import forms
 from shared.base.canonical import sha256_hex

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from coordinator.planning.review import Price
+    from coordinator.planning.price import Price
     from coordinator.services.quotas import Deletion
     from coordinator.store.store import Store
     from shared.plans.plan import StudyPlan
@@ -165,7 +165,7 @@ def _certificates(context: typer.Context, plan: StudyPlan) -> list[ChecklistLine
 @verb(plan_app, "prices")
 def plan_prices(file: PlanFile) -> VerbAnswer:
     """The study's price list: what each mechanism would cost a person, what that covers, how wide intervals are."""
-    from coordinator.planning.review import prices
+    from coordinator.planning.price import prices
     from shared.plans.plan import StudyPlan
 
     plan = StudyPlan.from_toml(_text(file))
@@ -210,7 +210,7 @@ def plan_cost(
     persons: Annotated[int | None, typer.Option("--persons", help="Persons at the largest site, to judge δ.")] = None,
 ) -> VerbAnswer:
     """Price a plan: what each wave costs a person, and the last wave the budget affords."""
-    from coordinator.planning.review import MANY, cost
+    from coordinator.planning.price import MANY, cost
     from shared.plans.plan import StudyPlan
 
     plan = StudyPlan.from_toml(_text(file))
@@ -387,7 +387,7 @@ def plan_show(
     version: Annotated[int | None, typer.Option("--version", help="Which version; the last if left out.")] = None,
 ) -> VerbAnswer:
     """Show a signed plan: what leaves the sites, how often, to whom, at which price, what is not covered."""
-    from coordinator.planning.review import cost
+    from coordinator.planning.price import cost
     from shared.releases.receipt import coverage
 
     plan = store.plan(study, version).plan

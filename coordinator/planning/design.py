@@ -30,7 +30,7 @@ from coordinator.planning.predicted import (
     records,
     simulated,
 )
-from coordinator.planning.review import MANY, cost
+from coordinator.planning.price import MANY, cost
 from shared import software_version
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.errors import ParameterError

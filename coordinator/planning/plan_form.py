@@ -144,7 +144,8 @@ def judged(given: Mapping[str, Any]) -> dict[str, Any]:
     Returns: ``toml``; ``checks``; ``ok``; and of a plan that can be read ``hash``, ``prices``, ``waves`` (totals),
         ``last_affordable`` and ``translation``.
     """
-    from coordinator.planning.review import cost, prices, review
+    from coordinator.planning.price import cost, prices
+    from coordinator.planning.review import review
     from shared.errors import Refusal
 
     text = toml_of(given["form"])

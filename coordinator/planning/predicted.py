@@ -116,7 +116,7 @@ def plan_of(plan: StudyPlan, setting: Setting, questions: Mapping[str, str]) -> 
         questions: planned questions that it shall answer, the first one the model of noisy moments.
     Raises: PlanRefusal: the setting cannot serve this study.
     """
-    from coordinator.planning.review import moments_of
+    from coordinator.planning.price import moments_of
     from shared.mechanisms.latent_noise.plan import LatentNoisePlan
     from shared.mechanisms.tables.plan import TablesPlan
 

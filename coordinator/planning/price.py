@@ -1,0 +1,378 @@
+"""Price of a plan before it is signed, and what other mechanisms would cost in its place.
+
+Nothing here reads a record or the store: a cost is a function of the mechanism's parameters, what the sites' ledgers
+will charge, wave by wave, and the last wave that the budget affords. The paper's own figure stands beside it, because
+readers of the paper will look for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from coordinator.pooling.cautions import Condition, theorem3
+from shared.errors import ParameterError, Refusal
+from shared.plans.plan import StudyPlan
+from shared.privacy.stated import shown_delta, shown_room
+
+__all__ = ["MANY", "PlanCost", "Price", "WaveCost", "conditions", "cost", "moments_of", "prices"]
+
+MANY = 1_000_000
+"""Limit of the search for the last affordable wave: rows that use no record have no privacy loss."""
+
+
+# -- what does it cost? -------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class WaveCost:
+    """One wave: what the person who was charged most has been charged when it is over.
+
+    Args:
+        number: the wave.
+        total: composed ε of all waves so far, by RDP, as the sites' ledgers charge it.
+        left: what remains of the budget; negative when the wave cannot be paid.
+        affordable: whether the ledgers will let it happen.
+    """
+
+    number: int
+    total: float
+    left: float
+    affordable: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCost:
+    """Privacy loss of one person under a plan.
+
+    Args:
+        study: the plan's study.
+        version: its version.
+        mechanism: what it is called.
+        details: its settings, in half a line.
+        d: columns the noise is added to.
+        w: weight of the data; None, like the other four below, but for latent noise.
+        radius: norm to which latents are clipped.
+        delta: δ of every ε here.
+        cap: the plan's budget.
+        posture: what may be fitted on which records.
+        epsilon: exact ε of one wave alone, training included; None where there is no formal guarantee. Then no total
+            is told either, and `waves` is empty.
+        epsilon_given: what every ε here takes as given, or what nothing bounds where there is none; blank for nothing.
+        rows: exact ε of the noise on the rows alone; less than `epsilon` under posture ``private`` only.
+        paper: the ε the paper's Theorem 2 gives for the rows; looser, never used for charging.
+        w_for_8: the w at which the rows of one wave cost ε = 8.
+        training: exact ε of the training by all sites that the plan has, which is charged before its first round to
+            every person of a site; None where it has none. A plan that names a trained flow does not say its price.
+        redraws: whether each wave draws a person again.
+        waves: composed totals, wave by wave, of a person who takes part in the training as well.
+        last_affordable: number of the last wave the budget affords; 0 for none, `MANY` for practically all.
+        translation: one wave in plain words.
+        conditions: of Theorem 3, those that the sizes which the plan expects do not meet.
+    """
+
+    study: str
+    version: int
+    mechanism: str
+    details: str
+    d: int
+    w: float | None
+    radius: float | None
+    posture: str
+    delta: float
+    cap: float
+    epsilon: float | None
+    rows: float | None
+    paper: float | None
+    w_for_8: float | None
+    training: float | None
+    redraws: bool
+    waves: tuple[WaveCost, ...]
+    last_affordable: int
+    translation: str
+    conditions: tuple[Condition, ...] = ()
+    epsilon_given: str = ""
+
+
+def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = None) -> PlanCost:
+    """Price a plan.
+
+    Args:
+        plan: the plan.
+        waves: how many waves to price; None takes the plan's calendar.
+        persons: persons at the largest site; δ is then held against it.
+    Raises: ParameterError (waves or persons not positive, δ too large for that many persons).
+    """
+    from shared.mechanisms.latent_noise.plan import mechanism
+    from shared.privacy import accountant as privacy
+    from shared.privacy import calibration
+    from shared.privacy.composition import composed
+    from shared.releases.receipt import given, in_words, planned_event, planned_events
+
+    count = len(plan.waves) if waves is None else waves
+    if not 1 <= count <= 10_000:
+        raise ParameterError("waves must be in 1..10000", given=f"{count}")
+    delta, cap = plan.budget.delta, plan.budget.epsilon
+    if persons is not None:
+        if persons < 1:
+            raise ParameterError("persons must be positive", given=f"{persons}")
+        if delta * 10 * persons > 1 - 1e-9:  # in floats 1e-6 · 10 · 100000 falls below 1
+            raise ParameterError(
+                "delta must be below 1 / (10 n)",
+                given=f"{shown_delta(delta)} with n = {persons}",
+                next_step=f"Set budget.delta below {shown_room(1 / (10 * persons), 1)}.",
+            )
+    event, facts = planned_event(plan), plan.release.facts(plan)
+    mechanism_ = mechanism(plan) if plan.release.draws_rows else None
+    promised = privacy.guaranteed(event)
+    noise = mechanism_ if promised else None
+    federated = plan.federated
+    before = [] if federated is None else [federated.event]
+
+    def total(number: int) -> float:
+        """After that many waves, of which all beyond the plan's cost alike: as a site's ledger composes them."""
+        # Under `append` and `frozen` nobody is drawn twice: whoever comes with the third wave pays for the third alone.
+        events = planned_events(plan, min(number, len(plan.waves) + 1) if plan.redraws else 1)
+        times = Counter([*before, *events])
+        times[events[-1]] += number - len(events) if plan.redraws else 0
+        return composed(times, delta)
+
+    totals = [total(number) for number in range(1, count + 1 if promised else 1)]
+    return PlanCost(
+        study=plan.study,
+        version=plan.version,
+        mechanism=plan.release.title,
+        details=plan.release.details(plan),
+        d=facts.d,
+        w=None if mechanism_ is None else mechanism_.w,
+        radius=None if mechanism_ is None else mechanism_.radius,
+        posture=plan.posture,
+        delta=delta,
+        cap=cap,
+        epsilon=privacy.epsilon(event, delta) if promised else None,
+        rows=None if noise is None else privacy.epsilon(noise.event, delta),
+        paper=None if noise is None else calibration.theorem2_epsilon(w=noise.w, C=2 * noise.radius, delta=delta),
+        w_for_8=None if noise is None else calibration.w_for_epsilon(8.0, delta, noise.radius),
+        training=None if federated is None else federated.epsilon(delta),
+        redraws=plan.redraws,
+        waves=tuple(
+            WaveCost(number=number, total=total, left=cap - total, affordable=total <= cap)
+            for number, total in enumerate(totals, start=1)
+        ),
+        last_affordable=MANY
+        if not promised
+        else _last_affordable(total, cap)
+        if plan.redraws
+        else MANY * (totals[0] <= cap),
+        translation=in_words(plan, event),
+        conditions=conditions(plan) or (),
+        epsilon_given=given(plan),
+    )
+
+
+def conditions(plan: StudyPlan) -> tuple[Condition, ...] | None:
+    """Violated conditions of Theorem 3 at the expected size; None without expectations or released rows.
+
+    That sites differ (τ₀ > 0) no plan can state: an answer is held to it
+    (`coordinator.answers.queries.PooledAnswer.cautions`).
+    """
+    if plan.expected is None or plan.release.mechanism != "latent_noise":
+        return None
+    return theorem3(plan.expected.sites, plan.expected.persons)
+
+
+def _last_affordable(total: Callable[[int], float], cap: float) -> int:
+    """The largest number of waves whose composed ε fits; totals grow, so a doubling and a bisection find it."""
+
+    def fits(number: int) -> bool:
+        return total(number) <= cap
+
+    if not fits(1):
+        return 0
+    if fits(MANY):
+        return MANY
+    high = 2
+    while fits(high):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+# -- what would the other mechanisms cost? -----------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """One way to release a study, beside the others.
+
+    Args:
+        name: the mechanism and its setting.
+        epsilon: exact ε of one wave; None where the study cannot be released so, and `covered` says why.
+        epsilon_given: what it takes as given, or what nothing bounds where there is none; blank for nothing.
+        covered: what the ε is about.
+        width: an interval of a regression coefficient, in widths of the same interval on the records, where that can be
+            known before anything runs; else None.
+        unseen: what makes its answers wrong and leaves no trace in what is released, so that no caution can tell.
+        buys: what more ε would make better, where that is not simply the width.
+    """
+
+    name: str
+    epsilon: float | None
+    covered: str
+    width: float | None
+    epsilon_given: str = ""
+    unseen: str = ""
+    buys: str = ""
+
+
+_UNSEEN = {
+    "noisy moments": "A bend or an interaction that the planned model lacks leaves no trace in the sums: no caution "
+    "can tell such an answer from a right one, and no larger ε does. Intervals allow for a small one: where groups "
+    "of an outcome differ in spread, that of a coefficient that is not declared is too sure. A declared coefficient "
+    "is the regression's own all the same, the nearer the larger ε and the site: declare each one that will be "
+    "read (docs/zoo.md).",
+    "noisy tables": "A coefficient hangs on where persons lie within their bins, which no count shows: with more than "
+    "70 % of them in one bin it is not answered, below that it may be drawn towards zero by a little more than its "
+    "interval allows. A hospital alone is drawn towards zero by the noise as well; several are read together and are "
+    "not (docs/zoo.md).",
+}
+"""Mechanism to what its release cannot show of a wrong answer."""
+PAPER_W = 0.8
+_STEPS = (0.1, 2.2, 150)
+"""Rate, noise multiplier and steps of the training in the price list, where the plan has none: those of
+deploy/studies/first-private.toml."""
+_OUTCOMES = {"binary": "binary", "count": "count", "number": "linear", "positive": "linear", "event": "survival"}
+
+
+def prices(plan: StudyPlan, *, figures: float = 1.0, private: float = 8.0) -> tuple[Price, ...]:
+    """The study's price list, by mechanism: what one wave would cost a person, and what that covers.
+
+    Args:
+        figures: ε of the mechanisms that release noisy figures; a plan's own is taken where it prescribes one.
+        private: ε of latent noise with everything covered.
+    """
+    from shared.mechanisms.latent_noise.plan import LatentNoisePlan, mechanism
+    from shared.mechanisms.moments.plan import MomentsPlan
+    from shared.mechanisms.tables.plan import TablesPlan
+    from shared.plans.plan import PrivateTraining
+
+    own = plan.release
+    if own.edges is not None:
+        return _network_prices(plan)
+    w = PAPER_W
+    if isinstance(own, LatentNoisePlan):
+        # What a plan prices by its ε it must be shown at the w that follows from it, and not at another.
+        w = mechanism(replace(plan, posture="local", private=None, reference={}, flow="")).w
+        private = private if own.epsilon is None else own.epsilon
+    if isinstance(own, MomentsPlan | TablesPlan) and own.epsilon is not None:
+        figures = own.epsilon
+    everything = "every person, and all that looks at a record"
+    bare: dict[str, Any] = {"private": None, "reference": {}, "posture": "private"}
+    rate, noise, steps = _STEPS
+    training = plan.private or PrivateTraining(rate=rate, noise_multiplier=noise, steps=steps)
+    lines = [
+        _priced(
+            f"latent noise, w = {w:.4g}",
+            plan,
+            {"release": LatentNoisePlan(w=w), "posture": "local", "private": None, "reference": {}},
+            "each released row, given the flow; the flow's own fit is not covered",
+            _latent_width(w),
+        ),
+        _priced(
+            "latent noise, flow trained with noise",
+            plan,
+            {**bare, "release": LatentNoisePlan(epsilon=private), "private": training},
+            everything,
+        ),
+        _priced("noisy tables", plan, {**bare, "release": TablesPlan(epsilon=figures)}, everything),
+    ]
+    model = own if isinstance(own, MomentsPlan) else moments_of(plan, figures)
+    if model is None:
+        why = "no planned model uses every column of the dictionary"
+        return *lines, Price(name="noisy moments", epsilon=None, covered=why, width=None)
+    focus = model.declared or model.covariates
+    which = "every coefficient" if set(focus) == set(model.covariates) else " and ".join(focus)
+    for name, declared in (("noisy moments", ()), (f"noisy moments, {which} declared", focus)):
+        release = replace(model, declared=declared, shares={})
+        lines.append(_priced(name, plan, {**bare, "release": release}, everything))
+    return tuple(lines)
+
+
+def _network_prices(plan: StudyPlan) -> tuple[Price, ...]:
+    """The two ways to release a network, at the plan's own ε: no mechanism of rows reads its edges."""
+    from shared.mechanisms.grand.plan import GrandPlan
+    from shared.mechanisms.network_counts.plan import NetworkCountsPlan
+
+    own = plan.release
+    assert isinstance(own, GrandPlan | NetworkCountsPlan), "what reads edges"
+    counts = own if isinstance(own, NetworkCountsPlan) else NetworkCountsPlan(epsilon=own.epsilon, most_contacts=50)
+    drawn = own if isinstance(own, GrandPlan) else GrandPlan(epsilon=own.epsilon)
+    lines = (
+        (
+            drawn,
+            "holdout",
+            "everybody who is released, with all edges; those held out not at all",
+            "a community or a level that is told first; not how edges close or mix, which are refused at every ε",
+        ),
+        (
+            counts,
+            "private",
+            "everybody, with all edges; nobody is held out",
+            "narrower intervals of every planned count: their noise is the caps over ε",
+        ),
+    )
+    return tuple(
+        replace(_priced(release.title, plan, {"release": release, "posture": posture}, who), buys=what)
+        for release, posture, who, what in lines
+    )
+
+
+def _priced(name: str, plan: StudyPlan, changes: Mapping[str, Any], covered: str, width: float | None = None) -> Price:
+    from shared.privacy import accountant as privacy
+    from shared.releases.receipt import given, planned_event
+
+    try:
+        # Which columns are drawn last has no price, and not every way of releasing has an order of drawing.
+        joint = replace(plan.training, outcomes="joint")
+        changed = replace(plan, training=joint, **changes)
+        event = planned_event(changed)
+        price = privacy.epsilon(event, plan.budget.delta) if privacy.guaranteed(event) else None
+        unseen = _UNSEEN.get(changed.release.title, "")
+        return Price(
+            name=name, epsilon=price, covered=covered, width=width, epsilon_given=given(changed), unseen=unseen
+        )
+    except Refusal as refusal:
+        return Price(name=name, epsilon=None, covered=f"not for this study: {refusal.must}", width=None)
+
+
+def _latent_width(w: float) -> float:
+    """Of a regression coefficient, whose order is 2 (`coordinator.pooling.intervals`), at posture local."""
+    from coordinator.pooling.intervals import Draw, parts
+
+    draw = Draw(rows=1, w=w, fitted_on=1)
+    return float(sum(parts(1.0, [draw], 2.0)) ** 0.5)
+
+
+def moments_of(plan: StudyPlan, epsilon: float) -> Any:
+    """The moments release of the first planned model that gives every column a role; None without one."""
+    from shared.estimands.questions import MODELS, parse_estimand
+    from shared.mechanisms.moments.plan import MomentsPlan
+
+    for formula in plan.estimands.values():
+        try:
+            question = parse_estimand(formula)
+            if question.kind not in MODELS or question.outcome_kind not in _OUTCOMES:
+                continue
+            responses = (question.duration, question.event) if question.kind == "cox" else (question.outcome,)
+            settings = MomentsPlan(
+                epsilon=epsilon,
+                outcome=_OUTCOMES[question.outcome_kind],  # type: ignore[arg-type]
+                responses=responses,
+                covariates=[name for name in question.columns if name not in responses],
+            )
+            settings.design(plan)
+        except Refusal:
+            continue
+        return settings
+    return None
