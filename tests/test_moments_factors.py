@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from coordinator.answers.waves import draft
+from coordinator.planning.review import review
 from shared.base.randomness import seeded_rng
 from shared.errors import PlanRefusal
 from shared.estimands.answer import estimate, parse_estimand
@@ -158,3 +160,42 @@ def test_levels_that_are_numbers_are_a_factor_where_the_question_says_so():
         question = parse_estimand(f"logistic(died) ~ age + {text}")
         rows = plan.release.answer(plan, figures, question, levels={"stage": (1, 2, 3)}, **origins(["s0"])["s0"])
         assert how in rows[0].how
+
+
+@pytest.mark.parametrize("levels", [(0, 1), ("female", "male")])
+def test_a_column_of_two_levels_is_the_planned_one_also_as_a_factor(levels):
+    sex = Column(name="sex", kind="binary", levels=levels)
+    plan = plan_of((AGE, sex, DIED), ("age", "sex"))
+    rng = np.random.default_rng(11)
+    table = records(5)[["age", "died"]].assign(sex=np.array(levels, dtype=object)[rng.integers(0, 2, N)])
+    figures = [(plan.release.draw(plan, plan.dictionary.check(table), seeded_rng(1)), N)]
+    first, second = (
+        plan.release.answer(
+            plan,
+            figures,
+            parse_estimand(f"logistic(died) ~ age + {text}"),
+            levels={"sex": levels},
+            **origins(["s0"])["s0"],
+        )
+        for text in ("sex", "C(sex)")
+    )
+    assert [row.term for row in second] == ["age", f"C(sex)[{levels[1]}]"]
+    assert [(row.yi, row.vi, row.how) for row in second] == [(row.yi, row.vi, row.how) for row in first]
+
+
+def test_plan_check_says_what_is_fitted_and_which_question_is_of_another_model(plan):
+    more = {
+        "crude": "logistic(died) ~ stage",
+        "age": "ols(age) ~ stage",
+        "again": "logistic(died) ~ C(stage) + age/10",
+    }
+    plan = replace(plan, estimands={**plan.estimands, **more})
+    _, lines = review(draft(plan), today=dt.date(2025, 12, 1))
+    found = {line.name: line for line in lines}
+    assert "trained" not in found["posture"].detail
+    assert {name: found[f"estimand {name}"].state for name in plan.estimands} == {
+        "planned": "ok",
+        "again": "ok",
+        "crude": "warn",
+        "age": "warn",
+    }

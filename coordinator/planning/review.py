@@ -13,6 +13,7 @@ from typing import Any
 from coordinator.planning.attack_limits import attack_line
 from coordinator.planning.price import conditions, cost
 from shared.errors import Refusal
+from shared.mechanisms.base import Aggregates
 from shared.plans.plan import Floors, StudyPlan
 from shared.privacy.stated import shown_delta, shown_epsilon, shown_price, shown_room
 from shared.terminal import ChecklistLine
@@ -56,9 +57,7 @@ def review(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan
     lines = [
         ChecklistLine(name="plan", detail=f"{plan.study}, version {plan.version}, hash {plan.hash[:12]}"),
         _recipient(plan, recipient),
-        ChecklistLine(
-            name="posture", detail=f"{plan.posture}: {_POSTURES[plan.posture].replace('flow', plan.release.fits)}"
-        ),
+        ChecklistLine(name="posture", detail=f"{plan.posture}: {_posture(plan)}"),
         *_dictionary(plan),
         *(_estimand(plan, name, formula) for name, formula in plan.estimands.items()),
         *_calendar(plan, today),
@@ -97,6 +96,12 @@ _POSTURES: Mapping[str, str] = {
     "public": "nothing is fitted on records; ε covers everyone",
     "private": "the flow is trained with noise; ε covers that and everyone",
 }
+
+
+def _posture(plan: StudyPlan) -> str:
+    if isinstance(plan.release, Aggregates):
+        return "nothing is fitted at a site, every figure has its noise; ε covers everyone"
+    return _POSTURES[plan.posture].replace("flow", plan.release.fits)
 
 
 def _recipient(plan: StudyPlan, recipient: str) -> ChecklistLine:
@@ -179,6 +184,12 @@ def _estimand(plan: StudyPlan, name: str, formula: str) -> ChecklistLine:
         if follow_up.kind != "time":
             fix = f"Declare {question.duration} with kind = 'time'."
             return ChecklistLine(name=label, state="warn", detail=f"{question.duration} is no follow-up time", fix=fix)
+    if isinstance(plan.release, Aggregates) and not plan.release.plans(plan, question):
+        detail = (
+            "another model than the figures are of: its answers come from rows drawn of the fit, less sure than said"
+        )
+        fix = "Ask of the planned outcome, with every planned covariate, or name the question's own columns in release."
+        return ChecklistLine(name=label, state="warn", detail=detail, fix=fix)
     return ChecklistLine(name=label, detail=formula)
 
 

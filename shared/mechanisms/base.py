@@ -273,6 +273,10 @@ class Aggregates(Answering):
                 next_step='Write returning = "append" or "refresh".',
             )
 
+    def plans(self, plan: StudyPlan, question: Estimand) -> bool:
+        """Whether the figures hold a question's own answer; else it is asked of rows drawn of their fit."""
+        return True
+
     def covered(self, plan: StudyPlan) -> tuple[str, ...]:
         """Everybody, and everything that looks at them."""
         person = unit(plan) == "patient"

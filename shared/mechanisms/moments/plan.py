@@ -43,6 +43,7 @@ from shared.privacy.accountant import Event
 
 if TYPE_CHECKING:
     from shared.base.randomness import Noise
+    from shared.plans.dictionary import Dictionary
     from shared.plans.plan import StudyPlan
 
 __all__ = ["COLUMNS", "MomentsPlan"]
@@ -405,7 +406,7 @@ def _planned(design: Design, question: Estimand) -> list[tuple[int, str, float]]
     )
     if question != plain or outcome != spec.responses:
         return None
-    columns = {term: columns_of(term, design.factors) for term in question.terms}
+    columns = {term: columns_of(_of_two(term, design.dictionary), design.factors) for term in question.terms}
     if set(itertools.chain(*columns.values())) != set(spec.covariates):
         return None
     out = []
@@ -416,11 +417,17 @@ def _planned(design: Design, question: Estimand) -> list[tuple[int, str, float]]
             for name, level in zip(factor.names, factor.column.levels[1:], strict=True):
                 out.append((spec.covariates.index(name), f"{term}[{level}]", 1.0))
             continue
-        column = design.dictionary.column(term)
+        column = design.dictionary.column(columns[term][0])
         label, units = question.label(term), question.per.get(term, 1.0)
         if column.kind not in NUMERIC:
             levels = column.levels
-            if any(isinstance(level, str) for level in levels):
+            if (
+                column.name != term
+            ):  # C(sex): a factor's one effect, from the first level to the second, is the column's
+                if term in question.per:
+                    return None
+                label, units = f"{term}[{levels[1]}]", 1.0
+            elif any(isinstance(level, str) for level in levels):
                 if len(levels) > 2:
                     return None  # a factor with an effect per level is another model than a score per step
                 label = f"{term}[{levels[1]}]"
@@ -429,8 +436,16 @@ def _planned(design: Design, question: Estimand) -> list[tuple[int, str, float]]
                 if len(steps) > 1:
                     return None
                 units /= steps.pop()
-        out.append((spec.covariates.index(term), label, units))
+        out.append((spec.covariates.index(column.name), label, units))
     return out
+
+
+def _of_two(term: str, dictionary: Dictionary) -> str:
+    """The column of ``C(column)`` where it has two levels; any other term as it is."""
+    inside = term[2:-1] if term.startswith("C(") else term
+    column = next((column for column in dictionary.columns if column.name == inside), None)
+    two = column is not None and column.kind not in NUMERIC and len(column.levels) == 2
+    return inside if two else term
 
 
 def _seen(releases: Sequence[bytes], design: Design) -> list[tuple[MomentsRelease, Design]]:
