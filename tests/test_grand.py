@@ -19,7 +19,7 @@ from shared.mechanisms.grand.noise import (
     smoothed_uniform,
 )
 from shared.privacy import accountant as privacy
-from site_agent.models.latent_space import fit
+from site_agent.models.latent_fit import fit
 from tests.benchmarks.paper.bounds import PaperModeAtPTimesEpsilon
 
 FRAME = np.random.default_rng(1).normal(size=(300, 3)) @ np.array([[1.0, 0.6, 0.2], [0, 1.0, 0.5], [0, 0, 1.0]])

@@ -14,11 +14,12 @@ from scipy import sparse, stats
 
 from shared.base.randomness import secure_rng, seeded_rng
 from shared.errors import ParameterError
-from shared.mechanisms.grand.counts import agreement
+from shared.mechanisms.grand.clusters import agreement
 from shared.mechanisms.grand.labels import LabelPrivate, parted
 from shared.mechanisms.grand.noise import MODELS, Labelled, NodePrivate, smoothed_uniform
 from shared.privacy import accountant as privacy
-from site_agent.models.latent_space import LatentSpace, communities, draw_pairs, fit
+from site_agent.models.latent_fit import fit
+from site_agent.models.latent_space import LatentSpace, communities, draw_pairs
 
 ALPHA = 1e-6
 COUNTS = ((100, 100, 100), (400, 80, 20), (1, 1), (10_000, 1), (5,), tuple(range(20, 40)))
@@ -294,7 +295,7 @@ def test_communities_that_the_hold_out_cannot_fill_are_refused(k):
 
 def test_communities_that_are_told_first_are_found_again_in_the_released_network():
     """What `communities` in a plan is for: at ε = 10 in all nine labels in ten, where coordinates alone keep six."""
-    from shared.mechanisms.grand.counts import communities as clustered
+    from shared.mechanisms.grand.clusters import communities as clustered
 
     rng = np.random.default_rng(3)
     label = rng.integers(0, 3, 1200)

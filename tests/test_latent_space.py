@@ -8,8 +8,9 @@ from scipy import optimize, sparse
 
 from shared.errors import ParameterError
 from shared.mechanisms.grand.noise import MODELS
-from site_agent.models import latent_space
-from site_agent.models.latent_space import LatentSpace, choose_dimension, draw_pairs, fit
+from site_agent.models import latent_fit
+from site_agent.models.latent_fit import choose_dimension, fit
+from site_agent.models.latent_space import LatentSpace, draw_pairs
 
 EVERY = [(model, directed) for model in MODELS for directed in (False, True)]
 KEY = bytes(range(32))
@@ -86,14 +87,14 @@ def test_the_deviance_is_minus_the_log_likelihood_of_every_pair_that_is_not_hidd
     each = np.where(ties, np.log(p), np.log1p(-p))
     each[hidden] = 0
     expected = -each[~np.eye(m, dtype=bool)].sum() if directed else -np.triu(each, 1).sum()
-    loss, gradients = latent_space._deviance(a, tables, hidden)
+    loss, gradients = latent_fit._deviance(a, tables, hidden)
     assert loss == pytest.approx(expected, rel=1e-6)
     step = 1e-2
     for at in [(0, 0, 0), (0, 5, 1), (len(tables) - 1, 6, 0), (len(tables) - 1, 7, 2)]:
         moved = [tables.copy(), tables.copy()]
         moved[0][at] += step
         moved[1][at] -= step
-        slope = np.subtract(*(latent_space._deviance(a, table, hidden)[0] for table in moved)) / (2 * step)
+        slope = np.subtract(*(latent_fit._deviance(a, table, hidden)[0] for table in moved)) / (2 * step)
         assert gradients[at[0]][at[1:]] == pytest.approx(slope, abs=2e-3)
 
 
@@ -105,8 +106,8 @@ def test_the_fit_is_at_the_optimum_and_on_axes_that_do_not_depend_on_the_start()
     z = first.positions[:, 1:]
     np.testing.assert_allclose(z.mean(axis=0), 0, atol=1e-9)
     assert abs((z.T @ z)[0, 1]) < 1e-6 * (z.T @ z)[0, 0]
-    true = latent_space._deviance(sparse.csr_array(ties, dtype=np.float64), space.positions[None], None)[0]
-    found = latent_space._deviance(sparse.csr_array(ties, dtype=np.float64), first.positions[None], None)[0]
+    true = latent_fit._deviance(sparse.csr_array(ties, dtype=np.float64), space.positions[None], None)[0]
+    found = latent_fit._deviance(sparse.csr_array(ties, dtype=np.float64), first.positions[None], None)[0]
     assert found < true
 
 

@@ -764,12 +764,12 @@ def first(begun):
 
 
 def test_a_later_wave_places_new_persons_through_the_sealed_frame_and_charges_them_alone(grown, first, monkeypatch):
-    from site_agent.models import latent_space
+    from site_agent.models import latent_fit
 
     def no_fit(*_: object, **__: object) -> None:
         raise AssertionError("a later wave fits nothing")
 
-    monkeypatch.setattr(latent_space, "fit", no_fit)
+    monkeypatch.setattr(latent_fit, "fit", no_fit)
     second = grown.wave(2)
     held = grown.ward.roles(grown.plan)
     assert second.receipt.n == second.receipt.drawn == int((~held[240:360]).sum())

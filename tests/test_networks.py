@@ -11,7 +11,8 @@ from scipy.sparse.csgraph import shortest_path
 
 from shared.errors import EstimateRefusal, ParameterError
 from shared.mechanisms.grand import counts as networks
-from shared.mechanisms.grand.counts import MOTIFS, agreement, assortativity, communities, motifs, simple
+from shared.mechanisms.grand.clusters import agreement, communities
+from shared.mechanisms.grand.counts import MOTIFS, assortativity, motifs, simple
 
 
 def random(n: int, p: float, seed: int = 1) -> sparse.csr_array:

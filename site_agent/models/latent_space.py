@@ -1,4 +1,4 @@
-r"""Latent space models of a network: fitted to the hold-out block alone, then one released node at a time.
+r"""Latent space models of a network: coordinates of one released node at a time, and ties drawn of coordinates.
 
 =================  ==========================================================  =======================
 model              probability of a tie                                        coordinates of a node
@@ -9,22 +9,16 @@ grdpg              Z_i · S Z_j, S = diag(±1), cut to [0, 1]                   
 directed           σ(α_i + β_j + X_i · Y_j);   X_i · Y_j, cut to [0, 1]        α, X, β, Y: 2d + 2;  2d
 =================  ==========================================================  =======================
 
-*Fit.* :func:`fit` sees the block A²² between hold-out nodes and nothing else. The random dot product graphs are leading
-eigenvectors (singular vectors); a direction that a graph does not have stays 0. The inner-product model starts from the
-spectrum of the degree-corrected adjacency matrix and goes on by L-BFGS on the likelihood, in units of each node's own
-curvature. Everything of size m × m is made in tiles and thrown away. An isolate's α would run to −∞, a complete graph's
-to +∞: a ridge of 10⁻⁶ per pair, too weak to pull anything else, and logits cut at ±30 keep them finite.
-
-*Nodes.* :meth:`LatentSpace.nodes` estimates each released node from its own row of A¹² alone: Newton's method for all
-nodes at once, every node stopping by itself, or least squares. The block A¹¹ between released nodes is never asked for.
-The arithmetic of a row is the same whatever the other rows hold, to the last bit: nothing is compacted or reordered by
-what has converged.
+*Nodes.* A model is fitted to the hold-out block alone (`site_agent.models.latent_fit`). :meth:`LatentSpace.nodes`
+estimates each released node from its own row of A¹² alone: Newton's method for all nodes at once, every node stopping
+by itself, or least squares. The block A¹¹ between released nodes is never asked for. The arithmetic of a row is the
+same whatever the other rows hold, to the last bit: nothing is compacted or reordered by what has converged.
 
 *Draw.* :meth:`LatentSpace.draw` makes a sparse network out of coordinates, tile by tile. Whether i and j are tied is
 decided by a keyed pseudo-random number of the *pair*, whoever else is there: in a later wave a tie moves only where its
 probability does.
 
-Sources: Ma, Ma & Yuan (2020) for the model; Li, Levina & Zhu (2020) for the choice of d by edge cross-validation.
+Source: Ma, Ma & Yuan (2020) for the model.
 """
 
 from __future__ import annotations
@@ -36,29 +30,26 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, sparse
-from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh, svds
+from scipy import sparse
 
 from shared.errors import ParameterError
-from shared.mechanisms.grand.counts import clusters
+from shared.mechanisms.grand.clusters import clusters
 from shared.mechanisms.grand.noise import coordinates
 
-__all__ = ["Communities", "LatentSpace", "choose_dimension", "communities", "draw_pairs", "fit"]
+__all__ = ["Communities", "LatentSpace", "communities", "draw_pairs"]
 
 Array = NDArray[np.float64]
 Singles = NDArray[np.float32]
 Words = NDArray[np.uint64]
 Matrix: TypeAlias = sparse.csr_array
 
-_ROWS, _TILE = 256, 1 << 16
-_LOGIT = 30.0
+ROWS, _TILE = 256, 1 << 16
+LOGIT = 30.0
 _RIDGE = 1e-6
 _PRIOR = 1.0
 """Precision of each latent position; of α none."""
 _STEPS, _STRIDE, _STILL = 25, 3.0, 1e-5
-_PASSES = 60
 _ROUNDS = 60
-_TESTED, _MOST_TESTED = 0.05, 200_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -175,8 +166,8 @@ class LatentSpace:
             left = np.column_stack([self.positions[:, own], np.ones(self.m)]).astype(np.float32)
             right = np.ascontiguousarray(np.column_stack([design, offset]).T.astype(np.float32))
             found = np.empty((self.m, half, half))
-            for start in range(0, self.m, _ROWS):
-                rows = slice(start, start + _ROWS)
+            for start in range(0, self.m, ROWS):
+                rows = slice(start, start + ROWS)
                 t = self._linked(left[rows] @ right)
                 t -= t * t
                 found[rows][:, upper[0], upper[1]] = found[rows][:, upper[1], upper[0]] = t @ products
@@ -201,8 +192,8 @@ class LatentSpace:
     def _mean_probability(self, latents: Array) -> float:
         left, right = self._designs(latents)
         total = sum(
-            float(self._linked(left[start : start + _ROWS] @ right.T).sum(dtype=np.float64))
-            for start in range(0, len(left), _ROWS)
+            float(self._linked(left[start : start + ROWS] @ right.T).sum(dtype=np.float64))
+            for start in range(0, len(left), ROWS)
         )
         return float(np.clip(total / len(left) ** 2, 1e-9, 1 - 1e-9))
 
@@ -231,7 +222,7 @@ class LatentSpace:
         """Probabilities in place of inner products."""
         if self.model != "inner_product":
             return np.clip(t, 0, 1, out=t)
-        np.clip(t, -_LOGIT, _LOGIT, out=t)
+        np.clip(t, -LOGIT, LOGIT, out=t)
         np.negative(t, out=t)
         np.exp(t, out=t)
         t += 1
@@ -423,17 +414,17 @@ def _logistic(ties: Matrix, design: Array, offset: Array) -> Array:
     upper = np.triu_indices(k)
     products = np.ascontiguousarray(single[:, upper[0]] * single[:, upper[1]])
     shift = offset.astype(np.float32)
-    sums, ridge = np.asarray(ties @ x), _ridge(m, k)
+    sums, ridge = np.asarray(ties @ x), ridge_of(m, k)
     out = np.zeros((n, k))
     degree = np.clip(sums[:, 0], 0.5, m - 0.5)
     out[:, 0] = np.log(degree / (m - degree)) - np.mean(offset)
-    for start in range(0, n, _ROWS):
-        rows = slice(start, min(n, start + _ROWS))
+    for start in range(0, n, ROWS):
+        rows = slice(start, min(n, start + ROWS))
         beta, moving = out[rows], np.ones(len(out[rows]), dtype=bool)
         for _ in range(_STEPS):
             t = beta.astype(np.float32) @ across
             t += shift
-            np.clip(t, -_LOGIT, _LOGIT, out=t)
+            np.clip(t, -LOGIT, LOGIT, out=t)
             np.negative(t, out=t)
             np.exp(t, out=t)
             t += 1
@@ -451,11 +442,11 @@ def _logistic(ties: Matrix, design: Array, offset: Array) -> Array:
             moving &= length > _STILL
             if not moving.any():
                 break
-    np.clip(out, -_LOGIT, _LOGIT, out=out)
+    np.clip(out, -LOGIT, LOGIT, out=out)
     return out
 
 
-def _ridge(m: int, k: int) -> Array:
+def ridge_of(m: int, k: int) -> Array:
     """(k,) weights of the squares of (α, Z): next to nothing on α, a unit normal prior on each position."""
     return np.array([_RIDGE * m] + [_PRIOR] * (k - 1))
 
@@ -463,313 +454,3 @@ def _ridge(m: int, k: int) -> Array:
 def _least_squares(ties: Matrix, design: Array) -> Array:
     """(n, d) coefficients of n regressions on the same (m, d) design; a direction without extent gets 0."""
     return np.asarray(ties @ np.linalg.pinv(design, rcond=1e-9).T)
-
-
-# -- the fit to the hold-out block ---------------------------------------------------------------------------------
-def fit(
-    holdout: Matrix, *, model: str, d: int | None, directed: bool = False, rng: np.random.Generator, most: int = 8
-) -> LatentSpace:
-    """Fit a model to the ties between hold-out nodes; of other nodes it is told nothing.
-
-    Args:
-        holdout: (m, m) 0 and 1, no loops; symmetric unless directed.
-        model: one of `shared.mechanisms.grand.noise.MODELS`.
-        d: latent dimension, below m; None chooses 1 to `most` by :func:`choose_dimension`.
-        directed: whether a tie has a direction.
-        rng: starting points and the pairs of the cross-validation: no guarantee rests on it.
-        most: largest dimension to choose from.
-    Raises: ParameterError.
-
-    >>> ties = sparse.csr_array(np.ones((30, 30), np.int32) - np.eye(30, dtype=np.int32))
-    >>> space = fit(ties, model="rdpg", d=1, rng=np.random.default_rng(1))
-    >>> round(float(space.probabilities(space.positions, space.positions).mean()), 2)
-    0.97
-    """
-    holdout = _checked(holdout, directed)
-    m = holdout.shape[0]
-    if d is None:
-        d = choose_dimension(holdout, model=model, directed=directed, rng=rng, most=most)
-    coordinates(model, d, directed=directed)
-    if d >= m:
-        raise ParameterError(
-            "the latent dimension must be below the number of hold-out nodes",
-            given=f"d = {d}, m = {m}",
-            next_step="Hold out more nodes, or plan a smaller dimension.",
-        )
-    return _fitted(holdout, model, d, directed, rng, None, 1.0)
-
-
-def choose_dimension(
-    holdout: Matrix, *, model: str, directed: bool = False, rng: np.random.Generator, most: int = 8
-) -> int:
-    """The dimension, 1 to `most`, that predicts left-out pairs of hold-out nodes best.
-
-    One pair in twenty (200,000 at most) is left out of the fit; a dimension is judged by the deviance of those pairs,
-    for the dot product graphs by their squared error. A larger one must be better by a thousandth, and the search ends
-    after two that are not.
-    Raises: ParameterError.
-    """
-    holdout = _checked(holdout, directed)
-    m = holdout.shape[0]
-    if not 1 <= most <= 32:
-        raise ParameterError("the largest dimension must be in 1..32", given=repr(most))
-    coordinates(model, 1, directed=directed)
-    pairs = m * (m - 1) // (1 if directed else 2)
-    count = min(int(_TESTED * pairs), _MOST_TESTED)
-    if count < 1 or m < 4:
-        return 1
-    i, j = rng.integers(0, m, 2 * count), rng.integers(0, m, 2 * count)
-    i, j = (i, j) if directed else (np.minimum(i, j), np.maximum(i, j))
-    code = np.unique((i * m + j)[i != j])
-    code = rng.permutation(code)[:count]
-    i, j = np.divmod(np.sort(code), m)
-    tie = np.asarray(holdout[i, j], dtype=np.float64).ravel()
-    left_out = sparse.csr_array((tie, (i, j)), shape=(m, m))
-    training = sparse.csr_array(holdout - (left_out if directed else left_out + left_out.T))
-    training.eliminate_zeros()
-    best, chosen = np.inf, 1
-    for d in range(1, min(most, m - 1) + 1):
-        space = _fitted(training, model, d, directed, rng, (i, j), 1 - len(i) / pairs)
-        half = space.p // 2 if directed else space.p
-        source, target = space.positions[i, :half], space.positions[j, -half:]
-        if model == "inner_product":
-            t = np.clip(source[:, 0] + target[:, 0] + (source[:, 1:] * target[:, 1:]).sum(1), -_LOGIT, _LOGIT)
-            loss = float((np.logaddexp(0, t) - tie * t).mean())
-        else:
-            guess = np.clip((source * space._signed * target).sum(1), 0, 1)
-            loss = float(((tie - guess) ** 2).mean())
-        if loss < best * (1 - 1e-3):
-            best, chosen = loss, d
-        elif d >= chosen + 2:
-            break
-    return chosen
-
-
-def _checked(holdout: Matrix, directed: bool) -> Matrix:
-    holdout = sparse.csr_array(holdout, dtype=np.float64, copy=True)
-    holdout.eliminate_zeros()
-    rows, columns = holdout.shape
-    if rows != columns or rows < 2:
-        raise ParameterError(
-            "the hold-out block must be square, of at least two nodes",
-            given=f"shape {holdout.shape}",
-            next_step="Hold out more nodes.",
-        )
-    if not (holdout.data == 1).all() or holdout.diagonal().any():
-        raise ParameterError("the hold-out block must hold ties of 1 and no loops", given="other values")
-    if not directed and (holdout != holdout.T).nnz:
-        raise ParameterError("the ties of an undirected network must be symmetric", given="some that are not")
-    return holdout
-
-
-Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
-
-
-def _fitted(
-    ties: Matrix, model: str, d: int, directed: bool, rng: np.random.Generator, hidden: Pairs | None, share: float
-) -> LatentSpace:
-    """Fit with the pairs `hidden` left out; `share` is the share of all pairs that is left."""
-    if model == "inner_product":
-        return LatentSpace(model=model, d=d, directed=directed, positions=_likelihood(ties, d, directed, rng, hidden))
-    scaled = ties / share
-    if directed:
-        u, s, v = _singular(scaled, d, rng)
-        return LatentSpace(model=model, d=d, directed=True, positions=np.hstack([u * np.sqrt(s), v * np.sqrt(s)]))
-    values, vectors = _eigen(scaled, d, "LA" if model == "rdpg" else "LM", rng)
-    if model == "rdpg":
-        values = np.maximum(values, 0)
-    signs = tuple(-1 if value < 0 else 1 for value in values)
-    return LatentSpace(
-        model=model, d=d, directed=False, positions=_oriented(vectors * np.sqrt(np.abs(values))), signs=signs
-    )
-
-
-def _eigen(operator: Matrix | LinearOperator, d: int, which: str, rng: np.random.Generator) -> tuple[Array, Array]:
-    """The d leading eigenvalues, largest first (in size, for "LM"), and their vectors."""
-    m = operator.shape[0]
-    if d >= m - 1 or m <= 32:
-        dense = operator @ np.eye(m)
-        values, vectors = np.linalg.eigh((dense + dense.T) / 2)
-    else:
-        try:
-            values, vectors = eigsh(operator, k=d, which=which, v0=rng.standard_normal(m), tol=1e-6)
-        except ArpackError as error:  # a network without ties, or with eigenvalues too alike to be told apart
-            values, vectors = (
-                getattr(error, "eigenvalues", np.zeros(0)),
-                getattr(error, "eigenvectors", np.zeros((m, 0))),
-            )
-            lack = d - len(values)
-            values, vectors = np.append(values, np.zeros(lack)), np.hstack([vectors, np.zeros((m, lack))])
-    order = np.argsort(-np.abs(values) if which == "LM" else -values, kind="stable")[:d]
-    return values[order], vectors[:, order]
-
-
-def _singular(operator: Matrix | LinearOperator, d: int, rng: np.random.Generator) -> tuple[Array, Array, Array]:
-    """The d leading singular values, and both sides' vectors, oriented together."""
-    m = operator.shape[0]
-    if d >= m - 1 or m <= 32:
-        u, s, vt = np.linalg.svd(operator @ np.eye(m))
-    else:
-        try:
-            u, s, vt = svds(operator, k=d, v0=rng.standard_normal(m))
-        except ArpackError:
-            u, s, vt = np.zeros((m, d)), np.zeros(d), np.zeros((d, m))
-    order = np.argsort(-s, kind="stable")[:d]
-    u, v = u[:, order], vt[order].T
-    flip = np.where((u**3).sum(axis=0) + (v**3).sum(axis=0) < 0, -1.0, 1.0)
-    return u * flip, s[order], v * flip
-
-
-def _oriented(z: Array) -> Array:
-    """Columns turned so that their third moment is not negative: an eigenvector's sign is an accident."""
-    return z * np.where((z**3).sum(axis=0) < 0, -1.0, 1.0)
-
-
-def _start(ties: Matrix, d: int, directed: bool, rng: np.random.Generator) -> tuple[Array, Array]:
-    """(m, d + 1) tables of sources and targets to begin with: log degrees, and what ties exceed them by."""
-    m = ties.shape[0]
-    degrees = [np.asarray(ties.sum(axis=axis)).ravel() for axis in (1, 0)]
-    total = max(float(degrees[0].sum()), 1.0)
-    alphas, roots = [], []
-    for degree in degrees:
-        share = np.clip(degree, 0.5, m - 1.5) / (m - 1)
-        alphas.append(np.log(share / (1 - share)))
-        roots.append(1 / np.sqrt(degree + degree.mean() + 1))
-    overall = np.log(min(total / (m * (m - 1)), 1 - 0.5 / m) / (1 - min(total / (m * (m - 1)), 1 - 0.5 / m)))
-    alphas = [alpha - overall / 2 for alpha in alphas]
-    left, right = roots
-
-    def forward(x: Array) -> Array:
-        x = np.asarray(x).ravel()
-        return left * (ties @ (right * x) - degrees[0] * float(degrees[1] @ (right * x)) / total)
-
-    def backward(x: Array) -> Array:
-        x = np.asarray(x).ravel()
-        return right * (ties.T @ (left * x) - degrees[1] * float(degrees[0] @ (left * x)) / total)
-
-    # A tie beyond the product of degrees, in units of that product; less where most pairs are tied anyway.
-    weight = total / max(1 - total / (m * (m - 1)), 0.5)
-    excess = LinearOperator((m, m), matvec=forward, rmatvec=backward, dtype=np.float64)
-    if directed:
-        u, s, v = _singular(excess, d, rng)
-    else:
-        s, u = _eigen(excess, d, "LA", rng)
-        v = u
-    size = np.sqrt(np.maximum(s, 0) * weight)
-    x, y = u * size * left[:, None], v * size * right[:, None]
-    # A direction that starts at zero has no gradient and would stay there.
-    dead = size <= 1e-6
-    x[:, dead] = y[:, dead] = 1e-2 * rng.standard_normal((m, int(dead.sum())))
-    limit = np.maximum(1.0, np.sqrt((x**2).sum(1)))[:, None] / 3
-    x, y = x / np.maximum(1, limit), y / np.maximum(1, limit)
-    return np.column_stack([alphas[0], x]), np.column_stack([alphas[1], y])
-
-
-def _likelihood(ties: Matrix, d: int, directed: bool, rng: np.random.Generator, hidden: Pairs | None) -> Array:
-    """(m, p) coordinates that maximise the likelihood of all pairs but the hidden ones."""
-    m = ties.shape[0]
-    source, target = _start(ties, d, directed, rng)
-    sides = [source, target] if directed else [source]
-    degrees = [np.asarray(ties.sum(axis=axis)).ravel() for axis in ((1, 0) if directed else (1,))]
-    # Newton's step of a node is about its gradient over d_i (1 - d_i / m): in these units all nodes are alike.
-    units = np.concatenate(
-        [np.repeat(1 / np.sqrt(degree * (1 - degree / m) + 1)[:, None], d + 1, axis=1).ravel() for degree in degrees]
-    )
-    pairs = m * (m - 1) / (1 if directed else 2)
-    ridge = _ridge(m, d + 1)
-
-    def objective(scaled: Array) -> tuple[float, Array]:
-        tables = (scaled * units).reshape(len(sides), m, d + 1)
-        loss, gradients = _deviance(ties, tables, hidden)
-        loss += 0.5 * float((ridge * tables**2).sum())
-        gradient = np.concatenate([(one + ridge * own).ravel() for one, own in zip(gradients, tables, strict=True)])
-        return loss / pairs, gradient * units / pairs
-
-    start = np.concatenate([side.ravel() for side in sides]) / units
-    found = optimize.minimize(
-        objective,
-        start,
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": _PASSES, "maxcor": 10, "ftol": 1e-8, "gtol": 1e-12},
-    )
-    tables = (found.x * units).reshape(len(sides), m, d + 1)
-    return _principal(tables)
-
-
-def _principal(tables: Array) -> Array:
-    """The same probabilities in coordinates that are determined: centred, on principal axes, signs settled."""
-    source, target = tables[0].copy(), tables[-1].copy()
-    x, y = source[:, 1:], target[:, 1:]
-    cx, cy = x.mean(axis=0), y.mean(axis=0)
-    source[:, 0] += x @ cy - cx @ cy / 2
-    target[:, 0] += y @ cx - cx @ cy / 2
-    x, y = x - cx, y - cy
-    if len(tables) == 1:
-        _, _, axes = np.linalg.svd(x, full_matrices=False)
-        axes = axes[: x.shape[1]]
-        return np.column_stack([source[:, 0], _oriented(x @ axes.T)])
-    # X Yᵀ = U S Vᵀ through two thin factorisations: both sides get the root of S.
-    qx, rx = np.linalg.qr(x)
-    qy, ry = np.linalg.qr(y)
-    u, s, vt = np.linalg.svd(rx @ ry.T)
-    x, y = qx @ u * np.sqrt(s), qy @ vt.T * np.sqrt(s)
-    flip = np.where((x**3).sum(0) + (y**3).sum(0) < 0, -1.0, 1.0)
-    gap = (source[:, 0].mean() - target[:, 0].mean()) / 2
-    return np.column_stack([source[:, 0] - gap, x * flip, target[:, 0] + gap, y * flip])
-
-
-def _deviance(ties: Matrix, tables: Array, hidden: Pairs | None) -> tuple[float, list[Array]]:
-    """Minus the log likelihood, and its gradients: (1 or 2, m, d + 1) tables of intercepts and positions.
-
-    Logits in single precision and tiles of rows; for an undirected network only the tiles on and above the diagonal.
-    """
-    symmetric = len(tables) == 1
-    source, target = tables[0], tables[-1]
-    m = len(source)
-    one = np.ones(m)
-    left = np.column_stack([source[:, 0], one, source[:, 1:]]).astype(np.float32)
-    right = np.column_stack([one, target[:, 0], target[:, 1:]]).astype(np.float32)
-    across = np.ascontiguousarray(right.T)
-    # What multiplies a residual in the gradient: 1 for an intercept, the other side's position.
-    by_source = np.column_stack([one, target[:, 1:]])
-    by_target = np.column_stack([one, source[:, 1:]])
-    by_source32, by_target32 = by_source.astype(np.float32), by_target.astype(np.float32)
-    expected = [np.zeros((m, source.shape[1])), np.zeros((m, source.shape[1]))]
-    loss = 0.0
-    for start in range(0, m, _ROWS):
-        stop = min(m, start + _ROWS)
-        first, width, diagonal = (start if symmetric else 0), stop - start, np.arange(stop - start)
-        t = left[start:stop] @ across[:, first:]
-        np.clip(t, -_LOGIT, _LOGIT, out=t)
-        np.exp(t, out=t)
-        t += 1
-        t[diagonal, diagonal + start - first] = 1
-        terms = np.log(t)
-        if symmetric:
-            loss += float(terms[:, width:].sum(dtype=np.float64)) + float(terms[:, :width].sum(dtype=np.float64)) / 2
-        else:
-            loss += float(terms.sum(dtype=np.float64))
-        np.reciprocal(t, out=t)
-        np.subtract(1, t, out=t)
-        expected[0][start:stop] += t @ by_source32[first:]
-        if symmetric:
-            expected[0][stop:] += t[:, width:].T @ by_target32[start:stop]
-        else:
-            expected[1] += t.T @ by_target32[start:stop]
-    if hidden is not None:
-        i, j = hidden
-        t = source[i, 0] + target[j, 0] + (source[i, 1:] * target[j, 1:]).sum(axis=1)
-        t = np.clip(t, -_LOGIT, _LOGIT)
-        loss -= float(np.logaddexp(0, t).sum())
-        chance = sparse.csr_array((1 / (1 + np.exp(-t)), (i, j)), shape=(m, m))
-        expected[0] -= chance @ by_source
-        expected[0 if symmetric else 1] -= chance.T @ by_target
-    seen = ties @ by_source
-    loss -= float((seen[:, 0] * source[:, 0]).sum())
-    loss -= float((seen[:, 1:] * source[:, 1:]).sum()) / (2 if symmetric else 1)
-    if symmetric:
-        return loss, [expected[0] - seen]
-    back = ties.T @ by_target
-    loss -= float((back[:, 0] * target[:, 0]).sum())
-    return loss, [expected[0] - seen, expected[1] - back]

@@ -146,7 +146,7 @@ class NetworkRelease(Drawing):
         """Checks of a network are notes: none refuses."""
 
     def fit(self, rng: Noise, progress: Progress) -> None:
-        from site_agent.models import latent_space
+        from site_agent.models import latent_fit
 
         release, state = self._release, self._state
         if state is not None:
@@ -161,7 +161,7 @@ class NetworkRelease(Drawing):
             self._likeness = self._like_their_own(rng)
             progress(1.0)
             return
-        self._space = latent_space.fit(
+        self._space = latent_fit.fit(
             self._held,
             model=release.model,
             d=release.d,

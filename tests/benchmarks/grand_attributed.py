@@ -30,7 +30,8 @@ import pandas as pd
 from scipy.sparse import csr_array
 
 from shared.base.randomness import seeded_rng
-from shared.mechanisms.grand.counts import communities, simple
+from shared.mechanisms.grand.clusters import communities
+from shared.mechanisms.grand.counts import simple
 from shared.mechanisms.grand.edges import adjacency
 from shared.mechanisms.grand.plan import GrandPlan
 from shared.plans.dictionary import Column, Dictionary

@@ -28,8 +28,8 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import numpy as np
 
 from shared.base.randomness import seeded_rng
-from shared.mechanisms.grand.counts import agreement
-from shared.mechanisms.grand.counts import communities as clustered
+from shared.mechanisms.grand.clusters import agreement
+from shared.mechanisms.grand.clusters import communities as clustered
 from shared.mechanisms.grand.labels import LEAST_OF_A_LABEL, LabelPrivate, parted
 from shared.mechanisms.grand.noise import Labelled, NodePrivate
 from site_agent.models.latent_space import LatentSpace, communities, draw_pairs

@@ -11,7 +11,8 @@ import numpy as np
 
 from shared.base.randomness import seeded_rng
 from shared.mechanisms.grand.noise import NodePrivate
-from site_agent.models.latent_space import LatentSpace, fit
+from site_agent.models.latent_fit import fit
+from site_agent.models.latent_space import LatentSpace
 
 FAMILIES = {"LSM": "inner_product", "RDPG": "rdpg"}
 

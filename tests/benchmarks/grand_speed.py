@@ -31,7 +31,7 @@ from scipy import sparse
 from shared.base.randomness import seeded_rng
 from shared.mechanisms.grand.counts import degrees, triangles
 from shared.mechanisms.grand.noise import NodePrivate
-from site_agent.models.latent_space import fit
+from site_agent.models.latent_fit import fit
 from tests.benchmarks import record
 from tests.benchmarks.grand_networks import drawn, halves, simulated
 

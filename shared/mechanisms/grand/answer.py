@@ -241,7 +241,7 @@ def _of_communities(
     """Agreement of found communities with a column, or their modularity; and its variance by leaving parts out."""
     import numpy as np
 
-    from shared.mechanisms.grand.counts import adjusted_rand, communities, left_out, modularity
+    from shared.mechanisms.grand.clusters import adjusted_rand, communities, left_out, modularity
 
     n, codes = network.shape[0], None
     k = planned or 0
