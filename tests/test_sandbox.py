@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import zipfile
@@ -515,11 +518,25 @@ def test_workers_are_forked_from_one_thread_with_what_they_need(imports):
     pool.close()
 
 
+def test_a_bundle_is_read_with_nothing_left_to_import(hub, tmp_path):
+    """Each is read in a new process: what its reading imports would be imported for every one."""
+    sealed = hub.seal("north")
+    given = {"path": str(sealed.path), "cap": MB, "plan": PLAN.canonical.decode()}
+    given["statement"] = sealed.statement.to_bytes().decode()
+    script = (
+        "import importlib, json, sys\n"
+        "for name in json.loads(sys.argv[1]): importlib.import_module(name)\n"
+        "before = set(sys.modules)\n"
+        "from coordinator.services.tasks import check_bundle\n"
+        "check_bundle(json.loads(sys.argv[2]))\n"
+        "print(json.dumps(sorted(set(sys.modules) - before)))\n"
+    )
+    command = [sys.executable, "-c", script, json.dumps(READING), json.dumps(given)]
+    assert json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout) == []
+
+
 def test_workers_end_with_the_process_that_has_them(tmp_path):
     """Also where it is killed: nothing computes on for nobody."""
-    import subprocess
-    import sys
-
     program = """
 from coordinator.services.workers import TaskLimits, Workers
 import sys

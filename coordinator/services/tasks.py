@@ -27,8 +27,14 @@ if TYPE_CHECKING:
 
 __all__ = ["READING", "answer", "check_bundle", "missing", "rows", "selection_of"]
 
-READING = ("pandas", "pyarrow.parquet", "pyarrow.compute", "shared.releases.receipt", "coordinator.services.tasks")
-"""What is imported to read a bundle."""
+READING = (
+    *("pandas", "pyarrow.parquet", "pyarrow.compute", "pyarrow.pandas_compat", "pyarrow.vendored.version"),
+    *("scipy.special", "encodings.cp437", "shared.mechanisms.latent_noise.noise"),
+    *("shared.flows.base", "shared.plans.encoding", "shared.privacy.calibration", "shared.releases.receipt"),
+    *(f"shared.mechanisms.{kind}.plan" for kind in ("latent_noise", "moments", "tables", "slicing", "densities")),
+    "coordinator.services.tasks",
+)
+"""What is imported to read a bundle: each is read in a process of its own. Networks are left out for their size."""
 ANSWERING = (
     *READING,
     "sqlalchemy.dialects.sqlite",
