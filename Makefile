@@ -26,7 +26,7 @@ test: $(STAMP)
 
 soak: $(STAMP)
 	@TRIBUTARY_SOAK=1 $(BIN)/python -m pytest -m "soak or sampled"
-	@$(BIN)/python -m tests.faults.fuzz --cases 40000
+	@$(BIN)/python -m tests.faults.fuzz --cases 16000
 	@$(BIN)/python -m tests.benchmarks.front
 	@$(BIN)/python -m tests.benchmarks.coverage
 	@$(BIN)/python -m tests.benchmarks.interval_coverage
@@ -47,7 +47,7 @@ load: $(STAMP)
 
 # A million other inputs to every parser of strangers' bytes.
 fuzz: $(STAMP)
-	@$(BIN)/python -m tests.faults.fuzz --cases 40000
+	@$(BIN)/python -m tests.faults.fuzz --cases 16000
 
 check: $(STAMP)
 	@$(BIN)/ruff format --check .

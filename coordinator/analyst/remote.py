@@ -302,7 +302,11 @@ class Study(Questions, Shown):
 
         require("pyarrow")
         parts = self._connection.stream("Rows", RowsRequest(study=self.name, release_id=release_id))
-        table = pd.read_parquet(io.BytesIO(b"".join(part.data for part in parts)))
+        data = b"".join(part.data for part in parts)
+        try:
+            table = pd.read_parquet(io.BytesIO(data))
+        except Exception as error:  # a damaged file fails in a dozen classes
+            raise IntegrityRefusal("a release's rows must come as a Parquet file", given=type(error).__name__) from None
         table.attrs["label"] = "privatised rows, not patient records"
         return table
 

@@ -129,7 +129,7 @@ def _needed(name: str, dictionary: Dictionary) -> bool:
 
 
 def _number(value: Any, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:
         raise _must(f"{what} must be a number", f"{value!r}"[:60])
     return float(value)
 

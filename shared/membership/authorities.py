@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 
 from shared.base.keys import Envelope, PublicKey
 from shared.errors import CertificateRefusal, ReplayRefusal, SignatureRefusal
 from shared.membership.leads import Leads
 from shared.membership.statements import Chained, is_word, must_be
-from shared.plans.invitation import certificate_fingerprint
+from shared.plans.invitation import NO_CERTIFICATE, certificate_fingerprint
 
 __all__ = ["AUTHORITY_REPLACEMENT_TYPE", "AuthorityReplacement", "open_replacement"]
 
@@ -62,7 +61,7 @@ class AuthorityReplacement(Chained):
             made = x509.load_pem_x509_certificate(self.ca_pem.encode())
             made.verify_directly_issued_by(made)
             whole = made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-        except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+        except NO_CERTIFICATE:
             whole = False
         if not whole:
             raise CertificateRefusal("another authority must show its own certificate", given="another text")

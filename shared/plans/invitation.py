@@ -16,15 +16,21 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 
 from shared.base.canonical import canonical_json, closed, parse_json
 from shared.base.keys import PublicKey
 from shared.errors import CertificateRefusal, SchemaRefusal, TokenRefusal
 
-__all__ = ["Invitation", "certificate_fingerprint", "is_plain_word", "plain_word_of"]
+__all__ = ["NO_CERTIFICATE", "Invitation", "certificate_fingerprint", "is_plain_word", "plain_word_of"]
 
 FORMAT = "tributary-invitation/1"
+NO_CERTIFICATE: tuple[type[Exception], ...] = (
+    *(ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion),
+    *(x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType),
+)
+"""What cryptography raises of a certificate, or of a request for one, that a stranger made."""
 CHAINS = ("leads_since", "grants_since")
 """Left out where the chain has not begun: agents of before know no such key."""
 
@@ -36,7 +42,7 @@ def certificate_fingerprint(pem: str) -> str:
     """
     try:
         digest = x509.load_pem_x509_certificate(pem.encode()).fingerprint(hashes.SHA256()).hex()
-    except ValueError:
+    except NO_CERTIFICATE:
         raise CertificateRefusal("the certificate must be readable", given="another text") from None
     return " ".join(digest[i : i + 4] for i in range(0, 64, 4))
 

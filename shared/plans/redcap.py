@@ -113,12 +113,16 @@ class _Left(Exception):
 
 def _rows(text: str) -> list[dict[str, str]]:
     reader = csv.DictReader(io.StringIO(text.removeprefix("\ufeff")))
-    found = [{key: value or "" for key, value in row.items() if isinstance(value, str | None)} for row in reader]
+    try:
+        found = [{key: value or "" for key, value in row.items() if isinstance(value, str | None)} for row in reader]
+        heads = set(reader.fieldnames or ())
+    except csv.Error:  # a line feed or a null where CSV has none
+        found, heads = [], set()
     needed = {NAME, KIND, LABEL, CHOICES, VALIDATION, LOWER, UPPER}
-    if not needed <= set(reader.fieldnames or ()) or not 1 <= len(found) <= MOST:
+    if not needed <= heads or not 1 <= len(found) <= MOST:
         raise DataFileRefusal(
             "a REDCap data dictionary must have the columns that REDCap exports",
-            given=f"{len(found)} rows, {len(needed - set(reader.fieldnames or ()))} columns lacking",
+            given=f"{len(found)} rows, {len(needed - heads)} columns lacking",
             next_step="In REDCap: Project Setup, Data Dictionary, Download the current data dictionary.",
         )
     return [{name: row.get(name, "") or "" for name in HEADER} for row in found]

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -37,6 +36,7 @@ from shared.errors import (
     TooLarge,
     refusal_from_code,
 )
+from shared.plans.invitation import NO_CERTIFICATE
 from shared.wire import messages as wire
 from shared.wire.messages import COLLECTION
 from shared.wire.site_messages import AuthoritiesRequest, MembershipRequest, StudyRequest
@@ -221,6 +221,7 @@ class SiteParcel:
 
 _CALL = {"method", "sha256", "bytes"}
 _CALL_NAMES = (_CALL, _CALL | {"bundle_sha256", "bundle_bytes"})
+_ANSWERED = ({"call", "method", "sha256", "bytes"}, {"call", "method", "code", "text"})
 _CARRIED = [name for name, method in COLLECTION.items() if not method.stream]
 
 
@@ -233,7 +234,7 @@ def _opened(header: CourierHeader, plain: IO[bytes], room: Path) -> SiteParcel:
             raise ValueError
         message = Envelope.encoding(CALLS_TYPE, said)
         public.verify(base64.b64decode(str(first["signature"])), message, ec.ECDSA(hashes.SHA256()))
-    except (ValueError, InvalidSignature):
+    except NO_CERTIFICATE:
         raise SignatureRefusal(
             "a courier's file must be signed with the key of the certificate in it", given="another signature"
         ) from None
@@ -305,15 +306,19 @@ class PostBox:
             body = _listed(said, {"coordinator", "site", "number", "answers_to", "day", "answers"}, header)
             answers = []
             for one in _list(body["answers"]):
-                if not isinstance(one, dict) or one.get("method") not in COLLECTION:
-                    raise SchemaRefusal("a post-box must answer methods that a site may call", given="another")
-                names = {"call": str(one["call"]), "method": one["method"]}
+                if not _is_answer(one):
+                    raise SchemaRefusal("a post-box must answer methods that a site may call", given="another form")
+                names = {"call": one["call"], "method": one["method"]}
                 if "code" in one:
-                    answers.append(AnsweredCall(**names, code=str(one["code"]), text=str(one["text"])))
+                    answers.append(AnsweredCall(**names, code=one["code"], text=one["text"]))
                 else:
                     answers.append(AnsweredCall(**names, message=_part(file, one["sha256"], one["bytes"])))
             _at_end(file)
-        day, number = str(body["day"]), int(body["answers_to"])
+        day, number = body["day"], body["answers_to"]
+        if not isinstance(day, str) or type(number) is not int:
+            raise SchemaRefusal("a post-box must name its day, and the file that it answers", given="another form")
+        if len({(one.call, one.method) for one in answers}) < len(answers):
+            raise SchemaRefusal("a post-box must answer each call once", given="one that it answers twice")
         return cls(header=header, answers_to=number, day=day, answers=tuple(answers))
 
 
@@ -399,6 +404,13 @@ def _list(value: Any) -> list[Any]:
     if not isinstance(value, list) or len(value) > CALLS_CAP:
         raise SchemaRefusal(f"a courier's file must have at most {CALLS_CAP} parts", given="another form")
     return value
+
+
+def _is_answer(one: Any) -> bool:
+    """True for an answer in a post-box's list; size and digest are held against its bytes as these are read."""
+    if not isinstance(one, dict) or set(one) not in _ANSWERED:
+        return False
+    return all(isinstance(one[name], str) for name in set(one) - {"bytes"}) and one["method"] in COLLECTION
 
 
 def _part(file: IO[bytes], digest: Any, size: Any) -> bytes:

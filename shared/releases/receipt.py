@@ -678,7 +678,7 @@ def _agreed(manifest_bytes: bytes, receipt_bytes: bytes, table_bytes: memoryview
         raise IntegrityRefusal("the manifest's digests must be those of the bundle's files")
     receipt = Receipt.from_bytes(receipt_bytes)
     rows = manifest.get("rows")
-    if manifest.get("release_id") != receipt.release_id or not isinstance(rows, int) or isinstance(rows, bool):
+    if manifest.get("release_id") != receipt.release_id or type(rows) is not int or not 0 <= rows < 1 << 31:
         raise SchemaRefusal("manifest and receipt must agree on the release id, and the manifest count the rows")
     given = manifest.get("columns")
     columns = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []

@@ -17,14 +17,13 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeVar
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.clock import utc_now
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import CertificateRefusal, SchemaRefusal
-from shared.plans.invitation import certificate_fingerprint, is_plain_word
+from shared.plans.invitation import NO_CERTIFICATE, certificate_fingerprint, is_plain_word
 
 __all__ = [
     "AUTHORITY_TYPE",
@@ -108,7 +107,7 @@ class CertificateLife:
         """Read it off a certificate. Raises: CertificateRefusal."""
         try:
             ends = x509.load_pem_x509_certificate(certificate_pem.encode()).not_valid_after_utc
-        except ValueError:
+        except NO_CERTIFICATE:
             raise CertificateRefusal("a certificate must be readable", given="another text") from None
         return cls(ends=ends, days=(ends - now) // dt.timedelta(days=1))
 
@@ -233,7 +232,7 @@ def requested_key(csr_pem: str) -> ec.EllipticCurvePublicKey:
         request = x509.load_pem_x509_csr(csr_pem.encode())
         valid = request.is_signature_valid
         public = request.public_key()
-    except (ValueError, TypeError, InvalidSignature):
+    except NO_CERTIFICATE:
         raise CertificateRefusal(rule, given="another text") from None
     if not valid or not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
         raise CertificateRefusal(rule, given="another key or signature")
@@ -283,7 +282,7 @@ class AuthorityStatement:
             vouched = all(
                 one.extensions.get_extension_for_class(x509.BasicConstraints).value.ca for one in (newer, cross)
             )
-        except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+        except NO_CERTIFICATE:
             vouched = False
         if not vouched or (cross.public_key(), cross.subject) != (newer.public_key(), newer.subject):
             raise CertificateRefusal(
@@ -336,12 +335,12 @@ def require_issued_by(certificate_pem: str, chain: Sequence[str]) -> None:
     """Raises: CertificateRefusal, unless one of the authorities has issued the certificate."""
     try:
         certificate = x509.load_pem_x509_certificate(certificate_pem.encode())
-    except ValueError:
+    except NO_CERTIFICATE:
         raise CertificateRefusal("a certificate must be readable", given="another text") from None
     for pem in chain:
         try:
             certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(pem.encode()))
-        except (ValueError, TypeError, InvalidSignature):
+        except NO_CERTIFICATE:
             continue
         return
     raise CertificateRefusal(
@@ -353,7 +352,7 @@ def require_current(pem: str, whose: str) -> None:
     """Refuse a certificate, as PEM text, that is not valid now; `whose` names it. Raises: CertificateRefusal."""
     try:
         certificate = x509.load_pem_x509_certificate(pem.encode())
-    except ValueError:
+    except NO_CERTIFICATE:
         raise CertificateRefusal(f"{whose} must be readable", given="another text") from None
     now = utc_now()
     if now > certificate.not_valid_after_utc:

@@ -40,6 +40,7 @@ from shared.errors import (
     UsageRefusal,
     refusal_from_code,
 )
+from shared.plans.invitation import NO_CERTIFICATE
 from shared.wire import messages as wire
 from shared.wire import protocol
 from shared.wire.certificates import require_current
@@ -114,7 +115,7 @@ def peer_of(certificate_pem: bytes, now: dt.datetime) -> Peer:
         certificate = x509.load_pem_x509_certificate(certificate_pem)
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    except (ValueError, x509.ExtensionNotFound):
+    except NO_CERTIFICATE:
         raise CertificateRefusal("a client's certificate must name its site", given="none") from None
     parts = uris[0].split(":") if len(uris) == 1 else []
     if len(parts) != 3 or parts[0] != "tributary" or parts[1] not in ("site", "enrol"):

@@ -71,7 +71,11 @@ class TreeHead:
 
 def open_head(data: bytes, key: PublicKey) -> TreeHead:
     """The head in an envelope, if the pinned coordinator's key signed it. Raises: SignatureRefusal, SchemaRefusal."""
-    payload = Envelope.from_bytes(data).require(TREE_HEAD_TYPE, {key.key_id: key})
+    return said_head(Envelope.from_bytes(data).require(TREE_HEAD_TYPE, {key.key_id: key}))
+
+
+def said_head(payload: bytes) -> TreeHead:
+    """The head in an envelope's payload; who signed it is for the caller to find out. Raises: SchemaRefusal."""
     body = parse_json(payload, cap=4096)
     if not isinstance(body, dict) or body.keys() != {item.name for item in fields(TreeHead)}:
         raise SchemaRefusal("a log's head must name the coordinator, a size, a root and a day")

@@ -32,6 +32,7 @@ from shared.releases.courier import (
 )
 from shared.wire import messages as wire
 from shared.wire.site_messages import Acceptance, AnchorReceipt, Enrolment, LogView, Offered, SignedDocument
+from shared.wire.tree_heads import said_head
 
 if TYPE_CHECKING:
     from site_agent.ledger.book import AnchoredHead, Ledger
@@ -110,7 +111,7 @@ class Courier:
             view, sizes = state.get("view"), state.get("view_sizes", [])
             if view is not None:
                 found: LogView = wire.decode(LogView, base64.b64decode(view))
-                head = int(parse_json(Envelope.from_bytes(found.head).payload)["size"]) if found.head else 0
+                head = said_head(Envelope.from_bytes(found.head).payload).size if found.head else 0
                 if all(size in sizes or size == head for size in request.sizes):
                     proofs = dict(zip(sizes, found.growth, strict=False))
                     growth = tuple(proofs.get(size, ()) for size in request.sizes)
@@ -249,7 +250,8 @@ class Courier:
         """A look at the log; its call says the sizes that it was asked for."""
         if not one.code:
             state["view"], state["sizes"] = _text(one.message), []
-            state["view_sizes"] = [int(size) for size in one.call.split(",") if size.isdigit()]
+            sizes = [size for size in one.call.split(",") if size.isascii() and size.isdigit() and len(size) < 20]
+            state["view_sizes"] = [int(size) for size in sizes]
 
     def _forget(self, state: dict[str, Any], asked: Mapping[str, Any]) -> None:
         state["asked"].remove(asked)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import json
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -16,8 +18,11 @@ from test_federation import PLAN as FEDERATED
 from test_wire import VALUES
 
 from coordinator.services.backup import BackupFacts
+from faults.answers import answers
+from faults.carried import carried
 from faults.extracts import extracts
 from faults.fuzz import CAP, Target
+from faults.statements import statements
 from shared.base.archive import BACKUP_TYPE, BackupHeader, Contents
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.keys import Envelope, SigningKey
@@ -37,6 +42,8 @@ from site_agent.config import SiteConfig
 
 __all__ = ["targets"]
 
+MEMORY = Path("/dev/shm")
+"""What is parsed may be written to disk first, and a case must not wait for that."""
 STUDIES = Path(__file__).resolve().parents[2] / "deploy" / "studies"
 KEY = SigningKey.generate()
 QUESTIONS = (
@@ -73,7 +80,8 @@ levels = {{ "1" = "male", "0" = "female" }}
 
 def targets() -> Iterator[Target]:
     """One after the other; each knows at least one input that is taken."""
-    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=MEMORY if MEMORY.is_dir() else None))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     plan = StudyPlan.from_toml((STUDIES / "cvd.toml").read_text())
     small = _small()
     hub = Hub(folder / "hub", small, "north")
@@ -83,6 +91,9 @@ def targets() -> Iterator[Target]:
     yield from _joining(hub)
     yield from _wire(hub)
     yield from _trainings()
+    yield from statements(folder, hub, KEY)
+    yield from carried(folder, hub, sealed.path, sealed.envelope)
+    yield from answers(folder)
     yield from extracts(folder)
     hub.store.close()
 

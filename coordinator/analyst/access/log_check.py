@@ -17,7 +17,7 @@ from typing import Any
 from shared.base.canonical import parse_json
 from shared.base.keys import PublicKey, write_private
 from shared.base.merkle import leaf_hash
-from shared.errors import IntegrityRefusal, Refusal
+from shared.errors import IntegrityRefusal, Refusal, SchemaRefusal
 from shared.wire.site_messages import LogView, WatchRequest
 from shared.wire.tree_heads import (
     CheckedView,
@@ -172,11 +172,25 @@ def audit(checked: CheckedView, entries: Sequence[str], studies: Mapping[str, Se
     known = {one["bundle_sha256"]: one for releases in studies.values() for one in releases}
     hidden, undone, count = [], [], 0
     for place, entry in enumerate(entries):
-        body = parse_json(entry.encode())
-        if body["kind"] == "release":
+        kind, bundle, site = _entry(entry)
+        if kind == "release":
             count += 1
-            if body["bundle"] not in known:
-                hidden.append((place, str(body["site"])))
-        elif body["kind"] == "withdrawal" and not known.get(body["bundle"], {"withdrawn": "yes"})["withdrawn"]:
-            undone.append((place, str(body["site"])))
+            if bundle not in known:
+                hidden.append((place, site))
+        elif kind == "withdrawal" and not known.get(bundle, {"withdrawn": "yes"})["withdrawn"]:
+            undone.append((place, site))
     return LogAudit(head=checked.head, releases=count, hidden=tuple(hidden), undone=tuple(undone))
+
+
+def _entry(text: str) -> tuple[str, str, str]:
+    """Kind of an entry, and the bundle and site that it names, if it does. Raises: SchemaRefusal."""
+    body = parse_json(text.encode())
+    body = body if isinstance(body, dict) else {}
+    of_release = body.get("kind") in ("release", "withdrawal")
+    if not all(isinstance(body.get(name), str) for name in (("kind", "bundle", "site") if of_release else ("kind",))):
+        raise SchemaRefusal(
+            "an entry of the log must say what it is of, and a release's which one",
+            given="another form",
+            next_step="Tell the study lead and a site.",
+        )
+    return body["kind"], str(body.get("bundle", "")), str(body.get("site", ""))

@@ -285,7 +285,7 @@ class Provider:
         if self._known is None:
             found = await self._fetched(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration")
             needed = ("authorization_endpoint", "token_endpoint", "jwks_uri")
-            if found.get("issuer") != self._issuer or not all(isinstance(found.get(name), str) for name in needed):
+            if found.get("issuer") != self._issuer or not all(map(_is_address, map(found.get, needed))):
                 raise NetworkRefusal("the provider must name itself as in coordinator.toml", given="another name")
             self._known = found
         return self._known
@@ -304,7 +304,7 @@ class Provider:
                 if answer.status_code != 200 or len(answer.content) > REPLY_CAP:
                     raise ValueError
                 found = answer.json()
-        except (httpx.HTTPError, ValueError):
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError):
             raise _unreadable() from None
         return dict(found) if isinstance(found, dict) else {}
 
@@ -330,6 +330,16 @@ def _error_of(body: bytes) -> str:
         return ""
     error = said.get("error") if isinstance(said, dict) else None
     return error if isinstance(error, str) and len(error) <= 40 and is_word(error) else ""
+
+
+def _is_address(text: Any) -> bool:
+    """True of a text that is an address, wherever it leads."""
+    import httpx
+
+    try:
+        return isinstance(text, str) and bool(httpx.URL(text).host)
+    except httpx.InvalidURL:
+        return False
 
 
 def _web_address(text: Any) -> str:
