@@ -1152,7 +1152,7 @@ def failpoints(kind: str = "ingest") -> list[str]:
 
 
 class Onlooker:
-    """Reads a coordinator's releases without a pause: each that is seen has its whole bundle, by its digest.
+    """Reads a coordinator's releases a thousand times a second: each that is seen has its whole bundle, by its digest.
 
     A bundle is hashed when it is first seen, and whenever its file is another one than then.
     """
@@ -1183,10 +1183,11 @@ class Onlooker:
                             whole[path.name] = is_now
                     except FileNotFoundError:
                         self.halves += 1
+                time.sleep(0.001)  # who delivers is a thread of the same process
 
 
 @pytest.mark.fault("F2")
-@pytest.mark.parametrize("rounds", [1, pytest.param(25, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [1, pytest.param(27, marks=pytest.mark.soak)])
 def test_a_server_killed_at_any_step_ends_with_one_acceptance_when_the_site_asks_again(
     tmp_path, plan, rounds, database, record_property, tally
 ):

@@ -657,9 +657,9 @@ def cache_of(price):
 
 
 def rounds_of(rounds: int) -> int:
-    if rounds == 1000 and not os.environ.get("TRIBUTARY_SOAK"):
+    if rounds == 500 and not os.environ.get("TRIBUTARY_SOAK"):
         pytest.skip("set TRIBUTARY_SOAK")
-    return soak(8, rounds) if rounds == 1000 else soak(rounds, rounds, usual=50)
+    return soak(8, rounds) if rounds == 500 else soak(rounds, rounds, usual=50)
 
 
 def assert_one_more_charge(path: Path, cap: float) -> None:
@@ -675,7 +675,7 @@ LANES = 4  # rounds at the same time, each on its own ledger: whoever waits for 
 
 
 @pytest.mark.fault("F16")
-@pytest.mark.parametrize("rounds", [8, pytest.param(1000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [8, pytest.param(500, marks=pytest.mark.soak)])
 def test_of_64_threads_that_want_the_last_unit_exactly_one_gets_it(last_unit, rounds, record_property, tally):
     cap, made = last_unit
 
@@ -699,7 +699,7 @@ def test_of_64_threads_that_want_the_last_unit_exactly_one_gets_it(last_unit, ro
 
 
 @pytest.mark.fault("F16")
-@pytest.mark.parametrize("rounds", [8, pytest.param(1000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [8, pytest.param(500, marks=pytest.mark.soak)])
 def test_of_8_processes_with_8_threads_each_exactly_one_gets_the_last_unit(last_unit, rounds, record_property, tally):
     cap, made = last_unit
     reserve(Ledger(made(0), KEY, site="north"), 2, cap=cap)  # priced once, for all that are forked

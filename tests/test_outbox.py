@@ -420,7 +420,7 @@ def test_sealed_bytes_that_a_crash_took_are_missed_before_anything_is_recovered(
 
 
 @pytest.mark.fault("F1", "F4")
-@pytest.mark.parametrize("repeats", [1, pytest.param(25, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("repeats", [1, pytest.param(13, marks=pytest.mark.soak)])
 def test_wherever_the_agent_is_killed_the_same_bytes_leave_once_or_the_charge_is_burnt(
     quick_disk, template, repeats, record_property, tally
 ):

@@ -331,7 +331,7 @@ def together(drawing: list[str], passed: list[str]) -> list[tuple[str, ...]]:
     ("lives", "rounds", "every"),
     [
         pytest.param(LIVES, 1, False, id="1"),
-        pytest.param(LIVES, 25, False, marks=pytest.mark.soak, id="25"),
+        pytest.param(LIVES, 12, False, marks=pytest.mark.soak, id="12"),
         pytest.param(("refresh",), 1, True, marks=pytest.mark.soak, id="refresh-every-passage"),
         pytest.param(("append",), 1, True, marks=pytest.mark.soak, id="append-every-passage"),
         pytest.param(("frozen",), 1, True, marks=pytest.mark.soak, id="frozen-every-passage"),
