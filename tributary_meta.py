@@ -36,7 +36,7 @@ _in_the_way()
 del _in_the_way
 
 from coordinator.analyst.asynchronous import AsyncConnection, AsyncStudy, connect_async  # noqa: E402
-from coordinator.analyst.own_table import read_table  # noqa: E402
+from coordinator.analyst.own.table import read_table  # noqa: E402
 from coordinator.analyst.remote import Connection, Study, connect, sign_in  # noqa: E402
 from coordinator.analyst.result import Result  # noqa: E402
 from coordinator.figures.companions import baujat_plot, bubble, funnel, influence_panel  # noqa: E402

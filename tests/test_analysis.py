@@ -785,6 +785,26 @@ def test_the_curves_of_a_km_answer_are_those_of_the_releases_at_public_times(des
         study.mean("sbp").curve()
 
 
+def test_a_question_is_monitored_by_wave_from_python_and_the_command_line(desk, study, capsys, tmp_path):
+    found = study.monitor("logistic(cvd) ~ age", spending="pocock")
+    looks = found.document["looks"]
+    assert looks[-1]["beta"] == study.logistic("cvd ~ age").beta
+    assert looks[0]["boundary"] > 1.96 or len(study.facts()["waves"]) == 1
+    assert "boundary" in repr(found)
+    assert found.figure(tmp_path / "looks.svg").exists()
+    argv = [
+        "monitor",
+        "cvd",
+        "logistic(cvd) ~ age",
+        "--spending",
+        "pocock",
+        "--token",
+        str(desk.save(desk.admit("one"))),
+    ]
+    assert client.main([*argv, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["looks"] == looks
+
+
 def test_a_table_one_is_asked_from_python_and_the_command_line_and_written(desk, study, capsys, tmp_path):
     found = study.table_one("age", "sbp", by="cvd")
     file, out = str(desk.save(desk.admit("one"))), tmp_path / "one.html"

@@ -688,6 +688,11 @@ def test_figure_draws_the_estimate_by_wave_and_the_budget_by_wave(collected, tmp
     assert code == 0
     assert said["waves"]["1"]["beta"] == said["pooled"]["beta"]
     assert "wave 1, 2 sites" in out.read_text()
+    looks = tmp_path / "looks.svg"
+    code, said = collected("figure", "cvd", "--kind", "monitoring", "--estimand", "adjusted", "--out", looks)
+    assert code == 0
+    assert said["monitoring"]["looks"][0]["beta"] == said["pooled"]["beta"]
+    assert "wave 1: z" in looks.read_text()
     budget = tmp_path / "budget.svg"
     code, said = collected("figure", "cvd", "--kind", "budget", "--out", budget)
     assert code == 0

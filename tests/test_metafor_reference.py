@@ -17,11 +17,11 @@ import pytest
 from scipy import special
 
 from coordinator.pooling.diagnostics import baujat, begg, egger, failsafe_n, influence, shrunken, trim_and_fill
-from coordinator.pooling.few_studies import henmi_copas
 from coordinator.pooling.moderators import regress
 from coordinator.pooling.pool import cumulative, leave_one_out, pool
+from coordinator.pooling.sparse.few_studies import henmi_copas
+from coordinator.pooling.sparse.two_by_two import TwoByTwoTables, effect_sizes, mantel_haenszel, peto
 from coordinator.pooling.subgroups import subgroups
-from coordinator.pooling.two_by_two import TwoByTwoTables, effect_sizes, mantel_haenszel, peto
 from shared.errors import EstimateRefusal
 
 REFERENCE = json.loads((Path(__file__).parent / "reference" / "metafor_public.json").read_text())

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from coordinator.analyst.harmonised import HarmonisedResult
     from coordinator.analyst.result import Result
-    from coordinator.analyst.shown import Explanation, Log, ResultTable
+    from coordinator.analyst.shown import Explanation, Log, Monitoring, ResultTable
     from coordinator.analyst.table_one import TableOne
 
 __all__ = ["AsyncConnection", "AsyncStudy", "connect_async"]
@@ -111,6 +111,10 @@ class AsyncStudy:
     async def table_one(self, *columns: str, by: str = "", **how: Any) -> TableOne:
         """Columns described by group and site."""
         return await self._call(self.study.table_one, *columns, by=by, **how)
+
+    async def monitor(self, formula: str, *, spending: str = "obrien-fleming", **how: Any) -> Monitoring:
+        """A question as of each wave, against a boundary that allows for all looks."""
+        return await self._call(self.study.monitor, formula, spending=spending, **how)
 
     async def harmonise(self, column: str, *, to: str, **how: Any) -> HarmonisedResult:
         """A question as it stands, and with a column mapped onto one site's scale."""

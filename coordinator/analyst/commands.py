@@ -11,17 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.analyst.options import AsOf, Favours, FurtherOptions, PoolingOptions, Term, Wave
-from coordinator.analyst.own_table import OwnTable, counts, read_table
+from coordinator.analyst.options import AsOf, Favours, PoolingOptions, Spending, Term, Wave
+from coordinator.analyst.own.commands import forest, pool, tables
+from coordinator.analyst.own.table import OwnTable, read_table
 from coordinator.analyst.remote import Connection, HarmonisedResult, Result, Study, connect, write_table
-from coordinator.analyst.show import check_figure, draw, p_shown, show_pooled, sides
+from coordinator.analyst.show import check_figure, sides
 from coordinator.analyst.table_one import By, Columns, TableOut, check_out
 from coordinator.figures.options import FigureOptions
 from shared.errors import ParameterError
@@ -44,8 +45,6 @@ ASK = "Ask a coordinator"
 
 app = application("Ask a coordinator's studies, or pool a table of your own. No site is contacted, no patient data.")
 
-Mods = Annotated[list[str] | None, typer.Option("--mods", help="A moderator of a meta-regression; repeat for several.")]
-Subgroup = Annotated[str, typer.Option("--subgroup", help="Pool each of its levels apart, and compare them.")]
 Token = Annotated[
     Path, typer.Option("--token", envvar=TOKEN_VARIABLE, help="The token's file, from coordinator analyst add.")
 ]
@@ -225,6 +224,23 @@ def table_one(
     found = connection[study].table_one(*columns, by=by, **options.asked)
     if out is not None:
         found.write(out)
+    return VerbAnswer(found.document, found.show)
+
+
+@verb()
+def monitor(
+    connection: Connection,
+    study: StudyName,
+    question: Annotated[str, typer.Argument(help="Name of a planned analysis, or the whole question.")],
+    pooling: PoolingOptions,
+    term: Term = "",
+    spending: Spending = "obrien-fleming",
+    out: Annotated[Path | None, typer.Option("--out", help="Also draw the looks: .svg, .pdf or .png.")] = None,
+) -> VerbAnswer:
+    """Look at a question as of each wave: boundaries spend one error rate over all waves of the plan."""
+    found = connection[study].monitor(question, term=term, spending=spending, **pooling.how)
+    if out is not None:
+        found.figure(out)
     return VerbAnswer(found.document, found.show)
 
 
@@ -448,103 +464,8 @@ def describe(
     return VerbAnswer(answer, show)
 
 
-@verb()
-def pool(
-    own: OwnTable, pooling: PoolingOptions, further: FurtherOptions, mods: Mods = None, subgroup: Subgroup = ""
-) -> VerbAnswer:
-    """Pool: fixed effect and random effects, heterogeneity, prediction interval, and what was left out."""
-    from coordinator.pooling import analyses
-    from coordinator.pooling.pool import pooled_data
-
-    result = own.pooled(**pooling.how)
-    facts = own.facts([*(mods or []), *([subgroup] if subgroup else [])])
-    by = {name: facts[name] for name in mods or []}
-    request = analyses.AnalysisRequest(
-        mods=by, group=(subgroup, facts[subgroup]) if subgroup else None, **asdict(further)
-    )
-    answers = analyses.analyse(result, request)
-    return VerbAnswer(
-        {**pooled_data(result), **answers},
-        lambda out: show_pooled(out, result),
-        lambda out: analyses.show(out, result, answers),
-    )
-
-
-@verb()
-def tables(
-    file: Annotated[Path, typer.Argument(help="Table with one row per study: .csv, .tsv or .parquet.")],
-    measure: Annotated[str, typer.Option("--measure", help="OR, RR or RD.")] = "OR",
-    method: Annotated[str, typer.Option("--method", help="MH (Mantel-Haenszel) or Peto (odds ratio only).")] = "MH",
-    cells: Annotated[str, typer.Option("--cells", help="Columns: events, none; the same in the second group.")] = (
-        "ai,bi,ci,di"
-    ),
-    labels: Annotated[str, typer.Option("--labels", help="Column that names the rows.")] = "",
-    level: Annotated[float, typer.Option("--level", help="Coverage of every interval.")] = 0.95,
-) -> VerbAnswer:
-    """Pool 2×2 tables of counts; nothing is added to a zero. Rows and random effects: `analyst pool --cells`."""
-    from coordinator.pooling.two_by_two import mantel_haenszel, peto
-
-    given = read_table(file)
-    found = counts(given, cells, OwnTable(file=file, labels=labels).names(given))
-    if method not in ("MH", "Peto"):
-        raise ParameterError("method must be one of MH, Peto", given=repr(method))
-    if method == "Peto" and measure != "OR":
-        raise ParameterError("Peto's method must have the measure OR", given=measure)
-    result = peto(found, level=level) if method == "Peto" else mantel_haenszel(found, measure, level=level)  # type: ignore[arg-type]
-
-    def show(out: Console) -> None:
-        from math import exp
-
-        if result.beta is None or result.ci_lb is None or result.ci_ub is None:
-            out.print(result.reason, style="yellow")
-        else:
-            back = exp if measure != "RD" else float
-            ends = f"{number(back(result.ci_lb))} to {number(back(result.ci_ub))}"
-            effect = f"{result.measure} {number(back(result.beta))}"
-            out.print(f"{effect} ({100 * level:g} % CI {ends}), p {p_shown(result.pval or 0.0)}", style="bold")
-            out.print(f"{result.k} tables; Q {result.QE:.2f}, p {p_shown(result.QEp or 0.0)}, I² {result.I2:.0f} %")
-        for note in result.notes:
-            out.print(f"note  {note}", style="dim")
-
-    return VerbAnswer(result, show)
-
-
-@verb()
-def forest(
-    own: OwnTable,
-    pooling: PoolingOptions,
-    look: FigureOptions,
-    out: Annotated[
-        Path, typer.Option("--out", help="Figure to write: .svg, .pdf, .png, .eps or .tif; its numbers: .csv.")
-    ],
-    title: Annotated[str, typer.Option("--title", help="Title of the figure.")] = "",
-    kind: Annotated[
-        str, typer.Option("--kind", help="forest, leave-one-out, cumulative, funnel, baujat, influence or bubble.")
-    ] = "forest",
-    subgroup: Subgroup = "",
-    favours: Favours = "",
-    sort: Annotated[str, typer.Option("--sort", help="Rows by name, estimate, weight, or a column such as year.")] = "",
-    column: Annotated[
-        list[str] | None, typer.Option("--column", help="A column to show beside the rows; repeatable.")
-    ] = None,
-    mods: Annotated[str, typer.Option("--mods", help="Of a bubble plot: the column of the moderator.")] = "",
-    contours: Annotated[bool, typer.Option("--contours", help="Of a funnel: shade by the p-value of a study.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Pool, but write no file.")] = False,
-) -> VerbAnswer:
-    """Draw the forest plot of a table, or one of the figures beside it."""
-    result = own.pooled(**pooling.how)
-    check_figure(out, kind)
-    by = [] if sort in ("", "name", "estimate", "weight") else [sort]
-    facts = own.facts([*([subgroup] if subgroup else []), *(column or []), *by, *([mods] if mods else [])])
-    more: dict[str, Any] = {"favours": sides(favours), "sort": sort, "contours": contours}
-    more["group"] = (subgroup, facts[subgroup]) if subgroup else None
-    more["ranked"] = facts[sort] if by else None
-    more["moderator"] = (mods, facts[mods]) if mods else None
-    more["columns"] = {name: {row: str(value) for row, value in facts[name].items()} for name in column or []}
-    with look.drawing():
-        draw(result, kind, title=title, path=None if dry_run else out, **more)
-    made = {"figure": str(out), "kind": kind, "rows": result.k, "written": not dry_run}
-    return VerbAnswer(made, f"{'would write' if dry_run else 'wrote'} {out}")
+for _own in (pool, tables, forest):
+    verb()(_own)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

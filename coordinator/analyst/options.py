@@ -10,7 +10,7 @@ import typer
 
 from coordinator.pooling import METHODS
 
-__all__ = ["AsOf", "Favours", "FurtherOptions", "PoolingOptions", "Term", "Wave", "as_verb"]
+__all__ = ["AsOf", "Favours", "FurtherOptions", "PoolingOptions", "Spending", "Term", "Wave", "as_verb"]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -18,6 +18,9 @@ Term = Annotated[str, typer.Option("--term", help="Which term to pool; the first
 Wave = Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")]
 AsOf = Annotated[int | None, typer.Option("--as-of", help="Revision of a closed wave; all there is now if left out.")]
 Favours = Annotated[str, typer.Option("--favours", help='Sides of the null line: "Favours drug|Favours placebo".')]
+Spending = Annotated[
+    str, typer.Option("--spending", help="How the error rate is spent over the waves: obrien-fleming or pocock.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from coordinator.analyst.harmonised import HarmonisedResult
 from coordinator.analyst.options import as_verb
 from coordinator.analyst.questions import Questions
 from coordinator.analyst.result import Result
-from coordinator.analyst.shown import Explanation, Log, ResultTable, Shown, percent
+from coordinator.analyst.shown import Explanation, Log, Monitoring, ResultTable, Shown, percent
 from shared.base.canonical import parse_json
 from shared.errors import (
     AccessRefusal,
@@ -437,6 +437,36 @@ class Study(Questions, Shown):
             return self.query(kind, formula, **{"term": term, **how, **changed})
 
         return _result(self, self._connection.ask("Query", request), requery)
+
+    def monitor(
+        self, formula: str, *, kind: str = "", spending: str = "obrien-fleming", term: str = "", **how: Any
+    ) -> Monitoring:
+        """Ask a question as of each wave, and hold every look against a boundary that allows for all of them.
+
+        The error rate, 1 less the level, is spent over the waves of the plan; each wave's question is recorded.
+
+        Args:
+            formula, kind, term: the question, as of `query`.
+            spending: ``obrien-fleming`` or ``pocock``.
+            how: as of `query`, but no wave.
+        Raises: ParameterError; EstimateRefusal: no wave has an answer.
+        """
+        from coordinator.pooling.sequential import monitored
+
+        facts = self.facts()
+        results, missing = [], {}
+        for wave in facts["delivered"]:
+            try:
+                found = self.query(kind, formula, term=term, wave=wave, **how)
+            except EstimateRefusal as refusal:
+                missing[wave] = str(refusal).rstrip(".")
+                continue
+            results.append((f"wave {wave}", wave / max(facts["waves"]), found.pooled))
+            last = found
+        looks = monitored(results, spending=spending, independent=facts["returning"] == "append")  # type: ignore[arg-type]
+        document = last.document
+        named = {"title": document["title"], "scale": document["scale"], "effect": document.get("effect", "")}
+        return Monitoring(looks, missing=missing, **named)
 
     def harmonise(
         self,

@@ -5,16 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
+    from coordinator.pooling.sequential import Monitored
+    from shared.estimands.kinds import Scale
+
 
 __all__ = [
     "Explanation",
     "Log",
+    "Monitoring",
     "Picture",
     "ResultTable",
     "Shown",
@@ -198,6 +202,71 @@ class Explanation(Shown):
         out.print(table(heads, rows, right=["wave", "n", "log entry"]))
         for line in self.document["asked_by"]:
             out.print(f"asked by {line['analyst']} on {line['day']}, {line['label']}")
+
+
+class Monitoring(Shown):
+    """Looks at one question as of each wave, and the boundaries that spend one error rate over all of them.
+
+    Args:
+        found: the looks. title: the question. scale, effect: of its estimates.
+        missing: wave to why it has no look.
+    """
+
+    def __init__(self, found: Monitored, *, title: str, scale: Scale, effect: str, missing: Mapping[int, str]) -> None:
+        self.found, self.title, self.scale, self.effect, self.missing = found, title, scale, effect, missing
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        from shared.terminal import plain
+
+        more = {"title": self.title, "scale": self.scale, "effect": self.effect, "sentence": self.found.sentence}
+        return {**plain(self.found), **more, "missing": {str(wave): why for wave, why in self.missing.items()}}
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per look, on the analysis scale."""
+        import pandas as pd
+
+        return pd.DataFrame(self.document["looks"])
+
+    def show(self, out: Console) -> None:
+        """Draw it."""
+        from coordinator.analyst.show import p_shown
+        from shared.estimands.effects import shown
+        from shared.terminal import number, table
+
+        def read(value: float) -> str:
+            return number(shown(value, self.scale))
+
+        out.print(self.title, style="bold")
+        heads = ["as of", self.effect.lower() or "estimate", "repeated interval", "z", "boundary", "p at it"]
+        rows = [
+            [
+                one.label,
+                read(one.beta),
+                f"{read(one.ci_lb)} to {read(one.ci_ub)}",
+                f"{one.z:.2f}",
+                f"{one.boundary:.2f}",
+                p_shown(one.nominal),
+            ]
+            for one in self.found.looks
+        ]
+        out.print(table(heads, rows, right=heads[1:]))
+        out.print(self.found.sentence, style="bold")
+        for wave, why in self.missing.items():
+            out.print(f"left out  wave {wave}: {why}", style="yellow")
+        for sentence in self.found.notes:
+            out.print(f"note  {sentence}", style="dim")
+
+    @overload
+    def figure(self, path: str | Path) -> Path: ...
+    @overload
+    def figure(self, path: None = None) -> Picture: ...
+    def figure(self, path: str | Path | None = None) -> Path | Picture:
+        """Draw the looks and their boundaries; a picture where no file is named. Raises: ParameterError."""
+        from coordinator.figures.monitoring import monitoring_figure
+
+        return drawn(lambda to: monitoring_figure(self.found, title=self.title, path=to), self.title, path)
 
 
 class Picture:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.analyst.options import AsOf, Favours, FurtherOptions, PoolingOptions, Term, Wave
+from coordinator.analyst.options import AsOf, Favours, FurtherOptions, PoolingOptions, Spending, Term, Wave
 from coordinator.analyst.table_one import By, Columns, TableOut
 from coordinator.cli.options import DryRun, Study, app, require_study, today, verb
 from coordinator.figures.options import FigureOptions
@@ -146,8 +146,9 @@ class DrawnOptions:
         str,
         typer.Option(
             "--kind",
-            help="forest, leave-one-out, cumulative, funnel, baujat, influence, bubble, waves (estimate by wave), km "
-            "(survival curves), dose-response (a curve of the model) or budget (ε spent by wave; asks no question).",
+            help="forest, leave-one-out, cumulative, funnel, baujat, influence, bubble, waves (estimate by wave), "
+            "monitoring (the same, against boundaries that allow for all looks), km (survival curves), "
+            "dose-response (a curve of the model) or budget (ε spent by wave; asks no question).",
         ),
     ] = "forest"
     subgroup: Subgroup = ""
@@ -159,6 +160,7 @@ class DrawnOptions:
     ] = ""
     mods: Annotated[str, typer.Option("--mods", help="Of a bubble plot: n, epsilon or a column of --facts.")] = ""
     contours: Annotated[bool, typer.Option("--contours", help="Of a funnel: shade by the p-value of a site.")] = False
+    spending: Spending = "obrien-fleming"
 
     def draw(self, answer: PooledAnswer, path: Path) -> None:
         """Draw a forest plot or one of its companions of a pooled answer."""
@@ -207,7 +209,7 @@ def figure(
     from coordinator.figures.companions import KINDS
 
     check_figure(out, drawn.kind)
-    kinds = ("forest", *KINDS, "waves", "km", "dose-response", "budget")
+    kinds = ("forest", *KINDS, "waves", "monitoring", "km", "dose-response", "budget")
     if drawn.kind not in kinds:
         step = meant(drawn.kind, kinds)
         raise ParameterError(f"the figure must be one of {', '.join(kinds)}", given=repr(drawn.kind), next_step=step)
@@ -260,8 +262,8 @@ def _answer_figure(
 ) -> dict[str, Any]:
     answer = _ask(store, study, question)
     more = {}
-    if drawn.kind == "waves":
-        more["waves"] = _by_wave(store, answer, drawn.title or answer.title, path)
+    if drawn.kind in ("waves", "monitoring"):
+        more[drawn.kind] = _by_wave(store, answer, drawn, path)
     elif path is not None:
         drawn.draw(answer, path)
     before = None if path is None else _save(store, answer, "figure", figure=str(path))
@@ -401,16 +403,15 @@ def _one_question(store: Store, study: str, estimand: str, formula: str) -> str:
     return estimand or formula
 
 
-def _by_wave(store: Store, answer: PooledAnswer, title: str, path: Path | None) -> dict[str, dict[str, Any]]:
-    """Ask the same of every wave up to the answer's, and draw it; the pooled figures by wave."""
+def _by_wave(store: Store, answer: PooledAnswer, drawn: DrawnOptions, path: Path | None) -> dict[str, Any]:
+    """Ask the same of every wave up to the answer's, and draw it: the pooled figures by wave, or the looks."""
     from coordinator.answers.queries import ask
-    from coordinator.figures.over_time import waves_figure
     from shared.errors import EstimateRefusal
 
-    result = answer.result
+    result, plan, title = answer.result, store.plan(answer.study).plan, drawn.title or answer.title
     how = {"term": answer.term, "method": result.method, "test": result.test, "level": result.level}
     found, missing = {answer.wave: answer}, {}
-    for wave in store.plan(answer.study).plan.waves:
+    for wave in plan.waves:
         if wave.number >= answer.wave:
             continue
         try:
@@ -418,6 +419,17 @@ def _by_wave(store: Store, answer: PooledAnswer, title: str, path: Path | None) 
             found[wave.number] = ask(store, answer.study, wave.number, answer.estimand, **options)
         except EstimateRefusal as refusal:
             missing[wave.number] = str(refusal).rstrip(".")
+    if drawn.kind == "monitoring":
+        from coordinator.figures.monitoring import monitoring_figure
+        from coordinator.pooling.sequential import monitored
+
+        last = max(wave.number for wave in plan.waves)
+        looks = [(f"wave {wave}", wave / last, one.result) for wave, one in sorted(found.items())]
+        seen = monitored(looks, spending=drawn.spending, independent=plan.returning == "append")  # type: ignore[arg-type]
+        monitoring_figure(seen, title=title, note=answer.caption, path=path)
+        return {**plain(seen), "sentence": seen.sentence, "missing": {str(wave): why for wave, why in missing.items()}}
+    from coordinator.figures.over_time import waves_figure
+
     waves_figure(
         {wave: one.result for wave, one in found.items()},
         missing=missing,

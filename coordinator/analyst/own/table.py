@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from coordinator.pooling.pool import PooledResult
-    from coordinator.pooling.two_by_two import TwoByTwoTables
+    from coordinator.pooling.sparse.two_by_two import TwoByTwoTables
+
+    Array = NDArray[np.float64]
 
 __all__ = ["OwnTable", "column", "counts", "read_table"]
 
@@ -90,7 +92,7 @@ def column(given: pd.DataFrame, name: str) -> pd.Series:
 
 def counts(given: pd.DataFrame, cells: str, labels: Sequence[str]) -> TwoByTwoTables:
     """The counts of 2×2 tables, from four columns. Raises: ParameterError."""
-    from coordinator.pooling.two_by_two import TwoByTwoTables
+    from coordinator.pooling.sparse.two_by_two import TwoByTwoTables
 
     names = [name.strip() for name in cells.split(",")]
     if len(names) != 4:
@@ -133,9 +135,9 @@ class OwnTable:
 
         given = read_table(self.file)
         names = self.names(given)
-        scale, effect = self._scale(given)
+        scale, effect = self.scale(given)
         if self.cells:
-            from coordinator.pooling.two_by_two import effect_sizes
+            from coordinator.pooling.sparse.two_by_two import effect_sizes
 
             if self.measure not in _MEASURES:
                 step = meant(self.measure, _MEASURES)
@@ -148,12 +150,33 @@ class OwnTable:
             found = replace(found, excluded=tuple(reasons.get(row.label, row) for row in found.excluded))
             found = replace(found, notes=(*found.notes, *([f"{sizes.rule}."] if sizes.rule else [])))
         else:
-            _require_columns(given, self.yi, self.sei or self.vi)
-            variances = _numbers(given, self.sei) ** 2 if self.sei else _numbers(given, self.vi)
-            found = pool(_numbers(given, self.yi), variances, method=method, test=test, level=level, labels=names)
+            yi, vi = self.estimates(given)
+            found = pool(yi, vi, method=method, test=test, level=level, labels=names)
         return replace(found, scale=scale, effect=effect)
 
-    def _scale(self, given: pd.DataFrame) -> tuple[Any, str]:
+    def estimates(
+        self, given: pd.DataFrame, *, variances: bool = True
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """(rows,) estimates and their variances; these NaN where they are not asked for. Raises: ParameterError."""
+        import numpy as np
+
+        _require_columns(given, self.yi, *([self.sei or self.vi] if variances else []))
+        if not variances:
+            return _numbers(given, self.yi), np.full(len(given), np.nan)
+        return _numbers(given, self.yi), _numbers(given, self.sei) ** 2 if self.sei else _numbers(given, self.vi)
+
+    def named_by(self, given: pd.DataFrame) -> str:
+        """The column that names the studies, where each has several rows. Raises: ParameterError."""
+        found = next((name for name in (self.labels, "study", "trial", "site") if name and name in given.columns), "")
+        if not found:
+            raise ParameterError(
+                "a table with several rows for each study must say which study a row is of",
+                given=self.labels or "no column study, trial or site",
+                next_step="Name the column with --labels.",
+            )
+        return found
+
+    def scale(self, given: pd.DataFrame) -> tuple[Any, str]:
         """Scale and name of the effect: as was said, as the counts give it, or as the file says."""
         from shared.estimands.effects import SCALES
 
@@ -208,7 +231,7 @@ def _one(given: pd.DataFrame, name: str) -> str:
     return values.pop() if len(values) == 1 else ""
 
 
-def _numbers(given: pd.DataFrame, name: str) -> NDArray[np.float64]:
+def _numbers(given: pd.DataFrame, name: str) -> Array:
     """(rows,) float64; what is no number is NaN, and will be listed as left out."""
     import pandas as pd
 

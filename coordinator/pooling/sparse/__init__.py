@@ -1,0 +1,1 @@
+"""Where a normal estimate misleads: few studies, small counts, whole likelihoods."""
