@@ -48,6 +48,7 @@ __all__ = [
     "console",
     "emit",
     "number",
+    "p_shown",
     "plain",
     "proven",
     "run",
@@ -536,6 +537,11 @@ def table(
     for line in lines:
         made.add_row(*line)
     return made
+
+
+def p_shown(value: float) -> str:
+    """A p-value in three decimals, or that it is below the least of these."""
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def number(value: float) -> str:

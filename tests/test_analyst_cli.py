@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from coordinator.analyst.commands import main, read_table
+from coordinator.pooling.further.two_by_two import TwoByTwoTables, mantel_haenszel
 from coordinator.pooling.pool import pool
-from coordinator.pooling.sparse.two_by_two import TwoByTwoTables, mantel_haenszel
 from shared.errors import DataFileRefusal
 from shared.terminal import number
 

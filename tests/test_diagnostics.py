@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.pooling.analyses import AnalysisRequest, analyse
 from coordinator.pooling.diagnostics import begg, egger, influence, shrunken, trim_and_fill
+from coordinator.pooling.further.analyses import AnalysisRequest, analyse
 from coordinator.pooling.moderators import regress
 from coordinator.pooling.pool import leave_one_out, pool, pool_estimates, pooled_data
 from coordinator.pooling.subgroups import subgroups

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from coordinator.analyst.show import show_pooled
 from coordinator.figures.canvas import view_of
-from coordinator.pooling import analyses
+from coordinator.pooling.further import analyses
 from coordinator.pooling.pool import pool, pooled_data
 from shared.estimands.answer import parse_estimand
 from shared.estimands.effects import SCALES, effect_name, shown

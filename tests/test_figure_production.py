@@ -241,7 +241,7 @@ def test_standard_errors_semicolons_and_decimal_commas_are_read(tmp_path, capsys
 
 
 def test_counts_are_pooled_row_by_row_under_random_effects_and_drawn(tmp_path, capsys):
-    from coordinator.pooling.sparse.two_by_two import TwoByTwoTables, effect_sizes
+    from coordinator.pooling.further.two_by_two import TwoByTwoTables, effect_sizes
 
     path = tmp_path / "t.csv"
     TRIALS.to_csv(path, index=False)

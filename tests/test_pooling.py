@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from coordinator.pooling.further.few_studies import bayes, henmi_copas
 from coordinator.pooling.pool import cumulative, leave_one_out, pool, pool_estimates, pool_many, pooled_data, tau2_dl
-from coordinator.pooling.sparse.few_studies import bayes, henmi_copas
 from coordinator.pooling.subgroups import subgroups
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import Estimate

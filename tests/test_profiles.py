@@ -15,14 +15,14 @@ import pytest
 
 from coordinator.analyst.commands import main
 from coordinator.analyst.own.profiles import profiles_of
-from coordinator.pooling.pool import pool
-from coordinator.pooling.sparse.profiles import (
+from coordinator.pooling.further.profiles import (
     counts_profile,
     grid_profile,
     normal_profile,
     pool_profiles,
     pool_profiles_random,
 )
+from coordinator.pooling.pool import pool
 from shared.errors import ParameterError
 
 REFERENCE = json.loads((Path(__file__).parent / "reference" / "profiles.json").read_text(encoding="utf-8"))

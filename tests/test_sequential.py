@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from coordinator.figures.monitoring import monitoring_figure
+from coordinator.pooling.further.sequential import SPENDING, boundaries, monitored, spent
 from coordinator.pooling.pool import pool
-from coordinator.pooling.sequential import SPENDING, boundaries, monitored, spent
 from shared.errors import EstimateRefusal, ParameterError
 
 CELLS = json.loads((Path(__file__).parent / "reference" / "sequential.json").read_text(encoding="utf-8"))["cells"]

@@ -11,24 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.analyst.options import AsOf, Favours, PoolingOptions, Spending, Term, Wave
-from coordinator.analyst.own.commands import forest, pool, tables
-from coordinator.analyst.own.table import OwnTable, read_table
+from coordinator.analyst.options import AsOf, Favours, FurtherOptions, PoolingOptions, Spending, Term, Wave
+from coordinator.analyst.own.answers import conditional, likelihoods
+from coordinator.analyst.own.answers import together as pooled_together
+from coordinator.analyst.own.table import OwnTable, counts, read_table
+from coordinator.analyst.own.together import TogetherOptions
 from coordinator.analyst.remote import Connection, HarmonisedResult, Result, Study, connect, write_table
-from coordinator.analyst.show import check_figure, sides
+from coordinator.analyst.show import check_figure, draw, show_pooled, sides
 from coordinator.analyst.table_one import By, Columns, TableOut, check_out
 from coordinator.figures.options import FigureOptions
 from shared.errors import ParameterError
 from shared.estimands.kinds import KINDS, OPTIONS, QuestionKind
 from shared.releases.synthetic import DrawNumber, Draws, Out, Rows, run_synthesis
-from shared.terminal import VerbAnswer, application, command, number, plain, run
+from shared.terminal import VerbAnswer, application, command, number, p_shown, plain, run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,6 +47,11 @@ ASK = "Ask a coordinator"
 
 app = application("Ask a coordinator's studies, or pool a table of your own. No site is contacted, no patient data.")
 
+Mods = Annotated[list[str] | None, typer.Option("--mods", help="A moderator of a meta-regression; repeat for several.")]
+Subgroup = Annotated[str, typer.Option("--subgroup", help="Pool each of its levels apart, and compare them.")]
+Profiles = Annotated[
+    bool, typer.Option("--profiles", help="The table holds likelihoods, as EvidenceSynthesis writes them: add them.")
+]
 Token = Annotated[
     Path, typer.Option("--token", envvar=TOKEN_VARIABLE, help="The token's file, from coordinator analyst add.")
 ]
@@ -464,8 +471,122 @@ def describe(
     return VerbAnswer(answer, show)
 
 
-for _own in (pool, tables, forest):
-    verb()(_own)
+@verb()
+def pool(
+    own: OwnTable,
+    pooling: PoolingOptions,
+    further: FurtherOptions,
+    together: TogetherOptions,
+    mods: Mods = None,
+    subgroup: Subgroup = "",
+    profiles: Profiles = False,
+) -> VerbAnswer:
+    """Pool: fixed effect and random effects, heterogeneity, prediction interval, and what was left out."""
+    from coordinator.pooling.further import analyses
+    from coordinator.pooling.pool import pooled_data
+
+    if profiles or together.terms:
+        if profiles and together.terms:
+            raise ParameterError("a table must be of likelihoods or of several coefficients", given="both")
+        if mods or subgroup or further.exact or further.diagnostics or (together.terms and further.bayes):
+            what = "of likelihoods (--profiles)" if profiles else "of several coefficients (--terms)"
+            raise ParameterError("further analyses must be of one estimate for each study", given=f"a table {what}")
+        if profiles:
+            return likelihoods(own, level=pooling.level, bayes=further.bayes, scale=further.scale)
+        return pooled_together(own, together, **pooling.how)
+    result = own.pooled(**pooling.how)
+    facts = own.facts([*(mods or []), *([subgroup] if subgroup else [])])
+    by = {name: facts[name] for name in mods or []}
+    request = analyses.AnalysisRequest(
+        mods=by, group=(subgroup, facts[subgroup]) if subgroup else None, **asdict(further)
+    )
+    answers = analyses.analyse(result, request)
+    return VerbAnswer(
+        {**pooled_data(result), **answers},
+        lambda out: show_pooled(out, result),
+        lambda out: analyses.show(out, result, answers),
+    )
+
+
+@verb()
+def tables(
+    file: Annotated[Path, typer.Argument(help="Table with one row per study: .csv, .tsv or .parquet.")],
+    measure: Annotated[str, typer.Option("--measure", help="OR, RR or RD.")] = "OR",
+    method: Annotated[
+        str, typer.Option("--method", help="MH (Mantel-Haenszel), Peto or likelihood (odds ratio).")
+    ] = "MH",
+    cells: Annotated[str, typer.Option("--cells", help="Columns: events, none; the same in the second group.")] = (
+        "ai,bi,ci,di"
+    ),
+    labels: Annotated[str, typer.Option("--labels", help="Column that names the rows.")] = "",
+    level: Annotated[float, typer.Option("--level", help="Coverage of every interval.")] = 0.95,
+) -> VerbAnswer:
+    """Pool 2×2 tables of counts; nothing is added to a zero. Rows and random effects: `analyst pool --cells`."""
+    from coordinator.pooling.further.two_by_two import mantel_haenszel, peto
+
+    given = read_table(file)
+    found = counts(given, cells, OwnTable(file=file, labels=labels).names(given))
+    if method not in ("MH", "Peto", "likelihood"):
+        raise ParameterError("method must be one of MH, Peto, likelihood", given=repr(method))
+    if method != "MH" and measure != "OR":
+        raise ParameterError(f"the method {method} must have the measure OR", given=measure)
+    if method == "likelihood":
+        return conditional(found, level)
+    result = peto(found, level=level) if method == "Peto" else mantel_haenszel(found, measure, level=level)  # type: ignore[arg-type]
+
+    def show(out: Console) -> None:
+        from math import exp
+
+        if result.beta is None or result.ci_lb is None or result.ci_ub is None:
+            out.print(result.reason, style="yellow")
+        else:
+            back = exp if measure != "RD" else float
+            ends = f"{number(back(result.ci_lb))} to {number(back(result.ci_ub))}"
+            effect = f"{result.measure} {number(back(result.beta))}"
+            out.print(f"{effect} ({100 * level:g} % CI {ends}), p {p_shown(result.pval or 0.0)}", style="bold")
+            out.print(f"{result.k} tables; Q {result.QE:.2f}, p {p_shown(result.QEp or 0.0)}, I² {result.I2:.0f} %")
+        for note in result.notes:
+            out.print(f"note  {note}", style="dim")
+
+    return VerbAnswer(result, show)
+
+
+@verb()
+def forest(
+    own: OwnTable,
+    pooling: PoolingOptions,
+    look: FigureOptions,
+    out: Annotated[
+        Path, typer.Option("--out", help="Figure to write: .svg, .pdf, .png, .eps or .tif; its numbers: .csv.")
+    ],
+    title: Annotated[str, typer.Option("--title", help="Title of the figure.")] = "",
+    kind: Annotated[
+        str, typer.Option("--kind", help="forest, leave-one-out, cumulative, funnel, baujat, influence or bubble.")
+    ] = "forest",
+    subgroup: Subgroup = "",
+    favours: Favours = "",
+    sort: Annotated[str, typer.Option("--sort", help="Rows by name, estimate, weight, or a column such as year.")] = "",
+    column: Annotated[
+        list[str] | None, typer.Option("--column", help="A column to show beside the rows; repeatable.")
+    ] = None,
+    mods: Annotated[str, typer.Option("--mods", help="Of a bubble plot: the column of the moderator.")] = "",
+    contours: Annotated[bool, typer.Option("--contours", help="Of a funnel: shade by the p-value of a study.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Pool, but write no file.")] = False,
+) -> VerbAnswer:
+    """Draw the forest plot of a table, or one of the figures beside it."""
+    result = own.pooled(**pooling.how)
+    check_figure(out, kind)
+    by = [] if sort in ("", "name", "estimate", "weight") else [sort]
+    facts = own.facts([*([subgroup] if subgroup else []), *(column or []), *by, *([mods] if mods else [])])
+    more: dict[str, Any] = {"favours": sides(favours), "sort": sort, "contours": contours}
+    more["group"] = (subgroup, facts[subgroup]) if subgroup else None
+    more["ranked"] = facts[sort] if by else None
+    more["moderator"] = (mods, facts[mods]) if mods else None
+    more["columns"] = {name: {row: str(value) for row, value in facts[name].items()} for name in column or []}
+    with look.drawing():
+        draw(result, kind, title=title, path=None if dry_run else out, **more)
+    made = {"figure": str(out), "kind": kind, "rows": result.k, "written": not dry_run}
+    return VerbAnswer(made, f"{'would write' if dry_run else 'wrote'} {out}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -41,7 +41,7 @@ class PoolingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FurtherOptions:
-    """What else is asked of a pooled result (`coordinator.pooling.analyses`)."""
+    """What else is asked of a pooled result (`coordinator.pooling.further.analyses`)."""
 
     bayes: Annotated[bool, typer.Option("--bayes", help="Also the posterior under a half-normal prior on τ.")] = False
     exact: Annotated[bool, typer.Option("--exact", help="Also intervals made for few studies.")] = False

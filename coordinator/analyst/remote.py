@@ -451,7 +451,7 @@ class Study(Questions, Shown):
             how: as of `query`, but no wave.
         Raises: ParameterError; EstimateRefusal: no wave has an answer.
         """
-        from coordinator.pooling.sequential import monitored
+        from coordinator.pooling.further.sequential import monitored
 
         facts = self.facts()
         results, missing = [], {}

@@ -187,7 +187,7 @@ class Result(Shown):
             exact: the intervals for few studies.
             diagnostics: leave-one-out, influence, Egger, Begg, trim-and-fill.
         """
-        from coordinator.pooling.analyses import AnalysisRequest, analyse
+        from coordinator.pooling.further.analyses import AnalysisRequest, analyse
         from shared.terminal import plain
 
         group = self._group(subgroups)
@@ -517,7 +517,7 @@ class Further(Shown):
 
     def show(self, out: Console) -> None:
         """Draw them."""
-        from coordinator.pooling.analyses import show
+        from coordinator.pooling.further.analyses import show
 
         show(out, self._result.pooled, self.answers)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.figures.style import check_file
 from shared.errors import ParameterError, meant
 from shared.privacy.stated import raised
-from shared.terminal import number, table, write_table
+from shared.terminal import number, p_shown, table, write_table
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -350,8 +350,3 @@ def show_terms(
     out.print(table(heads, cells, right=heads[1:]))
     for line in joint:
         out.print(line)
-
-
-def p_shown(value: float) -> str:
-    """A p-value in three decimals, or that it is below the least of these."""
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"

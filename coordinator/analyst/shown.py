@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from coordinator.pooling.sequential import Monitored
+    from coordinator.pooling.further.sequential import Monitored
     from shared.estimands.kinds import Scale
 
 

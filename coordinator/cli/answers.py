@@ -82,7 +82,7 @@ def pool(
     ] = None,
 ) -> VerbAnswer:
     """Ask one question of a wave, site by site, and pool the answers. No site is contacted; it costs no ε."""
-    from coordinator.pooling import analyses
+    from coordinator.pooling.further import analyses
 
     if perturbations and not 2 <= perturbations <= 1000:
         raise ParameterError("--again must be in 2..1000", given=f"{perturbations}")
@@ -421,7 +421,7 @@ def _by_wave(store: Store, answer: PooledAnswer, drawn: DrawnOptions, path: Path
             missing[wave.number] = str(refusal).rstrip(".")
     if drawn.kind == "monitoring":
         from coordinator.figures.monitoring import monitoring_figure
-        from coordinator.pooling.sequential import monitored
+        from coordinator.pooling.further.sequential import monitored
 
         last = max(wave.number for wave in plan.waves)
         looks = [(f"wave {wave}", wave / last, one.result) for wave, one in sorted(found.items())]

@@ -20,7 +20,7 @@ from coordinator.figures.canvas import (
 from shared.errors import machine_failures
 
 if TYPE_CHECKING:
-    from coordinator.pooling.sequential import Monitored
+    from coordinator.pooling.further.sequential import Monitored
 
 __all__ = ["monitoring_figure"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from coordinator.analyst.access.log_check import audit
-from coordinator.analyst.own_table import read_table
+from coordinator.analyst.own.table import read_table
 from coordinator.planning.published import Published
 from coordinator.web.interface.operations import OPERATIONS
 from coordinator.web.sign_in import provider

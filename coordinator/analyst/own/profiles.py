@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from coordinator.pooling.sparse.profiles import PooledProfile, Profile, ProfilePosterior
+    from coordinator.pooling.further.profiles import PooledProfile, Profile, ProfilePosterior
 
 __all__ = ["FORMS", "profiles_of", "show_profiles"]
 
@@ -52,7 +52,7 @@ def profiles_of(given: pd.DataFrame, labels: Sequence[str], of: str) -> tuple[st
     Raises: ParameterError: none of the forms, or no column that names the site.
     """
     from coordinator.analyst.own.table import column
-    from coordinator.pooling.sparse import profiles as made
+    from coordinator.pooling.further import profiles as made
 
     form = form_of([str(name) for name in given.columns])
     makers: Mapping[str, Callable[..., Profile]] = {
@@ -97,8 +97,7 @@ def show_profiles(
     Args:
         shown: a value of the analysis scale, as people read it.
     """
-    from coordinator.analyst.show import p_shown
-    from shared.terminal import number, table
+    from shared.terminal import number, p_shown, table
 
     def ends(low: float | None, high: float | None) -> str:
         return f"{'–' if low is None else shown(low)} to {'–' if high is None else shown(high)}"

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
+    from coordinator.pooling.further.two_by_two import TwoByTwoTables
     from coordinator.pooling.pool import PooledResult
-    from coordinator.pooling.sparse.two_by_two import TwoByTwoTables
 
     Array = NDArray[np.float64]
 
@@ -92,7 +92,7 @@ def column(given: pd.DataFrame, name: str) -> pd.Series:
 
 def counts(given: pd.DataFrame, cells: str, labels: Sequence[str]) -> TwoByTwoTables:
     """The counts of 2×2 tables, from four columns. Raises: ParameterError."""
-    from coordinator.pooling.sparse.two_by_two import TwoByTwoTables
+    from coordinator.pooling.further.two_by_two import TwoByTwoTables
 
     names = [name.strip() for name in cells.split(",")]
     if len(names) != 4:
@@ -137,7 +137,7 @@ class OwnTable:
         names = self.names(given)
         scale, effect = self.scale(given)
         if self.cells:
-            from coordinator.pooling.sparse.two_by_two import effect_sizes
+            from coordinator.pooling.further.two_by_two import effect_sizes
 
             if self.measure not in _MEASURES:
                 step = meant(self.measure, _MEASURES)

@@ -96,8 +96,7 @@ def show_joint(out: Console, found: JointResult, ratio: bool) -> None:
 
     from scipy.special import ndtr, stdtr
 
-    from coordinator.analyst.show import p_shown
-    from shared.terminal import number, table
+    from shared.terminal import number, p_shown, table
 
     def shown(values: np.ndarray) -> list[str]:
         return [f"{exp(value):.3f}" if ratio else number(value) for value in values]

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, special
 
+from coordinator.pooling.further.few_studies import Summary
 from coordinator.pooling.rows import Excluded, Interval, check_level
-from coordinator.pooling.sparse.few_studies import Summary
 from shared.errors import ParameterError
 
 __all__ = ["PooledProfile", "Profile", "ProfilePosterior", "counts_profile", "custom_profile", "grid_profile"]

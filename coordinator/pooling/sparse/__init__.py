@@ -1,1 +1,0 @@
-"""Where a normal estimate misleads: few studies, small counts, whole likelihoods."""
