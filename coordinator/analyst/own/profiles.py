@@ -1,4 +1,4 @@
-"""Likelihood profiles of others: the six forms that EvidenceSynthesis writes, told apart by their columns."""
+"""Likelihood profiles of others: the six forms that EvidenceSynthesis writes, waiting apart by their columns."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ def profiles_of(given: pd.DataFrame, labels: Sequence[str], of: str) -> tuple[st
         "custom": made.custom_profile,
         "skew normal": made.skew_normal_profile,
     }
-    told: list[tuple[str, Callable[[], Profile]]]
+    waiting: list[tuple[str, Callable[[], Profile]]]
     if form in makers:
         rows = zip(labels, _numbers(given, FORMS[form]), strict=True)
-        told = [(label, partial(makers[form], label, *map(float, row))) for label, row in rows]
+        waiting = [(label, partial(makers[form], label, *map(float, row))) for label, row in rows]
     elif form == "grid":
         names = [name for name in given.columns if _number(str(name)) is not None]
         at = [_number(str(name)) for name in names]
         rows = zip(labels, _numbers(given, names), strict=True)
-        told = [(label, partial(made.grid_profile, label, at, row)) for label, row in rows]  # type: ignore[arg-type]
+        waiting = [(label, partial(made.grid_profile, label, at, row)) for label, row in rows]  # type: ignore[arg-type]
     else:
         words = [str(name) for name in given.columns if name not in FORMS["grid with gradients"]]
         if not of and len(words) != 1:
@@ -79,9 +79,9 @@ def profiles_of(given: pd.DataFrame, labels: Sequence[str], of: str) -> tuple[st
             )
         sites = column(given, of or words[0]).astype(str)
         parts = [(label, given[sites == label]) for label in dict.fromkeys(sites)]
-        told = [(label, partial(made.grid_profile, label, *_numbers(one, FORMS[form]).T)) for label, one in parts]
+        waiting = [(label, partial(made.grid_profile, label, *_numbers(one, FORMS[form]).T)) for label, one in parts]
     found, lost = [], []
-    for label, make in told:
+    for label, make in waiting:
         try:
             found.append(make())
         except ParameterError as refusal:
@@ -131,7 +131,7 @@ def show_profiles(
 
 
 def _number(text: str) -> float | None:
-    """A column's name as a number; R writes X0.5 and X.0.5 for 0.5 and -0.5, where told to mend names."""
+    """A column's name as a number; R writes X0.5 and X.0.5 for 0.5 and -0.5, where waiting to mend names."""
     for said in (text, text.replace("X.", "-", 1) if text.startswith("X.") else text.removeprefix("X")):
         try:
             return float(said)
