@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export OMP_NUM_THREADS := 1
 export PYTHONWARNINGS := ignore::DeprecationWarning:nflows
 
-.PHONY: demo test soak faults load fuzz check format bench docs site man wheelhouse release proto clean
+.PHONY: demo test soak faults load fuzz check format bench docs site man catalogues wheelhouse release proto clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -90,6 +90,10 @@ site: $(SITE_STAMP)
 # Manual pages of the four programs, from their command trees.
 man: $(STAMP)
 	@$(BIN)/python deploy/man.py build/man
+
+# New texts of the airlock page into each language's catalogue.
+catalogues: $(STAMP)
+	@PYTHONPATH=. $(BIN)/python deploy/catalogues.py
 
 # A folder that installs without a network, with hashes and a bill of materials; a release is one from its tag, signed.
 EXTRAS ?= site,coordinator,client

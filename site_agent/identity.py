@@ -6,8 +6,8 @@ asked, the new key and the signed request; before anything is replaced, the cert
 is not of ``keys/tls.pem``, its key is the one that still lies there.
 
 ``certificates/ca.pem`` is the authority that a person pinned: the invitation's, or one that took its place by the
-leads' word and a fingerprint on the telephone (`site_agent.decide.renewal`). Later ones are pinned beside it as the
-signed statements that lead to them (``certificates/authorities.json``), each checked whenever they are read.
+leads' word and a fingerprint on the telephone (`site_agent.decide.joining.renewal`). Later ones are pinned beside it as
+the signed statements that lead to them (``certificates/authorities.json``), each checked whenever they are read.
 """
 
 from __future__ import annotations

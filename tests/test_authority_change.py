@@ -23,7 +23,7 @@ from shared.errors import CertificateRefusal, IntegrityRefusal, SchemaRefusal, S
 from shared.plans.invitation import certificate_fingerprint
 from shared.wire.certificates import AuthorityStatement, authorities_from, require_issued_by, trusted
 from site_agent import identity
-from site_agent.decide import renewal
+from site_agent.decide.joining import renewal
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from shared.membership.authorities import AUTHORITY_REPLACEMENT_TYPE, AuthorityR
 from shared.membership.leads import Leads
 from shared.wire.certificates import LateAnswer
 from site_agent import identity
-from site_agent.decide import renewal
+from site_agent.decide.joining import renewal
 from site_agent.egress import new_tls_identity
 
 REASON = "the server was broken into"

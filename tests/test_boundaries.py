@@ -19,7 +19,10 @@ FIGURES = (
 )
 HEAVY = {"torch", "nflows", "matplotlib", "flwr", "grpc", "statsmodels", "starlette", "uvicorn", "jinja2"}
 # Loaded by the verb that serves it, and by nothing else.
-SERVED = {("site_agent/show/page.py", "starlette"), ("site_agent/show/page.py", "jinja2")}
+SERVED = {
+    (f"site_agent/show/page/{name}.py", "starlette") for name in ("entering", "frame", "pages", "serving", "tables")
+}
+SERVED |= {("site_agent/show/page/frame.py", "jinja2")}
 SERVED |= {(f"coordinator/training/{name}.py", "flwr") for name in ("dialled_grid", "strategies")}
 SERVED |= {(f"coordinator/web/{name}.py", "starlette") for name in ("interface/api", "workbench/pages")}
 SERVED |= {("coordinator/web/workbench/pages.py", "jinja2")}

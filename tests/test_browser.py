@@ -47,7 +47,7 @@ def sign_in(chromium: sync_api.Page, browser) -> None:
     chromium.goto(f"http://127.0.0.1:{browser.port}/")
     assert chromium.url.endswith("/login")
     chromium.get_by_label("Password").fill(browser.passwords[-1])
-    chromium.get_by_role("button").click()
+    chromium.get_by_role("button", name="Open the airlock").click()
     assert chromium.url == f"http://127.0.0.1:{browser.port}/"
 
 
@@ -59,7 +59,7 @@ def fits(chromium: sync_api.Page) -> bool:
 def test_a_steward_signs_in_and_a_wrong_password_is_said_to_be_wrong(ready: Hospital, browser, chromium):
     chromium.goto(f"http://127.0.0.1:{browser.port}/")
     chromium.get_by_label("Password").fill("aaaa-aaaa-aaaa")
-    chromium.get_by_role("button").click()
+    chromium.get_by_role("button", name="Open the airlock").click()
     assert "not one of this page" not in chromium.inner_text("body")
     assert chromium.url.endswith("/login")
     sign_in(chromium, browser)

@@ -197,6 +197,7 @@ CIRCLING_ROOMS: Mapping[frozenset[str], str] = {
         {
             "site_agent.decide",
             "site_agent.decide.airlock",
+            "site_agent.decide.joining",
             "site_agent.desk",
             "site_agent.show",
             "site_agent.training",

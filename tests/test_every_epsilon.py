@@ -393,8 +393,8 @@ def test_nobody_does_arithmetic_with_an_epsilon():
             "plan.budget.epsilon * (1 + 1e-09)",
         ),  # a cap, with room for another libm
         ("site_agent/show/screens.py", "total['epsilon'] / total['cap']"),  # the length of a bar
-        ("site_agent/show/page.py", "total['epsilon'] / cap"),  # the same on the page
-        ("site_agent/show/page.py", "cap - total['epsilon']"),  # what is left of a cap
+        ("site_agent/show/page/pages.py", "total['epsilon'] / cap"),  # the same on the page
+        ("site_agent/show/page/pages.py", "cap - total['epsilon']"),  # what is left of a cap
         ("coordinator/web/workbench/burndown.py", "cap - epsilon"),  # the same on the workbench
         (
             "shared/mechanisms/grand/noise.py",

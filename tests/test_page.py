@@ -23,7 +23,7 @@ from shared.errors import UsageRefusal
 from shared.plans.plan import Budget
 from shared.privacy.stated import shown_price
 from site_agent import cli
-from site_agent.show import access, page
+from site_agent.show.page import access, frame, serving
 
 TOKEN = re.compile(r'name="csrf" value="([^"]+)"')
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -92,7 +92,7 @@ def ready(hospital, plan, table) -> Hospital:
 @contextmanager
 def served(home: Path) -> Iterator[Browser]:
     passwords: list[str] = []
-    server, bound = page.prepare(
+    server, bound = serving.prepare(
         lambda: cli.open_desk(home),
         listen="127.0.0.1",
         port=0,
@@ -173,7 +173,7 @@ def test_wrong_passwords_use_the_shown_one_up(browser):
 
 def test_an_idle_session_ends():
     now = [0.0]
-    gate = page.Gate(announce=lambda password: None, clock=lambda: now[0])
+    gate = access.Gate(announce=lambda password: None, clock=lambda: now[0])
     cookie = gate.enter(gate.password)
     now[0] = access.IDLE_SECONDS
     assert gate.session(cookie) is not None
@@ -200,7 +200,7 @@ def test_a_form_without_its_token_or_from_elsewhere_changes_nothing(ready, brows
         ({"csrf": token}, {"Origin": "null"}),
         ({"csrf": token}, {"Sec_Fetch_Site": "cross-site"}),
         ({"csrf": token}, {"Content_Type": "text/plain"}),
-        ({"csrf": token, "fill": "x" * page.FORM_CAP}, {}),
+        ({"csrf": token, "fill": "x" * frame.FORM_CAP}, {}),
     ):
         assert browser.ask("POST", "/pause", fields, **headers).status == 403, (fields, headers)
     assert browser.get("/pause").status == 405, "nothing changes by a link"
@@ -213,7 +213,7 @@ def test_it_is_served_to_this_machine_only(ready):
     for address in ("0.0.0.0", "::", "192.168.1.5", "localhost.evil.example"):
         ready.refused("page", "--listen", address, expect=2)
     with pytest.raises(UsageRefusal, match="this machine only"):
-        page.prepare(
+        serving.prepare(
             lambda: cli.open_desk(ready.home),
             listen="0.0.0.0",
             port=0,

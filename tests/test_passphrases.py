@@ -15,7 +15,7 @@ from shared.base.keys import SigningKey
 from shared.base.passphrases import changed, chosen, opened
 from shared.errors import ParameterError, PassphraseRefusal, UsageRefusal
 from site_agent.desk import open_desk
-from site_agent.show.access import PAUSE, TRIES, KeyOpener
+from site_agent.show.page.access import PAUSE, TRIES, KeyOpener
 
 NEW = "four words nobody guesses"
 

@@ -18,7 +18,7 @@ from shared.base.keys import Envelope, SigningKey
 from shared.errors import CertificateRefusal, LedgerRefusal, ReplayRefusal, SignatureRefusal
 from shared.wire.certificates import BOTH_GOOD_DAYS, RENEW_DAYS, SITE_DAYS, RenewalRequest, serial_of
 from site_agent import identity
-from site_agent.decide import renewal
+from site_agent.decide.joining import renewal
 from site_agent.egress import new_tls_identity
 
 HALF = SITE_DAYS - RENEW_DAYS + 1
@@ -353,7 +353,7 @@ def test_a_request_that_the_ledger_has_outgrown_meanwhile_is_made_anew(member, c
             raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("site_agent.decide.renewal.reach", reach)
+        patched.setattr("site_agent.decide.joining.renewal.reach", reach)
         with pytest.raises(Killed):
             member.round()
     kept = identity.renewals(member.desk().config).asked

@@ -21,7 +21,7 @@ from shared.terminal import run
 from shared.wire.certificates import BOTH_GOOD_DAYS, RENEW_DAYS, SITE_DAYS, CertificateLife
 from shared.wire.signed_messages import AnchorHead
 from site_agent import cli, identity
-from site_agent.decide import renewal
+from site_agent.decide.joining import renewal
 
 
 @pytest.fixture

@@ -57,8 +57,10 @@ from site_agent.release.audit.distances import linkage
 from site_agent.release.audit.likelihood import weighed
 from site_agent.release.pipeline.making import make_release
 from site_agent.release.sealed_state import fitted_by
-from site_agent.show import page, screens
+from site_agent.show import screens
 from site_agent.show.curve import require_allowed
+from site_agent.show.page import access
+from site_agent.show.page import pages as page
 
 N, D, W = 4000, 4, 0.6
 
@@ -379,9 +381,10 @@ def shown(print_to) -> str:
 
 def budget_page(at) -> str:
     """The budget as the site's own page tells it."""
-    gate = page.Gate(announce=lambda password: None)
+    gate = access.Gate(announce=lambda password: None)
     config = SimpleNamespace(site=at.name, approvers={}, certificate=at.ledger.path.parent / "none.pem")
     at_desk = {"ledger": at.ledger, "home": at.ledger.path.parent, "replies": None}
+    (at.ledger.path.parent / "site.toml").touch()
     desk = SimpleNamespace(**at_desk, paused=False, config=config)
     pages = page.AirlockPages(
         lambda: desk, gate=gate, hosts=("localhost:1",), agent_version="0.1.0", today=lambda: TODAY

@@ -432,7 +432,7 @@ PRELOADED = [
     "site_agent.decide.attending",
     "site_agent.decide.key_files",
     "site_agent.decide.membership",
-    "site_agent.decide.renewal",
+    "site_agent.decide.joining.renewal",
     "site_agent.decide.waves",
     "site_agent.identity",
     "site_agent.lock",

@@ -173,10 +173,11 @@ def page(
     dry_run: Dry = False,
 ) -> None:
     """The airlock in a browser on this machine: read, approve, reject, see the budget, pause. Ctrl-C ends it."""
-    from site_agent.show.page import LOOPBACK, serve
+    from site_agent.show.page.serving import LOOPBACK, serve
 
     place = open_desk(home).home
-    open_desk(place).ledger.entries()
+    if (place / "site.toml").exists():
+        open_desk(place).ledger.entries()
     if dry_run:
         if listen not in LOOPBACK:
             raise UsageRefusal("the page must be served to this machine only", given=repr(listen))

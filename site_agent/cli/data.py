@@ -73,9 +73,9 @@ def data_add(
 ) -> VerbAnswer:
     """Say where a study's table lies, and see its columns beside the dictionary's."""
     from site_agent.config import Edges, TableSource
-    from site_agent.records import table as records
+    from site_agent.decide.airlock import tables
 
-    placed = partial(_placed, encoding=encoding, delimiter=delimiter, database=database)
+    placed = partial(tables.placed, encoding=encoding, delimiter=delimiter, database=database)
     if database and ".sql" not in {path.suffix.lower() for path in (file, edges) if path is not None}:
         raise UsageRefusal("--database must go with a .sql file", given="none", next_step="See site-agent data add -h.")
     if edges is None and edges_table:
@@ -83,38 +83,8 @@ def data_add(
     listed = None if edges is None else Edges(**placed(edges, edges_table), start=start, end=end)
     source = TableSource(**placed(file, table), edges=listed, hospital=hospitals, hospitals=tuple(of or ()))
     if study in desk.config.data:
-        # A newer extract, or the same one read otherwise: what was mapped stays mapped where it is still there.
-        before, names = desk.config.source(study), records.header(source)
-        columns = {name: to for name, to in before.columns.items() if name in names}
-        ignored = tuple(name for name in before.ignore if name in names)
-        agreed = source if source.hospital else before
-        source = replace(
-            source,
-            columns=columns,
-            ignore=ignored,
-            values=before.values,
-            steps=before.steps,
-            salt=before.salt,
-            hospital=agreed.hospital,
-            hospitals=agreed.hospitals,
-        )
+        source = tables.newer(desk.config.source(study), source)
     return _mapping(desk, study, source, dry_run=dry_run)
-
-
-def _placed(path: Path, table: str, *, encoding: str | None, delimiter: str | None, database: str) -> dict[str, Any]:
-    """Where a file lies and how it is read, of `data add`'s options and of what the file tells."""
-    from site_agent.records import table as records
-    from site_agent.records.source import FORMATS
-
-    csv = FORMATS.get(path.suffix.lower()) == "csv"
-    seen = records.dialect(path.expanduser()) if csv else ("utf-8", ",")
-    return {
-        "path": path.expanduser().absolute(),
-        "encoding": encoding or seen[0],
-        "delimiter": (delimiter or seen[1]).replace("\\t", "\t"),
-        "table": table,
-        "database": database if path.suffix.lower() == ".sql" else "",
-    }
 
 
 def _repeated(metavar: str, text: str) -> Any:
@@ -362,21 +332,14 @@ def _between(delimiter: str) -> str:
 
 
 def _mapping(desk: Desk, study: str, source: Any, *, dry_run: bool) -> VerbAnswer:
+    from site_agent.decide.airlock import tables
     from site_agent.records import table as records
 
     plan = desk.plans.plan(study)
-    records.require_edges(source, plan.release.edges)
-    trusted, names = records.named(source, plan.dictionary)
+    beside = tables.matching(source, plan.dictionary, edges=plan.release.edges)
+    trusted, target, free, open_columns = beside.trusted, beside.target, beside.free, beside.missing
     known = {column.name: column for column in plan.dictionary.columns}
-    target = {name: source.columns.get(name, name if name in known else "") for name in names}
-    steps = source.steps
-    open_columns = [name for name in known if name not in target.values() and name not in steps.made]
-    free = [
-        name
-        for name in names
-        if not target[name] and name not in source.ignore and source.columns.get(name, name) not in steps.reads
-    ]
-    proposed = {n: to for n, to in records.suggestions(free, plan.dictionary).items() if to in open_columns}
+    steps, proposed = source.steps, beside.proposed
     config = desk.config.with_source(study, source)
     if not dry_run:
         config.save()
@@ -444,26 +407,11 @@ def _mapping(desk: Desk, study: str, source: Any, *, dry_run: bool) -> VerbAnswe
 @verb(data_app, "check")
 def data_check(desk: Desk, study: Study) -> VerbAnswer:
     """Hold the table against the dictionary: every problem, by column, rule and count."""
-    from site_agent.records import table as records
+    from site_agent.decide.airlock import tables
 
-    plan = desk.plans.plan(study)
-    source = desk.config.source(study)
-    rules = plan.release.edges
-    as_written = desk.ledger.as_written(study)
-    found = [
-        type(problem)(problem.must, given=problem.given, next_step=problem.next_step.replace(" STUDY", f" {study}"))
-        for problem in records.problems(source, plan.dictionary, rules=rules, as_written=as_written)
-    ]
-    rows = left_out = 0
-    network: dict[str, int] | None = None
-    unseen: dict[str, int] = {}
-    hospitals: dict[str, int] = {}
-    if not found:
-        key = desk.snapshot_key(study)
-        table = records.read(source, plan.dictionary, key=key, rules=rules, as_written=as_written)
-        rows, left_out, unseen = table.rows, table.rows - table.n, dict(table.unseen)
-        network = None if table.contacts is None else table.contacts.counts
-        hospitals = dict(table.hospitals)
+    source, table = desk.config.source(study), tables.found(desk, study)
+    found, rows, left_out, unseen = table.problems, table.rows, table.left_out, table.unseen
+    network, hospitals = table.network, table.hospitals
     answer = {
         "study": study,
         "rows": rows,

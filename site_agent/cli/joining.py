@@ -11,26 +11,17 @@ import typer
 from shared.base.clock import utc_now
 from shared.errors import (
     ApprovalRefusal,
-    CertificateRefusal,
-    IntegrityRefusal,
     Refusal,
-    SchemaRefusal,
-    StateRefusal,
-    UsageRefusal,
 )
 from shared.terminal import VerbAnswer
 from site_agent.cli.frame import As, Dry, app, screen, verb
 from site_agent.decide import reconciliation
 from site_agent.decide.plan_facts import burnt_numbers, due_numbers
 from site_agent.desk import Desk, agent_version, today
-from site_agent.desk import courier as carrier
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shared.base.keys import SigningKey
-    from shared.plans.invitation import Invitation
-    from site_agent.config import SiteConfig
 
 __all__ = ["doctor", "init", "join", "passphrase", "status"]
 
@@ -49,47 +40,14 @@ def init(
     dry_run: Dry = False,
 ) -> VerbAnswer:
     """Make this site's folder and keys from an invitation. Nothing is sent."""
-    from shared.plans.invitation import Invitation, is_plain_word, plain_word_of
-    from site_agent.config import SiteConfig
+    from shared.base.passphrases import chosen, opened
+    from site_agent.decide.joining import first_run
 
     place = desk.home
-    try:
-        invited = Invitation.from_bytes(invitation.read_bytes())
-    except SchemaRefusal as refusal:
-        raise SchemaRefusal(
-            refusal.must, given=f"{invitation.name}: {refusal.given}", next_step=refusal.next_step
-        ) from None
-    invited.require_current(today())
-    _require_new(place)
-    names = approver or []
-    if not names:
-        raise UsageRefusal(
-            "a site must have at least one approver", given="none", next_step="Add --approver NAME, once per person."
-        )
-    odd = next((name for name in names if not is_plain_word(name)), None)
-    if odd is not None:
-        raise UsageRefusal(
-            "an approver's name must be a plain word: ASCII letters, digits, - and _, without spaces",
-            given=repr(odd),
-            next_step=f"For example --approver {plain_word_of(odd)}. It stands under every approval of that person.",
-        )
-
-    config = SiteConfig(
-        home=place,
-        site=invited.site,
-        coordinator=invited.coordinator,
-        address=invited.address,
-        server_name=invited.server_name,
-        ca_fingerprint=invited.ca_fingerprint,
-        leads=tuple(key.hex for key in invited.leads),
-        threshold=invited.threshold,
-        studies=invited.studies,
-        approvers=dict.fromkeys(names, "00" * 32),
-        leads_since=invited.leads_since,
-        grants_since=invited.grants_since,
-        courier=courier,
-    )
-    fingerprint = "" if dry_run else _make_site(config, invited)
+    invited = first_run.invitation_of(invitation, today())
+    config = first_run.intended(place, invited, approver or [], courier=courier)
+    fingerprint = "" if dry_run else first_run.make(config, invited, opened=opened, chosen=chosen)
+    names = list(config.approvers)
     answer = {
         "site": config.site,
         "home": place,
@@ -119,123 +77,14 @@ def init(
     )
 
 
-def _require_new(place: Path) -> None:
-    if (place / "site.toml").exists():
-        raise StateRefusal(
-            "the folder must not hold a site yet", given=f"{place}", next_step="Run site-agent status there."
-        )
-
-
-def _make_site(config: SiteConfig, invited: Invitation) -> str:
-    """Make the keys, the ledger and the settings; returns the fingerprint of the release key."""
-    from shared.base.passphrases import chosen, opened
-    from site_agent.lock import StateLock
-
-    # Asked for first: one that is too short leaves no half-made folder.
-    there = {name: opened(path, name) for name in config.approvers if (path := config.approver_key(name)).exists()}
-    new = {name: chosen(name) for name in config.approvers if name not in there}
-    config.home.mkdir(parents=True, exist_ok=True)
-    with StateLock(config.home):
-        return _made_alone(config, invited, there, new)
-
-
-def _made_alone(
-    config: SiteConfig, invited: Invitation, there: dict[str, SigningKey], new: dict[str, str | None]
-) -> str:
-    """As `_make_site` says, where nobody else writes in the folder."""
-    import secrets
-    from dataclasses import replace
-
-    from shared.base.keys import SigningKey, write_private
-    from site_agent.egress import new_tls_identity
-    from site_agent.ledger.book import Ledger
-
-    _require_new(config.home)
-    # site.toml is written last: an interrupted init is simply run again, and finds the keys it made.
-    key = SigningKey.load(config.release_key) if config.release_key.exists() else SigningKey.generate()
-    if not config.release_key.exists():
-        key.save(config.release_key, of_machine=True)
-    approvers = {}
-    for name in config.approvers:
-        signer = there.get(name) or SigningKey.generate()
-        if name in new:
-            signer.save(config.approver_key(name), new[name], new=True)
-        approvers[name] = signer.public.hex
-    if not config.tls_key.exists():
-        key_pem, csr_pem = new_tls_identity(config.site)
-        write_private(_csr(config), csr_pem.encode())
-        write_private(config.tls_key, key_pem.encode())
-    if not config.snapshot_key.exists():
-        if config.ledger.exists():
-            raise IntegrityRefusal(
-                "snapshot.key must stand beside the ledger",
-                given="a ledger without it",
-                next_step="Restore it from a backup: with another key every person would look new.",
-            )
-        write_private(config.snapshot_key, secrets.token_bytes(32))
-    write_private(config.ca, invited.ca_pem.encode())
-    write_private(config.ca.with_name("witness.pub"), f"{invited.witness.hex}\n".encode())
-    write_private(config.invitation, invited.to_bytes())
-    Ledger.create(config.ledger, key, site=config.site)
-    replace(config, approvers=approvers).save()
-    return key.public.fingerprint
-
-
-def _csr(config: SiteConfig) -> Path:
-    return config.home / "certificates" / "request.pem"
-
-
 @verb(app)
 def join(desk: Desk, dry_run: Dry = False) -> VerbAnswer:
     """Ask the coordinator to accept this site; run it again to fetch the certificate."""
-    from shared.base.keys import PublicKey, write_private
-    from shared.plans.invitation import Invitation
-    from site_agent.egress import Egress
+    from site_agent.decide.joining import first_run
 
     config = desk.config
-    fingerprint = desk.release_key.public.fingerprint
-    if config.certificate.exists():
-        state, reason = "joined", ""
-        known = sorted({*config.studies, *desk.plans.studies()})
-        if known and not dry_run:  # a certificate in the folder may have been revoked, or have expired
-            with desk.egress() as egress:
-                egress.status(known[0])
-    elif not config.invitation.exists():
-        raise StateRefusal(
-            "the invitation must be here until the site has joined", given="none", next_step="Ask for a new one."
-        )
-    elif dry_run:
-        state, reason = "would ask", ""
-    else:
-        invited = Invitation.from_bytes(config.invitation.read_bytes())
-        invited.require_current(today())
-        approvers = {name: PublicKey(key) for name, key in config.approvers.items()}
-        carried = {"courier": carrier(config)} if config.courier else {}
-        with Egress.from_invitation(invited, **carried) as egress:
-            answered = egress.enrol(
-                token=invited.token,
-                site=config.site,
-                csr_pem=_csr(config).read_text(),
-                signer=desk.release_key,
-                approvers=approvers,
-            )
-        state, reason = answered.state, answered.reason
-        if state == "refused":
-            raise CertificateRefusal(
-                "the study lead must accept this site", given=f"refused: {reason}", next_step="Call the study lead."
-            )
-        if state == "accepted":
-            _require_own_certificate(config, answered.certificate_pem)
-            write_private(config.certificate, answered.certificate_pem.encode())
-            # The token and the bootstrap key have done their work.
-            config.invitation.unlink(missing_ok=True)
-            state = "joined"
-        elif answered.fingerprint and answered.fingerprint != fingerprint:
-            raise IntegrityRefusal(
-                "the coordinator must have received this site's key",
-                given="another fingerprint",
-                next_step="Do not go on. Call the study lead.",
-            )
+    asked = first_run.ask(desk, today(), dry_run=dry_run)
+    state, fingerprint = asked.state, asked.fingerprint
 
     def show(out: Console) -> None:
         from site_agent.show import screens
@@ -253,22 +102,6 @@ def join(desk: Desk, dry_run: Dry = False) -> VerbAnswer:
         screens.next_step(out, "site-agent join        (again, when the lead has accepted)")
 
     return VerbAnswer({"site": config.site, "state": state, "fingerprint": fingerprint}, show)
-
-
-def _require_own_certificate(config: SiteConfig, pem: str) -> None:
-    from cryptography import x509
-
-    from shared.base.at_rest import private_key
-
-    try:
-        certificate = x509.load_pem_x509_certificate(pem.encode())
-        ours = private_key(config.tls_key.read_bytes(), config.tls_key.name).public_key()
-    except ValueError:
-        raise CertificateRefusal("the certificate must be readable", given="another text") from None
-    if certificate.public_key() != ours:
-        raise CertificateRefusal(
-            "the certificate must be of this site's key", given="another key", next_step="Call the study lead."
-        )
 
 
 @verb(app, noted="passphrase")

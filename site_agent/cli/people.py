@@ -227,7 +227,7 @@ def rotate_key(
     elif not dry_run and which == "snapshot":
         done = keys.rotate_snapshot(desk, by=openers, today=today())
     elif not dry_run:
-        from site_agent.decide import renewal
+        from site_agent.decide.joining import renewal
 
         keys.signed_for(desk, openers)
         renewal.renew(desk)

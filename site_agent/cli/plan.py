@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shared.errors import ApprovalRefusal, BudgetRefusal, StateRefusal
-from shared.privacy.stated import shown_epsilon
+from shared.errors import StateRefusal
 from shared.terminal import VerbAnswer
 from site_agent.cli.frame import As, Dry, Json, Reason, Study, plan_app, screen, verb
 from site_agent.decide.plan_facts import approving, due_numbers, looking_ahead, plan_facts
@@ -17,8 +16,6 @@ from site_agent.desk import agent_version, confirmed, today
 
 if TYPE_CHECKING:
     from site_agent.desk import Desk
-
-    pass
 
 
 __all__ = ["plan_approve", "plan_fetch", "plan_revoke", "plan_show"]
@@ -84,40 +81,28 @@ def plan_approve(
     dry_run: Dry = False,
 ) -> VerbAnswer:
     """Agree to exactly this plan, with this dictionary, run by this version of the agent."""
-    from shared.releases.receipt import LEAVES_PERSONS_OPEN, coverage
+    from site_agent.decide.airlock import plan_approval
 
-    desk.config.approver_key(name)
-    plan = desk.plans.plan(study)
-    page = plan_facts(desk, plan, today())
-    if page["price"]["affordable"] == 0:
-        raise BudgetRefusal(
-            f"the plan's first wave must fit its own cap of ε = {shown_epsilon(plan.budget.epsilon)}",
-            given=f"ε = {shown_epsilon(page['price']['epsilon'])}",
-            next_step="Ask the study lead for an amended plan.",
-        )
+    asking = plan_approval.asked(desk, study, name=name, today=today())
+    plan = asking.plan
     ticked = understood == plan.posture
     if not ticked and not json and sys.stdin.isatty():
         from shared.terminal import console
         from site_agent.show import screens
 
-        screens.plan_page(console(stderr=True), page, full=True)
+        screens.plan_page(console(stderr=True), asking.page, full=True)
         ticked = confirmed(f"Posture {plan.posture!r}: have you read what is not covered, and agree to it?")
-    if plan.posture in LEAVES_PERSONS_OPEN and not ticked:
-        raise ApprovalRefusal(
-            f"posture {plan.posture!r} must be approved with a tick on what is not covered",
-            given="no tick",
-            next_step=f"Read site-agent plan show {study}, then add --understood {plan.posture}.",
-        )
-    if not dry_run:
-        desk.plans.approve(
-            plan,
-            name=name,
-            key=desk.approver(name),
-            agent_version=agent_version(),
-            understood=coverage(plan)[1],
-            today=today(),
-            reason=reason,
-        )
+    plan_approval.approve_plan(
+        desk,
+        asking,
+        name=name,
+        understood=ticked,
+        open_key=lambda: desk.approver(name),
+        agent_version=agent_version(),
+        today=today(),
+        reason=reason,
+        dry_run=dry_run,
+    )
     answer = {
         "study": study,
         "version": plan.version,
@@ -125,7 +110,7 @@ def plan_approve(
         "dictionary_hash": plan.dictionary.hash,
         "agent_version": agent_version(),
         "approver": name,
-        "understood": coverage(plan)[1],
+        "understood": asking.not_covered,
         "dry_run": dry_run,
     }
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shared.errors import ApprovalRefusal, StateRefusal, UsageRefusal
+from shared.errors import StateRefusal, UsageRefusal
 from shared.privacy.stated import shown_epsilon, shown_price
 from shared.releases.synthetic import DrawNumber, Draws, Out, Rows
 from shared.terminal import VerbAnswer
 from site_agent.cli.frame import Dry, Json, ReleaseId, Study, app, outbox_app, screen, verb
-from site_agent.decide.plan_facts import approving, plan_changes, plan_facts, require_due
-from site_agent.desk import agent_version, today, working_site
+from site_agent.decide.plan_facts import approving, plan_changes, plan_facts
+from site_agent.desk import agent_version, today
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -139,43 +139,29 @@ def release(
     dry_run: Dry = False,
 ) -> VerbAnswer:
     """Make the release of one wave, and hold it here for approval. Charged once; only a standing approval sends it."""
-    from dataclasses import replace
-
-    from site_agent.decide.airlock import approval, standing_approval
-    from site_agent.release.pipeline import making, stages
+    from site_agent.decide.airlock import drawing
+    from site_agent.release.pipeline import stages
     from site_agent.show import screens
 
-    desk.require_running()
-    plan, _ = desk.plans.approved(study, agent_version=agent_version(), today=today())
-    author = approval.require_author(desk, plan, by)
-    standing_approval.require_approved_ahead(desk, plan, agent_version=agent_version(), today=today())
-    source = desk.config.source(study)
-    if not wave:
-        wave = require_due(desk, plan, today())
-    making.require_open(plan, wave, today())
-    needs = stages.estimate(plan, source)
+    version, day = agent_version(), today()
+    wanted = drawing.wanted(desk, study, wave=wave, by=by, agent_version=version, today=day)
+    plan, wave = wanted.plan, wanted.wave
+    needs = stages.estimate(plan, wanted.source)
     if dry_run:
         return _estimated(desk, plan, wave, needs)
     if by is not None:
         desk.approver(by)  # only who can open the key may be named as the author
-    with _told_of_the_charge(desk, study, wave), desk.locked(), desk.egress() as egress, _bar(json) as progress:
-        made = making.make_release(
-            plan=plan,
-            wave=wave,
-            source=source,
-            site=working_site(desk, egress),
-            today=today(),
-            author=author,
+    with _bar(json) as progress:
+        drawn = drawing.draw(
+            desk,
+            wanted,
+            agent_version=version,
+            today=day,
             progress=progress,
+            around=lambda: _told_of_the_charge(desk, study, wave),
         )
+    made, found, sent = drawn.made, drawn.standing, drawn.sent
     full = made.hold.release_id
-    found = standing_approval.approve_by_standing(desk, full, agent_version=agent_version(), today=today())
-    sent = None
-    if found.limit:
-        desk.note_refusal("standing approval", ApprovalRefusal(found.limit), release_id=full, agent=True)
-    if found.hold.state == "approved":
-        sent = approval.send(desk, full, agent_version=agent_version(), today=today()).sent
-    made = replace(made, hold=desk.outbox.get(full))
     standing = {"used": found.used, "limit": found.limit}
     if plan.floors.approval == "before" and made.hold.state != "delivered":
         seen = {"release_id": full, "study": study, "wave": wave, "state": made.hold.state, "standing": standing}
@@ -507,13 +493,9 @@ def outbox_figures(
     dry_run: Dry = False,
 ) -> VerbAnswer:
     """Draw for the approver: released columns beside the real ones, and what the attack achieved. They stay here."""
-    from shared.base.randomness import secure_rng
-    from shared.plans.encoding import Encoder
     from site_agent.decide.airlock import approval
-    from site_agent.records import table as records
-    from site_agent.release import sealed_state
     from site_agent.release.audit.report import AuditReport
-    from site_agent.show import screens
+    from site_agent.show import preview, screens
 
     full = desk.release_id(release_id)
     made = approval.shown(desk, full)
@@ -521,28 +503,22 @@ def outbox_figures(
     folder = (out or desk.home / "figures" / full[:8]).expanduser().absolute()
     title = f"{made.hold.study}, wave {made.hold.wave}"
     audited = AuditReport.from_canonical(made.audit) if "membership" in made.audit else None
-    source = desk.config.source(made.hold.study)
-    key = desk.snapshot_key(made.hold.study)
-    as_written = desk.ledger.as_written(made.hold.study)
-    table = records.read(source, plan.dictionary, key=key, rules=plan.release.edges, as_written=as_written)
+    real = preview.real_rows(desk, made, plan)
     drawn: dict[Path, tuple[str, Any]] = {}
     alternatives: list[str] = []
-    if made.snapshot and made.snapshot != table.snapshot:
+    planned: tuple[preview.PlannedTerm, ...] = ()
+    if not real.same:
         alternatives.append("The table has changed since this release was drawn; the real columns are those of today.")
+    if plan.release.draws_rows:
+        planned = preview.planned_terms(plan, real.table, made.table)
     if not dry_run:
         from site_agent.show.figures import attack_figure, margins_figure
 
-        encoder = Encoder(dictionary=plan.dictionary)
         names = list(plan.dictionary.names)
         if names:
-            persons = table.table
-            if plan.release.edges is not None and made.snapshot == table.snapshot:
-                # Whoever is held out stands in the table and was never to be released.
-                persons = persons.iloc[list(sealed_state.read_rows(desk.ledger.folder(made.hold), made.hold).source)]
-            real = encoder.decode(encoder.encode(persons.reset_index(drop=True), secure_rng()))
             drawn[folder / "columns.svg"] = (
                 "columns",
-                margins_figure(real, made.table[names], plan.dictionary, title=f"{title}: released columns"),
+                margins_figure(real.table, made.table[names], plan.dictionary, title=f"{title}: released columns"),
             )
         else:
             alternatives.append("This release has no columns to draw: it is a network of persons without attributes.")
@@ -562,11 +538,20 @@ def outbox_figures(
             out.print(str(path), soft_wrap=True)
         for line in alternatives:
             screens.note(out, line)
+        screens.planned(out, planned)
         out.print("Drawn from records: only the owner of these files can read them, and they stay here.")
         screens.next_step(out, f"site-agent outbox show {full[:8]}")
 
     return VerbAnswer(
-        {"release_id": full, "files": files, "folder": folder, "notes": alternatives, "dry_run": dry_run}, show
+        {
+            "release_id": full,
+            "files": files,
+            "folder": folder,
+            "planned": planned,
+            "notes": alternatives,
+            "dry_run": dry_run,
+        },
+        show,
     )
 
 

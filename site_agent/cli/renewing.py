@@ -57,7 +57,7 @@ def renew(
 
 
 def _now(desk: Desk, *, dry_run: bool) -> VerbAnswer:
-    from site_agent.decide import renewal
+    from site_agent.decide.joining import renewal
     from site_agent.identity import certificate_life
 
     before = certificate_life(desk.config, utc_now())
@@ -76,7 +76,7 @@ def _now(desk: Desk, *, dry_run: bool) -> VerbAnswer:
 
 def _ask(desk: Desk, out: Path, *, dry_run: bool) -> VerbAnswer:
     from shared.base.keys import write_private
-    from site_agent.decide import renewal
+    from site_agent.decide.joining import renewal
 
     if out.exists():
         raise StateRefusal("the request's file must be new", given=f"{out}", next_step="Choose another --out.")
@@ -99,7 +99,7 @@ def _ask(desk: Desk, out: Path, *, dry_run: bool) -> VerbAnswer:
 
 
 def _take(desk: Desk, answer: Path, authority: str, *, dry_run: bool) -> VerbAnswer:
-    from site_agent.decide import renewal
+    from site_agent.decide.joining import renewal
 
     try:
         data = answer.read_bytes()

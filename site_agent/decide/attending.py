@@ -154,7 +154,7 @@ class AgentRound:
     # -- with the coordinator -----------------------------------------------------------------------------------
     def _met(self) -> list[str] | None:
         """The studies of this round, once the coordinator has answered; None where it did not."""
-        from site_agent.decide import renewal
+        from site_agent.decide.joining import renewal
 
         settings: dict[str, Any] = {"say": self.say, "refused": self.refused, "dry_run": self.dry_run}
         renewal.in_round(self.desk, AttendEvent, **settings)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -23,8 +24,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shared.base.randomness import Noise
-from shared.errors import EstimateRefusal, ParameterError, PolicyRefusal
-from shared.estimands.answer import Estimate, estimate, parse_estimand
+from shared.errors import ParameterError, PolicyRefusal
+from shared.estimands.answer import Estimate
 from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.mechanisms.latent_noise.plan import carried_column, mechanism
 from shared.plans.encoding import Encoder
@@ -37,6 +38,7 @@ from site_agent.release.audit.likelihood import trade_off, weighed
 from site_agent.release.audit.rates import Rate, rate
 from site_agent.release.audit.report import FALSE_ALARMS
 from site_agent.release.audit.view import recoded, seen
+from site_agent.show.preview import answers
 
 __all__ = ["GRID", "Point", "PriceCurve", "Step", "price_curve", "require_allowed"]
 
@@ -271,16 +273,9 @@ class _World:
 
 def _answers(plan: StudyPlan, table: pd.DataFrame) -> dict[str, Estimate | str]:
     """Every term of every planned estimand, by a name that says which; or why a question has no answer."""
-    out: dict[str, Estimate | str] = {}
-    for name, text in plan.estimands.items():
-        try:
-            found = estimate(table, parse_estimand(text), study=plan.study, site="here", wave=1)
-        except EstimateRefusal as refusal:
-            out[name] = f"{refusal.must}"
-            continue
-        for one in found:
-            out[name if len(found) == 1 else f"{name}: {one.term}"] = one
-    return out
+    found = answers(plan, table)
+    alone = Counter(name for name, _ in found)
+    return {name if alone[name] == 1 else f"{name}: {term}": one for (name, term), one in found.items()}
 
 
 def _terms(real: Mapping[str, Estimate | str]) -> tuple[dict[str, tuple[float, float]], dict[str, str]]:

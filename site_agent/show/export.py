@@ -301,7 +301,7 @@ def _summary(
     ]
     delivered = {e.body["release_id"]: e for e in entries if e.kind == "commit"}
     pages = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE / "pages"),
+        loader=jinja2.FileSystemLoader(HERE / "page" / "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=inert,
@@ -322,5 +322,5 @@ def _summary(
         head=entries[-1].hash,
         fingerprint=desk.release_key.public.fingerprint,
         leads=[key.fingerprint for key in desk.config.every_lead.values()],
-        style=jinja2.utils.markupsafe.Markup((HERE / "pages" / "style.css").read_text(encoding="utf-8")),
+        style=jinja2.utils.markupsafe.Markup((HERE / "page" / "templates" / "style.css").read_text(encoding="utf-8")),
     )

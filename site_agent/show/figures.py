@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from scipy import special
 
 from shared.errors import ParameterError
-from shared.plans.dictionary import NUMERIC, Column, Dictionary
+from shared.plans.dictionary import Column, Dictionary
 from shared.privacy.stated import FLOW, shown_delta, shown_epsilon
+from site_agent.show.preview import margin
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -334,38 +335,28 @@ def _margin(axes: Axes, column: Column, real: pd.Series, released: pd.Series) ->
     from matplotlib.ticker import MaxNLocator
 
     unit = f", {column.unit}" if column.unit else ""
-    gone = [float(part.isna().mean()) for part in (real, released)]
+    found = margin(column, real, released)
     axes.set_title(f"{column.name}{unit}", loc="left", size=_TEXT, color=_INK, pad=5)
-    if any(gone):
-        axes.set_title(f"missing {gone[0]:.0%} → {gone[1]:.0%}", loc="right", size=_SMALL - 1, color=_GREY, pad=5)
+    if any(found.missing):
+        before, after = found.missing
+        axes.set_title(f"missing {before:.0%} → {after:.0%}", loc="right", size=_SMALL - 1, color=_GREY, pad=5)
     axes.tick_params(length=2, width=0.8)
     axes.spines["left"].set_visible(False)
     axes.set_axisbelow(True)
     axes.grid(axis="y", color=_BAND, lw=0.8)
-    if column.kind in NUMERIC:
-        both = [part.dropna().to_numpy(dtype=np.float64) for part in (real, released)]
-        every = np.concatenate(both)
-        if not len(every):
+    shares = [np.array(part) for part in (found.real, found.released)]
+    if found.edges is not None:
+        if not found.edges:
             axes.set_yticks([])
             return
-        low, high = float(every.min()), float(every.max())
-        if column.kind == "integer" and high - low <= 40:
-            edges = np.arange(low - 0.5, high + 1)
-        else:
-            edges = np.linspace(low, high if high > low else low + 1, 25)
-        shares = [np.histogram(part, edges)[0] / max(1, len(part)) for part in both]
-        axes.stairs(shares[0], edges, fill=True, color=_RULE)
-        axes.stairs(shares[1], edges, color=_BLUE, lw=1.4)
+        axes.stairs(shares[0], found.edges, fill=True, color=_RULE)
+        axes.stairs(shares[1], found.edges, color=_BLUE, lw=1.4)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=column.kind == "integer"))
     else:
-        place = np.arange(len(column.levels))
-        shares = [
-            np.array([float((part == level).fillna(False).sum()) for level in column.levels]) / max(1, len(part))
-            for part in (real, released)
-        ]
+        place = np.arange(len(found.labels))
         axes.bar(place, shares[0], width=0.72, color=_RULE)
         axes.hlines(shares[1], place - 0.42, place + 0.42, color=_BLUE, lw=1.8)
-        names = [_short(str(level), 60 // max(1, len(place))) for level in column.levels]
+        names = [_short(level, 60 // max(1, len(place))) for level in found.labels]
         if len(place) > 12:
             axes.set_xticks([])
         else:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from site_agent.release.checks import Check
     from site_agent.release.pipeline.opened import SealedRelease
     from site_agent.show.curve import PriceCurve
+    from site_agent.show.preview import PlannedTerm
 
 __all__ = [
     "budget",
@@ -37,6 +38,7 @@ __all__ = [
     "note",
     "outbox",
     "plan_page",
+    "planned",
     "release_page",
     "sentences",
     "settings",
@@ -314,6 +316,25 @@ def release_page(
     if changes:
         heading(out, "The plan has changed since")
         out.print(table(("setting", "then", "now"), [[item or None for item in row] for row in changes]))
+
+
+def planned(out: Console, terms: Sequence[PlannedTerm]) -> None:
+    """The planned analyses on the real rows and on the sealed ones, on the analysis scale."""
+    if not terms:
+        return
+    heading(out, "Planned analyses", "estimate (standard error) on the analysis scale; stays here")
+    rows = [
+        (
+            f"{one.name}: {one.term}" if one.term else one.name,
+            *("–" if side is None else f"{side[0]:.4g} ({side[1]:.2g})" for side in (one.real, one.released)),
+            one.reason if one.moved is None else f"{one.moved:+.2f} standard errors",
+        )
+        for one in terms
+    ]
+    out.print(
+        table(("term", "real rows", "these sealed rows", "moved"), rows, right=("real rows", "these sealed rows"))
+    )
+    out.print("Their rows are no patients: the error beside a released estimate is what its rows say, not the truth.")
 
 
 def _check_table(checks: Sequence[Check]) -> Table:

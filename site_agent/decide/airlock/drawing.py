@@ -1,0 +1,105 @@
+"""Having the release of a wave made: what must hold before it is charged, the draw, and a standing approval's use."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import ApprovalRefusal
+
+if TYPE_CHECKING:
+    from shared.plans.plan import StudyPlan
+    from site_agent.config import TableSource
+    from site_agent.decide.airlock.standing_approval import StandingUse
+    from site_agent.desk import Desk
+    from site_agent.release.pipeline.opened import SealedRelease
+    from site_agent.release.pipeline.stages import Progress
+
+__all__ = ["DrawnRelease", "WantedRelease", "draw", "wanted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedRelease:
+    """A release that may be made now, by whom and of which table."""
+
+    plan: StudyPlan
+    wave: int
+    author: str
+    source: TableSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnRelease:
+    """A release that was made: sealed, and approved or sent already where a standing approval was good for it.
+
+    Args:
+        standing: which standing approval was used, or why none was.
+        sent: the coordinator's acceptance; None where it was not sent.
+    """
+
+    made: SealedRelease
+    standing: StandingUse
+    sent: Mapping[str, Any] | None
+
+
+def wanted(desk: Desk, study: str, *, wave: int, by: str | None, agent_version: str, today: dt.date) -> WantedRelease:
+    """What `draw` would make.
+
+    Args:
+        wave: of the plan; 0 for the one that is due.
+        by: the approver who has it made; None for the agent.
+    Raises: PausedRefusal, ApprovalRefusal, StateRefusal (no wave is due), PlanRefusal and its kinds.
+    """
+    from site_agent.decide.airlock import approval, standing_approval
+    from site_agent.decide.plan_facts import require_due
+    from site_agent.release.pipeline import making
+
+    desk.require_running()
+    plan, _ = desk.plans.approved(study, agent_version=agent_version, today=today)
+    author = approval.require_author(desk, plan, by)
+    standing_approval.require_approved_ahead(desk, plan, agent_version=agent_version, today=today)
+    source = desk.config.source(study)
+    number = wave or require_due(desk, plan, today)
+    making.require_open(plan, number, today)
+    return WantedRelease(plan=plan, wave=number, author=author, source=source)
+
+
+def draw(
+    desk: Desk,
+    release: WantedRelease,
+    *,
+    agent_version: str,
+    today: dt.date,
+    progress: Progress | None = None,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> DrawnRelease:
+    """Charge, draw, seal and hold the release; only a standing approval sends it. Safe to repeat after a crash.
+
+    Args:
+        around: entered before anything is charged.
+    """
+    from site_agent.decide.airlock import approval, standing_approval
+    from site_agent.desk import working_site
+    from site_agent.release.pipeline import making
+
+    with around(), desk.locked(), desk.egress() as egress:
+        made = making.make_release(
+            plan=release.plan,
+            wave=release.wave,
+            source=release.source,
+            site=working_site(desk, egress),
+            today=today,
+            author=release.author,
+            progress=progress,
+        )
+    full = made.hold.release_id
+    found = standing_approval.approve_by_standing(desk, full, agent_version=agent_version, today=today)
+    sent = None
+    if found.limit:
+        desk.note_refusal("standing approval", ApprovalRefusal(found.limit), release_id=full, agent=True)
+    if found.hold.state == "approved":
+        sent = approval.send(desk, full, agent_version=agent_version, today=today).sent
+    return DrawnRelease(made=replace(made, hold=desk.outbox.get(full)), standing=found, sent=sent)

@@ -1,0 +1,94 @@
+"""Approving a plan: what must hold before a person's signature is asked for, and the signature."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import ApprovalRefusal, BudgetRefusal
+from shared.privacy.stated import shown_epsilon
+
+if TYPE_CHECKING:
+    from shared.base.keys import SigningKey
+    from shared.plans.plan import StudyPlan
+    from site_agent.desk import Desk
+
+__all__ = ["Asking", "approve_plan", "asked", "asks_tick"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """A plan that a person is asked to approve.
+
+    Args:
+        page: its facts, as `plan_facts` gives them.
+        not_covered: the sentences that the approval signs as read.
+    """
+
+    plan: StudyPlan
+    page: Mapping[str, Any]
+    not_covered: tuple[str, ...]
+
+
+def asks_tick(plan: StudyPlan) -> bool:
+    """Whether its approver must say that what is not covered was read."""
+    from shared.releases.receipt import LEAVES_PERSONS_OPEN
+
+    return plan.posture in LEAVES_PERSONS_OPEN
+
+
+def asked(desk: Desk, study: str, *, name: str, today: dt.date) -> Asking:
+    """The newest plan of a study, which `name` may approve now. Raises: ConfigRefusal (nobody of that name),
+    BudgetRefusal (its first wave does not fit its own cap)."""
+    from shared.releases.receipt import coverage
+    from site_agent.decide.plan_facts import plan_facts
+
+    desk.config.approver_key(name)
+    plan = desk.plans.plan(study)
+    page = plan_facts(desk, plan, today)
+    if page["price"]["affordable"] == 0:
+        raise BudgetRefusal(
+            f"the plan's first wave must fit its own cap of ε = {shown_epsilon(plan.budget.epsilon)}",
+            given=f"ε = {shown_epsilon(page['price']['epsilon'])}",
+            next_step="Ask the study lead for an amended plan.",
+        )
+    return Asking(plan=plan, page=page, not_covered=coverage(plan)[1])
+
+
+def approve_plan(
+    desk: Desk,
+    asking: Asking,
+    *,
+    name: str,
+    understood: bool,
+    open_key: Callable[[], SigningKey],
+    agent_version: str,
+    today: dt.date,
+    reason: str = "",
+    dry_run: bool = False,
+) -> None:
+    """Sign that `name` approves exactly this plan, its dictionary and this version of the agent.
+
+    Args:
+        understood: what is not covered was read.
+    Raises: ApprovalRefusal (the tick is missing), and whatever `Plans.approve` raises.
+    """
+    plan = asking.plan
+    if asks_tick(plan) and not understood:
+        raise ApprovalRefusal(
+            f"posture {plan.posture!r} must be approved with a tick on what is not covered",
+            given="no tick",
+            next_step=f"Read site-agent plan show {plan.study}, then add --understood {plan.posture}.",
+        )
+    if not dry_run:
+        desk.plans.approve(
+            plan,
+            name=name,
+            key=open_key(),
+            agent_version=agent_version,
+            understood=asking.not_covered,
+            today=today,
+            reason=reason,
+        )

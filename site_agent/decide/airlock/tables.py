@@ -1,0 +1,135 @@
+"""A study's table at this site: where it lies, which of its columns is which, and whether it holds the dictionary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shared.errors import Refusal
+    from shared.plans.dictionary import Dictionary
+    from site_agent.config import TableSource
+    from site_agent.desk import Desk
+
+__all__ = ["Matching", "TableFound", "found", "matching", "newer", "placed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matching:
+    """The columns of a file beside those of the dictionary.
+
+    Args:
+        trusted: whether the first line is a header of this dictionary; else its names are not shown.
+        target: column of the file to its column of the dictionary, blank where it has none yet.
+        free: columns of the file that are neither mapped nor ignored.
+        missing: columns of the dictionary that nothing gives yet.
+        proposed: free column to the one that it looks like.
+    """
+
+    trusted: bool
+    target: Mapping[str, str]
+    free: tuple[str, ...]
+    missing: tuple[str, ...]
+    proposed: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableFound:
+    """A table as it was read and held against the dictionary; counts are for this site alone.
+
+    Args:
+        problems: every one, by column, rule and count; the other figures are of a table without any.
+        left_out: incomplete rows that are not released.
+        unseen: column to how many of its recoded values never occur.
+        network: what a network has how many of; None of another study.
+        hospitals: rows of each of several hospitals in one table.
+    """
+
+    problems: tuple[Refusal, ...]
+    rows: int = 0
+    left_out: int = 0
+    unseen: Mapping[str, int] = field(default_factory=dict)
+    network: Mapping[str, int] | None = None
+    hospitals: Mapping[str, int] = field(default_factory=dict)
+
+
+def placed(path: Path, table: str, *, encoding: str | None, delimiter: str | None, database: str) -> dict[str, Any]:
+    """Where a file lies and how it is read, of what was said and of what the file tells; for `TableSource`."""
+    from site_agent.records import table as records
+    from site_agent.records.source import FORMATS
+
+    csv = FORMATS.get(path.suffix.lower()) == "csv"
+    seen = records.dialect(path.expanduser()) if csv else ("utf-8", ",")
+    return {
+        "path": path.expanduser().absolute(),
+        "encoding": encoding or seen[0],
+        "delimiter": (delimiter or seen[1]).replace("\\t", "\t"),
+        "table": table,
+        "database": database if path.suffix.lower() == ".sql" else "",
+    }
+
+
+def newer(before: TableSource, source: TableSource) -> TableSource:
+    """A newer extract, or the same one read otherwise: what was mapped stays mapped where it is still there."""
+    from site_agent.records import table as records
+
+    names = records.header(source)
+    agreed = source if source.hospital else before
+    return replace(
+        source,
+        columns={name: to for name, to in before.columns.items() if name in names},
+        ignore=tuple(name for name in before.ignore if name in names),
+        values=before.values,
+        steps=before.steps,
+        salt=before.salt,
+        hospital=agreed.hospital,
+        hospitals=agreed.hospitals,
+    )
+
+
+def matching(source: TableSource, dictionary: Dictionary, *, edges: Any = None) -> Matching:
+    """A file's columns beside the dictionary's. Raises: DataFileRefusal; UsageRefusal (edges where none belong)."""
+    from site_agent.records import table as records
+
+    records.require_edges(source, edges)
+    trusted, names = records.named(source, dictionary)
+    known = {column.name for column in dictionary.columns}
+    target = {name: source.columns.get(name, name if name in known else "") for name in names}
+    steps = source.steps
+    missing = [
+        column.name
+        for column in dictionary.columns
+        if column.name not in target.values() and column.name not in steps.made
+    ]
+    free = [
+        name
+        for name in names
+        if not target[name] and name not in source.ignore and source.columns.get(name, name) not in steps.reads
+    ]
+    proposed = {n: to for n, to in records.suggestions(free, dictionary).items() if to in missing}
+    return Matching(trusted=trusted, target=target, free=tuple(free), missing=tuple(missing), proposed=proposed)
+
+
+def found(desk: Desk, study: str) -> TableFound:
+    """Read the table and hold it against the dictionary. Raises: ConfigRefusal (no table), DataFileRefusal."""
+    from site_agent.records import table as records
+
+    plan, source = desk.plans.plan(study), desk.config.source(study)
+    how: dict[str, Any] = {"rules": plan.release.edges, "as_written": desk.ledger.as_written(study)}
+    problems = tuple(
+        type(problem)(problem.must, given=problem.given, next_step=problem.next_step.replace(" STUDY", f" {study}"))
+        for problem in records.problems(source, plan.dictionary, **how)
+    )
+    if problems:
+        return TableFound(problems=problems)
+    table = records.read(source, plan.dictionary, key=desk.snapshot_key(study), **how)
+    return TableFound(
+        problems=(),
+        rows=table.rows,
+        left_out=table.rows - table.n,
+        unseen=dict(table.unseen),
+        network=None if table.contacts is None else table.contacts.counts,
+        hospitals=dict(table.hospitals),
+    )

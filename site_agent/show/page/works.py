@@ -1,0 +1,84 @@
+"""What takes minutes, in the background of the page: one rehearsal or one release at a time, and how far it is.
+
+The page is not needed for it to end well: a browser may be closed, and a server that is stopped waits for the work. A
+machine that goes down in the middle leaves what the command would leave: a charge that goes on, or is burnt.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.errors import LockedRefusal, Refusal, machine_failures
+
+__all__ = ["Work", "Works"]
+
+Tell = Callable[[Any, float, float | None], None]
+"""Called with the stage, the share that is done, and the seconds left (None while unknown)."""
+
+
+@dataclass
+class Work:
+    """One work.
+
+    Attributes:
+        kind: ``rehearsal`` or ``release``.
+        stage: in the words of `ReleaseStage`; blank before the first.
+        share: of the whole that is done.
+        left: seconds, None while unknown.
+        outcome: what it returned; None while it runs, or after a refusal.
+        refusal: why it ended without one.
+    """
+
+    kind: str
+    study: str
+    stage: str = ""
+    share: float = 0.0
+    left: float | None = None
+    outcome: Any = None
+    refusal: Refusal | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def tell(self, stage: Any, share: float, left: float | None) -> None:
+        """Note how far it is; the pipeline calls it."""
+        self.stage, self.share, self.left = str(stage.value), share, left
+
+
+class Works:
+    """The one work that runs, or ran last."""
+
+    def __init__(self) -> None:
+        self.last: Work | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def running(self) -> Work | None:
+        """The work that runs; None where none does."""
+        last = self.last
+        return None if last is None or last.over.is_set() else last
+
+    def start(self, kind: str, study: str, run: Callable[[Tell], Any]) -> Work:
+        """Begin a work. Raises: LockedRefusal, while another one runs."""
+        with self._lock:
+            if (other := self.running) is not None:
+                raise LockedRefusal(
+                    "one work must end before another begins",
+                    given=f"a {other.kind} of {other.study} that runs",
+                    next_step="Wait until it is done.",
+                )
+            work = self.last = Work(kind=kind, study=study)
+
+        def through() -> None:
+            try:
+                with machine_failures():
+                    work.outcome = run(work.tell)
+            except Refusal as refusal:
+                work.refusal = refusal
+            finally:
+                work.over.set()
+
+        # No daemon: a server that is stopped waits for what is charged to be sealed.
+        threading.Thread(target=through, name=f"{kind} of {study}").start()
+        return work

@@ -1,0 +1,130 @@
+"""A study from the invitation to the delivered release on the page alone, without a command."""
+
+# ruff: noqa: F811  (a fixture is imported by its name)
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
+from test_page import TOKEN, decision, served
+
+from shared.plans.plan import Budget
+
+WHO = {"name": "dr-lind", "passphrase": PASSPHRASE}
+
+
+@pytest.fixture
+def fresh(hospital, plan):
+    """A page on a folder without a site, its plan published at the coordinator."""
+    hospital.publish(replace(plan, budget=Budget(epsilon=5000.0)))
+    with served(hospital.home) as browser:
+        browser.login()
+        yield hospital, browser
+
+
+def posted(browser, path, fields, at="/start"):
+    token = TOKEN.search(browser.get(at).text)[1]
+    answer = browser.ask("POST", path, {"csrf": token, **fields})
+    return browser.get(answer.headers["Location"]) if answer.status == 303 else answer
+
+
+def made(site: Hospital, browser) -> None:
+    again = {"name1": "dr-lind", "passphrase1": PASSPHRASE, "again1": PASSPHRASE}
+    answer = posted(browser, "/start/make", {"invitation": str(site.invitation), **again})
+    assert site.json("status")["fingerprint"] in answer.words
+    assert "has joined hub" in posted(browser, "/start/join", {}).words
+
+
+def ended(browser):
+    limit = time.monotonic() + 60
+    while (answer := browser.get("/work")).status == 200 and "Look again" in answer.text:
+        assert answer.headers["Refresh"] == "3"
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    return answer
+
+
+def test_a_site_is_made_joins_and_delivers_without_a_command(fresh, table):
+    site, browser = fresh
+    assert browser.get("/").headers["Location"] == "/start"
+    made(site, browser)
+    assert "Fetched and verified" in posted(browser, "/plans/fetch", {"study": "mini"}, at="/plans").words
+    path = site.folder / "cohort.csv"
+    table.rename(columns={"sbp": "Blutdruck"}).assign(ward="a").to_csv(path, index=False)
+    shown = posted(browser, "/data/mini/file", {"path": str(path)}, at="/data/mini")
+    assert "Nothing gives yet: sbp" in shown.words
+    assert "In the file, not in the study: Blutdruck, ward" in shown.words
+    names = [column for column in table.columns if column != "sbp"]
+    form = {f"from {name}": name for name in names} | {"from sbp": "Blutdruck", "ignore": "yes"}
+    checked = posted(browser, "/data/mini/map", form, at="/data/mini")
+    assert "300 rows within the dictionary" in checked.words
+    source = site.json("data", "map", "mini", "--dry-run")
+    assert (source["columns"]["Blutdruck"], source["ignored"], source["missing"]) == ("sbp", ["ward"], [])
+
+    hash_ = site.json("plan", "show", "mini")["hash"]
+    refused = posted(browser, "/plans/mini/approve", {**WHO, "plan_hash": hash_}, at="/plans")
+    assert (refused.status, "E_NOT_APPROVED" in refused.words) == (409, True)
+    other = posted(browser, "/plans/mini/approve", {**WHO, "plan_hash": "0", "understood": "local"}, at="/plans")
+    assert "E_PLAN_CHANGED" in other.words
+    ticked = {**WHO, "plan_hash": hash_, "understood": "local"}
+    assert "The plan is approved" in posted(browser, "/plans/mini/approve", ticked, at="/plans").words
+    assert site.json("plan", "show", "mini")["approved_by"] == "dr-lind"
+
+    wrong = posted(
+        browser, "/plans/mini/release", {**WHO, "wave": "1", "passphrase": "not the passphrase"}, at="/plans"
+    )
+    assert "E_PASSPHRASE" in wrong.words
+    assert site.json("budget")["totals"] == []
+    posted(browser, "/plans/mini/release", {**WHO, "wave": "1"}, at="/plans")
+    location = ended(browser).headers["Location"]
+    assert location.endswith("?done=made")
+    release_id = location.split("/")[2].partition("?")[0]
+    assert "nothing has been sent" in browser.get(location).words
+    posted(browser, f"/release/{release_id}/approve", decision(site, release_id), at=f"/release/{release_id}")
+    assert len(site.hub.sent) == 1
+
+
+def test_the_preview_has_the_planned_analyses_of_these_sealed_rows(fresh, table):
+    site, browser = fresh
+    made(site, browser)
+    site("plan", "fetch", "mini")
+    site("plan", "approve", "mini", "--as", "dr-lind", "--understood", "local")
+    site.with_table(table)
+    release_id = site.json("release", "mini", "--wave", "1")["release_id"]
+    found = site.json("outbox", "figures", release_id)["planned"]
+    assert found
+    words = browser.get(f"/release/{release_id}/preview").words
+    for one in found:
+        assert one["name"] in words
+        for side in (one["real"], one["released"]):
+            if side is not None:
+                assert f"{side[0]:.3f}" in words
+    assert "300 real records, 300 released rows" in words
+    assert browser.get(f"/release/{release_id}/preview").text.count("<figure>") == 12
+
+
+def test_a_rehearsal_runs_in_the_background_and_costs_nothing(fresh):
+    site, browser = fresh
+    made(site, browser)
+    site("plan", "fetch", "mini")
+    posted(browser, "/plans/mini/rehearse", {}, at="/plans")
+    assert "nothing about how your table will fare" in ended(browser).words
+    assert site.json("budget")["totals"] == []
+    assert site.hub.sent == []
+
+
+def test_a_first_run_refuses_what_the_command_refuses_and_leaves_no_folder(fresh):
+    site, browser = fresh
+    right = {"invitation": str(site.invitation), "name1": "dr-lind", "passphrase1": PASSPHRASE, "again1": PASSPHRASE}
+    for change, code in (
+        ({"invitation": "/none"}, "E_DATA_FILE"),
+        ({"name1": "Dr. Lind"}, "E_USAGE"),
+        ({"again1": "another passphrase"}, "E_PASSPHRASE"),
+        ({"passphrase1": "short", "again1": "short"}, "E_PARAMETER"),
+        ({"name2": "dr-lind", "passphrase2": PASSPHRASE, "again2": PASSPHRASE}, "E_USAGE"),
+    ):
+        answer = posted(browser, "/start/make", {**right, **change})
+        assert (answer.status, code in answer.words) == (409, True), (change, answer.words)
+        assert not (site.home / "site.toml").exists()
