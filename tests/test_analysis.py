@@ -829,6 +829,22 @@ def test_survival_questions_give_the_same_numbers_from_python_and_the_command_li
     asked = {
         ("km", "Surv(time, cvd) ~ 1", "--at", "5"): study.km("Surv(time, cvd) ~ 1", at=5.0),
         ("rmst", "Surv(time, cvd) ~ I(age > 55)", "--tau", "6"): study.rmst("Surv(time, cvd) ~ I(age > 55)", tau=6.0),
+        ("cumhaz", "Surv(time, cvd) ~ 1", "--at", "5"): study.cumhaz("Surv(time, cvd) ~ 1", at=5.0),
+        ("cuminc", "Surv(time, cvd) ~ I(age > 55)", "--competing", "sbp > 150", "--at", "5"): study.cuminc(
+            "Surv(time, cvd) ~ I(age > 55)", competing="sbp > 150", at=5.0
+        ),
+        ("rmst-regression", "Surv(time, cvd) ~ age", "--tau", "6"): study.rmst_regression(
+            "Surv(time, cvd) ~ age", tau=6.0
+        ),
+        ("schoenfeld", "Surv(time, cvd) ~ age", "--transform", "identity"): study.schoenfeld(
+            "Surv(time, cvd) ~ age", transform="identity"
+        ),
+        ("finegray", "Surv(time, cvd) ~ age/10", "--competing", "sbp > 150"): study.finegray(
+            "Surv(time, cvd) ~ age/10", competing="sbp > 150"
+        ),
+        ("aft", "Surv(time, cvd) ~ age/10", "--dist", "lognormal"): study.aft(
+            "Surv(time, cvd) ~ age/10", dist="lognormal"
+        ),
         ("logrank", "Surv(time, cvd) ~ I(age > 55)"): study.logrank("Surv(time, cvd) ~ I(age > 55)"),
         ("cox", "Surv(time, cvd) ~ sbp/10", "--subset", "age >= 50"): study.cox(
             "Surv(time, cvd) ~ sbp/10", subset="age >= 50"

@@ -205,10 +205,46 @@ QUESTIONS = (
         r="km(cvd, Surv(time, cvd) ~ arm, at = 5)", kind="km", formula="Surv(time, cvd) ~ arm", options={"at": 5.0}
     ),
     Question(
+        r="cumhaz(cvd, Surv(time, cvd) ~ arm, at = 5)",
+        kind="cumhaz",
+        formula="Surv(time, cvd) ~ arm",
+        options={"at": 5.0},
+    ),
+    Question(
+        r="cuminc(cvd, Surv(time, cvd) ~ arm, competing = ~ visits > 3, at = 5)",
+        kind="cuminc",
+        formula="Surv(time, cvd) ~ arm",
+        options={"competing": "visits > 3", "at": 5.0},
+    ),
+    Question(
         r="rmst(cvd, Surv(time, cvd) ~ arm, tau = 8)",
         kind="rmst",
         formula="Surv(time, cvd) ~ arm",
         options={"tau": 8.0},
+    ),
+    Question(
+        r="rmst_regression(cvd, Surv(time, cvd) ~ arm + age, tau = 8)",
+        kind="rmst_regression",
+        formula="Surv(time, cvd) ~ arm + age",
+        options={"tau": 8.0},
+    ),
+    Question(
+        r="schoenfeld(cvd, Surv(time, cvd) ~ arm + age, transform = 'identity')",
+        kind="schoenfeld",
+        formula="Surv(time, cvd) ~ arm + age",
+        options={"transform": "identity"},
+    ),
+    Question(
+        r="finegray(cvd, Surv(time, cvd) ~ arm + age, competing = 'visits > 3')",
+        kind="finegray",
+        formula="Surv(time, cvd) ~ arm + age",
+        options={"competing": "visits > 3"},
+    ),
+    Question(
+        r="aft(cvd, Surv(time, cvd) ~ arm + age, dist = 'lognormal')",
+        kind="aft",
+        formula="Surv(time, cvd) ~ arm + age",
+        options={"dist": "lognormal"},
     ),
     Question(
         r="logrank(cvd, Surv(time, cvd) ~ arm + strata(smoking))",

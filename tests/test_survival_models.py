@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import special
 
 from coordinator.pooling.intervals import Draw, with_release_variance
 from coordinator.pooling.multivariate import joint_of_terms
 from shared.errors import ParameterError
 from shared.estimands.answer import estimate, influence, parse_estimand, parse_formula
+from shared.estimands.fits.accelerated import LAWS, accelerated
 
 HERE = Path(__file__).parent / "reference"
 LATE, PLAIN = "Surv(entry, time, event) ~ age + arm", "Surv(time, event) ~ age + arm"
@@ -87,6 +89,218 @@ def test_cox_models_are_those_of_r(name):
     agrees(estimate(table, "cox", formula, **options), answers["cox"][name])
 
 
+@pytest.mark.parametrize("dist", LAWS)
+def test_accelerated_failure_times_are_those_of_survreg(dist):
+    table, answers = reference()
+    theirs = answers["aft"][dist]
+    names = ["(Intercept)", "age", "arm"]
+    for options, known in (({}, theirs), ({"weights": "w"}, theirs["weighted"])):
+        known = {part: {name: known[part][name] for name in names} for part in ("beta", "se")}
+        agrees(estimate(table, "aft", PLAIN, dist=dist, **options), known)
+    matrix = np.column_stack([np.ones(len(table)), table.age - 60, table.arm]).astype(float)
+    fit = accelerated(matrix, table.time.to_numpy(float), table.event.to_numpy(float), dist)
+    assert np.exp(fit.log_scale) == pytest.approx(theirs["scale"], rel=1e-6)
+    if "Log(scale)" in theirs["se"]:
+        assert fit.log_scale_se == pytest.approx(theirs["se"]["Log(scale)"], rel=1e-6)
+
+
+def test_a_subdistribution_hazard_is_that_of_finegray_and_without_ties_that_of_crr():
+    table, answers = reference()
+    ours = estimate(table, "finegray", PLAIN, competing="other")
+    np.testing.assert_allclose(ours.beta, list(answers["finegray_breslow"]["beta"].values()), rtol=1e-6)
+    apart = table.assign(time=table.time + table.id * 1e-6)
+    agrees(estimate(apart, "finegray", PLAIN, competing="other"), answers["crr"])
+
+
+def test_a_cause_specific_hazard_is_a_cox_model_of_the_one_cause():
+    table, answers = reference()
+    cause = np.where(table.event == 1, "relapse", np.where(table.other == 1, "death", "none"))
+    formula = 'Surv(time, cause == "death") ~ age + arm'
+    agrees(estimate(table.assign(cause=cause), "cox", formula), answers["cause_specific"])
+
+
+def test_a_regression_of_restricted_means_is_that_of_rs_pseudo_values():
+    table, answers = reference()
+    agrees(estimate(table, "rmst_regression", PLAIN, tau=6), answers["rmst"])
+
+
+@pytest.mark.parametrize("transform", ["identity", "log"])
+def test_the_test_of_proportional_hazards_is_that_of_cox_zph(transform):
+    table, answers = reference()
+    ours = estimate(table, "schoenfeld", PLAIN, transform=transform)
+    theirs = dict(answers["zph"][transform]["chisq"])
+    assert ours.attrs["chisq"] == pytest.approx(theirs.pop("GLOBAL"), rel=1e-6)
+    np.testing.assert_allclose((ours.beta / ours.se) ** 2, list(theirs.values()), rtol=1e-6)
+    assert ours.attrs["p"] == pytest.approx(answers["zph"][transform]["p"]["GLOBAL"], rel=1e-6)
+
+
+def test_the_test_of_proportional_hazards_knows_strata_late_entry_and_factors_and_pools_them_together():
+    table, answers = reference()
+    question = parse_formula("schoenfeld", f"{LATE.replace('arm', 'C(stage)')} + strata(arm)")
+    theirs = answers["zph_truncated"]["chisq"]
+    rows = estimate(table, question, site="A")
+    assert [row.yi**2 / row.vi for row in rows] == pytest.approx(list(theirs.values())[:3], rel=1e-6)
+    joint = {one["term"]: one for one in joint_of_terms(rows, question, method="FE", test="z", level=0.95)}
+    assert list(joint) == ["C(stage)", "GLOBAL"]
+    assert joint["GLOBAL"]["statistic"] == pytest.approx(theirs["GLOBAL"], rel=1e-6)
+
+
+def test_a_landmark_analysis_is_of_those_still_followed_then():
+    table, answers = reference()
+    ours = estimate(table, "km", "Surv(time, event) ~ arm", at=4, subset="time > 2")
+    known = np.array(answers["landmark"]["surv"])
+    slope = 1 / (known * (1 - known))
+    spread = slope * answers["landmark"]["se"]
+    agrees(ours, {"beta": dict(enumerate(special.logit(known))), "se": dict(enumerate(spread))})
+    started = estimate(table, "cox", PLAIN, start=2)
+    agrees(estimate(table, "cox", PLAIN, subset="time > 2"), {"beta": dict(started.beta), "se": dict(started.se)})
+
+
+def test_hazards_that_cross_are_found_by_the_test_and_the_change_is_the_one_that_was_made():
+    rng = np.random.default_rng(5)
+    arm, change = rng.integers(0, 2, 4000), 0.5
+    # A hazard of t^0 in one arm and of t^change in the other has a log ratio of change × log t.
+    draws = rng.exponential(size=4000)
+    time = np.where(arm == 1, (draws * (1 + change)) ** (1 / (1 + change)), draws)
+    table = pd.DataFrame({"time": np.minimum(time, 3), "event": (time < 3).astype(int), "arm": arm})
+    row = estimate(table, "schoenfeld", "Surv(time, event) ~ arm", term="arm")
+    assert row.yi / np.sqrt(row.vi) > 5
+    assert row.yi == pytest.approx(change, abs=0.15)
+    assert row.scale == "identity"
+
+
+MOVED = {
+    "finegray": ({"competing": "other"}, 0.1),
+    "aft": ({}, 0.1),
+    "rmst_regression": ({"tau": 6}, 0.1),
+    "schoenfeld": ({}, 0.7),  # of a test's one step what a row does to the information is shared out
+}
+
+
+@pytest.mark.parametrize("kind", MOVED)
+def test_what_a_row_moves_these_models_by_is_what_leaving_it_out_shows(kind):
+    table, (options, near) = reference()[0], MOVED[kind]
+    question = parse_formula(kind, PLAIN, **options)
+    pushes = influence(table, question)
+    whole = {row.term: row.yi for row in estimate(table, question)}
+    left = {term: [] for term in whole}
+    for i in range(0, 300, 12):
+        for row in estimate(table.drop(i), question):
+            left[row.term].append(whole[row.term] - row.yi)
+    for term, shown in left.items():
+        push = pushes[term][::12]
+        assert np.corrcoef(push, shown)[0, 1] > 0.97
+        np.testing.assert_allclose(push, shown, rtol=near, atol=0.12 * np.abs(shown).max())
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("aft(time, event) ~ age", "durations are 0: they have no logarithm"),
+        ("schoenfeld(time, event) ~ age", "durations are 0: they have no logarithm"),
+        ("rmst_regression(time, event, tau = 40) ~ age", "follow-up ends before 40 at this site"),
+        ("rmst_regression(time, event, tau = 0.05) ~ age", "fewer than 5 events before 0.05"),
+        ("finegray(time, event, competing = other, subset = event == 0) ~ age", "0 events for 1 terms: too few"),
+        ("finegray(time, event, competing = other) ~ safe", "all events lie on one side"),
+    ],
+)
+def test_a_model_that_has_no_answer_says_why_and_no_number(question, said):
+    table = reference()[0]
+    table = table.assign(time=table.time.where(table.id > 3, 0.0), event=table.event.where(table.id > 0, 1))
+    table = table.assign(safe=((table.event == 0) & (table.id % 2 == 0)).astype(int))
+    for row in estimate(table, parse_estimand(question)):
+        assert row.yi is None
+        assert said in row.reason
+
+
+READ_OFF = {"cumhaz": ({}, "cumhaz", np.log), "cuminc": ({"competing": "other"}, "aj", special.logit)}
+
+
+@pytest.mark.parametrize("kind", READ_OFF)
+def test_curves_read_off_at_a_time_are_those_of_r_with_their_errors(kind):
+    table, answers = reference()
+    options, name, scale = READ_OFF[kind]
+    ours = estimate(table, kind, "Surv(time, event) ~ arm", at=4, **options)
+    value = np.array(answers[name]["cumhaz" if kind == "cumhaz" else "pstate"])
+    slope = 1 / value if kind == "cumhaz" else 1 / (value * (1 - value))
+    agrees(ours, {"beta": dict(enumerate(scale(value))), "se": dict(enumerate(slope * answers[name]["se"]))})
+
+
+@pytest.mark.parametrize("kind", READ_OFF)
+def test_what_a_row_moves_a_curve_by_is_what_leaving_it_out_shows(kind):
+    table = reference()[0]
+    question = parse_formula(kind, "Surv(time, event) ~ arm", at=4, **READ_OFF[kind][0])
+    pushes = influence(table, question)
+    whole = {row.term: row.yi for row in estimate(table, question)}
+    for i in (0, 3, 40, 171, 250):
+        without = {row.term: row.yi for row in estimate(table.drop(i), question)}
+        for term, push in pushes.items():
+            assert whole[term] - without[term] == pytest.approx(push[i], rel=0.1, abs=2e-4)
+
+
+def test_one_column_of_causes_says_the_same_as_a_column_for_each():
+    table = reference()[0]
+    cause = np.where(table.event == 1, "relapse", np.where(table.other == 1, "death", "none"))
+    two = estimate(table, parse_estimand("cuminc(time, event, competing = other, at = 4) ~ arm"))
+    question = parse_estimand('cuminc(time, cause == "relapse", competing = cause == "death", at = 4) ~ arm')
+    one = estimate(table.assign(cause=cause), question)
+    assert [(row.yi, row.vi) for row in one] == [(row.yi, row.vi) for row in two]
+    both = estimate(table.assign(other=np.maximum(table.other, table.event)), parse_estimand(TWO_CAUSES))
+    assert [row.yi for row in both] == [row.yi for row in two]
+
+
+TWO_CAUSES = "cuminc(time, event, competing = other, at = 4) ~ arm"
+
+
+def test_without_a_competing_event_incidence_is_what_survival_leaves_over():
+    table = reference()[0].assign(other=0)
+    incidence = estimate(table, parse_estimand(TWO_CAUSES))
+    survival = estimate(table, parse_estimand("km(time, event, at = 4) ~ arm"))
+    assert [row.yi for row in incidence] == pytest.approx([-row.yi for row in survival])
+    assert [row.vi for row in incidence] == pytest.approx([row.vi for row in survival])
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("cuminc(time, event, competing = other, at = 40)", "follow-up ends before 40 at this site"),
+        ("cumhaz(time, event, at = 0.2)", "fewer than 5 events up to 0.2 at this site"),
+        ("cuminc(time, event, competing = other, at = 4, subset = age > 200)", "no complete rows at this site"),
+    ],
+)
+def test_a_curve_that_says_nothing_at_a_time_has_its_reason(question, said):
+    assert estimate(reference()[0], parse_estimand(question))[0].reason == said
+
+
+def test_a_release_keeps_a_curve_by_its_own_order_and_counts_its_noise():
+    table = reference()[0]
+    question = parse_estimand(TWO_CAUSES)
+    own = estimate(table, question, site="A")
+    told = with_release_variance(own, table, question, [Draw(rows=300, w=0.8, fitted_on=300)])
+    for before, after in zip(own, told, strict=True):
+        assert before.vi < after.vi < 2 * before.vi
+        assert after.attenuation == 0
+        assert "bootstrap" in after.how
+
+
+@pytest.mark.parametrize(
+    ("question", "w", "said"),
+    [
+        ("schoenfeld(time, event) ~ arm", 0.8, "changes with time"),
+        ("aft(time, event) ~ arm", 0.0, "10 % too far"),
+        ("aft(time, event) ~ arm", 0.8, ""),
+        ("rmst_regression(time, event, tau = 6) ~ arm", 0.0, ""),
+    ],
+)
+def test_what_rows_may_not_hold_of_times_is_said_before_the_number(question, w, said):
+    table = reference()[0]
+    own = estimate(table, parse_estimand(question))
+    [told] = with_release_variance(own, table, parse_estimand(question), [Draw(rows=300, w=w, fitted_on=300)])
+    assert told.vi > own[0].vi
+    assert bool(told.warnings) == bool(said)
+    assert said in " ".join(told.warnings)
+
+
 @pytest.mark.parametrize("kind", CLUSTERED)
 def test_errors_by_cluster_are_those_of_r(kind):
     table = pd.read_csv(HERE / "generalised.csv")
@@ -129,6 +343,18 @@ def test_a_release_of_late_rows_counts_fit_and_noise():
         ("cox(time, event) ~ by_time(arm, 0)", "times of steps must be above 0"),
         ("cox(time, event, cluster = log(w)) ~ age", "must be columns"),
         ("km(time, event, at = 2, cluster = w) ~ arm", "takes the options"),
+        ("cuminc(time, event, at = 4)", "must name the competing event"),
+        ("finegray(time, event) ~ age", "must name the competing event"),
+        ("finegray(time, event, competing = other) ~ age + offset(w)", "takes neither an offset"),
+        ("finegray(time, event, competing = other) ~ age + strata(arm)", "takes no strata"),
+        ("finegray(time, event, competing = other) ~ 1", "must have at least one term"),
+        ("schoenfeld(time, event) ~ 1", "must have at least one term"),
+        ("schoenfeld(time, event, transform = km) ~ age", "transform must be one of log, identity"),
+        ("aft(time, event, dist = gompertz) ~ age", "dist must be one of weibull"),
+        ("aft(time + 1, event) ~ age", "must be columns"),
+        ("rmst_regression(time, event) ~ age", "must have a horizon tau > 0"),
+        ("cumhaz(time, event, competing = other, at = 4)", "takes the options"),
+        ("cumhaz(time, event, at = 4) ~ age + arm", "must compare the groups of one column"),
     ],
 )
 def test_what_no_model_has_is_refused_when_it_is_read(question, said):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from shared.errors import ParameterError
 from shared.estimands.answer import Estimand, Estimate, parse_estimand, parse_formula
+from shared.estimands.kinds import KINDS
 
 if TYPE_CHECKING:
     from coordinator.store.store import Store
@@ -91,9 +92,9 @@ def resolve(
     for name in found.columns:
         if name not in columns:
             raise no_column(plan, name, lack(name))
-    if found.kind == "km" and found.at is None:
+    if "at" in KINDS[found.kind].must and found.at is None:
         raise ParameterError(
-            "km must have a time to be one number",
+            f"{found.kind} must have a time to be one number",
             given=str(found),
             next_step=f"Write {replace(found, at=5.0)!s}, with the time you ask about: the same at every site.",
         )

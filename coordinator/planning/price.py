@@ -356,13 +356,15 @@ def _latent_width(w: float) -> float:
 
 def moments_of(plan: StudyPlan, epsilon: float) -> Any:
     """The moments release of the first planned model that gives every column a role; None without one."""
-    from shared.estimands.questions import MODELS, parse_estimand
+    from shared.estimands.questions import MODELS, SURVIVAL, parse_estimand
     from shared.mechanisms.moments.plan import MomentsPlan
 
     for formula in plan.estimands.values():
         try:
             question = parse_estimand(formula)
             if question.kind not in MODELS or question.outcome_kind not in _OUTCOMES:
+                continue
+            if question.kind in SURVIVAL and question.kind != "cox":
                 continue
             responses = (question.duration, question.event) if question.kind == "cox" else (question.outcome,)
             settings = MomentsPlan(

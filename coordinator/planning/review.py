@@ -159,6 +159,7 @@ def _dictionary(plan: StudyPlan) -> list[ChecklistLine]:
 
 
 def _estimand(plan: StudyPlan, name: str, formula: str) -> ChecklistLine:
+    from shared.estimands.kinds import KINDS, SURVIVAL
     from shared.estimands.questions import parse_estimand
 
     label = f"estimand {name}"
@@ -176,10 +177,11 @@ def _estimand(plan: StudyPlan, name: str, formula: str) -> ChecklistLine:
         if words and column in question.terms and (column in question.per or question.kind == "correlation"):
             fix = f"Write {column} without units." if column in question.per else "Name columns of numbers."
             return ChecklistLine(name=label, state="fail", detail=f"{column} holds categories, not numbers", fix=fix)
-    if question.kind == "km" and question.at is None:
-        fix = "Write km(time, event, at = 5), the same time at every site."
-        return ChecklistLine(name=label, state="fail", detail="km without a time is a curve, not one number", fix=fix)
-    if question.kind == "cox":
+    if "at" in KINDS[question.kind].must and question.at is None:
+        fix = f"Write {question.kind}(time, event, at = 5), the same time at every site."
+        detail = f"{question.kind} without a time is a curve, not one number"
+        return ChecklistLine(name=label, state="fail", detail=detail, fix=fix)
+    if question.kind in SURVIVAL:
         follow_up = columns[question.duration]
         if follow_up.kind != "time":
             fix = f"Declare {question.duration} with kind = 'time'."

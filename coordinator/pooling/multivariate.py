@@ -198,6 +198,8 @@ def joint_of_terms(
 ) -> list[dict[str, Any]]:
     """Every term of a model that has several coefficients, these pooled together: as `JointResult.data`, or a reason.
 
+    Of a test of proportional hazards all coefficients, too, as ``GLOBAL``.
+
     Each has its ``term``, its ``terms`` (coefficients) and the ``sites`` that were pooled: label, yi and cov; a curve
     also the ``curve`` (`dose_response`).
 
@@ -208,8 +210,10 @@ def joint_of_terms(
         return []
     labels = list(dict.fromkeys(row.term for row in estimates))
     out: list[dict[str, Any]] = []
-    for term in question.terms:
-        mine = [label for label in labels if _LEVEL.sub("", label) == term]
+    together = {term: [label for label in labels if _LEVEL.sub("", label) == term] for term in question.terms}
+    if question.kind == "schoenfeld" and len(question.terms) > 1:
+        together["GLOBAL"] = labels
+    for term, mine in together.items():
         if len(mine) < 2:
             continue
         one: dict[str, Any] = {"term": term, "terms": mine}

@@ -46,6 +46,7 @@ from shared.estimands.formulas import (
     values,
 )
 from shared.estimands.groups import group_answers
+from shared.estimands.kinds import KINDS
 from shared.estimands.models import model_answers
 from shared.estimands.questions import INTERCEPT, MODELS, Estimand, Scale, parse_estimand, parse_formula
 from shared.estimands.standardised import standardised_answers
@@ -251,17 +252,17 @@ def estimate(
         return _estimate(result, estimand, label, vi_privacy=noise.get(label, 0.0), **origin)
 
     if isinstance(question, Estimand):
-        if question.kind == "km" and question.at is None:
+        if "at" in KINDS[question.kind].must and question.at is None:
             raise ParameterError(
-                "km must have a time to be one number",
-                next_step="Write km(time, event, at = 5), the same at every site.",
+                f"{question.kind} must have a time to be one number",
+                next_step=f"Write {question.kind}(time, event, at = 5), the same at every site.",
             )
         shown = [label for label in result.answers if label != INTERCEPT] or [INTERCEPT]
         return [row(label) for label in shown]
     if term is not None:
         label = _chosen(result, estimand, term)
-        if estimand.kind == "km" and estimand.at is None:
-            raise ParameterError("km must have a time to be one number", next_step="Give at=, a time.")
+        if "at" in KINDS[estimand.kind].must and estimand.at is None:
+            raise ParameterError(f"{estimand.kind} must have a time to be one number", next_step="Give at=, a time.")
         return row(label)
     return _frame(result, estimand)
 

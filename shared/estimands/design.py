@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.formulas import CATEGORY, Node, QuestionRows, is_logical, names, parse, right_side, values
+from shared.estimands.kinds import KINDS
 from shared.estimands.questions import Estimand
 from shared.estimands.splines import basis_of, steps_of
 
@@ -63,7 +64,7 @@ def design_of(table: QuestionRows, estimand: Estimand, levels: dict[str, Sequenc
     terms = [right_side(parse(term)).terms[0] for term in estimand.terms]
     # R's rule: a factor loses its reference level in a term when the term without that factor is in the model too.
     present = {frozenset(map(str, term)) for term in terms}
-    if estimand.intercept or estimand.kind in ("cox", "ordinal"):
+    if estimand.intercept or not KINDS[estimand.kind].baseline:
         present.add(frozenset())
     for term, text in zip(terms, estimand.terms, strict=True):
         crossed: list[_Piece] = []

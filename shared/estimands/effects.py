@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from shared.errors import Refusal
 from shared.estimands.formulas import Node, names, parse
-from shared.estimands.kinds import KINDS
+from shared.estimands.kinds import CURVED, KINDS
 from shared.estimands.questions import INTERCEPT, MODELS
 
 if TYPE_CHECKING:
@@ -75,10 +75,13 @@ def effect_name(question: Estimand, term: str = "", unit: str = "") -> str:
         return STATISTICS[TableCell.read(term).statistic].capitalize()
     if question.kind == "standardised":
         return (_RISKS if question.binary else _MEANS)[question.contrast]
+    if question.kind == "schoenfeld":
+        by = "log time" if question.transform == "log" else unit or "unit of time"
+        return f"Change of the log hazard ratio per {by}"
     if term == INTERCEPT and KINDS[question.kind].baseline:
         return KINDS[question.kind].baseline
-    name, time = KINDS[question.kind].effect, question.at if question.kind == "km" else question.tau
-    if question.kind not in ("km", "rmst") or time is None:
+    name, time = KINDS[question.kind].effect, question.tau if question.at is None else question.at
+    if time is None or question.kind not in (*CURVED, "rmst_regression"):
         return name
     return " ".join(filter(None, (name, "at" if question.kind == "km" else "to", f"{time:g}", unit)))
 
@@ -161,7 +164,11 @@ def in_words(question: Estimand, term: str, dictionary: Dictionary) -> str:
     if kind in ("mean", "proportion"):
         return f"{'Share with' if kind == 'proportion' else effect} {words.side(question.outcome)}"
     contrast = words.contrast(question, term)
-    if kind in ("km", "rmst"):
+    if kind in ("cumhaz", "cuminc"):
+        subject = f"{effect} of {words.side(question.event)}"
+        if question.competing:
+            subject += f" beside {words.side(question.competing)}"
+    elif kind in ("km", "rmst", "rmst_regression"):
         name, at, time = effect.partition(" at " if kind == "km" else " to ")
         subject = f"{name} without {words.side(question.event)}{at}{time}"
     elif kind == "standardised" and not question.binary:
@@ -236,7 +243,7 @@ class _Words:
         if found:
             name, level = found.groups()
             levels = [str(one) for one in getattr(self._columns.get(name), "levels", ())]
-            alone = question.kind in ("km", "rmst") or not levels or level == levels[0]
+            alone = question.kind in CURVED or not levels or level == levels[0]
             return f"{self.called(name)}: {level}" + ("" if alone else f" against {levels[0]}")
         name, _, units = term.partition("/")
         column = self._columns.get(name)

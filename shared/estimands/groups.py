@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 from shared.errors import EstimateRefusal
 from shared.estimands.design import levels_of, outcome_of
+from shared.estimands.fits.counting import CountedTimes, cumulative_hazard, cumulative_incidence
 from shared.estimands.fits.survival import SurvivalCurve, kaplan_meier, log_rank, restricted_mean
 from shared.estimands.floors import FAR, NO_ROWS, Answer, LeastRows, QuestionResult, few
 from shared.estimands.formulas import CATEGORY, Node, QuestionRows, is_logical, parse, values
+from shared.estimands.kinds import CURVED, KINDS
 from shared.estimands.questions import SURVIVAL, Estimand
 
-__all__ = ["group_answers", "membership", "strata_of"]
+__all__ = ["competing_of", "group_answers", "membership", "strata_of"]
 
 Array = NDArray[np.float64]
 
@@ -29,6 +31,7 @@ def group_answers(
     kind, survival = estimand.kind, estimand.kind in SURVIVAL
     y = outcome_of(table, estimand.event if survival else estimand.outcome, binary=survival or kind == "two_by_two")
     duration = table.numbers(estimand.duration) if survival else np.zeros(len(table))
+    other = competing_of(table, estimand, y)
     strata, strata_used = strata_of(table, estimand)
     if estimand.terms:
         term = estimand.terms[0]
@@ -37,24 +40,25 @@ def group_answers(
         text = str(column.parts[0]) if column.kind == "call" and column.value in CATEGORY else term
     else:
         term, text, known, member = str(estimand), "", [""], np.zeros(len(table), dtype=np.int64)
-    used = np.isfinite(y) & np.isfinite(duration) & (member >= 0) & strata_used
-    y, duration, member, strata = y[used], duration[used], member[used], strata[used]
+    used = np.isfinite(y) & np.isfinite(duration) & np.isfinite(other) & (member >= 0) & strata_used
+    place, y, duration, other = np.flatnonzero(used), y[used], duration[used], other[used]
+    member, strata = member[used], strata[used]
     counts = np.bincount(member, minlength=len(known))
     result = QuestionResult(answers={}, n=len(y))
-    every = kind in ("km", "rmst")
-    alone = every and not estimand.terms
+    each = "at" in KINDS[kind].options
+    alone = kind in CURVED and not estimand.terms
     labels = [term] if alone else [f"{term}[{level}]" for level in known]
     for label, level in zip(labels, known, strict=True):
         prefix = str(column) if not alone else ""
-        result.r_names[label] = "(Intercept)" if alone else f"{prefix}{'=' if kind == 'km' else ''}{level}"
+        result.r_names[label] = "(Intercept)" if alone else f"{prefix}{'=' if each else ''}{level}"
 
     def excluded(reason: str) -> QuestionResult:
-        result.answers = dict.fromkeys((labels if kind == "km" or alone else labels[1:]) or [term], reason)
+        result.answers = dict.fromkeys((labels if each or alone else labels[1:]) or [term], reason)
         return result
 
     if len(y) == 0:
         return excluded("no complete rows at this site")
-    if len(known) < 2 and not alone and kind != "km":
+    if len(known) < 2 and not alone and not each:
         return excluded(f"{text} has fewer than two levels at this site")
     if survival and (duration < 0).any():
         return excluded(f"{int((duration < 0).sum())} durations are negative")
@@ -67,18 +71,21 @@ def group_answers(
             return NO_ROWS
         if counts[g] <= max(floors.residual_df, 1):
             return f"{int(counts[g])} rows in a group: fewer than {floors.residual_df} residual degrees of freedom"
+        if kind in ("cumhaz", "cuminc"):
+            found, pushes = _counted_number(estimand, CountedTimes.of(duration[mine], y[mine], other[mine]), floors)
+            result.influence[labels[g]] = np.bincount(place[mine], pushes, minlength=len(table)).astype(float)
+            return found
         if survival:
             return _survival_number(estimand, kaplan_meier(duration[mine], y[mine]), floors)
         return float(y[mine].mean()), float(y[mine].var(ddof=1) / counts[g])
 
-    if kind == "km":
+    if each:
         for g, label in enumerate(labels):
-            if counts[g]:
-                result.curves[result.r_names[label] if not alone else ""] = kaplan_meier(
-                    duration[member == g], y[member == g]
-                )
+            mine = member == g
+            if mine.any() and kind == "km":
+                result.curves[result.r_names[label] if not alone else ""] = kaplan_meier(duration[mine], y[mine])
             result.answers[label] = summary(g) if estimand.at is not None else "the question has no time"
-            result.extra[label] = {"n": int(counts[g]), "events": int(y[member == g].sum())}
+            result.extra[label] = _counted(estimand, y[mine], other[mine])
         return result
     first = summary(0)
     if alone:
@@ -180,6 +187,38 @@ def _survival_number(estimand: Estimand, curve: SurvivalCurve, floors: LeastRows
     if curve.events[curve.time <= at].sum() < floors.events:
         return f"fewer than {floors.events} events up to {at:g} at this site"
     return math.log(survival / (1 - survival)), variance / (1 - survival) ** 2
+
+
+def _counted(estimand: Estimand, event: Array, other: Array) -> dict[str, float]:
+    """Rows and events of a group, and competing events where the question names some."""
+    found: dict[str, float] = {"n": len(event), "events": int(event.sum())}
+    return {**found, "competing": int(other.sum())} if estimand.competing else found
+
+
+def _counted_number(estimand: Estimand, counts: CountedTimes, floors: LeastRows) -> tuple[Answer, Array]:
+    """A cumulative hazard or incidence at a time on its scale, and what each row moves it by."""
+    at, none = float(estimand.at or 0), np.zeros(len(counts.place))
+    events = counts.events[counts.time <= at].sum()
+    left = counts.at_risk[-1] - counts.events[-1] - counts.others[-1]
+    if counts.time[-1] < at and left > 0:
+        return f"follow-up ends before {at:g} at this site", none
+    if events < max(floors.events, 1):
+        return f"fewer than {max(floors.events, 1)} events up to {at:g} at this site", none
+    if estimand.kind == "cumhaz":
+        value, variance, pushes = cumulative_hazard(counts, at)
+        return (math.log(value), variance / value**2), pushes / value
+    value, variance, pushes = cumulative_incidence(counts, at)
+    if value >= 1:
+        return f"incidence at {at:g} is 1 at this site: its logit is not finite", none
+    slope = 1 / (value * (1 - value))
+    return (math.log(value / (1 - value)), variance * slope**2), pushes * slope
+
+
+def competing_of(table: QuestionRows, estimand: Estimand, event: Array) -> Array:
+    """1 where a competing event came first, (n,); a row that has both has had the event. NaN where unknown."""
+    if not estimand.competing:
+        return np.zeros(len(table))
+    return np.where(event == 1, 0.0, outcome_of(table, estimand.competing, binary=True))
 
 
 def _log_rank(

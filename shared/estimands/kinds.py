@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["GROUPED", "KINDS", "LISTED", "MODELS", "OPTIONS", "SURVIVAL", "TERMWISE", "Kind", "QuestionKind"]
+__all__ = ["CURVED", "GROUPED", "KINDS", "LISTED", "MODELS", "OPTIONS", "SURVIVAL", "TERMWISE", "Kind", "QuestionKind"]
 __all__ += ["QuestionOption", "Scale"]
 
 Kind = Literal[
@@ -35,7 +35,13 @@ Kind = Literal[
     "standardised",
     "cox",
     "km",
+    "cumhaz",
+    "cuminc",
     "rmst",
+    "rmst_regression",
+    "schoenfeld",
+    "finegray",
+    "aft",
     "logrank",
     "network",
 ]
@@ -59,6 +65,9 @@ OPTIONS: Mapping[str, QuestionOption] = {
     "robust": QuestionOption(default="", choices=("", "HC0", "HC1", "HC2", "HC3")),
     "cluster": QuestionOption(default=""),
     "entry": QuestionOption(default=""),
+    "competing": QuestionOption(
+        default="", help='What ends a follow-up before the event can: died, status == "dead", cause >= 2.'
+    ),
     "measure": QuestionOption(default="OR", choices=("OR", "RR", "RD"), help="OR, RR or RD."),
     "by": QuestionOption(default="", help="A column with levels: each of them apart, and compared with the first."),
     "of": QuestionOption(default="", help="The exposure: one of the formula's columns."),
@@ -86,6 +95,14 @@ OPTIONS: Mapping[str, QuestionOption] = {
     "start": QuestionOption(),
     "stop": QuestionOption(),
     "at": QuestionOption(help="The time, the same at every site."),
+    "transform": QuestionOption(
+        default="log", choices=("log", "identity"), help="Of time, by which an effect may change: log or identity."
+    ),
+    "dist": QuestionOption(
+        default="weibull",
+        choices=("weibull", "exponential", "lognormal", "loglogistic"),
+        help="The law of times: weibull, exponential, lognormal or loglogistic.",
+    ),
     "tau": QuestionOption(help="Until this time, the same at every site."),
     "structure": QuestionOption(
         default="pearson", choices=("pearson", "cs"), help="pearson, or cs: one correlation of all, of equal variance."
@@ -301,6 +318,27 @@ KINDS: Mapping[Kind, QuestionKind] = {
         verb_options=("at",),
         must=("at",),
     ),
+    "cumhaz": QuestionKind(
+        needs=_SURVIVAL,
+        effect="Cumulative hazard",
+        scale="log",
+        survival=True,
+        options=("at",),
+        asks='Nelson-Aalen at every site, pooled: the cumulative hazard up to a time: "Surv(time, event) ~ arm".',
+        verb_options=("at",),
+        must=("at",),
+    ),
+    "cuminc": QuestionKind(
+        needs=_SURVIVAL,
+        effect="Cumulative incidence",
+        scale="logit",
+        survival=True,
+        options=("competing", "at"),
+        asks="Aalen-Johansen at every site, pooled: the share with the event by a time beside competing ones: "
+        '"Surv(time, event) ~ arm".',
+        verb_options=("competing", "at"),
+        must=("competing", "at"),
+    ),
     "rmst": QuestionKind(
         needs=_SURVIVAL,
         effect="Restricted mean survival time",
@@ -309,6 +347,49 @@ KINDS: Mapping[Kind, QuestionKind] = {
         asks='Restricted mean survival time at every site, pooled: "Surv(time, event) ~ arm".',
         verb_options=("tau",),
         must=("tau",),
+    ),
+    "rmst_regression": QuestionKind(
+        needs=_SURVIVAL,
+        effect="Difference in restricted mean survival time",
+        baseline="Restricted mean survival time",
+        shape="model",
+        survival=True,
+        options=("tau", "cluster"),
+        asks='Regression of the restricted mean survival time at every site, pooled: "Surv(time, event) ~ arm + age".',
+        verb_options=("tau",),
+        must=("tau",),
+    ),
+    "schoenfeld": QuestionKind(
+        needs=_SURVIVAL,
+        shape="model",
+        survival=True,
+        options=("weights", "ties", "entry", "transform"),
+        asks="Test of proportional hazards (Schoenfeld residuals) at every site, pooled as the change of a log hazard "
+        'ratio with time: "Surv(time, event) ~ arm + age".',
+        verb_options=("transform",),
+    ),
+    "finegray": QuestionKind(
+        needs=_SURVIVAL,
+        effect="Subdistribution hazard ratio",
+        scale="log",
+        shape="model",
+        survival=True,
+        options=("competing", "cluster"),
+        asks='Fine-Gray regression at every site, pooled: cumulative incidence beside competing events: "Surv(time, '
+        'event) ~ arm + age".',
+        verb_options=("competing",),
+        must=("competing",),
+    ),
+    "aft": QuestionKind(
+        needs=_SURVIVAL,
+        effect="Time ratio",
+        baseline="Time",
+        scale="log",
+        shape="model",
+        survival=True,
+        options=("weights", "dist", "cluster"),
+        asks='Accelerated failure time (Weibull) at every site, pooled as log time ratios: "Surv(time, event) ~ age".',
+        verb_options=("dist",),
     ),
     "logrank": QuestionKind(
         needs=_SURVIVAL,
@@ -323,6 +404,8 @@ KINDS: Mapping[Kind, QuestionKind] = {
 SURVIVAL = tuple(name for name, kind in KINDS.items() if kind.survival)
 MODELS = tuple(name for name, kind in KINDS.items() if kind.shape == "model")
 LISTED = tuple(name for name, kind in KINDS.items() if kind.shape == "columns")
-TERMWISE = (*MODELS, "table_one")
+CURVED = tuple(name for name, kind in KINDS.items() if kind.survival and kind.shape == "column")
+"""Kinds that are read off a curve of all rows, or of each group."""
+TERMWISE = (*MODELS, "table_one", "cumhaz", "cuminc")
 """Kinds whose rows have an influence on each of several answers."""
 GROUPED = tuple(name for name, kind in KINDS.items() if kind.shape == "groups")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
@@ -13,9 +13,13 @@ from numpy.typing import NDArray
 
 from shared.errors import EstimateRefusal
 from shared.estimands.design import TermColumns, design_of, numeric_columns, outcome_of
+from shared.estimands.fits.accelerated import accelerated
+from shared.estimands.fits.counting import CountedTimes, restricted_mean_moves
 from shared.estimands.fits.families import FAMILIES
+from shared.estimands.fits.identified import determined, independent, unseen, within_strata
 from shared.estimands.fits.ordinal import proportional_odds
 from shared.estimands.fits.regression import RegressionFit, generalised, least_squares, overdispersed
+from shared.estimands.fits.subdistribution import fine_gray
 from shared.estimands.fits.survival import cox
 from shared.estimands.floors import (
     FAR,
@@ -30,8 +34,8 @@ from shared.estimands.floors import (
     few,
 )
 from shared.estimands.formulas import QuestionRows, parse, values
-from shared.estimands.groups import membership, strata_of
-from shared.estimands.kinds import KINDS
+from shared.estimands.groups import competing_of, membership, strata_of
+from shared.estimands.kinds import KINDS, SURVIVAL
 from shared.estimands.questions import INTERCEPT, Estimand
 
 __all__ = ["model_answers"]
@@ -50,6 +54,7 @@ class _Data:
     x: Array
     y: Array
     duration: Array
+    other: Array
     entry: Array
     weights: Array
     offset: Array
@@ -63,6 +68,7 @@ class _Data:
             x=self.x[keep],
             y=self.y[keep],
             duration=self.duration[keep],
+            other=self.other[keep],
             entry=self.entry[keep],
             weights=self.weights[keep],
             offset=self.offset[keep],
@@ -75,8 +81,8 @@ def model_answers(
     table: QuestionRows, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: LeastRows
 ) -> QuestionResult:
     """Answers of a model: an estimate for each term that the table supports, a reason for each other."""
-    kind, is_cox = estimand.kind, estimand.kind == "cox"
-    constant = estimand.intercept and kind not in ("cox", "ordinal")
+    kind, survival, based = estimand.kind, estimand.kind in SURVIVAL, bool(KINDS[estimand.kind].baseline)
+    constant = estimand.intercept and based
     design = design_of(table, estimand, levels)
     data, broken = _model_data(table, estimand, design, levels)
     labels = design.labels
@@ -87,23 +93,22 @@ def model_answers(
         result.answers = {label: design.reasons.get(label, reason) for label in shown}
         return result
 
-    reason = _unusable(data, broken, is_cox)
+    reason = _unusable(data, broken, estimand)
     if reason:
         return all_for(reason)
     data = data.rows(data.weights > 0)
-    if is_cox:
-        data = _window(data, estimand)
+    data = _window(data, estimand)
     result.n = n = len(data.y)
     if n == 0:
         return all_for("no rows with a weight, or in the time window, at this site")
     result.used = data.place
-    alive = _varying(result, design, data, constant=constant, free=kind in ("cox", "ordinal"))
+    alive = _varying(result, design, data, constant=constant, free=not based)
     parameters = len(alive) + (len(np.unique(data.y)) - 1 if kind == "ordinal" else constant)
     if n - parameters < max(floors.residual_df, 1):
         return all_for(few(n, parameters, floors))
-    if is_cox and data.y.sum() < max(floors.events, len(alive), 1):
+    if survival and data.y.sum() < max(floors.events, len(alive), 1):
         return all_for(f"{int(data.y.sum())} events for {len(alive)} terms: too few")
-    if not is_cox and np.ptp(data.y) == 0:
+    if not survival and np.ptp(data.y) == 0:
         return all_for("the outcome is constant at this site")
     if kind == "ordinal" and len(np.unique(data.y)) > MOST_CATEGORIES:
         return all_for(f"the outcome has more than {MOST_CATEGORIES} values at this site")
@@ -111,11 +116,13 @@ def model_answers(
         return all_for(f"{int(data.y.sum())} events for {len(alive)} terms: too few")
     data.x = data.x[:, alive]
     names_ = [labels[j] for j in alive]
-    solve = {"ols": _ols, "cox": _cox, "ordinal": _ordinal}.get(kind, _generalised)
-    moved = Moves(scaled=not is_cox, clusters=_clusters(table, estimand))
+    solve = _SOLVERS.get(kind, _generalised)
+    moved = Moves(scaled=not survival, clusters=_clusters(table, estimand))
     groups = len(table) if moved.clusters is None else len(np.unique(moved.clusters[data.place]))
     if estimand.cluster and groups < max(floors.residual_df, 2):
         return all_for(f"{groups} clusters: fewer than {floors.residual_df} tell no error")
+    if kind == "rmst_regression" and (reason := _to_pseudo_values(data, float(estimand.tau or 0), floors)):
+        return all_for(reason)
     data = _episodes(data, [design.windows.get(name) for name in names_])
     fitted = solve(names_, data, estimand, floors, moved) if names_ or constant else {}
     if kind == "poisson":
@@ -136,9 +143,35 @@ def model_answers(
         result.influence[label] = np.asarray(own, dtype=float)
     _whole_curves(result, design)
     result.answers = {label: result.answers[label] for label in shown}
-    if is_cox:
+    if survival and kind != "rmst_regression":
         result.attrs = {"events": int(data.y.sum())}
+    if kind == "schoenfeld" and moved.labels:
+        result.attrs |= _global_test([fitted[label] for label in moved.labels], moved.cov)
     return result
+
+
+def _global_test(answers: Sequence[Answer], cov: Array) -> dict[str, float]:
+    """χ² of all coefficients together, its degrees of freedom and its p-value."""
+    from scipy.stats import chi2
+
+    theta = np.array([np.nan if isinstance(one, str) else one[0] for one in answers])
+    chisq = float(theta @ np.linalg.pinv(cov) @ theta)
+    return {"chisq": chisq, "df": len(theta), "p": float(chi2.sf(chisq, len(theta)))}
+
+
+def _to_pseudo_values(data: _Data, horizon: float, floors: LeastRows) -> str:
+    """Make of each row's outcome its pseudo-value of the restricted mean, or say why the rows have none.
+
+    The mean of all rows and n times what the row moves it by, as R's `survival::pseudo` (Andersen, Klein 2003).
+    """
+    counts = CountedTimes.of(data.duration, data.y)
+    if counts.time[-1] < horizon and counts.at_risk[-1] > counts.events[-1]:
+        return f"follow-up ends before {horizon:g} at this site"
+    if counts.events[counts.time < horizon].sum() < max(floors.events, 1):
+        return f"fewer than {max(floors.events, 1)} events before {horizon:g} at this site"
+    mean, moves = restricted_mean_moves(counts, horizon)
+    data.y = mean + len(moves) * moves
+    return ""
 
 
 def _clusters(table: QuestionRows, estimand: Estimand) -> NDArray[np.int64] | None:
@@ -180,19 +213,20 @@ def _model_data(
     table: QuestionRows, estimand: Estimand, design: TermColumns, levels: dict[str, Sequence[Any]]
 ) -> tuple[_Data, dict[str, int]]:
     """The complete rows of a model, and in how many of the others each term is not finite."""
-    kind, is_cox = estimand.kind, estimand.kind == "cox"
+    kind, survival = estimand.kind, estimand.kind in SURVIVAL
     must = KINDS[kind].outcome
     if must == "ordered":
         y = _codes(table, estimand.outcome, levels)
     else:
-        y = outcome_of(table, estimand.event if is_cox else estimand.outcome, binary=is_cox or must == "binary")
+        y = outcome_of(table, estimand.event if survival else estimand.outcome, binary=survival or must == "binary")
     wrong = int((y < 0).sum() if must == "count" else (y <= 0).sum() if must == "positive" else 0)
     if wrong:
         raise EstimateRefusal(
             f"outcome {estimand.outcome!r} must be {'a count' if must == 'count' else 'above 0'}",
             given=f"{wrong} {'negative values' if must == 'count' else 'values of 0 or less'}",
         )
-    duration = table.numbers(estimand.duration) if is_cox else np.ones(len(table))
+    duration = table.numbers(estimand.duration) if survival else np.ones(len(table))
+    other = competing_of(table, estimand, y)
     entry = table.numbers(estimand.entry) if estimand.entry else np.full(len(table), -np.inf)
     strata, used = strata_of(table, estimand)
     if estimand.entry:  # as R, which makes such a row missing
@@ -203,13 +237,14 @@ def _model_data(
         x=np.column_stack([*design.columns, np.zeros((len(table), 0))]),
         y=y,
         duration=duration,
+        other=other,
         entry=entry,
         weights=table.numbers(estimand.weights) if estimand.weights else np.ones(len(table)),
         offset=values(parse(estimand.offset), table) if estimand.offset else np.zeros(len(table)),
         strata=strata,
         place=np.arange(len(table)),
     )
-    others = np.isfinite(y) & np.isfinite(duration) & np.isfinite(data.weights) & used
+    others = np.isfinite(y) & np.isfinite(duration) & np.isfinite(other) & np.isfinite(data.weights) & used
     if estimand.offset:
         read = numeric_columns(parse(estimand.offset), table)
         whole: NDArray[np.bool_] = np.all([np.isfinite(table.numbers(name)) for name in read], axis=0)
@@ -218,14 +253,17 @@ def _model_data(
     return data.rows(others & np.isfinite(data.x).all(axis=1) & np.isfinite(data.offset)), broken
 
 
-def _unusable(data: _Data, broken: dict[str, int], is_cox: bool) -> str:
+def _unusable(data: _Data, broken: dict[str, int], estimand: Estimand) -> str:
     """Why no term can have an estimate from these rows; blank where some may."""
     if broken:
         return "; ".join(f"{text} is not finite in {count} rows" for text, count in broken.items())
     if len(data.y) == 0:
         return "no complete rows at this site"
-    if is_cox and (data.duration < 0).any():
+    if (data.duration < 0).any():
         return f"{int((data.duration < 0).sum())} durations are negative"
+    logged = (data.duration == 0) & (data.y > 0) if estimand.kind == "schoenfeld" else data.duration == 0
+    if logged.any() and (estimand.kind == "aft" or (estimand.kind == "schoenfeld" and estimand.transform == "log")):
+        return f"{int(logged.sum())} durations are 0: they have no logarithm"
     if (data.weights < 0).any():
         return f"{int((data.weights < 0).sum())} weights are negative"
     return ""
@@ -272,45 +310,6 @@ def _episodes(data: _Data, windows: Sequence[tuple[float, float] | None]) -> _Da
     return _Data(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names_})
 
 
-def _unseen(x: Array, constant: bool = True) -> list[list[int]]:
-    """For each column of (n, p) x, the columns it is confounded with; empty when its coefficient is identified.
-
-    That is so exactly when no vector of the null space of x, beside a constant if there is one, touches the column.
-    """
-    centre = x.mean(axis=0) if constant else np.zeros(x.shape[1])
-    apart = x - centre
-    scale = np.sqrt((apart**2).mean(axis=0))
-    standard = apart / np.where(scale > 0, scale, 1.0)
-    if scale.all():
-        # Squares lose half the digits, and few columns are near enough to each other for that to be too few.
-        together = standard.T @ standard / len(x)
-        if np.linalg.eigvalsh(together)[:1].min(initial=1.0) > 1e-6:
-            return [[] for _ in range(x.shape[1])]
-    standard[:, scale <= 1e-12 * (np.abs(x).max(axis=0, initial=0.0) + 1e-300)] = 0.0
-    standard = np.column_stack([np.full(len(x), float(constant)), standard])
-    # The triangular factor has the singular values and right vectors of the whole, in p rows instead of n.
-    standard = np.asarray(np.linalg.qr(standard, mode="r"), dtype=float)
-    if len(standard) < standard.shape[1]:
-        standard = np.vstack([standard, np.zeros((standard.shape[1] - len(standard), standard.shape[1]))])
-    _, singular, right = np.linalg.svd(standard, full_matrices=False)
-    null = right[singular <= 1e-9 * max(singular[0], 1e-300)][:, 1:]
-    touched = np.abs(null) > 1e-6
-    groups = []
-    for j in range(x.shape[1]):
-        joined = touched[touched[:, j]].any(axis=0) if touched[:, j].any() else np.zeros(x.shape[1], dtype=bool)
-        groups.append([int(i) for i in np.flatnonzero(joined)])
-    return groups
-
-
-def _independent(x: Array, first: Sequence[int], constant: bool) -> list[int]:
-    """Columns of x, `first` among them, that span what x spans (beside a constant)."""
-    chosen = list(first)
-    for j in (j for j in range(x.shape[1]) if j not in first):
-        if not any(_unseen(x[:, [*chosen, j]], constant)):
-            chosen.append(j)
-    return sorted(chosen)
-
-
 class _NoMaximum(Exception):
     """The likelihood has no maximum that could be found."""
 
@@ -334,14 +333,14 @@ def _fit(
         moved: takes what each row moves the estimates by, and the covariance of these.
         place: where the rows of x stand in the table.
         seen: what the likelihood sees of x, where that is less (a Cox model within strata).
-        groups: `_unseen` of that, where the caller knows it already.
+        groups: `unseen` of that, where the caller knows it already.
     """
     look = x if seen is None else seen
     see_constant = constant or seen is not None
-    groups = _unseen(look, see_constant) if groups is None else groups
+    groups = unseen(look, see_constant) if groups is None else groups
     answers: dict[str, Answer] = {names_[j]: why(j, group) for j, group in enumerate(groups) if group}
     supported = [j for j, group in enumerate(groups) if not group]
-    basis = _independent(look, supported, see_constant)
+    basis = independent(look, supported, see_constant)
     # Centred and scaled columns: a blood pressure in mmHg and a rate per day fit equally well.
     chosen = x if len(basis) == x.shape[1] else x[:, basis]
     centre = chosen.mean(axis=0) if see_constant else np.zeros(len(basis))
@@ -380,13 +379,13 @@ def _confounded(names_: list[str]) -> Callable[[int, list[int]], str]:
 
 def _ols(names_: list[str], data: _Data, estimand: Estimand, _: LeastRows, moved: Moves) -> dict[str, Answer]:
     constant = estimand.intercept
-    y = data.y - data.offset
+    y, robust = data.y - data.offset, "HC0" if estimand.kind == "rmst_regression" else estimand.robust
     spread = float(y.std()) or 1.0
     exact = False
 
     def run(matrix: Array) -> RegressionFit:
         nonlocal exact
-        fit = least_squares(matrix, y / spread, data.weights, estimand.robust)
+        fit = least_squares(matrix, y / spread, data.weights, robust)
         exact = -fit.loglik <= 1e-18 * float(data.weights.sum())
         return replace(fit, beta=fit.beta * spread, cov=fit.cov * spread**2, influence=fit.influence * spread)
 
@@ -394,36 +393,6 @@ def _ols(names_: list[str], data: _Data, estimand: Estimand, _: LeastRows, moved
     if exact:
         return dict.fromkeys([*names_, INTERCEPT], "the terms determine the outcome: there is no residual variance")
     return answers
-
-
-def _determined(x: Array, y: Array, *, constant: bool, counts: bool) -> NDArray[np.bool_]:
-    """Rows whose outcome some direction predicts without error: a logistic model's rows, a Poisson model's zeros.
-
-    The linear programme of Konis (2007): among directions that contradict no row, the one that agrees most. In a
-    Poisson model a direction contradicts no row when it is flat at positive counts and falls, or is flat, at zeros.
-    """
-    from scipy.optimize import linprog
-
-    centre = x.mean(axis=0) if constant else np.zeros(x.shape[1])
-    scale = np.sqrt(((x - centre) ** 2).mean(axis=0))
-    standard = (x - centre) / np.where(scale > 0, scale, 1.0)
-    if constant:
-        standard = np.column_stack([np.ones(len(x)), standard])
-    signed = np.where(counts, -1.0, 2 * y - 1)[:, None] * standard
-    free: NDArray[np.bool_] = np.asarray(y == 0 if counts else np.ones(len(y)), dtype=bool)
-    flat = {"A_eq": signed[~free], "b_eq": np.zeros(int((~free).sum()))} if counts and (~free).any() else {}
-    found = linprog(
-        -signed[free].sum(axis=0),
-        A_ub=-signed[free],
-        b_ub=np.zeros(int(free.sum())),
-        bounds=(-1, 1),
-        method="highs",
-        **flat,
-    )
-    if found.status != 0:
-        return np.zeros(len(x), dtype=bool)
-    agrees: NDArray[np.bool_] = np.asarray(signed @ found.x > 1e-7, dtype=bool)
-    return free & agrees
 
 
 def _generalised(
@@ -454,7 +423,7 @@ def _generalised(
     every = np.ones(len(data.y), dtype=bool)
     rows = every
     converged: list[bool] = []
-    before = _unseen(data.x, constant)
+    before = unseen(data.x, constant)
     why = _confounded(names_)
     answers = _fit(names_, data.x, why, run(rows), constant=constant, moved=moved, place=data.place, groups=before)
     nowhere = f"the likelihood has no maximum: {FAR}"
@@ -463,13 +432,13 @@ def _generalised(
     if not sure and names_:  # fitted means at the edge: perhaps separation, perhaps only strong effects
         rows = every.copy()
         while rows.any():
-            determined = _determined(data.x[rows], data.y[rows], constant=constant, counts=counts)
-            if not determined.any():
+            sure_of = determined(data.x[rows], data.y[rows], constant=constant, counts=counts)
+            if not sure_of.any():
                 break
-            rows[np.flatnonzero(rows)[determined]] = False
+            rows[np.flatnonzero(rows)[sure_of]] = False
         if not rows.all():
             separated = f"separates the outcome: {FAR}"
-            lost = sum(bool(group) for group in _unseen(data.x[rows], constant)) if rows.any() else 0
+            lost = sum(bool(group) for group in unseen(data.x[rows], constant)) if rows.any() else 0
             left = int(rows.sum()) - (data.x.shape[1] + constant - lost if rows.any() else 0)
             if left < max(floors.residual_df, 1):
                 return dict.fromkeys([*names_, INTERCEPT], f"the terms together separate the outcome: {FAR}")
@@ -498,7 +467,7 @@ def _ordinal(names_: list[str], data: _Data, estimand: Estimand, _: LeastRows, m
             raise _NoMaximum
         return fit
 
-    groups = _unseen(data.x)
+    groups = unseen(data.x)
     if all(groups):
         return {name: _confounded(names_)(j, groups[j]) for j, name in enumerate(names_)}
     more: dict[str, Any] = {"moved": moved, "place": data.place, "seen": data.x, "groups": groups}
@@ -506,6 +475,20 @@ def _ordinal(names_: list[str], data: _Data, estimand: Estimand, _: LeastRows, m
         return _fit(names_, data.x, _confounded(names_), run, constant=False, **more)
     except _NoMaximum:
         return dict.fromkeys(names_, f"the terms together separate the outcome: {FAR}")
+
+
+def _aft(names_: list[str], data: _Data, estimand: Estimand, _: LeastRows, moved: Moves) -> dict[str, Answer]:
+    def run(standard: Array) -> RegressionFit:
+        fit = accelerated(standard, data.duration, data.y, estimand.dist, data.weights, data.offset).regression
+        if not fit.converged or float(np.ptp(fit.fitted)) > 50:
+            raise _NoMaximum
+        return fit
+
+    more: dict[str, Any] = {"constant": estimand.intercept, "moved": moved, "place": data.place}
+    try:
+        return _fit(names_, data.x, _confounded(names_), run, **more)
+    except _NoMaximum:
+        return dict.fromkeys([*names_, INTERCEPT], f"the likelihood has no maximum: {FAR}")
 
 
 def _cox(names_: list[str], data: _Data, estimand: Estimand, floors: LeastRows, moved: Moves) -> dict[str, Answer]:
@@ -526,21 +509,25 @@ def _cox(names_: list[str], data: _Data, estimand: Estimand, floors: LeastRows, 
     part = data.rows(rows)
 
     def run(standard: Array) -> RegressionFit:
-        fit = cox(
-            standard,
-            part.duration,
-            part.y,
-            ties=estimand.ties,
-            strata=part.strata,
-            weights=part.weights,
-            offset=part.offset - part.offset.mean(),
-            entry=part.entry if np.isfinite(part.entry).any() else None,
-        )
+        if estimand.kind == "finegray":
+            fit = fine_gray(standard, part.duration, part.y, part.other)
+        else:
+            fit = cox(
+                standard,
+                part.duration,
+                part.y,
+                ties=estimand.ties,
+                strata=part.strata,
+                weights=part.weights,
+                offset=part.offset - part.offset.mean(),
+                entry=part.entry if np.isfinite(part.entry).any() else None,
+                trend=_TRENDS[estimand.transform] if estimand.kind == "schoenfeld" else None,
+            )
         if not fit.converged or float(np.ptp(fit.fitted)) > 50:
             raise _NoMaximum
         return fit
 
-    seen, before = _within(part.x, part.strata), _unseen(_within(x, data.strata))
+    seen, before = within_strata(part.x, part.strata), unseen(within_strata(x, data.strata))
     why = _confounded(names_)
 
     def exclusion(j: int, group: list[int]) -> str:
@@ -549,7 +536,7 @@ def _cox(names_: list[str], data: _Data, estimand: Estimand, floors: LeastRows, 
             return "the column is constant within every stratum" if inside else why(j, before[j])
         return f"all events lie on one side: {FAR}" if j in separated else why(j, group)
 
-    groups = before if rows.all() else _unseen(seen)
+    groups = before if rows.all() else unseen(seen)
     if all(groups):
         return {name: exclusion(j, groups[j]) for j, name in enumerate(names_)}
     try:
@@ -559,14 +546,11 @@ def _cox(names_: list[str], data: _Data, estimand: Estimand, floors: LeastRows, 
         return dict.fromkeys(names_, f"the partial likelihood has no maximum: {FAR}")
 
 
-def _within(x: Array, strata: NDArray[np.int64]) -> Array:
-    """x less its mean in each stratum: all that a partial likelihood sees of it."""
-    if not strata.any():
-        return x
-    _, place = np.unique(strata, return_inverse=True)
-    size = np.bincount(place)
-    means = np.column_stack([np.bincount(place, weights=x[:, j]) / size for j in range(x.shape[1])])
-    inside = x - means[place]
-    # What centring leaves of a column that is constant within strata is rounding, not information.
-    inside[np.abs(inside) <= 1e-11 * np.abs(x).max(axis=0, initial=0.0)] = 0.0
-    return np.asarray(inside)
+_TRENDS: Mapping[str, Callable[[Array], Array]] = {"log": np.log, "identity": np.asarray}
+_SOLVERS: Mapping[str, Callable[[list[str], _Data, Estimand, LeastRows, Moves], dict[str, Answer]]] = {
+    "ols": _ols,
+    "rmst_regression": _ols,
+    "ordinal": _ordinal,
+    "aft": _aft,
+    **dict.fromkeys(("cox", "schoenfeld", "finegray"), _cox),
+}

@@ -17,10 +17,11 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from shared.errors import ParameterError
+from shared.estimands.fits.accelerated import Law
 from shared.estimands.fits.families import Robust
 from shared.estimands.fits.survival import Ties
 from shared.estimands.formulas import Node, RightSide, check_arithmetic, is_logical, names, parse, right_side
-from shared.estimands.kinds import GROUPED, KINDS, LISTED, MODELS, OPTIONS, SURVIVAL, Kind, Scale
+from shared.estimands.kinds import CURVED, GROUPED, KINDS, LISTED, MODELS, OPTIONS, SURVIVAL, Kind, Scale
 from shared.estimands.splines import basis_of, settled, steps_of, unsettled
 
 __all__ = ["GROUPED", "INTERCEPT", "MODELS", "NETWORK", "SURVIVAL", "Estimand", "Kind", "Scale"]
@@ -72,6 +73,10 @@ class Estimand:
         robust: ``HC0`` to ``HC3`` for a sandwich variance; empty for the model's. Of a Cox model ``HC0`` alone.
         cluster: column whose equal values mark rows that are not independent: a sandwich variance of their sums.
         entry: of a Cox model the column of the time from which a row is at risk (left truncation).
+        competing: column, or comparison, of an event after which this one cannot happen; a row with both has had
+            this one first.
+        transform: of time, by which a Schoenfeld test lets an effect change: ``log`` or ``identity``.
+        dist: law of the times of an accelerated failure time model.
         measure: of a two-by-two table: ``OR``, ``RR`` or ``RD``.
         start, stop: time window of a Cox model: persons still at risk at `start`, events up to `stop`.
         by: column whose levels a Table 1 has apart; empty for one of all rows.
@@ -101,6 +106,9 @@ class Estimand:
     robust: Robust = ""
     cluster: str = ""
     entry: str = ""
+    competing: str = ""
+    transform: Literal["log", "identity"] = "log"
+    dist: Law = "weibull"
     measure: Measure = "OR"
     start: float | None = None
     stop: float | None = None
@@ -131,15 +139,15 @@ class Estimand:
                 given=f"{len(self.terms)} columns",
                 next_step="Write correlation(a, b, c, structure = cs).",
             )
-        if kind in ("cox", "ordinal") and not self.terms:
+        if kind in MODELS and kind != "standardised" and not (KINDS[kind].baseline or self.terms):
             raise ParameterError(f"{kind} must have at least one term", next_step="It has no intercept.")
-        if (kind in GROUPED and len(self.terms) != 1) or (kind in ("km", "rmst") and len(self.terms) > 1):
+        if (kind in GROUPED and len(self.terms) != 1) or (kind in CURVED and len(self.terms) > 1):
             raise ParameterError(f"{kind} must compare the groups of one column", given=f"{len(self.terms)} terms")
         if len(set(self.terms)) < len(self.terms):
             raise ParameterError("each term may stand once", given=", ".join(self.terms))
         if kind == "network" and parse(self.outcome).kind == "text":
             object.__setattr__(self, "outcome", str(parse(self.outcome).value))
-        for text in filter(None, (self.outcome if kind != "network" else "", self.event)):
+        for text in filter(None, (self.outcome if kind != "network" else "", self.event, self.competing)):
             node = _side(text)
             if is_logical(node) and not (survival or self.binary):
                 raise ParameterError(f"{kind} takes a column, not a comparison", given=text)
@@ -180,11 +188,12 @@ class Estimand:
             raise ParameterError("network takes no subset: a part of a network is another network", given=self.subset)
 
     def _check_options(self) -> None:
-        if self.strata and self.kind not in ("cox", "logrank"):
+        if self.strata and self.kind not in ("cox", "schoenfeld", "logrank"):
             raise ParameterError(f"{self.kind} takes no strata()", given=", ".join(self.strata))
         if self.offset:
             check_arithmetic(parse(self.offset))
-        if (self.offset or not self.intercept) and self.kind not in MODELS:
+        apart = self.kind == "finegray" and self.offset
+        if apart or ((self.offset or not self.intercept) and self.kind not in MODELS):
             raise ParameterError(f"{self.kind} takes neither an offset nor - 1", given=str(self.offset or "- 1"))
         if self.subset:
             node = parse(self.subset)
@@ -202,10 +211,15 @@ class Estimand:
                 raise ParameterError(f"{name} must be a time of at least 0", given=f"{value}")
         if self.kind == "cox" and self.robust not in ("", "HC0"):
             raise ParameterError("robust errors of a Cox model must be HC0", given=self.robust)
-        if self.kind == "rmst" and not self.tau:
+        if "competing" in KINDS[self.kind].must and not self.competing:
             raise ParameterError(
-                "rmst must have a horizon tau > 0, the same at every site",
-                next_step="Write rmst(time, event, tau = 5).",
+                f"{self.kind} must name the competing event",
+                next_step=f"Write for example: {self.kind}(time, relapse, competing = died).",
+            )
+        if "tau" in KINDS[self.kind].must and not self.tau:
+            raise ParameterError(
+                f"{self.kind} must have a horizon tau > 0, the same at every site",
+                next_step=f"Write {self.kind}(time, event, tau = 5).",
             )
         if self.kind == "standardised":
             self._check_standardised()
@@ -264,7 +278,7 @@ class Estimand:
         right += [f"offset({self.offset})"] if self.offset else []
         if self.kind in ("mean", "proportion", *LISTED):
             return left
-        if self.kind in ("km", "rmst", "network") and not right:
+        if self.kind in (*CURVED, "network") and not right:
             return left
         return f"{left} ~ " + (" + ".join(right) or "1") + ("" if self.intercept else " - 1")
 
@@ -276,7 +290,7 @@ class Estimand:
     def labels(self) -> tuple[str, ...]:
         """Names of its answers, as far as they are known without a table (a column of levels has one for each)."""
         whole = self.kind in ("mean", "proportion", "correlation", "network")
-        whole = whole or (self.kind in ("km", "rmst") and not self.terms)
+        whole = whole or (self.kind in CURVED and not self.terms)
         if self.kind == "standardised":
             return (self.label(self.of),)
         return (str(self),) if whole else tuple(self.label(term) for term in self.terms) or (INTERCEPT,)
@@ -296,8 +310,8 @@ class Estimand:
     def columns(self) -> tuple[str, ...]:
         """Columns it reads, each once: outcome first."""
         outcome = "" if self.kind == "network" else self.outcome
-        pieces = (outcome, self.event, self.duration, self.entry, *self.terms, *self.strata, self.offset, self.by)
-        texts = (text for text in (*pieces, self.weights, self.cluster, self.subset) if text)
+        pieces = (outcome, self.event, self.duration, self.competing, self.entry, *self.terms, *self.strata)
+        texts = (text for text in (*pieces, self.offset, self.by, self.weights, self.cluster, self.subset) if text)
         return tuple(dict.fromkeys(name for text in texts for name in names(parse(text))))
 
 
@@ -358,7 +372,7 @@ def parse_estimand(text: str) -> Estimand:
             f"{kind} must name {KINDS[kind].needs} in its brackets", given=repr(str(left)[:80]), next_step=_HINT
         )
     needs_terms = kind in MODELS or kind in GROUPED
-    takes_terms = needs_terms or kind in ("km", "rmst", "network")
+    takes_terms = needs_terms or kind in (*CURVED, "network")
     if (needs_terms and right is None) or (right is not None and not takes_terms):
         must = f"{kind} must have terms after ~" if needs_terms else f"{kind} takes no terms after ~"
         raise ParameterError(must, given=repr(text[:80]), next_step=_HINT)
@@ -402,7 +416,7 @@ def _formula(kind: str, node: Node, options: Mapping[str, Node]) -> Estimand:
         found = right_side(both)
         return _question(kind, tuple(term[0] for term in found.terms), None, options)
     if kind in SURVIVAL:
-        truncated = kind == "cox" and len(left.parts) == 3 and "entry" not in options
+        truncated = "entry" in KINDS[kind].options and len(left.parts) == 3 and "entry" not in options
         if left.kind != "call" or left.value != "Surv" or not (len(left.parts) == 2 or truncated) or left.keys:
             raise ParameterError(
                 f"{kind} must have Surv(time, event) before ~",

@@ -118,7 +118,7 @@ class _PlannedReads:
     def of(cls, plan: StudyPlan, columns: Mapping[str, Column], place: Mapping[str, int]) -> _PlannedReads:
         found = cls({}, {}, {})
         for one in _asked(plan):
-            own = [name for name in _names(one.outcome, one.event, one.duration) if name in columns]
+            own = [name for name in _names(one.outcome, one.event, one.competing, one.duration) if name in columns]
             read = [name for name in one.columns if name in columns and name not in own]
             for name in own:
                 found.reads.setdefault(name, set()).update(read)

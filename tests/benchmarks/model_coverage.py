@@ -13,6 +13,7 @@ python -m tests.benchmarks.model_coverage [repetitions] [folder]
 
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -152,11 +153,15 @@ def covered(y: np.ndarray, v: np.ndarray, truth: float, method: str, test: str) 
     return {"percent": 100 * held / len(y), "from": 100 * low, "to": 100 * high, "width": float(np.mean(widths))}
 
 
-def summary(raw: np.ndarray) -> dict[str, dict[str, dict]]:
-    """raw (repetitions, w, sites, terms, 4)."""
+def summary(raw: np.ndarray, questions: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, dict]]:
+    """Cells by question and term, and by w.
+
+    Args:
+        raw: (repetitions, w, sites, terms, 4). questions: each with the truth of its terms.
+    """
     cells: dict[str, dict[str, dict]] = {}
     at = 0
-    for text, truths in QUESTIONS.items():
+    for text, truths in questions.items():
         for term, truth in truths.items():
             for k, w in enumerate(WEIGHTS):
                 y, sampling, privacy, naive = (raw[:, k, :, at, j] for j in range(4))
@@ -172,7 +177,7 @@ def summary(raw: np.ndarray) -> dict[str, dict[str, dict]]:
                     "measured_over_ours_variance": float(np.nanmean(error**2) / np.nanmean(v)),
                     "ours_over_naive_variance": float(np.nanmean(v / naive)),
                     "bias": float((pooled - truth).mean()),
-                    "bias_over_truth": float((pooled - truth).mean() / abs(truth)),
+                    "bias_over_truth": float((pooled - truth).mean() / abs(truth)) if truth else 0.0,
                     "bias_se": float(pooled.std(ddof=1) / math.sqrt(len(pooled))),
                     "unanswered_percent": 100 * float((~known).mean()),
                 }
@@ -189,7 +194,7 @@ def main() -> None:
         if kept is not None and b % 10 == 9:
             np.save(kept, np.array(raw))
             print(b + 1, flush=True)
-    cells = summary(np.array(raw))
+    cells = summary(np.array(raw), QUESTIONS)
     for cell, rows in cells.items():
         for w, row in rows.items():
             print(cell, w, f"{row['fixed_z']['percent']:.1f} {row['default']['percent']:.1f}", end=" ")

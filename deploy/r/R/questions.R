@@ -15,13 +15,15 @@
 #'   side: `~ sbp`, `~ sbp > 140`, `~ sbp + age`.
 #' @param kind What to estimate; blank where the text says.
 #' @param ... Parts of the question, as its kind takes them: `subset`, `weights`, `robust`, `ties`, `start`, `stop`,
-#'   `at`, `tau`, `measure`, `structure`, `of`, `contrast`, `model`; and of `cox()` and the others also all settings of `ask()`. `subset` and
+#'   `at`, `tau`, `transform`, `dist`, `measure`, `structure`, `of`, `contrast`, `model`; and of `cox()` and the others also all settings of `ask()`. `subset` and
 #'   `weights` are one-sided formulas or texts: `subset = ~ age >= 60`.
 #' @param term Which term is pooled as the answer; the first when blank. [tidy()] gives all.
 #' @param method,test,level How it is pooled: as of metafor's `rma()`, with `level` in (0, 1).
 #' @param wave,as_of The table as of this wave (0: the newest), and as of one of its revisions.
 #' @param label `"confirmatory"` or `"exploratory"`; by the plan when blank.
-#' @param at,tau The time of `km()`, and the horizon of `rmst()`.
+#' @param at,tau The time of `km()`, `cumhaz()` and `cuminc()`, and the horizon of
+#'   `rmst()` and `rmst_regression()`.
+#' @param competing What ends a follow-up before the event can: `~ died`, `~ cause == 2`, or the same as text.
 #' @param of The exposure of `standardised()`: a column of the formula, as text or `~ arm`.
 #' @param by Of `table_one()`: a column with levels, as text or `~ arm`, or `NULL`.
 #' @param check `TRUE` reads the question without asking it: no line stands in the record.
@@ -109,7 +111,31 @@ km <- function(study, formula, at, ...) ask(study, formula, "km", at = at, ...)
 
 #' @rdname ask
 #' @export
+cumhaz <- function(study, formula, at, ...) ask(study, formula, "cumhaz", at = at, ...)
+
+#' @rdname ask
+#' @export
+cuminc <- function(study, formula, competing, at, ...) ask(study, formula, "cuminc", competing = competing, at = at, ...)
+
+#' @rdname ask
+#' @export
 rmst <- function(study, formula, tau, ...) ask(study, formula, "rmst", tau = tau, ...)
+
+#' @rdname ask
+#' @export
+rmst_regression <- function(study, formula, tau, ...) ask(study, formula, "rmst_regression", tau = tau, ...)
+
+#' @rdname ask
+#' @export
+schoenfeld <- function(study, formula, ...) ask(study, formula, "schoenfeld", ...)
+
+#' @rdname ask
+#' @export
+finegray <- function(study, formula, competing, ...) ask(study, formula, "finegray", competing = competing, ...)
+
+#' @rdname ask
+#' @export
+aft <- function(study, formula, ...) ask(study, formula, "aft", ...)
 
 #' @rdname ask
 #' @export

@@ -10,7 +10,7 @@ or not (Therneau and Grambsch 2000, chapter 3). With weights, each tied death co
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -47,6 +47,7 @@ def cox(
     weights: Array | None = None,
     offset: Array | None = None,
     entry: Array | None = None,
+    trend: Callable[[Array], Array] | None = None,
     iterations: int = 40,
 ) -> RegressionFit:
     """Cox regression, R's `coxph(Surv(time, event) ~ x + strata(s) + offset(o), weights, ties)`.
@@ -55,10 +56,12 @@ def cox(
         x: (n, p) of full rank, columns centred and scaled. time, event: (n,), event 0 or 1.
         strata: (n,) integers; baseline hazards are apart, coefficients are shared.
         entry: (n,) times after which each row is at risk (left truncation), before its time.
+        trend: of times what each coefficient is asked to change by (`_drift`), instead of the coefficients.
     Returns: `converged` is False when the partial likelihood has no maximum.
     """
     if entry is not None:
-        return _truncated(x, time, event, entry, strata=strata, weights=weights, offset=offset, ties=ties)
+        how: dict[str, Any] = {"strata": strata, "weights": weights, "offset": offset, "ties": ties, "trend": trend}
+        return _truncated(x, time, event, entry, **how)
     n, p = x.shape
     if strata is None or not strata.any():
         order, group = np.argsort(-time, kind="stable"), np.zeros(n, dtype=np.int64)
@@ -80,9 +83,39 @@ def cox(
             likelihood.value, likelihood.derivatives, np.zeros(p), iterations=iterations
         )
         residual = likelihood.scores(beta).T
+        drift = _drift(likelihood, beta, cov, residual, trend(time)) if trend is not None else None
     eta, influence = np.empty(n), np.empty((n, p))
     eta[order], influence[order] = x @ beta, residual @ cov
+    if drift is not None:
+        beta, cov, influence[order] = drift
     return RegressionFit(beta=beta, cov=cov, converged=converged, fitted=eta, loglik=reached, influence=influence)
+
+
+def _drift(
+    likelihood: _PartialLikelihood, beta: Array, inverse: Array, residual: Array, g: Array
+) -> tuple[Array, Array, Array]:
+    r"""One step from β(t) = β to β_j(t) = β_j + θ_j g(t): θ, its covariance, and the influences of sorted rows.
+
+    For each coefficient by itself, the others constant: the efficient score U_j over its information V_jj, where
+
+    .. math:: U = \sum_i g_i (x_i - \bar x_i), \quad V = I_{gg} - I_{g1} I_{11}^{-1} I_{1g}
+
+    so that θ_j² V_jj is the score test of Grambsch and Therneau (1994) as R's `cox.zph` has it since version 3; of the
+    covariance V_jl / (V_jj V_ll) all together have its global test.
+
+    Args:
+        g: (n,), of sorted rows; that of events counts.
+    """
+    g = g[likelihood.deaths]
+    g = g - g.mean()
+    cross, own = likelihood.information(beta, g), likelihood.information(beta, g * g)
+    spread = own - cross @ inverse @ cross
+    scores = likelihood.scores(beta, g).T - residual @ inverse @ cross
+    size = np.diag(spread)
+    theta = scores.sum(axis=0) / size
+    influence = scores / size
+    influence[likelihood.deaths] -= np.outer(g * g / float(g @ g), theta)  # what a death adds to V, about
+    return theta, spread / np.outer(size, size), influence
 
 
 def _truncated(x: Array, time: Array, event: Array, entry: Array, **how: Any) -> RegressionFit:
@@ -232,6 +265,11 @@ class _PartialLikelihood:
             self._known = beta.copy(), (theta, eta[sets.deaths], sums[0], sums[1:] / sums[0])
         return self._known[1]
 
+    @property
+    def deaths(self) -> NDArray[np.int64]:
+        """Which of the sorted rows have an event."""
+        return self._sets.deaths
+
     def value(self, beta: Array) -> float:
         """Its logarithm."""
         _, eta, inside, _ = self._at_risk(beta)
@@ -253,14 +291,24 @@ class _PartialLikelihood:
         information = (self._across * exposure) @ self._x - (mean * self._sets.mass) @ mean.T
         return self._target - self._across @ exposure, information
 
-    def scores(self, beta: Array) -> Array:
-        """(p, n) score residuals: w_i (x_i - mean at its event) less what it was exposed to, (x_i - mean) dH summed."""
+    def information(self, beta: Array, g: Array) -> Array:
+        """(p, p): the information of the deaths, each times its g (deaths,)."""
+        mean = self._at_risk(beta)[3]
+        return np.asarray((self._across * self._exposed(beta, g)) @ self._x - (mean * (self._sets.mass * g)) @ mean.T)
+
+    def scores(self, beta: Array, g: Array | None = None) -> Array:
+        """(p, n) score residuals: w_i (x_i - mean at its event) less what it was exposed to, (x_i - mean) dH summed.
+
+        Args:
+            g: (deaths,) by which each death counts; once if None.
+        """
         sets, mean = self._sets, self._at_risk(beta)[3]
-        out = self._exposed(beta, mean) - self._exposed(beta, np.ones(1)) * self._across
+        by = np.ones(1) if g is None else g
+        out = self._exposed(beta, mean * by) - self._exposed(beta, by) * self._across
         if sets.thins:  # tied deaths share the means of their block: each takes the mean of them
             mean = mean.copy()
             mean[:, sets.tied] = sets.by_knot(mean.take(sets.tied, axis=1)) / sets.tied_count
-        out[:, sets.deaths] += sets.weights * (self._across.take(sets.deaths, axis=1) - mean)
+        out[:, sets.deaths] += sets.weights * by * (self._across.take(sets.deaths, axis=1) - mean)
         return np.asarray(out)
 
 
