@@ -97,6 +97,8 @@ class KeyChange(Chained):
     def __post_init__(self) -> None:
         super().__post_init__()
         must_be(is_word(self.coordinator) and is_word(self.site), "a change of keys must name coordinator and site")
+        texts = all(isinstance(text, str) for text in (self.name, self.old, self.new, self.deputy_of, self.until))
+        must_be(texts, "a change of keys must name them by texts")
         must_be(self.role in ROLES and self.action in ACTIONS, "a change of keys must be of a known sort")
         person = self.role == "approver"
         must_be(is_word(self.name) if person else self.name == "", "a change of keys must name an approver, if one's")

@@ -317,8 +317,6 @@ class PostBox:
         day, number = body["day"], body["answers_to"]
         if not isinstance(day, str) or type(number) is not int:
             raise SchemaRefusal("a post-box must name its day, and the file that it answers", given="another form")
-        if len({(one.call, one.method) for one in answers}) < len(answers):
-            raise SchemaRefusal("a post-box must answer each call once", given="one that it answers twice")
         return cls(header=header, answers_to=number, day=day, answers=tuple(answers))
 
 

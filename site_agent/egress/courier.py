@@ -231,13 +231,14 @@ class Courier:
                 if one.method == "Watch":
                     self._keep_view(state, one)
                     continue
-                if one.call in mine:
+                asked_here = mine.get(one.call)
+                if asked_here is not None and asked_here["method"] == one.method:
                     answered.append((one.method, one.code))
                     if one.method == "Anchor" and not one.code:
-                        asked = SignedDocument, base64.b64decode(mine[one.call]["message"])
+                        asked = SignedDocument, base64.b64decode(asked_here["message"])
                         heads.append(Envelope.from_bytes(wire.decode(*asked).envelope))
                     if not _pending(one):
-                        self._forget(state, mine[one.call])
+                        self._forget(state, mine.pop(one.call))  # what all sites are told may answer it again
                 state["answers"].pop(one.call, None)
                 state["answers"][one.call] = _kept(one)
             state["answers"] = dict(list(state["answers"].items())[-KEPT_ANSWERS:])
