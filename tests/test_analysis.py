@@ -799,7 +799,7 @@ def test_a_question_is_monitored_by_wave_from_python_and_the_command_line(desk, 
         "--spending",
         "pocock",
         "--token",
-        str(desk.save(desk.admit("one"))),
+        str(desk.save(desk.admit("looks"))),
     ]
     assert client.main([*argv, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["looks"] == looks
