@@ -13,7 +13,7 @@ python -m tests.benchmarks.model_coverage [repetitions] [folder]
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -185,23 +185,31 @@ def summary(raw: np.ndarray, questions: Mapping[str, Mapping[str, float]]) -> di
     return cells
 
 
-def main() -> None:
+def measure(
+    name: str, one: Callable[[int], np.ndarray], questions: Mapping[str, Mapping[str, float]], seed: int
+) -> None:
+    """Repeat `one` as often as the command line says, say what was covered, and write it down.
+
+    Args:
+        name: of the benchmark. one: a repetition to its estimates and variances, (w, sites, terms, 4).
+        questions: each with the truth of its terms. seed: as the file has it.
+    """
     repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else REPETITIONS
     kept = Path(sys.argv[2]) / "raw.npy" if len(sys.argv) > 2 else None
     raw = list(np.load(kept)) if kept is not None and kept.exists() else []
     for b in range(len(raw), repetitions):
         raw.append(one(b))
-        if kept is not None and b % 10 == 9:
+        if kept is not None and b % 5 == 4:
             np.save(kept, np.array(raw))
             print(b + 1, flush=True)
-    cells = summary(np.array(raw), QUESTIONS)
+    cells = summary(np.array(raw), questions)
     for cell, rows in cells.items():
         for w, row in rows.items():
             print(cell, w, f"{row['fixed_z']['percent']:.1f} {row['default']['percent']:.1f}", end=" ")
             print(f"site {row['site']:.1f} bias {row['bias']:.4f} ± {row['bias_se']:.4f}")
     results = {"asked": [LOW, HIGH], "repetitions": len(raw), "sites": SITES, "persons": PERSONS, "cells": cells}
-    print(record.write("model_coverage", results, SEED, "python -m tests.benchmarks.model_coverage"))
+    print(record.write(name, results, seed, f"python -m tests.benchmarks.{name}"))
 
 
 if __name__ == "__main__":
-    main()
+    measure("model_coverage", one, QUESTIONS, SEED)

@@ -11,8 +11,6 @@ python -m tests.benchmarks.survival_coverage [repetitions] [folder]
 """
 
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -27,10 +25,9 @@ from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
 from shared.plans.outcomes import PlannedOutcomes
 from site_agent.models.flow import fit_flow
-from tests.benchmarks import record
-from tests.benchmarks.model_coverage import HIGH, LOW, PERSONS, SITES, START, WEIGHTS, summary
+from tests.benchmarks.model_coverage import PERSONS, SITES, START, WEIGHTS, measure
 
-SEED, REPETITIONS = 8181, 200
+SEED = 8181
 CAUSES = ("none", "event", "other")
 DICTIONARY = Dictionary(
     name="survival",
@@ -175,23 +172,5 @@ def one(b: int) -> np.ndarray:
     return out
 
 
-def main() -> None:
-    repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else REPETITIONS
-    kept = Path(sys.argv[2]) / "raw.npy" if len(sys.argv) > 2 else None
-    raw = list(np.load(kept)) if kept is not None and kept.exists() else []
-    for b in range(len(raw), repetitions):
-        raw.append(one(b))
-        if kept is not None and b % 5 == 4:
-            np.save(kept, np.array(raw))
-            print(b + 1, flush=True)
-    cells = summary(np.array(raw), QUESTIONS)
-    for cell, rows in cells.items():
-        for w, row in rows.items():
-            print(cell, w, f"{row['fixed_z']['percent']:.1f} {row['default']['percent']:.1f}", end=" ")
-            print(f"site {row['site']:.1f} bias {row['bias']:.4f} ± {row['bias_se']:.4f}")
-    results = {"asked": [LOW, HIGH], "repetitions": len(raw), "sites": SITES, "persons": PERSONS, "cells": cells}
-    print(record.write("survival_coverage", results, SEED, "python -m tests.benchmarks.survival_coverage"))
-
-
 if __name__ == "__main__":
-    main()
+    measure("survival_coverage", one, QUESTIONS, SEED)

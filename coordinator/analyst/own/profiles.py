@@ -131,7 +131,7 @@ def show_profiles(
 
 
 def _number(text: str) -> float | None:
-    """A column's name as a number; R writes X0.5 and X.0.5 for 0.5 and -0.5, where waiting to mend names."""
+    """A column's name as a number; R writes X0.5 and X.0.5 for 0.5 and -0.5 where it mends names."""
     for said in (text, text.replace("X.", "-", 1) if text.startswith("X.") else text.removeprefix("X")):
         try:
             return float(said)
