@@ -284,6 +284,7 @@ def communities(space: LatentSpace, k: int, rng: np.random.Generator, *, least: 
         rng: starting points: no guarantee rests on it.
     Raises: ParameterError, where the hold-out nodes are fewer than `least` for each.
 
+    >>> from site_agent.models.latent_fit import fit
     >>> square = np.kron(np.eye(2), np.ones((30, 30))) - np.eye(60)
     >>> space = fit(sparse.csr_array(square), model="rdpg", d=2, rng=np.random.default_rng(1))
     >>> np.bincount(communities(space, 2, np.random.default_rng(1)).of(space.positions)).tolist()

@@ -34,7 +34,7 @@ def fine_gray(x: Array, time: Array, event: Array, other: Array, *, iterations: 
     >>> x = np.array([[-1.0], [1.0], [-1.0], [1.0], [-1.0], [1.0]])
     >>> fit = fine_gray(x, np.arange(1.0, 7.0), np.array([1.0, 1, 0, 0, 1, 1]), np.array([0.0, 0, 1, 0, 0, 0]))
     >>> fit.converged, fit.beta.round(3)
-    (True, array([-0.041]))
+    (True, array([-0.039]))
     """
     if not (event > 0).any():
         return _without_a_maximum(x)

@@ -81,6 +81,7 @@ def modularity(ties: Matrix, labels: Counts) -> float:
 
     with m ties, of which m_c lie within community c, whose degrees add up to k_c.
 
+    >>> from shared.mechanisms.grand.counts import simple
     >>> two = simple(sparse.csr_array(np.kron(np.eye(2), np.ones((4, 4)))))
     >>> modularity(two, np.repeat([0, 1], 4)), modularity(two, np.zeros(8, dtype=np.int64))
     (0.5, 0.0)
