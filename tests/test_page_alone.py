@@ -115,6 +115,31 @@ def test_a_rehearsal_runs_in_the_background_and_costs_nothing(fresh):
     assert site.hub.sent == []
 
 
+@pytest.fixture
+def ready(fresh, table):
+    """A site whose plan is approved and whose table is in place, and its page."""
+    site, browser = fresh
+    made(site, browser)
+    site("plan", "fetch", "mini")
+    site("plan", "approve", "mini", "--as", "dr-lind", "--understood", "local")
+    site.with_table(table)
+    return site, browser
+
+
+def test_a_work_that_breaks_off_does_not_look_done(ready, monkeypatch):
+    from site_agent.decide.airlock import drawing
+
+    def broken(*_, **__):
+        raise KeyError("a patient's name")
+
+    site, browser = ready
+    monkeypatch.setattr(drawing, "draw", broken)
+    posted(browser, "/plans/mini/release", {**WHO, "wave": "1"}, at="/plans")
+    answer = ended(browser)
+    assert (answer.status, "an unexpected KeyError" in answer.words, "patient" in answer.words) == (409, True, False)
+    assert site.json("budget")["totals"] == []
+
+
 def test_a_first_run_refuses_what_the_command_refuses_and_leaves_no_folder(fresh):
     site, browser = fresh
     right = {"invitation": str(site.invitation), "name1": "dr-lind", "passphrase1": PASSPHRASE, "again1": PASSPHRASE}

@@ -121,6 +121,20 @@ def test_a_release_within_every_limit_is_sent_without_asking_again(ready):
     assert "Standing approvals" in ready("standing", "list")
 
 
+def test_the_page_does_not_say_of_a_release_that_was_sent_that_it_was_not(ready):
+    from test_page import served
+    from test_page_alone import ended, posted
+
+    add(ready)
+    with served(ready.home) as browser:
+        browser.login()
+        who = {"name": "dr-lind", "passphrase": PASSPHRASE, "wave": "2"}
+        posted(browser, "/plans/mini/release", who, at="/plans")
+        words = browser.get(ended(browser).headers["Location"]).words
+    assert states(ready) == ["delivered", "delivered"]
+    assert ("nothing has been sent" in words, "Signed and sent" in words) == (False, True)
+
+
 def test_the_calendar_uses_it_and_says_so(ready):
     add(ready)
     said = [(event["what"], event["wave"]) for event in events(ready)]

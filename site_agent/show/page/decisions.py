@@ -158,9 +158,8 @@ class Decisions(Frame):
         )
         self.typed(desk, form)()  # only who can open the key may be named as the author
 
-        def run(tell: Any) -> str:
-            drawn = drawing.draw(desk, wanted, agent_version=self.agent_version, today=today, progress=tell)
-            return drawn.made.hold.release_id
+        def run(tell: Any) -> Any:
+            return drawing.draw(desk, wanted, agent_version=self.agent_version, today=today, progress=tell).made.hold
 
         self.works.start("release", wanted.plan.study, run)
         return "/work"

@@ -273,7 +273,9 @@ class AirlockPages(Entering, Tables, Decisions):
         if over and work.refusal is not None:
             return self.refused(desk, session, lang, work.refusal, "/plans")
         if over and work.kind == "release":
-            return RedirectResponse(f"/release/{work.outcome}?done=made", status_code=303)
+            # An approval in advance may have signed it, and sent it, too.
+            done = {"held": "?done=made", "delivered": "?done=approved"}.get(work.outcome.state, "")
+            return RedirectResponse(f"/release/{work.outcome.release_id}{done}", status_code=303)
         return self.draw(
             "work.html",
             desk,

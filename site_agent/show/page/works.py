@@ -76,6 +76,12 @@ class Works:
                     work.outcome = run(work.tell)
             except Refusal as refusal:
                 work.refusal = refusal
+            except Exception as error:  # nobody else waits for this thread: without a word it would look done
+                work.refusal = Refusal(
+                    "a work must come to its end",
+                    given=f"an unexpected {type(error).__name__}",
+                    next_step="Look at outbox and budget: what was charged stays charged. Then begin it again.",
+                )
             finally:
                 work.over.set()
 
