@@ -9,14 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
-from test_page import browser, ready, released  # noqa: F401
+from test_page import browser, ready, released, served  # noqa: F401
+from test_page_alone import fresh  # noqa: F401
 
 from shared.errors import AuditRefusal
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: .ci/run installs one where it may")
-WIDTHS = {"desk": 1280, "phone": 390}
+WIDTHS = {"desk": 1280, "phone": 390, "narrow": 320}
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def started() -> Iterator[sync_api.Browser]:
         shown.close()
 
 
-@pytest.fixture(params=WIDTHS)
+@pytest.fixture(params=["desk", "phone"])
 def chromium(request, started) -> Iterator[sync_api.Page]:
     """A window of each width; it fails on any request that leaves the page's own address, and on errors in the page."""
     window = started.new_page(viewport={"width": WIDTHS[request.param], "height": 900})
@@ -123,3 +124,71 @@ def test_on_a_phone_a_burnt_charge_has_room_for_its_reason_and_a_check_for_its_r
     assert pill["x"] + pill["width"] <= row["x"] + row["width"] - 12
     chromium.goto(f"http://127.0.0.1:{browser.port}/release/{release_id}")
     assert chromium.locator(".checks td:nth-child(2)").first.bounding_box()["width"] > WIDTHS["phone"] / 2
+
+
+@pytest.mark.parametrize("chromium", ["desk", "narrow"], indirect=True)
+def test_a_site_is_made_mapped_and_releases_by_its_forms(fresh, table, chromium, tmp_path):
+    """From the invitation to a held release and its preview; on each page nothing is wider than the window."""
+    site, browser = fresh
+    looks = os.environ.get("TRIBUTARY_SCREENSHOTS")
+
+    def see(name: str) -> str:
+        chromium.wait_for_load_state()
+        assert fits(chromium), name
+        if looks:
+            chromium.screenshot(path=f"{looks}/{name}-{chromium.viewport_size['width']}.png", full_page=True)
+        return chromium.inner_text("main")
+
+    def go(path: str) -> None:
+        chromium.goto(f"http://127.0.0.1:{browser.port}{path}")
+
+    def press(name: str) -> None:
+        chromium.get_by_role("button", name=name, exact=True).first.click()
+
+    password = browser.passwords[-1]
+    go("/")
+    chromium.get_by_label("Password").fill(password)
+    chromium.keyboard.press("Enter")
+    chromium.wait_for_url("**/start")
+    see("first-run")
+    chromium.get_by_label("File of the invitation on this machine").fill(str(site.invitation))
+    first = chromium.get_by_role("group", name="Approver 1")
+    first.get_by_label("Name").fill("dr-lind")
+    first.get_by_label("New passphrase").fill(PASSPHRASE)
+    first.get_by_label("Once more").fill(PASSPHRASE)
+    press("Make this site")
+    assert "Read the fingerprint to the study lead" in see("made")
+    press("Ask to join")
+    assert "has joined hub" in see("joined")
+
+    go("/plans")
+    chromium.locator("form[action='/plans/fetch'] button").click()
+    assert "Fetched and verified" in see("plan")
+    path = tmp_path / "cohort.csv"
+    table.rename(columns={"sbp": "Blutdruck"}).to_csv(path, index=False)
+    go("/data/mini")
+    chromium.locator("[name=path]").fill(str(path))
+    press("Use this file")
+    assert "Nothing gives yet: sbp" in see("mapping")
+    chromium.get_by_label("Column in the file for sbp").select_option("Blutdruck")
+    press("Keep this mapping and check the table")
+    assert "300 rows within the dictionary" in see("checked")
+
+    go("/plans")
+    form = chromium.locator("form[action='/plans/mini/approve']")
+    for box in form.get_by_role("checkbox").all():
+        box.check()
+    form.locator("[name=name]").select_option("dr-lind")
+    form.locator("[name=passphrase]").fill(PASSPHRASE)
+    form.get_by_role("button").click()
+    assert "The plan is approved" in see("approved")
+    form = chromium.locator("form[action='/plans/mini/release']")
+    form.locator("[name=name]").select_option("dr-lind")
+    form.locator("[name=passphrase]").fill(PASSPHRASE)
+    form.get_by_role("button").click()
+    chromium.wait_for_url("**/release/**", timeout=60_000)
+    assert "nothing has been sent" in see("held")
+    go(chromium.url.partition("?")[0].removeprefix(f"http://127.0.0.1:{browser.port}") + "/preview")
+    words = see("preview")
+    assert "300 real records, 300 released rows" in words
+    assert "-0.5" not in words, "the edge of a bin of whole numbers is no value"

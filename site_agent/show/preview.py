@@ -48,6 +48,14 @@ class ReleasedMargin:
     released: tuple[float, ...]
     missing: tuple[float, float]
 
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """Least and largest value of a numeric column; empty where no value is known, and for one of levels."""
+        if not self.edges:
+            return ()
+        half = 0.5 if self.column.kind == "integer" and self.edges[0] % 1 == 0.5 else 0.0  # a bin for each number
+        return self.edges[0] + half, self.edges[-1] - half
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTerm:
@@ -117,6 +125,11 @@ def margin(column: Column, real: pd.Series, released: pd.Series) -> ReleasedMarg
     >>> arm = Column(name="arm", kind="binary")
     >>> margin(arm, pd.Series([0, 1, 1, 1]), pd.Series([0, 0, 1, 1])).released
     (0.5, 0.5)
+    >>> visits = Column(name="visits", kind="integer", lower=0, upper=90)
+    >>> margin(visits, pd.Series([0, 3]), pd.Series([1, 10])).ends
+    (0.0, 10.0)
+    >>> margin(visits, pd.Series([None]), pd.Series([None])).ends
+    ()
     """
     missing = (float(real.isna().mean()), float(released.isna().mean()))
     if column.kind in NUMERIC:
