@@ -8,19 +8,25 @@ after it, and the answer stays what it was. What was withdrawn counts in no answ
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shared.errors import EstimateRefusal, ParameterError, StateRefusal
+from shared.privacy.stated import all_given
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from coordinator.store.store import AcceptedRelease, Store, Tombstone
+    from coordinator.store.rows import AcceptedRelease, ReleaseLine, Tombstone
+    from coordinator.store.store import Store
 
 __all__ = [
+    "DeliveredSites",
     "ReleaseSelection",
+    "held_now",
     "holding",
     "moved",
     "newest",
@@ -28,6 +34,71 @@ __all__ = [
     "uncompared",
     "uncompared_caution",
 ]
+
+PRICES_KEPT, STUDIES_KEPT = 1 << 17, 64
+
+
+class DeliveredSites:
+    """What each site has delivered of a study, and what it paid. Safe for many threads.
+
+    A receipt is read once: a bundle's bytes are what they are for good. What was found of a study stands as long as
+    the log has not grown: nothing is delivered, withdrawn or deleted without an entry.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._guard = store, threading.Lock()
+        self._prices: OrderedDict[str, tuple[float | None, str]] = OrderedDict()
+        self._found: OrderedDict[str, tuple[int, dict[str, dict[str, Any]], str | None]] = OrderedDict()
+
+    def of(self, study: str) -> tuple[dict[str, dict[str, Any]], str | None]:
+        """Site to its waves, persons by wave, posture, ε; and the day of the last delivery, None before the first."""
+        size = self._store.entries()
+        with self._guard:
+            known = self._found.get(study)
+        if known is None or known[0] != size:
+            known = (size, *self._read(study))
+            with self._guard:
+                self._found[study] = known
+                while len(self._found) > STUDIES_KEPT:
+                    self._found.popitem(last=False)
+        return known[1], known[2]
+
+    def _read(self, study: str) -> tuple[dict[str, dict[str, Any]], str | None]:
+        lines = self._store.release_lines(study)
+        newest = {line.site: line.bundle_sha256 for line in lines}  # by wave
+        receipts = {digest: found.receipt for digest, found in self._store.releases_of(newest.values()).items()}
+        every = self._store.release_lines(study, withdrawn=True)
+        prices = self._priced([line.bundle_sha256 for line in every])
+        paid: dict[str, list[tuple[float | None, str]]] = {}
+        for line in every:
+            paid.setdefault(line.site, []).append(prices[line.bundle_sha256])
+        sites: dict[str, dict[str, Any]] = {}
+        for line in lines:
+            facts = sites.setdefault(line.site, {"waves": [], "n": {}})
+            facts["waves"].append(line.wave)
+            facts["n"][str(line.wave)] = line.n
+        for site, digest in newest.items():
+            receipt = receipts[digest]
+            sites[site] |= {"posture": receipt.posture, "study_epsilon": receipt.stated_study_epsilon}
+            # What a withdrawn release took as given, the study's total still does.
+            given = all_given(paid[site]) if receipt.stated_epsilon is not None else receipt.given
+            sites[site]["epsilon_given"] = given
+        return sites, max((line.accepted_day for line in lines), default=None)
+
+    def _priced(self, bundles: Sequence[str]) -> dict[str, tuple[float | None, str]]:
+        with self._guard:
+            prices = {digest: self._prices[digest] for digest in bundles if digest in self._prices}
+        new = [digest for digest in bundles if digest not in prices]
+        for start in range(0, len(new), 1000):  # receipts of one part at a time are in memory
+            found = self._store.releases_of(new[start : start + 1000])
+            prices |= {
+                digest: (one.receipt.stated_epsilon, one.receipt.given_in_total) for digest, one in found.items()
+            }
+        with self._guard:
+            self._prices.update((digest, prices[digest]) for digest in new)
+            while len(self._prices) > PRICES_KEPT:
+                self._prices.popitem(last=False)
+        return prices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +150,10 @@ def uncompared_caution(sites: Sequence[str]) -> str:
 
 def newest(store: Store, study: str) -> int:
     """The newest wave that has an accepted release. Raises: EstimateRefusal (none has)."""
-    return _newest(store.releases(study), study)
+    return _newest(store.release_lines(study), study)
 
 
-def _newest(accepted: Sequence[AcceptedRelease], study: str) -> int:
+def _newest(accepted: Sequence[ReleaseLine], study: str) -> int:
     if not accepted:
         raise EstimateRefusal(f"study {study} must have an accepted release", given="none")
     return max(release.wave for release in accepted)
@@ -95,10 +166,12 @@ def holding(
 
     Raises: PlanRefusal (no such wave), ParameterError (no such revision), EstimateRefusal (no release at all).
     """
-    accepted = store.releases(study)
+    accepted = store.release_lines(study)
     wave = wave or _newest(accepted, study)
     cut = _cut(store, study, wave, as_of, combine)
-    parts = {site: tuple(releases) for site, releases in sorted(_as_of_wave(store, study, wave, accepted, cut).items())}
+    lines = _as_of_wave(store, study, wave, accepted, cut)
+    known = store.releases_of(line.bundle_sha256 for own in lines.values() for line in own)
+    parts = {site: tuple(known[line.bundle_sha256] for line in own) for site, own in sorted(lines.items())}
     return ReleaseSelection(
         wave=wave,
         as_of=as_of,
@@ -137,14 +210,20 @@ def _cut(store: Store, study: str, wave: int, as_of: int | None, combine: bool) 
     return _Cut(last=last, combine=combine, revisions=then)
 
 
+def held_now(store: Store, study: str, accepted: Sequence[ReleaseLine]) -> dict[str, list[str]]:
+    """Site to the ids of the releases that its table is made of, of those `accepted` up to the newest wave."""
+    parts = _as_of_wave(store, study, max((line.wave for line in accepted), default=0), accepted, _Cut())
+    return {site: [line.release_id for line in own] for site, own in sorted(parts.items())}
+
+
 def _as_of_wave(
-    store: Store, study: str, wave: int, accepted: Sequence[AcceptedRelease], cut: _Cut
-) -> dict[str, list[AcceptedRelease]]:
+    store: Store, study: str, wave: int, accepted: Sequence[ReleaseLine], cut: _Cut
+) -> dict[str, list[ReleaseLine]]:
     """The releases whose rows together are each site's table as of the wave."""
     replaces = {
         stored.plan.hash: stored.plan.returning != "append" for stored in store.plans() if stored.plan.study == study
     }
-    parts: dict[str, list[AcceptedRelease]] = {}
+    parts: dict[str, list[ReleaseLine]] = {}
     for release in accepted:  # by wave
         if release.wave > wave or (cut.last is not None and release.log_index > cut.last):
             continue

@@ -53,7 +53,7 @@ def no_column(plan: StudyPlan, name: str, lack: str = "") -> ParameterError:
 
 def lacking(store: Store, study: str, name: str) -> str:
     """Sites whose newest release lacks the column, in words."""
-    known = {release.site: release for release in store.releases(study)}  # by wave: the newest stays
+    known = {release.site: release for release in store.release_lines(study)}  # by wave: the newest stays
     without = []
     for site, release in sorted(known.items()):
         columns = store.plan(study, release.plan_version).plan.dictionary.released

@@ -20,7 +20,8 @@ from shared.errors import IntegrityRefusal, ParameterError
 from shared.plans.plan import StudyPlan, Wave
 
 if TYPE_CHECKING:
-    from coordinator.store.store import AcceptedRelease, Quarantined, Store, Tombstone, WaveRecord
+    from coordinator.store.rows import Quarantined, ReleaseLine, Tombstone, WaveRecord
+    from coordinator.store.store import Store
 
 __all__ = ["STATES", "Cell", "WaveGrid", "WaveLine", "draft", "grid", "reminder", "scheduled"]
 
@@ -212,10 +213,9 @@ class WaveGrid:
 def grid(store: Store, study: str, today: dt.date) -> WaveGrid:
     """State of each wave of a study at each site. Raises: PlanRefusal (no such study)."""
     plan = store.plan(study).plan
-    releases = store.releases(study, withdrawn=True)
+    releases = store.release_lines(study, withdrawn=True)
     sites = tuple(sorted({*store.members(study), *(release.site for release in releases)}))
     known = _Arrivals(
-        releases=releases,
         apart=store.quarantined(study=study),
         withdrawn=store.withdrawals(study),
         reminded=store.reminded(study),
@@ -224,7 +224,13 @@ def grid(store: Store, study: str, today: dt.date) -> WaveGrid:
         last={release.site: release for release in sorted(releases, key=lambda one: one.log_index)},
         newest={release.site: release.wave for release in sorted(releases, key=lambda one: one.wave)},
     )
-    lines = tuple(_line(store.wave_record(study, wave.number), wave, sites, known, today) for wave in plan.waves)
+    held: dict[int, dict[str, ReleaseLine]] = {wave.number: {} for wave in plan.waves}
+    for release in releases:
+        held.setdefault(release.wave, {})[release.site] = release
+    lines = tuple(
+        _line(store.wave_record(study, wave.number), wave, sites, held[wave.number], known, today)
+        for wave in plan.waves
+    )
     waited = [line for line in lines if line.state in ("open", "overdue") and line.awaited]
     return WaveGrid(
         study=study,
@@ -249,18 +255,23 @@ class _Arrivals:
         newest: site to the newest wave that it delivered.
     """
 
-    releases: tuple[AcceptedRelease, ...]
     apart: tuple[Quarantined, ...]
     withdrawn: tuple[Tombstone, ...]
     reminded: Mapping[tuple[int, str], str]
     rejected: Mapping[tuple[int, str], str]
     moved: Mapping[str, int]
-    last: Mapping[str, AcceptedRelease]
+    last: Mapping[str, ReleaseLine]
     newest: Mapping[str, int]
 
 
-def _line(record: WaveRecord, wave: Wave, sites: tuple[str, ...], known: _Arrivals, today: dt.date) -> WaveLine:
-    held = {release.site: release for release in known.releases if release.wave == wave.number}
+def _line(
+    record: WaveRecord,
+    wave: Wave,
+    sites: tuple[str, ...],
+    held: Mapping[str, ReleaseLine],
+    known: _Arrivals,
+    today: dt.date,
+) -> WaveLine:
     apart = {found.site: found for found in known.apart if found.wave == wave.number}
     late = {revision.log_index: revision.number for revision in record.revisions if revision.cause == "late"}
     withdrawn = {stone.site: stone for stone in known.withdrawn if stone.wave == wave.number}

@@ -34,7 +34,8 @@ from coordinator.services.quotas import CallRate
 from coordinator.services.tasks import ANSWERING, selection_of
 from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
 from coordinator.store.log_watch import LogWatch
-from coordinator.store.store import AcceptedRelease, Store, remember
+from coordinator.store.rows import AcceptedRelease, ReleaseLine
+from coordinator.store.store import Store, remember
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import (
     AccessRefusal,
@@ -47,7 +48,6 @@ from shared.errors import (
     StateRefusal,
 )
 from shared.plans.plan import StudyPlan
-from shared.privacy.stated import all_given
 from shared.releases.synthetic import versions
 from shared.terminal import plain
 from shared.wire.analyst_messages import (
@@ -107,7 +107,7 @@ class AnalysisService:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._analysts = store, Analysts(store, quotas)
-        self._watch = LogWatch(store)
+        self._watch, self._delivered = LogWatch(store), release_selection.DeliveredSites(store)
         self._today = today
         self.rate = CallRate(rate / 60, burst, f"a token may ask {rate:g} times a minute", clock)
         self._daily = CallRate(a_day / 86_400, a_day, f"a token may ask {a_day} times a day", clock)
@@ -183,21 +183,7 @@ class AnalysisService:
 
     def _study(self, study: str) -> dict[str, Any]:
         plan = self._store.plan(study).plan
-        releases = self._store.releases(study)
-        paid: dict[str, list[tuple[float | None, str]]] = {}
-        for release in self._store.releases(study, withdrawn=True):
-            paid.setdefault(release.site, []).append((release.receipt.stated_epsilon, release.receipt.given_in_total))
-        sites: dict[str, dict[str, Any]] = {}
-        for release in releases:
-            facts = sites.setdefault(release.site, {"waves": [], "n": {}})
-            facts["waves"].append(release.wave)
-            facts["n"][str(release.wave)] = release.n
-            receipt = release.receipt
-            facts |= {"posture": receipt.posture, "study_epsilon": receipt.stated_study_epsilon}
-            # What a withdrawn release took as given, the study's total still does.
-            facts["epsilon_given"] = (
-                all_given(paid[release.site]) if receipt.stated_epsilon is not None else receipt.given
-            )
+        sites, last_day = self._delivered.of(study)
         return {
             "study": study,
             "title": plan.title,
@@ -207,9 +193,9 @@ class AnalysisService:
             "posture": plan.posture,
             "returning": plan.returning,
             "waves": [wave.number for wave in plan.waves],
-            "delivered": sorted({release.wave for release in releases}),
+            "delivered": sorted({wave for facts in sites.values() for wave in facts["waves"]}),
             "sites": sites,
-            "last_day": max((release.accepted_day for release in releases), default=None),
+            "last_day": last_day,
             "estimands": dict(plan.estimands),
             "row_download": plan.row_download,
             "note": "Rows are privatised, not patient records.",
@@ -227,7 +213,7 @@ class AnalysisService:
             raise resolving.no_column(
                 plan, request.column, resolving.lacking(self._store, request.study, request.column)
             )
-        newest = {release.site: release for release in self._store.releases(request.study)}
+        newest = {release.site: release for release in self._store.release_lines(request.study)}
         by_bundle = self._shares(list(newest.values()), who, call)
         shares = {site: by_bundle[release.bundle_sha256] for site, release in sorted(newest.items())}
         holds = {
@@ -249,7 +235,7 @@ class AnalysisService:
             )
         return _document({"study": request.study, "version": plan.version, "columns": described})
 
-    def _shares(self, releases: Sequence[AcceptedRelease], who: Analyst, call: Call) -> dict[str, dict[str, float]]:
+    def _shares(self, releases: Sequence[ReleaseLine], who: Analyst, call: Call) -> dict[str, dict[str, float]]:
         """Bundle to column to the share of its values that are missing; of the last few hundred from memory."""
         with self._guard:
             known = {one.bundle_sha256: self._missing.get(one.bundle_sha256) for one in releases}
@@ -433,13 +419,9 @@ class AnalysisService:
         if "log" not in document["provenance"]:
             document = self._proven(document)
         used = document["provenance"]["bundles"]
+        found = sorted(self._store.releases_of(used).values(), key=lambda one: (one.wave, one.site))
         studies = [request.study, *([document["asked"]["densities"]] if "densities" in document["asked"] else [])]
-        releases = [
-            _release(release)
-            for study in studies
-            for release in self._store.releases(study, withdrawn=True)
-            if release.bundle_sha256 in used
-        ]
+        releases = [_release(release) for study in studies for release in found if release.study == study]
         version = document["provenance"]["plan"]["version"]
         asked = self._analysts.record(request.study, subject=document["result"])
         return _document(
@@ -550,7 +532,7 @@ class AnalysisService:
         Raises: PolicyRefusal (the plan does not let analysts have rows), StateRefusal (no such release, or withdrawn).
         """
         who = self.admitted(call, request.study, ASKING)
-        found = [r for r in self._store.releases(request.study) if r.release_id == request.release_id]
+        found = [r for r in self._store.release_lines(request.study) if r.release_id == request.release_id]
         if not found:
             raise StateRefusal(
                 "the release must be an accepted one of this study",

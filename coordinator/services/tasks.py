@@ -105,7 +105,8 @@ def _held(store: Store, study: str, selection: Mapping[str, Any]) -> release_sel
     """The holding that `selection_of` wrote. Raises: StateRefusal (its releases are no longer known)."""
     from coordinator.answers import release_selection
 
-    known = {release.bundle_sha256: release for release in store.releases(study, withdrawn=True)}
+    named = [digest for name in ("parts", "behind") for digests in selection[name].values() for digest in digests]
+    known = store.releases_of(named)
     stones = {stone.bundle_sha256: stone for stone in store.withdrawals(study)}
     try:
         parts, behind = (
@@ -241,10 +242,10 @@ def rows(given: Mapping[str, Any]) -> None:
 def _release(store: Store, study: str, digest: str) -> AcceptedRelease:
     from coordinator.answers import release_selection
 
-    found = [one for one in store.releases(study, withdrawn=True) if one.bundle_sha256 == digest]
-    if not found:
+    found = store.by_bundle(digest)
+    if found is None or found.study != study:
         raise release_selection.moved()
-    return found[0]
+    return found
 
 
 @functools.lru_cache(maxsize=8)

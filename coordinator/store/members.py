@@ -200,8 +200,10 @@ def all_sites(store: Database) -> tuple[RegisteredSite, ...]:
 def _sites(store: Database, where: sa.ColumnElement[bool]) -> tuple[RegisteredSite, ...]:
     def work(c: sa.Connection) -> tuple[RegisteredSite, ...]:
         rows = c.execute(sa.select(db.sites).where(where).order_by(db.sites.c.site)).all()
-        keys = c.execute(sa.select(db.site_keys).where(db.site_keys.c.site.in_([row.site for row in rows]))).all()
-        return tuple(_site(row, [key for key in keys if key.site == row.site]) for row in rows)
+        keys: dict[str, list[Any]] = {row.site: [] for row in rows}
+        for key in c.execute(sa.select(db.site_keys).where(db.site_keys.c.site.in_(list(keys)))):
+            keys[key.site].append(key)
+        return tuple(_site(row, keys[row.site]) for row in rows)
 
     return store.read(work)
 

@@ -21,6 +21,7 @@ __all__ = [
     "LogEntry",
     "Quarantined",
     "RegisteredSite",
+    "ReleaseLine",
     "Revision",
     "SavedResult",
     "StoredPlan",
@@ -66,8 +67,8 @@ class RegisteredSite:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AcceptedRelease:
-    """An accepted release; its table is in `Store.table`, unless it is `withdrawn` (then the reason's code)."""
+class ReleaseLine:
+    """An accepted release as lists name it, its receipt and signatures unread; `withdrawn` is the reason's code."""
 
     release_id: str
     study: str
@@ -76,14 +77,20 @@ class AcceptedRelease:
     wave: int
     site: str
     bundle_sha256: str
-    bundle_bytes: int
     n: int
-    receipt: Receipt
-    envelope: Envelope
     log_index: int
-    log_root: str
     accepted_day: str
     withdrawn: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptedRelease(ReleaseLine):
+    """An accepted release; its table is in `Store.table`, unless it is `withdrawn`."""
+
+    bundle_bytes: int
+    receipt: Receipt
+    envelope: Envelope
+    log_root: str
     standing: Envelope | None = None
 
     @property

@@ -114,6 +114,9 @@ class Store(Database):
     quarantine = _releases.quarantine
     quarantined = _releases.quarantined
     releases = _releases.accepted_releases
+    release_lines = _releases.release_lines
+    logged_releases = _releases.logged_releases
+    releases_of = _releases.releases_of
     release = _releases.release_of
     by_bundle = _releases.by_bundle
     holdings = _releases.holdings
