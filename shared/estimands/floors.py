@@ -52,13 +52,13 @@ class Moves:
     """What the rows of a fit move its estimates by, and what these have in common.
 
     Attributes:
-        rows: label -> (2, n): where each row stands in the table, and what it moves the estimate by.
+        rows: label -> (n,) and (n,): where each row stands in the table, and what it moves the estimate by.
         labels, cov: (p,) and (p, p): the covariance of the estimates, as the question wants their errors.
         clusters: of each row of the table the cluster that it belongs to; None for errors of another kind.
         scaled: whether clustered errors are scaled up by G / (G - 1) of G clusters.
     """
 
-    rows: dict[str, Array] = field(default_factory=dict)
+    rows: dict[str, tuple[NDArray[np.int64], Array]] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     cov: Array = field(default_factory=lambda: np.zeros((0, 0)))
     clusters: NDArray[np.int64] | None = None

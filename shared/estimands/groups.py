@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,8 @@ def group_answers(
     if kind == "logrank":
         return _log_rank(result, labels, (duration, y, member, strata), excluded, floors)
 
+    curve = cache(lambda g: kaplan_meier(duration[member == g], y[member == g]))
+
     def summary(g: int) -> Answer:
         mine = member == g
         if counts[g] == 0:
@@ -76,14 +79,14 @@ def group_answers(
             result.influence[labels[g]] = np.bincount(place[mine], pushes, minlength=len(table)).astype(float)
             return found
         if survival:
-            return _survival_number(estimand, kaplan_meier(duration[mine], y[mine]), floors)
+            return _survival_number(estimand, curve(g), floors)
         return float(y[mine].mean()), float(y[mine].var(ddof=1) / counts[g])
 
     if each:
         for g, label in enumerate(labels):
             mine = member == g
             if mine.any() and kind == "km":
-                result.curves[result.r_names[label] if not alone else ""] = kaplan_meier(duration[mine], y[mine])
+                result.curves[result.r_names[label] if not alone else ""] = curve(g)
             result.answers[label] = summary(g) if estimand.at is not None else "the question has no time"
             result.extra[label] = _counted(estimand, y[mine], other[mine])
         return result

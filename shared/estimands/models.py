@@ -114,7 +114,7 @@ def model_answers(
         return all_for(f"the outcome has more than {MOST_CATEGORIES} values at this site")
     if kind in RISKS and data.y.sum() < floors.events:
         return all_for(f"{int(data.y.sum())} events for {len(alive)} terms: too few")
-    data.x = data.x[:, alive]
+    data.x = data.x if len(alive) == data.x.shape[1] else data.x[:, alive]
     names_ = [labels[j] for j in alive]
     solve = _SOLVERS.get(kind, _generalised)
     moved = Moves(scaled=not survival, clusters=_clusters(table, estimand))
@@ -138,8 +138,7 @@ def model_answers(
             result.answers[label] = (answer[0] * units, answer[1] * units**2)
     result.correlations = correlations(moved.labels, moved.cov)
     for label, (place, pushes) in moved.rows.items():
-        of = place.astype(np.int64)
-        own = np.bincount(of, pushes * scale_of.get(label, 1.0), minlength=len(table))
+        own = np.bincount(place, pushes * scale_of.get(label, 1.0), minlength=len(table))
         result.influence[label] = np.asarray(own, dtype=float)
     _whole_curves(result, design)
     result.answers = {label: result.answers[label] for label in shown}
@@ -234,7 +233,8 @@ def _model_data(
     if estimand.cluster:
         used = used & table[estimand.cluster].notna().to_numpy(dtype=bool)
     data = _Data(
-        x=np.column_stack([*design.columns, np.zeros((len(table), 0))]),
+        # Column after column in memory: what is done with a column reads it in one go.
+        x=np.stack(design.columns).T if design.columns else np.zeros((len(table), 0)),
         y=y,
         duration=duration,
         other=other,
@@ -357,11 +357,11 @@ def _fit(
     for position, j in enumerate(basis, start=int(constant)):
         if j in supported:
             answers[names_[j]] = (float(beta[position]), float(variance[position]))
-            moved.rows[names_[j]] = np.stack([place, pushes[:, position]])
+            moved.rows[names_[j]] = place, pushes[:, position]
     if constant:
         whole = len(supported) == x.shape[1]
         answers[INTERCEPT] = (float(beta[0]), float(variance[0])) if whole else HANGS
-        moved.rows[INTERCEPT] = np.stack([place, pushes[:, 0]])
+        moved.rows[INTERCEPT] = place, pushes[:, 0]
     placed = [(position, names_[j]) for position, j in enumerate(basis, start=int(constant)) if j in supported]
     placed = [(0, INTERCEPT), *placed] if constant else placed
     at = [position for position, _ in placed]

@@ -37,6 +37,7 @@ class Family:
         edge: the end of its means that a separating term reaches: ``both`` 0 and 1, ``zero``, or none.
         dispersion: whether its variance has a free scale, which is Pearson's χ² over its degrees of freedom.
         robust: the variance that is taken where the question names none.
+        both: (y, η) to score and observed at once, where they share most of their work.
     """
 
     mean: Callable[[Array], Array]
@@ -51,6 +52,11 @@ class Family:
     edge: Literal["both", "zero", ""] = "zero"
     dispersion: bool = False
     robust: Robust = ""
+    both: Callable[[Array, Array], tuple[Array, Array]] | None = None
+
+    def derivatives(self, y: Array, eta: Array) -> tuple[Array, Array]:
+        """(n,) score and observed information of each row."""
+        return self.both(y, eta) if self.both else (self.score(y, eta), self.observed(y, eta))
 
 
 def _shrunk(y: Array, weights: Array) -> Array:
@@ -70,16 +76,32 @@ def _expit_slope(eta: Array) -> Array:
     return mu * (1 - mu)
 
 
+def _softplus(eta: Array) -> Array:
+    """log(1 + e^η), in half the time of `numpy.logaddexp`."""
+    return np.asarray(np.maximum(eta, 0.0) + np.log1p(np.exp(-np.abs(eta))))
+
+
+def _logistic_derivatives(y: Array, eta: Array) -> tuple[Array, Array]:
+    mu = _expit(eta)
+    return y - mu, mu * (1 - mu)
+
+
+def _poisson_derivatives(y: Array, eta: Array) -> tuple[Array, Array]:
+    mu = np.exp(eta)
+    return y - mu, mu
+
+
 _LOGISTIC = Family(
     mean=_expit,
     slope=_expit_slope,
-    loglik=lambda y, eta: y * eta - np.logaddexp(0.0, eta),
+    loglik=lambda y, eta: y * eta - _softplus(eta),
     score=lambda y, eta: y - _expit(eta),
     observed=lambda y, eta: _expit_slope(eta),
     expected=_expit_slope,
     start=_shrunk,
     link=lambda mu: np.log(mu / (1 - mu)),
     edge="both",
+    both=_logistic_derivatives,
 )
 _POISSON = Family(
     mean=np.exp,
@@ -90,6 +112,7 @@ _POISSON = Family(
     expected=np.exp,
     start=_raised,
     link=np.log,
+    both=_poisson_derivatives,
 )
 
 
