@@ -26,7 +26,7 @@ from hurry import soak
 
 from shared.base.canonical import canonical_json
 from shared.base.chain import GENESIS, extend_head
-from shared.base.keys import PublicKey, SigningKey
+from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import (
     ApprovalRefusal,
     BudgetRefusal,
@@ -41,7 +41,7 @@ from shared.errors import (
 )
 from shared.privacy import accountant as privacy
 from shared.wire.signed_messages import ANCHOR_TYPE, AnchorHead
-from site_agent.ledger import charge, state
+from site_agent.ledger import chain, charge, state
 from site_agent.ledger import entries as entries_module
 from site_agent.ledger.book import Ledger
 from site_agent.lock import StateLock
@@ -919,7 +919,7 @@ def test_keys_of_approvers_are_kept_with_their_signatures(ledger):
     assert [given.key for given in hold.approvals] == [PublicKey(PERSON.public.hex), bob]
 
 
-def test_ten_thousand_entries_are_checked_once_and_read_from_memory_then():
+def test_ten_thousand_entries_are_checked_once_and_read_from_memory_then(monkeypatch):
     connection, previous = sqlite3.connect(":memory:"), GENESIS
     connection.execute("CREATE TABLE entries (seq, time, kind, body, previous, hash, signature)")
     for k in range(1, 10_001):
@@ -928,9 +928,77 @@ def test_ten_thousand_entries_are_checked_once_and_read_from_memory_then():
         row = (k, "2026-01-01T00:00:00Z", "charged", canonical_json(body), previous, head, b"0")
         connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         previous = head
-    entries_module._entry.cache_clear()
-    assert entries_module.read_entries(connection)[-1].hash == previous
-    assert entries_module.read_entries(connection)[-1].hash == previous
-    assert (entries_module._entry.cache_info().misses, entries_module._entry.cache_info().hits) == (10_000, 10_000)
+    checked, whole = [], entries_module._entry
+    monkeypatch.setattr(entries_module, "_entry", lambda number, *row: checked.append(number) or whole(number, *row))
+
+    def read():
+        return entries_module.read_entries(entries_module.read_rows(connection))
+
+    first = read()
+    assert first[-1].hash == previous
+    assert read() == first
+    assert checked == [*range(1, 10_001)]
+    # An edit in the middle is looked at, and nothing after it is believed; so it is where the last rows are gone.
+    connection.execute("DELETE FROM entries WHERE seq = 10000")
+    assert read() == first[:-1]
+    connection.execute("UPDATE entries SET body = ? WHERE seq = 5000", (canonical_json({"study": "mini", "wave": 1}),))
+    with pytest.raises(LedgerRefusal, match="entry 5000 must follow"):
+        read()
+    assert checked == [*range(1, 10_001), 5000]
     connection.close()
-    entries_module._entry.cache_clear()
+
+
+def opened_anew(ledger, monkeypatch) -> tuple[Ledger, list[int], list[int]]:
+    """The ledger as a new process opens it; the entries that it checked, and those whose signature it verified."""
+    monkeypatch.setattr(entries_module, "_READ", {})
+    monkeypatch.setattr(state, "_FOLDED", {})
+    checked, signed = [], []
+    whole, verifies = entries_module._entry, Ledger._require_signed
+    with monkeypatch.context() as patch:
+        patch.setattr(entries_module, "_entry", lambda number, *row: checked.append(number) or whole(number, *row))
+        patch.setattr(Ledger, "_require_signed", lambda self, book, e: signed.append(e.seq) or verifies(self, book, e))
+        return reopened(ledger), checked, signed
+
+
+def test_opening_a_ledger_looks_at_each_entry_once_and_never_again(ledger, monkeypatch):
+    for wave in range(1, 6):
+        deliver(ledger, drawing(ledger, wave))
+    entries = ledger.entries()
+    last = len(entries)
+    assert opened_anew(ledger, monkeypatch)[1:] == ([*range(1, last + 1)], [last, *range(1, last + 1)])
+    again, checked, signed = opened_anew(ledger, monkeypatch)
+    assert (checked, signed) == ([], [last]), "the last one's signature is looked at in each transaction"
+    assert (again.entries(), again.holds()) == (entries, ledger.holds())
+    reserve(ledger, 6)
+    assert opened_anew(ledger, monkeypatch)[1:] == ([last + 1], [last + 1, last + 1])
+    assert ledger.verify() == last + 1
+
+
+@pytest.mark.fault("F17")
+@pytest.mark.parametrize("key", [KEY, SigningKey.generate()], ids=["an-edit", "forged"])
+def test_what_was_checked_is_believed_byte_for_byte_and_on_this_sites_word(ledger, monkeypatch, key):
+    for wave in range(1, 6):
+        deliver(ledger, drawing(ledger, wave))
+    reopened(ledger)
+    ledger.checked_path.stat()
+    tampered(ledger, "UPDATE entries SET signature = (SELECT signature FROM entries WHERE seq = 2) WHERE seq = 3")
+    with sqlite3.connect(ledger.path) as connection:
+        told = entries_module.CheckedRows.of(entries_module.read_rows(connection))
+    if key is not KEY:
+        body = canonical_json({"site": "north", "rows": told.rows, "sha256": told.sha256})
+        ledger.checked_path.write_bytes(Envelope.sign(chain.CHECKED_TYPE, body, [key]).to_bytes())
+    with pytest.raises(LedgerRefusal, match="entry 3 must be signed"):
+        opened_anew(ledger, monkeypatch)
+    with pytest.raises(LedgerRefusal, match="entry 3 must be signed"):
+        ledger.verify()
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"\x00" * 99])
+def test_a_note_of_what_was_checked_that_is_damaged_or_away_costs_time_alone(ledger, monkeypatch, damage):
+    for wave in range(1, 6):
+        deliver(ledger, drawing(ledger, wave))
+    reopened(ledger)
+    whole = ledger.checked_path.read_bytes()
+    ledger.checked_path.write_bytes(damage) if damage else ledger.checked_path.unlink()
+    assert len(opened_anew(ledger, monkeypatch)[1]) == len(ledger.entries())
+    assert ledger.checked_path.read_bytes() == whole

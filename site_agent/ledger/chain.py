@@ -14,13 +14,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
-from shared.base.canonical import parse_json
+from shared.base.canonical import canonical_json, parse_json
 from shared.base.chain import GENESIS
 from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, Signature, SigningKey
 from shared.errors import LedgerRefusal, Refusal
-from site_agent.ledger.entries import HEAD_TYPE, WITNESSED, AnchoredHead, head_payload, read_entries, require_receipt
+from site_agent.ledger.entries import (
+    HEAD_TYPE,
+    WITNESSED,
+    AnchoredHead,
+    CheckedRows,
+    head_payload,
+    read_entries,
+    read_rows,
+    require_receipt,
+)
 from site_agent.ledger.files import broken, private_folder, storage_errors, storage_refusal, write_whole
 from site_agent.ledger.holds import Entry
 from site_agent.ledger.state import Book
@@ -31,6 +40,9 @@ FORMAT = "tributary-ledger/3"
 """Since 3 every entry has tags. A ledger of 2 is read, and goes on with tags from its next entry."""
 READ_FORMATS = ("tributary-ledger/2", FORMAT)
 BUSY_SECONDS = 60.0
+CHECKED_TYPE = "application/vnd.tributary.ledger-checked+json"
+CHECK_EVERY = 32
+"""From how many new entries on a ledger that is opened is noted as checked up to its end."""
 _TABLE = (
     "CREATE TABLE entries (seq INTEGER PRIMARY KEY, time TEXT NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL, "
     "previous TEXT NOT NULL, hash TEXT NOT NULL, signature BLOB NOT NULL)"
@@ -70,13 +82,20 @@ class Chain:
     def __init__(self, path: Path, signer: SigningKey, *, site: str, tagger: SigningKey | None = None) -> None:
         self.path, self.signer, self.site = path, signer, site
         self.tagger = tagger or signer
-        self.head_path = path.with_name("ledger.head")
+        self.head_path, self.checked_path = path.with_name("ledger.head"), path.with_name("ledger.checked")
         if not path.exists():
             if self.head_path.exists():
                 raise broken("ledger.db must stand beside ledger.head", "ledger.head alone")
             raise broken("the state folder must hold a ledger (site-agent init makes it)", "none")
-        self.verify()
-        if self._read_head() is None or self._lags():
+        with self.transaction(checked=self._read_checked()) as book:
+            self._require_whole(book)
+            for entry in book.entries[book.checked :]:
+                self._require_signed(book, entry)
+            head = self._read_head()
+            lags = head is None or self._opened(book, head)[0] < len(book.entries)
+            if len(book.entries) >= book.checked + CHECK_EVERY:
+                self._note_checked(CheckedRows.of(read_rows(book.connection)))
+        if lags:
             with self.transaction(write=True) as book:
                 self._publish(book.connection)
 
@@ -88,7 +107,7 @@ class Chain:
         """
         made = cls.__new__(cls)
         made.path, made.signer, made.site, made.tagger = path, signer, site, tagger or signer
-        made.head_path = path.with_name("ledger.head")
+        made.head_path, made.checked_path = path.with_name("ledger.head"), path.with_name("ledger.checked")
         made.keyless = True
         made.verify()
         return made
@@ -145,26 +164,23 @@ class Chain:
         Raises: LedgerRefusal.
         """
         with self.transaction(cached=False) as book:
-            report = [str(row[0]) for row in book.connection.execute("PRAGMA integrity_check(1)")]
-            if report != ["ok"]:
-                raise broken("ledger.db must be an intact database", "a damaged page")
-            found = dict(book.connection.execute("SELECT name, sql FROM sqlite_master"))
-            if found != SCHEMA:
-                raise broken("ledger.db must have the ledger's table and triggers", "another schema")
+            self._require_whole(book)
             for entry in book.entries:
                 self._require_signed(book, entry)
-                if entry.kind not in WITNESSED:
-                    continue
-                seq = entry.body["seq"]
-                if not 1 <= seq < entry.seq or book.entries[seq - 1].hash != entry.body["head"]:
-                    raise broken(f"entry {entry.seq} must name an anchored head of this ledger", "another head")
             if receipt is not None:
                 require_receipt(book.entries, receipt)
             return len(book.entries)
 
     @contextlib.contextmanager
-    def transaction(self, *, write: bool = False, cached: bool = True) -> Iterator[Book]:
-        """One transaction, given up whole where anything in it is refused. Raises: LedgerRefusal, StorageRefusal."""
+    def transaction(
+        self, *, write: bool = False, cached: bool = True, checked: CheckedRows | None = None
+    ) -> Iterator[Book]:
+        """One transaction, given up whole where anything in it is refused.
+
+        Args:
+            checked: rows that need no second look, if they are still there byte for byte.
+        Raises: LedgerRefusal, StorageRefusal.
+        """
         # The head is read before the database, so that it never leads, whoever writes meanwhile.
         head = self._read_head()
         # mode=rw: a missing file is refused, where the default would quietly make an empty one.
@@ -179,8 +195,11 @@ class Chain:
             # Without it INSERT OR REPLACE deletes a row and passes by the trigger that forbids it.
             connection.execute("PRAGMA recursive_triggers = ON")
             connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            entries = read_entries(connection, cached)
+            rows = read_rows(connection)
+            covered = checked.rows if checked and checked.covers(rows) else 0
+            entries = read_entries(rows, cached, covered)
             book = Book(connection, self.signer, self.site, entries, self.path, cached, tagger=self.tagger)
+            book.checked = covered
             self._require_head(book, head)
             known = len(book.entries)
             yield book
@@ -223,6 +242,25 @@ class Chain:
         except Refusal:
             raise broken("ledger.head must be a head signed by the site's release key", "something else") from None
 
+    def _read_checked(self) -> CheckedRows:
+        """The rows that were found whole before, if this site's key says so; none where anything is amiss."""
+        try:
+            envelope = Envelope.from_bytes(self.checked_path.read_bytes())
+            body = parse_json(envelope.require(CHECKED_TYPE, {self.signer.public.key_id: self.signer.public}))
+            return (
+                CheckedRows(rows=int(body["rows"]), sha256=str(body["sha256"]))
+                if body["site"] == self.site
+                else CheckedRows()
+            )
+        except (OSError, Refusal, KeyError, TypeError, ValueError):
+            return CheckedRows()
+
+    def _note_checked(self, checked: CheckedRows) -> None:
+        payload = canonical_json({"site": self.site, "rows": checked.rows, "sha256": checked.sha256})
+        # It saves time and nothing else: half of it, or none where there is no room, is no note.
+        with contextlib.suppress(OSError):
+            self.checked_path.write_bytes(Envelope.sign(CHECKED_TYPE, payload, [self.signer]).to_bytes())
+
     def _opened(self, book: Book, head: Envelope) -> tuple[int, str]:
         """What a head file says, if a release key of this ledger signed it: it may lag behind a change of that key."""
         keys = {key.key_id: key for _, key in book.membership.release}
@@ -235,10 +273,20 @@ class Chain:
             raise broken("ledger.head must be this site's", "another form")
         return seq, digest
 
-    def _lags(self) -> bool:
-        with self.transaction() as book:
-            head = self._read_head()
-            return head is None or self._opened(book, head)[0] < len(book.entries)
+    def _require_whole(self, book: Book) -> None:
+        """Refuse a damaged database, another schema, an anchor of another head."""
+        report = [str(row[0]) for row in book.connection.execute("PRAGMA integrity_check(1)")]
+        if report != ["ok"]:
+            raise broken("ledger.db must be an intact database", "a damaged page")
+        found = dict(book.connection.execute("SELECT name, sql FROM sqlite_master"))
+        if found != SCHEMA:
+            raise broken("ledger.db must have the ledger's table and triggers", "another schema")
+        for entry in book.entries:
+            if entry.kind not in WITNESSED:
+                continue
+            seq = entry.body["seq"]
+            if not 1 <= seq < entry.seq or book.entries[seq - 1].hash != entry.body["head"]:
+                raise broken(f"entry {entry.seq} must name an anchored head of this ledger", "another head")
 
     def _require_head(self, book: Book, envelope: Envelope | None) -> None:
         entries = book.entries

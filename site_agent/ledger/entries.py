@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import sqlite3
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.chain import GENESIS, head_fingerprint
 from shared.base.keys import Envelope, SigningKey
-from shared.errors import Refusal
+from shared.errors import Refusal, SchemaRefusal
 from site_agent.ledger.files import broken
 from site_agent.ledger.holds import Entry, link_of
 
@@ -23,10 +24,12 @@ __all__ = [
     "HEAD_TYPE",
     "WITNESSED",
     "AnchoredHead",
+    "CheckedRows",
     "agrees",
     "head_payload",
     "last_witnessed",
     "read_entries",
+    "read_rows",
     "require_receipt",
     "settled_by",
     "tag_proof",
@@ -36,6 +39,10 @@ HEAD_TYPE = "application/vnd.tributary.ledger-head+json"
 TAG_TYPE = "application/vnd.tributary.study-tag+json"
 WITNESSED = ("anchor", "witnessed")
 """Kinds of entry that name a head which the coordinator has acknowledged: of a reservation, of a round."""
+
+
+Row = tuple[int, str, str, bytes, str, str, bytes]
+"""Number, time, kind, body, hash before, hash and signature of an entry, as the table holds them."""
 
 
 class AnchoredHead(Protocol):
@@ -85,28 +92,92 @@ def head_payload(site: str, seq: int, head: str) -> bytes:
     return canonical_json({"site": site, "seq": seq, "head": head})
 
 
-def read_entries(connection: sqlite3.Connection, cached: bool = True) -> list[Entry]:
-    """All entries, the chain checked; each row anew unless it may be `cached`."""
-    read: Callable[..., Entry] = _entry if cached else _entry.__wrapped__
-    entries: list[Entry] = []
-    previous = GENESIS
-    rows = connection.execute("SELECT seq, time, kind, body, previous, hash, signature FROM entries ORDER BY seq")
-    for number, row in enumerate(rows, start=1):
-        entries.append(read(number, previous, *row))
-        previous = entries[-1].hash
+@dataclass(frozen=True, kw_only=True)
+class CheckedRows:
+    """The rows of a ledger from the first on that were once found whole, each signature as well.
+
+    Args:
+        rows: how many.
+        sha256: digest of all their bytes.
+    """
+
+    rows: int = 0
+    sha256: str = ""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> CheckedRows:
+        """The digest of these rows. Raises: TypeError, if one holds another type than the table's."""
+        digest = hashlib.sha256()
+        for seq, time, kind, body, previous, head, signature in rows:
+            digest.update(canonical_json([seq, time, kind, len(body), previous, head, len(signature)]))
+            digest.update(body)
+            digest.update(signature)
+        return cls(rows=len(rows), sha256=digest.hexdigest())
+
+    def covers(self, rows: Sequence[Row]) -> bool:
+        """Whether the first of `rows` are those, byte for byte."""
+        try:
+            return 0 < self.rows <= len(rows) and self.of(rows[: self.rows]) == self
+        except (TypeError, SchemaRefusal):
+            return False
+
+
+_READ: dict[str, tuple[list[Row], tuple[Entry, ...]]] = {}
+"""Of the last few ledgers, by the hash of their genesis: the rows that were read last, and their entries."""
+_MOST_READ = 8
+
+
+def read_rows(connection: sqlite3.Connection) -> list[Row]:
+    """All rows of a ledger, in their order."""
+    query = "SELECT seq, time, kind, body, previous, hash, signature FROM entries ORDER BY seq"
+    return connection.execute(query).fetchall()
+
+
+def read_entries(rows: list[Row], cached: bool = True, checked: int = 0) -> list[Entry]:
+    """The entries in these rows, the chain checked.
+
+    An entry is a function of its row and of the entries before it: where it may be `cached`, the rows that are byte
+    for byte those of the last time are not looked at twice, nor are the first `checked`, which `CheckedRows` covers.
+    Whoever reads shares their bodies, which therefore cannot be changed. Raises: LedgerRefusal.
+    """
+    before, known = _READ.get(rows[0][5], ([], ())) if cached and rows else ([], ())
+    same = _common(before, rows)
+    entries = list(known[:same])
+    entries.extend(map(_believed, rows[same:checked]))
+    for row in rows[len(entries) :]:
+        entries.append(_entry(len(entries) + 1, entries[-1].hash if entries else GENESIS, *row))
+    if cached and same < len(rows):
+        _READ[rows[0][5]] = (rows, tuple(entries))
+        while len(_READ) > _MOST_READ:
+            _READ.pop(next(iter(_READ)), None)
     return entries
 
 
-# A ledger is read from its first entry to its last: one that is longer than this is read anew each time, all of it. So
-# it is longer than any ledger grows; ten thousand entries take about 15 MB.
-@lru_cache(maxsize=1 << 17, typed=True)
+def _common(before: Sequence[Row], rows: Sequence[Row]) -> int:
+    """How many rows at the beginning of both are the same."""
+    if before == rows[: len(before)]:
+        return len(before)
+    return next((k for k, (old, new) in enumerate(zip(before, rows, strict=False)) if old != new), len(rows))
+
+
+def _believed(row: Row) -> Entry:
+    """One row of those that were found whole before."""
+    seq, time, kind, body, previous, head, signature = row
+    return Entry(
+        seq=seq,
+        time=time,
+        kind=kind,
+        body=_frozen(json.loads(body)),
+        previous=previous,
+        hash=head,
+        signature=bytes(signature),
+    )
+
+
 def _entry(
     number: int, previous: str, seq: int, time: str, kind: str, raw: bytes, before: str, digest: str, signature: bytes
 ) -> Entry:
-    """One row, checked against the hash before it. A function of these bytes alone: they are not looked at twice.
-
-    Whoever reads shares the one body, which therefore cannot be changed.
-    """
+    """One row, checked against the hash before it. Raises: LedgerRefusal."""
     try:
         body = parse_json(bytes(raw))
         head = hashlib.sha256(bytes.fromhex(previous) + bytes.fromhex(link_of(seq, time, kind, body))).hexdigest()
@@ -146,4 +217,7 @@ class _FrozenList(list[Any]):
 def _frozen(value: Any) -> Any:
     if isinstance(value, dict):
         return _FrozenDict({name: _frozen(item) for name, item in value.items()})
-    return _FrozenList(map(_frozen, value)) if isinstance(value, list) else value
+    if isinstance(value, list):
+        # A price holds 289 numbers: no call for each.
+        return _FrozenList([_frozen(item) if isinstance(item, dict | list) else item for item in value])
+    return value
