@@ -124,9 +124,9 @@ class AsyncStudy:
         """Meaning, unit and the share of missing values per site."""
         return await self._call(self.study.dictionary, column)
 
-    async def releases(self) -> ResultTable:
-        """The study's releases with their receipts."""
-        return await self._call(self.study.releases)
+    async def releases(self, *, site: str = "", wave: int = 0, most: int = 0) -> ResultTable:
+        """The study's releases with their receipts; of one site or wave, or the newest, where that is asked."""
+        return await self._call(self.study.releases, site=site, wave=wave, most=most)
 
     async def rows(self, release_id: str) -> pd.DataFrame:
         """The privatised rows of one release, where the plan lets analysts have them."""

@@ -34,6 +34,7 @@ from shared.errors import (
     EstimateRefusal,
     IntegrityRefusal,
     ParameterError,
+    SchemaRefusal,
     StateRefusal,
     require,
 )
@@ -59,6 +60,7 @@ __all__ = [
 
 PATIENCE = 120.0
 DOCUMENT_CAP = 8 << 20
+RELEASES_PAGE = 200
 
 
 def connect(token: str | Path | Pass) -> Connection:
@@ -124,10 +126,10 @@ class Connection(Shown, Mapping[str, "Study"]):
         Raises: RoleRefusal; StateRefusal (a token's file without the coordinator's key); IntegrityRefusal.
         """
         from coordinator.analyst.access.log_check import audit
-        from shared.wire.analyst_messages import EntriesRequest, ReleasesRequest
+        from shared.wire.analyst_messages import EntriesRequest
 
         followed = self.require_followed()
-        studies = {study: self.ask("Releases", ReleasesRequest(study=study))["releases"] for study in self}
+        studies = {study: self.releases(study)["releases"] for study in self}
         checked = followed.follow()
         entries: list[str] = []
         while len(entries) < checked.head.size:
@@ -159,6 +161,37 @@ class Connection(Shown, Mapping[str, "Study"]):
             row |= {"waves": ", ".join(map(str, waves)) or None, "n": _total(study), "posture": study["posture"]}
             rows.append({**row, "last release": study["last_day"]})
         return ResultTable(f"{document['analyst']}, {document['role']}", rows, document)
+
+    def releases(self, study: str, *, site: str = "", wave: int = 0, most: int = 0) -> dict[str, Any]:
+        """Releases of a study by wave and site, put together from as many pages as there are.
+
+        Args:
+            site, wave: of these alone, where given. most: the newest so many; 0 for all.
+        Returns: the document of a list that was asked for whole.
+        """
+        from shared.wire.analyst_messages import ReleasesRequest
+
+        found: dict[str, Any] = {"study": study, "releases": [], "held": {}, "plans": {}}
+        after = None
+        while True:
+            size = min(most - len(found["releases"]), RELEASES_PAGE) if most else RELEASES_PAGE
+            asked = ReleasesRequest(study=study, most=size, after=after, newest=bool(most), site=site, wave=wave)
+            try:
+                page = self.ask("Releases", asked)
+            except SchemaRefusal:  # a coordinator from before there were pages refuses what it does not know
+                if after is not None or site or wave or most:
+                    raise
+                return dict(self.ask("Releases", ReleasesRequest(study=study)))
+            found["releases"] += page["releases"]
+            for name, ids in page["held"].items():
+                found["held"].setdefault(name, []).extend(ids)
+            found["plans"] |= page["plans"]
+            after = page["more"]
+            if after is None or (most and len(found["releases"]) >= most):
+                break
+        waves = {one["release_id"]: one["wave"] for one in found["releases"]}
+        held = {name: sorted(ids, key=lambda one: waves[one]) for name, ids in sorted(found["held"].items())}
+        return {**found, "held": held, "releases": sorted(found["releases"], key=lambda r: (r["wave"], r["site"]))}
 
     def ask(self, method: str, request: Any) -> Any:
         """One call; its document. Raises: the refusal of the coordinator, NetworkRefusal."""
@@ -276,11 +309,15 @@ class Study(Questions, Shown):
         return ResultTable(f"{self.name}{f', {column}' if column else ''}", rows, document)
 
     @as_verb
-    def releases(self) -> ResultTable:
+    def releases(
+        self,
+        *,
+        site: Annotated[str, typer.Option("--site", help="Of this site alone.")] = "",
+        wave: Annotated[int, typer.Option("--wave", help="Of this wave alone.")] = 0,
+        most: Annotated[int, typer.Option("--most", help="The newest alone, so many at most.")] = 0,
+    ) -> ResultTable:
         """List a study's releases with their receipts; withdrawn ones are marked."""
-        from shared.wire.analyst_messages import ReleasesRequest
-
-        document = self._connection.ask("Releases", ReleasesRequest(study=self.name))
+        document = self._connection.releases(self.name, site=site, wave=wave, most=most)
         rows = []
         for found in document["releases"]:
             row = {name: found[name] for name in ("wave", "site", "n", "release_id")}
@@ -324,7 +361,7 @@ class Study(Questions, Shown):
         from shared.plans.plan import StudyPlan
         from shared.releases.synthetic import Synthesis
 
-        document = self.releases().document
+        document = self.releases(site=site).document
         held = document["held"].get(site)
         if not held:
             raise EstimateRefusal(
@@ -341,7 +378,7 @@ class Study(Questions, Shown):
             raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
 
         def still() -> None:
-            if self.releases().document["held"].get(site) != held:
+            if self.releases(site=site).document["held"].get(site) != held:
                 raise StateRefusal(
                     "the releases must stay the same while rows are drawn", given="others", next_step="Draw again."
                 )

@@ -10,95 +10,111 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from coordinator.answers.spending import ReleasePrices
+from shared.base.canonical import canonical_json
 from shared.errors import EstimateRefusal, ParameterError, StateRefusal
 from shared.privacy.stated import all_given
+from shared.terminal import plain
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from coordinator.store.rows import AcceptedRelease, ReleaseLine, Tombstone
     from coordinator.store.store import Store
+    from shared.wire.analyst_messages import ReleasesRequest
 
 __all__ = [
+    "Delivered",
     "DeliveredSites",
     "ReleaseSelection",
-    "held_now",
     "holding",
     "moved",
     "newest",
+    "page_of",
     "rows_of",
     "uncompared",
     "uncompared_caution",
 ]
 
-PRICES_KEPT, STUDIES_KEPT = 1 << 17, 64
+STUDIES_KEPT = 64
+PAGE_BYTES = 900 << 10  # of a list: what stands around it goes into a megabyte, too
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivered:
+    """What has been delivered of a study.
+
+    Args:
+        sites: site to its waves, persons by wave, posture and ε.
+        last_day: day of the last delivery; None before the first.
+        held: site to the ids of the releases that its table is made of now.
+        uncovered: what no ε covers, in the words of each site's newest receipt, to the sites whose receipt says it.
+    """
+
+    sites: Mapping[str, dict[str, Any]]
+    last_day: str | None
+    held: Mapping[str, list[str]]
+    uncovered: Mapping[str, list[str]]
 
 
 class DeliveredSites:
     """What each site has delivered of a study, and what it paid. Safe for many threads.
 
-    A receipt is read once: a bundle's bytes are what they are for good. What was found of a study stands as long as
-    the log has not grown: nothing is delivered, withdrawn or deleted without an entry.
+    What was found of a study stands as long as the log has not grown: nothing is delivered, withdrawn or deleted
+    without an entry.
     """
 
     def __init__(self, store: Store) -> None:
         self._store, self._guard = store, threading.Lock()
-        self._prices: OrderedDict[str, tuple[float | None, str]] = OrderedDict()
-        self._found: OrderedDict[str, tuple[int, dict[str, dict[str, Any]], str | None]] = OrderedDict()
+        self.prices = ReleasePrices(store)
+        self._found: OrderedDict[str, tuple[int, Delivered]] = OrderedDict()
 
-    def of(self, study: str) -> tuple[dict[str, dict[str, Any]], str | None]:
-        """Site to its waves, persons by wave, posture, ε; and the day of the last delivery, None before the first."""
+    def of(self, study: str) -> Delivered:
+        """What is delivered of a study."""
         size = self._store.entries()
         with self._guard:
             known = self._found.get(study)
         if known is None or known[0] != size:
-            known = (size, *self._read(study))
+            known = (size, self._read(study))
             with self._guard:
                 self._found[study] = known
                 while len(self._found) > STUDIES_KEPT:
                     self._found.popitem(last=False)
-        return known[1], known[2]
+        return known[1]
 
-    def _read(self, study: str) -> tuple[dict[str, dict[str, Any]], str | None]:
+    def _read(self, study: str) -> Delivered:
         lines = self._store.release_lines(study)
         newest = {line.site: line.bundle_sha256 for line in lines}  # by wave
         receipts = {digest: found.receipt for digest, found in self._store.releases_of(newest.values()).items()}
         every = self._store.release_lines(study, withdrawn=True)
-        prices = self._priced([line.bundle_sha256 for line in every])
+        prices = self.prices.of(every)
         paid: dict[str, list[tuple[float | None, str]]] = {}
         for line in every:
-            paid.setdefault(line.site, []).append(prices[line.bundle_sha256])
+            price = prices[line.bundle_sha256]
+            paid.setdefault(line.site, []).append((price.epsilon, price.given_in_total))
         sites: dict[str, dict[str, Any]] = {}
         for line in lines:
             facts = sites.setdefault(line.site, {"waves": [], "n": {}})
             facts["waves"].append(line.wave)
             facts["n"][str(line.wave)] = line.n
-        for site, digest in newest.items():
+        uncovered: dict[str, list[str]] = {}
+        for site, digest in sorted(newest.items()):
             receipt = receipts[digest]
             sites[site] |= {"posture": receipt.posture, "study_epsilon": receipt.stated_study_epsilon}
             # What a withdrawn release took as given, the study's total still does.
             given = all_given(paid[site]) if receipt.stated_epsilon is not None else receipt.given
             sites[site]["epsilon_given"] = given
-        return sites, max((line.accepted_day for line in lines), default=None)
-
-    def _priced(self, bundles: Sequence[str]) -> dict[str, tuple[float | None, str]]:
-        with self._guard:
-            prices = {digest: self._prices[digest] for digest in bundles if digest in self._prices}
-        new = [digest for digest in bundles if digest not in prices]
-        for start in range(0, len(new), 1000):  # receipts of one part at a time are in memory
-            found = self._store.releases_of(new[start : start + 1000])
-            prices |= {
-                digest: (one.receipt.stated_epsilon, one.receipt.given_in_total) for digest, one in found.items()
-            }
-        with self._guard:
-            self._prices.update((digest, prices[digest]) for digest in new)
-            while len(self._prices) > PRICES_KEPT:
-                self._prices.popitem(last=False)
-        return prices
+            for sentence in receipt.not_covered:
+                uncovered.setdefault(sentence, []).append(site)
+        last = max((line.accepted_day for line in lines), default=None)
+        newest_wave = max((line.wave for line in lines), default=0)
+        parts = _as_of_wave(self._store, study, newest_wave, lines, _Cut())
+        held = {site: [line.release_id for line in own] for site, own in sorted(parts.items())}
+        return Delivered(sites=sites, last_day=last, held=held, uncovered=uncovered)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +148,28 @@ class ReleaseSelection:
         """SHA-256 of every bundle that an answer depends on, be it for its receipt alone, with its site."""
         behind = {release.bundle_sha256: site for site, releases in self.behind.items() for release in releases}
         return behind | self.used
+
+
+def page_of(
+    store: Store, asked: ReleasesRequest, said: Callable[[AcceptedRelease], dict[str, Any]]
+) -> tuple[list[AcceptedRelease], list[dict[str, Any]], int | None]:
+    """The releases that were asked for, as `said` tells them, and the place in the log after which there are more.
+
+    A page ends early where it would be larger than `PAGE_BYTES`; the last, and a list that is asked for whole, says
+    None.
+    """
+    names = ("after", "newest", "site", "wave")
+    most = asked.most + 1 if asked.most else 0  # one beyond the page tells whether there are more
+    found = store.logged_releases(asked.study, most=most, **{name: getattr(asked, name) for name in names})
+    listed, size = list[dict[str, Any]](), 0
+    for release in found:
+        listed.append(said(release))
+        size += len(canonical_json(plain(listed[-1]))) if asked.most else 0
+        if asked.most and len(listed) > 1 and (len(listed) > asked.most or size > PAGE_BYTES):
+            listed.pop()
+            break
+    more = found[len(listed) - 1].log_index if len(listed) < len(found) else None
+    return list(found[: len(listed)]), listed, more
 
 
 def uncompared(store: Store, used: Collection[str]) -> tuple[str, ...]:
@@ -208,12 +246,6 @@ def _cut(store: Store, study: str, wave: int, as_of: int | None, combine: bool) 
         before = [revision.number for revision in record.revisions if revision.log_index <= last]
         then[number] = before[-1] if before else None
     return _Cut(last=last, combine=combine, revisions=then)
-
-
-def held_now(store: Store, study: str, accepted: Sequence[ReleaseLine]) -> dict[str, list[str]]:
-    """Site to the ids of the releases that its table is made of, of those `accepted` up to the newest wave."""
-    parts = _as_of_wave(store, study, max((line.wave for line in accepted), default=0), accepted, _Cut())
-    return {site: [line.release_id for line in own] for site, own in sorted(parts.items())}
 
 
 def _as_of_wave(

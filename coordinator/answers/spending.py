@@ -9,24 +9,65 @@ draw: it is named beside the figure.
 
 from __future__ import annotations
 
+import sys
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from shared.base.canonical import canonical_json, parse_json
 from shared.errors import StateRefusal
 from shared.privacy.composition import least_total
 from shared.privacy.stated import all_given, shown_epsilon, shown_price
 
 if TYPE_CHECKING:
     from coordinator.figures.canvas import DrawnFigure
+    from coordinator.store.rows import ReleaseLine
     from coordinator.store.store import Store
     from shared.plans.plan import StudyPlan
     from shared.privacy.accountant import Event
 
-__all__ = ["BudgetReport", "Spending", "spending"]
+__all__ = ["BudgetReport", "ReleasePrices", "Spending", "StatedPrice", "spending"]
 
 Points = tuple[tuple[int, float], ...]
+PRICES_KEPT, READ_AT_ONCE = 1 << 17, 1000
+
+
+class StatedPrice(NamedTuple):
+    """What a receipt says of its release's price: ε as stated, what it takes as given, itself and in a total; the
+    event, as canonical JSON."""
+
+    epsilon: float | None
+    given: str
+    given_in_total: str
+    event: str
+
+
+class ReleasePrices:
+    """Prices of releases. A receipt is read once: a bundle's bytes never change. Safe for many threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._guard = store, threading.Lock()
+        self._known: OrderedDict[str, StatedPrice] = OrderedDict()
+
+    def of(self, lines: Sequence[ReleaseLine]) -> dict[str, StatedPrice]:
+        """SHA-256 of the bundle of each release to its price."""
+        with self._guard:
+            prices = {one.bundle_sha256: self._known.get(one.bundle_sha256) for one in lines}
+        new = [digest for digest, price in prices.items() if price is None]
+        for start in range(0, len(new), READ_AT_ONCE):
+            for digest, found in self._store.releases_of(new[start : start + READ_AT_ONCE]).items():
+                own = found.receipt
+                event = sys.intern(canonical_json(own.event).decode())
+                prices[digest] = StatedPrice(own.stated_epsilon, own.given, own.given_in_total, event)
+        known = {digest: price for digest, price in prices.items() if price is not None}
+        with self._guard:
+            self._known.update((digest, known[digest]) for digest in new)
+            while len(self._known) > PRICES_KEPT:
+                self._known.popitem(last=False)
+        return known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,28 +113,26 @@ class BudgetReport:
         return budget_figure(self, title=title, path=path)
 
 
-def spending(store: Store, study: str) -> BudgetReport:
+def spending(store: Store, study: str, prices: ReleasePrices | None = None) -> BudgetReport:
     """Privacy loss of every site's releases in a study, in the order of their arrival.
 
+    Args:
+        prices: those that were read before.
     Raises: PlanRefusal (no such study), StateRefusal (no release, or none with a formal guarantee).
     """
-    from shared.privacy import accountant as privacy
-
     plan = store.plan(study).plan
     numbers = tuple(sorted(wave.number for wave in plan.waves))
+    lines = store.release_lines(study, withdrawn=True)  # by wave
+    known = (prices or ReleasePrices(store)).of(lines)
     courses: dict[tuple[tuple[tuple[int, str], ...], str], dict[str, Points]] = {}
-    by_site: dict[str, list[tuple[int, float]]] = {}
-    charges: dict[str, list[tuple[StudyPlan, Event]]] = {}
-    prices: dict[str, list[tuple[float | None, str]]] = {}
+    by_site: dict[str, list[tuple[int, int, StatedPrice]]] = {}
     open_: dict[str, str] = {}
-    for release in store.releases(study, withdrawn=True):  # by wave
-        if release.receipt.stated_epsilon is None:
-            open_[release.site] = shown_price(None, release.receipt.given)
-            continue
-        arrived = charges.setdefault(release.site, [])
-        arrived.append((store.plan(study, release.plan_version).plan, privacy.from_canonical(release.receipt.event)))
-        prices.setdefault(release.site, []).append((release.receipt.stated_epsilon, release.receipt.given_in_total))
-        by_site.setdefault(release.site, []).append((release.wave, least_total(arrived, plan.budget.delta)))
+    for line in lines:
+        price = known[line.bundle_sha256]
+        if price.epsilon is None:
+            open_[line.site] = shown_price(None, price.given)
+        else:
+            by_site.setdefault(line.site, []).append((line.wave, line.plan_version, price))
     if not by_site and not open_:
         raise StateRefusal("a study must have an accepted release", given="none", next_step="See coordinator releases.")
     if not by_site.keys() - open_.keys():
@@ -102,11 +141,19 @@ def spending(store: Store, study: str) -> BudgetReport:
             given="; ".join(f"{site}: {words}" for site, words in sorted(open_.items())),
             next_step="See coordinator releases.",
         )
+    versions = {version: store.plan(study, version).plan for version in {line.plan_version for line in lines}}
+    charged: dict[tuple[tuple[int, int, StatedPrice], ...], tuple[Points, list[tuple[StudyPlan, Event]]]] = {}
+    charges: dict[str, list[tuple[StudyPlan, Event]]] = {}
     for site, found in sorted(by_site.items()):
         if site in open_:  # the ε of a part of what left the site would pass for that of all of it
             continue
-        alike = tuple((wave, shown_epsilon(epsilon)) for wave, epsilon in found)  # two machines differ in last digits
-        courses.setdefault((alike, all_given(prices[site])), {})[site] = tuple(found)
+        own = tuple(found)
+        if own not in charged:  # hundreds of sites have the same releases at the same prices
+            charged[own] = _spent(own, versions, plan.budget.delta)
+        points, charges[site] = charged[own]
+        alike = tuple((wave, shown_epsilon(epsilon)) for wave, epsilon in points)  # two machines differ in last digits
+        given = all_given((price.epsilon, price.given_in_total) for _, _, price in own)
+        courses.setdefault((alike, given), {})[site] = points
     return BudgetReport(
         study=study,
         version=plan.version,
@@ -116,6 +163,20 @@ def spending(store: Store, study: str) -> BudgetReport:
         courses=tuple(_course(sites, given, plan, charges[next(iter(sites))]) for (_, given), sites in courses.items()),
         open=dict(sorted(open_.items())),
     )
+
+
+def _spent(
+    releases: Sequence[tuple[int, int, StatedPrice]], versions: Mapping[int, StudyPlan], delta: float
+) -> tuple[Points, list[tuple[StudyPlan, Event]]]:
+    """The total after each release of a site, (wave, version of the plan, price); and what all were charged as."""
+    from shared.privacy import accountant as privacy
+
+    arrived: list[tuple[StudyPlan, Event]] = []
+    points = []
+    for wave, version, price in releases:
+        arrived.append((versions[version], privacy.from_canonical(parse_json(price.event.encode()))))
+        points.append((wave, least_total(arrived, delta)))
+    return tuple(points), arrived
 
 
 def _course(

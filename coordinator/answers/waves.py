@@ -209,6 +209,12 @@ class WaveGrid:
     waiting_days: int | None
     waiting_wave: int | None
 
+    def page(self, most: int, page: int) -> WaveGrid:
+        """The grid with the cells of `most` sites, from page 1; what is said of whole waves stays as it is."""
+        cut = slice(most * (page - 1), most * page)
+        waves = tuple(replace(wave, cells=wave.cells[cut]) for wave in self.waves)
+        return replace(self, sites=self.sites[cut], waves=waves)
+
 
 def grid(store: Store, study: str, today: dt.date) -> WaveGrid:
     """State of each wave of a study at each site. Raises: PlanRefusal (no such study)."""

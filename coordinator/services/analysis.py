@@ -107,7 +107,9 @@ class AnalysisService:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._analysts = store, Analysts(store, quotas)
-        self._watch, self._delivered = LogWatch(store), release_selection.DeliveredSites(store)
+        self._watch = LogWatch(store)
+        self.delivered = release_selection.DeliveredSites(store)
+        """What each site has delivered, remembered."""
         self._today = today
         self.rate = CallRate(rate / 60, burst, f"a token may ask {rate:g} times a minute", clock)
         self._daily = CallRate(a_day / 86_400, a_day, f"a token may ask {a_day} times a day", clock)
@@ -183,7 +185,7 @@ class AnalysisService:
 
     def _study(self, study: str) -> dict[str, Any]:
         plan = self._store.plan(study).plan
-        sites, last_day = self._delivered.of(study)
+        found = self.delivered.of(study)
         return {
             "study": study,
             "title": plan.title,
@@ -193,9 +195,9 @@ class AnalysisService:
             "posture": plan.posture,
             "returning": plan.returning,
             "waves": [wave.number for wave in plan.waves],
-            "delivered": sorted({wave for facts in sites.values() for wave in facts["waves"]}),
-            "sites": sites,
-            "last_day": last_day,
+            "delivered": sorted({wave for facts in found.sites.values() for wave in facts["waves"]}),
+            "sites": found.sites,
+            "last_day": found.last_day,
             "estimands": dict(plan.estimands),
             "row_download": plan.row_download,
             "note": "Rows are privatised, not patient records.",
@@ -251,19 +253,24 @@ class AnalysisService:
         return {digest: shares for digest, shares in known.items() if shares is not None}
 
     def releases(self, call: Call, request: ReleasesRequest) -> Document:
-        """Every release with its receipt; withdrawn ones are named, and answer nothing."""
+        """Releases with their receipts, all or a page; withdrawn ones are named, and answer nothing."""
         self.admitted(call, request.study)
-        found = self._store.releases(request.study, withdrawn=True)
-        there = any(not release.withdrawn for release in found)
-        parts = release_selection.holding(self._store, request.study).parts if there else {}
-        versions = sorted({release.plan_version for releases in parts.values() for release in releases})
+        found, listed, more = release_selection.page_of(self._store, request, _release)
+        if request == ReleasesRequest(study=request.study):
+            listed.sort(key=lambda one: (one["wave"], one["site"]))
+        # What a site's table is made of now, and under which plans: who may have its rows can fit to them.
+        shown = {release.release_id: release.plan_version for release in found}
+        held = {
+            site: [one for one in ids if one in shown] for site, ids in self.delivered.of(request.study).held.items()
+        }
+        versions = sorted({shown[one] for ids in held.values() for one in ids})
         return _document(
             {
                 "study": request.study,
-                "releases": [_release(release) for release in found],
-                # What a site's table is made of now, and under which plans: who may have its rows can fit to them.
-                "held": {site: [one.release_id for one in releases] for site, releases in parts.items()},
+                "releases": listed,
+                "held": {site: ids for site, ids in held.items() if ids},
                 "plans": {f"{v}": self._store.plan(request.study, v).plan.to_canonical() for v in versions},
+                "more": more,
             }
         )
 

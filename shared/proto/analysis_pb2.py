@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from shared.proto import collection_pb2 as shared_dot_proto_dot_collection__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bshared/proto/analysis.proto\x12\x15tributary.analysis.v1\x1a\x1dshared/proto/collection.proto\"\x10\n\x0eStudiesRequest\"0\n\x0f\x44\x65scribeRequest\x12\r\n\x05study\x18\x01 \x01(\t\x12\x0e\n\x06\x63olumn\x18\x02 \x01(\t\" \n\x0fReleasesRequest\x12\r\n\x05study\x18\x01 \x01(\t\"\xe8\x02\n\x0cQueryRequest\x12\r\n\x05study\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07\x66ormula\x18\x03 \x01(\t\x12\x41\n\x07options\x18\x04 \x03(\x0b\x32\x30.tributary.analysis.v1.QueryRequest.OptionsEntry\x12\x0c\n\x04term\x18\x05 \x01(\t\x12\x0e\n\x06method\x18\x06 \x01(\t\x12\x0c\n\x04test\x18\x07 \x01(\t\x12\r\n\x05level\x18\x08 \x01(\x01\x12\x0c\n\x04wave\x18\t \x01(\r\x12\x12\n\x05\x61s_of\x18\n \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07\x63ombine\x18\x0b \x01(\x08\x12\r\n\x05label\x18\x0c \x01(\t\x12\x11\n\tharmonise\x18\r \x01(\t\x12\n\n\x02to\x18\x0e \x01(\t\x12\x11\n\tdensities\x18\x0f \x01(\t\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_as_of\"0\n\x0bRowsRequest\x12\r\n\x05study\x18\x01 \x01(\t\x12\x12\n\nrelease_id\x18\x02 \x01(\t\"2\n\x0e\x45xplainRequest\x12\r\n\x05study\x18\x01 \x01(\t\x12\x11\n\tresult_id\x18\x02 \x01(\t\"*\n\nLogRequest\x12\r\n\x05study\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\"\x1f\n\x0e\x45ntriesRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\"\x18\n\x08\x44ocument\x12\x0c\n\x04json\x18\x01 \x01(\x0c\"\x19\n\tRowsChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xe9\x05\n\x08\x41nalysis\x12Q\n\x07Studies\x12%.tributary.analysis.v1.StudiesRequest\x1a\x1f.tributary.analysis.v1.Document\x12S\n\x08\x44\x65scribe\x12&.tributary.analysis.v1.DescribeRequest\x1a\x1f.tributary.analysis.v1.Document\x12S\n\x08Releases\x12&.tributary.analysis.v1.ReleasesRequest\x1a\x1f.tributary.analysis.v1.Document\x12M\n\x05Query\x12#.tributary.analysis.v1.QueryRequest\x1a\x1f.tributary.analysis.v1.Document\x12N\n\x04Rows\x12\".tributary.analysis.v1.RowsRequest\x1a .tributary.analysis.v1.RowsChunk0\x01\x12Q\n\x07\x45xplain\x12%.tributary.analysis.v1.ExplainRequest\x1a\x1f.tributary.analysis.v1.Document\x12I\n\x03Log\x12!.tributary.analysis.v1.LogRequest\x1a\x1f.tributary.analysis.v1.Document\x12P\n\x05Watch\x12%.tributary.collection.v1.WatchRequest\x1a .tributary.collection.v1.LogView\x12Q\n\x07\x45ntries\x12%.tributary.analysis.v1.EntriesRequest\x1a\x1f.tributary.analysis.v1.Documentb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bshared/proto/analysis.proto\x12\x15tributary.analysis.v1\x1a\x1dshared/proto/collection.proto\"\x10\n\x0eStudiesRequest\"0\n\x0f\x44\x65scribeRequest\x12\r\n\x05study\x18\x01 \x01(\t\x12\x0e\n\x06\x63olumn\x18\x02 \x01(\t\"x\n\x0fReleasesRequest\x12\r\n\x05study\x18\x01 \x01(\t\x12\x0c\n\x04most\x18\x02 \x01(\r\x12\x12\n\x05\x61\x66ter\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06newest\x18\x04 \x01(\x08\x12\x0c\n\x04site\x18\x05 \x01(\t\x12\x0c\n\x04wave\x18\x06 \x01(\rB\x08\n\x06_after\"\xe8\x02\n\x0cQueryRequest\x12\r\n\x05study\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07\x66ormula\x18\x03 \x01(\t\x12\x41\n\x07options\x18\x04 \x03(\x0b\x32\x30.tributary.analysis.v1.QueryRequest.OptionsEntry\x12\x0c\n\x04term\x18\x05 \x01(\t\x12\x0e\n\x06method\x18\x06 \x01(\t\x12\x0c\n\x04test\x18\x07 \x01(\t\x12\r\n\x05level\x18\x08 \x01(\x01\x12\x0c\n\x04wave\x18\t \x01(\r\x12\x12\n\x05\x61s_of\x18\n \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07\x63ombine\x18\x0b \x01(\x08\x12\r\n\x05label\x18\x0c \x01(\t\x12\x11\n\tharmonise\x18\r \x01(\t\x12\n\n\x02to\x18\x0e \x01(\t\x12\x11\n\tdensities\x18\x0f \x01(\t\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_as_of\"0\n\x0bRowsRequest\x12\r\n\x05study\x18\x01 \x01(\t\x12\x12\n\nrelease_id\x18\x02 \x01(\t\"2\n\x0e\x45xplainRequest\x12\r\n\x05study\x18\x01 \x01(\t\x12\x11\n\tresult_id\x18\x02 \x01(\t\"*\n\nLogRequest\x12\r\n\x05study\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\"\x1f\n\x0e\x45ntriesRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\"\x18\n\x08\x44ocument\x12\x0c\n\x04json\x18\x01 \x01(\x0c\"\x19\n\tRowsChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xe9\x05\n\x08\x41nalysis\x12Q\n\x07Studies\x12%.tributary.analysis.v1.StudiesRequest\x1a\x1f.tributary.analysis.v1.Document\x12S\n\x08\x44\x65scribe\x12&.tributary.analysis.v1.DescribeRequest\x1a\x1f.tributary.analysis.v1.Document\x12S\n\x08Releases\x12&.tributary.analysis.v1.ReleasesRequest\x1a\x1f.tributary.analysis.v1.Document\x12M\n\x05Query\x12#.tributary.analysis.v1.QueryRequest\x1a\x1f.tributary.analysis.v1.Document\x12N\n\x04Rows\x12\".tributary.analysis.v1.RowsRequest\x1a .tributary.analysis.v1.RowsChunk0\x01\x12Q\n\x07\x45xplain\x12%.tributary.analysis.v1.ExplainRequest\x1a\x1f.tributary.analysis.v1.Document\x12I\n\x03Log\x12!.tributary.analysis.v1.LogRequest\x1a\x1f.tributary.analysis.v1.Document\x12P\n\x05Watch\x12%.tributary.collection.v1.WatchRequest\x1a .tributary.collection.v1.LogView\x12Q\n\x07\x45ntries\x12%.tributary.analysis.v1.EntriesRequest\x1a\x1f.tributary.analysis.v1.Documentb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,23 +39,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEREQUEST']._serialized_start=103
   _globals['_DESCRIBEREQUEST']._serialized_end=151
   _globals['_RELEASESREQUEST']._serialized_start=153
-  _globals['_RELEASESREQUEST']._serialized_end=185
-  _globals['_QUERYREQUEST']._serialized_start=188
-  _globals['_QUERYREQUEST']._serialized_end=548
-  _globals['_QUERYREQUEST_OPTIONSENTRY']._serialized_start=492
-  _globals['_QUERYREQUEST_OPTIONSENTRY']._serialized_end=538
-  _globals['_ROWSREQUEST']._serialized_start=550
-  _globals['_ROWSREQUEST']._serialized_end=598
-  _globals['_EXPLAINREQUEST']._serialized_start=600
-  _globals['_EXPLAINREQUEST']._serialized_end=650
-  _globals['_LOGREQUEST']._serialized_start=652
-  _globals['_LOGREQUEST']._serialized_end=694
-  _globals['_ENTRIESREQUEST']._serialized_start=696
-  _globals['_ENTRIESREQUEST']._serialized_end=727
-  _globals['_DOCUMENT']._serialized_start=729
-  _globals['_DOCUMENT']._serialized_end=753
-  _globals['_ROWSCHUNK']._serialized_start=755
-  _globals['_ROWSCHUNK']._serialized_end=780
-  _globals['_ANALYSIS']._serialized_start=783
-  _globals['_ANALYSIS']._serialized_end=1528
+  _globals['_RELEASESREQUEST']._serialized_end=273
+  _globals['_QUERYREQUEST']._serialized_start=276
+  _globals['_QUERYREQUEST']._serialized_end=636
+  _globals['_QUERYREQUEST_OPTIONSENTRY']._serialized_start=580
+  _globals['_QUERYREQUEST_OPTIONSENTRY']._serialized_end=626
+  _globals['_ROWSREQUEST']._serialized_start=638
+  _globals['_ROWSREQUEST']._serialized_end=686
+  _globals['_EXPLAINREQUEST']._serialized_start=688
+  _globals['_EXPLAINREQUEST']._serialized_end=738
+  _globals['_LOGREQUEST']._serialized_start=740
+  _globals['_LOGREQUEST']._serialized_end=782
+  _globals['_ENTRIESREQUEST']._serialized_start=784
+  _globals['_ENTRIESREQUEST']._serialized_end=815
+  _globals['_DOCUMENT']._serialized_start=817
+  _globals['_DOCUMENT']._serialized_end=841
+  _globals['_ROWSCHUNK']._serialized_start=843
+  _globals['_ROWSCHUNK']._serialized_end=868
+  _globals['_ANALYSIS']._serialized_start=871
+  _globals['_ANALYSIS']._serialized_end=1616
 # @@protoc_insertion_point(module_scope)

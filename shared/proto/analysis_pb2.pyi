@@ -20,10 +20,20 @@ class DescribeRequest(_message.Message):
     def __init__(self, study: _Optional[str] = ..., column: _Optional[str] = ...) -> None: ...
 
 class ReleasesRequest(_message.Message):
-    __slots__ = ("study",)
+    __slots__ = ("study", "most", "after", "newest", "site", "wave")
     STUDY_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    WAVE_FIELD_NUMBER: _ClassVar[int]
     study: str
-    def __init__(self, study: _Optional[str] = ...) -> None: ...
+    most: int
+    after: int
+    newest: bool
+    site: str
+    wave: int
+    def __init__(self, study: _Optional[str] = ..., most: _Optional[int] = ..., after: _Optional[int] = ..., newest: _Optional[bool] = ..., site: _Optional[str] = ..., wave: _Optional[int] = ...) -> None: ...
 
 class QueryRequest(_message.Message):
     __slots__ = ("study", "kind", "formula", "options", "term", "method", "test", "level", "wave", "as_of", "combine", "label", "harmonise", "to", "densities")

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shared.errors import TooLarge
-from shared.wire.message_limits import FORMULA_CAP, LABELS, is_word, must
+from shared.wire.message_limits import FORMULA_CAP, LABELS, RELEASES_CAP, is_word, must
 
 __all__ = [
     "FIGURE_FILES",
+    "BudgetsRequest",
     "DescribeRequest",
     "Document",
     "EntriesRequest",
@@ -21,6 +22,7 @@ __all__ = [
     "RowsChunk",
     "RowsRequest",
     "StudiesRequest",
+    "WavesRequest",
 ]
 
 
@@ -51,7 +53,54 @@ class DescribeRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasesRequest:
-    """The releases of a study."""
+    """The releases of a study: all of them, or a page in the order of the log.
+
+    Args:
+        study: the study.
+        most: releases of a page, of which there may be fewer than that; 0 for all, in one answer.
+        after: beyond this place in the log, which the page before names as ``more``; none for the first page.
+        newest: from the newest to the oldest.
+        site: of this site alone; of all when empty.
+        wave: of this wave alone; 0 for all.
+    """
+
+    study: str
+    most: int = 0
+    after: int | None = None
+    newest: bool = False
+    site: str = ""
+    wave: int = 0
+
+    def __post_init__(self) -> None:
+        _must_be_study(self.study)
+        must(0 <= self.most <= RELEASES_CAP, f"a page must have at most {RELEASES_CAP} releases")
+        must(self.after is None or 0 <= self.after < 1 << 53, "a place in the log must be a number")
+        must(not self.site or is_word(self.site), "a site must be a plain word")
+        must(0 <= self.wave < 1 << 31, "a wave is a number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WavesRequest:
+    """The waves of a study by its sites; over HTTPS alone.
+
+    Args:
+        study: the study.
+        most: sites of a page; 0 for all.
+        page: which page, from 1.
+    """
+
+    study: str
+    most: int = 0
+    page: int = 1
+
+    def __post_init__(self) -> None:
+        _must_be_study(self.study)
+        must(0 <= self.most < 1 << 31 and 1 <= self.page < 1 << 31, "a page is a number from 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetsRequest:
+    """What a study's releases have spent; over HTTPS alone."""
 
     study: str
 

@@ -16,6 +16,7 @@ __all__ = [
     "HOLDINGS_CAP",
     "LABELS",
     "PROOF_CAP",
+    "RELEASES_CAP",
     "ROUND_CAP",
     "ROUND_ENVELOPE",
     "SIGNED_CAP",
@@ -39,6 +40,8 @@ SIGNED_CAP = 4 << 20
 ROUND_CAP = 4 << 20
 # Most releases of one site in one study that an answer may name: more would not fit a message, and nobody has them.
 HOLDINGS_CAP = 2048
+# Most releases that one page of a list may be asked for.
+RELEASES_CAP = 1000
 # Most signed statements of one chain, and of one call.
 STATEMENTS_CAP = 1000
 # Most parts of a proof: one per doubling of the log.

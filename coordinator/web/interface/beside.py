@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import sqlalchemy as sa
 
 from coordinator.answers import resolving, waves
+from coordinator.answers.release_selection import page_of
 from coordinator.answers.spending import spending
 from coordinator.store.schema import analyst_tokens
 from coordinator.store.schema import asked as _lines
@@ -28,12 +29,14 @@ from shared.errors import ParameterError, RoleRefusal
 from shared.privacy.stated import shown_price
 from shared.terminal import plain
 from shared.wire.analyst_messages import (
+    BudgetsRequest,
     Document,
     ExplainRequest,
     FigureRequest,
     QueryRequest,
     ReleasesRequest,
     RowsChunk,
+    WavesRequest,
 )
 from shared.wire.message_limits import CHUNK_BYTES
 from shared.wire.transport import Call
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from coordinator.analyst.result import Result, ResultOrigin
     from coordinator.services.analysis import AnalysisService
     from coordinator.services.analysts import Analyst
+    from coordinator.store.rows import AcceptedRelease
     from coordinator.store.store import Store
 
 __all__ = ["DerivedDocuments", "figure", "words"]
@@ -130,7 +134,7 @@ class DerivedDocuments:
         for start in range(0, len(packed), CHUNK_BYTES):
             yield RowsChunk(data=packed[start : start + CHUNK_BYTES])
 
-    def budgets(self, call: Call, request: ReleasesRequest) -> Document:
+    def budgets(self, call: Call, request: BudgetsRequest) -> Document:
         """What the releases have spent of the plan's ε, wave by wave, and what further waves would.
 
         A site no total of whose releases holds is under ``open``, with what stands in place of a price.
@@ -139,11 +143,13 @@ class DerivedDocuments:
         plan = self._store.plan(request.study).plan
         cap = {"study": request.study, "version": plan.version, "cap": plan.budget.epsilon, "delta": plan.budget.delta}
         waves = sorted(wave.number for wave in plan.waves)
-        releases = self._store.releases(request.study, withdrawn=True)
-        open_ = {r.site: shown_price(None, r.receipt.given) for r in releases if r.receipt.stated_epsilon is None}
-        if {release.site for release in releases} <= set(open_):  # there is no ε to add up
+        prices, lines = self._service.delivered.prices, self._store.release_lines(request.study, withdrawn=True)
+        known = prices.of(lines)
+        paid = [(line.site, known[line.bundle_sha256]) for line in lines]
+        open_ = {site: shown_price(None, price.given) for site, price in paid if price.epsilon is None}
+        if {site for site, _ in paid} <= set(open_):  # there is no ε to add up
             return _document({**cap, "waves": waves, "courses": [], "open": open_})
-        found = spending(self._store, request.study)
+        found = spending(self._store, request.study, prices)
         courses = []
         for one in found.courses:
             left = [wave for wave, epsilon in one.planned if epsilon <= found.cap]
@@ -199,23 +205,25 @@ class DerivedDocuments:
 
     # -- what arrived -----------------------------------------------------------------------------------------------
     def receipts(self, call: Call, request: ReleasesRequest) -> Document:
-        """Every release of a study with its receipt in words, in the order of the log."""
+        """Releases of a study with their receipts in words, in the order of the log: all, or a page."""
         self._service.admitted(call, request.study)
-        names = ("release_id", "site", "wave", "n", "plan_version", "plan_hash", "bundle_sha256", "log_index")
-        said = []
-        for release in sorted(self._store.releases(request.study, withdrawn=True), key=lambda one: one.log_index):
-            receipt = release.receipt
-            facts = {name: getattr(release, name) for name in (*names, "accepted_day", "withdrawn")}
-            facts |= {"mechanism": receipt.mechanism, "posture": receipt.posture, "receipt_hash": receipt.hash}
-            facts |= {"price": shown_price(receipt.stated_epsilon, receipt.given, delta=receipt.delta)}
-            facts |= {"translation": receipt.stated_translation}
-            said.append({**facts, "covered": receipt.covered, "not_covered": receipt.not_covered})
-        return _document({"study": request.study, "receipts": said})
+        _, said, more = page_of(self._store, request, _in_words)
+        return _document({"study": request.study, "receipts": said, "more": more})
 
-    def waves(self, call: Call, request: ReleasesRequest) -> Document:
-        """Who has delivered in which wave. What keeps a site from it, leads and auditors see alone."""
+    def standing(self, call: Call, request: ReleasesRequest) -> Document:
+        """Sites that take part or have delivered, and what the newest receipts say that no ε covers."""
+        self._service.admitted(call, request.study)
+        found = self._service.delivered.of(request.study)
+        sites = sorted({*self._store.members(request.study), *found.sites})
+        return _document({"study": request.study, "sites": sites, "uncovered": found.uncovered})
+
+    def waves(self, call: Call, request: WavesRequest) -> Document:
+        """Who has delivered in which wave; all sites or a page. What keeps a site, leads and auditors see alone."""
         who = self._service.admitted(call, request.study)
-        found = plain(waves.grid(self._store, request.study, self._today()))
+        whole = waves.grid(self._store, request.study, self._today())
+        found = plain(whole.page(request.most, request.page) if request.most else whole)
+        count = len(whole.sites)
+        found |= {"of": count, "pages": -(-count // request.most) if request.most else 1}
         states = dict(waves.STATES)
         if who.role == "analyst":
             states = {name: words for name, words in states.items() if name in (*SEEN, "waiting")}
@@ -224,6 +232,16 @@ class DerivedDocuments:
                     cell |= {"code": "", "reminded": "", "day": cell["day"] if cell["state"] in SEEN else ""}
                     cell["state"] = cell["state"] if cell["state"] in SEEN else "waiting"
         return _document({**found, "words": states})
+
+
+def _in_words(release: AcceptedRelease) -> dict[str, Any]:
+    names = ("release_id", "site", "wave", "n", "plan_version", "plan_hash", "bundle_sha256", "log_index")
+    receipt = release.receipt
+    facts = {name: getattr(release, name) for name in (*names, "accepted_day", "withdrawn")}
+    facts |= {"mechanism": receipt.mechanism, "posture": receipt.posture, "receipt_hash": receipt.hash}
+    facts |= {"price": shown_price(receipt.stated_epsilon, receipt.given, delta=receipt.delta)}
+    facts |= {"translation": receipt.stated_translation}
+    return {**facts, "covered": receipt.covered, "not_covered": receipt.not_covered}
 
 
 def _document(document: Mapping[str, Any]) -> Document:

@@ -34,6 +34,7 @@ _BOUNDS: Mapping[str, dict[str, Any]] = {
     "study": {"pattern": "^[A-Za-z0-9_-]{1,64}$"},
     "suffix": {"enum": list(FIGURE_FILES)},
     "options": {"maxProperties": 16},
+    "page": {"minimum": 1},
 }
 _PROBLEMS = {
     "400": "The request does not have its form, or the client is of another version.",

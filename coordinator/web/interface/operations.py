@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 from shared.base.canonical import closed
 from shared.errors import SchemaRefusal
 from shared.wire.analyst_messages import (
+    BudgetsRequest,
     DescribeRequest,
     EntriesRequest,
     ExplainRequest,
@@ -24,6 +25,7 @@ from shared.wire.analyst_messages import (
     ReleasesRequest,
     RowsRequest,
     StudiesRequest,
+    WavesRequest,
 )
 from shared.wire.message_limits import is_word, must
 from shared.wire.site_messages import WatchRequest
@@ -131,10 +133,12 @@ class Operation:
 
 def _from_text(name: str, text: str, known: Mapping[str, tuple[Field[Any], Any]]) -> Any:
     kind = known[name][1] if name in known else str
-    if kind is int:
+    if kind in (int, int | None):
         if not (text.isascii() and text.isdigit() and len(text) < 20):
             raise SchemaRefusal(f"{name} must be a whole number", given=repr(text[:40]))
         return int(text)
+    if kind is bool and text in ("true", "false"):
+        return text == "true"
     if kind == tuple[int, ...]:
         return tuple(
             _from_text("number", one, {"number": (known[name][0], int)}) for one in filter(None, text.split(","))
@@ -187,7 +191,7 @@ OPERATIONS: tuple[Operation, ...] = (
         name="releases",
         handler="releases",
         path=f"{_STUDY}/releases",
-        summary="The releases of a study with their receipts; withdrawn ones are marked.",
+        summary="Releases of a study with their receipts, all or page by page; withdrawn ones are marked.",
         request=ReleasesRequest,
         reply="Releases",
     ),
@@ -254,7 +258,7 @@ OPERATIONS: tuple[Operation, ...] = (
         name="receipts",
         handler="receipts",
         path=f"{_STUDY}/receipts",
-        summary="Every release with its receipt in words, in the order of the log.",
+        summary="Releases with their receipts in words, in the order of the log; all or page by page.",
         request=ReleasesRequest,
         reply="Receipts",
     ),
@@ -262,8 +266,8 @@ OPERATIONS: tuple[Operation, ...] = (
         name="waves",
         handler="waves",
         path=f"{_STUDY}/waves",
-        summary="Who has delivered in which wave.",
-        request=ReleasesRequest,
+        summary="Who has delivered in which wave; all sites or page by page.",
+        request=WavesRequest,
         reply="Waves",
     ),
     Operation(
@@ -271,7 +275,7 @@ OPERATIONS: tuple[Operation, ...] = (
         handler="budgets",
         path=f"{_STUDY}/budgets",
         summary="What the releases have spent of the plan's ε, wave by wave, and the last wave that it allows.",
-        request=ReleasesRequest,
+        request=BudgetsRequest,
         reply="Budgets",
     ),
     Operation(

@@ -52,6 +52,7 @@ _TABLE: dict[str, Any] = {
     "rows": _list(_list(_or_null(TEXT))),
 }
 _ON_SCALE = "On the scale of the analysis: `scale` log means the logarithm of a ratio. `shown` is as it is read."
+_MORE = {**_or_null(COUNT), "description": "`after` of the next page; null on the last, and where all was asked for."}
 SCHEMAS: Mapping[str, Schema] = {
     "Studies": _object(
         analyst=TEXT,
@@ -120,6 +121,7 @@ SCHEMAS: Mapping[str, Schema] = {
         releases=_list(_ref("Release")),
         held=_open(_list(TEXT), "Site to the releases that its table is made of now."),
         plans=_open(ANY, "Version to the plan."),
+        more=_MORE,
     ),
     "Check": _object(
         "A question in one spelling.",
@@ -249,6 +251,7 @@ SCHEMAS: Mapping[str, Schema] = {
                 not_covered=_list(TEXT),
             )
         ),
+        more=_MORE,
     ),
     "Waves": _object(
         study=TEXT,
@@ -271,6 +274,8 @@ SCHEMAS: Mapping[str, Schema] = {
         waiting_days=_or_null({"type": "integer"}),
         waiting_wave=_or_null(COUNT),
         words=_open(TEXT, "State of a site in a wave to what it means."),
+        of={**COUNT, "description": "Sites, on all pages."},
+        pages=COUNT,
     ),
     "Budgets": _object(
         "Sites whose releases print alike are one course. What no total holds is under `open`, in words.",

@@ -39,6 +39,7 @@ from shared.plans.dictionary import KINDS as COLUMN_KINDS
 from shared.privacy.stated import shown_delta, shown_epsilon, shown_price
 from shared.terminal import inert
 from shared.wire.analyst_messages import (
+    BudgetsRequest,
     DescribeRequest,
     ExplainRequest,
     FigureRequest,
@@ -46,6 +47,7 @@ from shared.wire.analyst_messages import (
     QueryRequest,
     ReleasesRequest,
     StudiesRequest,
+    WavesRequest,
 )
 
 if TYPE_CHECKING:
@@ -65,9 +67,12 @@ ASSETS: Mapping[str, str] = {"style.css": "text/css", "workbench.js": "text/java
 FORM = "application/x-www-form-urlencoded"
 DOCUMENT_CAP = 16 << 20
 COURSES = 20  # drawings of budgets on one page
-PAGE = 100  # lines of a list on one page
+PAGE = 50  # lines of a list on one page
+STANDING = Operation(
+    name="standing", handler="standing", path="/standing", summary="", request=ReleasesRequest, reply=""
+)
 DESIGN = Operation(name="design", handler="design", path="/design", summary="", request=dict, reply="")
-_BY_NAME = {one.name: one for one in OPERATIONS}
+_BY_NAME = {one.name: one for one in (*OPERATIONS, STANDING)}
 _log = logging.getLogger("tributary.analysts")
 View = Callable[["Request", "Analyst", SignedIn], Awaitable[Response]]
 
@@ -329,14 +334,9 @@ class Pages:
     async def _study(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         facts = await self._facts(request, who)
         study = facts["study"]
-        grid = await self._document(request, who, "waves", ReleasesRequest(study=study))
-        words = await self._document(request, who, "receipts", ReleasesRequest(study=study))
-        newest = {one["site"]: one for one in words["receipts"] if not one["withdrawn"]}
-        uncovered: dict[str, list[str]] = {}
-        for site, one in sorted(newest.items()):
-            for sentence in one["not_covered"]:
-                uncovered.setdefault(sentence, []).append(site)
-        values = {"facts": facts, "grid": grid, "newest": newest, "uncovered": uncovered}
+        standing = await self._document(request, who, "standing", ReleasesRequest(study=study))
+        persons = {site: own["n"][str(own["waves"][-1])] for site, own in facts["sites"].items()}
+        values = {"facts": facts, "standing": standing, "persons": persons}
         return self._draw("study.html", session, study=study, here="study", **values)
 
     async def _form_values(self, request: Request, who: Analyst) -> dict[str, Any]:
@@ -433,7 +433,7 @@ class Pages:
 
     async def _budgets(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         study = request.path_params["study"]
-        found = await self._document(request, who, "budgets", ReleasesRequest(study=study))
+        found = await self._document(request, who, "budgets", BudgetsRequest(study=study))
         page, rows = _page(request), [*found["courses"], *sorted(found["open"].items())]
         shown = rows[COURSES * (page - 1) : COURSES * page]
         waves = tuple(found["waves"])
@@ -449,24 +449,37 @@ class Pages:
 
     async def _waves(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         study = request.path_params["study"]
-        grid = await self._document(request, who, "waves", ReleasesRequest(study=study))
-        page, sites = _page(request), grid["sites"]
-        rows = range(PAGE * (page - 1), min(PAGE * page, len(sites)))
-        values = {"grid": grid, "rows": rows, "page": page, "more": len(sites) > PAGE * page}
-        return self._draw("waves.html", session, study=study, here="waves", **values)
+        page = _page(request)
+        grid = await self._document(request, who, "waves", WavesRequest(study=study, most=PAGE, page=page))
+        return self._draw("waves.html", session, study=study, here="waves", grid=grid, page=page)
 
     async def _releases(self, request: Request, who: Analyst, session: SignedIn) -> Response:
-        study = request.path_params["study"]
-        found = await self._document(request, who, "receipts", ReleasesRequest(study=study))
-        page = _page(request)
-        newest = found["receipts"][::-1]
-        values = {"receipts": newest[PAGE * (page - 1) : PAGE * page], "page": page, "more": len(newest) > PAGE * page}
+        """A page of releases, the newest first; of a site or a wave alone, where one is chosen."""
+        study, given = request.path_params["study"], request.query_params
+        site, wave = given.get("site", "").strip()[:64], _number(given.get("wave", "")) or 0
+        older, newer = _number(given.get("after", "")), _number(given.get("before", ""))
+
+        async def page(newest: bool, after: int | None) -> tuple[list[dict[str, Any]], int | None]:
+            asked = ReleasesRequest(study=study, most=PAGE, newest=newest, after=after, site=site, wave=wave)
+            found = await self._document(request, who, "receipts", asked)
+            return found["receipts"], found["more"]
+
+        if newer is None:
+            shown, more = await page(True, older)
+            back = shown[0]["log_index"] if shown and older is not None else None
+        else:
+            rest, back = await page(False, newer)
+            shown, more = rest[::-1], rest[0]["log_index"] if rest else None
+        standing = await self._document(request, who, "standing", ReleasesRequest(study=study))
+        chosen = {"site": site, "wave": wave}
+        keep = {name: value for name, value in chosen.items() if value}
+        values: dict[str, Any] = {"receipts": shown, "sites": standing["sites"], "chosen": chosen, "keep": keep}
+        values |= {"more": more, "back": back}
         return self._draw("releases.html", session, study=study, here="releases", **values)
 
     async def _log(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         study = request.path_params["study"]
-        number = request.query_params.get("after", "0")
-        after = int(number) if number.isascii() and number.isdigit() and len(number) < 16 else 0
+        after = _number(request.query_params.get("after", "")) or 0
         found = await self._document(request, who, "log", LogRequest(study=study, after=after))
         return self._draw("log.html", session, study=study, here="log", found=found, after=after)
 
@@ -491,5 +504,9 @@ def _plan_form(fields: list[tuple[str, str]]) -> dict[str, Any]:
 
 def _page(request: Request) -> int:
     """The page of a list that is asked for; the first where none is that can be read."""
-    number = request.query_params.get("page", "1")
-    return max(1, int(number)) if number.isascii() and number.isdigit() and len(number) < 6 else 1
+    return max(1, min(_number(request.query_params.get("page", "")) or 1, 99_999))
+
+
+def _number(text: str) -> int | None:
+    """The number that an address holds; None where it holds none that can be read."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None

@@ -160,6 +160,8 @@ shown_text <- function(value) if (is_text(value)) dQuote(value, FALSE) else clas
 #' @param name The study.
 #' @param study From `study()`.
 #' @param column One column of the dictionary; all when blank.
+#' @param site,wave Releases of this site or wave alone; of all when blank or 0.
+#' @param most The newest so many releases; all when 0.
 #' @return `study()` gives the study, of which questions are asked ([ask()]); the others give data frames:
 #'   `studies()` with a row per study, `dictionary()` with a row per column (meaning, unit, values, the largest
 #'   share of missing values at a site, sites that lack it), `releases()` with a row per release, `questions()` with
@@ -212,8 +214,20 @@ dictionary <- function(study, column = "") {
 
 #' @rdname studies
 #' @export
-releases <- function(study) {
-  frame(of_study(study, "GET", "releases")$releases, function(one) {
+releases <- function(study, site = "", wave = 0, most = 0) {
+  found <- list()
+  after <- NULL
+  repeat {
+    size <- if (most > 0) min(most - length(found), releases_page) else releases_page
+    asked <- list(most = size, after = after, newest = if (most > 0) "true", site = if (nzchar(site)) site,
+                  wave = if (wave > 0) wave)
+    page <- of_study(study, "GET", "releases", query = Filter(Negate(is.null), asked))
+    found <- c(found, page$releases)
+    after <- page$more
+    if (is.null(after) || (most > 0 && length(found) >= most)) break
+  }
+  by <- order(vapply(found, function(one) one$wave, 0), vapply(found, function(one) one$site, ""), method = "radix")
+  frame(found[by], function(one) {
     list(wave = one$wave, site = one$site, n = one$n, release_id = one$release_id,
          epsilon = if (is.null(one$epsilon)) NA_real_ else one$epsilon, given = text_or(one$epsilon_given),
          day = one$accepted_day, withdrawn = one$withdrawn)
@@ -245,6 +259,8 @@ of_study <- function(study, verb, ...) {
   }
   study$connection$call(verb, "studies", study$name, ...)
 }
+
+releases_page <- 200 # releases that one call asks for
 
 text_or <- function(value, other = "") if (is.null(value)) other else value
 

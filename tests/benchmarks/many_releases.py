@@ -1,0 +1,158 @@
+"""A study with 20,000 releases: what listing them costs, and how large every page of it is.
+
+python -m tests.benchmarks.many_releases [sites [waves]]
+
+500 sites deliver 40 waves each under ``refresh``, a receipt, statement and signed head each, through the code that
+accepts what was uploaded; bundles are on disk for the newest wave alone, since lists read none. Then a coordinator
+answers over HTTPS, and each list and page is asked for as a lead: the first time after it started, and again. CPU
+seconds are those of the process that answers analysts.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+SEED = 26
+
+
+def plan_of(waves: int):
+    """The shipped cohort study, each site's table replaced by every wave."""
+    from delivered import cohort_plan
+
+    from shared.plans.plan import Budget, Wave
+
+    plan = cohort_plan()
+    opens = [dt.date(2020, 1, 1) + dt.timedelta(days=30 * k) for k in range(waves)]
+    made = tuple(Wave(number=k + 1, opens=day, closes=day + dt.timedelta(days=29)) for k, day in enumerate(opens))
+    return replace(plan, waves=made, returning="refresh", budget=Budget(epsilon=1e6))
+
+
+def filled(home: Path, sites: int, waves: int):
+    """A stage whose store holds a release of each site in each wave."""
+    from delivered import APPROVERS, cohort, join
+    from web_stage import WebStage
+
+    from shared.base.canonical import sha256_hex
+    from shared.plans.plan import sign_plan
+    from shared.releases.receipt import Statement, write_bundle, write_receipt
+
+    stage, plan = WebStage(home), plan_of(waves)
+    stage.store.add_plan(sign_plan(plan, [stage.lead]), plan)
+    stage.store.bundles.mkdir(parents=True, exist_ok=True)
+    table = cohort(200, SEED)
+    names = [f"site-{number:03}" for number in range(1, sites + 1)]
+    for name in names:
+        invitation = stage.authority.invite(
+            name, [plan.study], address="localhost:1", leads=[stage.lead.public], days=300
+        )
+        stage.store.add_invitation(invitation)
+        stage.keys[name] = join(stage.store, invitation)
+    model = write_receipt(
+        plan=plan, wave=1, site=names[0], release_id="0" * 32, agent_version="0.1.0", n=len(table), previous="0" * 64
+    )
+    for wave in range(1, waves + 1):
+        for name in names:
+            release_id = sha256_hex(f"{name} {wave}".encode())[:32]
+            receipt = replace(model, wave=wave, site=name, release_id=release_id, flow_of=release_id)
+            data = write_bundle(receipt, table) if wave == waves else receipt.to_bytes()
+            statement = Statement(
+                study=plan.study,
+                plan_hash=plan.hash,
+                plan_version=plan.version,
+                wave=wave,
+                site=name,
+                release_id=release_id,
+                recipient=plan.coordinator,
+                bundle_sha256=sha256_hex(data),
+                bundle_bytes=len(data),
+                receipt_sha256=receipt.hash,
+                ledger_head="0" * 64,
+            )
+            if wave == waves:
+                (stage.store.bundles / f"{statement.bundle_sha256}.zip").write_bytes(data)
+            key = stage.keys[name]
+            envelope = statement.sign([key, APPROVERS[key.public.key_id]])
+            day = min(plan.waves[wave - 1].closes, dt.date(2026, 1, 5))
+            stage.store.accept_release(statement=statement, envelope=envelope, receipt=receipt, today=day)
+    return stage
+
+
+def asked(stage, paths, web):
+    """Path to what each answer took: CPU seconds of the process that answers, seconds, bytes."""
+    from tests.benchmarks.analysis_load import spent
+
+    found = {}
+    for name, path in paths.items():
+        pid = stage.running._analysis.pid
+        before, begun = spent(pid), time.perf_counter()
+        answer = web.get(path)
+        seconds = time.perf_counter() - begun
+        assert answer.status_code == 200, (path, answer.status_code, answer.text[:400])
+        cpu = round(spent(pid) - before, 2)
+        found[name] = {"cpu_s": cpu, "seconds": round(seconds, 3), "bytes": len(answer.content)}
+        print(f"{name}: {found[name]}", flush=True)
+    return found
+
+
+def main(sites: int = 500, waves: int = 40) -> None:
+    """Make the study, serve it, ask for every list and page twice, and write what they took."""
+    from tests.benchmarks import record
+
+    with tempfile.TemporaryDirectory(prefix="many-releases-") as folder:
+        begun = time.perf_counter()
+        stage = filled(Path(folder) / "hub", sites, waves)
+        made = round(time.perf_counter() - begun)
+        print(f"{sites * waves} releases in {made} s", flush=True)
+        token = stage.admit("lead", role="lead")
+        stage.start(apart=True)
+        try:
+            with stage.web(token) as web:
+                first = asked(stage, {"studies": "/v1/studies"}, web)
+                middle = web.get("/v1/studies/cvd/releases?most=1").json()["more"] + sites * waves // 2
+                lists = {
+                    "studies": "/v1/studies",
+                    "releases, first page": "/v1/studies/cvd/releases?most=200",
+                    "releases, a later page": f"/v1/studies/cvd/releases?most=200&after={middle}",
+                    "releases of a site": "/v1/studies/cvd/releases?most=200&site=site-007",
+                    "receipts, a page": "/v1/studies/cvd/receipts?most=200&newest=true",
+                    "waves, a page": "/v1/studies/cvd/waves?most=50",
+                    "budgets": "/v1/studies/cvd/budgets",
+                }
+                listed = asked(stage, lists, web)
+            with stage.web() as web:
+                web.post("/sign-in", data={"token": token})
+                study = "/studies/cvd"
+                pages = {
+                    "Studies": "/",
+                    "Study": study,
+                    "Ask": f"{study}/ask",
+                    "Waves": f"{study}/waves",
+                    "Waves, last page": f"{study}/waves?page={-(-sites // 50)}",
+                    "Budgets": f"{study}/budgets",
+                    "Releases": f"{study}/releases",
+                    "Releases, older": f"{study}/releases?after={middle}",
+                    "Log": f"{study}/log",
+                }
+                asked(stage, pages, web)
+                seen = asked(stage, pages, web)
+        finally:
+            stage.running.stop(1)
+            stage.store.close()
+    results = {"sites": sites, "waves": waves, "releases": sites * waves, "made_s": made, "first": first}
+    results |= {
+        "lists": listed,
+        "pages": seen,
+        "largest": max(one["bytes"] for one in (*listed.values(), *seen.values())),
+    }
+    print(record.write("many_releases", results, SEED))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
