@@ -1,26 +1,129 @@
-"""A plan's design: ``plan design``, from the accuracy that is wanted to a plan to check."""
+"""How a plan begins: ``plan new``, by hand or by question and answer, and ``plan design``, from the accuracy wanted."""
 
 from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.options import DryRun, Json, PlanFile, plan_app, verb
-from coordinator.cli.plan import write_draft
+from coordinator.cli.options import DryRun, Json, PlanFile, plan_app, today, verb
+from coordinator.cli.plan import plan_text, recipient, write_draft
 from shared.errors import ParameterError, StateRefusal
-from shared.privacy.stated import shown_epsilon
-from shared.terminal import VerbAnswer, number, plain, tabled
+from shared.privacy.stated import shown_epsilon, shown_price
+from shared.terminal import VerbAnswer, checklist, number, plain, tabled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from rich.console import Console
+
     from coordinator.planning.design import FrontierPoint, PlanDesign, Target
     from shared.plans.plan import StudyPlan
 
-__all__ = ["plan_design"]
+__all__ = ["plan_design", "plan_new"]
+
+
+@verb(plan_app, "new")
+def plan_new(
+    context: typer.Context,
+    study: Annotated[str, typer.Argument(help="Short name of the study, a plain word.")],
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; STUDY.toml if left out.")] = None,
+    redcap: Annotated[Path | None, typer.Option(help="Its dictionary: a REDCap data dictionary, CSV.")] = None,
+    codebook: Annotated[Path | None, typer.Option(help="Its dictionary: a codebook, CSV, Excel or DDI.")] = None,
+    guide: Annotated[
+        bool, typer.Option("--guide", help="Ask for it, one thing after the other, each checked.")
+    ] = False,
+    dry_run: DryRun = False,
+) -> VerbAnswer:
+    """Write a commented study plan, with an example dictionary, REDCap's or a codebook's, or by question and answer."""
+    from coordinator.planning.from_dictionary import template_of
+    from coordinator.planning.template import template
+    from shared.plans.codebook import from_codebook
+    from shared.plans.redcap import from_redcap
+
+    given = [name for name, one in (("--redcap", redcap), ("--codebook", codebook), ("--guide", guide)) if one]
+    if len(given) > 1:
+        raise ParameterError("a dictionary must come from one place", given=" and ".join(given))
+    path = out or Path(f"{study}.toml")
+    if path.exists():
+        raise StateRefusal("the file must be new", given=f"{path}", next_step="Choose another --out.")
+    if guide:
+        return _guided(context, study, path, dry_run=dry_run)
+    how: dict[str, Any] = {"coordinator": recipient(context) or "tributary-hub", "today": today(), "file": str(path)}
+    text, left_out = template(study, **how), dict[str, str]()
+    if redcap is not None or codebook is not None:
+        read = from_codebook(codebook, name=study) if codebook else from_redcap(plan_text(redcap or path), name=study)
+        text, left_out = template_of(read.dictionary, study, **how), dict(read.left_out)
+    if not dry_run:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    return VerbAnswer(
+        {"file": str(path), "study": study, "left_out": left_out, "written": not dry_run},
+        f"{'would write' if dry_run else 'wrote'} {path}",
+        *(f"left out  {name}: {why}" for name, why in left_out.items()),
+        (f"next: edit it, then coordinator plan check {path}", "cyan"),
+    )
+
+
+def _guided(context: typer.Context, study: str, path: Path, *, dry_run: bool) -> VerbAnswer:
+    """A plan by question and answer, on standard error, and what review says of it."""
+    from coordinator.planning.interview import interview
+    from coordinator.planning.plan_form import first_form, judged
+    from shared.terminal import ChecklistLine
+
+    form = {**first_form(coordinator=recipient(context), today=today()), "study": study}
+    filled = interview(form, _asked, lambda text: typer.secho(f"\n{text}", bold=True, err=True))
+    found = judged({"form": filled, "today": f"{today()}"})
+    if not dry_run:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(found["toml"], encoding="utf-8")
+    lines = [ChecklistLine(**line) for line in found["checks"]]
+    last = found["waves"][-1]["total"] if found["waves"] else None
+
+    def show(out: Console) -> None:
+        out.print(f"{'would write' if dry_run else 'wrote'} {path}")
+        checklist(out, [line for line in lines if line.state != "ok"])
+        if last is not None:
+            out.print(f"All waves together charge a person {shown_price(last, found['given'], delta=found['delta'])}.")
+            out.print(f"One wave: {found['translation']}")
+        step = f"coordinator plan sign {path}" if found["ok"] else f"edit it, then coordinator plan check {path}"
+        out.print(f"next: {step}", style="cyan")
+
+    facts = {
+        "file": str(path),
+        "study": study,
+        "written": not dry_run,
+        "ok": found["ok"],
+        "epsilon": last,
+        "epsilon_given": found["given"],
+    }
+    return VerbAnswer({**facts, "checks": [asdict(line) for line in lines]}, show)
+
+
+def _asked(
+    question: str, default: str, *, among: Mapping[str, str] | None = None, check: Callable[[str], None] | None = None
+) -> str:
+    """Ask on standard error until the answer will do; a choice by its name or its number."""
+    names = list(among or ())
+    for place, (name, words) in enumerate((among or {}).items(), 1):
+        typer.echo(f"  {place}  {name}: {words}", err=True)
+    while True:
+        text = str(typer.prompt(question, default=default, err=True, show_default=bool(default))).strip()
+        if text.isdigit() and 1 <= int(text) <= len(names):
+            text = names[int(text) - 1]
+        try:
+            if names and text not in names:
+                raise ParameterError(f"it must be one of {', '.join(names)}", given=repr(text)[:60])
+            if check is not None:
+                check(text)
+            return text
+        except ParameterError as refusal:
+            typer.secho(f"  {refusal}", fg="red", err=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The study plan: ``studies``, ``plan new``, ``redcap``, ``check``, ``prices``, ``cost``, ``sign``, ``amend`` …"""
+"""The study plan: ``studies``, ``plan redcap``, ``check``, ``prices``, ``cost``, ``sign``, ``amend`` …"""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
     from shared.terminal import ChecklistLine
 
-__all__ = ["plan_amend", "plan_check", "plan_cost", "plan_new", "plan_prices", "plan_redcap", "plan_show", "plan_sign"]
-__all__ += ["plan_delete", "plan_retire", "studies", "write_draft"]
+__all__ = ["plan_amend", "plan_check", "plan_cost", "plan_prices", "plan_redcap", "plan_show", "plan_sign"]
+__all__ += ["plan_delete", "plan_retire", "plan_text", "recipient", "studies", "write_draft"]
 
 
 @verb(app, rich_help_panel="Set up")
@@ -67,43 +67,6 @@ def studies(store: Store) -> VerbAnswer:
     return VerbAnswer(rows, show)
 
 
-@verb(plan_app, "new")
-def plan_new(
-    context: typer.Context,
-    study: Annotated[str, typer.Argument(help="Short name of the study, a plain word.")],
-    out: Annotated[Path | None, typer.Option("--out", help="File to write; STUDY.toml if left out.")] = None,
-    redcap: Annotated[Path | None, typer.Option(help="Its dictionary: a REDCap data dictionary, CSV.")] = None,
-    codebook: Annotated[Path | None, typer.Option(help="Its dictionary: a codebook, CSV, Excel or DDI.")] = None,
-    dry_run: DryRun = False,
-) -> VerbAnswer:
-    """Write a commented study plan, with an example dictionary, REDCap's or a codebook's, ready to edit."""
-    from coordinator.planning.from_dictionary import template_of
-    from coordinator.planning.template import template
-    from shared.plans.codebook import from_codebook
-    from shared.plans.redcap import from_redcap
-
-    if redcap is not None and codebook is not None:
-        raise ParameterError("a dictionary must come from one file", given="--redcap and --codebook")
-    path = out or Path(f"{study}.toml")
-    how: dict[str, Any] = {"coordinator": _name(context) or "tributary-hub", "today": today(), "file": str(path)}
-    text, left_out = template(study, **how), dict[str, str]()
-    if redcap is not None or codebook is not None:
-        read = from_codebook(codebook, name=study) if codebook else from_redcap(_text(redcap or path), name=study)
-        text, left_out = template_of(read.dictionary, study, **how), dict(read.left_out)
-    if path.exists():
-        raise StateRefusal("the file must be new", given=f"{path}", next_step="Choose another --out.")
-    if not dry_run:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-
-    return VerbAnswer(
-        {"file": str(path), "study": study, "left_out": left_out, "written": not dry_run},
-        f"{'would write' if dry_run else 'wrote'} {path}",
-        *(f"left out  {name}: {why}" for name, why in left_out.items()),
-        (f"next: edit it, then coordinator plan check {path}", "cyan"),
-    )
-
-
 @verb(plan_app, "redcap")
 def plan_redcap(
     file: PlanFile,
@@ -114,7 +77,7 @@ def plan_redcap(
     from shared.plans.plan import StudyPlan
     from shared.plans.redcap import to_redcap
 
-    text = to_redcap(StudyPlan.from_toml(_text(file)).dictionary)
+    text = to_redcap(StudyPlan.from_toml(plan_text(file)).dictionary)
     if out.exists():
         raise StateRefusal("the file must be new", given=f"{out}", next_step="Choose another --out.")
     if not dry_run:
@@ -127,7 +90,7 @@ def plan_check(context: typer.Context, file: PlanFile) -> VerbAnswer:
     """Hold a plan against what a plan must be: each line green, or with its fix."""
     from coordinator.planning.review import review
 
-    plan, checks = review(_text(file), today=today(), recipient=_name(context))
+    plan, checks = review(plan_text(file), today=today(), recipient=recipient(context))
     if plan is not None:
         checks = (*checks, *_certificates(context, plan))
     good = all(check.state != "fail" for check in checks)
@@ -168,7 +131,7 @@ def plan_prices(file: PlanFile) -> VerbAnswer:
     from coordinator.planning.price import prices
     from shared.plans.plan import StudyPlan
 
-    plan = StudyPlan.from_toml(_text(file))
+    plan = StudyPlan.from_toml(plan_text(file))
     listed = prices(plan)
 
     found = {"study": plan.study, "delta": plan.budget.delta, "prices": [plain(asdict(one)) for one in listed]}
@@ -213,7 +176,7 @@ def plan_cost(
     from coordinator.planning.price import MANY, cost
     from shared.plans.plan import StudyPlan
 
-    plan = StudyPlan.from_toml(_text(file))
+    plan = StudyPlan.from_toml(plan_text(file))
     price = cost(plan, waves=waves, persons=persons)
 
     def show(out: Console) -> None:
@@ -293,7 +256,7 @@ def plan_sign(
     from coordinator.planning.review import changes, review
     from shared.plans.plan import sign_plan
 
-    plan, checks = review(_text(file), today=today(), recipient=config.name)
+    plan, checks = review(plan_text(file), today=today(), recipient=config.name)
     failed = [check for check in checks if check.state == "fail"]
     warnings = [check for check in checks if check.state == "warn"]
     if plan is None or failed:
@@ -434,13 +397,14 @@ def plan_show(
     return VerbAnswer(answer, show)
 
 
-def _text(file: Path) -> str:
+def plan_text(file: Path) -> str:
+    """The text of a plan. Raises: ParameterError (no such file)."""
     if not file.is_file():
         raise ParameterError("the file must exist", given=f"{file}", next_step="Write one with coordinator plan new.")
     return file.read_text(encoding="utf-8")
 
 
-def _name(context: typer.Context) -> str:
+def recipient(context: typer.Context) -> str:
     """This coordinator's name, or nothing before init: a plan can be written anywhere."""
     try:
         return CoordinatorConfig.load(context.obj).name

@@ -1,6 +1,7 @@
-"""The plan designer: a form that writes the TOML of a study plan as by hand, and what review says of it.
+"""A plan as a form: the TOML that a lead would write by hand, and what review says of it.
 
-Nothing is kept or signed here: the lead saves the file, and signs it on the command line, where the keys are.
+The workbench's designer shows the form, `coordinator.planning.interview` asks for it line by line. Nothing is kept or
+signed here: the lead saves the file, and signs it on the command line, where the keys are.
 """
 
 from __future__ import annotations
@@ -11,12 +12,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from shared.errors import Refusal
 from shared.plans.dictionary import NUMERIC
+from shared.terminal import ChecklistLine
 
-__all__ = ["BLANK", "COLUMN_FIELDS", "first_form", "judged", "toml_of"]
+__all__ = ["BLANK", "COLUMN_FIELDS", "WAYS", "first_form", "judged", "toml_of"]
 
 COLUMN_FIELDS = ("name", "kind", "label", "unit", "lower", "upper", "levels")
 BLANK = 3  # empty lines of the table of columns
+WAYS = {
+    "moments": "sums with noise for the planned regressions; everyone is covered, and no row leaves",
+    "tables": "counts with noise, and rows drawn from them; everyone is covered",
+    "latent_noise": "synthetic rows drawn through a flow, whose own fit ε does not cover",
+}
+"""Mechanisms that the form can plan, by their name in a plan."""
 
 
 def first_form(*, coordinator: str, today: dt.date) -> dict[str, Any]:
@@ -39,10 +48,11 @@ def first_form(*, coordinator: str, today: dt.date) -> dict[str, Any]:
         "eligibility": "Everyone admitted with a first event between two dates, aged 18 or over.",
         "coordinator": coordinator or "tributary-hub",
         "expires": f"{today + dt.timedelta(days=548)}",
+        "mechanism": "moments",
         "posture": "local",
-        "epsilon": "6",
+        "epsilon": "1",
         "w": "",
-        "cap": "8",
+        "cap": "2",
         "delta": "1e-6",
         "waves": "4",
         "first": f"{today + dt.timedelta(days=30)}",
@@ -51,6 +61,8 @@ def first_form(*, coordinator: str, today: dt.date) -> dict[str, Any]:
         "until": f"{today + dt.timedelta(days=548 + 5 * 365)}",
         "keep": "The releases and the answers made of them, so that what was published can be checked.",
         "readers": "The study lead, and analysts with a token of the study.",
+        "sites": "",
+        "persons": "",
         "estimands": "death = logistic(died) ~ age/10 + C(sex)",
         "columns": [{name: one.get(name, "") for name in COLUMN_FIELDS} for one in columns],
     }
@@ -68,20 +80,55 @@ def toml_of(form: Mapping[str, Any]) -> str:
     >>> plan.study, len(plan.waves), plan.dictionary.column("sex").levels
     ('stroke', 4, ('female', 'male'))
     """
-    columns: Sequence[Mapping[str, str]] = [one for one in form["columns"] if one["name"].strip()]
+    way = form["mechanism"].strip()
+    posture = form["posture"] if way == "latent_noise" else "private"
+    released = _rows_priced(form)
+    if way != "latent_noise":
+        released = [f"mechanism = {_text(way)}", f"epsilon = {_number(form['epsilon'])}"]
+    if way == "moments":
+        released += _model(form)
+    return _written(form, posture, released)
+
+
+def _rows_priced(form: Mapping[str, Any]) -> list[str]:
     priced = f"w = {_number(form['w'])}" if form["w"].strip() else f"epsilon = {_number(form['epsilon'])}"
+    return ['mechanism = "latent_noise"', priced]
+
+
+def _model(form: Mapping[str, Any]) -> list[str]:
+    """Settings of noisy moments for the first planned regression that gives each column a role; none without one."""
+    from coordinator.planning.price import moments_of
+    from shared.plans.plan import StudyPlan
+
+    try:
+        found = moments_of(StudyPlan.from_toml(_written(form, "local", _rows_priced(form))), float(form["epsilon"]))
+    except (Refusal, ValueError):  # what is wrong with the rest of it, or with ε, is told by review
+        return []
+    if found is None:
+        return []
+    listed = {name: ", ".join(map(_text, getattr(found, name))) for name in ("responses", "covariates")}
+    return [
+        f"outcome = {_text(found.outcome)}",
+        *(f"{name} = [{names}]" for name, names in {**listed, "declared": listed["covariates"]}.items()),
+    ]
+
+
+def _written(form: Mapping[str, Any], posture: str, released: Sequence[str]) -> str:
+    columns: Sequence[Mapping[str, str]] = [one for one in form["columns"] if one["name"].strip()]
     lines = [
-        "# Written with the workbench. Where the coordinator is: plan check, plan cost, plan sign.",
+        "# Where the coordinator is: coordinator plan check, plan cost, plan sign.",
         *(f"{name} = {_text(form[name])}" for name in ("study", "title", "purpose", "coordinator")),
         "version = 1",
         f"expires = {_day(form['expires'])}",
-        f"posture = {_text(form['posture'])}",
+        f"posture = {_text(posture)}",
         f"eligibility = {_text(form['eligibility'])}",
         *("", "[retention]", f"until = {_day(form['until'])}"),
         *(f"{name} = {_text(form[name])}" for name in ("keep", "readers")),
-        *("", "[release]", 'mechanism = "latent_noise"', priced),
+        *("", "[release]", *released),
         *("", "[budget]", f"epsilon = {_number(form['cap'])}", f"delta = {_number(form['delta'])}"),
     ]
+    if form["sites"].strip() and form["persons"].strip():
+        lines += ["", "[expected]", f"sites = {_number(form['sites'])}", f"persons = {_number(form['persons'])}"]
     for number, opens, closes in _waves(form):
         lines += ["", "[[waves]]", f"number = {number}", f"opens = {opens}", f"closes = {closes}"]
     lines += ["", "[estimands]"]
@@ -136,28 +183,52 @@ def _day(text: str) -> str:
         return _text(text)
 
 
+_NO_MODEL = ChecklistLine(
+    name="planned analyses",
+    state="fail",
+    detail="noisy moments must have a planned regression in which every released column has a role, its first the "
+    "outcome and the others as they are (age or age/10, no interaction)",
+    fix="Write that regression first, and leave out the columns that no analysis uses.",
+)
+
+
 def judged(given: Mapping[str, Any]) -> dict[str, Any]:
     """What `coordinator plan check`, `plan prices` and `plan cost` say of a form's plan; run in a worker.
 
     Args:
         given: ``form``, and ``today`` (ISO).
     Returns: ``toml``; ``checks``; ``ok``; and of a plan that can be read ``hash``, ``prices``, ``waves`` (totals),
-        ``last_affordable`` and ``translation``.
+        ``given`` (what the totals take as given), ``delta``, ``last_affordable`` and ``translation``.
     """
     from coordinator.planning.price import cost, prices
     from coordinator.planning.review import review
-    from shared.errors import Refusal
 
     text = toml_of(given["form"])
-    plan, checks = review(text, today=dt.date.fromisoformat(given["today"]))
+    form, today = given["form"], dt.date.fromisoformat(given["today"])
+    if form["mechanism"].strip() == "moments" and not _model(form):
+        # Of everything else what can be said; and this, in place of which settings [release] lacks: the form has none.
+        plan, checks = None, (_NO_MODEL, *review(_written(form, "local", _rows_priced(form)), today=today)[1])
+    else:
+        plan, checks = review(text, today=today)
     said: dict[str, Any] = {"toml": text, "checks": [asdict(one) for one in checks], "prices": [], "waves": []}
-    said |= {"ok": all(one.state != "fail" for one in checks), "hash": "", "translation": "", "last_affordable": None}
+    said |= {
+        "ok": all(one.state != "fail" for one in checks),
+        "hash": "",
+        "given": "",
+        "translation": "",
+        "last_affordable": None,
+    }
     if plan is not None and said["ok"]:
         try:
             priced, listed = cost(plan), prices(plan)
         except Refusal:  # the checks say why
             return said
-        said |= {"hash": plan.hash, "translation": priced.translation, "last_affordable": priced.last_affordable}
+        said |= {
+            "hash": plan.hash,
+            "given": priced.epsilon_given,
+            "translation": priced.translation,
+            "last_affordable": priced.last_affordable,
+        }
         said["waves"] = [asdict(one) for one in priced.waves[:200]]
         said["prices"] = [asdict(one) for one in listed]
     return said
