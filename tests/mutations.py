@@ -66,6 +66,8 @@ LATENT = "shared/mechanisms/latent_noise/noise.py"
 MOMENTS = "shared/mechanisms/moments/noise.py"
 MOMENTS_DRAW = "shared/mechanisms/moments/draw.py"
 RANDOM = "shared/base/randomness.py"
+SUM_SITE = "shared/mechanisms/secure_sum/site.py"
+SUM_TERMS = "shared/mechanisms/secure_sum/terms.py"
 PRIVACY = "shared/privacy/accountant.py"
 RENYI = "shared/privacy/renyi.py"
 SLICING_LOSS = "shared/privacy/slicing_loss.py"
@@ -1526,6 +1528,70 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=[
             "test_waves.py::test_a_head_of_the_ledger_tells_of_no_withdrawal_of_consent_before_something_else_asks_for_one"
         ],
+    ),
+    mutation(
+        "half the noise, in a site's share of a secure sum",
+        (SUM_SITE, "lattice_gaussian_steps(terms.share_sigma,", "lattice_gaussian_steps(terms.share_sigma / 2,"),
+        tests=[
+            "test_secure_sum.py::test_the_noise_of_all_but_the_lost_and_the_colluders_has_the_standard_deviation_of_the_terms"
+        ],
+    ),
+    mutation(
+        "a secure sum's noise shared among the lost and the colluders, too",
+        (
+            SUM_TERMS,
+            "return self.sigma / math.sqrt(len(self.members) - self.drop_outs - self.colluders)",
+            "return self.sigma / math.sqrt(len(self.members))",
+        ),
+        tests=[
+            "test_secure_sum.py::test_the_noise_of_all_but_the_lost_and_the_colluders_has_the_standard_deviation_of_the_terms"
+        ],
+    ),
+    mutation(
+        "a secure sum's threshold at two thirds and one",
+        (
+            SUM_TERMS,
+            "return len(self.members) - self.drop_outs\n",
+            "return 2 * len(self.members) // 3 + 1\n",
+        ),
+        tests=["test_secure_sum.py::test_a_coordinator_with_half_of_the_sites_gets_no_two_lists_of_survivors_signed"],
+    ),
+    mutation(
+        "a secure sum opened a second time",
+        (
+            SUM_SITE,
+            "        agreement.require(self.terms, Lists.SURVIVORS, self._survivors)\n        self._step += 1\n",
+            "        agreement.require(self.terms, Lists.SURVIVORS, self._survivors)\n",
+        ),
+        tests=["test_secure_sum.py::test_nothing_is_opened_twice_and_no_step_is_taken_twice_or_out_of_order"],
+    ),
+    mutation(
+        "a second list of survivors signed",
+        (
+            SUM_SITE,
+            "        self._step += 1\n        self._alive, self._survivors",
+            "        self._alive, self._survivors",
+        ),
+        tests=["test_secure_sum.py::test_a_coordinator_with_half_of_the_sites_gets_no_two_lists_of_survivors_signed"],
+    ),
+    mutation(
+        "masked without enough others who saw the same members",
+        (SUM_SITE, "        agreement.require(self.terms, Lists.MEMBERS, self._members)\n", ""),
+        tests=["test_secure_sum.py::test_a_site_masks_nothing_for_members_whom_too_few_others_saw"],
+    ),
+    mutation(
+        "keys of a secure sum taken from whoever signs them",
+        (SUM_SITE, "            offer.require(self.terms)\n", "            del offer\n"),
+        tests=["test_secure_sum.py::test_keys_of_the_coordinator_s_own_are_refused"],
+    ),
+    mutation(
+        "a secure sum priced as if nobody who looks were a site",
+        (
+            "shared/mechanisms/secure_sum/price.py",
+            "max(sites - first.drop_outs - colluders, 1)",
+            "max(sites - first.drop_outs, 1)",
+        ),
+        tests=["test_secure_sum.py::test_the_four_rows_are_what_they_are_by_hand"],
     ),
     mutation(
         "a network without an edge refused",

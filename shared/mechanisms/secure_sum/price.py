@@ -1,0 +1,51 @@
+r"""What a secure sum tells, by who looks together: four rows, from the coordinator alone to everybody else.
+
+The noise of a site is known to that site, and gone where the site is lost. Whoever looks together with m sites at a sum
+of which d may be missing sees one site's records behind the noise of h = max(K - d - m, 1) sites, that site's own among
+them, so that the noise's variance is h / (K - d - c) of what the plan says. What each site releases by itself beside
+the sum everybody sees. From more than `SumTerms.withstood` colluders on the masks hide nothing, and h is 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.errors import ParameterError
+from shared.mechanisms.secure_sum.terms import SumTerms
+from shared.privacy import accountant as privacy
+from shared.privacy.accountant import Event
+
+__all__ = ["TrustRow", "trust_rows"]
+
+
+@dataclass(frozen=True)
+class TrustRow:
+    """Who looks together, and the ε that holds of every patient of any other site.
+
+    Args:
+        colluders: sites that show the coordinator their records, secrets and noise.
+    """
+
+    colluders: int
+    epsilon: float
+
+
+def trust_rows(visible: Sequence[Event], sums: Sequence[SumTerms], delta: float) -> tuple[TrustRow, ...]:
+    """The coordinator alone, with the plan's c sites, with half of them, and with all others but one.
+
+    Args:
+        visible: events of what each site releases by itself, of everything under one plan.
+        sums: the rounds, with the same members, drop-outs and colluders.
+    Raises: ParameterError.
+    """
+    if not sums or len({(terms.members, terms.drop_outs, terms.colluders) for terms in sums}) != 1:
+        raise ParameterError("the rounds of a plan must have the same sites and thresholds", given="others")
+    first = sums[0]
+    sites = len(first.members)
+    rows = []
+    for colluders in (0, first.colluders, sites // 2, sites - 1):
+        hidden = max(sites - first.drop_outs - colluders, 1) if colluders <= first.withstood else 1
+        events = [*visible, *(terms.event(hidden) for terms in sums)]
+        rows.append(TrustRow(colluders, privacy.epsilon(events, delta)))
+    return tuple(rows)
