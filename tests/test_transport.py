@@ -20,6 +20,7 @@ from shared.errors import CATALOGUE, CertificateRefusal, NetworkRefusal, PlanRef
 from shared.wire import messages as wire
 from shared.wire import transport
 from shared.wire.certificates import requested_key
+from shared.wire.door import bound_socket
 from shared.wire.site_messages import Chunk, SignedDocument, StudyRequest
 from shared.wire.transport import Client, Credentials, Server
 from site_agent.egress import new_tls_identity
@@ -320,3 +321,11 @@ def test_grpc_is_imported_when_a_connection_is_made_and_not_before(module):
     code = f"import sys, {module}; print('grpc' in sys.modules, 'pandas' in sys.modules)"
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert made.stdout.split() == ["False", "False"]
+
+
+def test_an_accepted_connection_sends_the_end_of_an_answer_at_once():
+    """What Nagle's algorithm holds back until the reader has acknowledged the rest, a reader waits 40 ms for."""
+    with bound_socket("127.0.0.1:0") as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
