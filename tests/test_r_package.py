@@ -6,6 +6,7 @@ The package's own tests are run by `R CMD check` (.ci/run); here R stands beside
 from __future__ import annotations
 
 import json
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -288,7 +289,16 @@ def house(tmp_path_factory):
     made.running.stop(1)
 
 
-def test_every_question_has_the_same_figures_through_four_doors(r, house, tmp_path, capsys):
+def by_form(web: httpx.Client, one: Question) -> Any:
+    """What the workbench's form is answered, sent without a browser (`test_browser_door.py` has one)."""
+    csrf = re.search('name="csrf" value="([^"]+)"', web.get("/studies/cvd/ask").text)[1]
+    fields = {"kind": one.kind, "formula": one.formula} if one.kind else {"planned": one.formula}
+    sent = web.post("/studies/cvd/ask", data={"csrf": csrf, **fields, **{k: f"{v}" for k, v in one.options.items()}})
+    assert sent.status_code == 303, sent.text
+    return web.get(f"/v1{sent.headers['location']}").json()["answer"]
+
+
+def test_every_question_has_the_same_figures_through_five_doors(r, house, tmp_path, capsys):
     assert {one.kind for one in QUESTIONS} | {"table_one", "network"} == {*KINDS, ""}  # of rows, but for Table 1
     (tmp_path / "questions.R").write_text("".join(f"{one.r}\n" for one in QUESTIONS))
     printed = r(
@@ -306,6 +316,7 @@ def test_every_question_has_the_same_figures_through_four_doors(r, house, tmp_pa
     table = []
     with connect(house.token) as connection, httpx.Client(base_url=house.url, verify=tls, headers=bearer) as web:
         study = connection["cvd"]
+        assert web.post("/sign-in", data={"token": house.token.token}).status_code == 303
         for one, found in zip(QUESTIONS, in_r, strict=True):
             result = study.query(one.kind, one.formula, **one.options)
             python, tidied = result.document, [x for name in TIDY for x in result.tidy()[name].dropna()]
@@ -314,7 +325,8 @@ def test_every_question_has_the_same_figures_through_four_doors(r, house, tmp_pa
             capsys.readouterr()
             assert client.main([*one.argv, "--json", "--token", str(house.file)]) == 0
             command = json.loads(capsys.readouterr().out)
-            for door, document in (("Python", python), ("HTTPS", https), ("command", command)):
+            form = by_form(web, one)
+            for door, document in (("Python", python), ("HTTPS", https), ("command", command), ("form", form)):
                 sites = [row["yi"] for row in document["estimates"]]
                 sites += [row["vi_sampling"] + row["vi_privacy"] for row in document["estimates"]]
                 pooled = [document["pooled"][name] for name in FIGURES]
@@ -327,7 +339,7 @@ def test_every_question_has_the_same_figures_through_four_doors(r, house, tmp_pa
         for row in table:
             reference = next(other for other in table if other[0] == row[0])
             assert row[2:] == reference[2:], row[:2]
-        assert len(table) == 4 * len(QUESTIONS)
+        assert len(table) == 5 * len(QUESTIONS)
         # What stands around a number: metafor's own fit, the figure, the refusal, Table 1, and the record.
         answer = study.cox("Surv(time, cvd) ~ sbp/10")
         last = json.loads(printed[len(QUESTIONS)])

@@ -52,7 +52,7 @@ def asked(study: str, form: Sequence[tuple[str, str]], columns: Mapping[str, Map
     if not kind:
         return QueryRequest(study=study, formula=text or " ", **how)
     options = {name: given[name] for name in KINDS[cast("Kind", kind)].options if name in OPTIONS and given.get(name)}
-    if subset := _subset(given, columns):
+    if subset := given.get("subset") or _subset(given, columns):
         options["subset"] = subset
     made = text or formula(kind, given, chosen, columns)
     return QueryRequest(study=study, kind=kind, formula=made, options=options, **how)
