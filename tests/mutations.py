@@ -973,7 +973,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "a receipt believed instead of recomputed",
-        ("coordinator/services/tasks.py", "        receipt.require_true(plan)\n", ""),
+        ("coordinator/services/compute/tasks.py", "        receipt.require_true(plan)\n", ""),
         tests=["test_collect.py::test_wrong_content_under_valid_signatures_is_kept_apart_and_told"],
     ),
     # -- from the plan to what leaves ---------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class _Grown:
 
 def plant() -> None:
     """From now on this process, which has no threads yet, has its fork servers forked instead of started anew."""
-    from coordinator.services import workers
+    from coordinator.services.compute import workers
 
     ours, theirs = socket.socketpair()
     if not os.fork():
@@ -82,7 +82,7 @@ def _grow(line: socket.socket) -> None:
             os.setsid()
             os.environ.clear()
             os.environ.update(env)
-            from coordinator.services import fork_server
+            from coordinator.services.compute import fork_server
 
             fork_server.main([str(handles[0]), imports])
             os._exit(0)

@@ -38,7 +38,7 @@ from coordinator.services import analysis
 from coordinator.services.analysts import Analysts
 from coordinator.services.authority import Authority
 from coordinator.services.collect.server import CoordinatorServer
-from coordinator.services.workers import Workers
+from coordinator.services.compute.workers import Workers
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey
 from shared.errors import (

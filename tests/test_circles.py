@@ -234,7 +234,7 @@ def test_what_is_imported_by_a_name_in_a_table_is_seen_too():
         in ("import_module", "__import__")
     }
     # A fork server loads what its callers name: theirs are the names, and the imports.
-    named = {"coordinator/services/fork_server.py", "coordinator/demo/warm.py"}
+    named = {"coordinator/services/compute/fork_server.py", "coordinator/demo/warm.py"}
     assert callers == {"shared/mechanisms/kinds.py", "coordinator/demo/catalogue.py"} | named
     at_run_time = product()[0]
     assert "shared.mechanisms.moments.plan" in at_run_time["shared.mechanisms.kinds"]

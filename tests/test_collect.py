@@ -1054,7 +1054,7 @@ SERVER = """
 import os, signal, sys
 import grpc, pandas, pyarrow.compute, pyarrow.parquet  # noqa: before the fork, so that each server starts at once
 from pathlib import Path
-import coordinator.services.tasks
+import coordinator.services.compute.tasks
 from stem import plant
 from coordinator.services.collect import server
 import shared.releases.receipt

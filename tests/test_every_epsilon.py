@@ -540,7 +540,7 @@ def test_every_receipt_in_the_product_is_written_by_one_function_and_checked_by_
         if isinstance(node, ast.Call) and named(node.func) == "require_true"
     }
     assert made <= {"shared/releases/receipt.py"}
-    assert {"site_agent/release/pipeline/making.py", "coordinator/services/tasks.py"} <= checked
+    assert {"site_agent/release/pipeline/making.py", "coordinator/services/compute/tasks.py"} <= checked
 
 
 def test_a_bundle_shows_no_other_figure_of_its_price(released):

@@ -297,7 +297,7 @@ def test_bytes_of_another_study_under_a_deleted_name_stay_and_staged_ones_go(hel
 def test_what_another_process_deletes_leaves_the_memory_of_those_who_answer(held, monkeypatch):
     monkeypatch.setattr("coordinator.services.analysts_port.LOOK", 0.02)
     forgotten = threading.Event()
-    monkeypatch.setattr("coordinator.services.workers.Workers.forget", lambda self: forgotten.set())
+    monkeypatch.setattr("coordinator.services.compute.workers.Workers.forget", lambda self: forgotten.set())
     with held.hub.serve(analysts="127.0.0.1:0"):
         assert not forgotten.wait(0.1)
         assert delete_due(held.hub.store, held.home, AFTER) == ("mini",)

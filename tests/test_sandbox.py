@@ -26,10 +26,11 @@ from test_analysis import Desk, asked_by
 from test_collect import Servers, refused
 
 from coordinator.analyst.commands import connect
-from coordinator.services import analysis, workers
+from coordinator.services import analysis
 from coordinator.services.collect import ingest
-from coordinator.services.tasks import ANSWERING, READING
-from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
+from coordinator.services.compute import workers
+from coordinator.services.compute.tasks import ANSWERING, READING
+from coordinator.services.compute.workers import Busy, Ended, Failed, TaskLimits, Workers
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.errors import (
     CertificateRefusal,
@@ -527,7 +528,7 @@ def test_a_bundle_is_read_with_nothing_left_to_import(hub, tmp_path):
         "import importlib, json, sys\n"
         "for name in json.loads(sys.argv[1]): importlib.import_module(name)\n"
         "before = set(sys.modules)\n"
-        "from coordinator.services.tasks import check_bundle\n"
+        "from coordinator.services.compute.tasks import check_bundle\n"
         "check_bundle(json.loads(sys.argv[2]))\n"
         "print(json.dumps(sorted(set(sys.modules) - before)))\n"
     )
@@ -538,7 +539,7 @@ def test_a_bundle_is_read_with_nothing_left_to_import(hub, tmp_path):
 def test_workers_end_with_the_process_that_has_them(tmp_path):
     """Also where it is killed: nothing computes on for nobody."""
     program = """
-from coordinator.services.workers import TaskLimits, Workers
+from coordinator.services.compute.workers import TaskLimits, Workers
 import sys
 pool = Workers(imports=("shared.base.canonical",), places=1, limits=TaskLimits(memory=1 << 28, cpu=60, wall=60.0))
 pool.run("workshop:sleep", {"file": sys.argv[1]}, owner="a")
@@ -602,7 +603,7 @@ def test_a_dear_question_makes_no_other_analyst_wait(desk, monkeypatch):
                 for line, name in zip(lines, ("sbp", "chol", "hdl"), strict=True)
             ]
             asked_by(desk, 2)
-            monkeypatch.setattr(analysis, "ANSWER", "coordinator.services.tasks:answer")
+            monkeypatch.setattr(analysis, "ANSWER", "coordinator.services.compute.tasks:answer")
             second["cvd"].correlation("age", "sbp")
             waited_for = [one.done() for one in dear]
             (desk.home / "go").touch()

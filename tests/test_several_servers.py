@@ -33,7 +33,7 @@ SERVER = """
 import os, sys
 import grpc, pandas, pyarrow.compute, pyarrow.parquet  # noqa: before the fork, so that each server starts at once
 from pathlib import Path
-import coordinator.services.tasks
+import coordinator.services.compute.tasks
 from coordinator.services.collect import server
 home, url, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 for _ in range(count):

@@ -446,7 +446,7 @@ PRELOADED = [
     "coordinator.store.store",
     "pyarrow.compute",
     "sqlalchemy.dialects.sqlite",
-    "coordinator.services.tasks",
+    "coordinator.services.compute.tasks",
     "coordinator.answers.curves",
     "coordinator.answers.harmonise",
     "shared.releases.synthetic",

@@ -1,4 +1,4 @@
-"""What tests have worker processes do (`coordinator.services.workers`): break, die, take long, take much."""
+"""What tests have worker processes do (`coordinator.services.compute.workers`): break, die, take long, take much."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def abort(given):
 
 def slowly(given):
     """The real answer, when the file beside the database is there."""
-    from coordinator.services.tasks import answer
+    from coordinator.services.compute.tasks import answer
 
     home = Path(given["store"][1])
     (home / f"asked.{os.getpid()}.{time.monotonic_ns()}").touch()
@@ -70,14 +70,14 @@ def slowly(given):
 
 def open_slowly(given):
     """The real check, of a bundle whose worker says who it is and waits."""
-    from coordinator.services.tasks import check_bundle
+    from coordinator.services.compute.tasks import check_bundle
 
     sleep({"file": Path(given["path"]).parents[1] / "opening", "seconds": 1.0})
     return check_bundle(given)
 
 
 def open_greedily(given):
-    from coordinator.services.tasks import check_bundle
+    from coordinator.services.compute.tasks import check_bundle
 
     hoard({})
     return check_bundle(given)
@@ -86,7 +86,7 @@ def open_greedily(given):
 def fit_nothing(given):
     """The real answer, where no site may be fitted for it."""
     from coordinator.answers import site_answers
-    from coordinator.services.tasks import answer
+    from coordinator.services.compute.tasks import answer
 
     def fitted(*_, **__):
         raise AssertionError("a site was fitted again")

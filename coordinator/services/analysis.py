@@ -10,7 +10,7 @@ the question, the plan and the versions of the code. So the same question to the
 however many ask it at once, and a new release makes a new answer without anything being thrown away. Whether an old
 answer is stale is never written into it: that is said when it is explained.
 
-What reads a table runs in a worker process (`coordinator.services.tasks`), within limits, in turns by token, and ends
+What reads a table runs in a worker process (`coordinator.services.compute`), within limits, in turns by token, and ends
 when whoever asked has left. Here nothing is read but the database.
 """
 
@@ -30,9 +30,9 @@ from weakref import WeakValueDictionary
 from coordinator.answers import release_selection, resolving
 from coordinator.config import Quotas
 from coordinator.services.analysts import PAGE, Analyst, Analysts, QueryLine
+from coordinator.services.compute.tasks import ANSWERING, selection_of
+from coordinator.services.compute.workers import Busy, Ended, Failed, TaskLimits, Workers
 from coordinator.services.quotas import CallRate
-from coordinator.services.tasks import ANSWERING, selection_of
-from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.rows import AcceptedRelease, ReleaseLine
 from coordinator.store.store import Store, remember
@@ -72,7 +72,7 @@ PRUNE_EVERY = 64  # new answers after which those that are too many are deleted
 PATIENCE = 30.0  # seconds that a question waits for a free place
 ASKING, DOWNLOADS = ("analyst", "lead"), ("lead", "auditor")
 FORMULA_LETTERS = 512  # letters of a refused formula that the record keeps
-ANSWER = "coordinator.services.tasks:answer"
+ANSWER = "coordinator.services.compute.tasks:answer"
 
 
 class AnalysisService:
@@ -244,7 +244,7 @@ class AnalysisService:
         new = [digest for digest, shares in known.items() if shares is None]
         if new:
             given = {"store": self._store.place, "study": releases[0].study, "bundles": new}
-            found = self.computed("coordinator.services.tasks:missing", given, who, call)
+            found = self.computed("coordinator.services.compute.tasks:missing", given, who, call)
             with self._guard:
                 self._missing.update(found)
                 while len(self._missing) > 512:
@@ -559,7 +559,7 @@ class AnalysisService:
         place = {"wave": release.wave, "site": release.site, "bundle_sha256": release.bundle_sha256, "n": release.n}
         with tempfile.NamedTemporaryFile(prefix="tributary-rows-") as file:
             given = {"store": self._store.place, "study": request.study, "bundle": release.bundle_sha256}
-            self.computed("coordinator.services.tasks:rows", {**given, "path": file.name}, who, call)
+            self.computed("coordinator.services.compute.tasks:rows", {**given, "path": file.name}, who, call)
             self._analysts.note(
                 who, study=request.study, kind="rows", subject=release.release_id, question=place, today=self._today()
             )

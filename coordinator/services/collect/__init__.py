@@ -10,7 +10,7 @@ logs the release is committed. Between those two a crash may leave a bundle that
 puts it back into staging, where the site's next offer finds it. So a release is acknowledged after it is safe, visible
 when it is whole, and accepted once, however often it is sent.
 
-A bundle is opened in a worker process of its own (`coordinator.services.workers`), with as much memory and time as its
+A bundle is opened in a worker process of its own (`coordinator.services.compute`), with as much memory and time as its
 size gives it, and never before the disk says that it will be. One that was open when the coordinator died is opened
 once more with little room, and after that never again: no bundle stops the coordinator twice.
 """

@@ -14,9 +14,9 @@ from pathlib import Path
 from coordinator.config import Quotas
 from coordinator.services.collect.staging import Staging, no_room, size_of
 from coordinator.services.collect.statements import StatementRules
+from coordinator.services.compute.tasks import READING, require_stated
+from coordinator.services.compute.workers import Busy, Ended, Failed, TaskLimits, Workers
 from coordinator.services.quotas import CallRate, expire_refused
-from coordinator.services.tasks import READING, require_stated
-from coordinator.services.workers import Busy, Ended, Failed, TaskLimits, Workers
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.round_queue import RoundQueue
 from coordinator.store.store import AcceptedRelease, Store
@@ -45,7 +45,7 @@ from shared.wire.site_messages import (
 __all__ = ["MAX_BUNDLE", "Ingest"]
 
 MAX_BUNDLE = 256 << 20
-CHECK = "coordinator.services.tasks:check_bundle"
+CHECK = "coordinator.services.compute.tasks:check_bundle"
 TABLE_FACTOR = 2  # a table may take this many times the largest bundle when it is decoded
 MEMORY_FACTOR = 6  # and the process that reads it this many times: the file, the table, and a copy to check
 CPU, WALL = 60, 120.0  # seconds that it may take

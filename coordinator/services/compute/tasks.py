@@ -1,4 +1,4 @@
-"""What workers do (`coordinator.services.workers`): hold a bundle against its plan, and answer from released tables.
+"""What workers do (`workers`, beside this): hold a bundle against its plan, and answer from released tables.
 
 Each task takes plain values and gives plain values. A worker that answers keeps what it has read and worked out, like
 the server did before: tables, sites' estimates and stand-ins, so that the next question of the study finds them. What
@@ -32,7 +32,7 @@ READING = (
     *("scipy.special", "encodings.cp437", "shared.mechanisms.latent_noise.noise"),
     *("shared.flows.base", "shared.plans.encoding", "shared.privacy.calibration", "shared.releases.receipt"),
     *(f"shared.mechanisms.{kind}.plan" for kind in ("latent_noise", "moments", "tables", "slicing", "densities")),
-    "coordinator.services.tasks",
+    "coordinator.services.compute.tasks",
 )
 """What is imported to read a bundle: each is read in a process of its own. Networks are left out for their size."""
 ANSWERING = (

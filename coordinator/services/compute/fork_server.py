@@ -1,7 +1,7 @@
 """The process that workers are forked from: it has imported what they need, runs one thread, and reads nothing.
 
 A server with threads must not fork, and a fresh interpreter takes seconds to import what a table is read with. So
-`coordinator.services.workers` starts this program once; it imports, and forks a worker whenever it is asked. A worker
+`workers`, beside it, starts this program once; it imports, and forks a worker whenever it is asked. A worker
 takes one task at a time from its own line, under limits of memory and CPU time, and dies with this process. What goes
 over the lines is JSON: nothing that a worker says is ever unpickled.
 """

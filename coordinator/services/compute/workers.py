@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import send_handle
 from typing import Any
 
-from coordinator.services.fork_server import memory
+from coordinator.services.compute.fork_server import memory
 from shared.base.canonical import canonical_json, parse_json
 from shared.errors import CATALOGUE, NetworkRefusal, Refusal
 
@@ -276,7 +276,7 @@ class _Worker:
 
 
 class _ForkServer:
-    """The process that workers are forked from (`coordinator.services.fork_server`)."""
+    """The process that workers are forked from (`coordinator.services.compute.fork_server`)."""
 
     def __init__(self, imports: Sequence[str]) -> None:
         self.owner = os.getpid()
@@ -288,7 +288,13 @@ class _ForkServer:
         env["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
         env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         with theirs:
-            argv = [sys.executable, "-m", "coordinator.services.fork_server", str(theirs.fileno()), json.dumps(imports)]
+            argv = [
+                sys.executable,
+                "-m",
+                "coordinator.services.compute.fork_server",
+                str(theirs.fileno()),
+                json.dumps(imports),
+            ]
             self.process = subprocess.Popen(
                 argv, pass_fds=(theirs.fileno(),), env=env, stdin=subprocess.DEVNULL, start_new_session=True
             )
