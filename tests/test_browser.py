@@ -11,13 +11,16 @@ import pytest
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 from test_page import browser, ready, released, served  # noqa: F401
 from test_page_alone import fresh  # noqa: F401
+from windows import axe, barriers  # noqa: F401
 
 from shared.errors import AuditRefusal
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: .ci/run installs one where it may")
-WIDTHS = {"desk": 1280, "phone": 390, "narrow": 320}
+WIDTHS = {"desk": 1280, "phone": 390, "narrow": 320, "zoomed": 640}
+LOOKS = {"narrow": {"color_scheme": "dark"}, "zoomed": {"device_scale_factor": 2}}
+"""Of a window of 1,280 pixels at 200 % half as many are there to lay out."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,7 @@ def started() -> Iterator[sync_api.Browser]:
 @pytest.fixture(params=["desk", "phone"])
 def chromium(request, started) -> Iterator[sync_api.Page]:
     """A window of each width; it fails on any request that leaves the page's own address, and on errors in the page."""
-    window = started.new_page(viewport={"width": WIDTHS[request.param], "height": 900})
+    window = started.new_page(viewport={"width": WIDTHS[request.param], "height": 900}, **LOOKS.get(request.param, {}))
     elsewhere, errors = [], []
     window.on("request", lambda asked: elsewhere.append(asked.url) if "127.0.0.1" not in asked.url else None)
     window.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
@@ -126,71 +129,140 @@ def test_on_a_phone_a_burnt_charge_has_room_for_its_reason_and_a_check_for_its_r
     assert chromium.locator(".checks td:nth-child(2)").first.bounding_box()["width"] > WIDTHS["phone"] / 2
 
 
-@pytest.mark.parametrize("chromium", ["desk", "narrow"], indirect=True)
-def test_a_site_is_made_mapped_and_releases_by_its_forms(fresh, table, chromium, tmp_path):
-    """From the invitation to a held release and its preview; on each page nothing is wider than the window."""
+class Mouse:
+    """A form as somebody fills it who sees and points."""
+
+    def __init__(self, window: sync_api.Page) -> None:
+        self.window = window
+
+    def fill(self, field: sync_api.Locator, text: str) -> None:
+        field.fill(text)
+
+    def check(self, box: sync_api.Locator) -> None:
+        box.check()
+
+    def choose(self, field: sync_api.Locator, option: str) -> None:
+        field.select_option(option)
+
+    def press(self, button: sync_api.Locator) -> None:
+        button.click()
+
+
+class Keys(Mouse):
+    """The same by the keyboard alone, from the top of the page: what no Tab reaches cannot be used."""
+
+    def reach(self, wanted: sync_api.Locator) -> None:
+        for _ in range(200):
+            if wanted.evaluate("element => element === document.activeElement"):
+                assert wanted.evaluate("e => getComputedStyle(e).outlineStyle") != "none", "where one is must be seen"
+                return
+            self.window.keyboard.press("Tab")
+        raise AssertionError(f"no Tab reaches {wanted}")
+
+    def fill(self, field: sync_api.Locator, text: str) -> None:
+        self.reach(field)
+        self.window.keyboard.press("Control+A")
+        self.window.keyboard.type(text)
+
+    def check(self, box: sync_api.Locator) -> None:
+        self.reach(box)
+        if not box.is_checked():
+            self.window.keyboard.press("Space")
+        assert box.is_checked()
+
+    def choose(self, field: sync_api.Locator, option: str) -> None:
+        self.reach(field)
+        self.window.keyboard.type(option)
+        assert field.input_value() == option
+
+    def press(self, button: sync_api.Locator) -> None:
+        self.reach(button)
+        with self.window.expect_navigation():
+            self.window.keyboard.press("Enter")
+
+
+@pytest.mark.parametrize(
+    ("chromium", "hand"), [("desk", Keys), ("narrow", Mouse), ("zoomed", Mouse)], indirect=["chromium"]
+)
+def test_a_site_is_made_mapped_and_releases_by_its_forms(fresh, table, chromium, hand, axe, tmp_path):
+    """From the invitation to a delivered release: by keys alone, at 320 pixels in the dark, and at twice the size.
+
+    On each page nothing is wider than the window, and axe-core finds no barrier.
+    """
     site, browser = fresh
-    looks = os.environ.get("TRIBUTARY_SCREENSHOTS")
+    looks, hand = os.environ.get("TRIBUTARY_SCREENSHOTS"), hand(chromium)
 
     def see(name: str) -> str:
         chromium.wait_for_load_state()
-        assert fits(chromium), name
         if looks:
             chromium.screenshot(path=f"{looks}/{name}-{chromium.viewport_size['width']}.png", full_page=True)
+        assert fits(chromium), name
+        assert barriers(chromium, axe) == [], name
         return chromium.inner_text("main")
 
     def go(path: str) -> None:
         chromium.goto(f"http://127.0.0.1:{browser.port}{path}")
 
     def press(name: str) -> None:
-        chromium.get_by_role("button", name=name, exact=True).first.click()
+        hand.press(chromium.get_by_role("button", name=name, exact=True).first)
+        chromium.wait_for_load_state()
 
-    password = browser.passwords[-1]
+    def sign(form: sync_api.Locator) -> None:
+        """As the approver, with all that is to be ticked."""
+        for box in form.get_by_role("checkbox").all():
+            hand.check(box)
+        hand.choose(form.locator("[name=name]"), "dr-lind")
+        hand.fill(form.locator("[name=passphrase]"), PASSPHRASE)
+        hand.press(form.get_by_role("button"))
+
     go("/")
-    chromium.get_by_label("Password").fill(password)
+    see("sign-in")
+    hand.fill(chromium.get_by_label("Password"), browser.passwords[-1])
     chromium.keyboard.press("Enter")
     chromium.wait_for_url("**/start")
     see("first-run")
-    chromium.get_by_label("File of the invitation on this machine").fill(str(site.invitation))
+    hand.fill(chromium.get_by_label("File of the invitation on this machine"), str(site.invitation))
     first = chromium.get_by_role("group", name="Approver 1")
-    first.get_by_label("Name").fill("dr-lind")
-    first.get_by_label("New passphrase").fill(PASSPHRASE)
-    first.get_by_label("Once more").fill(PASSPHRASE)
+    hand.fill(first.get_by_label("Name"), "dr-lind")
+    hand.fill(first.get_by_label("New passphrase"), PASSPHRASE)
+    hand.fill(first.get_by_label("Once more"), PASSPHRASE)
     press("Make this site")
     assert "Read the fingerprint to the study lead" in see("made")
     press("Ask to join")
     assert "has joined hub" in see("joined")
 
     go("/plans")
-    chromium.locator("form[action='/plans/fetch'] button").click()
-    assert "Fetched and verified" in see("plan")
+    hand.press(chromium.locator("form[action='/plans/fetch'] button"))
+    chromium.get_by_text("Fetched and verified").wait_for()
+    see("plan")
     path = tmp_path / "cohort.csv"
     table.rename(columns={"sbp": "Blutdruck"}).to_csv(path, index=False)
     go("/data/mini")
-    chromium.locator("[name=path]").fill(str(path))
+    hand.fill(chromium.locator("[name=path]"), str(path))
     press("Use this file")
     assert "Nothing gives yet: sbp" in see("mapping")
-    chromium.get_by_label("Column in the file for sbp").select_option("Blutdruck")
+    hand.choose(chromium.get_by_label("Column in the file for sbp"), "Blutdruck")
     press("Keep this mapping and check the table")
     assert "300 rows within the dictionary" in see("checked")
 
     go("/plans")
-    form = chromium.locator("form[action='/plans/mini/approve']")
-    for box in form.get_by_role("checkbox").all():
-        box.check()
-    form.locator("[name=name]").select_option("dr-lind")
-    form.locator("[name=passphrase]").fill(PASSPHRASE)
-    form.get_by_role("button").click()
-    assert "The plan is approved" in see("approved")
-    form = chromium.locator("form[action='/plans/mini/release']")
-    form.locator("[name=name]").select_option("dr-lind")
-    form.locator("[name=passphrase]").fill(PASSPHRASE)
-    form.get_by_role("button").click()
+    sign(chromium.locator("form[action='/plans/mini/approve']"))
+    chromium.get_by_text("The plan is approved").wait_for()
+    see("approved")
+    sign(chromium.locator("form[action='/plans/mini/release']"))
     chromium.wait_for_url("**/release/**", timeout=60_000)
     assert "nothing has been sent" in see("held")
-    go(chromium.url.partition("?")[0].removeprefix(f"http://127.0.0.1:{browser.port}") + "/preview")
+    release = chromium.url.partition("?")[0].removeprefix(f"http://127.0.0.1:{browser.port}")
+    go(f"{release}/preview")
     words = see("preview")
     assert "300 real records, 300 released rows" in words
     assert "-0.5" not in words.partition("released (synthetic)")[2].split(), (
         "the edge of a bin of whole numbers is no value"
     )
+    for other in ("/budget", "/audit", "/"):
+        go(other)
+        see(other.strip("/") or "outbox")
+    go(release)
+    sign(chromium.locator(f"form[action='{release}/approve']"))
+    chromium.get_by_text("accepted these bytes").wait_for()
+    see("delivered")
