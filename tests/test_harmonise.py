@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pandas as pd
 import pytest
+from doors import installed, lacking
 from test_analysis import Desk
 
 from coordinator import cli
@@ -545,6 +546,38 @@ def test_what_cannot_be_harmonised_is_refused_with_what_to_do(hub):
         densities(hub, "cvd")
     with pytest.raises(ParameterError, match="two draws"):
         harmonised(hub, "cvd", "chol", to="north", estimand="mean(chol)", draws=1)
+
+
+def test_r_is_given_the_same_two_answers_and_prints_them_side_by_side(desk, tmp_path):
+    if missing := lacking():
+        pytest.skip(missing)
+    token = desk.save(desk.admit("rosa", studies=("cvd", "cvd-densities", "cvd-pair")))
+    library = tmp_path / "library"
+    library.mkdir()
+    printed = installed(library)(
+        f"""cvd <- study(connect("https://127.0.0.1:{desk.running.web_port}", {str(token)!r}), "cvd")
+        one <- harmonise(cvd, "chol", to = "north", hdl ~ chol/10, kind = "ols")
+        rows <- as.data.frame(one)
+        digits <- function(x) cat(ifelse(is.na(x), "None", sprintf("%.17g", x)), "\\n")
+        for (name in c("yi", "vi", "yi_harmonised", "vi_harmonised", "vi_map")) digits(rows[[name]])
+        digits(tidy(one)$estimate)
+        pair <- harmonise(cvd, c("chol", "hdl"), to = "north", "ols(hdl) ~ chol/10", densities = "cvd-pair")
+        cat(pair$document$harmonised$column, class(pair), "\\n")
+        print(one)"""
+    )
+    with connect(token) as connection:
+        found = connection["cvd"].harmonise("chol", to="north", formula="hdl ~ chol/10", kind="ols")
+    rows, lines = found.to_frame(), printed.splitlines()
+    for name, line in zip(("yi", "vi", "yi_harmonised", "vi_harmonised", "vi_map"), lines, strict=False):
+        own = rows["vi_sampling"] + rows["vi_privacy"] if name == "vi" else rows[name]
+        expected = [None if pd.isna(value) else float(value) for value in own]
+        assert [None if word == "None" else float(word) for word in line.split()] == expected, name
+    assert float(lines[5].split()[0]) == found.beta
+    assert lines[6] == "chol,hdl tributary_harmonised tributary_answer "
+    shown = "".join(lines[7:])
+    for sentence in found.mapping["lines"]:
+        assert "".join(sentence.split()) in "".join(shown.split()), sentence
+    assert "as released" in shown
 
 
 def test_service_client_and_command_line_give_the_same_three_answers_and_the_record_tells_of_them(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from doors import installed, lacking
 from web_stage import WEB, web_stage
 
 from coordinator.analyst.access import sign_in
@@ -270,6 +271,21 @@ def test_a_program_waits_while_a_person_signs_in_elsewhere_and_its_token_is_a_se
         asyncio.run(DeviceSignIns(None, sessions, dict).begin(""))
 
 
+def from_r(url, ca, person, library) -> str:
+    """What R is that waits while the person signs in elsewhere: name, role, studies."""
+    library.mkdir()
+    installed(library)
+    script = f"""say <- function(text) {{ cat(text, "\\n"); flush(stdout()) }}
+    hub <- tributarymeta::sign_in({url!r}, ca = {f"{ca}"!r}, say = say)
+    cat(hub$analyst, hub$role, tributarymeta::studies(hub)$study, sep = ", ")"""
+    given = {**os.environ, "R_LIBS": f"{library}", "LC_ALL": "C.UTF-8"}
+    with subprocess.Popen(["Rscript", "-e", script], env=given, stdout=subprocess.PIPE, text=True) as session:
+        line = session.stdout.readline()
+        assert "and sign in there. The code is " in line
+        person(line)
+        return session.stdout.read()
+
+
 def test_a_browser_that_signed_in_reads_what_its_role_may_and_nothing_else(provider, tmp_path):
     address = provider[1].removeprefix("https://").partition("/")[0]
     (tmp_path / "secret").write_text("tributary-secret\n")
@@ -309,6 +325,8 @@ def test_a_browser_that_signed_in_reads_what_its_role_may_and_nothing_else(provi
                 assert connection["cvd"].planned("adjusted").document["k"] == 3
             with stage.web(given.token) as program:
                 assert program.get("/v1/studies").json()["analyst"] == "analyst.cvd"
+            if not lacking():
+                assert from_r(stage.url, ca, person, tmp_path / "library") == "analyst.cvd, analyst, cvd"
             client.cookies.set(COOKIE, given.token)
             assert client.get("/").status_code == 303
     finally:

@@ -170,12 +170,12 @@ QUESTIONS = (
     ),
     Question(r="risk_ratio(cvd, cvd ~ age/10)", kind="risk_ratio", formula="cvd ~ age/10"),
     Question(r="log_binomial(cvd, cvd ~ arm)", kind="log_binomial", formula="cvd ~ arm"),
-    Question(r="ask(cvd, visits ~ arm, 'quasipoisson')", kind="quasipoisson", formula="visits ~ arm"),
+    Question(r="quasipoisson(cvd, visits ~ arm)", kind="quasipoisson", formula="visits ~ arm"),
     Question(r="negbin(cvd, visits ~ arm)", kind="negbin", formula="visits ~ arm"),
     Question(r="probit(cvd, cvd ~ age/10)", kind="probit", formula="cvd ~ age/10"),
     Question(r="cloglog(cvd, cvd ~ age/10)", kind="cloglog", formula="cvd ~ age/10"),
-    Question(r="ask(cvd, I(chol) ~ arm, 'gamma')", kind="gamma", formula="I(chol) ~ arm"),
-    Question(r="ask(cvd, smoking ~ age/10, 'ordinal')", kind="ordinal", formula="smoking ~ age/10"),
+    Question(r="gamma(cvd, I(chol) ~ arm)", kind="gamma", formula="I(chol) ~ arm"),
+    Question(r="ordinal(cvd, smoking ~ age/10)", kind="ordinal", formula="smoking ~ age/10"),
     Question(
         r="ask(cvd, cvd ~ ns(age, df = 2) + arm, 'logistic')", kind="logistic", formula="cvd ~ ns(age, df = 2) + arm"
     ),

@@ -81,6 +81,41 @@ print.tributary_answer <- function(x, ...) {
   invisible(x)
 }
 
+#' @rdname as.data.frame.tributary_answer
+#' @export
+as.data.frame.tributary_harmonised <- function(x, ...) {
+  rows <- NextMethod()
+  mapped <- x$document$harmonised
+  other <- stats::setNames(mapped$estimates, vapply(mapped$estimates, function(one) one$site, ""))
+  of <- function(site, part) value_or(other[[site]][[part]])
+  rows$yi_harmonised <- vapply(rows$site, of, 0, "yi", USE.NAMES = FALSE)
+  parts <- vapply(c("vi_sampling", "vi_privacy"), function(part) vapply(rows$site, of, 0, part), numeric(nrow(rows)))
+  rows$vi_harmonised <- ifelse(is.na(rows$yi_harmonised), NA_real_, rowSums(matrix(parts, ncol = 2)))
+  rows$vi_map <- vapply(rows$site, function(site) value_or(mapped$site_map_variance[[site]]), 0, USE.NAMES = FALSE)
+  rows
+}
+
+#' @export
+print.tributary_harmonised <- function(x, ...) {
+  document <- x$document
+  lines <- unlist(document$harmonised$lines)
+  wrapped(lines[1])
+  wrapped(document$caption)
+  show_cautions(document$doubts)
+  for (one in grep("^warning", lines, value = TRUE)) wrapped(one)
+  rows <- as.data.frame(x)
+  shown <- function(yi, vi) {
+    ifelse(is.na(yi), "", paste0(number(BACK[[document$scale]](yi)), " (", number(sqrt(vi)), ")"))
+  }
+  table <- data.frame(site = plain(rows$site), "as released" = shown(rows$yi, rows$vi),
+                      harmonised = shown(rows$yi_harmonised, rows$vi_harmonised),
+                      "se of map" = number(sqrt(rows$vi_map)), n = rows$n, check.names = FALSE)
+  print(table, row.names = FALSE, right = TRUE)
+  for (one in grep("^warning", lines[-1], value = TRUE, invert = TRUE)) wrapped(one)
+  cat("result ", document$result, "\n", sep = "")
+  invisible(x)
+}
+
 #' @export
 format.tributary_answer <- function(x, ...) pooled_line(x$document)
 

@@ -11,7 +11,7 @@
 #' @param study From [study()].
 #' @param x The same, for [mean()].
 #' @param formula A formula, or a text in the grammar of questions; for `ask()` also the whole question in one text,
-#'   and for `planned()` a planned analysis' name. `mean`, `proportion` and `correlation` take one without a left
+#'   for `planned()` a planned analysis' name, and for `network()` a statistic of a network, as `~ triangle`. `mean`, `proportion` and `correlation` take one without a left
 #'   side: `~ sbp`, `~ sbp > 140`, `~ sbp + age`.
 #' @param kind What to estimate; blank where the text says.
 #' @param ... Parts of the question, as its kind takes them: `subset`, `weights`, `robust`, `ties`, `start`, `stop`,
@@ -41,14 +41,18 @@
 #' @export
 ask <- function(study, formula, kind = "", ..., term = "", method = "REML", test = "adhoc", level = 0.95, wave = 0,
                 as_of = NULL, label = "", check = FALSE) {
-  options <- list(...)
+  settings <- list(term = term_text(term), method = method, test = test, level = level, wave = wave, as_of = as_of,
+                   label = label)
+  asked(study, formula, kind, list(...), settings, check)
+}
+
+asked <- function(study, formula, kind, options, settings, check = FALSE) {
   if (length(options) && (is.null(names(options)) || any(names(options) == ""))) {
     refuse("every part of a question after its formula must be named", given = "one without a name",
            next_step = "Write for example: at = 5.")
   }
   options <- Filter(Negate(is.null), options)
-  body <- list(formula = question_text(formula), kind = kind, term = term_text(term), method = method, test = test,
-               level = level, wave = wave, as_of = as_of, label = label)
+  body <- c(list(formula = question_text(formula), kind = kind), settings)
   if (length(options)) body$options <- Map(option_text, options, names(options))
   if (check) return(of_study(study, "POST", "checks", body = body))
   answered(of_study(study, "POST", "queries", body = body), study)
@@ -75,14 +79,31 @@ logistic <- function(study, formula, ...) ask(study, formula, "logistic", ...)
 #' @rdname ask
 #' @export
 poisson <- function(study, formula, ...) {
-  # Of anything but a study it is the family of glm(), which this name would otherwise hide.
-  if (missing(study) || is.symbol(link <- substitute(study)) && as.character(link) %in% c("log", "identity", "sqrt") ||
-      !inherits(study, "tributary_study")) {
-    call <- sys.call()
-    call[[1]] <- quote(stats::poisson)
-    return(eval.parent(call))
-  }
+  if (missing(study) || is_link(substitute(study)) || !is_study(study)) return(hidden(quote(stats::poisson)))
   ask(study, formula, "poisson", ...)
+}
+
+#' @rdname ask
+#' @export
+quasipoisson <- function(study, formula, ...) {
+  if (missing(study) || is_link(substitute(study)) || !is_study(study)) return(hidden(quote(stats::quasipoisson)))
+  ask(study, formula, "quasipoisson", ...)
+}
+
+#' @rdname ask
+#' @export
+gamma <- function(study, formula, ...) {
+  if (missing(study) || !is_study(study)) return(hidden(quote(base::gamma)))
+  ask(study, formula, "gamma", ...)
+}
+
+# Of anything but a study these names are R's own: the families of glm(), and the gamma function.
+is_study <- function(x) inherits(x, "tributary_study")
+is_link <- function(given) is.symbol(given) && as.character(given) %in% c("log", "identity", "sqrt")
+hidden <- function(own) {
+  call <- sys.call(-1)
+  call[[1]] <- own
+  eval(call, parent.frame(2))
 }
 
 #' @rdname ask
@@ -104,6 +125,17 @@ probit <- function(study, formula, ...) ask(study, formula, "probit", ...)
 #' @rdname ask
 #' @export
 cloglog <- function(study, formula, ...) ask(study, formula, "cloglog", ...)
+
+#' @rdname ask
+#' @export
+ordinal <- function(study, formula, ...) ask(study, formula, "ordinal", ...)
+
+#' @rdname ask
+#' @export
+network <- function(study, formula, ...) {
+  if (inherits(formula, "formula") && length(formula) == 2) formula <- spelled(formula[[2]])
+  ask(study, formula, "network", ...)
+}
 
 #' @rdname ask
 #' @export
@@ -181,8 +213,34 @@ table_one <- function(study, formula, by = NULL, ...) {
 #' @export
 mean.tributary_study <- function(x, formula, ...) ask(x, formula, "mean", ...)
 
+#' A question as it stands, and with a column on one site's scale
+#'
+#' Where hospitals measure a column differently and a study of densities stands beside the one with rows: the answer
+#' as it stands, and beside it the one with that column mapped onto one site's scale. The maps are made of what the
+#' study of densities released, so nothing more is spent; they assume that the sites' patients are alike in the column.
+#'
+#' @inheritParams ask
+#' @param column What hospitals measure differently; two or three columns, where their density was released together.
+#' @param to The site whose scale counts.
+#' @param densities The study of densities; `STUDY-densities` when blank.
+#' @return A `tributary_harmonised`, which is a `tributary_answer` too: [tidy()], [as_rma()] and the others are of the
+#'   answer as it stands, printing shows both with what is to be read first, and [as.data.frame()] has the columns
+#'   `yi_harmonised`, `vi_harmonised` and `vi_map` (the variance of the site's own map).
+#' @examples
+#' \dontrun{
+#' harmonise(cvd, "chol", to = "north", Surv(time, cvd) ~ chol/40 + age, kind = "cox")
+#' }
+#' @export
+harmonise <- function(study, column, to, formula, kind = "", ..., densities = "", term = "", method = "REML",
+                      test = "adhoc", level = 0.95, wave = 0, as_of = NULL, label = "", check = FALSE) {
+  settings <- list(term = term_text(term), method = method, test = test, level = level, wave = wave, as_of = as_of,
+                   label = label, harmonise = paste(column, collapse = ","), to = to, densities = densities)
+  asked(study, formula, kind, list(...), settings, check)
+}
+
 answered <- function(document, study = NULL) {
-  structure(list(document = document, study = study), class = "tributary_answer")
+  kinds <- c(if (!is.null(document$harmonised)) "tributary_harmonised", "tributary_answer")
+  structure(list(document = document, study = study), class = kinds)
 }
 
 #' An answer that was given before, and what it rests on

@@ -70,7 +70,44 @@ test_that("studies, dictionary and record are data frames", {
   expect_error(study(stage$study$connection, "cvt"), "Did you mean \"cvd\"", class = "tributary_E_ACCESS")
 })
 
-test_that("poisson and mean are still what they are in stats and base", {
+test_that("releases are asked for page by page, and chosen by the coordinator", {
+  line <- function(wave, site) {
+    list(wave = wave, site = site, n = 5, release_id = paste0(site, wave), epsilon = 1, epsilon_given = "",
+         accepted_day = "2026-01-05", withdrawn = "")
+  }
+  pages <- list(list(releases = list(line(2, "b"), line(1, "a")), more = 7), list(releases = list(line(1, "b")), more = NULL))
+  stage <- asked_of(function(path) {
+    page <- pages[[1]]
+    pages <<- pages[-1]
+    page
+  })
+  found <- releases(stage$study, site = "b")
+  expect_equal(found$release_id, c("a1", "b1", "b2"))
+  expect_equal(lapply(stage$calls$made, function(one) one$query),
+               list(list(most = 200, site = "b"), list(most = 200, after = 7, site = "b")))
+})
+
+test_that("a harmonised question names its column, site and study", {
+  stage <- asked_of(function(path) recorded("cox"))
+  harmonise(stage$study, c("chol", "hdl"), to = "north", sbp ~ chol, kind = "ols", densities = "cvd-pair", robust = "HC3")
+  body <- stage$calls$made[[1]]$body
+  expect_equal(body[c("formula", "kind", "harmonise", "to", "densities", "options")],
+               list(formula = "sbp ~ chol", kind = "ols", harmonise = "chol,hdl", to = "north", densities = "cvd-pair",
+                    options = list(robust = "HC3")))
+})
+
+test_that("a network is asked by its statistic", {
+  stage <- asked_of(function(path) recorded("cox"))
+  network(stage$study, ~triangle)
+  network(stage$study, assortativity ~ ward)
+  expect_equal(lapply(stage$calls$made, function(one) one$body$formula), list("triangle", "assortativity ~ ward"))
+})
+
+test_that("poisson, quasipoisson, gamma and mean are still what they are in stats and base", {
+  expect_equal(gamma(5), 24)
+  expect_equal(quasipoisson()$family, "quasipoisson")
+  expect_equal(quasipoisson("identity")$link, "identity")
+  expect_equal(sapply(1:3, gamma), c(1, 1, 2))
   expect_equal(poisson()$link, "log")
   expect_equal(poisson("identity")$link, "identity")
   expect_equal(poisson(link = sqrt)$link, "sqrt")
