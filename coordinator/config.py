@@ -192,6 +192,8 @@ class CoordinatorConfig:
         analyst_memory_mb: most megabytes that one question may take.
         analyst_seconds: most seconds of computing that one question may take.
         analyst_day: questions that one analyst may ask in a day; the record of each is kept for good.
+        compute: ``dask://host:port`` of the scheduler of a cluster that computes answers; blank for processes of this
+            machine.
         site_rate: calls a minute of one site.
         site_staging_mb: megabytes of one site's bundles that are under way; one of `max_bundle_mb` always may be.
         site_refused_mb: megabytes of one site's refused bundles that are kept; of more, the oldest are deleted.
@@ -230,6 +232,7 @@ class CoordinatorConfig:
     analyst_memory_mb: int = 2048
     analyst_seconds: int = 240
     analyst_day: int = 20_000
+    compute: str = ""
     site_rate: int = 1200
     site_staging_mb: int = 1024
     site_refused_mb: int = 1024
@@ -393,6 +396,7 @@ analyst_places = {self.analyst_places}       # questions computed at the same ti
 analyst_memory_mb = {self.analyst_memory_mb} # most memory of one question
 analyst_seconds = {self.analyst_seconds}    # most computing of one question
 analyst_day = {self.analyst_day}      # questions a day of one analyst; the record of them is kept for good
+compute = {_quoted(self.compute)}            # dask://host:port of a cluster that computes answers; empty: this machine
 site_rate = {self.site_rate}         # calls a minute of one site
 site_staging_mb = {self.site_staging_mb}   # bundles of one site that are under way
 site_refused_mb = {self.site_refused_mb}   # refused bundles of one site; of more, the oldest are deleted

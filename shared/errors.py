@@ -39,6 +39,7 @@ EXTRAS = {
     "sqlalchemy": "sql",
     "psycopg": "postgres",
     "pkcs11": "pkcs11",
+    "distributed": "dask",
     "matplotlib": "figures",
     "pyarrow": "parquet",
 }

@@ -961,7 +961,7 @@ def test_a_question_that_finds_no_free_place_is_recorded_as_refused(own, monkeyp
     own.add("cvd", "alpha", cohort(300, 1))
     own.analysis |= {"at_once": 1}
     own.start()
-    monkeypatch.setattr(analysis, "PATIENCE", 0.2)
+    monkeypatch.setattr("coordinator.services.compute.engine.PATIENCE", 0.2)
     monkeypatch.setattr(analysis, "ANSWER", "workshop:slowly")
     with connect(own.admit()) as one, connect(own.admit("ben")) as two, ThreadPoolExecutor(1) as pool:
         first = pool.submit(Study(one, "cvd").mean, "sbp")

@@ -571,7 +571,7 @@ def test_a_question_is_ended_when_its_analyst_leaves_and_another_has_its_place(d
         line.close()
         assert asked.exception(120) is not None
     when(lambda: not Path(f"/proc/{number}").exists())
-    when(lambda: desk.running._analysis.service._workers._running == [])
+    when(lambda: desk.running._analysis.service._engine.here._running == [])
     monkeypatch.undo()
     with connect(desk.admit("ada")) as connection:
         assert connection["cvd"].mean("sbp").document["k"] == 1
@@ -617,7 +617,7 @@ def test_a_dear_question_makes_no_other_analyst_wait(desk, monkeypatch):
 @pytest.mark.fault("F21")
 def test_a_question_beyond_its_limits_is_a_typed_refusal_and_stands_in_the_record(desk, monkeypatch):
     monkeypatch.setattr(analysis, "ANSWER", "workshop:hoard")
-    desk.running._analysis.service._workers.limits = TaskLimits(memory=256 * MB, cpu=20, wall=60.0)
+    desk.running._analysis.service._engine.here.limits = TaskLimits(memory=256 * MB, cpu=20, wall=60.0)
     with connect(desk.admit()) as connection:
         mine = connection["cvd"]
         with pytest.raises(EstimateRefusal, match="256 MB of memory and 20 s"):

@@ -215,5 +215,6 @@ def serve(
             "memory": config.analyst_memory_mb << 20,
             "cpu": config.analyst_seconds,
             "a_day": config.analyst_day,
+            "compute": config.compute,
         },
     )

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-import logging
 import tempfile
 import threading
 import time
@@ -30,8 +29,9 @@ from weakref import WeakValueDictionary
 from coordinator.answers import release_selection, resolving
 from coordinator.config import Quotas
 from coordinator.services.analysts import PAGE, Analyst, Analysts, QueryLine
-from coordinator.services.compute.tasks import ANSWERING, selection_of
-from coordinator.services.compute.workers import Busy, Ended, Failed, TaskLimits, Workers
+from coordinator.services.compute.engine import PATIENCE, ComputeEngine
+from coordinator.services.compute.tasks import selection_of
+from coordinator.services.compute.workers import TaskLimits
 from coordinator.services.quotas import CallRate
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.rows import AcceptedRelease, ReleaseLine
@@ -40,7 +40,6 @@ from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import (
     AccessRefusal,
     EstimateRefusal,
-    NetworkRefusal,
     PolicyRefusal,
     RateRefusal,
     Refusal,
@@ -69,7 +68,6 @@ from shared.wire.transport import MESSAGE_CAP, Call, Handler
 __all__ = ["AnalysisService"]
 
 PRUNE_EVERY = 64  # new answers after which those that are too many are deleted
-PATIENCE = 30.0  # seconds that a question waits for a free place
 ASKING, DOWNLOADS = ("analyst", "lead"), ("lead", "auditor")
 FORMULA_LETTERS = 512  # letters of a refused formula that the record keeps
 ANSWER = "coordinator.services.compute.tasks:answer"
@@ -87,6 +85,7 @@ class AnalysisService:
         memory: bytes that a question may take.
         cpu: seconds of computing that a question may take.
         a_day: questions that one token may ask in a day: each is a line of the record for good; 0 for no limit.
+        compute: ``dask://host:port`` of a cluster that computes answers; blank for processes of this machine.
         quotas: how many answers are kept, and for how long.
         today: gives the UTC date.
         clock: gives seconds that only grow.
@@ -102,6 +101,7 @@ class AnalysisService:
         memory: int = 2 << 30,
         cpu: int = 240,
         a_day: int = 20_000,
+        compute: str = "",
         quotas: Quotas | None = None,
         today: Callable[[], dt.date],
         clock: Callable[[], float] = time.monotonic,
@@ -117,7 +117,7 @@ class AnalysisService:
         self.signed_in: Callable[[str], Analyst | None] = lambda token: None
         """Who holds a session by the hospital's provider, where the web lets them in."""
         limits = TaskLimits(memory=memory, cpu=cpu, wall=ASKED_LONGEST)
-        self._workers = Workers(imports=ANSWERING, places=at_once, spares=at_once, limits=limits)
+        self._engine = ComputeEngine(compute, places=at_once, limits=limits)
         self._turns: WeakValueDictionary[str, _QueryLock] = WeakValueDictionary()
         self._guard = threading.Lock()
         self._missing: OrderedDict[str, dict[str, float]] = OrderedDict()
@@ -126,17 +126,17 @@ class AnalysisService:
     def start(self) -> None:
         """Begin what the first question would have to wait for."""
         self._analysts.prune()
-        self._workers.start()
+        self._engine.start()
 
     def close(self) -> None:
         """End the processes that wait for a question."""
-        self._workers.close()
+        self._engine.close()
 
     def forget(self) -> None:
         """Leave nothing in memory of what releases held until now."""
         with self._guard:
             self._holdings, self._missing = OrderedDict(), OrderedDict()
-        self._workers.forget()
+        self._engine.forget()
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -569,29 +569,7 @@ class AnalysisService:
     # -- turns --------------------------------------------------------------------------------------------------
     def computed(self, task: str, given: Mapping[str, Any], who: Analyst, call: Call) -> Any:
         """What a task gives, in a worker. Raises: what it refuses, RateRefusal, EstimateRefusal, NetworkRefusal."""
-        try:
-            return self._workers.run(task, given, owner=who.serial, patience=PATIENCE, left=call.left, begun=call.begun)
-        except Busy:
-            raise RateRefusal(
-                "the coordinator must have a free place for a question", given="none", next_step="Try again later."
-            ) from None
-        except Ended as ended:
-            if not ended.limit:
-                raise NetworkRefusal(
-                    "a question must be computed to the end", given="a process that was ended", next_step="Ask again."
-                ) from None
-            limits = self._workers.limits
-            raise EstimateRefusal(
-                f"a question must be answered within {limits.memory >> 20} MB of memory and {limits.cpu} s of "
-                "computing",
-                given="one that takes more",
-                next_step="Ask for fewer terms, or of fewer rows.",
-            ) from None
-        except Failed as failed:
-            logging.getLogger("tributary.analysis").error("unexpected %s in a question", failed)
-            raise Refusal(
-                "The coordinator could not answer", next_step="Ask the study lead to look at its log."
-            ) from None
+        return self._engine.run(task, given, owner=who.serial, left=call.left, begun=call.begun)
 
 
 class _QueryLock:

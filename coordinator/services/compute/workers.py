@@ -24,13 +24,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import send_handle
-from typing import Any
+from typing import Any, Protocol
 
 from coordinator.services.compute.fork_server import memory
 from shared.base.canonical import canonical_json, parse_json
 from shared.errors import CATALOGUE, NetworkRefusal, Refusal
 
-__all__ = ["Busy", "Ended", "Failed", "TaskLimits", "Workers"]
+__all__ = ["LOOK", "Busy", "Ended", "Failed", "TaskLimits", "WorkerLine", "Workers"]
 
 REPLY_CAP = 16 << 20
 START = 120.0  # seconds that a fork server may take to import and fork
@@ -83,6 +83,23 @@ class Busy(Exception):
     """No place came free in time."""
 
 
+class WorkerLine(Protocol):
+    """One worker, and the line to it."""
+
+    @property
+    def well(self) -> bool:
+        """Whether it waits for a task."""
+
+    def grown(self) -> int:
+        """Bytes of memory that it has more than when it began."""
+
+    def do(self, task: str, given: Mapping[str, Any], limits: TaskLimits, left: Callable[[], bool]) -> dict[str, Any]:
+        """What it says to a task: ``gave``, ``refused``, ``failed`` or ``over``. Raises: Ended."""
+
+    def end(self) -> object:
+        """End it, or give it back to whom it belongs."""
+
+
 class Workers:
     """A pool of worker processes. Safe for many threads; starts nothing before `start` or the first task.
 
@@ -106,7 +123,7 @@ class Workers:
         self._running: list[str] = []
         self._served: dict[str, int] = {}
         self._number, self._last = 0, 0.0
-        self._idle: list[_Worker] = []
+        self._idle: list[WorkerLine] = []
         self._closed = False
         self._era = 0  # a worker of an earlier one is not used again
 
@@ -138,7 +155,7 @@ class Workers:
         kept, era = False, self._era
         worker = self._take(owner, patience, left)
         try:
-            worker = worker or _Worker(_fork_server(self._imports))
+            worker = worker or self._new()
             begun()
             reply = worker.do(task, given, limits or self.limits, left)
             kept = not self._fresh and "gave" in reply and worker.grown() < KEPT * self.limits.memory
@@ -158,7 +175,7 @@ class Workers:
         """End the workers that wait for a task; those that run end with theirs."""
         with self._turns:
             self._closed = True
-        self.forget()
+        Workers.forget(self)
 
     def forget(self) -> None:
         """Leave nothing in memory of what tasks have read until now."""
@@ -168,8 +185,12 @@ class Workers:
         for worker in idle:
             worker.end()
 
+    def _new(self) -> WorkerLine:
+        """A worker. Raises: NetworkRefusal (none can be had)."""
+        return _Worker(_fork_server(self._imports))
+
     # -- turns --------------------------------------------------------------------------------------------------
-    def _take(self, owner: str, patience: float, left: Callable[[], bool]) -> _Worker | None:
+    def _take(self, owner: str, patience: float, left: Callable[[], bool]) -> WorkerLine | None:
         """Wait for a place; a worker that waits for a task, if one does. Raises: Busy, Ended."""
         with self._turns:
             self._number += 1
@@ -207,7 +228,7 @@ class Workers:
                 return ticket
         return None
 
-    def _leave(self, owner: str, worker: _Worker | None, kept: bool) -> None:
+    def _leave(self, owner: str, worker: WorkerLine | None, kept: bool) -> None:
         with self._turns:
             self._running.remove(owner)
             kept = kept and not self._closed and len(self._idle) < self._places

@@ -1,0 +1,86 @@
+"""Where a question is computed: by processes of this machine, or by a cluster; what went wrong there, as a refusal."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from coordinator.services.compute.tasks import ANSWERING
+from coordinator.services.compute.workers import Busy, Ended, Failed, TaskLimits, Workers
+from shared.errors import EstimateRefusal, NetworkRefusal, RateRefusal, Refusal
+
+__all__ = ["PATIENCE", "ComputeEngine"]
+
+PATIENCE = 30.0  # seconds that a question waits for a free place
+
+
+class ComputeEngine:
+    """What computes analysts' questions.
+
+    Args:
+        compute: ``dask://host:port`` of a cluster; blank for processes of this machine.
+        places: questions that are computed at the same time.
+        limits: of one question.
+    Raises: ConfigRefusal; PackageRefusal.
+    """
+
+    def __init__(self, compute: str, *, places: int, limits: TaskLimits) -> None:
+        self.here = Workers(imports=ANSWERING, places=places, spares=places, limits=limits)
+        self.elsewhere: Workers | None = None
+        if compute:
+            from coordinator.services.compute.cluster import Cluster
+
+            self.elsewhere = Cluster(compute, places=places, limits=limits)
+
+    def start(self) -> None:
+        """Begin what the first question would have to wait for."""
+        (self.elsewhere or self.here).start()
+
+    def close(self) -> None:
+        """End the processes that wait for a question."""
+        for one in filter(None, (self.here, self.elsewhere)):
+            one.close()
+
+    def forget(self) -> None:
+        """Leave nothing in memory of what releases held until now."""
+        for one in filter(None, (self.here, self.elsewhere)):
+            one.forget()
+
+    def run(
+        self,
+        task: str,
+        given: Mapping[str, Any],
+        *,
+        owner: str,
+        left: Callable[[], bool] = lambda: False,
+        begun: Callable[[], None] = lambda: None,
+    ) -> Any:
+        """What a task gives (`coordinator.services.compute.workers.Workers.run`).
+
+        Raises: what it refuses, RateRefusal, EstimateRefusal, NetworkRefusal; Refusal for what nobody foresaw.
+        """
+        # What writes a file for this server is done on its machine.
+        workers = self.here if self.elsewhere is None or "path" in given else self.elsewhere
+        try:
+            return workers.run(task, given, owner=owner, patience=PATIENCE, left=left, begun=begun)
+        except Busy:
+            raise RateRefusal(
+                "the coordinator must have a free place for a question", given="none", next_step="Try again later."
+            ) from None
+        except Ended as ended:
+            if not ended.limit:
+                raise NetworkRefusal(
+                    "a question must be computed to the end", given="a process that was ended", next_step="Ask again."
+                ) from None
+            raise EstimateRefusal(
+                f"a question must be answered within {workers.limits.memory >> 20} MB of memory and "
+                f"{workers.limits.cpu} s of computing",
+                given="one that takes more",
+                next_step="Ask for fewer terms, or of fewer rows.",
+            ) from None
+        except Failed as failed:
+            logging.getLogger("tributary.analysis").error("unexpected %s in a question", failed)
+            raise Refusal(
+                "The coordinator could not answer", next_step="Ask the study lead to look at its log."
+            ) from None
