@@ -9,7 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from delivered import TODAY, cohort_plan
+from delivered import TODAY, cohort, cohort_plan, join, quarantine, take_back
 from web_stage import HOSTILE, QUESTION, WebStage, stage  # noqa: F401
 from windows import axe, barriers, chromium, enter, fits, window  # noqa: F401
 
@@ -20,7 +20,7 @@ from shared.errors import SchemaRefusal
 
 ROOT = Path(__file__).resolve().parents[1]
 CSRF = re.compile(r'name="csrf" value="([^"]+)"')
-PAGES = ("", "/ask", "/waves", "/budgets", "/releases", "/log", "/compare")
+PAGES = ("", "/ask", "/waves", "/budgets", "/releases", "/sites", "/log", "/compare")
 FORM = {"planned": "", "kind": "cox", "time": "time", "event": "cvd", "exposure": "sbp", "per": "10", "adjust": ["age"]}
 COLUMNS = {
     "sbp": {"kind": "continuous", "levels": []},
@@ -169,6 +169,40 @@ def test_an_analyst_sees_of_a_wave_what_has_arrived_and_a_lead_the_rest(stage, r
         page = words(client.get("/studies/cvd/waves"))
     assert "quarantined" not in page
     assert "delivered" in page
+
+
+def test_a_lead_sees_who_takes_part_who_waits_and_what_was_set_aside(tmp_path):
+    made = WebStage(tmp_path / "hub")
+    made.publish(cohort_plan(), sites={"alpha": 300, "beta": 200})
+    plan = made.store.plan("cvd").plan
+    take_back(made.store, "beta", made.keys["beta"])
+    quarantine(made.store, plan, "alpha", made.keys["alpha"], cohort(100, 9), wave=2)
+    waits = made.authority.invite("delta", ["cvd"], address="localhost:1", leads=[made.lead.public], days=300)
+    made.store.add_invitation(waits)
+    key = join(made.store, waits, accepted=False)
+    made.start()
+    try:
+        with made.web() as client:
+            client.post("/sign-in", data={"token": made.admit("lea", role="lead")})
+            page = client.get("/studies/cvd/sites")
+            rows = {
+                row[0]: row for row in re.findall(r'<tr>\s*<th scope="row">(\w+)</th>(.*?)</tr>', page.text, re.DOTALL)
+            }
+            said = {site: " ".join(re.sub(r"<[^>]+>", " ", text).split()) for site, text in rows.values()}
+            assert said["alpha"].startswith(
+                f"accepted 1 1 E_DICTIONARY {TODAY} – {made.keys['alpha'].public.fingerprint}"
+            )
+            assert said["beta"].startswith(f"accepted 0 and 1 withdrawn – {TODAY}")
+            assert said["delta"] == f"pending 0 – – – {key.public.fingerprint}"
+            assert "coordinator accept delta --fingerprint" in words(page)
+            assert ">Sites</a>" in page.text
+            client.post("/sign-in", data={"token": made.admit("ann")})
+            refused = client.get("/studies/cvd/sites")
+            assert (refused.status_code, "E_ROLE" in refused.text) == (403, True)
+            assert ">Sites</a>" not in client.get("/studies/cvd").text
+    finally:
+        made.running.stop(0.2)
+        made.store.close()
 
 
 @pytest.mark.parametrize(

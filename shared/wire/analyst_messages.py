@@ -22,7 +22,7 @@ __all__ = [
     "RowsChunk",
     "RowsRequest",
     "StudiesRequest",
-    "WavesRequest",
+    "StudySitesRequest",
 ]
 
 
@@ -80,8 +80,8 @@ class ReleasesRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WavesRequest:
-    """The waves of a study by its sites; over HTTPS alone.
+class StudySitesRequest:
+    """A study by its sites, all or a page of them; over HTTPS alone.
 
     Args:
         study: the study.

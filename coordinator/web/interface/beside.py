@@ -23,8 +23,10 @@ from coordinator.answers.release_selection import page_of
 from coordinator.answers.spending import spending
 from coordinator.store.schema import analyst_tokens
 from coordinator.store.schema import asked as _lines
+from coordinator.store.site_certificates import outlook
 from coordinator.web.interface.crate import crate
 from shared.base.canonical import canonical_json, parse_json
+from shared.base.clock import utc_now
 from shared.errors import ParameterError, RoleRefusal
 from shared.privacy.stated import shown_price
 from shared.terminal import plain
@@ -36,7 +38,7 @@ from shared.wire.analyst_messages import (
     QueryRequest,
     ReleasesRequest,
     RowsChunk,
-    WavesRequest,
+    StudySitesRequest,
 )
 from shared.wire.message_limits import CHUNK_BYTES
 from shared.wire.transport import Call
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from coordinator.analyst.result import Result, ResultOrigin
     from coordinator.services.analysis import AnalysisService
     from coordinator.services.analysts import Analyst
-    from coordinator.store.rows import AcceptedRelease
+    from coordinator.store.rows import AcceptedRelease, ReleaseLine
     from coordinator.store.store import Store
 
 __all__ = ["DerivedDocuments", "figure", "words"]
@@ -217,7 +219,36 @@ class DerivedDocuments:
         sites = sorted({*self._store.members(request.study), *found.sites})
         return _document({"study": request.study, "sites": sites, "uncovered": found.uncovered})
 
-    def waves(self, call: Call, request: WavesRequest) -> Document:
+    def sites(self, call: Call, request: StudySitesRequest) -> Document:
+        """Sites of a study as its leads need them: keys, certificates, and what arrived. Raises: RoleRefusal."""
+        self._service.admitted(call, request.study, ("lead",))
+        known = [one for one in self._store.sites() if request.study in one.studies]
+        shown = known[request.most * (request.page - 1) : request.most * request.page] if request.most else known
+        lives = {one.site: one for one in outlook(shown, utc_now())}
+        arrived: dict[str, list[ReleaseLine]] = {}
+        for line in self._store.release_lines(request.study, withdrawn=True):
+            arrived.setdefault(line.site, []).append(line)
+        apart: dict[str, list[str]] = {}
+        for found in self._store.quarantined(study=request.study):
+            apart.setdefault(found.site, []).append(found.code)
+        rows = []
+        for one in shown:
+            life, lines = lives.get(one.site), arrived.get(one.site, [])
+            row: dict[str, Any] = {
+                "site": one.site,
+                "state": one.state,
+                "fingerprint": one.fingerprint,
+                "reason": one.reason,
+            }
+            row |= {"certificate_days": life.life.days if life is not None and life.life is not None else None}
+            row |= {"warning": life.warning if life else "", "mend": life.mend if life and life.warning else ""}
+            row |= {"releases": sum(not line.withdrawn for line in lines), "quarantined": apart.get(one.site, [])}
+            row |= {"withdrawn": sum(bool(line.withdrawn) for line in lines)}
+            rows.append({**row, "last_day": max((line.accepted_day for line in lines), default=None)})
+        pages = -(-len(known) // request.most) if request.most else 1
+        return _document({"study": request.study, "sites": rows, "of": len(known), "pages": pages})
+
+    def waves(self, call: Call, request: StudySitesRequest) -> Document:
         """Who has delivered in which wave; all sites or a page. What keeps a site, leads and auditors see alone."""
         who = self._service.admitted(call, request.study)
         whole = waves.grid(self._store, request.study, self._today())

@@ -25,7 +25,7 @@ from shared.wire.analyst_messages import (
     ReleasesRequest,
     RowsRequest,
     StudiesRequest,
-    WavesRequest,
+    StudySitesRequest,
 )
 from shared.wire.message_limits import is_word, must
 from shared.wire.site_messages import WatchRequest
@@ -267,8 +267,16 @@ OPERATIONS: tuple[Operation, ...] = (
         handler="waves",
         path=f"{_STUDY}/waves",
         summary="Who has delivered in which wave; all sites or page by page.",
-        request=WavesRequest,
+        request=StudySitesRequest,
         reply="Waves",
+    ),
+    Operation(
+        name="sites",
+        handler="sites",
+        path=f"{_STUDY}/sites",
+        summary="For leads: the sites of a study, their keys and certificates, and what arrived from each.",
+        request=StudySitesRequest,
+        reply="Sites",
     ),
     Operation(
         name="budgets",

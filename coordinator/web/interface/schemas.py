@@ -277,6 +277,26 @@ SCHEMAS: Mapping[str, Schema] = {
         of={**COUNT, "description": "Sites, on all pages."},
         pages=COUNT,
     ),
+    "Sites": _object(
+        study=TEXT,
+        sites=_list(
+            _object(
+                site=TEXT,
+                state={"enum": ["pending", "accepted", "refused", "revoked"]},
+                fingerprint=TEXT,
+                reason=TEXT,
+                certificate_days=_or_null({"type": "integer"}),
+                warning=TEXT,
+                mend=TEXT,
+                releases=COUNT,
+                withdrawn=COUNT,
+                quarantined=_list({"type": "string", "description": "Why each release was set aside, as a code."}),
+                last_day=_or_null(DAY),
+            )
+        ),
+        of=COUNT,
+        pages=COUNT,
+    ),
     "Budgets": _object(
         "Sites whose releases print alike are one course. What no total holds is under `open`, in words.",
         study=TEXT,

@@ -47,7 +47,7 @@ from shared.wire.analyst_messages import (
     QueryRequest,
     ReleasesRequest,
     StudiesRequest,
-    WavesRequest,
+    StudySitesRequest,
 )
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ class Pages:
             study: self._study,
             f"{study}/ask": self._ask,
             f"{study}/waves": self._waves,
+            f"{study}/sites": self._sites,
             f"{study}/budgets": self._budgets,
             f"{study}/releases": self._releases,
             f"{study}/log": self._log,
@@ -451,8 +452,13 @@ class Pages:
     async def _waves(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         study = request.path_params["study"]
         page = _page(request)
-        grid = await self._document(request, who, "waves", WavesRequest(study=study, most=PAGE, page=page))
+        grid = await self._document(request, who, "waves", StudySitesRequest(study=study, most=PAGE, page=page))
         return self._draw("waves.html", session, study=study, here="waves", grid=grid, page=page)
+
+    async def _sites(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        study, page = request.path_params["study"], _page(request)
+        found = await self._document(request, who, "sites", StudySitesRequest(study=study, most=PAGE, page=page))
+        return self._draw("sites.html", session, study=study, here="sites", found=found, page=page)
 
     async def _releases(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         """A page of releases, the newest first; of a site or a wave alone, where one is chosen."""
