@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -76,6 +78,24 @@ def test_every_format_gives_the_records_of_a_csv_file(kind, tmp_path, table, dic
     found = records.read(source, dictionary, key=KEY)
     pd.testing.assert_frame_equal(plain.table, found.table, check_dtype=False, check_exact=True)
     assert records.count(source) == found.rows == 300
+
+
+def test_a_sas_data_set_gives_the_records_of_a_csv_file(tmp_path, table, dictionary):
+    """Nothing in Python writes one; R's haven does, where it is installed."""
+    script = "args <- commandArgs(TRUE); suppressWarnings(haven::write_sas(read.csv(args[1]), args[2]))"
+    plain = write(tmp_path, table)
+    path = tmp_path / "cohort.sas7bdat"
+    if (
+        shutil.which("Rscript") is None
+        or subprocess.run(["Rscript", "-e", 'library("haven")'], capture_output=True).returncode
+    ):
+        pytest.skip("R's haven is not installed")
+    subprocess.run(["Rscript", "-e", script, str(plain.path), str(path)], check=True, capture_output=True)
+    found = records.read(TableSource(path=path), dictionary, key=KEY)
+    pd.testing.assert_frame_equal(
+        records.read(plain, dictionary, key=KEY).table, found.table, check_dtype=False, check_exact=True
+    )
+    assert records.count(TableSource(path=path)) == found.rows == 300
 
 
 @pytest.mark.parametrize("kind", [*KINDS, ".sas7bdat"])
