@@ -16,7 +16,7 @@ from site_desk import hospital  # noqa: F401
 
 from shared.errors import UsageRefusal
 from shared.plans.dictionary import Column, Dictionary
-from site_agent.records.quality import assess
+from site_agent.records.quality import assess, drift
 from site_agent.show.quality_page import page
 
 STUDY = Dictionary(
@@ -140,3 +140,69 @@ def test_the_command_writes_a_page_that_only_its_owner_reads(hospital, plan, tmp
     table.assign(sbp="x").to_csv(tmp_path / "t.csv", index=False)
     broken = at.json("data", "quality", "mini", expect=40)
     assert [one["state"] for one in broken["findings"]] == ["fail"]
+
+
+# -- between waves --------------------------------------------------------------------------------------------------
+def later(table: pd.DataFrame, change) -> dict[str, int]:
+    """What is told of a table whose second half came later, and was changed."""
+    earlier = np.arange(len(table)) < len(table) // 2
+    table = table.copy()
+    change(table, ~earlier)
+    return {name for name in unlikely(table, earlier=earlier) if "new persons" in name}
+
+
+@pytest.mark.parametrize(
+    ("column", "change"),
+    [
+        ("sbp", lambda values: values + 15),
+        ("chol", lambda values: values / 38.67 + 40),  # mmol/l, where mg/dl were
+        ("sex", lambda values: 1.0),
+        ("dbp", lambda values: values.where(np.arange(len(values)) % 3 > 0)),
+    ],
+)
+def test_new_persons_who_differ_from_those_released_before_are_told_by_column(column, change):
+    def make(table, new):
+        table.loc[new, column] = change(table.loc[new, column])
+
+    (told,) = later(clean(600), make)
+    assert told.startswith(f"{column}: new persons are like those released before")
+    assert re.search(r"index is \d+\.\d\d, not below 0\.1", told)
+
+
+def test_chance_is_told_as_drift_in_less_than_one_column_of_a_hundred():
+    told = 0
+    for seed in range(120):
+        rng = np.random.default_rng((seed, 25))
+        table = clean(int(rng.integers(120, 2000)))
+        table = table.sample(frac=1, random_state=seed)
+        new = np.arange(len(table)) < 60
+        for column in STUDY.released:
+            values = table[column.name]
+            values = values.where(rng.uniform(size=len(values)) > 0.1) if column.missing == "level" else values
+            told += drift(values[~new], values[new], column) is not None
+    assert told <= 6, "of 600"
+
+
+def test_few_persons_tell_nothing():
+    column = STUDY.column("sbp")
+    assert drift(pd.Series([100.0] * 49), pd.Series([180.0] * 500), column) is None
+    assert drift(pd.Series([100.0] * 50), pd.Series([180.0] * 50), column) is not None
+
+
+def test_the_command_holds_new_persons_against_those_of_the_last_release(hospital, plan, tmp_path):
+    at = hospital.joined().approved(plan)
+    table = make_table(300)
+    table.to_csv(tmp_path / "t.csv", index=False)
+    at("data", "add", str(tmp_path / "t.csv"), "--as", "mini")
+
+    def told() -> list[str]:
+        findings = at.json("data", "quality", "mini", "--dry-run")["findings"]
+        return [one["column"] for one in findings if "new persons" in one["rule"]]
+
+    assert told() == []
+    at("release", "mini", "--wave", "1")
+    more = make_table(200, seed=9).assign(person=[f"new{k}" for k in range(200)])
+    pd.concat([table, more]).to_csv(tmp_path / "t.csv", index=False)
+    assert told() == []
+    pd.concat([table, more.assign(sbp=more["sbp"] + 25)]).to_csv(tmp_path / "t.csv", index=False)
+    assert told() == ["sbp"]

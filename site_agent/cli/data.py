@@ -18,10 +18,13 @@ from site_agent.desk import Desk, today
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
     from rich.console import Console
 
     from shared.plans.dictionary import Dictionary
     from site_agent.config import TableSource
+    from site_agent.records.table import Records
 
 __all__ = ["data_add", "data_check", "data_map", "data_omop", "data_quality"]
 
@@ -258,14 +261,16 @@ def data_quality(
     plan, source = desk.plans.plan(study), desk.config.source(study)
     how: dict[str, Any] = {"rules": plan.release.edges, "as_written": desk.ledger.as_written(study)}
     found = records.problems(source, plan.dictionary, **how)
-    table = None if found else records.read(source, plan.dictionary, key=desk.snapshot_key(study), **how).table
+    key = desk.snapshot_key(study)
+    checked = None if found else records.read(source, plan.dictionary, key=key, **how)
     report = quality.assess(
-        table,
+        None if checked is None else checked.table,
         plan.dictionary,
         problems=found,
         dates=records.days(source),
         rules=editing.split(rule, "--rule NAME=FORMULA"),
         today=today(),
+        earlier=None if checked is None else _released_before(desk, study, checked, plan.dictionary),
     )
     place = None if dry_run else desk.config.home / "quality" / f"{study}.html"
     if place is not None:
@@ -299,6 +304,18 @@ def data_quality(
             screens.note(out, f"Pictures of each column are in {place}. It stays here: the agent sends none of it.")
 
     return VerbAnswer(answer, show, code=found[0].exit_code if found else 0)
+
+
+def _released_before(desk: Desk, study: str, checked: Records, dictionary: Dictionary) -> NDArray[np.bool_] | None:
+    """(n,) rows of persons whom a release of the study holds; None where there is none, or no person column."""
+    import numpy as np
+
+    from site_agent.records.table import row_pseudonyms
+
+    lists = [desk.ledger.persons(hold) for hold in desk.ledger.holds(study) if hold.persons_sha256]
+    known: frozenset[str] = frozenset().union(*(some for some in lists if some))
+    persons = row_pseudonyms(checked, dictionary, key=desk.snapshot_key(study)) if known else None
+    return None if persons is None else np.array([person in known for person in persons])
 
 
 @verb(data_app, "omop")
