@@ -16,7 +16,10 @@ from windows import axe, barriers, chromium, enter, fits, window  # noqa: F401
 from coordinator.web.sign_in.sessions import COOKIE, IDLE, LONGEST, OF_ONE, Sessions
 from coordinator.web.workbench import forms
 from coordinator.web.workbench.pages import PAGE, POLICY, Pages
+from shared.base.keys import Envelope
+from shared.base.merkle import leaf_hash, verify_inclusion
 from shared.errors import SchemaRefusal
+from shared.wire.tree_heads import said_head
 
 ROOT = Path(__file__).resolve().parents[1]
 CSRF = re.compile(r'name="csrf" value="([^"]+)"')
@@ -336,6 +339,61 @@ def test_a_question_is_chosen_spelled_asked_and_answered(window, token):
     window.wait_for_function("document.querySelector('.figure img').complete")
     assert forest.evaluate("image => image.naturalWidth") > 100
     assert fits(window)
+
+
+def first_proof(window) -> str:
+    """What the page says of the newest release's place in the log, once it is asked to check it."""
+    window.goto("/studies/cvd/releases")
+    window.locator("summary").first.click()
+    said = window.locator(".proof").first
+    window.get_by_role("button", name="Check its proof").first.click()
+    window.wait_for_function("() => [...document.querySelectorAll('.proof')].some(one => one.textContent)")
+    return said.inner_text()
+
+
+def test_the_page_itself_works_out_that_a_release_stands_in_a_log_that_only_grew(window, stage, token):
+    enter(window, token)
+    with stage.web(token) as web:
+        newest = web.get("/v1/studies/cvd/receipts?most=1&newest=true").json()["receipts"][0]
+        proof = web.get(f"/v1/studies/cvd/releases/{newest['release_id']}/proof").json()
+    head = said_head(Envelope.from_bytes(proof["head"].encode()).payload)
+    held = [bytes.fromhex(part) for part in proof["proof"]]
+    leaf = leaf_hash(proof["entry"].encode())
+    assert verify_inclusion(leaf, proof["index"], head.size, held, bytes.fromhex(head.root))
+    expected = f"Holds: entry {proof['index']} leads to the root {head.root[:16]}… of the log of {head.size} entries"
+    assert first_proof(window).startswith(expected)
+    for back in range(1, head.size):  # every shape of a proof of growth
+        root = stage.store.log()[back - 1].root
+        window.evaluate("seen => localStorage.setItem('log', JSON.stringify(seen))", {"size": back, "root": root})
+        assert f"from the log of {back} entries that this browser saw before" in first_proof(window)
+    for seen, words in (
+        ({"size": 3, "root": "ab" * 32}, "another one than when this browser last looked"),
+        ({"size": head.size, "root": "ab" * 32}, "another one than when this browser last looked"),
+        ({"size": head.size + 1, "root": head.root}, f"it had {head.size + 1}"),
+    ):
+        window.evaluate("seen => localStorage.setItem('log', JSON.stringify(seen))", seen)
+        assert words in first_proof(window)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda said: {"proof": [*said["proof"][:-1], "00" * 32]}, "does not lead to the log's root"),
+        (lambda said: {"proof": said["proof"][:-1]}, "does not lead to the log's root"),
+        (lambda said: {"index": said["index"] - 1}, "does not lead to the log's root"),
+        (lambda said: {"entry": said["entry"].replace('"bundle":"', '"bundle":"0')}, "of another release"),
+        (lambda said: {"entry": said["entry"].replace("}", " }")}, "does not lead to the log's root"),
+    ],
+)
+def test_a_proof_that_does_not_hold_is_said_to_be_none(window, stage, token, change, words):
+    def altered(route) -> None:
+        said = route.fetch().json()
+        route.fulfill(json={**said, **change(said)})
+
+    enter(window, token)
+    window.route("**/proof?*", altered)
+    assert words in first_proof(window)
+    assert window.evaluate("localStorage.getItem('log')") is None, "what does not hold is not remembered"
 
 
 def test_a_refusal_is_said_beside_the_form(window, token):

@@ -17,6 +17,7 @@ __all__ = [
     "ExplainRequest",
     "FigureRequest",
     "LogRequest",
+    "ProofRequest",
     "QueryRequest",
     "ReleasesRequest",
     "RowsChunk",
@@ -173,6 +174,26 @@ class RowsRequest:
     def __post_init__(self) -> None:
         _must_be_study(self.study)
         must(0 < len(self.release_id) <= 64 and self.release_id.isalnum(), "a release id must be a plain word")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProofRequest:
+    """The place of a release in the coordinator's log; over HTTPS alone: an answer carries its proofs with it.
+
+    Args:
+        study: the study.
+        release_id: the release.
+        seen: size of the log as seen before, from which it is proven to have only grown; 0 for none.
+    """
+
+    study: str
+    release_id: str
+    seen: int = 0
+
+    def __post_init__(self) -> None:
+        _must_be_study(self.study)
+        must(0 < len(self.release_id) <= 64 and self.release_id.isalnum(), "a release id must be a plain word")
+        must(0 <= self.seen < 1 << 53, "a log's size must be a count")
 
 
 @dataclass(frozen=True, kw_only=True)

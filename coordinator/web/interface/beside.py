@@ -21,13 +21,14 @@ import sqlalchemy as sa
 from coordinator.answers import resolving, waves
 from coordinator.answers.release_selection import page_of
 from coordinator.answers.spending import spending
+from coordinator.store.log_watch import LogWatch
 from coordinator.store.schema import analyst_tokens
 from coordinator.store.schema import asked as _lines
 from coordinator.store.site_certificates import outlook
 from coordinator.web.interface.crate import crate
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.clock import utc_now
-from shared.errors import ParameterError, RoleRefusal
+from shared.errors import ParameterError, RoleRefusal, StateRefusal
 from shared.privacy.stated import shown_price
 from shared.terminal import plain
 from shared.wire.analyst_messages import (
@@ -35,12 +36,14 @@ from shared.wire.analyst_messages import (
     Document,
     ExplainRequest,
     FigureRequest,
+    ProofRequest,
     QueryRequest,
     ReleasesRequest,
     RowsChunk,
     StudySitesRequest,
 )
 from shared.wire.message_limits import CHUNK_BYTES
+from shared.wire.site_messages import WatchRequest
 from shared.wire.transport import Call
 
 if TYPE_CHECKING:
@@ -72,6 +75,7 @@ class DerivedDocuments:
 
     def __init__(self, service: AnalysisService, store: Store, today: Callable[[], dt.date]) -> None:
         self._service, self._store, self._today = service, store, today
+        self._watch = LogWatch(store)
         self._guard = threading.Lock()
         self._made: OrderedDict[tuple[str, ...], bytes] = OrderedDict()
 
@@ -211,6 +215,25 @@ class DerivedDocuments:
         self._service.admitted(call, request.study)
         _, said, more = page_of(self._store, request, _in_words)
         return _document({"study": request.study, "receipts": said, "more": more})
+
+    def proof(self, call: Call, request: ProofRequest) -> Document:
+        """A release's entry in the log, the proof that the newest head holds it, and that the log only grew.
+
+        Raises: StateRefusal (no such release, or a log without a signed head).
+        """
+        self._service.admitted(call, request.study)
+        lines = self._store.release_lines(request.study, withdrawn=True)
+        places = [one.log_index for one in lines if one.release_id == request.release_id]
+        asked = WatchRequest(sizes=(request.seen,) if request.seen else (), entries=tuple(places))
+        view = self._watch.view(asked, self._today())
+        if not view.entries:
+            raise StateRefusal(
+                "the release must be one of this study that stands in a signed log", given=repr(request.release_id)
+            )
+        (entry,) = view.entries
+        said = {"head": view.head.decode(), "index": entry.index, "entry": entry.entry.decode()}
+        growth = [part.hex() for proof in view.growth for part in proof]
+        return _document({**said, "proof": [part.hex() for part in entry.proof], "growth": growth})
 
     def standing(self, call: Call, request: ReleasesRequest) -> Document:
         """Sites that take part or have delivered, and what the newest receipts say that no ε covers."""

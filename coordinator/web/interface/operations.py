@@ -21,6 +21,7 @@ from shared.wire.analyst_messages import (
     ExplainRequest,
     FigureRequest,
     LogRequest,
+    ProofRequest,
     QueryRequest,
     ReleasesRequest,
     RowsRequest,
@@ -202,6 +203,14 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="The privatised rows of one release as Parquet, where the plan lets analysts have them; recorded.",
         request=RowsRequest,
         reply=PARQUET,
+    ),
+    Operation(
+        name="proof",
+        handler="proof",
+        path=f"{_STUDY}/releases/{{release_id}}/proof",
+        summary="A release's entry in the log, and the hashes that lead from it to the root of the newest signed head.",
+        request=ProofRequest,
+        reply="Proof",
     ),
     Operation(
         name="check",

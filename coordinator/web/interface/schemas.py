@@ -123,6 +123,14 @@ SCHEMAS: Mapping[str, Schema] = {
         plans=_open(ANY, "Version to the plan."),
         more=_MORE,
     ),
+    "Proof": _object(
+        "As RFC 9162 has it: a leaf is SHA-256 of a zero byte and the entry.",
+        head={"type": "string", "description": "Envelope of the newest signed head of the log."},
+        index=COUNT,
+        entry={"type": "string", "description": "Canonical JSON: kind, bundle, site, statement."},
+        proof=_list(DIGEST),
+        growth=_list(DIGEST),
+    ),
     "Check": _object(
         "A question in one spelling.",
         estimand=TEXT,

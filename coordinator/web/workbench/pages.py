@@ -44,6 +44,7 @@ from shared.wire.analyst_messages import (
     ExplainRequest,
     FigureRequest,
     LogRequest,
+    ProofRequest,
     QueryRequest,
     ReleasesRequest,
     StudiesRequest,
@@ -111,6 +112,7 @@ class Pages:
             study: self._study,
             f"{study}/ask": self._ask,
             f"{study}/waves": self._waves,
+            f"{study}/releases/{{release_id}}/proof": self._proof,
             f"{study}/sites": self._sites,
             f"{study}/budgets": self._budgets,
             f"{study}/releases": self._releases,
@@ -454,6 +456,12 @@ class Pages:
         page = _page(request)
         grid = await self._document(request, who, "waves", StudySitesRequest(study=study, most=PAGE, page=page))
         return self._draw("waves.html", session, study=study, here="waves", grid=grid, page=page)
+
+    async def _proof(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        """What the page itself checks of a release's place in the log."""
+        seen, path = _number(request.query_params.get("seen", "")) or 0, request.path_params
+        asked = ProofRequest(study=path["study"], release_id=path["release_id"], seen=seen)
+        return JSONResponse(await self._document(request, who, "proof", asked))
 
     async def _sites(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         study, page = request.path_params["study"], _page(request)
