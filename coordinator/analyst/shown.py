@@ -45,8 +45,10 @@ class Shown(ABC):
     def __repr__(self) -> str:
         from rich.console import Console
 
-        # A page of text, not a terminal: no colours, and one width wherever it is printed.
-        out = Console(width=100, markup=False, highlight=False, emoji=False, color_system=None)
+        # A page of text, not a terminal: no colours, and one width wherever it is printed. In a notebook rich would
+        # show by itself what is only taken here.
+        plain: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False, "color_system": None}
+        out = Console(width=100, force_jupyter=False, **plain)
         with out.capture() as taken:
             self.show(out)
         return "\n".join(line.rstrip() for line in taken.get().strip("\n").splitlines())
