@@ -39,8 +39,12 @@ _REACH = 4.5
 """Latent range of the intervals of a numeric column, in standard deviations."""
 _ORDER = 12
 """Terms of Mehler's series."""
-_STANDS = 3.5
-"""A cell this many standard deviations from the log-normal is believed; by chance one is in 1 of 70 histograms."""
+_LIKELY = 0.002
+"""Share of the persons from which on the log-normal has them in a cell."""
+_STANDS, _APART = 3.5, 5.0
+"""A cell this many standard deviations from the log-normal is believed, where that has persons and where it has none.
+By chance the first is in 1 of 70 histograms, and moves a few persons by a little; the second is in 1 of 50,000: a
+hundred persons at a value that nobody has make the scale of the column, and every effect of that site, a wild one."""
 
 
 def bin_edges(column: Column, bins: int) -> Array:
@@ -172,12 +176,16 @@ def fitted_margin(
     return Margin(edges=latent, values=np.clip(values, *column.span), smooth=True)
 
 
-def _log_normal(edges: Array, middle: float, spread: float, skew: float) -> Array:
+def _log_normal(edges: Array, middle: float, spread: float, skew: float, shape: MarginShape) -> Array:
     """Bin probabilities of a shifted log-normal; skew 0 is a normal."""
     z = (edges - middle) / spread
     if abs(skew) > 1e-4:
         z = np.log(np.maximum(1 + skew * z, 1e-13)) / skew
-    share = np.maximum(np.diff(special.ndtr(z)), 1e-9)
+    inside = np.diff(special.ndtr(z))
+    if shape == "cells":
+        # Of what lies between the bounds: where that is next to nothing, a floor beside it would be a flat tail.
+        inside /= max(float(inside.sum()), 1e-300)
+    share = np.maximum(inside, 1e-9)
     return share / share.sum()
 
 
@@ -193,22 +201,22 @@ def _smooth_share(counts: Array, n: int, sigma: float, edges: Array, shape: Marg
     spread = math.sqrt(float(standing @ (middles - centre) ** 2 / standing.sum()))
     least = 0.5 / len(counts)
     spread = float(np.clip(1.2 * spread, 1.2 * least, 0.9))
-    expected = n * _log_normal(unit, centre, spread, 0.0)
+    expected = n * _log_normal(unit, centre, spread, 0.0, shape)
     scale = 1 / np.sqrt(sigma**2 + np.maximum(expected, 1.0))
 
     def misfit(q: Array) -> Array:
-        model = n * _log_normal(unit, q[0], math.exp(q[1]), q[2])
+        model = n * _log_normal(unit, q[0], math.exp(q[1]), q[2], shape)
         return np.r_[(model - counts) * scale, q[2] / 0.3]
 
     from scipy import optimize
 
     bounds = ([-0.3, math.log(least), -0.7], [1.3, 0.0, 0.7])
     found = optimize.least_squares(misfit, [centre, math.log(spread), 0.05], bounds=bounds, max_nfev=25)
-    share = _log_normal(unit, found.x[0], math.exp(found.x[1]), found.x[2])
-    likely = share > 0.002
+    share = _log_normal(unit, found.x[0], math.exp(found.x[1]), found.x[2], shape)
+    likely = share > _LIKELY
     residual, sd = counts / n - share, np.sqrt((sigma / n) ** 2 + share / n)
     if shape == "cells":
-        standing = np.abs(residual) > _STANDS * sd
+        standing = np.abs(residual) > np.where(likely, _STANDS, _APART) * sd
         shrunk = np.where(standing, residual, shrunken(residual, sd, likely & ~standing))
     else:
         shrunk = shrunken(residual, sd, likely)

@@ -476,6 +476,9 @@ def _beside(releases: Mapping[str, Sequence[bytes]], design: Design) -> dict[str
     return {site: [one for owner, one in zip(owners, effects, strict=True) if owner == site] for site in releases}
 
 
+_LOST = "its figures settle on no effects: noise may have made the spread of a covariate there"
+
+
 def _coefficients(
     found: Sequence[SiteEffects],
     design: Design,
@@ -485,7 +488,13 @@ def _coefficients(
 ) -> list[Estimate]:
     """The terms of one site's releases, which are of different persons: by inverse variance."""
     out = []
+    n = sum(one.n for one in found)
+    found = [one for one in found if one.settled]
     for j, label, units in _planned(design, question) or ():
+        if not found:
+            nothing: dict[str, Any] = {"yi": None, "vi_sampling": None, "reason": _LOST}
+            out.append(Estimate(term=label, n=n, scale=question.scale, **nothing, **origin))
+            continue
         name = design.spec.covariates[j]
         sampling, privacy = np.array([(one.sampling[j], one.privacy[j]) for one in found]).T
         weights = 1 / (sampling + privacy)
@@ -521,9 +530,8 @@ def _warnings(name: str, design: Design, question: Estimand, apart: float, units
 
 
 def _rows(cohorts: Sequence[Cohort], rngs: Sequence[np.random.Generator], share: float, **more: Any) -> pd.DataFrame:
-    made = [
-        cohort.rows(rng, n=max(1, round(share * cohort.n)), **more) for cohort, rng in zip(cohorts, rngs, strict=True)
-    ]
+    both = zip(cohorts, rngs, strict=True)
+    made = [cohort.rows(rng, n=max(1, round(share * cohort.n)), **more) for cohort, rng in both]
     return made[0] if len(made) == 1 else pd.concat(made, ignore_index=True)
 
 
