@@ -66,6 +66,7 @@ LATENT = "shared/mechanisms/latent_noise/noise.py"
 MOMENTS = "shared/mechanisms/moments/noise.py"
 MOMENTS_DRAW = "shared/mechanisms/moments/draw.py"
 RANDOM = "shared/base/randomness.py"
+SUM_INFLUENCES = "shared/mechanisms/secure_sum/influences.py"
 SUM_SITE = "shared/mechanisms/secure_sum/site.py"
 SUM_TERMS = "shared/mechanisms/secure_sum/terms.py"
 PRIVACY = "shared/privacy/accountant.py"
@@ -1592,6 +1593,34 @@ MUTATIONS: tuple[Mutation, ...] = (
             "max(sites - first.drop_outs, 1)",
         ),
         tests=["test_secure_sum.py::test_the_four_rows_are_what_they_are_by_hand"],
+    ),
+    mutation(
+        "half the noise, in the count of events beside a secure sum",
+        (SUM_INFLUENCES, "lattice_gaussian_steps(sigma, 1, 1.0)", "lattice_gaussian_steps(sigma / 2, 1, 1.0)"),
+        tests=["test_secure_sum_answers.py::test_noisy_events_are_the_count_with_noise_of_the_scale_that_is_charged"],
+    ),
+    mutation(
+        "a site's rows as long as a coordinator's weight and cut make them",
+        (
+            SUM_INFLUENCES,
+            "cut = min(most, self.bounds.reach / weight) if weight > 0 else 0.0",
+            "cut = most",
+        ),
+        tests=[
+            "test_secure_sum_answers.py::test_rows_stay_within_the_plan_s_bounds_whatever_weight_and_cut_and_place_are_sent"
+        ],
+    ),
+    mutation(
+        "squares in a secure sum bent too far to be free",
+        (SUM_INFLUENCES, "return math.sqrt(2) / self.most", "return 2 / self.most"),
+        tests=[
+            "test_secure_sum_answers.py::test_no_two_rows_are_further_apart_than_the_bounds_say_and_some_are_that_far"
+        ],
+    ),
+    mutation(
+        "an interval of a secure sum without the sum's noise",
+        ("coordinator/pooling/summed.py", "+ cut + noise\n", "+ cut\n"),
+        tests=["test_secure_sum_answers.py::test_the_noise_and_the_cut_are_in_the_interval"],
     ),
     mutation(
         "a network without an edge refused",

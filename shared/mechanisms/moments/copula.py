@@ -47,13 +47,23 @@ from shared.mechanisms.moments.noise import (
 from shared.mechanisms.moments.outcomes import Count, LinearOutcome, Outcome, Survival
 from shared.plans.dictionary import NUMERIC
 
-__all__ = ["CopulaModel", "CopulaParameters", "Score", "complete", "doubted", "observations", "pilot", "precisions"]
+__all__ = [
+    "CUT",
+    "CopulaModel",
+    "CopulaParameters",
+    "Score",
+    "complete",
+    "doubted",
+    "observations",
+    "pilot",
+    "precisions",
+]
 
 Array = NDArray[np.float64]
 
 _POINTS, _COARSE = 4096, 1024
 """Points that stand for the covariates in a mean, and in a derivative, where a part in a hundred will do."""
-_CUT = 6.0
+CUT = 6.0
 """Covariates enter a linear predictor within this many scales."""
 _PRIOR_SHIFT, _PRIOR_STRETCH, _PRIOR_Z, _PRIOR_LEVEL, _PRIOR_EFFECT = 0.5, 0.25, 0.5, 1.5, 0.7
 """Standard deviations of the weak prior; the effect's is per standard deviation of its covariate."""
@@ -149,7 +159,7 @@ class CopulaModel:
         """The block, flat, and its derivative in the flat effects."""
         eta = self.predictor(effects, x)
         base = self.outcome.conditional(eta) * self.lens.weights[:-1]
-        standard = np.column_stack([np.ones(len(x)), np.clip(self.lens.standard(x), -_CUT, _CUT)])
+        standard = np.column_stack([np.ones(len(x)), np.clip(self.lens.standard(x), -CUT, CUT)])
         slopes = []
         for q in range(eta.shape[1]):
             moved = eta.copy()
@@ -187,7 +197,7 @@ class CopulaModel:
         _, inner = self.block_slope(theta.effects, x, self.lens.u(x))
         out[first : first + len(inner), covariates:] = inner
         if score is not None:
-            eta, standard = self.predictor(theta.effects, x), np.clip(self.lens.standard(x), -_CUT, _CUT)
+            eta, standard = self.predictor(theta.effects, x), np.clip(self.lens.standard(x), -CUT, CUT)
             base, one = score.each(self.outcome, eta, x), np.column_stack([np.ones(len(x)), standard])
             changes = [
                 (score.each(self.outcome, eta + step, x) - base).T @ one / (1e-4 * len(x))
@@ -269,7 +279,7 @@ class CopulaModel:
 
 
 def _predictor(effects: Array, lens: Lens, x: Array) -> Array:
-    standard = np.clip(lens.standard(x), -_CUT, _CUT)
+    standard = np.clip(lens.standard(x), -CUT, CUT)
     return np.asarray(effects[:, 0] + standard @ effects[:, 1:].T)
 
 
@@ -307,7 +317,7 @@ class Score:
         self.cut = efficient_cut(self._influences(cases, x), chance / len(x), noise, spec.score_clip)
 
     def _standard(self, x: Array) -> Array:
-        return np.clip(self.lens.standard(x), -_CUT, _CUT)
+        return np.clip(self.lens.standard(x), -CUT, CUT)
 
     def _influences(self, y: Array, x: Array) -> Array:
         """(declared, …) of each record, in standard deviations of its direction."""
@@ -339,7 +349,7 @@ class ResidualScore:
         margins = [model.margin(j, theta.shift[j], theta.stretch[j]) for j in range(model.p)]
         x = model.points(margins, theta.z)
         weight = np.maximum(model.outcome.information(model.predictor(self.pilot, x)), 1e-9)
-        standard = np.clip(model.lens.standard(x), -_CUT, _CUT)
+        standard = np.clip(model.lens.standard(x), -CUT, CUT)
         self.directions: list[Array] = []
         spreads = []
         for j in self.columns:
@@ -355,7 +365,7 @@ class ResidualScore:
 
     def along(self, x: Array) -> Array:
         """(n, declared) clip(a(x) / c, ±1)."""
-        standard = np.clip(self.model.lens.standard(x), -_CUT, _CUT)
+        standard = np.clip(self.model.lens.standard(x), -CUT, CUT)
         raw = np.column_stack([d[0] + standard @ d[1:] for d in self.directions])
         return np.clip(raw / self.cut, -1, 1)
 

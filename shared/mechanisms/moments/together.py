@@ -56,7 +56,7 @@ from shared.mechanisms.moments.noise import Design, MomentsRelease, sigma_of
 from shared.mechanisms.moments.outcomes import Count, LinearOutcome, Survival
 from shared.plans.dictionary import NUMERIC
 
-__all__ = ["BEND", "DENIED", "SiteEffects", "coarse", "effects_of", "shrunk", "together"]
+__all__ = ["BEND", "DENIED", "SiteEffects", "SitePlace", "coarse", "effects_of", "places", "shrunk", "together"]
 
 Array = NDArray[np.float64]
 
@@ -110,6 +110,19 @@ def effects_of(cohort: Cohort) -> SiteEffects:
     return SiteEffects(
         n=cohort.n, effects=cohort.effects, sampling=sampling, privacy=privacy, misfit=nothing, apart=nothing
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SitePlace:
+    """One site as all sites' releases have it: where a further figure of its records may look from.
+
+    Args:
+        model, theta: its own margins and level, effects drawn towards the others' as far as their errors reach.
+    """
+
+    model: CopulaModel
+    theta: CopulaParameters
+    effects: SiteEffects
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,6 +334,14 @@ def together(releases: Sequence[tuple[MomentsRelease, Design]]) -> tuple[SiteEff
         releases: of different persons, each with the plan it was drawn under: the same outcome and covariates.
     Raises: numpy.linalg.LinAlgError, where the figures determine no effects.
     """
+    return tuple(place.effects for place in places(releases))
+
+
+def places(releases: Sequence[tuple[MomentsRelease, Design]]) -> tuple[SitePlace, ...]:
+    """`together`, and of each site the model at the effects that it and all others tell.
+
+    Args and Raises: as of `together`.
+    """
     sites = [_Site(release, design) for release, design in releases]
     p = sites[0].model.p
     # Public seed: these rows only stand for the model in an expectation.
@@ -330,7 +351,7 @@ def together(releases: Sequence[tuple[MomentsRelease, Design]]) -> tuple[SiteEff
     slopes = np.tensordot(share, [site.slopes for site in sites], 1)
     z = np.tensordot(share, [site.theta.z for site in sites], 1)
     levels = [site.theta.effects[:, 0] for site in sites]
-    places = np.broadcast_to(slopes, (len(sites), *slopes.shape))
+    found_at = np.broadcast_to(slopes, (len(sites), *slopes.shape))
     if len(sites[0].shares):
         # A coefficient is a sum over a share: where noise makes a small share smaller, its error is not of mean zero.
         shares = shrunk(np.array([site.shares for site in sites]), np.array([site.share_variances for site in sites]))
@@ -340,22 +361,24 @@ def together(releases: Sequence[tuple[MomentsRelease, Design]]) -> tuple[SiteEff
     before = found = np.array([site.slopes.ravel() for site in sites])
     for _ in range(_ROUNDS):
         before = found
-        for site, place, level in zip(sites, places, levels, strict=True):
+        for site, place, level in zip(sites, found_at, levels, strict=True):
             site.place(place, level, z)
         steps = [site.step(uniforms) for site in sites]
         found = np.array([step.slopes.ravel() for step in steps])
         variances = np.array([np.diag(step.sampling + step.privacy) for step in steps])
         # Where a place says little, a step from it is wild, and the next place would be wilder.
-        moved = shrunk(found, variances).reshape(len(sites), *slopes.shape) - places
-        places = places + np.clip(moved, -reach, reach)
+        moved = shrunk(found, variances).reshape(len(sites), *slopes.shape) - found_at
+        found_at = found_at + np.clip(moved, -reach, reach)
         z = np.clip(np.tensordot(share, [step.z for step in steps], 1), -_MOST_Z, _MOST_Z)
         levels = [
             level + np.clip(step.levels - level, -_REACH, _REACH) for level, step in zip(levels, steps, strict=True)
         ]
     settled = (np.abs(found - before) <= UNSETTLED * np.sqrt(variances)).all(axis=1)
     apart = _denied([step for step, good in zip(steps, settled, strict=True) if good] or steps, p)
-    return tuple(
-        SiteEffects(
+    out = []
+    for site, step, slope, level, good in zip(sites, steps, found_at, levels, settled, strict=True):
+        site.place(slope, level, z)
+        effects = SiteEffects(
             n=site.n,
             effects=step.slopes[0],
             sampling=np.diag(step.sampling)[:p],
@@ -364,8 +387,8 @@ def together(releases: Sequence[tuple[MomentsRelease, Design]]) -> tuple[SiteEff
             apart=apart,
             settled=bool(good),
         )
-        for site, step, good in zip(sites, steps, settled, strict=True)
-    )
+        out.append(SitePlace(model=site.model, theta=site.theta, effects=effects))
+    return tuple(out)
 
 
 def _denied(steps: Sequence[_Step], p: int) -> Array:

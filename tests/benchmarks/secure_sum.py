@@ -1,0 +1,284 @@
+"""Twelve full-size cohorts behind one ε, pooled by a secure sum: the adjusted hazard ratio beside the real records'.
+
+Every repetition draws fresh cohorts, as `tests.benchmarks.honest` has them, in the world that the models fit and in one
+that has nothing of what they assume. Each site releases a pilot (moments, no declared coefficient) and a count of its
+events by itself; then one sum is taken, through every message of the protocol, each in its bytes. The pilots' pooled
+answer stands beside it as the arm that needs no sum. Settings were chosen on seeds from 1001 on; what is reported has
+seeds from 2001 on.
+
+`attack` plays the two worlds that differ most, a record at either end of its bound, for whoever looks alone and for
+whoever looks with all other sites: the masks cancel in both, so what is drawn is the noise that is left to each.
+`cost` takes sums of 12 and 50 sites and counts bytes and time.
+
+With a folder, every repetition is kept there, and a run that was stopped goes on where it was.
+
+python -m tests.benchmarks.secure_sum [repetitions] [first seed] [--epsilon 0.5,1] [--world fits|misfit]
+  [--folder FOLDER] [--pilot SHARE] [--reach A] [--least C] [--summary]
+"""
+
+import argparse
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from coordinator.pooling.pool import pool
+from coordinator.pooling.summed import summed, weighed
+from shared.base.keys import SigningKey
+from shared.base.randomness import seeded_rng
+from shared.mechanisms.moments.draw import moments
+from shared.mechanisms.moments.noise import event
+from shared.mechanisms.moments.together import places
+from shared.mechanisms.secure_sum.coordinator import SumCoordinator
+from shared.mechanisms.secure_sum.influences import Bounds, look, noisy_events
+from shared.mechanisms.secure_sum.messages import Lists
+from shared.mechanisms.secure_sum.price import trust_rows
+from shared.mechanisms.secure_sum.site import SumSite, noise_share
+from shared.mechanisms.secure_sum.terms import SumTerms
+from shared.privacy.accountant import Gaussian
+from shared.privacy.calibration import calibrate
+from shared.privacy.gaussian import gaussian_epsilon
+from shared.simulated import cvd_cohorts
+from tests.benchmarks import record
+from tests.benchmarks.honest import TRUTH, design, misfit, real
+
+DELTA = 1e-6
+SBP, UNIT = 3, 10.0
+DROP_OUTS, COLLUDERS = 2, 1
+PILOT = {1.0: 0.6, 0.5: 0.6}
+"""Share of the pilots in μ², by ε; the counts have `EVENTS`, the sum the rest."""
+EVENTS = 0.05
+REACH, LEAST, MOST = 1.2, 2.0, 8.0
+CLOSE = 0.01
+TRIALS = 400_000
+
+
+def terms_of(keys, epsilon, share, bounds, label="sbp"):
+    """A sum with the given share of the whole μ², of rows within the bounds, one per record."""
+    mu = math.sqrt(share) / calibrate(Gaussian, epsilon, DELTA, sensitivity=1.0).sigma
+    return SumTerms(
+        plan="0" * 64,
+        wave=1,
+        label=label,
+        members=tuple(key.public.hex for key in keys),
+        drop_outs=DROP_OUTS,
+        colluders=COLLUDERS,
+        coordinates=2,
+        sensitivity=bounds.sensitivity,
+        # What rounding to the grid adds to the sensitivity, at most a hundredth, is paid for beforehand.
+        sigma=1.01 * bounds.sensitivity / mu,
+        largest=1e6,
+    )
+
+
+def through_messages(terms, keys, values, noises):
+    """The opened sum, each message through its bytes; bytes sent and read, and CPU seconds, of the busiest site."""
+    up, down, cpu = np.zeros(len(keys)), np.zeros(len(keys)), np.zeros(len(keys))
+    coordinator = SumCoordinator(terms)
+    sites = [SumSite(terms, k, key, os.urandom) for k, key in enumerate(keys)]
+
+    def asked(k, step, *given):
+        read = []
+        for message in given:
+            data = message.to_bytes(terms)
+            down[k] += len(data)
+            read.append((type(message), data))
+        began = time.process_time()
+        answer = step(*(kind.from_bytes(data, terms) for kind, data in read))
+        data = answer.to_bytes(terms)
+        cpu[k] += time.process_time() - began
+        up[k] += len(data)
+        return type(answer).from_bytes(data, terms)
+
+    places_ = range(len(keys))
+    for k in places_:
+        coordinator.take_offer(asked(k, sites[k].offer))
+    for k in places_:
+        coordinator.take_shares(asked(k, sites[k].seal, coordinator.roster()))
+    for k in places_:
+        coordinator.take_assent(asked(k, sites[k].join, coordinator.boxes_for(k)))
+    for k in places_:
+        agreed = coordinator.agreement(Lists.MEMBERS)
+        coordinator.take_masked(asked(k, lambda it, k=k: sites[k].mask(it, values[k], noises[k]), agreed))
+    for k in places_:
+        coordinator.take_assent(asked(k, sites[k].agree, coordinator.survivors()))
+    for k in places_:
+        coordinator.take_opening(asked(k, sites[k].open, coordinator.agreement(Lists.SURVIVORS)))
+    cost = {"bytes_sent": up.max(), "bytes_read": down.max(), "cpu_seconds": cpu.max()}
+    return coordinator.total(), {name: float(value) for name, value in cost.items()}
+
+
+def arm(tables, epsilon, seed, share, bounds):
+    """One repetition behind one ε: the answer, the pilots', the price, what it took."""
+    noise = seeded_rng(seed)
+    mu = 1 / calibrate(Gaussian, epsilon, DELTA, sensitivity=1.0).sigma
+    alone = gaussian_epsilon(mu * math.sqrt(share), DELTA)
+    plans = {name: design(name, alone, False) for name in tables}
+    checked = {name: plan.dictionary.check(tables[name]) for name, plan in plans.items()}
+    found = places([(moments(checked[name], plan, noise), plan) for name, plan in plans.items()])
+    data = [plans[name].matrices(checked[name]) for name in tables]
+    count = Gaussian(sigma=1 / (mu * math.sqrt(EVENTS)), sensitivity=1.0)
+    events = [noisy_events(y[:, 1], count.sigma, noise) for _, y in data]
+    yi = [UNIT * place.effects.effects[SBP] for place in found]
+    # A pilot that did not settle tells nothing: its site is in the sum as all others are.
+    vi = [
+        UNIT**2 * (place.effects.sampling[SBP] + place.effects.privacy[SBP]) + (0.0 if place.effects.settled else 1e3)
+        for place in found
+    ]
+    pilots = pool(yi, vi, labels=list(tables), method="REML", test="adhoc")
+    looks = [look(place, pilots.beta, n, bounds) for place, n in zip(found, events, strict=True)]
+    looks, tau2 = weighed(looks, pilots)
+    keys = [SigningKey.generate() for _ in tables]
+    terms = terms_of(keys, epsilon, 1 - share - EVENTS, bounds)
+    values = [terms.whole_steps(one.rows(x, y)) for one, (x, y) in zip(looks, data, strict=True)]
+    total, cost = through_messages(terms, keys, values, noise.spawn(len(keys)))
+    # Nobody was lost: every site's noise is in the sum.
+    answer = summed(looks, total, terms.share_sigma * math.sqrt(len(keys)), pilots.beta, tau2, pilots)
+    rows = trust_rows([event(plans[next(iter(plans))].spec), count], [terms], DELTA)
+    return {
+        "sum": [answer.estimate, answer.ci_lb, answer.ci_ub],
+        "variance": answer.variance,
+        "noise": answer.noise,
+        "cut": answer.cut,
+        "pilot": [pilots.beta, pilots.ci_lb, pilots.ci_ub],
+        "tau2": tau2,
+        "rows": [[row.colluders, row.epsilon] for row in rows],
+        "cost": cost,
+    }
+
+
+def measured(seed, epsilons, world, given):
+    """One repetition, in plain numbers."""
+    rng = np.random.default_rng(10_000 + seed)
+    tables = cvd_cohorts(rng) if world == "fits" else misfit(rng)
+    yi, vi = zip(*(real(table) for table in tables.values()), strict=True)
+    theirs = pool(list(yi), list(vi), method="REML", test="adhoc")
+    out = {"seed": seed, "real": [theirs.beta, theirs.ci_lb, theirs.ci_ub], "tau2": theirs.tau2, "cells": {}}
+    for epsilon in epsilons:
+        share = given.pilot or PILOT[epsilon]
+        bounds = Bounds(column=SBP, unit=UNIT, reach=given.reach, least=given.least, most=MOST)
+        out["cells"][f"epsilon={epsilon:g}"] = arm(tables, epsilon, seed, share, bounds)
+    return out
+
+
+def summary(runs):
+    real_ones = np.array([run["real"] for run in runs])
+    out = {"real": {"coverage": held(real_ones), "tau": float(np.mean([run["tau2"] ** 0.5 for run in runs]))}}
+    for name in runs[0]["cells"]:
+        cells = [run["cells"][name] for run in runs]
+        for which in ("sum", "pilot"):
+            ours = np.array([cell[which] for cell in cells])
+            gaps = np.exp(ours[:, 0]) - np.exp(real_ones[:, 0])
+            widths = (ours[:, 2] - ours[:, 1]) / (real_ones[:, 2] - real_ones[:, 1])
+            out[f"{name} {which}"] = {
+                "gap": float(np.abs(gaps).mean()),
+                "gap_standard_error": float(np.abs(gaps).std(ddof=1) / math.sqrt(len(gaps))),
+                "gap_median": float(np.median(np.abs(gaps))),
+                "signed_gap": float(gaps.mean()),
+                "gap_90_percent": float(np.quantile(np.abs(gaps), 0.9)),
+                "within_0.01": float((np.abs(gaps) < CLOSE).mean()),
+                "coverage": held(ours),
+                "width": float(widths.mean()),
+                "width_median": float(np.median(widths)),
+            }
+        squared = (np.array([cell["sum"][0] for cell in cells]) - real_ones[:, 0]) ** 2
+        stated = np.array([cell["noise"] + cell["cut"] for cell in cells])
+        out[f"{name} sum"] |= {
+            "squared_error_over_stated": float(squared.mean() / stated.mean()),
+            "rows": cells[0]["rows"],
+            "noise": float(np.sqrt(np.mean([cell["noise"] for cell in cells]))),
+            "cut": float(np.sqrt(np.mean([cell["cut"] for cell in cells]))),
+            "tau": float(np.mean([cell["tau2"] ** 0.5 for cell in cells])),
+        }
+    return out
+
+
+def held(intervals):
+    return float(((intervals[:, 1] <= TRUTH) & (intervals[:, 2] >= TRUTH)).mean())
+
+
+def costs():
+    """Bytes and CPU of the busiest site in a sum of 12 and of 50."""
+    bounds, out = Bounds(column=SBP, unit=UNIT, reach=REACH, least=LEAST, most=MOST), {}
+    for sites in (12, 50):
+        keys = [SigningKey.generate() for _ in range(sites)]
+        terms = terms_of(keys, 1.0, 0.35, bounds)
+        values = [np.array([k, -k], dtype=np.int64) for k in range(sites)]
+        out[f"{sites} sites"] = through_messages(terms, keys, values, seeded_rng(1).spawn(sites))[1]
+    return out
+
+
+def attack(epsilon):
+    """Largest ε that a thousand thresholds prove of one record's row, at δ, by 99 % Clopper-Pearson bounds."""
+    bounds = Bounds(column=SBP, unit=UNIT, reach=REACH, least=LEAST, most=MOST)
+    terms = terms_of([SigningKey.generate() for _ in range(12)], epsilon, 1 - PILOT[epsilon] - EVENTS, bounds)
+    many = SumTerms(**{**{k: getattr(terms, k) for k in terms.__dataclass_fields__}, "coordinates": 4000})
+    worlds = [terms.whole_steps(np.array([[side * bounds.reach, 0.0]]))[0] for side in (1, -1)]
+    out = {}
+    for who, hidden in (("coordinator alone", 12), ("all others with it", 1)):
+        seen = []
+        for which, value in enumerate(worlds):
+            noises = seeded_rng(7 + which).spawn(hidden)
+            draws = [sum(noise_share(many, noise) for noise in noises) for _ in range(TRIALS // 4000)]
+            seen.append(np.concatenate(draws) + value)
+        held_by = 10 if hidden == 12 else 1
+        out[who] = {"proved": proved(*seen), "price": trust_price(terms, held_by)}
+    return out | {"trials": TRIALS}
+
+
+def trust_price(terms, hidden):
+    return gaussian_epsilon(terms.event(hidden).sensitivity / terms.event(hidden).sigma, DELTA)
+
+
+def proved(one, other):
+    """The thresholds are chosen on one half of the draws, the best of them is proved on the other."""
+    half = len(one) // 2
+    levels = np.quantile(other[:half], np.linspace(0.5, 0.9995, 200))
+    best = max(levels, key=lambda level: bound(one[:half], other[:half], level))
+    return bound(one[half:], other[half:], best)
+
+
+def bound(one, other, level):
+    hits, false = int((one > level).sum()), int((other > level).sum())
+    low = stats.beta.ppf(0.005, hits, len(one) - hits + 1) if hits else 0.0
+    high = stats.beta.ppf(0.995, false + 1, len(other) - false)
+    return max(math.log(max(low - DELTA, 1e-12) / high), 0.0)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("repetitions", nargs="?", type=int, default=100)
+    parser.add_argument("first", nargs="?", type=int, default=2001)
+    parser.add_argument("--epsilon", default="0.5,1")
+    parser.add_argument("--world", choices=("fits", "misfit"), default="fits")
+    parser.add_argument("--folder", type=Path, help="keep every repetition here, and go on from what is there")
+    parser.add_argument("--pilot", type=float, help="share of the pilots in μ², for every ε")
+    parser.add_argument("--reach", type=float, default=REACH)
+    parser.add_argument("--least", type=float, default=LEAST)
+    parser.add_argument("--summary", action="store_true", help="print, and write no result")
+    given = parser.parse_args()
+    runs = []
+    for seed in range(given.first, given.first + given.repetitions):
+        kept = given.folder / f"{given.world}-{seed}.json" if given.folder else None
+        if kept is not None and kept.is_file():
+            runs.append(json.loads(kept.read_text()))
+            continue
+        runs.append(measured(seed, [float(text) for text in given.epsilon.split(",")], given.world, given))
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(runs[-1]))
+    results = {"repetitions": len(runs), "world": given.world, "cells": summary(runs)}
+    if given.summary:
+        print(json.dumps(results))
+        return
+    if given.world == "fits":
+        results |= {"cost": costs(), "attack": attack(1.0)}
+    print(record.write("secure_sum" if given.world == "fits" else "secure_sum_misfit", results, seed=given.first))
+
+
+if __name__ == "__main__":
+    main()
