@@ -33,6 +33,8 @@ soak: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.honest 100
 	@$(BIN)/python -m tests.benchmarks.honest 30 --epsilon 1 --bootstrap 30
 	@$(BIN)/python -m tests.benchmarks.honest 100 --epsilon 1 --world misfit
+	@$(BIN)/python -m tests.benchmarks.secure_sum
+	@$(BIN)/python -m tests.benchmarks.secure_sum --world misfit
 	@$(BIN)/python -m tests.benchmarks.honest_outcomes
 	@$(BIN)/python -m tests.benchmarks.honest_comparison 20
 

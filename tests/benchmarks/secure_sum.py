@@ -179,6 +179,7 @@ def summary(runs):
                 "gap_standard_error": float(np.abs(gaps).std(ddof=1) / math.sqrt(len(gaps))),
                 "gap_median": float(np.median(np.abs(gaps))),
                 "signed_gap": float(gaps.mean()),
+                "gap_worst": float(np.abs(gaps).max()),
                 "gap_90_percent": float(np.quantile(np.abs(gaps), 0.9)),
                 "within_0.01": float((np.abs(gaps) < CLOSE).mean()),
                 "coverage": held(ours),
@@ -217,7 +218,7 @@ def attack(epsilon):
     bounds = Bounds(column=SBP, unit=UNIT, reach=REACH, least=LEAST, most=MOST)
     terms = terms_of([SigningKey.generate() for _ in range(12)], epsilon, 1 - PILOT[epsilon] - EVENTS, bounds)
     many = SumTerms(**{**{k: getattr(terms, k) for k in terms.__dataclass_fields__}, "coordinates": 4000})
-    worlds = [terms.whole_steps(np.array([[side * bounds.reach, 0.0]]))[0] for side in (1, -1)]
+    worlds = [round(side * bounds.reach / many.grid) for side in (1, -1)]
     out = {}
     for who, hidden in (("coordinator alone", 12), ("all others with it", 1)):
         seen = []
@@ -271,7 +272,8 @@ def main():
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps(runs[-1]))
-    results = {"repetitions": len(runs), "world": given.world, "cells": summary(runs)}
+    rounds = {"pilot": given.pilot or PILOT[1.0], "events": EVENTS, "reach": given.reach, "least": given.least}
+    results = {"repetitions": len(runs), "world": given.world, "rounds": rounds, "cells": summary(runs)}
     if given.summary:
         print(json.dumps(results))
         return
