@@ -3,6 +3,7 @@
 # ruff: noqa: F811  (a fixture is imported by its name)
 from __future__ import annotations
 
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,12 +14,17 @@ from delivered import TODAY, cohort, cohort_plan, join, quarantine, take_back
 from web_stage import HOSTILE, QUESTION, WebStage, stage  # noqa: F401
 from windows import axe, barriers, chromium, enter, fits, window  # noqa: F401
 
+from coordinator.analyst.show import p_shown
+from coordinator.pooling.diagnostics import influence
+from coordinator.pooling.pool import leave_one_out
+from coordinator.web.interface.reading import result_of
 from coordinator.web.sign_in.sessions import COOKIE, IDLE, LONGEST, OF_ONE, Sessions
 from coordinator.web.workbench import forms
 from coordinator.web.workbench.pages import PAGE, POLICY, Pages
 from shared.base.keys import Envelope
 from shared.base.merkle import leaf_hash, verify_inclusion
 from shared.errors import SchemaRefusal
+from shared.terminal import number
 from shared.wire.tree_heads import said_head
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -208,6 +214,39 @@ def test_a_lead_sees_who_takes_part_who_waits_and_what_was_set_aside(tmp_path):
         made.store.close()
 
 
+def test_a_sites_row_leads_to_its_parts_its_influence_and_the_others_without_it(stage, token, reader, result):
+    place = f"/studies/cvd/results/{result['cvd']}"
+    with stage.web(token) as web:
+        document = web.get(f"/v1{place}").json()["answer"]
+        said = web.get(f"/v1{place}/sites/beta").json()
+        assert web.get(f"/v1{place}/sites/omega").json()["code"] == "E_PARAMETER"
+    pooled = result_of(document).pooled
+    without, found = dict(leave_one_out(pooled))["beta"], influence(pooled)
+    at = found.labels.index("beta")
+    assert [row[1] for row in said["without"]["rows"]] == [number(math.exp(fit.beta)) for fit in (pooled, without)]
+    assert said["without"]["rows"][1][2:] == [
+        f"{number(math.exp(without.ci_lb))} to {number(math.exp(without.ci_ub))}",
+        p_shown(without.pval),
+        number(without.tau2),
+    ]
+    assert [row[1] for row in said["influence"]["rows"]] == [
+        number(values[at]) for values in (found.rstudent, found.cook_d, found.dfbeta, found.cov_r)
+    ]
+    row = next(one for one in document["rows"] if one["label"] == "beta")
+    parts = [number(row[name] ** 0.5) for name in ("vi_sampling", "vi_privacy", "vi_naive")]
+    facts = dict(said["facts"])
+    assert facts["standard error by its parts"] == (
+        f"patients and flow {parts[0]}, noise of the release {parts[1]}; {parts[2]} if released rows were patients"
+    )
+    link = re.search(r'<a href="([^"]+)">beta</a>', reader.get(place).text)[1]
+    page = words(reader.get(link))
+    assert link == f"{place}/sites/beta"
+    for text in (*facts.values(), *said["sentences"], said["without"]["rows"][1][1], "Wave 1 accepted"):
+        assert text in page
+    assert "receipt" in page
+    assert reader.get(f"{place}/sites/omega").status_code == 422
+
+
 @pytest.mark.parametrize(
     ("given", "made"),
     [
@@ -298,7 +337,7 @@ def test_names_and_texts_of_others_are_letters_on_every_page_and_in_every_figure
     assert Read(HOSTILE).acting, "this test could not fail"
     place = f"/studies/odd/results/{result['odd']}"
     seen = ""
-    for path in ("/", *(f"/studies/odd{one}" for one in PAGES), place):
+    for path in ("/", *(f"/studies/odd{one}" for one in PAGES), place, f"{place}/sites/odd-alpha"):
         page = reader.get(path)
         assert page.status_code == 200, path
         assert page.headers["content-security-policy"] == POLICY
@@ -431,7 +470,8 @@ def test_no_page_has_a_barrier_that_axe_finds_and_none_is_wider_than_its_window(
     window.goto("/sign-in")
     found = {"/sign-in": barriers(window, axe, rules=rules)}
     enter(window, token)
-    paths = ["/", "/design", *(f"/studies/odd{one}" for one in PAGES), f"/studies/odd/results/{result['odd']}"]
+    answer = f"/studies/odd/results/{result['odd']}"
+    paths = ["/", "/design", *(f"/studies/odd{one}" for one in PAGES), answer, f"{answer}/sites/odd-alpha"]
     for path in paths:
         window.goto(path)
         for closed in window.locator("details:not([open]) > summary").all():

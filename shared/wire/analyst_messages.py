@@ -10,6 +10,7 @@ from shared.wire.message_limits import FORMULA_CAP, LABELS, RELEASES_CAP, is_wor
 
 __all__ = [
     "FIGURE_FILES",
+    "AnswerSiteRequest",
     "BudgetsRequest",
     "DescribeRequest",
     "Document",
@@ -206,6 +207,26 @@ class ExplainRequest:
     def __post_init__(self) -> None:
         _must_be_study(self.study)
         must(0 < len(self.result_id) <= 64 and self.result_id.isalnum(), "a result id must be a plain word")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerSiteRequest:
+    """One site of a result; over HTTPS alone.
+
+    Args:
+        study: the study.
+        result_id: the result.
+        site: one of its sites.
+    """
+
+    study: str
+    result_id: str
+    site: str
+
+    def __post_init__(self) -> None:
+        _must_be_study(self.study)
+        must(0 < len(self.result_id) <= 64 and self.result_id.isalnum(), "a result id must be a plain word")
+        must(is_word(self.site), "a site must be a plain word")
 
 
 @dataclass(frozen=True, kw_only=True)

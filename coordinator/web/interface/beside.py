@@ -28,10 +28,11 @@ from coordinator.store.site_certificates import outlook
 from coordinator.web.interface.crate import crate
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.clock import utc_now
-from shared.errors import ParameterError, RoleRefusal, StateRefusal
+from shared.errors import RoleRefusal, StateRefusal
 from shared.privacy.stated import shown_price
 from shared.terminal import plain
 from shared.wire.analyst_messages import (
+    AnswerSiteRequest,
     BudgetsRequest,
     Document,
     ExplainRequest,
@@ -47,18 +48,17 @@ from shared.wire.site_messages import WatchRequest
 from shared.wire.transport import Call
 
 if TYPE_CHECKING:
-    from coordinator.analyst.result import Result, ResultOrigin
     from coordinator.services.analysis import AnalysisService
     from coordinator.services.analysts import Analyst
     from coordinator.store.rows import AcceptedRelease, ReleaseLine
     from coordinator.store.store import Store
 
-__all__ = ["DerivedDocuments", "figure", "words"]
+__all__ = ["DerivedDocuments"]
 
 DOCUMENT_CAP = 16 << 20
 LOOK_BACK, RECENT = 400, 40  # lines of the record that are looked at for the newest answers, and how many of these
 DRAWN = 256  # figures and words of answers that are kept in memory
-FIGURE, WORDS = "coordinator.web.interface.beside:figure", "coordinator.web.interface.beside:words"
+READING = "coordinator.web.interface.reading"  # in a worker
 DESIGN = "coordinator.planning.plan_form:judged"
 SEEN = ("delivered", "late", "withdrawn", "missing", "planned")
 """States of a site in a wave that an analyst sees; the rest is between the site and the lead."""
@@ -111,7 +111,7 @@ class DerivedDocuments:
             with tempfile.TemporaryDirectory(prefix="tributary-figure-") as folder:
                 path = Path(folder) / f"figure.{request.suffix}"
                 given = {"document": document, "kind": request.kind, "path": f"{path}"}
-                self._service.computed(FIGURE, given, who, call)
+                self._service.computed(f"{READING}:figure", given, who, call)
                 return path.read_bytes()
 
         asked = ExplainRequest(study=request.study, result_id=request.result_id)
@@ -123,9 +123,19 @@ class DerivedDocuments:
         """A result as a person reads it: tables of text, sentences, cautions. Raises: StateRefusal."""
 
         def say(document: Mapping[str, Any], who: Analyst) -> bytes:
-            return canonical_json(self._service.computed(WORDS, {"document": document}, who, call))
+            return canonical_json(self._service.computed(f"{READING}:words", {"document": document}, who, call))
 
         return Document(json=self._of_answer(call, request, ("words",), say))
+
+    def site(self, call: Call, request: AnswerSiteRequest) -> Document:
+        """One site of a result: its estimate in its parts, and the others without it. Raises: ParameterError."""
+
+        def say(document: Mapping[str, Any], who: Analyst) -> bytes:
+            given = {"document": document, "site": request.site}
+            return canonical_json(self._service.computed(f"{READING}:site_of", given, who, call))
+
+        asked = ExplainRequest(study=request.study, result_id=request.result_id)
+        return Document(json=self._of_answer(call, asked, ("site", request.site), say))
 
     def crate(self, call: Call, request: ExplainRequest) -> Iterator[RowsChunk]:
         """An answer with all that stands behind it, as a Research Object Crate. Raises: StateRefusal."""
@@ -300,76 +310,3 @@ def _in_words(release: AcceptedRelease) -> dict[str, Any]:
 
 def _document(document: Mapping[str, Any]) -> Document:
     return Document(json=canonical_json(plain(document)))
-
-
-# -- in a worker ------------------------------------------------------------------------------------------------------
-def _result(document: Mapping[str, Any]) -> Result:
-    from coordinator.analyst.harmonised import HarmonisedResult
-    from coordinator.analyst.result import Result
-
-    def again(**_: Any) -> Result:
-        raise ParameterError("a figure must be of the answer as it was given", given="another")
-
-    kind = HarmonisedResult if "harmonised" in document else Result
-    return kind(cast("ResultOrigin", None), document, again)  # it asks nothing of the study
-
-
-def figure(given: Mapping[str, Any]) -> None:
-    """Write a figure of an answer, or the table of its sites, to a file; read from its document alone.
-
-    Args:
-        given: ``document`` (the answer), ``kind`` (of `Result.export`, or ``table``) and ``path``.
-    Raises: ParameterError (no such figure); IntegrityRefusal (another number than the one that was given).
-    """
-    result, path = _result(given["document"]), Path(given["path"])
-    if given["kind"] in ("table", "curve", "dose-response"):
-        result.export(path, given["kind"])
-    else:
-        result.forest(path, given["kind"])
-
-
-def words(given: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer as a person reads it.
-
-    Args:
-        given: ``document``.
-    Returns: `coordinator.analyst.show.PooledText` as plain values, with ``line`` (the pooled result), ``terms`` and
-        ``sensitivity`` (tables), ``mapped`` (of a harmonised answer: its sentences), and ``methods`` (for a paper).
-    Raises: IntegrityRefusal (another number than the one that was given).
-    """
-    from coordinator.analyst.elsewhere import methods_text
-    from coordinator.analyst.show import further_cautions, joint_lines, p_shown, pooled_text, terms_table
-    from coordinator.analyst.shown import pooled_line
-    from shared.terminal import number
-
-    document = given["document"]
-    pooled = _result(document).pooled
-    sizes = {row["site"]: f"{row['n']:,}" for row in document["estimates"] if row["yi"] is not None}
-    text = pooled_text(pooled, extra={"n": sizes, **document["columns"]})
-    rows = []
-    for name, fit in [
-        ("as answered", document["pooled"]),
-        *((f"{fit['method']}, {fit['test']}", fit) for fit in document.get("sensitivity", ())),
-        ("fixed effect", document["fixed"]),
-        ("released rows taken for patients", document["naive"]),
-    ]:
-        shown = fit["shown"]
-        ends = f"{number(shown['ci_lb'])} to {number(shown['ci_ub'])}"
-        rows.append([name, number(shown["estimate"]), ends, p_shown(fit["pval"]), number(fit["tau2"])])
-    heads = ["pooled by", text.heads[1], text.heads[2], "p", "τ²"]
-    terms: dict[str, Any] | None = None
-    if len(document.get("table", ())) > 1:
-        own, cells = terms_table(document["table"], document["level"])
-        more = further_cautions(document["table"], pooled.doubts)
-        terms = {"heads": own, "worded": own[:1], "rows": cells, "cautions": more}
-    said: dict[str, Any] = plain(text)
-    return {
-        **said,
-        "sentences": [*text.sentences, *joint_lines(document)],
-        "worded": sorted(text.worded),
-        "line": pooled_line(document),
-        "terms": terms,
-        "sensitivity": {"heads": heads, "worded": heads[:1], "rows": rows},
-        "mapped": document.get("harmonised", {}).get("lines", []),
-        "methods": methods_text(document),
-    }

@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 from shared.base.canonical import closed
 from shared.errors import SchemaRefusal
 from shared.wire.analyst_messages import (
+    AnswerSiteRequest,
     BudgetsRequest,
     DescribeRequest,
     EntriesRequest,
@@ -262,6 +263,14 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="A result as a person reads it: tables of text, sentences, cautions.",
         request=ExplainRequest,
         reply="Words",
+    ),
+    Operation(
+        name="site",
+        handler="site",
+        path=f"{_STUDY}/results/{{result_id}}/sites/{{site}}",
+        summary="One site of a result: its estimate in its parts, its influence, and the others pooled without it.",
+        request=AnswerSiteRequest,
+        reply="AnswerSite",
     ),
     Operation(
         name="receipts",

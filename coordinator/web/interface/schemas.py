@@ -238,6 +238,14 @@ SCHEMAS: Mapping[str, Schema] = {
         mapped=_list(TEXT),
         methods=_list({"type": "string", "description": "Sentences for a paper's methods section."}),
     ),
+    "AnswerSite": _object(
+        reason={"type": "string", "description": "Why it has no estimate; blank where it has one."},
+        facts=_list({**_list(TEXT), "description": "Name and words of a fact."}),
+        without={**_object(**_TABLE), "type": ["object", "null"]},
+        influence={**_object(**_TABLE), "type": ["object", "null"]},
+        sentences=_list(TEXT),
+        cautions=_list(TEXT),
+    ),
     "Receipts": _object(
         study=TEXT,
         receipts=_list(

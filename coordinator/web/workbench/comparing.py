@@ -43,7 +43,7 @@ def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple
 
 
 def site_rows(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[str, list[str], list[str]]]:
-    """Every site of either answer: its cells in each as `coordinator.web.interface.beside.words` says them, or none.
+    """Every site of either answer: its cells in each as `coordinator.web.interface.reading.words` says them, or none.
 
     >>> words = {"heads": ["site", "mean"], "rows": [["north", "120"]]}
     >>> site_rows(words, {"heads": ["site", "mean"], "rows": [["south", "131"]]})

@@ -39,6 +39,7 @@ from shared.plans.dictionary import KINDS as COLUMN_KINDS
 from shared.privacy.stated import shown_delta, shown_epsilon, shown_price
 from shared.terminal import inert
 from shared.wire.analyst_messages import (
+    AnswerSiteRequest,
     BudgetsRequest,
     DescribeRequest,
     ExplainRequest,
@@ -120,6 +121,7 @@ class Pages:
             f"{study}/compare": self._compare,
             f"{study}/results/{{result_id}}": self._answer,
             f"{study}/results/{{result_id}}/crate.zip": self._crate,
+            f"{study}/results/{{result_id}}/sites/{{site}}": self._answer_site,
             f"{study}/results/{{result_id}}/{{kind}}.{{suffix}}": self._figure,
             "/jobs/{job}/events": self._events,
         }
@@ -414,6 +416,21 @@ class Pages:
             "copies": copies(answer, request.headers.get("host", "")),
         }
         return self._draw("answer.html", session, study=study, here="ask", **values)
+
+    async def _answer_site(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        """One site of an answer, with the receipts of the releases that it answered from."""
+        path = request.path_params
+        study, site = path["study"], path["site"]
+        asked = ExplainRequest(study=study, result_id=path["result_id"])
+        found = await self._document(
+            request, who, "site", AnswerSiteRequest(study=study, result_id=asked.result_id, site=site)
+        )
+        explained = await self._document(request, who, "explain", asked)
+        behind = {one["bundle_sha256"] for one in explained["releases"] if one["site"] == site}
+        receipts = await self._document(request, who, "receipts", ReleasesRequest(study=study, site=site))
+        values = {"site": site, "found": found, "explained": explained, "answer": explained["answer"]}
+        values["receipts"] = [one for one in receipts["receipts"] if one["bundle_sha256"] in behind]
+        return self._draw("site.html", session, study=study, here="ask", **values)
 
     async def _crate(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         asked = ExplainRequest(study=request.path_params["study"], result_id=request.path_params["result_id"])
