@@ -15,7 +15,7 @@ from service import SMALL, Hub
 from test_pipeline import release, site, source  # noqa: F401
 
 from shared.base.randomness import seeded_rng
-from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
+from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal, TooLarge
 from shared.estimands.answer import parse_estimand
 from shared.mechanisms.slicing import projections
 from shared.mechanisms.slicing.noise import ROW_STEP, RowCode, SlicingMechanism, event, noise_for
@@ -190,6 +190,15 @@ def test_settings_that_cannot_be_are_refused_with_the_plan(plan, settings, words
 
 
 # -- its way -----------------------------------------------------------------------------------------------------
+def test_a_release_that_nobody_could_open_is_refused_before_the_charge(tmp_path, study, site, table):  # noqa: F811
+    wide = replace(study, release=replace(study.release, slices=4095))
+    rows = pd.concat([table] * math.ceil(40_000 / len(table)), ignore_index=True)
+    with pytest.raises(TooLarge, match="at most 1024 MB when it is opened") as refusal:
+        release(wide, site, source(tmp_path, rows))
+    assert f"MB of {len(rows)} rows" in refusal.value.given
+    assert site.ledger.holds() == []
+
+
 def test_a_site_releases_noisy_sums_in_no_order(tmp_path, study, site, table):  # noqa: F811
     table = table.sort_values("sbp").reset_index(drop=True)
     made = release(study, site, source(tmp_path, table))

@@ -371,7 +371,7 @@ class LatentNoisePlan(MechanismPlan):
 
     def extent(self, plan: StudyPlan, n: int) -> Extent:
         """A row per person."""
-        return Extent(rows=n, texts=plan.dictionary.widths)
+        return Extent(rows=n, texts=plan.dictionary.widths, numbers=len(plan.dictionary.released))
 
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
         """The dictionary's columns, types, bounds and levels; one row per person."""

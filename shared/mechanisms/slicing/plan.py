@@ -184,7 +184,9 @@ class SlicingPlan(Aggregates):
 
     def extent(self, plan: StudyPlan, n: int) -> Extent:
         """A line per direction, and one per person."""
-        return Extent(rows=self.slicing(plan).d + n, texts={"line": widest((DIRECTION, PROJECTION))})
+        slicing = self.slicing(plan)
+        texts = {"line": widest((DIRECTION, PROJECTION))}
+        return Extent(rows=slicing.d + n, texts=texts, numbers=slicing.slices)
 
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
         """Exactly the plan's directions and n lines: numbers on their grids that this noise can give."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from site_agent.release.protocol import Drawing
     from site_agent.release.sealed_state import SealedFlow
 from site_agent.release.pipeline.opened import TABLE_CAP, SealedRelease, open_release
-from site_agent.release.pipeline.population import base_of, choose, of_other_studies, require_packages
+from site_agent.release.pipeline.population import base_of, choose, of_other_studies, require_able
 from site_agent.release.pipeline.stages import Progress, ReleaseClock, ReleaseStage
 
 __all__ = [
@@ -82,7 +82,7 @@ def make_release(
     site.require_running()
     plan.require_current(today)
     require_open(plan, wave, today)
-    require_packages(plan, source)
+    require_able(plan, source)
     rng = secure_rng() if rng is None else rng
     base = base_of(ledger, plan, wave)
     drawn = any(hold.wave == wave and hold.drawn and hold.phase != "burnt" for hold in ledger.holds(plan.study))

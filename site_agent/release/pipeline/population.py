@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shared.errors import StateRefusal, require
+from shared.errors import StateRefusal, TooLarge, require
 from shared.plans.plan import StudyPlan
 from site_agent.release.protocol import Chosen
 
@@ -122,16 +122,28 @@ def of_other_studies(plan: StudyPlan, ledger: Ledger, space: str) -> tuple[dict[
     return persons, sizes
 
 
-def require_packages(plan: StudyPlan, source: TableSource) -> None:
-    """See that what fits the flow and reads the tables is installed, before anything is charged.
+def require_able(plan: StudyPlan, source: TableSource) -> None:
+    """See that this site can make the release and open it again, before anything is charged.
 
-    Raises: PackageRefusal.
+    Raises: PackageRefusal: what fits the flow or reads the tables is not installed; TooLarge: its approver could not
+        be shown it, by the plan and the rows of the table.
     """
     from site_agent.records.readers import reader
+    from site_agent.release.pipeline.opened import TABLE_CAP
 
     if plan.posture in ("local", "holdout") and plan.training.by_nflows:
         require("torch", "nflows")
     require(*(module for place in (source, source.edges) if place for module in reader(place).needs))
+    if not source.path.exists():  # what is read after the charge refuses it, in words
+        return
+    rows = reader(source).count(source)
+    if (size := plan.release.extent(plan, rows).bytes) > TABLE_CAP:
+        raise TooLarge(
+            f"a release must be at most {TABLE_CAP >> 20} MB when it is opened",
+            given=f"{size >> 20} MB of {rows} rows",
+            next_step="Nothing was charged. Ask the study lead for a plan of fewer directions (release.slices) or "
+            "columns, or for waves of fewer persons.",
+        )
 
 
 def base_of(ledger: Ledger, plan: StudyPlan, wave: int) -> Hold | None:
