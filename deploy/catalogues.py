@@ -127,6 +127,9 @@ def _sentences(tree: ast.Module) -> Iterator[str]:
     """Forms of the sentences that a module says to people: of refusals, checks, and whatever else is prose in it."""
     skipped = _documents(tree)
     for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and any(getattr(one, "id", "") == "STEPS" for one in node.targets):
+            # Words of a list that a page shows one of: too short to be told from keys.
+            yield from (part.value for part in node.value.values)  # type: ignore[attr-defined]
         if isinstance(node, (ast.Constant, ast.JoinedStr)) and id(node) not in skipped:
             form = _form(node)
             if form is not None and _prose(form):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from shared.privacy.stated import all_given
+from shared.privacy.stated import all_given, shown_epsilon, shown_price
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +19,7 @@ __all__ = [
     "approving",
     "burnt_numbers",
     "charged",
+    "charged_words",
     "due_numbers",
     "looking_ahead",
     "plan_changes",
@@ -211,3 +213,20 @@ def plan_changes(at: Desk, made: SealedRelease) -> list[tuple[str, str, str]]:
     if now.hash == made.hold.plan_hash:
         return []
     return list(difference(at.plans.plan(made.hold.study, made.receipt.plan_version), now))
+
+
+def charged_words(page: Mapping[str, Any]) -> str:
+    """Charged so far and planned together against the budget, and the last wave it allows; for screen and page."""
+    charged, given = page["charged"], page["price"]["epsilon_given"]
+    if page["price"]["epsilon"] is None:
+        return f"{shown_price(None, given)}; no total holds its releases"
+    total, cap = shown_price(charged["with_waves_to_come"], charged["total_given"]), shown_epsilon(page["price"]["cap"])
+    if not charged["to_come"]:
+        return f"ε = {total}, of {cap}; no wave is to come"
+    last = charged["last_affordable"]
+    if last is None:
+        return f"ε = {total}, of {cap}; the budget allows none of the waves to come"
+    first, final = charged["to_come"][0], charged["to_come"][-1]
+    if first == final:
+        return f"ε = {total}, of {cap} once wave {first} is drawn; the budget allows them up to wave {last}"
+    return f"ε = {total}, of {cap} once waves {first} to {final} are drawn; the budget allows them up to wave {last}"

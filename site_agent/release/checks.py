@@ -538,7 +538,7 @@ def _dictionary(released: pd.DataFrame, dictionary: Dictionary) -> Check:
         dictionary.validate_release(released)
     except DictionaryRefusal as refusal:
         return Check(name="dictionary", rule=rule, outcome="failed", detail=str(refusal))
-    return Check(name="dictionary", rule=rule, outcome="passed", detail=f"{len(dictionary.released)} columns")
+    return Check(name="dictionary", rule=rule, outcome="passed", detail=f"all {len(dictionary.released)} columns")
 
 
 def _persons(n: int, n_real: int, limits: Limits) -> Check:
@@ -554,16 +554,18 @@ def _persons(n: int, n_real: int, limits: Limits) -> Check:
 
 
 def _equal_rows(hits: Hits) -> Check:
-    part = f"; {hits.looked_at} rows of the release, chosen by chance, were looked at"
-    far = f", {hits.far} of them less likely than any hit that chance brought" if hits.far else ""
-    usual = "" if np.isnan(hits.mean) else f"by chance about {hits.mean:.3g} would be hit, and "
+    said = [f"{hits.persons} of {hits.others} real rows are unlike all others"]
+    said += [] if np.isnan(hits.mean) else [f"by chance about {hits.mean:.3g} would be hit"]
+    said.append("1 is hit" if hits.found == 1 else f"{hits.found} are hit" if hits.found else "none are hit")
+    said += [f"{hits.far} of these less likely than any hit that chance brought"] if hits.far else []
+    if hits.looked_at < hits.others:
+        said.append(f"{hits.looked_at} rows of the release, chosen by chance, were looked at")
     return replace(
         _EQUAL,
         outcome="failed" if hits.beyond_chance else "passed",
         measured=float(hits.found),
         threshold=hits.allowed,
-        detail=f"{hits.persons} of {hits.others} real rows are unlike all others; {usual}{hits.found or 'none'} "
-        f"{'is' if hits.found == 1 else 'are'} hit{far}{part if hits.looked_at < hits.others else ''}",
+        detail="; ".join(said),
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shared.plans.plan import Floors
 from shared.privacy.stated import FLOW, shown_column, shown_delta, shown_epsilon, shown_price
 from shared.terminal import table
+from site_agent.decide.plan_facts import charged_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +32,6 @@ __all__ = [
     "budget",
     "cell",
     "certificate",
-    "charged_words",
     "curve_page",
     "heading",
     "next_step",
@@ -222,23 +222,6 @@ def _floors(out: Console, page: Mapping[str, Any], full: bool) -> None:
     if local and any(floors[name] > getattr(usual, name) for name in audited):
         wide = ", ".join(f"{getattr(usual, name):g}" for name in audited)
         note(out, f"The limits of the attack audit are wider than usual ({wide}).")
-
-
-def charged_words(page: Mapping[str, Any]) -> str:
-    """Charged so far and planned together against the budget, and the last wave it allows; for screen and page."""
-    charged, cap = page["charged"], page["price"]["cap"]
-    if page["price"]["epsilon"] is None:
-        return f"{shown_price(None, page['price']['epsilon_given'])}; no total holds its releases"
-    total = f"ε = {shown_price(charged['with_waves_to_come'], charged['total_given'])}, of {shown_epsilon(cap)}"
-    if not charged["to_come"]:
-        return f"{total}; no wave is to come"
-    if charged["last_affordable"] is None:
-        return f"{total}; the budget allows none of the waves to come"
-    first, last = charged["to_come"][0], charged["to_come"][-1]
-    waves = f"wave {first}" if first == last else f"waves {first} to {last}"
-    return f"{total} once {waves} are drawn; the budget allows them up to wave {charged['last_affordable']}".replace(
-        f"wave {first} are", f"wave {first} is"
-    )
 
 
 def release_page(

@@ -55,8 +55,18 @@ STEPS = {
     "keys_changed": "keys changed",
     "keys_told": "coordinator told of it",
     "persons_apart": "persons told apart",
+    "authority_replaced": "authority replaced",
+    "plan_approved": "plan approved",
+    "plan_revoked": "plan revoked",
+    "paused": "paused",
+    "resumed": "resumed",
+    "train": "training begun",
+    "round": "round begun",
+    "witnessed": "round witnessed",
+    "answer": "round answered",
+    "trained": "training ended",
 }
-"""The ledger's entries in a steward's words; the others are words already."""
+"""The ledger's entries in a steward's words."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parent / "languages"
 COOKIE = "tributary-airlock-language"
 SENTENCE = "sentence"
 """Context of the entries that are sentences of other parts of the site."""
-NAMES = {"en": "English"}
+NAMES = {"en": "English", "de": "Deutsch"}
 _DAY = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2}(?::\d{2})?)Z?)?")
 
 

@@ -222,8 +222,7 @@ class AirlockPages(Entering, Tables, Decisions):
 
     def _plans(self, desk: Desk, session: Session, request: Request, lang: Language) -> Response:
         from site_agent.decide.airlock import plan_approval, standing_approval
-        from site_agent.decide.plan_facts import due_numbers, plan_facts
-        from site_agent.show.screens import charged_words
+        from site_agent.decide.plan_facts import charged_words, due_numbers, plan_facts
 
         today, found = self.today(), []
         for study in desk.plans.studies():

@@ -61,8 +61,8 @@ class Sentences:
         return None
 
     def _place(self, text: str) -> str:
-        """What stood in a place: a sentence, a value, or a name that is nobody's to translate."""
-        return self(text) or text
+        """What stood in a place: a sentence, a value, a name that is nobody's to translate, or nothing."""
+        return (self(text) or text) if text.strip() else text
 
     def _parts(self, text: str) -> str | None:
         for split, joined in ((_AFTER_SENTENCE, " "), (re.compile("; "), "; "), (re.compile(", "), ", ")):
@@ -79,7 +79,7 @@ def _expression(form: str) -> re.Pattern[str]:
     out, seen, end = "", set(), 0
     for place in PLACE.finditer(form):
         out += re.escape(form[end : place.start()])
-        out += f"(?P=_{place[1]})" if place[1] in seen else f"(?P<_{place[1]}>.+?)"
+        out += f"(?P=_{place[1]})" if place[1] in seen else f"(?P<_{place[1]}>.*?)"
         seen.add(place[1])
         end = place.end()
     rest = form[end:]
