@@ -1595,9 +1595,18 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=["test_secure_sum.py::test_the_four_rows_are_what_they_are_by_hand"],
     ),
     mutation(
-        "half the noise, in the count of events beside a secure sum",
-        (SUM_INFLUENCES, "lattice_gaussian_steps(sigma, 1, 1.0)", "lattice_gaussian_steps(sigma / 2, 1, 1.0)"),
-        tests=["test_secure_sum_answers.py::test_noisy_events_are_the_count_with_noise_of_the_scale_that_is_charged"],
+        "half the noise, in the level of events beside a secure sum",
+        (SUM_INFLUENCES, "lattice_gaussian_steps(sigma, 2, _GRID)", "lattice_gaussian_steps(sigma / 2, 2, _GRID)"),
+        tests=[
+            "test_secure_sum_answers.py::test_a_noisy_level_has_noise_of_the_scale_that_is_charged_and_a_record_moves_it_by_no_more"
+        ],
+    ),
+    mutation(
+        "charges of a record beyond one event",
+        (SUM_INFLUENCES, "np.clip(y[:, -1] - left, 0.0, 1.0)", "np.maximum(y[:, -1] - left, 0.0)"),
+        tests=[
+            "test_secure_sum_answers.py::test_a_noisy_level_has_noise_of_the_scale_that_is_charged_and_a_record_moves_it_by_no_more"
+        ],
     ),
     mutation(
         "a site's rows as long as a coordinator's weight and cut make them",

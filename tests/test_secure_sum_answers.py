@@ -19,7 +19,7 @@ from shared.estimands.fits.regression import generalised
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.noise import Design, MomentsSpec
 from shared.mechanisms.moments.together import places, together
-from shared.mechanisms.secure_sum.influences import Bounds, look, noisy_events
+from shared.mechanisms.secure_sum.influences import Bounds, level_of, look, noisy_level
 from shared.plans.dictionary import Column, Dictionary
 from shared.simulated import cvd_cohorts
 from tests.benchmarks.honest import design, real
@@ -53,9 +53,15 @@ def cohorts(epsilon=100.0):
     return places(releases), data, [real(table) for table in tables.values()], releases
 
 
+def seen(place, coefficient, bounds, x, y):
+    """The look at the level that the site's own records have."""
+    charges = look(place, coefficient, 0.0, bounds).charges(x, y).sum()
+    return look(place, coefficient, level_of(y[:, -1].sum(), charges, 0.0), bounds)
+
+
 def looks_at(coefficient, bounds):
     found, data, _, _ = cohorts()
-    return [look(place, coefficient, y[:, 1].sum(), bounds) for place, (_, y) in zip(found, data, strict=True)]
+    return [seen(place, coefficient, bounds, *both) for place, both in zip(found, data, strict=True)]
 
 
 def test_places_are_where_together_answers_from():
@@ -69,7 +75,7 @@ def test_influences_at_the_records_own_cox_estimate_sum_to_nothing():
     """In standard errors of that estimate: the place is public, noisy at ε = 100, of sixteen intervals."""
     found, data, theirs, _ = cohorts()
     for place, (x, y), (beta, variance) in zip(found, data, theirs, strict=True):
-        at = look(place, beta, y[:, 1].sum(), WIDE)
+        at = seen(place, beta, WIDE, x, y)
         assert abs(at.rows(x, y)[:, 0].sum() / at.precision) < 0.3 * math.sqrt(variance)
         assert at.precision * variance == pytest.approx(1, abs=0.2)
 
@@ -77,7 +83,7 @@ def test_influences_at_the_records_own_cox_estimate_sum_to_nothing():
 def test_a_step_from_elsewhere_leads_to_the_records_own_estimate():
     found, data, theirs, _ = cohorts()
     for place, (x, y), (beta, variance) in zip(found, data, theirs, strict=True):
-        at = look(place, beta + 0.03, y[:, 1].sum(), WIDE)
+        at = seen(place, beta + 0.03, WIDE, x, y)
         reached = beta + 0.03 + at.rows(x, y)[:, 0].sum() / at.precision
         assert abs(reached - beta) < 0.3 * math.sqrt(variance) + 0.005
 
@@ -183,11 +189,36 @@ def test_with_no_heterogeneity_seen_large_sites_weigh_more_and_with_much_all_ali
     assert apart[0] / apart[2] == pytest.approx(1, abs=0.05)
 
 
-def test_noisy_events_are_the_count_with_noise_of_the_scale_that_is_charged():
-    events = np.r_[np.ones(120), np.zeros(300)]
-    drawn = np.array([noisy_events(events, 9.0, noise) for noise in seeded_rng(2).spawn(3000)])
-    assert drawn.mean() == pytest.approx(120, abs=0.7)
-    assert stats.chi2.cdf(2999 * drawn.var(ddof=1) / (81 + 1 / 12), 2999) == pytest.approx(0.5, abs=0.4999)
+def test_a_noisy_level_has_noise_of_the_scale_that_is_charged_and_a_record_moves_it_by_no_more():
+    found, data, theirs, _ = cohorts()
+    x, y = data[0][0][:300], data[0][1][:300]
+    at = look(found[0], theirs[0][0], 0.0, WIDE)
+    exact = np.array([y[:, 1].sum(), at.charges(x, y).sum()])
+    drawn = np.array([noisy_level(at, x, y, 9.0, noise) for noise in seeded_rng(2).spawn(3000)])
+    assert drawn.mean(axis=0) == pytest.approx(exact, abs=0.8)
+    for column in drawn.T:
+        assert stats.chi2.cdf(2999 * column.var(ddof=1) / 81, 2999) == pytest.approx(0.5, abs=0.4999)
+    # Charges of a place that is far off are within 0 and 1 all the same.
+    far = replace(at, effects=at.effects + 5.0).charges(x, y)
+    assert far.min() >= 0
+    assert far.max() == 1.0
+
+
+def test_a_level_that_is_wrong_in_a_release_is_put_right():
+    """Charged with seven times too much, the sum of a site would be somewhere else."""
+    found, data, theirs, _ = cohorts()
+    (x, y), beta = data[0], theirs[0][0]
+    moved = replace(found[0].theta, effects=found[0].theta.effects + np.array([[math.log(7), 0, 0, 0, 0], [0] * 5]))
+    wrong = replace(found[0], theta=moved)
+    at = look(wrong, beta, 0.0, WIDE)
+    shown = noisy_level(at, x, y, 20.0, seeded_rng(1))
+    level = level_of(*shown, 20.0)
+    assert at.charges(x, y).sum() > 3 * y[:, 1].sum()
+    right = seen(found[0], beta, WIDE, x, y)
+    again = look(wrong, beta, level, WIDE)
+    assert abs(again.charges(x, y).sum() / y[:, 1].sum() - 1) < 0.5
+    errors = [abs(one.rows(x, y)[:, 0].sum() - right.rows(x, y)[:, 0].sum()) for one in (at, again)]
+    assert errors[1] < errors[0] / 2
 
 
 def test_a_yes_or_no_outcome_is_summed_too():
@@ -205,7 +236,7 @@ def test_a_yes_or_no_outcome_is_summed_too():
         columns = np.column_stack([np.ones(len(x)), (x - x.mean(axis=0)) / np.array([10.0, 40.0, 15.0, 10.0])])
         fitted = generalised(columns, y[:, 0], FAMILIES["logistic"], np.ones(len(x)), np.zeros(len(x)))
         beta, variance = fitted.beta[4], fitted.cov[4, 4]
-        at = look(place, beta, y[:, 0].sum(), WIDE)
+        at = seen(place, beta, WIDE, x, y)
         assert abs(at.rows(x, y)[:, 0].sum() / at.precision) < 0.2 * math.sqrt(variance)
 
 
@@ -216,7 +247,7 @@ def test_other_outcomes_and_bounds_that_are_none_are_refused():
     noise = seeded_rng(1)
     place = places([(moments(checked, plan, noise), plan)])[0]
     with pytest.raises(ParameterError, match="survival or yes or no"):
-        look(place, 0.1, 10, replace(NARROW, column=0))
+        look(place, 0.1, 0.0, replace(NARROW, column=0))
     for wrong in ({"reach": 0.0}, {"least": 9.0}, {"most": math.inf}, {"unit": 0.0}, {"column": -1}):
         with pytest.raises(ParameterError, match="bounds"):
             replace(NARROW, **wrong)

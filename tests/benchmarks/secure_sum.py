@@ -1,10 +1,10 @@
 """Twelve full-size cohorts behind one ε, pooled by a secure sum: the adjusted hazard ratio beside the real records'.
 
 Every repetition draws fresh cohorts, as `tests.benchmarks.honest` has them, in the world that the models fit and in one
-that has nothing of what they assume. Each site releases a pilot (moments, no declared coefficient) and a count of its
+that has nothing of what they assume. Each site releases a pilot (moments, no declared coefficient) and the level of its
 events by itself; then one sum is taken, through every message of the protocol, each in its bytes. The pilots' pooled
-answer stands beside it as the arm that needs no sum. Settings were chosen on seeds from 1001 on; what is reported has
-seeds from 2001 on.
+answer stands beside it as the arm that needs no sum. Shares and bounds were chosen on seeds from 1001 on, the level in
+the place of a count of events on seeds from 2001 on; what is reported has seeds from 3001 on.
 
 `attack` plays the two worlds that differ most, a record at either end of its bound, for whoever looks alone and for
 whoever looks with all other sites: the masks cancel in both, so what is drawn is the noise that is left to each.
@@ -34,7 +34,7 @@ from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.noise import event
 from shared.mechanisms.moments.together import places
 from shared.mechanisms.secure_sum.coordinator import SumCoordinator
-from shared.mechanisms.secure_sum.influences import Bounds, look, noisy_events
+from shared.mechanisms.secure_sum.influences import Bounds, level_of, look, noisy_level
 from shared.mechanisms.secure_sum.messages import Lists
 from shared.mechanisms.secure_sum.price import trust_rows
 from shared.mechanisms.secure_sum.site import SumSite, noise_share
@@ -50,7 +50,7 @@ DELTA = 1e-6
 SBP, UNIT = 3, 10.0
 DROP_OUTS, COLLUDERS = 2, 1
 PILOT = {1.0: 0.6, 0.5: 0.6}
-"""Share of the pilots in μ², by ε; the counts have `EVENTS`, the sum the rest."""
+"""Share of the pilots in μ², by ε; the levels have `EVENTS`, the sum the rest."""
 EVENTS = 0.05
 REACH, LEAST, MOST = 1.2, 2.0, 8.0
 CLOSE = 0.01
@@ -121,8 +121,7 @@ def arm(tables, epsilon, seed, share, bounds):
     checked = {name: plan.dictionary.check(tables[name]) for name, plan in plans.items()}
     found = places([(moments(checked[name], plan, noise), plan) for name, plan in plans.items()])
     data = [plans[name].matrices(checked[name]) for name in tables]
-    count = Gaussian(sigma=1 / (mu * math.sqrt(EVENTS)), sensitivity=1.0)
-    events = [noisy_events(y[:, 1], count.sigma, noise) for _, y in data]
+    level = Gaussian(sigma=math.sqrt(2) / (mu * math.sqrt(EVENTS)), sensitivity=math.sqrt(2))
     yi = [UNIT * place.effects.effects[SBP] for place in found]
     # A pilot that did not settle tells nothing: its site is in the sum as all others are.
     vi = [
@@ -130,7 +129,10 @@ def arm(tables, epsilon, seed, share, bounds):
         for place in found
     ]
     pilots = pool(yi, vi, labels=list(tables), method="REML", test="adhoc")
-    looks = [look(place, pilots.beta, n, bounds) for place, n in zip(found, events, strict=True)]
+    looks = []
+    for place, (x, y) in zip(found, data, strict=True):
+        shown = noisy_level(look(place, pilots.beta, 0.0, bounds), x, y, level.sigma, noise)
+        looks.append(look(place, pilots.beta, level_of(*shown, level.sigma), bounds))
     looks, tau2 = weighed(looks, pilots)
     keys = [SigningKey.generate() for _ in tables]
     terms = terms_of(keys, epsilon, 1 - share - EVENTS, bounds)
@@ -138,7 +140,7 @@ def arm(tables, epsilon, seed, share, bounds):
     total, cost = through_messages(terms, keys, values, noise.spawn(len(keys)))
     # Nobody was lost: every site's noise is in the sum.
     answer = summed(looks, total, terms.share_sigma * math.sqrt(len(keys)), pilots.beta, tau2, pilots)
-    rows = trust_rows([event(plans[next(iter(plans))].spec), count], [terms], DELTA)
+    rows = trust_rows([event(plans[next(iter(plans))].spec), level], [terms], DELTA)
     return {
         "sum": [answer.estimate, answer.ci_lb, answer.ci_ub],
         "variance": answer.variance,
@@ -253,7 +255,7 @@ def bound(one, other, level):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("repetitions", nargs="?", type=int, default=100)
-    parser.add_argument("first", nargs="?", type=int, default=2001)
+    parser.add_argument("first", nargs="?", type=int, default=3001)
     parser.add_argument("--epsilon", default="0.5,1")
     parser.add_argument("--world", choices=("fits", "misfit"), default="fits")
     parser.add_argument("--folder", type=Path, help="keep every repetition here, and go on from what is there")

@@ -11,8 +11,8 @@ the records say, cost nothing beside the sum of q. Whatever place, weight and cu
 held by `SumLook.rows`.
 
 The influence is insensitive to small errors of the place one by one, and not to two at once: risk-set means that are
-off times a number of events that is off. A moments release tells effects and hardly how many events there are, so each
-site tells that by itself, with noise of its own (`noisy_events`).
+off times a level that is off. A moments release tells effects, and hardly the level: how many events the site's records
+are charged with. So each site tells its events and these charges, with noise of its own (`noisy_level`).
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ from shared.mechanisms.moments.influence import direction
 from shared.mechanisms.moments.outcomes import Binary, Outcome, Survival
 from shared.mechanisms.moments.together import SitePlace
 
-__all__ = ["Bounds", "SumLook", "look", "noisy_events"]
+__all__ = ["Bounds", "SumLook", "level_of", "look", "noisy_level"]
 
 Array = NDArray[np.float64]
 
-_FEWEST_EVENTS, _MOST_EVENTS = 5.0, 0.97
-"""Events that a site is taken to have at least, and the share of its records that have one at most."""
-_STEPS = 30
+_FEWEST = 5.0
+"""Events, and charges, that a site is taken to have at least."""
+_MOST_LEVEL = math.log(20)
+_GRID = 2.0**-10
+"""Of charges, in events: 0 and 1 are on it, so that rounding moves no record further."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +117,13 @@ class SumLook:
         q = np.clip(found, -cut, cut)
         return np.column_stack([weight * q, weight * self.bounds.bend * q**2])
 
+    def charges(self, x: Array, y: Array) -> Array:
+        """(n,) events that each record is expected to have had in its own time, at most 1."""
+        standard = np.clip((x - self.centre) / self.scale, -CUT, CUT)
+        eta = self.effects[:, 0] + standard @ self.effects[:, 1:].T
+        left = self.outcome.influence(y, eta, np.ones((1, len(x))), np.zeros((1, len(self.means))))[0]
+        return np.clip(y[:, -1] - left, 0.0, 1.0)
+
     @property
     def precision(self) -> float:
         """n E[ψ²]: the precision that all of the site's records give the coefficient."""
@@ -143,11 +152,11 @@ class SumLook:
         return float((self.chance * value).sum()) * self.n / len(self.chance)
 
 
-def look(place: SitePlace, coefficient: float, events: float, bounds: Bounds) -> SumLook:
+def look(place: SitePlace, coefficient: float, level: float, bounds: Bounds) -> SumLook:
     """The look of a site at a coefficient that all sites are looked at with, per unit of the bounds.
 
     Args:
-        events: how many records have the outcome, as the site tells it.
+        level: what is added to the place's linear predictor: 0, or `level_of`.
     Raises: ParameterError, for an outcome that is neither survival nor yes or no.
     """
     model, theta, j = place.model, place.theta, bounds.column
@@ -158,15 +167,13 @@ def look(place: SitePlace, coefficient: float, events: float, bounds: Bounds) ->
     x = model.points(margins, theta.z)
     effects = theta.effects.copy()
     effects[0, 1 + j] = coefficient * factor
-    n = place.effects.n
-    share = float(np.clip(events, _FEWEST_EVENTS, _MOST_EVENTS * n)) / n
-    effects[0, 0] += _level(model.outcome, model.predictor(effects, x), share - 0.5)
+    effects[0, 0] += level
     eta, standard = model.predictor(effects, x), np.clip(model.lens.standard(x), -CUT, CUT)
     to = direction(model.outcome, eta, standard, j)
     along, means = to.along * factor, to.means * factor
     chance, cases = model.outcome.cases(eta)
     return SumLook(
-        n=n,
+        n=place.effects.n,
         bounds=bounds,
         outcome=model.outcome,
         centre=model.lens.centre,
@@ -179,26 +186,24 @@ def look(place: SitePlace, coefficient: float, events: float, bounds: Bounds) ->
     )
 
 
-def noisy_events(events: NDArray[np.float64], sigma: float, noise: Noise) -> int:
-    """How many records have the outcome, with rounded normal noise; replacing a record moves the count by 1.
+def noisy_level(at: SumLook, x: Array, y: Array, sigma: float, noise: Noise) -> tuple[float, float]:
+    """Events of a site's records, and what they are charged with, each with rounded normal noise.
+
+    Replacing a record moves the two by √2 at most, in ℓ₂.
 
     Args:
-        events: (n,) 0 or 1. sigma: of the noise, in records.
+        at: the look at level 0. sigma: of the noise on each, in events.
     """
-    return int(events.sum()) + int(noise.lattice_gaussian_steps(sigma, 1, 1.0)[0])
+    values = np.column_stack([y[:, -1], at.charges(x, y)])
+    steps = np.rint(values / _GRID).astype(np.int64).sum(axis=0) + noise.lattice_gaussian_steps(sigma, 2, _GRID)
+    return float(steps[0] * _GRID), float(steps[1] * _GRID)
 
 
-def _level(outcome: Outcome, eta: Array, wanted: float) -> float:
-    """By how much the first predictor has to move for the expected first feature to be `wanted`."""
-    moved = 0.0
-    for _ in range(_STEPS):
-        there = eta.copy()
-        there[:, 0] += moved
-        here = float(outcome.conditional(there)[:, 0].mean())
-        there[:, 0] += 1e-4
-        slope = (float(outcome.conditional(there)[:, 0].mean()) - here) / 1e-4
-        step = float(np.clip((wanted - here) / max(slope, 1e-9), -0.5, 0.5))
-        moved += step
-        if abs(step) < 1e-9:
-            break
-    return moved
+def level_of(events: float, charges: float, sigma: float) -> float:
+    """The logarithm of events over charges, drawn towards 0 where the noise on them is large.
+
+    >>> round(level_of(400.0, 200.0, 0.0), 3), round(level_of(80.0, 40.0, 40.0), 3), level_of(-50.0, -90.0, 40.0)
+    (0.693, 0.405, 0.0)
+    """
+    ratio = (max(events, _FEWEST) + sigma) / (max(charges, _FEWEST) + sigma)
+    return float(np.clip(math.log(ratio), -_MOST_LEVEL, _MOST_LEVEL))
