@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -301,3 +302,28 @@ def test_of_two_draws_by_a_folder_that_was_copied_the_coordinator_takes_one(hub,
     assert codes(second) != [""]
     assert "E_LEDGER" in {one["refused"] for one in second["calls"]}
     assert len(hub.store.releases()) == 1
+
+
+def test_a_site_put_back_from_a_backup_asks_what_it_had_asked_and_believes_no_older_answer(hub, afloat):
+    backup, full = hub.folder / "backup", afloat.held()
+    early = afloat.post_box()
+    afloat("outbox", "import", early)
+    afloat("backup", backup)
+    out = afloat.export()
+    made = courier.read_header(io.BytesIO(early.read_bytes())).number
+    while int(time.time()) <= made:  # post-boxes are numbered by the second
+        time.sleep(0.05)
+    afloat("restore", backup, "--as", "dr-lind", "--replace")
+    kept = json.loads((afloat.home / "courier" / "state.json").read_bytes())
+    [named] = [one["bundle"] for one in kept["asked"] if one["bundle"]]
+    assert sha256_hex((afloat.home / "courier" / f"{named}.zip").read_bytes()) == named
+    # Neither the answers in the backup nor a post-box from before it can say that the ledger lacks nothing.
+    assert kept["answers"] == {}
+    assert afloat("outbox", "import", early, expect=30)["refused"]["code"] == "E_REPLAY"
+    assert afloat("ledger", "recover", expect=20)["refused"]["code"] == "E_NETWORK"
+    hub.lead("import", out)  # the file that was under way when the disk failed
+    afloat.trip()
+    assert afloat("ledger", "recover")["state"] == "whole"
+    afloat("run", "--once", expect=20)
+    assert Desk(afloat.home).ledger.hold(full).state == "delivered"
+    assert [one.release_id for one in hub.store.releases()] == [full]

@@ -31,7 +31,7 @@ from shared.base.keys import PublicKey, write_private
 from shared.errors import IntegrityRefusal, Refusal, SchemaRefusal, StateRefusal, StorageRefusal
 from shared.terminal import proven
 from site_agent.config import FILE_NAME
-from site_agent.desk import Desk
+from site_agent.desk import Desk, courier
 from site_agent.ledger.files import RESTORED
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ _PART = "[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 NAMES = re.compile(
     rf"site\.toml|ledger\.db|ledger\.head|paused|watch\.json|(acknowledged|refused)\.jsonl"
     rf"|(keys|certificates|plans|sealed|flows|mappings)(/{_PART}){{1,3}}"
+    rf"|courier/(state\.json|[0-9a-f]{{64}}\.zip)"
 )
 GROWING = ("acknowledged.jsonl", "refused.jsonl")
 SETTINGS = ("keys", "certificates", "plans", "flows", "mappings")
@@ -159,6 +160,10 @@ def _gathered(desk: Desk, folder: Path, today: dt.date) -> tuple[SiteBackupFacts
     before = _settings(home)
     for path in before:
         _keep(home, path, folder)
+    # Before the ledger: a head that waits to be carried must not be of entries that the copy lacks.
+    with courier(desk.config).resting() as carried:
+        for path in carried:
+            _keep(home, path, folder)
     desk.ledger.copy_to(folder)
     reach("backup.copied")
     # A key is changed in the ledger first and on the disk after: both must be of the same moment.
@@ -269,6 +274,8 @@ def restore(
         replies = Desk(made).replies
         mark = {"archive": digest, "day": facts.day, "restored": 0 if replies is None else replies.restored()}
         write_private(made / RESTORED, canonical_json(mark))
+        if Desk(made).config.courier:
+            courier(Desk(made).config).restored()
         (made / "agent.lock").unlink(missing_ok=True)
         unopened = tuple(sorted({hold.study for hold in Desk(made).ledger.holds() if EMBEDDING in hold.files}))
         moved = "" if dry_run else put_in_place(made, home)

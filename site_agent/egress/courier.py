@@ -165,6 +165,26 @@ class Courier:
         with self._state() as state:
             return tuple(str(one["bundle"]) for one in state["asked"] if one["bundle"])
 
+    @contextmanager
+    def resting(self) -> Iterator[tuple[Path, ...]]:
+        """The files of what is asked and answered; until the block ends no command changes or takes away one."""
+        if not self.folder.is_dir():
+            yield ()
+            return
+        with self._state(write=False) as state:
+            names = ("state.json", *(f"{one['bundle']}.zip" for one in state["asked"] if one["bundle"]))
+            yield tuple(path for name in names if (path := self.folder / name).exists())
+
+    def restored(self) -> None:
+        """Begin anew after a backup was put back: calls stay, and only a post-box that is made from now on counts.
+
+        An answer from before may say of the ledger that nothing is missing, and not know what was charged since.
+        """
+        with self._state() as state:
+            asked, exported = state["asked"], state.get("exported", 0)
+            state.clear()
+            state.update(asked=asked, answers={}, exported=exported, post_box=int(time.time()))
+
     def drop(self, bundle: str) -> None:
         """Carry a bundle no more: it may not leave any longer."""
         with self._state() as state:
