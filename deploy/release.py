@@ -1,6 +1,6 @@
 """A folder from which Tributary is installed without a network, with hashes, a bill of materials and a signature.
 
-    python deploy/release.py OUT [--extras site,coordinator,client] [--key release.pem] [--tag]
+    python deploy/release.py OUT [--extras site,coordinator,client] [--wheels FOLDER] [--key release.pem] [--tag]
 
 `OUT/wheels` has our wheel and all that it needs on this platform, `OUT/requirements.txt` each with its SHA-256,
 `OUT/sbom.cdx.json` the same as CycloneDX, `OUT/SHA256SUMS` every file, and with a key (Ed25519, PEM) `SHA256SUMS.sig`.
@@ -70,10 +70,23 @@ def build(out: Path) -> Path:
     return wheel
 
 
-def collect(wheel: Path, extras: str) -> list[Path]:
-    """All that the wheel needs with these extras, beside it, in the versions of constraints.txt."""
-    words = ["download", "--only-binary", ":all:", "--constraint", str(ROOT / "constraints.txt"), "--dest"]
-    subprocess.run([*PIP, *words, str(wheel.parent), f"{wheel}[{extras}]"], check=True)
+def collect(wheel: Path, extras: str, source: Path | None = None) -> list[Path]:
+    """All that the wheel needs with these extras, beside it, in the versions of constraints.txt.
+
+    Args:
+        source: a folder of wheels, of an earlier release for example, to take them from; None: the index.
+    """
+    words = [
+        "download",
+        "--only-binary",
+        ":all:",
+        "--constraint",
+        str(ROOT / "constraints.txt"),
+        "--dest",
+        str(wheel.parent),
+    ]
+    words += ["--no-index", "--find-links", str(source)] if source else []
+    subprocess.run([*PIP, *words, f"{wheel}[{extras}]"], check=True)
     return sorted(wheel.parent.glob("*.whl"))
 
 
@@ -127,10 +140,10 @@ def sign(sums: Path, key: Path) -> None:
     (sums.with_name("release.pub")).write_bytes(private.public_key().public_bytes(form, kind))
 
 
-def release(out: Path, extras: str, key: Path | None) -> None:
+def release(out: Path, extras: str, key: Path | None, source: Path | None = None) -> None:
     """Write the folder."""
     ours = build(out / "wheels")
-    wheels = collect(ours, extras)
+    wheels = collect(ours, extras, source)
     (out / "requirements.txt").write_text(requirements(wheels, ours, extras), encoding="utf-8")
     time = git("log", "-1", "--format=%cd", "--date=format-local:%Y-%m-%dT%H:%M:%SZ")
     text = json.dumps(bill(wheels, ours, time), indent=1, sort_keys=True) + "\n"
@@ -147,6 +160,7 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("out", type=Path, help="a new folder")
     asked.add_argument("--extras", default="site,coordinator,client", help="what the folder can install")
+    asked.add_argument("--wheels", type=Path, help="take the others' wheels from this folder, and not from the index")
     asked.add_argument("--key", type=Path, help="the release key, Ed25519 as PEM")
     asked.add_argument("--tag", action="store_true", help="only from the version's tag, and only with a key")
     given = asked.parse_args()
@@ -158,7 +172,7 @@ def main() -> None:
             raise SystemExit(f"the commit must have the tag v{version()}. git tag v{version()}")
         if given.key is None:
             raise SystemExit("a release must be signed. --key FILE; openssl genpkey -algorithm ed25519 -out FILE")
-    release(given.out, given.extras, given.key)
+    release(given.out, given.extras, given.key, given.wheels)
     sys.stdout.write(f"{given.out}: {len(list((given.out / 'wheels').iterdir()))} wheels\n")
 
 

@@ -53,6 +53,27 @@ def wheel(folder: Path, name: str, licence: str) -> Path:
     return path
 
 
+def test_the_others_wheels_come_from_a_folder_that_is_named_and_from_no_index(folders, tmp_path, monkeypatch):
+    """Of a second folder, that is: the same bytes, without the index a second time."""
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/nobody")
+    monkeypatch.setattr(folders, "ROOT", tmp_path)
+    (tmp_path / "constraints.txt").write_text("Other-part==1.0\n")
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    out.mkdir()
+    needs = "Metadata-Version: 2.1\nProvides-Extra: site\nRequires-Dist: other-part; extra == 'site'"
+    ours, other = wheel(out, "tributary_meta", needs), wheel(source, "Other_part", "Metadata-Version: 2.1")
+    for one in (ours, other):
+        with zipfile.ZipFile(one, "a") as archive:
+            name = one.name.removesuffix("-py3-none-any.whl")
+            archive.writestr(f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+            archive.writestr(f"{name}.dist-info/RECORD", "")
+    assert [one.name for one in folders.collect(ours, "site", source)] == [other.name, ours.name]
+    assert (out / other.name).read_bytes() == other.read_bytes()
+    with pytest.raises(subprocess.CalledProcessError):
+        folders.collect(ours, "site", tmp_path)
+
+
 def test_each_wheel_is_pinned_by_its_hash_and_stands_in_the_bill(folders, tmp_path):
     ours = wheel(tmp_path, "tributary_meta", "License-Expression: Apache-2.0")
     other = wheel(tmp_path, "Other_part", "License: MIT\n")
@@ -95,9 +116,9 @@ def test_a_release_is_made_from_the_versions_tag_and_with_a_key_only(folders, tm
 def test_two_folders_of_one_commit_are_the_same_and_install_where_there_is_no_network(tmp_path):
     if os.geteuid() or shutil.which("unshare") is None:
         pytest.skip("a network namespace wants root")
-    for name in ("one", "two"):
-        made = [sys.executable, str(ROOT / "deploy" / "release.py"), str(tmp_path / name)]
-        subprocess.run(made, check=True, timeout=1200)
+    for name, more in (("one", []), ("two", ["--wheels", str(tmp_path / "one" / "wheels")])):  # the index is asked once
+        made = [sys.executable, str(ROOT / "deploy" / "release.py"), str(tmp_path / name), *more]
+        subprocess.run(made, check=True, timeout=3000)
     sums = (tmp_path / "one" / "SHA256SUMS").read_bytes()
     assert sums == (tmp_path / "two" / "SHA256SUMS").read_bytes()
     subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=tmp_path / "one", check=True)
