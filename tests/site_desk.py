@@ -302,7 +302,9 @@ def hospital(tmp_path, monkeypatch, capsys):
         drawing, "_attack", lambda **_: {"sentences": ["Attacks we tried on 300 released rows; others may do better."]}
     )
     monkeypatch.setattr(
-        stages, "estimate", lambda plan, source: stages.RunEstimate(seconds=1.0, memory_mb=200.0, n=300, d=13)
+        stages,
+        "estimate",
+        lambda plan, source: stages.RunEstimate(seconds=1.0, memory_mb=200.0, bundle_mb=0.1, n=300, d=13),
     )
     monkeypatch.setenv("COLUMNS", "100")
     return Hospital(folder=tmp_path, home=tmp_path / "site", lead=lead, hub=hub, invitation=path, capsys=capsys)

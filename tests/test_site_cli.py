@@ -445,7 +445,9 @@ def test_the_screen_shows_the_rows_that_would_leave_within_its_width(ready):
 def test_a_dry_release_charges_nothing_and_says_what_it_will_take(ready):
     answer = ready.json("release", "mini", "--wave", "1", "--dry-run")
     assert answer["estimate"]["seconds"] > 0
+    assert answer["estimate"]["bundle_mb"] > 0
     assert answer["spent"] == 0
+    assert "bundle" in ready("release", "mini", "--wave", "1", "--dry-run")
     assert ready.json("budget")["lines"] == []
     assert ready.hub.anchored == []
 

@@ -25,6 +25,7 @@ from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, StudyPlan
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import read_bundle
+from site_agent.release.pipeline.stages import estimate
 from tests.benchmarks.paper.bounds import theorem1_epsilon
 
 TINY = Dictionary(
@@ -201,8 +202,11 @@ def test_a_release_that_nobody_could_open_is_refused_before_the_charge(tmp_path,
 
 def test_a_site_releases_noisy_sums_in_no_order(tmp_path, study, site, table):  # noqa: F811
     table = table.sort_values("sbp").reset_index(drop=True)
+    told = estimate(study, source(tmp_path, table))
     made = release(study, site, source(tmp_path, table))
     assert made.hold.state == "held"
+    size = site.outbox.bundle(made.hold.release_id).stat().st_size / 1e6
+    assert told.bundle_mb / 3 < size < 3 * told.bundle_mb
     receipt = read_bundle(site.outbox.bundle(made.hold.release_id), cap=1 << 26).receipt
     receipt.require_true(study)
     assert (receipt.mechanism, receipt.n, receipt.posture, receipt.model) == ("slicing", 300, "private", "local")

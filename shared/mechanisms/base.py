@@ -34,6 +34,7 @@ __all__ = [
     "Aggregates",
     "Answering",
     "EdgeRules",
+    "Effort",
     "Extent",
     "Facts",
     "MechanismPlan",
@@ -93,6 +94,18 @@ class Extent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Effort:
+    """What making one release takes: seconds of CPU, megabytes of memory, megabytes of the bundle.
+
+    As measured on one core (`tests/benchmarks/estimates.py`): constants are of a fit to half of its sizes.
+    """
+
+    seconds: float
+    memory_mb: float
+    bundle_mb: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class EdgeRules:
     """Settings of the network between the rows of a table.
 
@@ -124,6 +137,8 @@ class MechanismPlan(ABC):
     plan was signed before the change. New plans spell these fields out."""
     retired: ClassVar[tuple[str, ...]] = ()
     """Sentences of `not_covered` that receipts of earlier versions have, and that no longer hold."""
+    bundle_of: ClassVar[tuple[float, float]] = (0.006, 3.6e-4)
+    """Of a bundle of figures: megabytes of the least one, and for each pair of columns."""
     fits: ClassVar[str] = "flow"
     """Noun for the fitted object ("flow" or "model") in the receipt's sentence on hold-out persons."""
 
@@ -172,6 +187,15 @@ class MechanismPlan(ABC):
     @abstractmethod
     def extent(self, plan: StudyPlan, n: int) -> Extent:
         """How large a released table of `n` persons' records is: known before a byte of it is read."""
+
+    def effort(self, plan: StudyPlan, n: int, d: int) -> Effort:
+        """What making a release of n persons takes, in d encoded columns; of rows without what is fitted on them."""
+        cells = n * d
+        return Effort(
+            seconds=1.7 + 1.2e-6 * cells + 2e-3 * d**2,
+            memory_mb=205 + 4.4e-5 * cells,
+            bundle_mb=self.bundle_of[0] + self.bundle_of[1] * d**2,
+        )
 
     @abstractmethod
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:

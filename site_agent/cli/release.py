@@ -202,6 +202,7 @@ def _estimated(desk: Desk, plan: StudyPlan, wave: int, needs: RunEstimate) -> Ve
             [
                 ("rows", f"about {needs.n}"),
                 ("takes", f"about {_left(needs.seconds).removesuffix(' left')} and {needs.memory_mb:.0f} MB"),
+                ("bundle", f"about {needs.bundle_mb:.2g} MB"),
                 (
                     "price",
                     shown_price(page["price"]["epsilon"], page["price"]["epsilon_given"], delta=plan.budget.delta),

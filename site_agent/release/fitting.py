@@ -209,7 +209,7 @@ def public_flow(plan: StudyPlan, encoder: Encoder) -> Composed:
 
 
 def estimate_seconds(plan: StudyPlan, n: int, d: int) -> tuple[float, float]:
-    """What fitting and attacking will take at most on this machine: (seconds, megabytes)."""
+    """What fitting will take on this machine, if it never stops early: (seconds, megabytes)."""
     from site_agent.models.flow import FlowSettings, estimate_cost
 
     if plan.posture in ("local", "holdout"):
@@ -221,8 +221,7 @@ def estimate_seconds(plan: StudyPlan, n: int, d: int) -> tuple[float, float]:
 
             more = laws_cost(own, outcomes)
             seconds, megabytes = seconds + more[0], megabytes + more[1]
-        # Under `local` the attacks fit once more, of one network.
-        return (1.5 if plan.posture == "local" else 1) * seconds, megabytes
+        return seconds, megabytes
     idle, megabytes = estimate_cost(n, d, FlowSettings(flows=0))
     if plan.private is None:
         return idle, megabytes

@@ -117,6 +117,7 @@ class DensitiesPlan(Aggregates):
     sensitivity: Sensitivity = "diameter"
     mechanism: Literal["densities"] = "densities"
     title: ClassVar[str] = "noisy densities"
+    bundle_of: ClassVar[tuple[float, float]] = (0.009, 1.5e-5)
     later: ClassVar[tuple[str, ...]] = ("basis", "bounds", "trust")
     before: ClassVar[Mapping[str, Any]] = {"sensitivity": "norms"}
 

@@ -107,6 +107,7 @@ class MomentsPlan(Aggregates):
     score: Literal["influence", "residual"] = "influence"
     mechanism: Literal["moments"] = "moments"
     title: ClassVar[str] = "noisy moments"
+    bundle_of: ClassVar[tuple[float, float]] = (0.008, 4e-5)
     before: ClassVar[Mapping[str, Any]] = {"sensitivity": "blocks", "margins": "lognormal", "score": "residual"}
 
     @classmethod
@@ -487,8 +488,7 @@ def _coefficients(
     origin: Mapping[str, Any],
 ) -> list[Estimate]:
     """The terms of one site's releases, which are of different persons: by inverse variance."""
-    out = []
-    n = sum(one.n for one in found)
+    out, n = [], sum(one.n for one in found)
     found = [one for one in found if one.settled]
     for j, label, units in _planned(design, question) or ():
         if not found:

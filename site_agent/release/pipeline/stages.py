@@ -62,10 +62,11 @@ Progress = Callable[[ReleaseStage, float, float | None], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RunEstimate:
-    """What a run will take, before it starts."""
+    """What a run will take, before it starts: seconds, memory, and the bundle that comes of it."""
 
     seconds: float
     memory_mb: float
+    bundle_mb: float
     n: int
     d: int
 
@@ -78,15 +79,13 @@ def estimate(plan: StudyPlan, source: TableSource) -> RunEstimate:
 
     d = Encoder(dictionary=plan.dictionary).d
     n = records.count(source)
-    if plan.release.edges is not None:
-        # Every pair of persons is gone through once to fit and once to draw; three more times for the figures.
-        return RunEstimate(seconds=5.0 + 2e-6 * n * n, memory_mb=300.0 + 2e-2 * n, n=n, d=d)
-    if not plan.release.draws_rows:
-        return RunEstimate(
-            seconds=2.0 + 1e-5 * n * d, memory_mb=150.0 + 2e-5 * n * d, n=n, d=d
-        )  # reading, and counting
-    seconds, megabytes = estimate_seconds(plan, n, d)
-    return RunEstimate(seconds=seconds, memory_mb=megabytes, n=n, d=d)
+    own = plan.release.effort(plan, n, d)
+    seconds, megabytes = own.seconds, own.memory_mb
+    if plan.release.draws_rows and plan.release.edges is None:
+        # Most fits stop early: half of what one takes that does not.
+        fit = estimate_seconds(plan, n, d)
+        seconds, megabytes = seconds + fit[0] / 2, max(megabytes, fit[1])
+    return RunEstimate(seconds=seconds, memory_mb=megabytes, bundle_mb=own.bundle_mb, n=n, d=d)
 
 
 class ReleaseClock:

@@ -1,0 +1,213 @@
+"""What a dry run tells of a release, beside what the release then takes: CPU seconds, peak memory, megabytes of bundle.
+
+Each release is made whole by the site's own pipeline, in a process of its own, on one thread: from reading the table
+to the outbox. The constants behind what is told (`shared.mechanisms.base.Effort`) were fitted to the sizes of `FITTED`;
+those of `SIZES` were measured afterwards.
+
+python -m tests.benchmarks.estimates [MECHANISM …]
+"""
+
+import datetime as dt
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import pandas as pd
+
+from tests.benchmarks import record
+
+SEED = 19
+FITTED = {
+    **dict.fromkeys(("tables", "densities", "slicing"), ((5_000, 10), (20_000, 20), (100_000, 10))),
+    "latent_noise": ((5_000, 10), (20_000, 20)),
+    "moments": ((1_000, 5),),
+    "grand": ((5_000, 5),),
+    "network_counts": ((5_000, 5), (20_000, 5)),
+}
+SIZES = {
+    **dict.fromkeys(("tables", "densities"), ((2_000, 15), (50_000, 5), (50_000, 20), (500_000, 20))),
+    "slicing": ((2_000, 15), (50_000, 5), (50_000, 20)),
+    "latent_noise": ((2_000, 15), (10_000, 5), (10_000, 15)),
+    "moments": ((2_000, 10), (20_000, 5), (50_000, 10)),
+    "grand": ((2_000, 5), (8_000, 5)),
+    "network_counts": ((2_000, 5), (10_000, 5)),
+}
+TODAY = dt.date(2026, 1, 5)
+
+
+def study(mechanism, columns):
+    """A plan of one wave, with so many columns: an event, and numbers, two of every five in groups."""
+    names = [f"x{k}" for k in range(1, columns)]
+    levelled = {name: k % 5 in (3, 4) for k, name in enumerate(names)}
+    if mechanism == "moments":
+        levelled = dict.fromkeys(names, False)
+    numbers = json.dumps([[name] for name in names if not levelled[name]])
+    modelled = f'responses = ["died"]\ncovariates = {json.dumps(names)}'
+    counted = 'most_contacts = 60\nfigures = ["paths", "triangles"]'
+    release = {
+        "tables": 'mechanism = "tables"\nepsilon = 1.0',
+        "densities": f'mechanism = "densities"\ndensities = {numbers}\nepsilon = 2.0',
+        "slicing": 'mechanism = "slicing"\nepsilon = 20.0',
+        "latent_noise": 'mechanism = "latent_noise"\nepsilon = 6.0',
+        "moments": f'mechanism = "moments"\nepsilon = 1.0\noutcome = "binary"\n{modelled}',
+        "grand": 'mechanism = "grand"\nepsilon = 4.0\nmodel = "inner_product"\nd = 2',
+        "network_counts": f'mechanism = "network_counts"\nepsilon = 3.0\n{counted}',
+    }[mechanism]
+    posture = {"latent_noise": "local", "grand": "holdout"}.get(mechanism, "private")
+    text = f"""
+study = "estimates"
+version = 1
+title = "t"
+purpose = "p"
+coordinator = "hub"
+expires = 2030-01-01
+posture = "{posture}"
+eligibility = "Everybody."
+[retention]
+until = 2035-01-01
+keep = "k"
+readers = "r"
+[release]
+{release}
+[budget]
+epsilon = 100.0
+delta = 1e-7
+[[waves]]
+number = 1
+opens = 2026-01-01
+closes = 2026-02-01
+[dictionary]
+name = "estimates"
+version = 1
+[dictionary.columns.person]
+kind = "person"
+[dictionary.columns.died]
+kind = "binary"
+"""
+    for name in names:
+        text += f"[dictionary.columns.{name}]\n"
+        text += (
+            'kind = "nominal"\nlevels = ["a", "b", "c"]\n'
+            if levelled[name]
+            else 'kind = "continuous"\nlower = -6\nupper = 6\ndecimals = 3\n'
+        )
+    return text
+
+
+def table(n, columns, plan):
+    """Correlated normals, cut at the bounds; groups of three."""
+    rng = np.random.default_rng((SEED, n, columns))
+    common = rng.normal(size=n)
+    made = {"person": [f"p{k}" for k in range(n)], "died": (rng.uniform(size=n) < 0.2).astype(int)}
+    for column in plan.dictionary.released:
+        if column.name != "died":
+            values = np.clip(0.5 * common + rng.normal(size=n), -6, 6).round(3)
+            made[column.name] = np.array(["a", "b", "c"])[np.digitize(values, (-0.5, 0.5))] if column.levels else values
+    return pd.DataFrame(made)
+
+
+def ties(n):
+    """An edge list of ten contacts a person on average."""
+    rng = np.random.default_rng((SEED, n))
+    pairs = np.unique(np.sort(rng.integers(0, n, (5 * n, 2)), axis=1), axis=0)
+    pairs = pairs[pairs[:, 0] != pairs[:, 1]]
+    return pd.DataFrame({"from": [f"p{k}" for k in pairs[:, 0]], "to": [f"p{k}" for k in pairs[:, 1]]})
+
+
+def one(mechanism, n, columns):
+    """Told and taken of one release; run in a process of its own."""
+    from site_desk import Hub
+
+    from shared.base.keys import SigningKey
+    from shared.plans.plan import StudyPlan
+    from site_agent.config import Edges, SiteFloors, TableSource
+    from site_agent.ledger.book import Ledger
+    from site_agent.release.outbox import Outbox
+    from site_agent.release.pipeline import stages
+    from site_agent.release.pipeline.making import make_release
+    from site_agent.release.site import WorkingSite
+
+    plan = StudyPlan.from_toml(study(mechanism, columns))
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        table(n, columns, plan).to_csv(folder / "table.csv", index=False)
+        edges = None
+        if plan.release.edges is not None:
+            ties(n).to_csv(folder / "edges.csv", index=False)
+            edges = Edges(path=folder / "edges.csv")
+        source = TableSource(path=folder / "table.csv", edges=edges)
+        told = stages.estimate(plan, source)
+        if os.fork():
+            _, status = os.wait()
+            return os.waitstatus_to_exitcode(status)
+        # A child counts what the release takes, and not what making the table took.
+        ledger = Ledger.create(folder / "home" / "ledger.db", SigningKey.generate(), site="north")
+        site = WorkingSite(
+            name="north",
+            agent_version="0",
+            ledger=ledger,
+            outbox=Outbox(folder / "home", ledger),
+            witness=Hub(),
+            snapshot_key=b"k" * 32,
+            floors=SiteFloors(),
+            paused=lambda: False,
+        )
+        made = make_release(plan=plan, wave=1, source=source, site=site, today=TODAY)
+        size = site.outbox.bundle(made.hold.release_id).stat().st_size / 1e6
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        taken = {
+            "seconds": used.ru_utime + used.ru_stime + START,
+            "memory_mb": used.ru_maxrss / 1024,
+            "bundle_mb": size,
+        }
+        print(json.dumps({"told": {name: getattr(told, name) for name in taken}, "taken": taken}), flush=True)
+        os._exit(0)
+
+
+START = 1.0
+"""CPU seconds of starting Python and importing, which the child has from its parent."""
+
+
+def main():
+    if sys.argv[1:2] == ["one"]:
+        sys.exit(one(sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+    path = record.RESULTS / "estimates.json"
+    kept = json.loads(path.read_text())["results"] if path.exists() else {"fitted": {}, "after": {}}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    for half, sizes in (("fitted", FITTED), ("after", SIZES)):
+        for mechanism, cases in sizes.items():
+            if sys.argv[1:] and mechanism not in sys.argv[1:]:
+                continue
+            for n, columns in cases:
+                argv = [sys.executable, "-m", "tests.benchmarks.estimates", "one", mechanism, str(n), str(columns)]
+                start = time.monotonic()
+                done = subprocess.run(argv, capture_output=True, text=True, env=env, check=False)
+                if done.returncode:
+                    print(half, mechanism, n, columns, "failed", done.stderr.strip().splitlines()[-1:], flush=True)
+                    continue
+                found = json.loads(done.stdout.strip().splitlines()[-1])
+                found["ratio"] = {name: found["taken"][name] / value for name, value in found["told"].items()}
+                kept[half].setdefault(mechanism, {})[f"{n}x{columns}"] = found
+                shown = {
+                    name: (round(found["told"][name], 2), round(found["taken"][name], 2)) for name in found["told"]
+                }
+                print(half, mechanism, n, columns, shown, f"{time.monotonic() - start:.0f} s", flush=True)
+    ratios = [value for of in kept["after"].values() for case in of.values() for value in case["ratio"].values()]
+    kept["after_within"] = {
+        str(factor): 100 * sum(1 / factor <= ratio <= factor for ratio in ratios) / max(len(ratios), 1)
+        for factor in (1.5, 2, 3)
+    }
+    kept["after_figures"] = len(ratios)
+    print(kept["after_within"], record.write("estimates", kept, SEED, command="python -m tests.benchmarks.estimates"))
+
+
+if __name__ == "__main__":
+    main()
