@@ -194,6 +194,15 @@ def test_nobody_waits_for_a_caller_who_has_left(cluster):
         run(cluster, "sleep", {"seconds": 5}, left=lambda: True)
 
 
+def test_what_a_caller_who_has_left_had_asked_is_ended_on_the_clusters_machine(cluster, tmp_path):
+    """Or whoever asks and leaves again and again would have all its workers at work."""
+    file, long = tmp_path / "who", TaskLimits(memory=256 << 20, cpu=600, wall=600.0)
+    begun = lambda: file.exists() and bool(file.read_text())  # noqa: E731
+    with pytest.raises(Ended, match="left"):
+        run(cluster, "sleep", {"seconds": 600, "file": str(file)}, left=begun, limits=long)
+    wait_for(lambda: not Path(f"/proc/{file.read_text()}").exists())
+
+
 def test_a_worker_that_is_killed_loses_no_question(machines, cluster, tmp_path):
     file, found = tmp_path / "who", []
     asking = threading.Thread(

@@ -193,7 +193,7 @@ def perform(asked: bytes, bounds: tuple[int, int, float]) -> bytes:
     limits = TaskLimits(memory=memory, cpu=cpu, wall=wall)
     reply: dict[str, Any]
     try:
-        reply = {"gave": _pool().run(said["task"], given, owner="cluster", limits=limits)}
+        reply = {"gave": _pool().run(said["task"], given, owner="cluster", limits=limits, left=_left())}
     except Refusal as refusal:
         reply = {"refused": [refusal.code, refusal.must, refusal.given, refusal.next_step]}
     except Failed as failed:
@@ -203,6 +203,15 @@ def perform(asked: bytes, bounds: tuple[int, int, float]) -> bytes:
     except Busy:
         reply = {"over": "wall"}
     return canonical_json(reply)
+
+
+def _left() -> Callable[[], bool]:
+    """Whether nobody waits for this task any more; Dask itself lets what has begun run to its end."""
+    from distributed import get_worker
+
+    worker = get_worker()
+    tasks, key = worker.state.tasks, worker.get_current_task()
+    return lambda: key not in tasks or tasks[key].state == "cancelled"
 
 
 def forget() -> None:
