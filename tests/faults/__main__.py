@@ -3,7 +3,11 @@
 ``--full`` repeats each as often as is asked (hours); without it each runs as often as about twenty minutes allow, and
 the file says how often that was. What each test counted is kept (``.faults/``), so that a run that is stopped, by
 ``--minutes`` or by hand, goes on where it was the next time, as long as no program and no test has changed meanwhile;
-the file says what was not run. With names only these faults run, and the file is left alone.
+the file says what was not run. With names only these faults run, and the file is left alone; what they counted goes
+into it by the next run without names, which begins nothing more under ``--minutes 0``.
+
+A fault is held where each of its tests ran and passed; of a full run it is also asked that they made no fewer cases
+than `Fault.asked`. What is below is said in any run.
 """
 
 from __future__ import annotations
@@ -92,7 +96,8 @@ class Collector:
             planned = {item.nodeid: sorted(faults_of(item)) for item in kept}
             self.out.with_suffix(".planned").write_text(json.dumps(planned))
         self.cpu = _cpu()
-        items[:] = [item for item in kept if item.nodeid not in self.done][self.job :: self.jobs]
+        left = [item for item in kept if item.nodeid not in self.done][self.job :: self.jobs]
+        items[:] = left if time.monotonic() < self.until else []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what a test counted."""
@@ -194,8 +199,16 @@ def run(wanted: set[str], *, full: bool, jobs: int, minutes: float) -> tuple[Cou
     return Counted.of(kept, planned), {test: kept[test] for test in planned if test in kept}
 
 
-def results_of(counted: Counted, wanted: set[str]) -> dict[str, Any]:
-    """As the file has it."""
+def results_of(counted: Counted, wanted: set[str], *, full: bool) -> dict[str, Any]:
+    """As the file has it.
+
+    >>> one = Counted.of({"t": {"outcome": "passed", "tenths": 9, "counts": {"cases": 19}}}, {"t": ["F23"]})
+    >>> for full in (True, False):
+    ...     fault = results_of(one, {"F23"}, full=full)["faults"]["F23"]
+    ...     print(fault["held"], fault["below"])
+    False 1
+    True 1
+    """
     faults = {}
     for name, fault in FAULTS.items():
         if name in wanted:
@@ -203,7 +216,8 @@ def results_of(counted: Counted, wanted: set[str]) -> dict[str, Any]:
             told = {key: counts[key] for key in ("tests", "skipped", *COUNTS) if counts[key]}
             told |= {"not_run": counts["planned"] - counts["tests"]} if counts["planned"] > counts["tests"] else {}
             held = bool(counts["passed"]) and counts["tests"] == counts["passed"] + counts["skipped"]
-            held = held and "not_run" not in told
+            told |= {"below": fault.asked - counts["cases"]} if counts["cases"] < fault.asked else {}
+            held = held and "not_run" not in told and not (full and "below" in told)
             faults[name] = {"what": fault.what, "asked": fault.asked, "held": held, "seconds": counts["tenths"] / 10}
             faults[name] |= told
     invariants = {
@@ -237,10 +251,13 @@ def main() -> int:
         os.environ["TRIBUTARY_SOAK"] = "1"
     wanted = set(given.faults) or {*FAULTS, *INVARIANTS}
     counted, kept = run(wanted, full=given.full, jobs=given.jobs, minutes=given.minutes)
-    results = results_of(counted, wanted)
+    results = results_of(counted, wanted, full=given.full)
     for name, fault in results["faults"].items():
         state = "held" if fault["held"] else "NOT RUN" if "not_run" in fault else "NOT HELD"
-        print(f"{name:>4}  {state:8}  {fault.get('cases', 0):>7,} of {fault['asked']:>9,} asked  {fault['what']}")
+        below = f"  [{fault['below']:,} below what is asked]" if "below" in fault else ""
+        print(
+            f"{name:>4}  {state:8}  {fault.get('cases', 0):>7,} of {fault['asked']:>9,} asked  {fault['what']}{below}"
+        )
     for name, one in results["invariants"].items():
         print(f"{name:>4}  {'held' if one['held'] else 'NOT HELD':8}  {one['what']}")
     for kind in ("failpoints_not_passed", "failed"):
@@ -253,6 +270,7 @@ def main() -> int:
             "minutes": round(sum(one["tenths"] for one in kept.values()) / 600, 1),
             "cpu_minutes": round(sum(one["cpu_tenths"] for one in kept.values()) / 600, 1),
             "not_run": sum(fault.get("not_run", 0) for fault in results["faults"].values()),
+            "below": [name for name, fault in results["faults"].items() if "below" in fault],
         }
         record.write("faults", results, seed=0, command="make faults" + (" FULL=1" if given.full else ""))
     held = all(one["held"] for one in results["faults"].values())
