@@ -51,6 +51,7 @@ from shared.errors import (
     RateRefusal,
     Refusal,
     RoleRefusal,
+    SchemaRefusal,
     StateRefusal,
     TooLarge,
 )
@@ -460,6 +461,21 @@ def test_sites_port_takes_no_token_and_the_analysts_port_answers_no_site(desk):
     )
     with sites, pytest.raises((CertificateRefusal, NetworkRefusal)):
         sites.call("Studies", ANALYSIS["Studies"].request(), timeout=10)
+
+
+@pytest.mark.fault("F21", cases=4)
+@pytest.mark.parametrize("after", [2**31 - 1, 2**31, 2**52, 2**63 - 1])
+def test_a_page_beyond_what_a_database_counts_is_empty_or_refused_by_type(desk, after):
+    """A column of 32 bits is compared to no larger number by PostgreSQL: that was an unexpected fault."""
+    with desk.raw(desk.admit(f"page{after}", role="lead").token) as line:
+        for method, given in (("Releases", {"study": "cvd", "most": 5}), ("Log", {"study": "cvd"}), ("Entries", {})):
+            request = ANALYSIS[method].request(**given)
+            object.__setattr__(request, "after", after)
+            if after < 2**31:
+                line.call(method, request, timeout=60)
+            else:
+                with pytest.raises(SchemaRefusal):
+                    line.call(method, request, timeout=60)
 
 
 # -- wrong questions --------------------------------------------------------------------------------------------------

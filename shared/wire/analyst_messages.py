@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shared.errors import TooLarge
-from shared.wire.message_limits import FORMULA_CAP, LABELS, RELEASES_CAP, is_word, must
+from shared.wire.message_limits import FORMULA_CAP, LABELS, PLACES, RELEASES_CAP, is_word, must
 
 __all__ = [
     "FIGURE_FILES",
@@ -76,7 +76,7 @@ class ReleasesRequest:
     def __post_init__(self) -> None:
         _must_be_study(self.study)
         must(0 <= self.most <= RELEASES_CAP, f"a page must have at most {RELEASES_CAP} releases")
-        must(self.after is None or 0 <= self.after < 1 << 53, "a place in the log must be a number")
+        must(self.after is None or 0 <= self.after < PLACES, "a place in the log must be a number")
         must(not self.site or is_word(self.site), "a site must be a plain word")
         must(0 <= self.wave < 1 << 31, "a wave is a number")
 
@@ -259,7 +259,7 @@ class LogRequest:
 
     def __post_init__(self) -> None:
         _must_be_study(self.study)
-        must(0 <= self.after < 1 << 62, "a line of the record is a number")
+        must(0 <= self.after < PLACES, "a line of the record is a number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +269,7 @@ class EntriesRequest:
     after: int = 0
 
     def __post_init__(self) -> None:
-        must(0 <= self.after < 1 << 53, "a place in the log must be a number")
+        must(0 <= self.after < PLACES, "a place in the log must be a number")
 
 
 @dataclass(frozen=True, kw_only=True)

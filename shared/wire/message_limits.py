@@ -15,6 +15,7 @@ __all__ = [
     "HEX",
     "HOLDINGS_CAP",
     "LABELS",
+    "PLACES",
     "PROOF_CAP",
     "RELEASES_CAP",
     "ROUND_CAP",
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 LABELS = ("confirmatory", "exploratory")
+# Entries of a log and lines of a record are numbered below this: a database's column of 32 bits is compared to no more.
+PLACES = 1 << 31
 CHUNK_BYTES = 256 << 10
 # Longer than any question that the grammar takes; what is longer still is refused before it is read.
 FORMULA_CAP = 4096
