@@ -20,6 +20,8 @@ class DatabaseServer:
     tools: Path
     folder: Path
     who: dict[str, int] = field(default_factory=dict)
+    inside: tuple[str, ...] = ()
+    listen: str = ""
 
     @property
     def url(self) -> str:
@@ -37,10 +39,14 @@ class DatabaseServer:
         return f"postgresql+psycopg://hub@/{name}?host={self.folder}"
 
     def run(self, tool: str, *argv: str | Path) -> None:
-        subprocess.run([self.tools / tool, *argv], check=True, capture_output=True, cwd=self.folder, **self.who)
+        words, who = [self.tools / tool, *argv], self.who
+        if self.inside and who:  # only root enters a namespace: it is left behind there
+            ids = [f"--reuid={who['user']}", f"--regid={who['group']}", "--clear-groups"]
+            words, who = [*self.inside, "setpriv", *ids, *words], {}
+        subprocess.run(words, check=True, capture_output=True, cwd=self.folder, **who)
 
     def start(self) -> None:
-        options = f"-c listen_addresses='' -k {self.folder} -c fsync=off"
+        options = f"-c listen_addresses='{self.listen}' -k {self.folder} -c fsync=off"
         self.run("pg_ctl", "-D", self.folder / "data", "-o", options, "-l", self.folder / "log", "-w", "start")
 
     def stop(self) -> None:
@@ -49,8 +55,17 @@ class DatabaseServer:
 
 
 @contextmanager
-def database_server(name: str) -> Iterator[DatabaseServer]:
-    """A running server; the test is skipped where there is none to run."""
+def database_server(
+    name: str, inside: tuple[str, ...] = (), listen: str = "", peer: str = ""
+) -> Iterator[DatabaseServer]:
+    """A running server; the test is skipped where there is none to run.
+
+    Args:
+        name: part of its folder's.
+        inside: the words before its commands that enter a network namespace.
+        listen: the address at which it answers beside its socket; blank: none.
+        peer: the one other address that it answers.
+    """
     pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed")
     found = shutil.which("initdb") or next(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), None)
     if found is None:
@@ -64,9 +79,12 @@ def database_server(name: str) -> Iterator[DatabaseServer]:
     folder.mkdir(mode=0o700)
     if root:
         os.chown(folder, who["user"], who["group"])
-    server = DatabaseServer(Path(found).resolve().parent, folder, who)
+    server = DatabaseServer(Path(found).resolve().parent, folder, who, inside, listen)
     try:
         server.run("initdb", "-D", folder / "data", "-A", "trust", "-U", "hub", "--no-sync")
+        if peer:
+            with (folder / "data" / "pg_hba.conf").open("a") as rules:
+                rules.write(f"host all all {peer}/32 trust\n")
         server.start()
         yield server
         server.stop()
