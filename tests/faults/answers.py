@@ -190,7 +190,7 @@ def _asked() -> tuple[bytes, ...]:
         if one.verb == "POST":
             seeds.append({"name": one.name, "path": path, "query": {}, "body": given})
         else:
-            query = {name: "3" if isinstance(value, int) else value or "mini" for name, value in given.items()}
+            query = {n: "true" if v is True else "3" if isinstance(v, int) else v or "mini" for n, v in given.items()}
             query |= {name: "1,2" for name, (_, kind) in one.elsewhere.items() if kind == tuple[int, ...]}
             seeds.append({"name": one.name, "path": path, "query": query, "body": None})
     return tuple(canonical_json(seed) for seed in seeds)
