@@ -142,7 +142,7 @@ def test_of_two_processes_under_load_one_is_killed_and_what_was_acknowledged_is_
             hub, [port for _, port in processes], lambda count: os.kill(first, signal.SIGKILL) if count == 3 else None
         )
     assert "E_NETWORK" in refused, "nobody has noticed that it was killed"
-    assert set(refused) <= {"E_NETWORK", "E_CERTIFICATE"}  # a handshake that breaks off looks like either
+    assert set(refused) <= {"E_NETWORK", "E_CERT"}  # a handshake that breaks off looks like either
     require_stored(hub, heard)
 
 
