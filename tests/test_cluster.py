@@ -100,10 +100,15 @@ class Machines:
         return subprocess.Popen(command, env=self.env, cwd=self.folder, stderr=subprocess.DEVNULL)
 
     def hire(self, count: int) -> None:
+        """Workers beside those that live; back when the scheduler knows all of them."""
+        from distributed import Client
+
         wait_for(lambda: answers(self.port))
         for _ in range(count):
             place = ("--host", "127.0.0.1", "--nthreads", "1", "--no-nanny", "--memory-limit", "0")
             self.workers.append(self.begin("worker", f"tls://127.0.0.1:{self.port}", *place))
+        with Client(f"tls://127.0.0.1:{self.port}", set_as_default=False, timeout=60) as client:
+            client.wait_for_workers(sum(one.poll() is None for one in self.workers), timeout=120)
 
     def close(self) -> None:
         for process in (*self.workers, self.scheduler):
