@@ -299,7 +299,10 @@ def by_form(web: httpx.Client, one: Question) -> Any:
 
 
 def test_every_question_has_the_same_figures_through_five_doors(r, house, tmp_path, capsys):
-    assert {one.kind for one in QUESTIONS} | {"table_one", "network"} == {*KINDS, ""}  # of rows, but for Table 1
+    assert {one.kind for one in QUESTIONS} | {"table_one", "crosstab", "histogram", "network"} == {
+        *KINDS,
+        "",
+    }  # of rows, but for Table 1
     (tmp_path / "questions.R").write_text("".join(f"{one.r}\n" for one in QUESTIONS))
     printed = r(
         f"FIGURES <- c{FIGURES}; TIDY <- c{TIDY}\n{R_ASKS}",

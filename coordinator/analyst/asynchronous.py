@@ -112,6 +112,14 @@ class AsyncStudy:
         """Columns described by group and site."""
         return await self._call(self.study.table_one, *columns, by=by, **how)
 
+    async def crosstab(self, column: str, by: str, **how: Any) -> TableOne:
+        """Two columns with levels: shares in each group, odds ratios, a test of independence."""
+        return await self._call(self.study.crosstab, column, by, **how)
+
+    async def histogram(self, column: str, **how: Any) -> TableOne:
+        """The share of rows in each bin of a column."""
+        return await self._call(self.study.histogram, column, **how)
+
     async def monitor(self, formula: str, *, spending: str = "obrien-fleming", **how: Any) -> Monitoring:
         """A question as of each wave, against a boundary that allows for all looks."""
         return await self._call(self.study.monitor, formula, spending=spending, **how)

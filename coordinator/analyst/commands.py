@@ -25,10 +25,10 @@ from coordinator.analyst.own.table import OwnTable, counts, read_table
 from coordinator.analyst.own.together import TogetherOptions
 from coordinator.analyst.remote import Connection, HarmonisedResult, Result, Study, connect, write_table
 from coordinator.analyst.show import check_figure, draw, show_pooled, sides
-from coordinator.analyst.table_one import By, Columns, TableOut, check_out
+from coordinator.analyst.table_one import By, Columns, TableOut, described
 from coordinator.figures.options import FigureOptions
 from shared.errors import ParameterError
-from shared.estimands.kinds import KINDS, OPTIONS, QuestionKind
+from shared.estimands.kinds import DESCRIBED, KINDS, OPTIONS, QuestionKind
 from shared.releases.synthetic import DrawNumber, Draws, Out, Rows, run_synthesis
 from shared.terminal import VerbAnswer, application, command, number, p_shown, plain, run
 
@@ -192,6 +192,8 @@ def _asks(kind: str, known: QuestionKind) -> Callable[..., VerbAnswer]:
 
     def asked(connection: Connection, study: str, options: QuestionOptions, **given: Any) -> VerbAnswer:
         said = given.pop(name)
+        if kind in DESCRIBED:
+            return VerbAnswer(*described(connection[study], kind, said, **given, **options.asked))
         ask = getattr(connection[study], kind)
         return _answered(ask(*(said if known.shape == "columns" else [said]), **given, **options.asked), options)
 
@@ -204,6 +206,8 @@ def _asks(kind: str, known: QuestionKind) -> Callable[..., VerbAnswer]:
         given = typer.Option(f"--{option}", help=OPTIONS[option].help)
         annotation = Annotated[float, given] if OPTIONS[option].default is None else Annotated[str, given]
         shown.append(Parameter(option, _last, annotation=annotation, default=default))
+    if kind in DESCRIBED:
+        shown.append(Parameter("out", _last, annotation=TableOut, default=None))
     asked.__name__, asked.__doc__ = kind, known.asks
     asked.__signature__ = Signature(  # type: ignore[attr-defined]
         [*shown, Parameter("options", _last, annotation=QuestionOptions)]
@@ -226,12 +230,7 @@ def table_one(
     out: TableOut = None,
 ) -> VerbAnswer:
     """Table 1 by group and site: means, spreads, quartiles, shares, standardised differences, missing values."""
-    if out is not None:
-        check_out(out)
-    found = connection[study].table_one(*columns, by=by, **options.asked)
-    if out is not None:
-        found.write(out)
-    return VerbAnswer(found.document, found.show)
+    return VerbAnswer(*described(connection[study], "table_one", columns, out=out, by=by, **options.asked))
 
 
 @verb()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import ParameterError
@@ -76,9 +76,25 @@ class Questions:
             columns: such as ``"age", "sex"``. by: a column with levels.
             how: as of `query`.
         """
+        return self._described("table_one", *columns, by=by, **how)
+
+    def crosstab(self, column: str, by: str, **how: Any) -> TableOne:
+        """Two columns with levels: the share of each level in each group, odds ratios, a test of independence."""
+        return self._described("crosstab", column, by, **how)
+
+    def histogram(self, column: str, *, breaks: int | Sequence[float] = 10, **how: Any) -> TableOne:
+        """The share of rows in each bin of a column of numbers.
+
+        Args:
+            breaks: edges of the bins, or how many there are between the column's public bounds.
+        """
+        text = str(breaks) if isinstance(breaks, int) else f"c({', '.join(map(str, breaks))})"
+        return self._described("histogram", column, breaks=text, **how)
+
+    def _described(self, kind: str, *columns: str, **how: Any) -> TableOne:
         from coordinator.analyst.table_one import TableOne
 
-        return TableOne(self.query("table_one", f"~ {' + '.join(columns)}", by=by, **how).document)
+        return TableOne(self.query(kind, f"~ {' + '.join(columns)}", **how).document)
 
     cox = _asking("cox")
     ols = _asking("ols")

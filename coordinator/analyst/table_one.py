@@ -1,9 +1,9 @@
-"""Table 1 of a study: its columns described by group and site, from privatised releases, as text and as files."""
+"""Table 1, cross-table or histogram of a study, by group and site, from privatised releases, as text and as files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-__all__ = ["By", "Columns", "TableOne", "TableOut", "check_out", "question_of"]
+
+__all__ = ["By", "Columns", "TableOne", "TableOut", "check_out", "described", "question_of"]
 
 Columns = Annotated[list[str], typer.Argument(help="Columns, as in age sex sbp.")]
 By = Annotated[str, typer.Option("--by", help="A column with levels: each apart, and compared with the first.")]
@@ -37,7 +38,7 @@ def question_of(columns: Sequence[str], by: str = "") -> str:
 
 
 class TableOne(Shown):
-    """One answer to a question of the kind ``table_one``: a cell per site, group, column and statistic.
+    """One answer to a question that describes (`DESCRIBED`): a cell per site, group, column and statistic.
 
     Args:
         document: the whole answer, as the coordinator gives it.
@@ -55,10 +56,10 @@ class TableOne(Shown):
     @property
     def heading(self) -> str:
         """What it is of, and that no record was read."""
-        level = 100 * self.document["asked"]["level"]
+        level, subject = 100 * self.document["asked"]["level"], self.document["title"].partition(":")[0]
         return (
-            f"Table 1 of {self.document['study']}, wave {self.document['wave']}. {_PRIVATISED} Intervals ({level:g} %) "
-            "hold sampling, the flow's fit and the noise."
+            f"{subject} of {self.document['study']}, wave {self.document['wave']}. {_PRIVATISED} "
+            f"Intervals ({level:g} %) hold sampling, the flow's fit and the noise."
         )
 
     @property
@@ -105,6 +106,8 @@ class TableOne(Shown):
         out.print(self.heading, style="bold")
         heads, rows = self._wide((POOLED,))
         out.print(table(heads, rows))
+        for joint in self.document["joint"]:
+            out.print(f"independence: {joint['reason'] or joint['sentence']}")
         apart = [site for site in self.sites if site != POOLED]
         out.print(f"pooled over {len(apart)} sites (random effects); each of them: --out")
 
@@ -146,10 +149,22 @@ class TableOne(Shown):
             path.write_text(self.html() if path.suffix == ".html" else self.latex(), encoding="utf-8")
 
 
+def described(
+    study: Any, kind: str, columns: Sequence[str], *, out: Path | None, **how: Any
+) -> tuple[Mapping[str, Any], Callable[[Console], None]]:
+    """The document of a question that describes, and what draws it; also written to `out`, where there is one."""
+    if out is not None:
+        check_out(out)
+    found = TableOne(study.query(kind, f"~ {' + '.join(columns)}", **how).document)
+    if out is not None:
+        found.write(out)
+    return found.document, found.show
+
+
 def check_out(path: Path) -> None:
     """Refuse a file of another form, before anything is asked. Raises: ParameterError."""
     if path.suffix not in (".html", ".csv", ".tex", ".json"):
-        raise ParameterError("a Table 1 must end in .html, .csv, .tex or .json", given=repr(path.name))
+        raise ParameterError("the table must end in .html, .csv, .tex or .json", given=repr(path.name))
 
 
 def _shown(cell: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from coordinator.pooling.pool import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands.answer import Estimand, Estimate
 from shared.estimands.effects import asked, asked_of, effect_name, in_words, shown, time_unit
+from shared.estimands.kinds import DESCRIBED
 from shared.privacy.stated import shown_price
 from shared.terminal import plain
 
@@ -69,7 +70,7 @@ class PooledAnswer:
         others: the other terms of the question, each pooled in the same way, or why it was not.
         uncompared: sites that have not compared since the coordinator was put back from a backup. Whoever tells the
             answer sets it: it is not kept with the answer.
-        every: of a Table 1, the estimates of all its terms.
+        every: of a Table 1, a cross-table or a histogram, the estimates of all its terms.
         joint: of every term with several coefficients, these pooled together (`multivariate.joint_of_terms`).
     """
 
@@ -298,7 +299,7 @@ def ask(
     terms = tuple(dict.fromkeys(row.term for row in rows))
     found = {term: _pooled(rows, question, term, method, test, level, plan.dictionary) for term in terms}
     chosen = _term(terms, term)
-    if question.kind == "table_one" and not term:  # no one number is its answer: the first that there is
+    if question.kind in DESCRIBED and not term:  # no one number is its answer: the first that there is
         chosen = next((one for one in terms if not isinstance(found[one], Refusal)), chosen)
     estimates = tuple(row for row in rows if row.term == chosen)
     result = found.pop(chosen)
@@ -324,7 +325,7 @@ def ask(
         withdrawn=held.withdrawn,
         words=in_words(question, chosen, plan.dictionary),
         detail=asked_of(question, chosen, plan.dictionary),
-        every=tuple(rows) if question.kind == "table_one" else (),
+        every=tuple(rows) if question.kind in DESCRIBED else (),
         joint=tuple(
             joint_of_terms(rows, question, method=method, test=test, level=level, spans=_spans(plan.dictionary))
         ),

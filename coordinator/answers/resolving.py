@@ -98,7 +98,21 @@ def resolve(
             given=str(found),
             next_step=f"Write {replace(found, at=5.0)!s}, with the time you ask about: the same at every site.",
         )
-    return found, names.get(str(found), "")
+    settled = found.with_breaks(lambda name: _bounds(plan, name))
+    return settled, names.get(str(found), "") or names.get(str(settled), "")
+
+
+def _bounds(plan: StudyPlan, name: str) -> tuple[float, float]:
+    """The public bounds of a column of numbers. Raises: ParameterError: it has none."""
+    column = plan.dictionary.column(name)
+    lower = 0.0 if column.kind == "time" and column.lower is None else column.lower
+    if column.levels or lower is None or column.upper is None:
+        raise ParameterError(
+            "a histogram must be of a column of numbers with public bounds, or name its bins",
+            given=name,
+            next_step=f"Write crosstab({name}, …)." if column.levels else f"Write histogram({name}, breaks = c(…)).",
+        )
+    return float(lower), float(column.upper)
 
 
 def _undotted(question: Estimand, columns: Collection[str]) -> Estimand:

@@ -198,7 +198,8 @@ def joint_of_terms(
 ) -> list[dict[str, Any]]:
     """Every term of a model that has several coefficients, these pooled together: as `JointResult.data`, or a reason.
 
-    Of a test of proportional hazards all coefficients, too, as ``GLOBAL``.
+    Of a test of proportional hazards all coefficients, too, as ``GLOBAL``; of a cross-table its log odds ratios, whose
+    joint test is that of independence.
 
     Each has its ``term``, its ``terms`` (coefficients) and the ``sites`` that were pooled: label, yi and cov; a curve
     also the ``curve`` (`dose_response`).
@@ -206,11 +207,13 @@ def joint_of_terms(
     Args:
         spans: column to its public bounds: where a curve without boundary knots is drawn.
     """
-    if question.kind not in MODELS or question.kind == "standardised":
-        return []
     labels = list(dict.fromkeys(row.term for row in estimates))
+    if (question.kind not in MODELS and question.kind != "crosstab") or question.kind == "standardised":
+        return []
     out: list[dict[str, Any]] = []
     together = {term: [label for label in labels if _LEVEL.sub("", label) == term] for term in question.terms}
+    if question.kind == "crosstab":
+        together = {str(question): [label for label in labels if label.startswith("odds_ratio(")]}
     if question.kind == "schoenfeld" and len(question.terms) > 1:
         together["GLOBAL"] = labels
     for term, mine in together.items():

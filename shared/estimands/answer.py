@@ -36,7 +36,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shared.errors import EstimateRefusal, ParameterError
-from shared.estimands.columns import OF_A_COLUMN, compound_symmetry, correlation, table_one
+from shared.estimands.columns import OF_A_COLUMN, compound_symmetry, correlation, crosstab, histogram, table_one
 from shared.estimands.design import outcome_of
 from shared.estimands.fits.survival import SurvivalCurve
 from shared.estimands.floors import FAR, MIN_EVENTS, MIN_RESIDUAL_DF, Answer, LeastRows, QuestionResult
@@ -441,6 +441,10 @@ def _answers(
         result = model_answers(table, estimand, levels, floors)
     elif kind == "table_one":
         result = table_one(table, estimand, levels, floors)
+    elif kind == "crosstab":
+        result = crosstab(table, estimand, levels, floors)
+    elif kind == "histogram":
+        result = histogram(table, estimand, floors)
     elif kind == "correlation":
         x = np.column_stack([table.numbers(name) for name in estimand.terms])
         x = x[np.isfinite(x).all(axis=1)]

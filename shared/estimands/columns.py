@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,15 @@ from numpy.typing import NDArray
 
 from shared.errors import ParameterError
 from shared.estimands.design import levels_of
-from shared.estimands.floors import NO_ROWS, Answer, LeastRows, QuestionResult, few
+from shared.estimands.floors import NO_ROWS, Answer, LeastRows, QuestionResult, correlations, few
 from shared.estimands.formulas import QuestionRows, parse
 from shared.estimands.groups import membership
 from shared.estimands.kinds import Scale
 from shared.estimands.questions import Estimand
+from shared.estimands.splines import edges_of
 
-__all__ = ["OF_A_COLUMN", "TableCell", "compound_symmetry", "correlation", "mean", "proportion", "table_one"]
+__all__ = ["OF_A_COLUMN", "TableCell", "compound_symmetry", "correlation", "crosstab", "histogram", "mean"]
+__all__ += ["proportion", "table_one"]
 
 Array = NDArray[np.float64]
 
@@ -89,9 +92,10 @@ STATISTICS = {
     "share": "share",
     "missing": "share missing",
     "smd": "standardised difference",
+    "odds_ratio": "odds ratio",
 }
 _QUARTILES = {"q1": 0.25, "median": 0.5, "q3": 0.75}
-_SCALES: dict[str, Scale] = {"sd": "log", "share": "logit", "missing": "logit"}
+_SCALES: dict[str, Scale] = {"sd": "log", "share": "logit", "missing": "logit", "odds_ratio": "log"}
 _Z = 1.959963984540054
 
 
@@ -266,3 +270,104 @@ def _standardised(
 
 def _logit(share: float) -> float:
     return math.log(share / (1 - share))
+
+
+# -- counts ----------------------------------------------------------------------------------------------------
+def histogram(table: QuestionRows, estimand: Estimand, floors: LeastRows) -> QuestionResult:
+    """The share of a column's known values in each bin: its lower edge belongs to it, the last one's upper edge, too.
+
+    A bin without rows, or with all of them, counts half a row more in it and outside, as `metafor::escalc` has it.
+    """
+    (name,) = estimand.terms
+    x = table.numbers(name)
+    there = np.isfinite(x)
+    n = int(there.sum())
+    seen = (float(x[there].min()), float(x[there].max())) if n and np.ptp(x[there]) > 0 else (0.0, 1.0)
+    edges = edges_of(estimand.breaks, seen)
+    result = QuestionResult(answers={}, n=n)
+    place = np.where(there & (x == edges[-1]), len(edges) - 2, np.searchsorted(edges, x, side="right") - 1)
+    for k, (low, high) in enumerate(pairwise(edges)):
+        inside = there & (place == k)
+        found: _Found = few(n, 1, floors) if n <= floors.residual_df else _share(inside, there)
+        cell = TableCell(statistic="share", column=name, level=f"{low:g} to {high:g}")
+        _put(result, cell, found, (n, len(x) - n))
+    return result
+
+
+def crosstab(
+    table: QuestionRows, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: LeastRows
+) -> QuestionResult:
+    """Two columns with levels: of each level the share in each group, and its odds against the first of both.
+
+    The odds ratios, with their covariance, hold the whole association; that all are 1 is independence. Where one of the
+    four counts of an odds ratio is 0, one half is added to each, as `metafor::escalc` has it. What one column has and
+    the other lacks is not used.
+    """
+    name, other = estimand.terms
+    (rows, row), (groups, group) = (membership(parse(one), table, levels) for one in (name, other))
+    used = (row >= 0) & (group >= 0)
+    n = int(used.sum())
+    result = QuestionResult(answers={}, n=n)
+    count = np.array(
+        [[int((used & (row == i) & (group == g)).sum()) for g in range(len(groups))] for i in range(len(rows))]
+    )
+    lacks = (n, len(row) - n)
+    for i, level in enumerate(map(str, rows)):
+        for g, known in enumerate(["", *map(str, groups)]):
+            inside = used & ((group == g - 1) if g else True)
+            total = int(inside.sum())
+            found: _Found = _share(inside & (row == i), inside)
+            if total <= floors.residual_df:
+                found = few(total, 1, floors) if total else NO_ROWS
+            cell = TableCell(statistic="share", column=name, level=level, group=known)
+            _put(result, cell, found, (total, lacks[1]))
+            if i and g > 1:
+                four = [(i, g - 1, 1), (0, g - 1, -1), (i, 0, -1), (0, 0, 1)]
+                ratio = _odds_ratio(count, [used & (row == a) & (group == b) for a, b, _ in four], four, floors)
+                _put(result, TableCell(**{**vars(cell), "statistic": "odds_ratio"}), ratio, lacks)
+    together = [label for label in result.influence if label.startswith("odds_ratio")]
+    if together:
+        pushes = np.array([result.influence[label] for label in together])
+        result.correlations = correlations(together, pushes @ pushes.T)
+    return result
+
+
+def _share(inside: NDArray[np.bool_], of: NDArray[np.bool_]) -> _Found:
+    """Log odds of a share of some rows; half a row is added to both sides where one has none."""
+    n, cases = float(of.sum()), float(inside.sum())
+    half = 0.5 if cases in (0.0, n) else 0.0
+    yes, no = cases + half, n - cases + half
+    return math.log(yes / no), _counted_by([(inside, yes, 1), (of & ~inside, no, -1)])
+
+
+def _odds_ratio(
+    count: NDArray[np.int64],
+    cells: list[NDArray[np.bool_]],
+    four: list[tuple[int, int, int]],
+    floors: LeastRows,
+) -> _Found:
+    of_cells = [float(count[a, b]) for a, b, _ in four]
+    if (
+        sum(of_cells[:2]) == 0
+        or sum(of_cells[2:]) == 0
+        or of_cells[0] + of_cells[2] == 0
+        or of_cells[1] + of_cells[3] == 0
+    ):
+        return NO_ROWS
+    if sum(of_cells) - 2 < floors.residual_df:
+        return few(int(sum(of_cells)), 2, floors)
+    half = 0.5 if 0.0 in of_cells else 0.0
+    parts = [(rows, many + half, sign) for rows, many, (_, _, sign) in zip(cells, of_cells, four, strict=True)]
+    return sum(sign * math.log(many) for _, many, sign in parts), _counted_by(parts)
+
+
+def _counted_by(parts: list[tuple[NDArray[np.bool_], float, int]]) -> Array:
+    """Influence on a contrast of log counts of the rows of each: the sum of its squares is that of 1 / count.
+
+    Where half a row was added, the rows of the other cells carry what is its own.
+    """
+    pushes = np.zeros(len(parts[0][0]))
+    for rows, many, sign in parts:
+        pushes[rows] = sign / many
+    wanted, has = sum(1 / many for _, many, _ in parts), float(pushes @ pushes)
+    return pushes * math.sqrt(wanted / has) if has else pushes

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from shared.errors import Refusal
 from shared.estimands.formulas import Node, names, parse
-from shared.estimands.kinds import CURVED, KINDS
+from shared.estimands.kinds import CURVED, DESCRIBED, KINDS
 from shared.estimands.questions import INTERCEPT, MODELS
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def effect_name(question: Estimand, term: str = "", unit: str = "") -> str:
         return question.outcome.replace("_", " ").capitalize()
     if question.kind == "two_by_two":
         return _TABLES[question.measure]
-    if question.kind == "table_one" and term:
+    if question.kind in DESCRIBED and term:
         from shared.estimands.columns import STATISTICS, TableCell
 
         return STATISTICS[TableCell.read(term).statistic].capitalize()
@@ -157,8 +157,8 @@ def in_words(question: Estimand, term: str, dictionary: Dictionary) -> str:
     kind, effect = question.kind, effect_name(question, term, time_unit(question, dictionary))
     if kind == "network":
         return effect + "".join(f" by {words.called(name)}" for name in question.terms)
-    if kind == "table_one":
-        return f"Table 1: {term}"
+    if kind in DESCRIBED:
+        return f"{KINDS[kind].effect if kind != 'histogram' else 'Histogram'}: {term}"
     if kind == "correlation":
         return f"{effect} of {' and '.join(map(words.called, question.terms))}"
     if kind in ("mean", "proportion"):

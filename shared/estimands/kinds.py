@@ -10,7 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["CURVED", "GROUPED", "KINDS", "LISTED", "MODELS", "OPTIONS", "SURVIVAL", "TERMWISE", "Kind", "QuestionKind"]
+__all__ = [
+    "CURVED",
+    "DESCRIBED",
+    "GROUPED",
+    "KINDS",
+    "LISTED",
+    "MODELS",
+    "OPTIONS",
+    "SURVIVAL",
+    "TERMWISE",
+    "Kind",
+    "QuestionKind",
+]
 __all__ += ["QuestionOption", "Scale"]
 
 Kind = Literal[
@@ -21,6 +33,8 @@ Kind = Literal[
     "two_by_two",
     "correlation",
     "table_one",
+    "crosstab",
+    "histogram",
     "ols",
     "logistic",
     "poisson",
@@ -70,6 +84,9 @@ OPTIONS: Mapping[str, QuestionOption] = {
     ),
     "measure": QuestionOption(default="OR", choices=("OR", "RR", "RD"), help="OR, RR or RD."),
     "by": QuestionOption(default="", help="A column with levels: each of them apart, and compared with the first."),
+    "breaks": QuestionOption(
+        default="10", help="Edges of bins, c(18, 40, 65, 90); or how many between the column's public bounds."
+    ),
     "of": QuestionOption(default="", help="The exposure: one of the formula's columns."),
     "contrast": QuestionOption(
         default="RD",
@@ -218,6 +235,23 @@ KINDS: Mapping[Kind, QuestionKind] = {
         options=("by",),
         argument=("columns", "Columns, as in age sex sbp."),
         verb_options=("by",),
+    ),
+    "crosstab": QuestionKind(
+        needs="two columns with levels",
+        effect="Cross-table",
+        shape="columns",
+        asks="Two columns with levels at every site, pooled: shares in each group, odds ratios, test of independence.",
+        argument=("columns", "Two columns with levels: what is counted, and the groups."),
+    ),
+    "histogram": QuestionKind(
+        needs="a column of numbers",
+        effect="Share",
+        scale="logit",
+        shape="columns",
+        options=("breaks",),
+        asks="Histogram of a column at every site, pooled: the share in each bin.",
+        argument=("columns", "A column of numbers."),
+        verb_options=("breaks",),
     ),
     "ols": QuestionKind(
         needs=_TERMS,
@@ -406,6 +440,8 @@ MODELS = tuple(name for name, kind in KINDS.items() if kind.shape == "model")
 LISTED = tuple(name for name, kind in KINDS.items() if kind.shape == "columns")
 CURVED = tuple(name for name, kind in KINDS.items() if kind.survival and kind.shape == "column")
 """Kinds that are read off a curve of all rows, or of each group."""
-TERMWISE = (*MODELS, "table_one", "cumhaz", "cuminc")
+DESCRIBED = ("table_one", "crosstab", "histogram")
+"""Kinds whose answer is a table of cells, of which no one number is the answer."""
+TERMWISE = (*MODELS, *DESCRIBED, "cumhaz", "cuminc")
 """Kinds whose rows have an influence on each of several answers."""
 GROUPED = tuple(name for name, kind in KINDS.items() if kind.shape == "groups")

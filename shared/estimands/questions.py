@@ -22,7 +22,7 @@ from shared.estimands.fits.families import Robust
 from shared.estimands.fits.survival import Ties
 from shared.estimands.formulas import Node, RightSide, check_arithmetic, is_logical, names, parse, right_side
 from shared.estimands.kinds import CURVED, GROUPED, KINDS, LISTED, MODELS, OPTIONS, SURVIVAL, Kind, Scale
-from shared.estimands.splines import basis_of, settled, steps_of, unsettled
+from shared.estimands.splines import basis_of, edges_of, edges_text, settled, steps_of, unsettled
 
 __all__ = ["GROUPED", "INTERCEPT", "MODELS", "NETWORK", "SURVIVAL", "Estimand", "Kind", "Scale"]
 __all__ += ["parse_estimand", "parse_formula"]
@@ -80,6 +80,7 @@ class Estimand:
         measure: of a two-by-two table: ``OR``, ``RR`` or ``RD``.
         start, stop: time window of a Cox model: persons still at risk at `start`, events up to `stop`.
         by: column whose levels a Table 1 has apart; empty for one of all rows.
+        breaks: edges of a histogram's bins, ``c(0, 5, 10)``, or how many there are between the public bounds.
         of: exposure of a standardised contrast: a column of its terms.
         contrast: of the standardised means: ``RD``, ``RR``, ``OR``, ``NNT``; ``slope`` for the average marginal effect.
         model: kind of the model that standardised means are predicted by.
@@ -116,6 +117,7 @@ class Estimand:
     tau: float | None = None
     structure: Literal["pearson", "cs"] = "pearson"
     by: str = ""
+    breaks: str = "10"
     of: str = ""
     contrast: Contrast = "RD"
     model: Kind = "logistic"
@@ -153,8 +155,7 @@ class Estimand:
                 raise ParameterError(f"{kind} takes a column, not a comparison", given=text)
         for term in self.terms:
             _check_term(term, kind)
-        if kind == "table_one" and not self.terms:
-            raise ParameterError("table_one must name its columns", next_step="Write table_one(age, sex, by = arm).")
+        self._check_described()
         for name in filter(None, (self.duration, self.weights, self.by, self.cluster, self.entry, *self.strata)):
             if parse(name).kind != "name":
                 raise ParameterError("duration, entry, weights, by, cluster, strata must be columns", given=repr(name))
@@ -166,6 +167,14 @@ class Estimand:
         if kind == "network":
             self._check_network()
         self._check_options()
+
+    def _check_described(self) -> None:
+        if len(self.terms) != {"crosstab": 2, "histogram": 1}.get(self.kind, len(self.terms)):
+            raise ParameterError(f"{self.kind} must name {KINDS[self.kind].needs}", given=f"{len(self.terms)} columns")
+        if self.kind == "histogram":
+            edges_of(self.breaks)
+        if self.kind == "table_one" and not self.terms:
+            raise ParameterError("table_one must name its columns", next_step="Write table_one(age, sex, by = arm).")
 
     def _check_network(self) -> None:
         if self.outcome not in NETWORK:
@@ -252,10 +261,16 @@ class Estimand:
         """The same question with the knots that its curves lack (`shared.estimands.splines.settled`)."""
         return replace(self, terms=settled(self.terms, quantile)) if unsettled(self.terms) else self
 
+    def with_breaks(self, bounds: Callable[[str], tuple[float, float]]) -> Estimand:
+        """The same question with the edges of its bins, where it says how many: between the bounds of its column."""
+        if self.kind != "histogram" or edges_of(self.breaks):
+            return self
+        return replace(self, breaks=edges_text(edges_of(self.breaks, bounds(self.terms[0]))))
+
     @property
     def unsettled(self) -> bool:
-        """True if a curve of it would have other knots at another site."""
-        return unsettled(self.terms)
+        """True if a curve or a histogram of it would have other knots or bins at another site."""
+        return unsettled(self.terms) or (self.kind == "histogram" and not edges_of(self.breaks))
 
     def __str__(self) -> str:
         if self.kind in LISTED:
@@ -332,7 +347,7 @@ def _side(text: str) -> Node:
 def _check_term(text: str, kind: str) -> None:
     node = parse(text)
     if kind in LISTED and node.kind != "name":
-        raise ParameterError("a correlation and a Table 1 are of columns", given=repr(text))
+        raise ParameterError(f"{kind} must be of columns", given=repr(text))
     found = right_side(node)
     for factor in (factor for term in found.terms for factor in term):
         basis_of(factor)
@@ -366,7 +381,7 @@ def parse_estimand(text: str) -> Estimand:
     if len(inside) == 1 and (inside[0].kind, inside[0].value) == ("binary", "~") and right is None:
         return _formula(kind, inside[0], options)
     wanted = 2 if kind in SURVIVAL else 1
-    least = {"correlation": 2, "table_one": 1}.get(kind)
+    least = {"correlation": 2, "table_one": 1, "crosstab": 2, "histogram": 1}.get(kind)
     if len(inside) != wanted if least is None else len(inside) < least:
         raise ParameterError(
             f"{kind} must name {KINDS[kind].needs} in its brackets", given=repr(str(left)[:80]), next_step=_HINT

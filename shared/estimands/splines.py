@@ -22,11 +22,13 @@ from numpy.typing import NDArray
 from shared.errors import ParameterError
 from shared.estimands.formulas import CATEGORY, Node, check_arithmetic, names, parse, right_side
 
-__all__ = ["CURVES", "CurveBasis", "TimeSteps", "basis_of", "settled", "steps_of", "unsettled"]
+__all__ = ["CURVES", "CurveBasis", "TimeSteps", "basis_of", "edges_of", "edges_text", "settled"]
+__all__ += ["steps_of", "unsettled"]
 
 Array = NDArray[np.float64]
 CURVES = ("ns", "bs", "poly")
 MOST_KNOTS = 12
+MOST_BINS = 50
 TAILS = (0.05, 0.95)
 """Quantiles between which several tables' natural splines bend; beyond they are straight lines (Harrell 2015)."""
 
@@ -208,6 +210,30 @@ def _listed(node: Node) -> tuple[float, ...]:
     few = 0 < len(parts) <= MOST_KNOTS
     _must(few and plain, f"knots must be c(…) of at most {MOST_KNOTS} numbers", node)
     return tuple(sorted({_value(part) for part in parts}))
+
+
+def edges_of(breaks: str, bounds: tuple[float, float] | None = None) -> tuple[float, ...]:
+    """Edges of a histogram's bins; of a number of bins equally far from each other between bounds, or none without.
+
+    Raises: ParameterError: neither edges nor a number of bins.
+
+    >>> edges_of("c(0, 5, 20)"), edges_of("4", (0, 10)), edges_of("4")
+    ((0.0, 5.0, 20.0), (0.0, 2.5, 5.0, 7.5, 10.0), ())
+    """
+    node, step = parse(breaks), "Write for example: histogram(age, breaks = 10)."
+    if node.kind == "number":
+        _must(_whole(node, 2, MOST_BINS), f"breaks must be 2 to {MOST_BINS} bins", node, step)
+        return () if bounds is None else tuple(map(float, np.linspace(*bounds, int(node.value) + 1)))
+    listed = node.kind == "call" and node.value == "c" and not node.keys and all(map(_number_like, node.parts))
+    _must(listed and 3 <= len(node.parts) <= MOST_BINS + 1, f"breaks must be c(…) of 2 to {MOST_BINS} bins", node, step)
+    edges = tuple(map(_value, node.parts))
+    _must(all(low < high for low, high in pairwise(edges)), "breaks must grow", node, step)
+    return edges
+
+
+def edges_text(edges: Sequence[float]) -> str:
+    """``c(…)`` of the edges."""
+    return str(Node("call", "c", tuple(map(_number, edges))))
 
 
 def _number_like(node: Node) -> bool:

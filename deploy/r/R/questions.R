@@ -26,8 +26,9 @@
 #' @param competing What ends a follow-up before the event can: `~ died`, `~ cause == 2`, or the same as text.
 #' @param of The exposure of `standardised()`: a column of the formula, as text or `~ arm`.
 #' @param by Of `table_one()`: a column with levels, as text or `~ arm`, or `NULL`.
+#' @param breaks Of `histogram()`: edges of the bins, or how many there are between the column's public bounds.
 #' @param check `TRUE` reads the question without asking it: no line stands in the record.
-#' @return A `tributary_answer`, but of `table_one()` a data frame with a row per site (and all of them pooled), group,
+#' @return A `tributary_answer`, but of `table_one()`, `crosstab()` and `histogram()` a data frame with a row per site (and all of them pooled), group,
 #'   column and statistic; with `check`, a list of the question in one spelling (`estimand`), the planned
 #'   analysis that it is (`planned`), its `label` and its `kind`.
 #' @seealso [tidy.tributary_answer()], [as_rma()], [figure()]
@@ -199,8 +200,21 @@ standardised <- function(study, formula, of, ...) ask(study, formula, "standardi
 
 #' @rdname ask
 #' @export
-table_one <- function(study, formula, by = NULL, ...) {
-  document <- ask(study, formula, "table_one", by = by, ...)$document
+table_one <- function(study, formula, by = NULL, ...) described(ask(study, formula, "table_one", by = by, ...))
+
+#' @rdname ask
+#' @export
+crosstab <- function(study, formula, ...) described(ask(study, formula, "crosstab", ...))
+
+#' @rdname ask
+#' @export
+histogram <- function(study, formula, breaks = 10, ...) {
+  if (length(breaks) > 1) breaks <- sprintf("c(%s)", paste(breaks, collapse = ", "))
+  described(ask(study, formula, "histogram", breaks = breaks, ...))
+}
+
+described <- function(answer) {
+  document <- answer$document
   said <- unique(unlist(c(document$cautions, lapply(document$table, function(one) one$cautions))))
   for (one in said) message("caution: ", plain(one))
   frame(document$cells, function(cell) {

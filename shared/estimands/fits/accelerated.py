@@ -142,6 +142,9 @@ def accelerated(
     with np.errstate(all="ignore"):
         theta, inverse, reached, converged = newton(value, derivatives, start, iterations=100)
         influence = (scores(theta) @ inverse)[:, :p]
+    # With a handful of rows a step can end where the likelihood is flat in the scale: no maximum, and no error of it.
+    spared = float(inverse[p, p]) if known.free else 0.0
+    converged = converged and spared >= 0
     return AcceleratedFit(
         regression=RegressionFit(
             beta=theta[:p],
@@ -152,5 +155,5 @@ def accelerated(
             influence=influence,
         ),
         log_scale=float(theta[p]) if known.free else 0.0,
-        log_scale_se=float(np.sqrt(inverse[p, p])) if known.free else 0.0,
+        log_scale_se=max(spared, 0.0) ** 0.5,
     )
