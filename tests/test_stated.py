@@ -21,6 +21,7 @@ from test_varied import budget_page, shown
 
 from coordinator.analyst.remote import Study
 from coordinator.answers.queries import ask
+from coordinator.answers.release_selection import DeliveredSites
 from coordinator.answers.spending import spending
 from coordinator.cli import main
 from coordinator.config import CoordinatorConfig
@@ -181,7 +182,7 @@ def test_no_number_is_stated_for_them_anywhere_at_the_coordinator(tmp_path, caps
             deliver(store, plan, name, join(store, invitation), people(300, seed))
         answer = ask(store, "cvd", 1, "cox(time, cvd) ~ sbp/10")
         assert set(answer.columns["ε"].values()) == {OPEN}
-        facts = AnalysisService._study(SimpleNamespace(_store=store), "cvd")
+        facts = AnalysisService._study(SimpleNamespace(_store=store, delivered=DeliveredSites(store)), "cvd")
         listed = [_release(release) for release in store.releases("cvd")]
         with pytest.raises(StateRefusal, match=OPEN):
             spending(store, "cvd")
@@ -374,7 +375,7 @@ def test_analysts_see_the_condition_beside_every_number(tmp_path):
         invitation = authority.invite("north", ["cvd"], address="localhost:1", leads=[lead.public], days=300)
         store.add_invitation(invitation)
         deliver(store, plan, "north", join(store, invitation), people(300, 1))
-        facts = AnalysisService._study(SimpleNamespace(_store=store), "cvd")
+        facts = AnalysisService._study(SimpleNamespace(_store=store, delivered=DeliveredSites(store)), "cvd")
         told = plain({"releases": [{**_release(one), "withdrawn": None} for one in store.releases("cvd")]})
         answer = ask(store, "cvd", 1, "cox(time, cvd) ~ sbp/10")
         figure = spending(store, "cvd").figure()
@@ -385,7 +386,7 @@ def test_analysts_see_the_condition_beside_every_number(tmp_path):
         def facts(self):
             return facts
 
-    told_study = Told(SimpleNamespace(ask=lambda *_: told), "cvd")
+    told_study = Told(SimpleNamespace(ask=lambda *_: told, releases=lambda *_, **__: told), "cvd")
     assert "ε at most given the flow" in re.sub(r"\s+", " ", shown(told_study.show))
     notebook = told_study.releases()._repr_html_()
     assert re.search(r"<td>\d+(\.\d+)? given the flow</td>", notebook)
@@ -481,7 +482,9 @@ def test_at_the_coordinator_a_sum_has_the_condition_of_every_release_in_it(tmp_p
         for back in (False, True):
             if back:
                 take_back(store, "north", key)
-            facts = AnalysisService._study(SimpleNamespace(_store=store), "cvd")["sites"]["north"]
+            facts = AnalysisService._study(SimpleNamespace(_store=store, delivered=DeliveredSites(store)), "cvd")[
+                "sites"
+            ]["north"]
             assert (facts["posture"], facts["epsilon_given"]) == ("public", FLOW)
         (course,) = spending(store, "cvd").courses
         assert course.given == FLOW

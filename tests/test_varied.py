@@ -20,6 +20,7 @@ from test_postures import TODAY, cohort, encoded, fitted, released, site, study
 from theatre import plan_toml
 
 from coordinator.analyst.remote import Study
+from coordinator.answers.release_selection import DeliveredSites
 from coordinator.answers.site_answers import _source
 from coordinator.answers.spending import spending
 from coordinator.cli import main
@@ -450,7 +451,7 @@ def test_no_analyst_and_no_budget_figure_is_shown_a_zero_in_the_place_of_a_guara
         (release,) = store.releases("cvd")
         assert (release.receipt.epsilon, release.receipt.stated_study_epsilon) == (None, None)
         assert release.receipt.study_epsilon is not None
-        facts = AnalysisService._study(SimpleNamespace(_store=store), "cvd")
+        facts = AnalysisService._study(SimpleNamespace(_store=store, delivered=DeliveredSites(store)), "cvd")
         assert facts["sites"]["north"]["study_epsilon"] is None
         source = _source(store, release, parse_estimand("cox(time, cvd) ~ sbp/10"))
         assert (source.epsilon, source.study_epsilon) == (None, None)
