@@ -27,6 +27,8 @@ QUESTIONS = {
     "two_by_two(died, measure = RD) ~ arm": "Risk difference",
     "correlation(age, sbp)": "Correlation",
     "table_one(age, sex, by = arm)": "Table 1",
+    "crosstab(sex, arm)": "Cross-table",
+    "histogram(age, breaks = c(0, 50, 100))": "Share",
     "ols(sbp) ~ age": "Coefficient",
     "logistic(died) ~ age": "Odds ratio",
     "poisson(visits) ~ age": "Rate ratio",

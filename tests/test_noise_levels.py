@@ -21,6 +21,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 from sources import production
+from test_secure_sum import terms_of
 
 from shared.base.randomness import Noise, grid_for, seeded_rng
 from shared.flows.base import Identity
@@ -34,6 +35,7 @@ from shared.mechanisms.moments.draw import noised
 from shared.mechanisms.moments.noise import MomentsSpec
 from shared.mechanisms.network_counts.plan import NetworkCountsPlan
 from shared.mechanisms.network_counts.plan import noised as noised_counts
+from shared.mechanisms.secure_sum.site import noise_share
 from shared.mechanisms.slicing.noise import SlicingMechanism, noise_for
 from shared.mechanisms.tables.noise import CountTables, attributes, sensitivity
 from shared.plans.dictionary import Column, Dictionary
@@ -186,6 +188,13 @@ def noisy_tables(n: int, rng: Any) -> Drawn:
     return Drawn(noise.astype(np.float64), event.sigma, "gaussian")
 
 
+def shares_of_a_sum(n: int, rng: Any) -> Drawn:
+    """Each site's share of the noise of a secure sum, against what the price takes of it."""
+    terms = terms_of(coordinates=100, sensitivity=20.0)
+    noise = np.concatenate([noise_share(terms, rng) * terms.grid for _ in range(math.ceil(n / 100))])[:n]
+    return Drawn(noise.astype(np.float64), terms.share_sigma, "gaussian")
+
+
 def sliced_rows(n: int, rng: Any) -> Drawn:
     """Every noisy sum of a hundred rows, against the sums along the released directions, as NumPy has them."""
     m = SlicingMechanism(d=5, slices=100, sigma=noise_for(2.0, 1e-6, d=5, slices=100, distance=2.0))
@@ -295,6 +304,7 @@ MECHANISMS: dict[str, Callable[[int, Any], Drawn]] = {
     "federated training, one round": federated_round,
     "noisy tables": noisy_tables,
     "slicing": sliced_rows,
+    "one share of a secure sum": shares_of_a_sum,
     "noisy densities": noisy_densities,
     "smooth densities": smooth_densities,
     "local reports": local_reports,
@@ -388,6 +398,8 @@ DRAWN_IN = {
     "shared/mechanisms/slicing/noise.py",
     "shared/mechanisms/moments/draw.py",
     "shared/mechanisms/network_counts/plan.py",
+    "shared/mechanisms/secure_sum/influences.py",  # the level of events beside a sum
+    "shared/mechanisms/secure_sum/site.py",
     "site_agent/models/private_flow.py",
 }
 """Production files that draw noise; each has an entry in MECHANISMS."""
@@ -398,6 +410,7 @@ MADE_IN: dict[type[Event], set[str]] = {
         "shared/mechanisms/slicing/noise.py",
         "shared/mechanisms/tables/noise.py",
         "shared/mechanisms/latent_noise/plan.py",  # there to solve for w
+        "shared/mechanisms/secure_sum/terms.py",
     },
     Laplace: {
         "shared/mechanisms/densities/noise.py",

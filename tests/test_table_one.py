@@ -122,6 +122,8 @@ def document():
     return {
         "study": "s",
         "wave": 1,
+        "title": "Table 1: sex by arm",
+        "joint": [],
         "asked": {"level": 0.95},
         "cautions": ("read this",),
         "table": [{"cautions": ("and & that",)}],

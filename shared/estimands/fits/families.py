@@ -225,6 +225,7 @@ def negative_binomial(theta: float) -> Family:
         score=lambda y, eta: theta * (y - np.exp(eta)) / (theta + np.exp(eta)),
         observed=lambda y, eta: (y + theta) * theta * np.exp(eta) / (theta + np.exp(eta)) ** 2,
         expected=lambda eta: theta * np.exp(eta) / (theta + np.exp(eta)),
+        both=None,
     )
 
 
