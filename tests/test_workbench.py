@@ -375,7 +375,7 @@ def test_a_question_is_chosen_spelled_asked_and_answered(window, token):
     window.wait_for_url("**/results/*")
     assert "pooled hazard ratio" in window.inner_text(".headline")
     forest = window.get_by_alt_text(re.compile("^Forest plot"))
-    window.wait_for_function("document.querySelector('.figure img').complete")
+    window.wait_for_function("() => document.querySelector('.figure img').complete")
     assert forest.evaluate("image => image.naturalWidth") > 100
     assert fits(window)
 
