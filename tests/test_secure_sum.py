@@ -184,16 +184,26 @@ def test_a_record_moves_a_site_s_whole_steps_by_no_more_than_is_charged():
     assert (np.abs(base * terms.grid - rows.sum(axis=0)) < 1e3).all()
 
 
+def test_a_sum_beyond_the_largest_is_capped_and_a_record_still_moves_it_by_no_more_than_is_charged():
+    terms = terms_of(largest=100.0)
+    rows = np.full((200, 2), 0.5**0.5)
+    for others in (0, 58, 59, 120):  # the sum of the rest lies at, about, and within what is kept
+        rows[:others] = 0
+        less = np.vstack([rows[:-1], -rows[-1:]])
+        a, b = terms.whole_steps(rows) * terms.grid, terms.whole_steps(less) * terms.grid
+        assert (np.abs([a, b]) <= 100).all()
+        assert np.linalg.norm(a - b) <= terms.event(8).sensitivity
+    assert (terms.whole_steps(np.array([[0.0, -2e5]])) * terms.grid == [0, -100]).all()
+
+
 def test_numbers_that_are_none_or_too_large_are_refused_before_anything_is_masked():
     terms = terms_of()
     for bad in (math.nan, math.inf, -math.inf, 1e300):
         with pytest.raises(StateRefusal, match="must be finite"):
             terms.whole_steps(np.array([[0.0, bad]]))
-    with pytest.raises(StateRefusal, match="largest"):
-        terms.whole_steps(np.array([[0.0, 2e5]]))
     ring = Ring(terms).until("members")
     agreed = ring.coordinator.agreement(Lists.MEMBERS)
-    for wrong in (np.zeros(3, np.int64), np.zeros(2), np.array([0, 2**60])):
+    for wrong in (np.zeros(3, np.int64), np.zeros(2), np.array([0, 2**60]), np.array([-(2**63), 0])):
         with pytest.raises(ParameterError):
             ring.sites[0].mask(agreed, wrong, ring.noise[0])
     ring.sites[0].mask(agreed, np.zeros(2, np.int64), ring.noise[0])  # a refusal used nothing up

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
@@ -43,7 +44,7 @@ class Lists:
     SURVIVORS = "survivors"
 
 
-class _Message:
+class _Message(ABC):
     """A message: its fields are whole numbers, texts, bytes, other messages, and tuples or mappings of these."""
 
     kind: ClassVar[str]
@@ -76,9 +77,9 @@ class _Message:
         return made
 
     @classmethod
+    @abstractmethod
     def of(cls, body: Mapping[str, Any], terms: SumTerms) -> Self:
         """From plain values. Raises: KeyError, TypeError, ValueError."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

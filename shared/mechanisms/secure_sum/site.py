@@ -130,7 +130,8 @@ class SumSite:
         agreement.require(self.terms, Lists.MEMBERS, self._members)
         if steps.shape != (self.terms.coordinates,) or steps.dtype != np.int64:
             raise ParameterError("the numbers must be whole steps of each coordinate", given=f"{steps.shape}")
-        if (np.abs(steps) > self.terms.largest / self.terms.grid).any():
+        most = self.terms.largest / self.terms.grid
+        if ((steps > most) | (steps < -most)).any():  # the least int64 has no absolute value
             raise ParameterError("the numbers must be within the terms' largest", given="more")
         self._step += 1
         words = (steps + noise_share(self.terms, noise)).astype(np.uint64) + mask(self._seed, self.terms.coordinates)

@@ -47,7 +47,7 @@ class SumTerms:
         coordinates: numbers that are summed.
         sensitivity: most that the exchange of one record moves a site's numbers, in ℓ₂, before they are rounded.
         sigma: standard deviation of the noise that is left in each number when d sites are lost and c told theirs.
-        largest: most that a number of one site may be, in size.
+        largest: most that a number of one site may be, in size: no less than its records times the longest of a row.
     Raises: ParameterError.
     """
 
@@ -126,11 +126,14 @@ class SumTerms:
         return hashlib.sha256(canonical_json(body | {"members": list(self.members)})).digest()
 
     def whole_steps(self, rows: NDArray[np.float64]) -> NDArray[np.int64]:
-        """(coordinates,) sum of a site's rows, each rounded to whole steps before it is added, exactly.
+        """(coordinates,) sum of a site's rows, each rounded to whole steps before it is added, within `largest`.
+
+        A sum beyond `largest` is brought to it and not refused: a site that then is absent would tell that of its
+        records. To bring two sums within bounds never takes them further apart.
 
         Args:
             rows: (n, coordinates), of which no two are further apart than `sensitivity`.
-        Raises: ParameterError (not this shape), StateRefusal (a number that is none, or a sum beyond `largest`).
+        Raises: ParameterError (not this shape), StateRefusal (a number that is none).
         """
         rows = np.asarray(rows, dtype=np.float64)
         _must(rows.ndim == 2 and rows.shape[1] == self.coordinates, "rows must have the sum's coordinates", rows.shape)
@@ -138,9 +141,8 @@ class SumTerms:
         if not (np.isfinite(rows).all() and (in_steps < 2.0**62).all()):
             raise StateRefusal("what a site adds to a sum must be finite", given="a number that is not")
         total = np.rint(rows / self.grid).astype(np.int64).sum(axis=0)
-        if (np.abs(total) > self.largest / self.grid).any():
-            raise StateRefusal("what a site adds to a sum must be within the plan's largest", given="more")
-        return np.asarray(total, dtype=np.int64)
+        most = math.floor(self.largest / self.grid)
+        return np.asarray(np.clip(total, -most, most), dtype=np.int64)
 
 
 def _whole(value: object, least: int) -> bool:
