@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.cli import main
 from coordinator.planning.interview import OUTCOMES, interview
-from coordinator.planning.plan_form import WAYS, first_form, judged
+from coordinator.planning.plan_form import MECHANISMS, first_form, judged
 from shared.errors import ParameterError
 from shared.plans.plan import StudyPlan
 
@@ -57,7 +57,7 @@ def filled(person, **first):
 
 
 @pytest.mark.parametrize("outcome", list(OUTCOMES))
-@pytest.mark.parametrize("way", list(WAYS))
+@pytest.mark.parametrize("way", list(MECHANISMS))
 def test_whatever_is_asked_the_plan_passes_review_and_its_budget_pays_for_all_waves(outcome, way):
     units = {"Its effect is told per how many years": "10"}
     form = filled(Person({**SAID, **units, "The outcome is": outcome, "Mechanism": way}))

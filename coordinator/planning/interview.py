@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from coordinator.planning.plan_form import WAYS, toml_of
+from coordinator.planning.plan_form import MECHANISMS, toml_of
 from shared.errors import ParameterError, Refusal
 
 __all__ = ["Prompt", "interview"]
@@ -101,7 +101,7 @@ def interview(form: dict[str, Any], prompt: Prompt, say: Callable[[str], None]) 
     for name, question in (("keep", "Kept for"), ("readers", "Who may read them")):
         filled[name] = prompt(question, form[name], check=_something)
     say("What leaves a hospital, and its price")
-    filled["mechanism"] = prompt("Mechanism", "moments", among=WAYS)
+    filled["mechanism"] = prompt("Mechanism", "moments", among=MECHANISMS)
     filled["epsilon"] = prompt(
         "ε of one release", "6" if filled["mechanism"] == "latent_noise" else "1", check=_positive
     )

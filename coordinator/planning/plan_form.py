@@ -16,11 +16,11 @@ from shared.errors import Refusal
 from shared.plans.dictionary import NUMERIC
 from shared.terminal import ChecklistLine
 
-__all__ = ["BLANK", "COLUMN_FIELDS", "WAYS", "first_form", "judged", "toml_of"]
+__all__ = ["BLANK", "COLUMN_FIELDS", "MECHANISMS", "first_form", "judged", "toml_of"]
 
 COLUMN_FIELDS = ("name", "kind", "label", "unit", "lower", "upper", "levels")
 BLANK = 3  # empty lines of the table of columns
-WAYS = {
+MECHANISMS = {
     "moments": "sums with noise for the planned regressions; everyone is covered, and no row leaves",
     "tables": "counts with noise, and rows drawn from them; everyone is covered",
     "latent_noise": "synthetic rows drawn through a flow, whose own fit ε does not cover",

@@ -1,9 +1,10 @@
-r"""Curves as columns: natural cubic splines, B-splines, powers; their terms as in R, and their knots.
+r"""Curves as columns, with their knots, as in R: natural cubic splines, B-splines, powers; and edges of bins.
 
     ns(age, df = 3)     bs(age, knots = c(50, 65), Boundary.knots = c(18, 90))     poly(age, 2, raw = TRUE)
 
 Knots must be the same at every site, or coefficients of one name are of different columns. A term with ``df`` names no
 knots: on one table they are that table's quantiles, as in R; whoever asks several puts them in first (`settled`).
+So are the edges of a histogram's bins, which follow from a column's public bounds (`edges_of`).
 R's default `poly` is refused for the same reason: its columns are made orthogonal on each table by itself.
 
 Source: the columns are those of R's splines package (W. Venables, D. Bates), after C. de Boor (1978), A Practical

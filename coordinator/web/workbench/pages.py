@@ -21,7 +21,7 @@ from starlette.datastructures import QueryParams
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from coordinator.planning.plan_form import BLANK, COLUMN_FIELDS, WAYS, first_form, toml_of
+from coordinator.planning.plan_form import BLANK, COLUMN_FIELDS, MECHANISMS, first_form, toml_of
 from coordinator.pooling import METHODS, TESTS
 from coordinator.web.interface.api import Api, connection_of, said_of
 from coordinator.web.interface.operations import FILES, OPERATIONS, ZIP, Operation
@@ -305,7 +305,7 @@ class Pages:
             "rows": [*form["columns"], *blank],
             "found": found,
             "column_kinds": COLUMN_KINDS,
-            "ways": WAYS,
+            "mechanisms": MECHANISMS,
         }
         return self._draw("design.html", session, **values)
 
