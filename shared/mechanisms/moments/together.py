@@ -251,21 +251,20 @@ class _Site:
         one = np.column_stack([np.ones(len(x)), z])
         gram = (one * weight[:, None]).T @ one
         regressed = np.linalg.solve(gram + 1e-9 * np.trace(gram) * np.eye(len(gram)), (one * weight[:, None]).T @ bent)
-        moved = np.column_stack([self._moments(model, eta, x, u, bent[:, k]) for k in range(bent.shape[1])])
+        moved = self._along(model, eta, x, u).T @ bent / len(x)
         covariates = gain.shape[1] - len(moved)
         regressed_per_scale = regressed[1:] * (model.lens.scale / spread)[:, None]
         return np.asarray(gain[:, covariates:] @ moved - regressed_per_scale)
 
-    def _moments(self, model: CopulaModel, eta: Array, x: Array, u: Array, bend: Array) -> Array:
-        """How fast the moments of the outcome, and the score, move with a bend of the first predictor."""
-        values = []
+    def _along(self, model: CopulaModel, eta: Array, x: Array, u: Array) -> Array:
+        """(points, moments of the outcome and scores): how fast each point's part moves with the first predictor."""
+        parts = []
         for size in (-1e-3, 1e-3):
-            moved = eta.copy()
-            moved[:, 0] += size * bend
+            moved = eta + size * np.eye(1, eta.shape[1])
             features = model.outcome.conditional(moved) * model.lens.weights[:-1]
-            scored = [] if self.score is None else [self.score.expected(model.outcome, moved, x)]
-            values.append(np.concatenate([(features.T @ u / len(x)).ravel(), *scored]))
-        return np.asarray((values[1] - values[0]) / 2e-3)
+            block = (features[:, :, None] * u[:, None, :]).reshape(len(x), -1)
+            parts.append(block if self.score is None else np.hstack([block, self.score.each(model.outcome, moved, x)]))
+        return np.asarray((parts[1] - parts[0]) / 2e-3)
 
     def place(self, slopes: Array, levels: Array, z: Array) -> None:
         """Look from these effects: slopes (predictors, p) per unit."""
