@@ -14,7 +14,7 @@ FIGURES = (
     "site_agent/show/figures.py",
     *(
         f"coordinator/figures/{name}.py"
-        for name in ("canvas", "forest", "forest_page", "companions", "over_time", "style")
+        for name in ("canvas", "files", "forest", "forest_page", "companions", "over_time", "style")
     ),
 )
 HEAVY = {"torch", "nflows", "matplotlib", "flwr", "grpc", "statsmodels", "starlette", "uvicorn", "jinja2"}

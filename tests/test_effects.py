@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from coordinator.analyst.show import show_pooled
-from coordinator.figures.canvas import view_of
+from coordinator.figures.wording import view_of
 from coordinator.pooling.further import analyses
 from coordinator.pooling.pool import pool, pooled_data
 from shared.estimands.answer import parse_estimand

@@ -10,9 +10,9 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from coordinator.figures.canvas import view_of
 from coordinator.figures.forest import describe, forest, forest_table
 from coordinator.figures.style import styled
+from coordinator.figures.wording import view_of
 from coordinator.pooling.pool import pool, pool_estimates
 from coordinator.pooling.subgroups import subgroups
 from shared.errors import ParameterError

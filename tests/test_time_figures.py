@@ -16,8 +16,8 @@ from delivered import cohort, cohort_plan, deliver, join
 from coordinator.answers.curves import curves, pooled_curve
 from coordinator.answers.queries import ask
 from coordinator.answers.spending import BudgetReport, Spending, _planned, spending
-from coordinator.figures.canvas import COLOURS, DASHES, SERIES
 from coordinator.figures.over_time import MOST_CURVES, km_figure, waves_figure
+from coordinator.figures.style import COLOURS, DASHES, SERIES
 from coordinator.planning.price import cost
 from coordinator.pooling.pool import pool_estimates
 from coordinator.services.authority import Authority

@@ -1,4 +1,4 @@
-"""Common parts of figures: the page, its colours, its words and its files.
+"""Common parts of figures: the page, measured text, axes and marks.
 
 A figure takes results, never rows of data. Its page is laid out in inches from measured text: columns are as wide as
 their widest cell, so nothing overlaps whatever the names are. Colours are Okabe and Ito's, and series differ in shape
@@ -9,325 +9,54 @@ alternative. How large, in which font, resolution and greys: `coordinator.figure
 
 from __future__ import annotations
 
-import io
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.sax.saxutils import escape
 
-import numpy as np
-
-from coordinator.figures.style import FONT, LEAST_LETTERS, check_file, style
+from coordinator.figures.files import save
+from coordinator.figures.style import (
+    BAND,
+    BLUE,
+    GAP,
+    GREY,
+    INK,
+    MARGIN,
+    PLOT,
+    ROW,
+    RULE,
+    SMALL,
+    TEXT,
+    TITLE,
+    style,
+)
+from coordinator.figures.wording import View
 from coordinator.pooling.pool import PooledResult
-from coordinator.pooling.rows import Interval
 from shared.errors import ParameterError
-from shared.estimands.effects import SCALES, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from shared.estimands.questions import Scale
 
 __all__ = [
-    "BAND",
-    "BLUE",
-    "COLOURS",
-    "DASHES",
-    "FONT",
-    "GAP",
-    "GREY",
-    "INK",
-    "LANE",
-    "MARGIN",
-    "ORANGE",
-    "PLOT",
-    "ROW",
-    "RULE",
-    "SERIES",
-    "SMALL",
-    "TESTS",
-    "TEXT",
-    "TITLE",
     "DrawnFigure",
     "Page",
-    "View",
     "axis_ticks",
     "darker",
     "draw_effect",
-    "heterogeneity_words",
-    "interval_words",
     "ladder",
-    "model_name",
-    "p_words",
     "page_style",
     "placed",
-    "recolour",
-    "resize",
-    "save",
-    "signed",
-    "significant",
     "span_of",
     "spread",
     "text_width",
-    "view_of",
     "wrap",
     "x_axis",
     "y_axis",
 ]
-
-INK, GREY, RULE, BAND = "#1b1f24", "#667080", "#c9d0d8", "#f5f7f9"
-SERIES = (("#0072B2", "s"), ("#D55E00", "o"), ("#009E73", "^"), ("#CC79A7", "D"))
-# Lines: seven colours (Okabe and Ito's yellow is too faint on white) and four dashes, so that 28 lines all differ.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
-DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.2)), (0, (6, 2, 1.2, 2)))
-TEXT, SMALL, TITLE = 9.0, 8.0, 12.0  # points
-ROW, LANE, GAP, MARGIN = 0.27, 0.19, 0.24, 0.28  # inches
-PLOT = 3.5
-BLUE, ORANGE = SERIES[0][0], SERIES[1][0]
-
-TESTS = {"z": "normal", "t": "t", "knha": "Knapp-Hartung", "adhoc": "Knapp-Hartung, ad hoc"}
-
-
-@dataclass(frozen=True)
-class View:
-    """Display scale of numbers on the analysis scale."""
-
-    show: Callable[[float], float]
-    decimals: int
-    null: float | None
-    name: str
-    scale: Scale = "identity"
-    effect: str = "Estimate"
-    ratio: bool = False
-
-    def number(self, value: float) -> str:
-        """A value of the analysis scale, as it is printed."""
-        shown = self.show(value)
-        if self.ratio:  # as many decimals everywhere, so that they stand under each other; beyond that nobody reads
-            least = 10.0**-self.decimals
-            if shown < least / 2:
-                return f"<{least:.{self.decimals}f}"
-            return ">10,000" if shown > 1e4 else f"{shown:,.{self.decimals}f}"
-        return signed(shown, self.decimals)
-
-
-def save(figure: Figure, path: str | Path, *, title: str = "", description: str = "") -> None:
-    """Write a figure as its suffix says, in the style in force: the same figure gives the same bytes.
-
-    Raises: ParameterError: another suffix, or a width at which its letters would be too small to print.
-    """
-    import matplotlib as mpl
-
-    target, how = Path(path), style()
-    check_file(target)
-    kind = {"tif": "tiff"}.get(target.suffix.lower().lstrip("."), target.suffix.lower().lstrip("."))
-    known: dict[str, dict[str, Any]] = {
-        "svg": {"Date": None, "Creator": None},
-        "pdf": {"CreationDate": None, "Title": title or None, "Subject": description or None},
-        "png": {"Software": None, "Title": title, "Description": description},
-        "eps": {"Creator": "Tributary"},
-    }
-    if how.width is not None:
-        resize(figure, how.width / 25.4)
-    if how.grey or kind == "eps":
-        recolour(figure, grey=how.grey, opaque=kind == "eps")
-    stream = io.BytesIO()
-    words = "path" if how.outlines else "none"
-    # Unhinted, letters are as wide at any dpi as lines are broken for.
-    with mpl.rc_context(
-        {"svg.hashsalt": "tributary", "svg.fonttype": words, "pdf.fonttype": 42, "text.hinting": "none"}
-    ):
-        more: dict[str, Any] = (
-            {"pil_kwargs": {"compression": "tiff_lzw"}} if kind == "tiff" else {"metadata": known[kind]}
-        )
-        figure.savefig(stream, format=kind, dpi=how.dpi, **more)
-    content = stream.getvalue()
-    if kind == "eps":
-        content = re.sub(rb"%%CreationDate:[^\n]*\n", b"", content, count=1)
-        content = re.sub(rb"%%Title:[^\n]*\n", b"", content, count=1)
-    if kind == "svg":  # a screen reader reads title and desc only as the first children of the root
-        text = content.decode()
-        start = text.index("<svg")
-        end = text.index(">", start)
-        said = f'\n <title id="title">{escape(title)}</title>\n <desc id="desc">{escape(description)}</desc>'
-        head = text[:end] + ' role="img" aria-labelledby="title desc">'
-        # Verdana is as wide as DejaVu Sans: where that is not installed, columns stay where they are.
-        body = text[end + 1 :].replace(f"'{FONT}'", f"'{FONT}', Verdana, sans-serif")
-        content = (head + said + body).encode()
-    target.write_bytes(content)
-
-
-def resize(figure: Figure, width: float) -> None:
-    """Scale a figure to `width` inches, letters and lines with it. Raises: ParameterError: its letters are lost."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-    from matplotlib.text import Text
-
-    wide, tall = figure.get_size_inches()
-    factor = width / float(wide)
-    texts = [text for text in figure.findobj(Text) if text.get_text().strip()]
-    least = min((float(text.get_fontsize()) for text in texts), default=SMALL)
-    if factor * least < LEAST_LETTERS:
-        need = math.ceil(float(wide) * LEAST_LETTERS / least * 25.4)
-        raise ParameterError(
-            f"letters of a figure must have at least {LEAST_LETTERS:g} points",
-            given=f"{factor * least:.1f} at {width * 25.4:.0f} mm",
-            next_step=f"Give it {need} mm, or fewer columns.",
-        )
-    figure.set_size_inches(width, float(tall) * factor)
-    for text in figure.findobj(Text):
-        text.set_fontsize(float(text.get_fontsize()) * factor)
-    for line in figure.findobj(Line2D):
-        line.set_linewidth(line.get_linewidth() * factor)
-        line.set_markersize(line.get_markersize() * factor)
-        line.set_markeredgewidth(line.get_markeredgewidth() * factor)
-    for patch in figure.findobj(Patch):
-        patch.set_linewidth(patch.get_linewidth() * factor)
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.labelpad *= factor
-            for tick in axis.get_major_ticks():
-                tick.set_pad(float(tick.get_pad() or 0.0) * factor)  # type: ignore[func-returns-value]
-
-
-def _grey(red: float, green: float, blue: float) -> float:
-    """Lightness of a colour in grey: of a series by its place, as their own lightnesses are alike; else its own."""
-    import colorsys
-
-    hue, saturation, value = colorsys.rgb_to_hsv(red, green, blue)
-    if saturation < 0.5:
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-    known = [colorsys.rgb_to_hsv(*(int(own[i : i + 2], 16) / 255 for i in (1, 3, 5))) for own, _ in SERIES]
-    apart = [min(abs(hue - own[0]), 1 - abs(hue - own[0])) for own in known]
-    place = apart.index(min(apart))
-    return min(0.75, (0.1, 0.45, 0.65, 0.3)[place] * value / known[place][2])
-
-
-def recolour(figure: Figure, *, grey: bool, opaque: bool) -> None:
-    """Turn a figure's colours into greys of the same lightness, and what is seen through into a colour of its own."""
-    from matplotlib.colors import to_rgba
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-    from matplotlib.text import Text
-
-    def changed(colour: Any, alpha: float | None = None) -> Any:
-        red, green, blue, own = to_rgba(colour)
-        own = own if alpha is None else alpha * (own > 0)
-        if grey:
-            red = green = blue = _grey(red, green, blue)
-        if opaque and 0 < own < 1:
-            red, green, blue, own = *(1 - own + own * part for part in (red, green, blue)), 1.0
-        return red, green, blue, own
-
-    for text in figure.findobj(Text):
-        text.set_color(changed(text.get_color()))
-    for line in figure.findobj(Line2D):
-        face, edge = line.get_markerfacecolor(), line.get_markeredgecolor()
-        line.set_color(changed(line.get_color()))
-        for put, given in ((line.set_markerfacecolor, face), (line.set_markeredgecolor, edge)):
-            put(given if isinstance(given, str) and given in ("none", "None", "auto") else changed(given))
-    for patch in figure.findobj(Patch):
-        alpha = patch.get_alpha()
-        face, edge = changed(patch.get_facecolor(), alpha), changed(patch.get_edgecolor(), alpha)
-        if opaque:
-            patch.set_alpha(None)
-        patch.set_facecolor(face)
-        patch.set_edgecolor(edge)
-
-
-def view_of(results: Sequence[PooledResult], ratio: bool | None, null: float | str | None) -> View:
-    """Display scale of the results.
-
-    Args:
-        results: of one scale.
-        ratio: show exp(yi); by default as the scale says.
-        null: place of the line of no effect; None for none; ``auto``: 0, and none for a mean, a
-            proportion or a network's density.
-    """
-    scale = results[0].scale
-    if ratio is not None:
-        scale = "log" if ratio else ("identity" if scale == "log" else scale)
-    # A density of a network is pooled by its logarithm, and compares nothing with 1.
-    density = scale == "log" and results[0].term.startswith("network(")
-    line: float | None
-    if null == "auto":
-        line = None if scale == "logit" or results[0].term.startswith("mean(") or density else 0.0
-    else:
-        line = null  # type: ignore[assignment]
-    typical = float(np.median([math.sqrt(v) for row in results for v in row.vi]))
-    usual = {"log": "Estimate" if density else "Ratio", "logit": "Proportion", "fisher_z": "Correlation"}
-    effect = results[0].effect or usual.get(scale, "Estimate")
-    name = style().xlabel or (f"{effect} ({SCALES[scale]} scale)" if SCALES[scale] else effect)
-
-    def show(y: float) -> float:
-        return shown(y, scale)
-
-    middle = results[0].beta
-    error = typical if scale == "identity" else (show(middle + typical) - show(middle - typical)) / 2
-    digits = 1 if scale == "log" else 2  # of the typical standard error
-    decimals = min(6, max(0 if scale == "identity" else 2, digits - 1 - math.floor(math.log10(max(error, 1e-9)))))
-    decimals = decimals if style().digits is None else int(style().digits or 0)
-    return View(show, decimals, line, name, scale, effect, ratio=scale == "log" and not density)
-
-
-def signed(value: float, decimals: int) -> str:
-    """A number with a true minus sign, and no minus before a zero."""
-    if abs(value) >= 1e9:
-        text = f"{value:.2e}"
-    else:
-        text = f"{value:,.{decimals}f}" if abs(value) >= 1e4 else f"{value:.{decimals}f}"
-        if not text.strip("-0."):  # minus zero
-            text = text.lstrip("-")
-    return text.replace("-", "−")
-
-
-def interval_words(interval: Interval, decimals: int) -> str:
-    """An interval as ``low to high``, or ``empty``."""
-    if interval.lb is None or interval.ub is None:
-        return "empty"
-    return f"{signed(interval.lb, decimals)} to {signed(interval.ub, decimals)}"
-
-
-def p_words(value: float) -> str:
-    """A p-value as journals print it."""
-    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}" if value < 0.1 else f"p = {value:.2f}"
-
-
-def significant(value: float) -> str:
-    """Three significant digits."""
-    if value == 0:
-        return "0"
-    if 100 <= value < 1e6:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if 1e-4 <= value < 100 else f"{value:.2e}".replace("-", "−")
-
-
-def model_name(result: PooledResult) -> str:
-    """Label of a model's diamond."""
-    if result.method == "FE":
-        return "Fixed effect (inverse variance)" + ("" if result.test == "z" else f", {TESTS[result.test]}")
-    return f"Random effects ({result.method}, {TESTS[result.test]})"
-
-
-def heterogeneity_words(result: PooledResult) -> str:
-    """The heterogeneity line: τ² and I² with intervals, Q, df, p."""
-    percent = f"{100 * result.level:g} % CI"
-    q = f"Q = {result.QE:.2f}, df = {result.df}, {p_words(result.QEp)}"
-    if result.method == "FE":
-        return f"Heterogeneity: I² = {result.I2:.0f} %; {q}"
-    interval, share = result.tau2_interval, result.I2_interval
-    if interval.lb is None or interval.ub is None or share.lb is None or share.ub is None:
-        return f"Heterogeneity: τ² = {significant(result.tau2)} ({percent} empty); I² = {result.I2:.0f} %; {q}"
-    ends = f"{significant(interval.lb)} to {significant(interval.ub)}"
-    return (
-        f"Heterogeneity: τ² = {significant(result.tau2)} ({percent} {ends}); "
-        f"I² = {result.I2:.0f} % ({share.lb:.0f} to {share.ub:.0f} %); {q}"
-    )
 
 
 def axis_ticks(low: float, high: float, view: View) -> list[tuple[float, str]]:

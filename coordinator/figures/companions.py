@@ -14,31 +14,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from coordinator.figures.canvas import (
-    BAND,
-    BLUE,
-    GAP,
-    GREY,
-    INK,
-    MARGIN,
-    ORANGE,
-    SMALL,
-    TEXT,
     DrawnFigure,
     Page,
-    View,
     axis_ticks,
     ladder,
-    model_name,
-    p_words,
     page_style,
-    signed,
-    significant,
     span_of,
     text_width,
-    view_of,
     x_axis,
     y_axis,
 )
+from coordinator.figures.style import BAND, BLUE, GAP, GREY, INK, MARGIN, ORANGE, SMALL, TEXT
+from coordinator.figures.wording import View, model_name, p_words, signed, significant, view_of
 from coordinator.pooling.diagnostics import Influence, TrimFill, baujat, influence
 from coordinator.pooling.pool import PooledResult, cumulative, leave_one_out
 from shared.errors import EstimateRefusal, ParameterError, machine_failures, meant

@@ -6,18 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coordinator.figures.canvas import (
-    COLOURS,
-    INK,
-    MARGIN,
-    SMALL,
-    TEXT,
-    DrawnFigure,
-    Page,
-    View,
-    axis_ticks,
-    page_style,
-)
+from coordinator.figures.canvas import DrawnFigure, Page, axis_ticks, page_style
+from coordinator.figures.style import COLOURS, INK, MARGIN, SMALL, TEXT
+from coordinator.figures.wording import View
 from shared.errors import ParameterError, machine_failures
 from shared.estimands.effects import SCALES, shown
 

@@ -13,17 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
-from coordinator.figures.canvas import (
-    SERIES,
-    heterogeneity_words,
-    interval_words,
-    model_name,
-    page_style,
-    save,
-    view_of,
-)
+from coordinator.figures.canvas import page_style
+from coordinator.figures.files import save
 from coordinator.figures.forest_page import ForestContent, ForestPage
 from coordinator.figures.forest_rows import ForestLane, ForestRow, between, limits, rows_of, short_heterogeneity
+from coordinator.figures.style import SERIES
+from coordinator.figures.wording import heterogeneity_words, interval_words, model_name, view_of
 from coordinator.pooling.pool import PooledResult
 from shared.errors import ParameterError, machine_failures
 

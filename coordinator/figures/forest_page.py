@@ -10,27 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from coordinator.figures.canvas import (
-    BAND,
-    GAP,
-    GREY,
-    INK,
-    LANE,
-    MARGIN,
-    PLOT,
-    RULE,
-    SERIES,
-    SMALL,
-    TEXT,
-    TITLE,
-    View,
-    axis_ticks,
-    darker,
-    placed,
-    text_width,
-    wrap,
-)
+from coordinator.figures.canvas import axis_ticks, darker, placed, text_width, wrap
 from coordinator.figures.forest_rows import ForestLane, ForestRow, between, footer, meanings
+from coordinator.figures.style import BAND, GAP, GREY, INK, LANE, MARGIN, PLOT, RULE, SERIES, SMALL, TEXT, TITLE
+from coordinator.figures.wording import View
 from coordinator.pooling.pool import PooledResult
 
 if TYPE_CHECKING:

@@ -10,17 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from coordinator.figures.canvas import (
-    LANE,
-    ROW,
-    TESTS,
-    View,
-    heterogeneity_words,
-    model_name,
-    p_words,
-    signed,
-    significant,
-)
+from coordinator.figures.style import LANE, ROW
+from coordinator.figures.wording import TESTS, View, heterogeneity_words, model_name, p_words, signed, significant
 from coordinator.pooling.pool import PooledResult
 
 if TYPE_CHECKING:

@@ -6,18 +6,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.figures.canvas import (
-    COLOURS,
-    INK,
-    MARGIN,
-    SMALL,
-    TEXT,
-    DrawnFigure,
-    Page,
-    page_style,
-    significant,
-    y_axis,
-)
+from coordinator.figures.canvas import DrawnFigure, Page, page_style, y_axis
+from coordinator.figures.style import COLOURS, INK, MARGIN, SMALL, TEXT
+from coordinator.figures.wording import significant
 from shared.errors import EstimateRefusal, machine_failures
 from shared.privacy.stated import shown_epsilon
 

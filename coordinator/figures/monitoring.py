@@ -5,18 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.figures.canvas import (
-    COLOURS,
-    INK,
-    MARGIN,
-    SMALL,
-    TEXT,
-    DrawnFigure,
-    Page,
-    page_style,
-    signed,
-    y_axis,
-)
+from coordinator.figures.canvas import DrawnFigure, Page, page_style, y_axis
+from coordinator.figures.style import COLOURS, INK, MARGIN, SMALL, TEXT
+from coordinator.figures.wording import signed
 from shared.errors import machine_failures
 
 if TYPE_CHECKING:

@@ -16,28 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.figures.canvas import (
-    COLOURS,
-    DASHES,
-    GREY,
-    INK,
-    MARGIN,
-    SMALL,
-    TEXT,
     DrawnFigure,
     Page,
     darker,
     ladder,
-    model_name,
     page_style,
-    signed,
-    significant,
     span_of,
     spread,
     text_width,
-    view_of,
     wrap,
     y_axis,
 )
+from coordinator.figures.style import COLOURS, DASHES, GREY, INK, MARGIN, SMALL, TEXT
+from coordinator.figures.wording import model_name, signed, significant, view_of
 from coordinator.pooling.pool import PooledResult
 from shared.errors import EstimateRefusal, ParameterError, machine_failures
 from shared.estimands.fits.survival import GridCurve

@@ -11,10 +11,48 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from shared.errors import ParameterError
 
-__all__ = ["FILES", "FONT", "JOURNALS", "FigureStyle", "check_file", "numbers", "style", "styled"]
+__all__ = [
+    "BAND",
+    "BLUE",
+    "COLOURS",
+    "DASHES",
+    "FILES",
+    "FONT",
+    "GAP",
+    "GREY",
+    "INK",
+    "JOURNALS",
+    "LANE",
+    "MARGIN",
+    "ORANGE",
+    "PLOT",
+    "ROW",
+    "RULE",
+    "SERIES",
+    "SMALL",
+    "TEXT",
+    "TITLE",
+    "FigureStyle",
+    "check_file",
+    "numbers",
+    "style",
+    "styled",
+]
+
+
+INK, GREY, RULE, BAND = "#1b1f24", "#667080", "#c9d0d8", "#f5f7f9"
+SERIES = (("#0072B2", "s"), ("#D55E00", "o"), ("#009E73", "^"), ("#CC79A7", "D"))
+# Lines: seven colours (Okabe and Ito's yellow is too faint on white) and four dashes, so that 28 lines all differ.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.2)), (0, (6, 2, 1.2, 2)))
+TEXT, SMALL, TITLE = 9.0, 8.0, 12.0  # points
+ROW, LANE, GAP, MARGIN = 0.27, 0.19, 0.24, 0.28  # inches
+PLOT = 3.5
+BLUE, ORANGE = SERIES[0][0], SERIES[1][0]
 
 FONT = "DejaVu Sans"  # ships with matplotlib: the same outlines on every machine
 FILES: tuple[str, ...] = (".svg", ".pdf", ".png", ".eps", ".tif", ".tiff")

@@ -196,7 +196,7 @@ def finish(made, name, title, description, note="", rect=(0, 0, 1, 1)):
     """Write `results/<name>.svg`, and a PNG beside it where the environment names a folder for it."""
     import matplotlib.pyplot as plt
 
-    from coordinator.figures.canvas import save
+    from coordinator.figures.files import save
 
     if note:
         made.text(0.01, 0.008, note, fontsize=7, color="#444")

@@ -239,7 +239,7 @@ def draw(told: dict[str, Any], path: Path) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    from coordinator.figures.canvas import save
+    from coordinator.figures.files import save
 
     mpl.rcParams["font.family"] = "DejaVu Sans"
     made, both = plt.subplots(1, 2, figsize=(9.2, 4.2))
