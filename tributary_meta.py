@@ -42,7 +42,8 @@ from coordinator.analyst.result import Result  # noqa: E402
 from coordinator.figures.companions import baujat_plot, bubble, funnel, influence_panel  # noqa: E402
 from coordinator.figures.forest import forest  # noqa: E402
 from coordinator.figures.over_time import budget_figure, km_figure, waves_figure  # noqa: E402
-from coordinator.pooling.pool import PooledResult, cumulative, leave_one_out, pool, pool_estimates  # noqa: E402
+from coordinator.pooling.further.refits import cumulative, leave_one_out  # noqa: E402
+from coordinator.pooling.pool import PooledResult, pool, pool_estimates  # noqa: E402
 from shared.errors import Refusal  # noqa: E402
 from shared.estimands.answer import Estimate  # noqa: E402
 

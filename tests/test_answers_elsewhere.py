@@ -11,7 +11,8 @@ from scipy.special import expit
 
 from coordinator.analyst.elsewhere import metafor_code, statsmodels_result, tidy
 from coordinator.analyst.result import Result
-from coordinator.pooling.pool import pool, pooled_data
+from coordinator.pooling.document import pooled_data
+from coordinator.pooling.pool import pool
 from shared.errors import IntegrityRefusal, PackageRefusal, ParameterError
 from shared.terminal import plain
 

@@ -10,7 +10,8 @@ import pytest
 
 from coordinator.figures.companions import KINDS, draw, funnel, influence_panel, refits
 from coordinator.pooling.diagnostics import baujat, influence, trim_and_fill
-from coordinator.pooling.pool import cumulative, leave_one_out, pool
+from coordinator.pooling.further.refits import cumulative, leave_one_out
+from coordinator.pooling.pool import pool
 from shared.errors import EstimateRefusal, ParameterError
 
 CITIES = ["Aachen", "Bergen", "Coimbra", "Dijon", "Exeter", "Freiburg", "Gdańsk", "Halle", "Ithaca", "Jena", "Kiel"]

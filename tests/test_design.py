@@ -145,7 +145,7 @@ def test_half_width_is_that_of_the_products_own_pooling():
 
 
 def test_power_agrees_with_the_share_of_simulated_intervals_that_leave_out_no_effect():
-    from coordinator.pooling.pool import pool_many
+    from coordinator.pooling.further.many import pool_many
 
     rng = np.random.default_rng(12)
     yi = 0.25 + 0.2 * rng.standard_normal((3000, 10))

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.pooling.diagnostics import begg, egger, influence, shrunken, trim_and_fill
+from coordinator.pooling.document import pooled_data
 from coordinator.pooling.further.analyses import AnalysisRequest, analyse
+from coordinator.pooling.further.refits import leave_one_out
 from coordinator.pooling.moderators import regress
-from coordinator.pooling.pool import leave_one_out, pool, pool_estimates, pooled_data
+from coordinator.pooling.pool import pool, pool_estimates
 from coordinator.pooling.subgroups import subgroups
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import Estimate

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from coordinator.analyst.show import show_pooled
 from coordinator.figures.wording import view_of
+from coordinator.pooling.document import pooled_data
 from coordinator.pooling.further import analyses
-from coordinator.pooling.pool import pool, pooled_data
+from coordinator.pooling.pool import pool
 from shared.estimands.answer import parse_estimand
 from shared.estimands.effects import SCALES, effect_name, shown
 from shared.estimands.kinds import Kind, Scale

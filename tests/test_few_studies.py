@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from coordinator.pooling.further.few_studies import bayes, exact_interval, henmi_copas
+from coordinator.pooling.further.many import pool_many
 from coordinator.pooling.further.two_by_two import TwoByTwoTables, mantel_haenszel, peto
-from coordinator.pooling.pool import pool, pool_many
+from coordinator.pooling.pool import pool
 from shared.errors import ParameterError
 
 ROWS = st.lists(

@@ -17,7 +17,8 @@ from coordinator.analyst.own.table import OwnTable, read_table
 from coordinator.figures import companions
 from coordinator.figures.forest import forest
 from coordinator.figures.style import FILES, JOURNALS, styled
-from coordinator.pooling.pool import cumulative, ordered, pool, pool_estimates
+from coordinator.pooling.further.refits import cumulative, ordered
+from coordinator.pooling.pool import pool, pool_estimates
 from shared.errors import ParameterError
 from shared.estimands.answer import Estimate
 

@@ -18,6 +18,7 @@ from coordinator.analyst.show import show_pooled
 from coordinator.answers.queries import ask
 from coordinator.answers.release_selection import holding
 from coordinator.answers.site_answers import EstimateCache
+from coordinator.pooling.document import pooled_data
 from coordinator.pooling.intervals import (
     Draw,
     SurrogateSampler,
@@ -25,7 +26,7 @@ from coordinator.pooling.intervals import (
     parts,
     with_release_variance,
 )
-from coordinator.pooling.pool import pool, pool_estimates, pooled_data
+from coordinator.pooling.pool import pool, pool_estimates
 from coordinator.services.authority import Authority
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey

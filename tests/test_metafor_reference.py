@@ -18,9 +18,10 @@ from scipy import special
 
 from coordinator.pooling.diagnostics import baujat, begg, egger, failsafe_n, influence, shrunken, trim_and_fill
 from coordinator.pooling.further.few_studies import henmi_copas
+from coordinator.pooling.further.refits import cumulative, leave_one_out
 from coordinator.pooling.further.two_by_two import TwoByTwoTables, effect_sizes, mantel_haenszel, peto
 from coordinator.pooling.moderators import regress
-from coordinator.pooling.pool import cumulative, leave_one_out, pool
+from coordinator.pooling.pool import pool
 from coordinator.pooling.subgroups import subgroups
 from shared.errors import EstimateRefusal
 

@@ -12,8 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from coordinator.pooling.document import pooled_data
 from coordinator.pooling.further.few_studies import bayes, henmi_copas
-from coordinator.pooling.pool import cumulative, leave_one_out, pool, pool_estimates, pool_many, pooled_data, tau2_dl
+from coordinator.pooling.further.many import pool_many
+from coordinator.pooling.further.refits import cumulative, leave_one_out
+from coordinator.pooling.pool import pool, pool_estimates, tau2_dl
 from coordinator.pooling.subgroups import subgroups
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import Estimate

@@ -16,7 +16,7 @@ from windows import axe, barriers, chromium, enter, fits, window  # noqa: F401
 
 from coordinator.analyst.show import p_shown
 from coordinator.pooling.diagnostics import influence
-from coordinator.pooling.pool import leave_one_out
+from coordinator.pooling.further.refits import leave_one_out
 from coordinator.web.interface.reading import result_of
 from coordinator.web.sign_in.sessions import COOKIE, IDLE, LONGEST, OF_ONE, Sessions
 from coordinator.web.workbench import forms

@@ -481,8 +481,8 @@ def pool(
     profiles: Profiles = False,
 ) -> VerbAnswer:
     """Pool: fixed effect and random effects, heterogeneity, prediction interval, and what was left out."""
+    from coordinator.pooling.document import pooled_data
     from coordinator.pooling.further import analyses
-    from coordinator.pooling.pool import pooled_data
 
     if profiles or together.terms:
         if profiles and together.terms:

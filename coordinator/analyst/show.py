@@ -87,7 +87,7 @@ def draw(
     Raises: ParameterError: an unknown kind or suffix, or subgroups or sides of another figure than the forest plot.
     """
     if (sort or ranked) and kind in ("forest", "cumulative"):
-        from coordinator.pooling.pool import ordered
+        from coordinator.pooling.further.refits import ordered
 
         result, sort = ordered(result, sort, values=ranked), ""
     if kind == "forest":

@@ -120,7 +120,7 @@ class Harmonised:
     @property
     def document(self) -> dict[str, Any]:
         """The whole answer: that of the question as released, and beside it what harmonising makes of it."""
-        from coordinator.pooling.pool import pooled_data
+        from coordinator.pooling.document import pooled_data
         from shared.terminal import plain
 
         document = {name: getattr(self, name) for name in ("densities", "column", "to", "raw", "outside", "used")}

@@ -218,7 +218,7 @@ class PooledAnswer:
     @property
     def document(self) -> dict[str, Any]:
         """The whole answer: what ``--json`` prints and the analysts' service sends."""
-        from coordinator.pooling.pool import pooled_data
+        from coordinator.pooling.document import pooled_data
 
         names = ("study", "wave", "estimand", "planned", "as_of", "revisions", "combined", "withdrawn", "terms")
         document = {name: getattr(self, name) for name in names}

@@ -23,7 +23,7 @@ def write(answers: Mapping[str, DemoAnswer], play: Play, out: Path) -> None:
     import pandas as pd
 
     from coordinator.figures import forest as figures
-    from coordinator.pooling.pool import pooled_data
+    from coordinator.pooling.document import pooled_data
     from shared.terminal import plain
 
     rows: list[dict[str, Any]] = []

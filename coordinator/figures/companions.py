@@ -27,7 +27,8 @@ from coordinator.figures.canvas import (
 from coordinator.figures.style import BAND, BLUE, GAP, GREY, INK, MARGIN, ORANGE, SMALL, TEXT
 from coordinator.figures.wording import View, model_name, p_words, signed, significant, view_of
 from coordinator.pooling.diagnostics import Influence, TrimFill, baujat, influence
-from coordinator.pooling.pool import PooledResult, cumulative, leave_one_out
+from coordinator.pooling.further.refits import cumulative, leave_one_out
+from coordinator.pooling.pool import PooledResult
 from shared.errors import EstimateRefusal, ParameterError, machine_failures, meant
 
 if TYPE_CHECKING:

@@ -318,7 +318,7 @@ def half_width(
 @lru_cache(maxsize=4096)
 def _unit_half_width(sites: int, apart: float, level: float, unlike: tuple[float, ...]) -> float:
     """`half_width` of sites of variance 1, whose true effects have variance `apart`."""
-    from coordinator.pooling.pool import pool_many
+    from coordinator.pooling.further.many import pool_many
 
     rng = np.random.default_rng(20260105)
     vi = rng.choice(np.array(unlike), (POOLED, sites))

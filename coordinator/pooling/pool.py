@@ -18,7 +18,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -39,40 +38,21 @@ from coordinator.pooling.heterogeneity import (
     typical_v,
 )
 from coordinator.pooling.rows import (
-    LARGEST_ESTIMATE,
-    LARGEST_VARIANCE,
-    SMALLEST_VARIANCE,
     UNLIKE,
     Excluded,
     Interval,
     check,
     nothing_left,
     reason_out,
-    unlike,
     usable,
 )
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import Estimate, Scale
-from shared.estimands.effects import shown
 
 if TYPE_CHECKING:
     from coordinator.pooling.moderators import RegressionResult
 
-__all__ = [
-    "FitStatistics",
-    "ManyResults",
-    "Method",
-    "PooledResult",
-    "Test",
-    "cumulative",
-    "leave_one_out",
-    "ordered",
-    "pool",
-    "pool_estimates",
-    "pool_many",
-    "pooled_data",
-    "tau2_dl",
-]
+__all__ = ["FitStatistics", "Method", "PooledResult", "Test", "pool", "pool_estimates", "refit", "tau2_dl"]
 
 Array = NDArray[np.float64]
 _DOMINANT, _HETEROGENEOUS, _FEW = 50.0, 75.0, 5  # percent of weight, percent of variance, sites
@@ -298,7 +278,7 @@ class PooledResult:
     @cached_property
     def fixed(self) -> PooledResult:
         """The fixed-effect result on the same rows, with its normal interval."""
-        return self if self.method == "FE" else _fit(self, method="FE", test="z")
+        return self if self.method == "FE" else refit(self, method="FE", test="z")
 
     @property
     def sensitivity(self) -> tuple[PooledResult, ...]:
@@ -430,7 +410,7 @@ def pool(
         typical_v=1.0,
         weights=(),
     )
-    return _announce(_fit(blank, method=method, test=test))
+    return _announce(refit(blank, method=method, test=test))
 
 
 def pool_estimates(
@@ -496,229 +476,8 @@ def pool_estimates(
     )
 
 
-def pooled_data(result: PooledResult) -> dict[str, Any]:
-    """A pooled result as JSON holds it: every row, both models, and every derived figure."""
-
-    def back(y: float, low: float, high: float) -> dict[str, float]:
-        """As people read it: off the analysis scale."""
-        return {name: shown(x, result.scale) for name, x in (("estimate", y), ("ci_lb", low), ("ci_ub", high))}
-
-    def model(fit: PooledResult) -> dict[str, Any]:
-        names = ("method", "test", "beta", "se", "zval", "pval", "ci_lb", "ci_ub", "tau2", "I2", "H2", "QE", "QEp")
-        return {name: getattr(fit, name) for name in names} | {"shown": back(fit.beta, fit.ci_lb, fit.ci_ub)}
-
-    half = NormalDist().inv_cdf((1 + result.level) / 2)
-    shares = result.noise_share
-    sources = result.estimates or (None,) * result.k
-    rows = []
-    for i, source in enumerate(sources):
-        y, se = result.yi[i], result.vi[i] ** 0.5
-        row: dict[str, Any] = {
-            "label": result.labels[i],
-            "yi": y,
-            "vi": result.vi[i],
-            "ci_lb": y - half * se,
-            "ci_ub": y + half * se,
-            "shown": back(y, y - half * se, y + half * se),
-        }
-        row["weight"] = result.weights[i]
-        if source is not None:
-            row |= {"n": source.n, "noise_share": shares[i], "receipts": list(source.receipts)}
-            row |= {
-                name: getattr(source, name) for name in ("vi_sampling", "vi_privacy", "vi_naive", "vi_common", "how")
-            }
-        rows.append(row)
-    return {
-        "term": result.term,
-        "scale": result.scale,
-        "effect": result.effect,
-        "level": result.level,
-        "k": result.k,
-        "rows": rows,
-        "pooled": model(result),
-        "fixed": model(result.fixed),
-        "se_tau2": result.se_tau2,
-        "tau2_interval": result.tau2_interval,
-        "I2_interval": result.I2_interval,
-        "H2_interval": result.H2_interval,
-        "sensitivity": [model(row) for row in result.sensitivity],
-        "noise_share": result.pooled_noise_share,
-        "spread": dict(zip(("hospitals", "releases", "patients"), result.spread, strict=True)),
-        "naive": None if result.naive is None else model(result.naive),
-        "prediction_interval": result.prediction_interval,
-        "excluded": result.excluded,
-        "notes": result.notes,
-        "doubts": result.doubts,
-        "receipts": result.receipts,
-    }
-
-
-def leave_one_out(result: PooledResult) -> tuple[tuple[str, PooledResult], ...]:
-    """Refit without each row in turn: ``(label left out, result)``, K pairs; none when K = 1.
-
-    >>> rows = leave_one_out(pool([0.1, 0.3, 0.6], [0.03, 0.03, 0.01], method="DL", labels=["A", "B", "C"]))
-    >>> [(label, round(row.beta, 2)) for label, row in rows]
-    [('A', 0.48), ('B', 0.37), ('C', 0.2)]
-    """
-    if result.k == 1:
-        return ()
-    everyone = range(result.k)
-    return tuple((result.labels[i], _subset(result, [j for j in everyone if j != i])) for i in everyone)
-
-
-def ordered(result: PooledResult, by: str, *, values: Mapping[str, Any] | None = None) -> PooledResult:
-    """The same result with its rows by ``name``, ``estimate`` (lowest first) or ``weight`` (heaviest first).
-
-    Args:
-        values: label -> what the rows are sorted by instead, lowest first; those without a value come last.
-    Raises: ParameterError: another order, or values that cannot be compared.
-
-    >>> ordered(pool([0.5, 0.1, 0.3], [0.1, 0.2, 0.3], labels=["B", "C", "A"]), "estimate").labels
-    ('C', 'A', 'B')
-    """
-    keys: dict[str, Sequence[Any]] = {"name": result.labels, "estimate": result.yi}
-    keys["weight"] = [-weight for weight in result.weights]
-    if values is not None:
-        keys[by] = [(values.get(label) is None, values.get(label)) for label in result.labels]
-    if by not in keys:
-        raise ParameterError(f"rows must be sorted by one of {', '.join(keys)}, or a column", given=repr(by))
-    try:
-        rows = sorted(range(result.k), key=lambda i: keys[by][i])
-    except TypeError:
-        raise ParameterError("rows must be sorted by values of one kind", given=f"a mix in {by!r}") from None
-    return replace(
-        result,
-        labels=tuple(result.labels[i] for i in rows),
-        yi=tuple(result.yi[i] for i in rows),
-        vi=tuple(result.vi[i] for i in rows),
-        weights=tuple(result.weights[i] for i in rows),
-        estimates=tuple(result.estimates[i] for i in rows) if result.estimates else (),
-    )
-
-
-def cumulative(result: PooledResult, order: Sequence[int] | None = None) -> tuple[tuple[str, PooledResult], ...]:
-    """Refit as rows arrive: ``(label added, result so far)``, K pairs.
-
-    Args:
-        result: any pooled result; its method, test and level are kept.
-        order: (K,) row positions from 0; by default the order of the result.
-    Raises: ParameterError: order is not a permutation of the rows.
-    """
-    arrival = list(range(result.k)) if order is None else [int(i) for i in order]
-    if sorted(arrival) != list(range(result.k)):
-        raise ParameterError("order must name every row once", given=f"{arrival}")
-    return tuple((result.labels[row], _subset(result, arrival[: i + 1])) for i, row in enumerate(arrival))
-
-
-# -- many at once ------------------------------------------------------------------------------------------
-@dataclass(frozen=True, kw_only=True)
-class ManyResults:
-    """Results of B meta-analyses pooled in one call: each array is (B,), in the units and names of `PooledResult`.
-
-    Attributes:
-        k: rows used; rows without an estimate or a usable variance are left out of each.
-        reasons: empty, or why a meta-analysis has no result; its numbers are then NaN.
-    """
-
-    method: Method
-    test: Test
-    level: float
-    k: NDArray[np.int64]
-    beta: Array
-    se: Array
-    zval: Array
-    pval: Array
-    ci_lb: Array
-    ci_ub: Array
-    tau2: Array
-    I2: Array
-    H2: Array
-    QE: Array
-    QEp: Array
-    s2w: Array
-    reasons: tuple[str, ...]
-
-
-def pool_many(
-    yi: ArrayLike, vi: ArrayLike, *, method: Method = "REML", test: Test = "adhoc", level: float = 0.95
-) -> ManyResults:
-    """Pool B meta-analyses at once: as `pool` on each, without the notes.
-
-    Args:
-        yi, vi: (B, K); NaN where a meta-analysis has fewer than K rows.
-        method, test, level: as in `pool`. With one row the test is ``z``; where ``knha`` would have no width, its
-            ad hoc floor is used.
-    Raises: ParameterError: as `pool`, or another shape.
-
-    >>> result = pool_many([[0.1, 0.3, 0.9], [0.2, 0.2, np.nan]], [[0.02, 0.03, 0.02], [0.1, 0.1, np.nan]])
-    >>> result.beta.round(3).tolist(), result.k.tolist()
-    ([0.436, 0.2], [3, 2])
-    """
-    check(method, test, level)
-    y, v = np.asarray(yi, dtype=float), np.asarray(vi, dtype=float)
-    if y.ndim != 2 or y.shape != v.shape:
-        raise ParameterError("yi and vi must be tables of one shape (B, K)", given=f"{y.shape} and {v.shape}")
-    good = np.isfinite(y) & np.isfinite(v)
-    with np.errstate(invalid="ignore"):
-        good &= (v >= SMALLEST_VARIANCE) & (v <= LARGEST_VARIANCE) & (np.abs(y) <= LARGEST_ESTIMATE)
-        good &= np.sqrt(np.maximum(v, 0)) > 8 * np.finfo(float).eps * np.abs(y)
-    good &= ~unlike(y, v, good)
-    count = good.sum(axis=1)
-    order = np.argsort(~good, axis=1, kind="stable")  # usable rows first, in their order
-    y, v = np.take_along_axis(y, order, 1), np.take_along_axis(v, order, 1)
-    names = ("beta", "se", "zval", "pval", "ci_lb", "ci_ub", "tau2", "I2", "H2", "QE", "QEp", "s2w")
-    columns = {name: np.full(len(y), np.nan) for name in names}
-    for k in np.unique(count):
-        if k == 0:
-            continue
-        rows = np.flatnonzero(count == k)
-        for name, values in _many(y[rows, :k], v[rows, :k], method, test, level).items():
-            columns[name][rows] = values
-    reasons = tuple("" if k else "no row can be used" for k in count)
-    return ManyResults(method=method, test=test, level=level, k=count, reasons=reasons, **columns)
-
-
-def _many(y: Array, v: Array, method: Method, test: Test, level: float) -> dict[str, Array]:
-    k, rows = v.shape[1], len(v)
-    df, tail = k - 1, (1 - level) / 2
-    tau2 = estimate_tau2(y, v, method)[0] if df else np.zeros(rows)
-    model = fit(y, v, tau2)
-    beta, se = model.beta[:, 0], np.sqrt(model.vcov[:, 0, 0])
-    s2w = model.Q / df if df else np.ones(rows)
-    q = fit(y, v).Q if df else np.zeros(rows)
-    typical = typical_v(v) if df else v[:, 0]
-    if test in ("knha", "adhoc") and df:
-        noise = 8 * np.finfo(float).eps * np.abs(y).max(axis=1)
-        floor = (test == "adhoc") | (se * np.sqrt(s2w) <= noise)
-        se = se * np.sqrt(np.where(floor, np.maximum(s2w, 1.0), s2w))
-    normal = test == "z" or not df
-    critical = -float(special.ndtri(tail) if normal else special.stdtrit(df, tail))
-    zval = beta / se
-    fe = method == "FE"
-    # Sites that agree to the last digit have a Q next to nothing; I² is 0 there, however far the quotient goes.
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        share = np.where(q > 0, np.maximum(0.0, 1 - df / q), 0.0) if fe else tau2 / (tau2 + typical)
-    return {
-        "beta": beta,
-        "se": se,
-        "zval": zval,
-        "pval": 2 * (special.ndtr(-np.abs(zval)) if normal else special.stdtr(df, -np.abs(zval))),
-        "ci_lb": beta - critical * se,
-        "ci_ub": beta + critical * se,
-        "tau2": tau2,
-        "I2": 100 * share,
-        "H2": (q / df if df else np.ones(rows)) if fe else tau2 / typical + 1,
-        "QE": q,
-        "QEp": special.chdtrc(df, q) if df else np.ones(rows),
-        "s2w": s2w,
-    }
-
-
-# -- arguments, checked once -------------------------------------------------------------------------------
-
-
 # -- one fit -----------------------------------------------------------------------------------------------
-def _fit(rows: PooledResult, *, method: Method, test: Test) -> PooledResult:
+def refit(rows: PooledResult, *, method: Method, test: Test) -> PooledResult:
     """Fit the rows of `rows`; its other numbers are ignored."""
     y, v = np.array(rows.yi), np.array(rows.vi)
     k, tau2, several = len(y), 0.0, False
@@ -809,18 +568,6 @@ def _announcement(result: PooledResult) -> tuple[str, ...]:
 
 def _announce(result: PooledResult) -> PooledResult:
     return replace(result, notes=_announcement(result) + result.notes)
-
-
-def _subset(result: PooledResult, rows: list[int]) -> PooledResult:
-    chosen = replace(
-        result,
-        labels=tuple(result.labels[i] for i in rows),
-        yi=tuple(result.yi[i] for i in rows),
-        vi=tuple(result.vi[i] for i in rows),
-        excluded=(),
-        estimates=tuple(result.estimates[i] for i in rows) if result.estimates else (),
-    )
-    return _fit(chosen, method=result.method, test=result.test)
 
 
 def _collapses(result: PooledResult) -> bool:

@@ -9,7 +9,8 @@ python -m tests.benchmarks.coverage
 import numpy as np
 
 from coordinator.pooling.further.few_studies import exact_interval
-from coordinator.pooling.pool import pool, pool_many
+from coordinator.pooling.further.many import pool_many
+from coordinator.pooling.pool import pool
 from tests.benchmarks import record
 
 SEED, REPLICATES, EXACT = 2026, 20_000, 400

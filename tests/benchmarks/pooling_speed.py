@@ -8,8 +8,10 @@ import time
 import numpy as np
 
 from coordinator.pooling.diagnostics import influence
+from coordinator.pooling.further.many import pool_many
+from coordinator.pooling.further.refits import leave_one_out
 from coordinator.pooling.heterogeneity import estimate_tau2
-from coordinator.pooling.pool import leave_one_out, pool, pool_many
+from coordinator.pooling.pool import pool
 from tests.benchmarks import record
 
 SEED, MANY, K, REPEATS = 12, 10_000, 12, 5

@@ -52,8 +52,10 @@ def analyse(result: PooledResult, request: AnalysisRequest) -> dict[str, Any]:
     Raises: ParameterError: a parameter outside its domain.
     """
     from coordinator.pooling.diagnostics import begg, egger, influence, trim_and_fill
+    from coordinator.pooling.document import pooled_data
     from coordinator.pooling.further.few_studies import bayes, exact_interval, henmi_copas
-    from coordinator.pooling.pool import leave_one_out, pool, pooled_data
+    from coordinator.pooling.further.refits import leave_one_out
+    from coordinator.pooling.pool import pool
     from coordinator.pooling.subgroups import subgroups
 
     answers: dict[str, Any] = {}

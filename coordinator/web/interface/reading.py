@@ -134,7 +134,7 @@ def _among_the_others(document: Mapping[str, Any], site: str) -> dict[str, Any]:
     """The pooled result with and without a site, and how much the site moves it."""
     from coordinator.analyst.show import p_shown
     from coordinator.pooling.diagnostics import influence
-    from coordinator.pooling.pool import leave_one_out
+    from coordinator.pooling.further.refits import leave_one_out
     from shared.estimands.effects import shown
     from shared.terminal import number
 
