@@ -28,7 +28,8 @@ SERVED |= {(f"coordinator/web/{name}.py", "starlette") for name in ("interface/a
 SERVED |= {("coordinator/web/workbench/pages.py", "jinja2")}
 SERVED |= {("coordinator/web/server.py", name) for name in ("starlette", "uvicorn")}
 # The demo looks for a free port.
-SOCKETS = {"shared/wire/transport.py", "shared/wire/door.py", "coordinator/demo/stage.py", "coordinator/demo/warm.py"}
+SOCKETS = {"shared/wire/transport/ends.py", "shared/wire/transport/client.py", "shared/wire/transport/server.py"}
+SOCKETS |= {"shared/wire/door.py", "coordinator/demo/stage.py", "coordinator/demo/warm.py"}
 SOCKETS |= {"coordinator/operations/port.py"}  # for machines that watch, where the settings name it
 SOCKETS |= {"coordinator/web/sign_in/provider.py"}  # the provider that the settings name
 SOCKETS |= {"coordinator/analyst/access/sign_in.py"}  # an analyst's own end, to the coordinator that it names

@@ -29,10 +29,11 @@ from shared.errors import AccessRefusal, CertificateRefusal, NetworkRefusal, Rat
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, StudyPlan, Wave
 from shared.wire import messages as wire
-from shared.wire import site_messages, transport
+from shared.wire import site_messages
 from shared.wire.analyst_messages import Document, StudiesRequest
 from shared.wire.site_messages import Chunk, OfferRequest, SignedDocument, StudyRequest
-from shared.wire.transport import CallLimits, Client, Credentials, Peer, RetryLater, Server
+from shared.wire.transport import SERVER_NAME, CallLimits, Client, Credentials, Peer, RetryLater, Server
+from shared.wire.transport.ends import CODE_KEY
 from site_agent.egress import Egress, new_tls_identity
 
 ROOT = Path(__file__).parents[1]
@@ -147,13 +148,13 @@ def code_of(call) -> str:
 
     with pytest.raises(grpc.RpcError):
         next(call)
-    return dict(call.trailing_metadata()).get(transport.CODE_KEY, call.code().name)
+    return dict(call.trailing_metadata()).get(CODE_KEY, call.code().name)
 
 
 def analyst(authority: Authority, port: int, token: str = "good") -> Client:
     return Client(
         address=f"127.0.0.1:{port}",
-        server_name=transport.SERVER_NAME,
+        server_name=SERVER_NAME,
         credentials=Credentials(ca_pem=authority.ca_pem, token=token),
         service=wire.ANALYSIS_SERVICE,
         methods=wire.ANALYSIS,
@@ -337,7 +338,7 @@ def test_a_stream_that_breaks_off_leaves_its_handler(authority):
 
 @pytest.mark.fault("F10")
 def test_a_revocation_ends_an_upload_that_runs(authority, monkeypatch):
-    monkeypatch.setattr(transport, "RECHECK", 0.0)
+    monkeypatch.setattr("shared.wire.transport.server.RECHECK", 0.0)
     revoked = threading.Event()
 
     def admit(peer):
@@ -390,7 +391,7 @@ def test_a_handler_that_has_to_wait_gives_its_thread_back(authority, monkeypatch
             thread.join(120)
         assert answers == [7] * 8
         taken.set()
-        monkeypatch.setattr(transport, "PATIENCE", 0.1)
+        monkeypatch.setattr("shared.wire.transport.server.PATIENCE", 0.1)
         with (
             client_of(server, named(authority, "north")) as client,
             pytest.raises(NetworkRefusal, match="before the next"),

@@ -93,7 +93,7 @@ class Broken:
 
     FILES = tuple(
         str(Path(module.__file__))
-        for module in (egress, wire, site_messages, signed_messages, sys.modules["shared.wire.transport"])
+        for module in (egress, wire, site_messages, signed_messages, sys.modules["shared.wire.transport.client"])
     )
 
     def __init__(self, at: int, error: Exception) -> None:

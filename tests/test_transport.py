@@ -18,11 +18,10 @@ from coordinator.services.authority import Authority, _builder, _name
 from shared import errors
 from shared.errors import CATALOGUE, CertificateRefusal, NetworkRefusal, PlanRefusal, Refusal, TooLarge
 from shared.wire import messages as wire
-from shared.wire import transport
 from shared.wire.certificates import requested_key
 from shared.wire.door import bound_socket
 from shared.wire.site_messages import Chunk, SignedDocument, StudyRequest
-from shared.wire.transport import Client, Credentials, Server
+from shared.wire.transport import Client, Credentials, Server, peer_of
 from site_agent.egress import new_tls_identity
 
 SERVICE = wire.SERVICE
@@ -172,7 +171,8 @@ def test_a_certificate_out_of_its_dates_is_refused_on_either_side(
     credentials = dated_credentials(authority, dt.timedelta(days=first), dt.timedelta(days=last))
     with pytest.raises(CertificateRefusal, match=says):
         client_of(server, credentials)
-    monkeypatch.setattr(transport, "require_current", lambda pem, whose: None)  # a site that does not look
+    # A site that does not look:
+    monkeypatch.setattr("shared.wire.transport.client.require_current", lambda pem, whose: None)
     with client_of(server, credentials) as client, pytest.raises(CertificateRefusal):
         ask(client)
 
@@ -182,9 +182,9 @@ def test_a_certificate_that_expires_while_its_connection_lives_is_refused(author
     answers.reply = lambda call, request: SignedDocument(envelope=b"plan")
     with client_of(server, site_credentials(authority)) as client:
         ask(client)
-        real = transport.peer_of
+        real = peer_of
         later = dt.timedelta(days=1000)
-        monkeypatch.setattr(transport, "peer_of", lambda pem, now: real(pem, now + later))
+        monkeypatch.setattr("shared.wire.transport.server.peer_of", lambda pem, now: real(pem, now + later))
         with pytest.raises(CertificateRefusal, match="renew it late"):
             ask(client)
 

@@ -270,7 +270,8 @@ def test_sides_of_different_versions_work_together_or_both_say_what_to_do(tmp_pa
             # The server of this process is of the version before, whatever the agent is.
             judged(metadata, here if len(seen) % 2 == 0 else SpokenVersions(1, 1))
 
-        monkeypatch.setattr("shared.wire.transport.require_common", noted)
+        for end in ("client", "server"):
+            monkeypatch.setattr(f"shared.wire.transport.{end}.require_common", noted)
         monkeypatch.setattr(protocol, "SPOKEN", SpokenVersions(2, 3))
         with hub.egress("north", attempts=1) as door:
             said = refused(NetworkRefusal, lambda: door.held("mini"))

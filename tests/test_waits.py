@@ -18,7 +18,6 @@ from coordinator.store import engine
 from coordinator.store import schema as db
 from coordinator.store.engine import Database
 from shared.errors import NetworkRefusal, Refusal, StorageRefusal
-from shared.wire import transport
 from shared.wire.site_messages import Chunk, SignedDocument, StudyRequest
 
 authority = test_front.authority
@@ -35,7 +34,7 @@ def within_a_minute(work):
 
 
 def test_a_server_ends_though_a_handler_never_comes_back(authority, monkeypatch, caplog):
-    monkeypatch.setattr(transport, "STOPPING", 0.2)
+    monkeypatch.setattr("shared.wire.transport.server.STOPPING", 0.2)
     entered, released = threading.Event(), threading.Event()
 
     def held(call, request):

@@ -1,11 +1,4 @@
-"""The channel to the coordinator: always TLS, always with a deadline. Sites show a certificate, analysts a token.
-
-A server takes a table of methods (`shared.wire.messages`) and one function per method; a client has one call per
-method. The bytes of a message are read and written by `shared.wire.messages`; here live sockets, certificates, sizes,
-time, and the one mapping between our refusals and gRPC's statuses. A refusal keeps its type from one side to the
-other. An unexpected
-error becomes the plain code E_REFUSED: no trace, path or value of one side reaches the other.
-"""
+"""A running server: who calls, what a call may take, one line of the log per decision, and refusals as statuses."""
 
 from __future__ import annotations
 
@@ -16,16 +9,13 @@ import functools
 import inspect
 import logging
 import math
-import os
 import secrets
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
-
-from cryptography import x509
 
 from shared import errors
 from shared.base.at_rest import clear_pem
@@ -38,21 +28,26 @@ from shared.errors import (
     Refusal,
     TooLarge,
     UsageRefusal,
-    refusal_from_code,
 )
-from shared.plans.invitation import NO_CERTIFICATE
 from shared.wire import messages as wire
 from shared.wire import protocol
-from shared.wire.certificates import require_current
 from shared.wire.door import REQUEST, CallLimits, Decision, Door, GuardedConnection
 from shared.wire.protocol import PROTOCOL_KEY, require_common
+from shared.wire.transport.ends import (
+    CHANNEL_OPTIONS,
+    CODE_KEY,
+    MESSAGE_CAP,
+    TEXT_CAP,
+    TEXT_KEY,
+    TOKEN_FORM,
+    TOKEN_KEY,
+    Credentials,
+    load_grpc,
+)
+from shared.wire.transport.peer import Call, Peer, RetryLater, peer_of
 
-__all__ = ["SERVER_NAME", "Call", "CallLimits", "Client", "Credentials", "Peer", "RetryLater", "Server"]
+__all__ = ["LONGEST_CALL", "PATIENCE", "Handler", "Identify", "Server"]
 
-SERVER_NAME = "tributary-coordinator"
-MESSAGE_CAP = 5 << 20
-TOKEN_KEY, TOKEN_FORM = "authorization", "Bearer "
-TEXT_CAP = 2000
 # A call without a deadline, or with a longer one, would let a stalled peer hold its place for ever.
 LONGEST_CALL = 3600.0
 PATIENCE = 120.0  # seconds for which a handler that says `RetryLater` is run again
@@ -60,75 +55,15 @@ STOPPING = 60.0  # seconds beyond its grace in which what a server's threads hav
 RECHECK = 1.0  # seconds after which a stream's peer is looked up again
 LEAST_COUNTED = 64 << 10  # a message counts as this many bytes at least: many small ones are work too
 LIMITS = CallLimits()
-CODE_KEY, TEXT_KEY = "tributary-code", "tributary-message-bin"
 _log = logging.getLogger("tributary.transport")
 
-_OPTIONS = [
-    ("grpc.max_send_message_length", MESSAGE_CAP),
-    ("grpc.max_metadata_size", 16 << 10),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-]
-_SERVER_OPTIONS = [
+SERVER_OPTIONS = [
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 20_000),
     ("grpc.max_connection_idle_ms", 300_000),
     # A connection is made anew after an hour, with the certificates of that hour; a call that runs is let end.
     ("grpc.max_connection_age_ms", 3_600_000),
     ("grpc.max_connection_age_grace_ms", 3_600_000),
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Credentials:
-    """TLS credentials of one end, and the authority that it trusts. PEM text; a secret never stands in a text form of
-    this value.
-
-    A client without a certificate shows its `token` instead.
-    """
-
-    ca_pem: str
-    cert_pem: str = ""
-    key_pem: str = field(default="", repr=False)
-    token: str = field(default="", repr=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Peer:
-    """Authenticated identity of the other end, by its certificate or token.
-
-    Args:
-        role: ``site`` or ``enrol``; of an analyst the token's role.
-        site: the site's id; an analyst's name.
-        serial: the certificate's serial number, hexadecimal; the token's id.
-        certificate_pem: a site's certificate, as it was shown.
-    """
-
-    role: str
-    site: str
-    serial: str
-    certificate_pem: str = field(default="", repr=False)
-
-
-def peer_of(certificate_pem: bytes, now: dt.datetime) -> Peer:
-    """Read the peer's role from its certificate. Raises: CertificateRefusal."""
-    try:
-        certificate = x509.load_pem_x509_certificate(certificate_pem)
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    except NO_CERTIFICATE:
-        raise CertificateRefusal("a client's certificate must name its site", given="none") from None
-    parts = uris[0].split(":") if len(uris) == 1 else []
-    if len(parts) != 3 or parts[0] != "tributary" or parts[1] not in ("site", "enrol"):
-        raise CertificateRefusal("a client's certificate must name one site", given="another name")
-    # TLS checked the dates when the connection was made; it may have lived on.
-    if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
-        raise CertificateRefusal(
-            "a certificate must be valid now",
-            given="an expired one",
-            next_step="Set the clock, or renew it late (site-agent renew --late).",
-        )
-    pem = certificate_pem.decode() if parts[1] == "site" else ""
-    return Peer(role=parts[1], site=parts[2], serial=f"{certificate.serial_number:x}", certificate_pem=pem)
 
 
 def _status(refusal: Refusal) -> Any:
@@ -153,31 +88,6 @@ def _status(refusal: Refusal) -> Any:
         if isinstance(refusal, kind):
             return status
     return grpc.StatusCode.INTERNAL
-
-
-@dataclass(kw_only=True)
-class Call:
-    """One call in the making: who calls, and what it is about (a digest, set by the handler, for the log's line).
-
-    `left` says whether whoever called has gone, or the deadline has passed: what is still computed is for nobody.
-    `begun` is told when what waited for a place is computed.
-    """
-
-    peer: Peer
-    digest: str = ""
-    left: Callable[[], bool] = lambda: False
-    begun: Callable[[], None] = lambda: None
-
-
-class RetryLater(Exception):
-    """Raised by a handler that has done nothing yet: what it needs is taken, and it is to be run again in a moment.
-
-    It gives its thread back meanwhile. After `PATIENCE` the caller is answered with `refusal`.
-    """
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.code)
-        self.refusal = refusal
 
 
 Handler = Callable[[Call, Any], Any]
@@ -233,7 +143,7 @@ class Server:
         limits: CallLimits = LIMITS,
         observe: Callable[[Decision], None] | None = None,
     ) -> None:
-        _grpc()
+        load_grpc()
         self._loop = _loop()
         self._service, self._methods, self._handlers = service, methods, handlers
         self._identify, self._admit, self._observe = identify, admit, observe or (lambda _: None)
@@ -266,8 +176,8 @@ class Server:
 
         limits = self._limits
         options = [
-            *_OPTIONS,
-            *_SERVER_OPTIONS,
+            *CHANNEL_OPTIONS,
+            *SERVER_OPTIONS,
             ("grpc.max_receive_message_length", self._request_cap),
             ("grpc.max_concurrent_streams", limits.streams),
             ("grpc.server_handshake_timeout_ms", int(1000 * limits.proving)),
@@ -657,194 +567,3 @@ def _token(context: Any) -> str:
     shown = [value for key, value in context.invocation_metadata() if key == TOKEN_KEY]
     text = shown[0] if len(shown) == 1 and isinstance(shown[0], str) else ""
     return text.removeprefix(TOKEN_FORM) if text.startswith(TOKEN_FORM) else ""
-
-
-class Client:
-    """One end's calls to a server. Connects at the first call, and again by itself after a loss.
-
-    Args:
-        address: ``host:port``.
-        server_name: name that must stand in the server's certificate.
-        credentials: what we show and whom we believe.
-        service: full name of the service.
-        methods: its methods.
-        request_cap: most bytes of a message that the server takes.
-    Raises: CertificateRefusal, when our own certificate is expired or not yet valid.
-    """
-
-    def __init__(
-        self,
-        *,
-        address: str,
-        server_name: str,
-        credentials: Credentials,
-        service: str,
-        methods: Mapping[str, wire.Method],
-        request_cap: int = MESSAGE_CAP,
-    ) -> None:
-        grpc = _grpc()
-        if credentials.cert_pem:
-            require_current(credentials.cert_pem, "this site's certificate")
-        secure = grpc.ssl_channel_credentials(
-            root_certificates=credentials.ca_pem.encode(),
-            private_key=clear_pem(credentials.key_pem, "tls.pem").encode() or None,
-            certificate_chain=credentials.cert_pem.encode() or None,
-        )
-        said = ((PROTOCOL_KEY, protocol.SPOKEN.text),)
-        self._metadata = (*said, (TOKEN_KEY, TOKEN_FORM + credentials.token)) if credentials.token else said
-        self._request_cap, self._asking = request_cap, bool(credentials.token)
-        options = [
-            *_OPTIONS,
-            ("grpc.max_receive_message_length", MESSAGE_CAP),
-            ("grpc.ssl_target_name_override", server_name),
-            # Retrying is our own affair: it must resend the same bytes from the right place, or not at all.
-            ("grpc.enable_retries", 0),
-            # Our own pool of connections, so that a second client in this process never rides on another identity.
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.initial_reconnect_backoff_ms", 200),
-            ("grpc.max_reconnect_backoff_ms", 5_000),
-        ]
-        self._address = address
-        self._channel = grpc.secure_channel(address, secure, options=options)
-        self._methods = methods
-        # Without serialisers the channel carries bytes; what they mean is `shared.wire.messages`'s affair.
-        kinds: dict[tuple[bool, bool], Any] = {
-            (False, False): self._channel.unary_unary,
-            (True, False): self._channel.stream_unary,
-            (False, True): self._channel.unary_stream,
-        }
-        self._calls = {
-            name: kinds[method.stream, method.reply_stream](f"/{service}/{name}") for name, method in methods.items()
-        }
-
-    def call(self, name: str, request: Any, *, timeout: float) -> Any:
-        """Call `name`; what is streamed is an iterator of messages.
-
-        Raises: the refusal the other side raised; NetworkRefusal or CertificateRefusal when it could not be asked.
-        """
-        import grpc
-
-        method = self._methods[name]
-        failed: list[Exception] = []
-
-        def encoded(items: Iterator[Any]) -> Iterator[bytes]:
-            # gRPC swallows what a request iterator raises; keep it, to raise it here. It also writes it to its log,
-            # so it is given an error that says nothing.
-            try:
-                for item in items:
-                    yield wire.encode(item)
-            except Exception as error:
-                failed.append(error)
-            if failed:
-                raise RuntimeError("the stream was ended")
-
-        data = encoded(iter(request)) if method.stream else wire.encode(request)
-        try:
-            if method.reply_stream:
-                reply = answered = self._calls[name](data, timeout=timeout, metadata=self._metadata)
-            else:
-                reply, answered = self._calls[name].with_call(data, timeout=timeout, metadata=self._metadata)
-            require_common(answered.initial_metadata() or (), protocol.SPOKEN)
-        except grpc.RpcError as error:
-            if failed:
-                raise failed[0] from None
-            if CODE_KEY in dict(error.trailing_metadata() or ()):  # it was the coordinator that answered
-                require_common(error.initial_metadata() or (), protocol.SPOKEN)
-            raise _refusal(error, self._address, self._request_cap, asking=self._asking) from None
-        except ValueError:
-            raise NetworkRefusal("the channel must be open", given="a closed one") from None
-        return self._parts(method, reply) if method.reply_stream else wire.decode(method.reply, reply)
-
-    def _parts(self, method: wire.Method, reply: Any) -> Iterator[Any]:
-        import grpc
-
-        try:
-            for data in reply:
-                yield wire.decode(method.reply, data)
-        except grpc.RpcError as error:
-            raise _refusal(error, self._address, self._request_cap, asking=self._asking) from None
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._channel.close()
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _grpc() -> Any:
-    """The library, told not to write its own diagnostics over a steward's screen: ours are the refusals."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    import grpc
-
-    return grpc
-
-
-def _refusal(error: Any, address: str, cap: int, *, asking: bool = False) -> Refusal:
-    """Our refusal for a failed call: the other side's own if it sent one, else what the status means.
-
-    Args:
-        asking: it was an analyst's call, by a token: nothing was sealed, and no hospital's IT can help.
-    """
-    found = _meant(error, address, cap, asking)
-    theirs = isinstance(found, errors.StorageRefusal)  # the coordinator's disk or database, not the caller's
-    if theirs or (asking and isinstance(found, NetworkRefusal)):
-        found.fixer = "whoever runs the coordinator" if theirs else "you, or whoever runs the coordinator"
-    if theirs:
-        kept = "Nothing is lost: ask again later" if asking else "Nothing is lost here: what was sealed is sent again"
-        found.next_step = f"{kept}. Tell the study lead."
-    return found
-
-
-def _meant(error: Any, address: str, cap: int, asking: bool) -> Refusal:
-    import grpc
-
-    sent = {key: value for key, value in (error.trailing_metadata() or ()) if key in (CODE_KEY, TEXT_KEY)}
-    if CODE_KEY in sent:
-        raw = sent.get(TEXT_KEY, b"")
-        text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
-        # It will stand on a steward's screen: no control characters, no flood.
-        shown = "".join(letter if letter.isprintable() else " " for letter in text[:TEXT_CAP])
-        return refusal_from_code(str(sent[CODE_KEY]), shown)
-    status, details = error.code(), (error.details() or "").lower()
-    # A server that does not believe our certificate closes the connection before it is ready.
-    turned_away = "failed to connect" in details and "socket closed" in details
-    words = ("ssl", "tls handshake", "certificate", "hostname verification")
-    if status == grpc.StatusCode.UNAVAILABLE and (turned_away or any(word in details for word in words)):
-        return CertificateRefusal(
-            "both ends must hold valid certificates of the study's authority",
-            given="a TLS handshake that failed",
-            next_step="Check the clock and the certificates (doctor); re-enrol if this site was revoked. Where the "
-            "lead says that the authority was replaced: site-agent renew --late.",
-        )
-    if status == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
-        return TooLarge(f"a message must have at most {cap} bytes")
-    if status == grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return errors.RateRefusal(
-            "the coordinator must have room for a call", given="too many at once", next_step="Try again."
-        )
-    if status == grpc.StatusCode.DEADLINE_EXCEEDED:
-        return NetworkRefusal("the coordinator must answer in time", given="no answer", next_step="Try again.")
-    if status == grpc.StatusCode.UNIMPLEMENTED:
-        return errors.UnknownMethod(
-            "the coordinator must know this method", given="another version", next_step="Update both sides."
-        )
-    if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-        return NetworkRefusal(
-            f"the coordinator at {address} must be reachable",
-            given="no connection",
-            next_step="Check your network and the address in the token's file, or ask whether it is running; ask again."
-            if asking
-            else "Check the address, the one outbound rule and the proxy; what was sealed is sent again.",
-        )
-    # Our servers say what they refuse; without a word of theirs it is the line that broke, or somebody on it.
-    if status in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS):
-        return NetworkRefusal(
-            "the connection must last until the answer",
-            given="one that broke in the middle",
-            next_step="Try again; where it goes on, ask who runs the network whether a proxy changes what passes.",
-        )
-    return Refusal("the coordinator must answer as agreed", given=f"status {status.name}")

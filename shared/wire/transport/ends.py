@@ -1,0 +1,54 @@
+"""What both ends of the channel agree on: names, caps, options, and the credentials that each shows."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = [
+    "CHANNEL_OPTIONS",
+    "CODE_KEY",
+    "MESSAGE_CAP",
+    "SERVER_NAME",
+    "TEXT_CAP",
+    "TEXT_KEY",
+    "TOKEN_FORM",
+    "TOKEN_KEY",
+    "Credentials",
+    "load_grpc",
+]
+
+SERVER_NAME = "tributary-coordinator"
+MESSAGE_CAP = 5 << 20
+TOKEN_KEY, TOKEN_FORM = "authorization", "Bearer "
+TEXT_CAP = 2000
+CODE_KEY, TEXT_KEY = "tributary-code", "tributary-message-bin"
+CHANNEL_OPTIONS = [
+    ("grpc.max_send_message_length", MESSAGE_CAP),
+    ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credentials:
+    """TLS credentials of one end, and the authority that it trusts. PEM text; a secret never stands in a text form of
+    this value.
+
+    A client without a certificate shows its `token` instead.
+    """
+
+    ca_pem: str
+    cert_pem: str = ""
+    key_pem: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+
+
+def load_grpc() -> Any:
+    """The library, told not to write its own diagnostics over a steward's screen: ours are the refusals."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    import grpc
+
+    return grpc
