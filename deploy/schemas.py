@@ -20,7 +20,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from shared.mechanisms.kinds import KINDS, kind
 from shared.plans import plan as plans
 from shared.plans.dictionary import Column, Dictionary
-from shared.releases.receipt import Receipt, Statement
+from shared.releases.receipt import Receipt
+from shared.releases.statement import Statement
 from site_agent.config import Limits, SiteBudget, SiteFloors
 from site_agent.release.checks import Check
 

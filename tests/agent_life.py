@@ -25,7 +25,8 @@ from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import LedgerRefusal, Refusal, StateRefusal
 from shared.privacy import accountant as privacy
-from shared.releases.receipt import STATEMENT_TYPE, Receipt, Statement
+from shared.releases.receipt import Receipt
+from shared.releases.statement import STATEMENT_TYPE, Statement
 from shared.wire.signed_messages import ANCHOR_TYPE
 from site_agent.ledger.book import Hold, Ledger
 from site_agent.lock import StateLock

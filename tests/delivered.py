@@ -13,7 +13,9 @@ from shared.base.keys import SigningKey
 from shared.errors import DictionaryRefusal
 from shared.plans.invitation import Invitation
 from shared.plans.plan import StudyPlan
-from shared.releases.receipt import Statement, write_bundle, write_receipt
+from shared.releases.bundle import write_bundle
+from shared.releases.receipt import write_receipt
+from shared.releases.statement import Statement
 from shared.wire.signed_messages import EnrolmentRequest, Withdrawal
 
 STUDIES = Path(__file__).parents[1] / "deploy" / "studies"

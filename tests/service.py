@@ -21,7 +21,9 @@ from shared.base.keys import Envelope, SigningKey
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.invitation import Invitation
 from shared.plans.plan import StudyPlan, sign_plan
-from shared.releases.receipt import Receipt, Statement, write_bundle, write_receipt
+from shared.releases.bundle import write_bundle
+from shared.releases.receipt import Receipt, write_receipt
+from shared.releases.statement import Statement
 from shared.wire.messages import COLLECTION, SERVICE
 from shared.wire.signed_messages import ANCHOR_TYPE, AnchorHead, EnrolmentRequest
 from shared.wire.transport import Client, Credentials

@@ -15,7 +15,7 @@ from shared.base.canonical import parse_json
 from shared.base.keys import Envelope, PublicKey, SigningKey, write_private
 from shared.errors import ApprovalRefusal, PausedRefusal
 from shared.plans.plan import Budget, Floors
-from shared.releases.receipt import STATEMENT_TYPE, Statement
+from shared.releases.statement import STATEMENT_TYPE, Statement
 from shared.wire.signed_messages import WITHDRAWAL_TYPE
 from site_agent.config import SiteConfig
 from site_agent.decide.airlock import approval, switch, taking_back

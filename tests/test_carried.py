@@ -16,7 +16,8 @@ from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan, mechanism
 from shared.plans.plan import StudyPlan, Training, Wave
 from shared.privacy import accountant as privacy
-from shared.releases.receipt import coverage, in_words, planned_event, read_bundle
+from shared.releases.bundle import read_bundle
+from shared.releases.receipt import coverage, in_words, planned_event
 from site_agent.config import Limits, SiteFloors, TableSource
 from site_agent.models.flow import FlowSettings, fit_flow
 from site_agent.release.audit.likelihood import weighed

@@ -23,7 +23,7 @@ from shared.mechanisms.densities.plan import DensitiesPlan, level_for
 from shared.plans.dictionary import Column
 from shared.plans.plan import Budget, StudyPlan
 from shared.privacy import accountant as privacy
-from shared.releases.receipt import read_bundle
+from shared.releases.bundle import read_bundle
 from site_agent.release.outbox import outcomes
 from tests.conftest import make_table
 

@@ -42,7 +42,8 @@ from shared.privacy.accountant import Gaussian, epsilon, from_canonical
 from shared.privacy.calibration import w_for_epsilon
 from shared.privacy.composition import Charge, StudyCharges
 from shared.privacy.stated import shown_epsilon
-from shared.releases.receipt import Receipt, planned_event, read_bundle
+from shared.releases.bundle import read_bundle
+from shared.releases.receipt import Receipt, planned_event
 from site_agent.config import SiteFloors, TableSource
 from site_agent.ledger.book import Ledger
 from site_agent.release import drawing

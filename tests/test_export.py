@@ -448,7 +448,7 @@ def test_no_value_of_a_record_is_in_it(ready, exported):
         assert not [form for form in forms if form in data], path
         assert b"PAR1" not in data
     bundle = next((ready.home / "sealed").glob("*/bundle.zip"))
-    from shared.releases.receipt import read_bundle
+    from shared.releases.bundle import read_bundle
 
     released = read_bundle(bundle, cap=1 << 30).table["time"]
     assert np.isfinite(released).all()

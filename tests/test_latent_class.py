@@ -26,7 +26,7 @@ from shared.mechanisms.tables.one_step import Released, answer, fitted, syntheti
 from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, StudyPlan, sign_plan
-from shared.releases.receipt import read_bundle
+from shared.releases.bundle import read_bundle
 from tests.conftest import make_table
 from tests.delivered import deliver, join
 

@@ -18,7 +18,8 @@ from test_records import CANARY, KEY, refused, write
 from shared.base.canonical import sha256_hex
 from shared.errors import ConfigRefusal, DictionaryRefusal, MissingRefusal, ReceiptRefusal, UsageRefusal
 from shared.plans.dictionary import Column, Dictionary
-from shared.releases.receipt import Receipt, read_bundle
+from shared.releases.bundle import read_bundle
+from shared.releases.receipt import Receipt
 from site_agent.config import Recoding, SiteConfig, TableSource
 from site_agent.records import table as records
 from site_agent.records.mapping import document

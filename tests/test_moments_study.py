@@ -39,7 +39,7 @@ from shared.mechanisms.moments.together import shrunk
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, StudyPlan, Wave, sign_plan
 from shared.privacy import accountant as privacy
-from shared.releases.receipt import read_bundle
+from shared.releases.bundle import read_bundle
 from shared.terminal import plain
 
 PERSONS = {"alpha": 9000, "beta": 7000, "gamma": 6000}

@@ -31,7 +31,8 @@ from shared.mechanisms.network_counts import capped, packing
 from shared.mechanisms.network_counts.plan import COLUMNS, NetworkCountsPlan, noised
 from shared.plans.plan import StudyPlan
 from shared.privacy import accountant as privacy
-from shared.releases.receipt import read_bundle, write_receipt
+from shared.releases.bundle import read_bundle
+from shared.releases.receipt import write_receipt
 from shared.simulated import contact_networks
 from tests.benchmarks.worlds.networks import WORLDS
 

@@ -41,7 +41,8 @@ from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, StudyPlan, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy.stated import shown_epsilon
-from shared.releases.receipt import in_words, read_bundle, write_bundle, write_receipt
+from shared.releases.bundle import read_bundle, write_bundle
+from shared.releases.receipt import in_words, write_receipt
 from shared.simulated import contact_networks
 from site_agent.config import Edges, SiteFloors, TableSource
 from site_agent.ledger.book import Ledger

@@ -38,7 +38,8 @@ from shared.errors import (
     StateRefusal,
     StorageRefusal,
 )
-from shared.releases.receipt import STATEMENT_TYPE, Receipt, Statement, write_receipt
+from shared.releases.receipt import Receipt, write_receipt
+from shared.releases.statement import STATEMENT_TYPE, Statement
 from site_agent.ledger import chain, drawing, files, persons, state
 from site_agent.ledger.book import Ledger
 from site_agent.release import outbox as outbox_module

@@ -33,7 +33,7 @@ from shared.errors import (
 )
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, Wave
-from shared.releases.receipt import read_bundle
+from shared.releases.bundle import read_bundle
 from site_agent.config import SiteFloors, TableSource
 from site_agent.ledger.book import Ledger
 from site_agent.release import drawing

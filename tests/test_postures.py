@@ -23,7 +23,8 @@ from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
 from shared.plans.plan import Budget, Floors, PrivateTraining, Reference, StudyPlan, Training, Wave
 from shared.privacy import accountant as privacy
-from shared.releases.receipt import planned_event, read_bundle
+from shared.releases.bundle import read_bundle
+from shared.releases.receipt import planned_event
 from shared.simulated import small_hospitals
 from site_agent.config import SiteFloors, TableSource
 from site_agent.ledger.book import Ledger

@@ -18,17 +18,9 @@ from shared.errors import IntegrityRefusal, PolicyRefusal, ReceiptRefusal, Refus
 from shared.mechanisms.base import Extent
 from shared.plans.encoding import Encoder
 from shared.privacy import accountant as privacy
-from shared.releases import receipt as release
-from shared.releases.receipt import (
-    LABEL,
-    STATEMENT_TYPE,
-    Receipt,
-    Statement,
-    coverage,
-    read_bundle,
-    write_bundle,
-    write_receipt,
-)
+from shared.releases.bundle import _write_archive, read_bundle, write_bundle
+from shared.releases.receipt import LABEL, Receipt, coverage, write_receipt
+from shared.releases.statement import STATEMENT_TYPE, Statement
 
 CAP = 64 << 20
 
@@ -157,7 +149,7 @@ def sealed_again(receipt, released, *, manifest=lambda text: text, parquet=lambd
     body["files"]["table.parquet"] = {"sha256": sha256_hex(table), "bytes": len(table)}
     out = BytesIO()
     members = {"manifest.json": manifest(canonical_json(body)), "receipt.json": parts["receipt.json"]}
-    release._write_archive(out, {**members, "table.parquet": table})
+    _write_archive(out, {**members, "table.parquet": table})
     return out.getvalue()
 
 

@@ -44,7 +44,7 @@ from shared.errors import (
 )
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, StudyPlan, Wave
-from shared.releases import receipt as bundles
+from shared.releases import bundle as bundles
 from shared.releases.receipt import LABEL
 from shared.wire.analyst_messages import QueryRequest
 

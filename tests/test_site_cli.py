@@ -18,7 +18,7 @@ from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, SigningKey
 from shared.plans.plan import Budget, PrivateTraining, Wave, sign_plan
-from shared.releases.receipt import STATEMENT_TYPE
+from shared.releases.statement import STATEMENT_TYPE
 from site_agent import cli
 from site_agent.release.pipeline import stages
 

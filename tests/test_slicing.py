@@ -24,7 +24,7 @@ from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, StudyPlan
 from shared.privacy import accountant as privacy
-from shared.releases.receipt import read_bundle
+from shared.releases.bundle import read_bundle
 from site_agent.release.pipeline.stages import estimate
 from tests.benchmarks.paper.bounds import theorem1_epsilon
 

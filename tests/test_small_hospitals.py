@@ -15,7 +15,8 @@ from site_desk import hospital  # noqa: F401
 from theatre import Theatre
 
 from shared.errors import ConfigRefusal, ReceiptRefusal
-from shared.releases.receipt import Receipt, read_bundle
+from shared.releases.bundle import read_bundle
+from shared.releases.receipt import Receipt
 from shared.simulated import contact_networks
 from site_agent.config import SiteConfig, TableSource
 

@@ -50,7 +50,8 @@ from shared.privacy.stated import (
     shown_price,
     shown_room,
 )
-from shared.releases.receipt import Receipt, coverage, in_words, planned_event, read_bundle
+from shared.releases.bundle import read_bundle
+from shared.releases.receipt import Receipt, coverage, in_words, planned_event
 from shared.terminal import console, plain
 from site_agent.cli import books, calendar
 from site_agent.config import SiteBudget, TableSource

@@ -26,7 +26,7 @@ from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, StateRefusal
 from shared.mechanisms.slicing.plan import SlicingPlan
 from shared.plans.plan import Budget
-from shared.releases.receipt import read_bundle
+from shared.releases.bundle import read_bundle
 from shared.releases.synthetic import Synthesis
 
 

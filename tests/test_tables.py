@@ -18,7 +18,7 @@ from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, StudyPlan, Wave
 from shared.privacy import accountant as privacy
-from shared.releases.receipt import read_bundle
+from shared.releases.bundle import read_bundle
 from tests.benchmarks import worlds, zoo_moments
 from tests.conftest import make_table
 

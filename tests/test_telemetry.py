@@ -17,7 +17,7 @@ from test_withdrawal import taken_back
 import site_agent.egress as egress
 from shared.errors import ParameterError, Refusal
 from shared.plans.invitation import Invitation
-from shared.releases.receipt import Statement
+from shared.releases.statement import Statement
 from shared.wire import messages as wire
 from shared.wire import signed_messages, site_messages
 from shared.wire.clocks import ClockReading

@@ -36,7 +36,8 @@ from shared.plans.plan import Budget, PrivateTraining, StudyPlan, Training, Wave
 from shared.privacy import calibration
 from shared.privacy.accountant import Gaussian, Laplace, SubsampledGaussian, epsilon, pure_epsilon
 from shared.privacy.calibration import w_for_epsilon
-from shared.releases.receipt import planned_event, read_bundle, write_bundle, write_receipt
+from shared.releases.bundle import read_bundle, write_bundle
+from shared.releases.receipt import planned_event, write_receipt
 
 RUNS = 5_000
 QUIET = 20_000

@@ -49,7 +49,8 @@ from shared.plans.standing import Standing, broken_limit
 from shared.privacy import accountant as privacy
 from shared.privacy.accountant import NoGuarantee
 from shared.privacy.composition import StudyCharges, least_total
-from shared.releases.receipt import Receipt, coverage, in_words, planned_event, read_bundle
+from shared.releases.bundle import read_bundle
+from shared.releases.receipt import Receipt, coverage, in_words, planned_event
 from site_agent.config import SiteBudget, TableSource
 from site_agent.decide.airlock.overview import totals
 from site_agent.decide.plan_facts import _price as _price_of

@@ -36,7 +36,7 @@ from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy.composition import Charge, StudyCharges
-from shared.releases.receipt import read_bundle
+from shared.releases.bundle import read_bundle
 from site_agent.config import SiteFloors
 from site_agent.decide import waves
 from site_agent.desk import open_desk

@@ -38,7 +38,7 @@ from shared.base.keys import Envelope
 from shared.errors import RateRefusal, Refusal, StateRefusal
 from shared.membership.study_ends import STUDY_END_TYPE, StudyEnd
 from shared.plans.federated import PREFIX
-from shared.releases.receipt import Statement
+from shared.releases.statement import Statement
 
 if TYPE_CHECKING:
     from coordinator.config import Quotas

@@ -28,7 +28,8 @@ from shared.wire.site_messages import Acceptance, Holding
 from shared.wire.tree_heads import release_leaf
 
 if TYPE_CHECKING:
-    from shared.releases.receipt import Receipt, Statement
+    from shared.releases.receipt import Receipt
+    from shared.releases.statement import Statement
 
 __all__ = [
     "REVOCATIONS_CAP",

@@ -177,7 +177,7 @@ class Store(Database):
             self.table(release, withdrawn=withdrawn)
 
     def _table(self, release: AcceptedRelease) -> pd.DataFrame:
-        from shared.releases.receipt import read_bundle
+        from shared.releases.bundle import read_bundle
 
         try:
             file = self.path(release).stat()

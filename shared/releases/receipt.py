@@ -1,78 +1,50 @@
-"""The release: a receipt, a bundle of bytes, and the statement that people sign.
+"""The receipt: what was promised, to whom, at which price, and what is not covered.
 
-- The **receipt** says what was promised, to whom, at which price, and what is not covered. It is a function of the
-  plan's and mechanism's parameters only, never of a record; the hash of the site's mapping in it is salted.
-- The **bundle** is one file with fixed contents (an uncompressed zip: any tool opens it, and nothing can inflate):
-  `manifest.json`, `receipt.json`, `table.parquet`. The same release always gives the same bytes.
-- The **statement** names the bundle's SHA-256 and every id (study, plan, wave, site, release, recipient). The agent
-  and the approvers sign it; a statement for one place is worth nothing in another.
+It is a function of the plan's and mechanism's parameters only, never of a record; the hash of the site's mapping in it
+is salted.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import math
-import mmap
 import re
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import Any
 
 from shared.base.canonical import canonical_json, closed, parse_json, sha256_hex
-from shared.base.keys import Envelope, SigningKey
-from shared.errors import IntegrityRefusal, ReceiptRefusal, SchemaRefusal
-from shared.mechanisms.base import Extent, unit
+from shared.errors import ReceiptRefusal, SchemaRefusal
+from shared.mechanisms.base import unit
 from shared.mechanisms.latent_noise.plan import ALSO_GIVEN, TRAINED_BEFORE, TRAINED_EARLIER
 from shared.plans.plan import StudyPlan, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy import meaning
 from shared.privacy.stated import CHARGED_BEFORE, FLOW
 from shared.releases.metadata import LABEL, VERSION
-from shared.releases.table_file import read_table
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = [
-    "AGENT",
     "LABEL",
     "LEAVES_PERSONS_OPEN",
-    "STATEMENT_TYPE",
     "TRAINED",
-    "Bundle",
     "Receipt",
-    "Statement",
     "charged_training",
     "coverage",
     "given",
     "in_words",
     "planned_event",
     "planned_events",
-    "read_bundle",
-    "read_receipt",
     "refits",
     "unit",
-    "write_bundle",
     "write_receipt",
 ]
 
-STATEMENT_TYPE = "application/vnd.tributary.release+json"
-AGENT = "agent"
-"""Author of a release that no person asked for; no approver can have this name."""
 TRAINED = ("release_id", "plan_hash", "day", "approver", "rounds", "epsilon", "delta")
 """What a receipt says of a training's charge: its place in the ledger, the plan, the day, who had approved it, how many
 rounds, and its whole price."""
 MOST_HOSPITALS = 1000
 """Behind one site."""
-BUNDLE_FORMAT = "tributary-bundle/1"
-MEMBERS = ("manifest.json", "receipt.json", "table.parquet")
-DOCUMENT_CAP = 1 << 20
-_DIGEST, _WORD = re.compile("[0-9a-f]{64}"), re.compile("[A-Za-z0-9_-]{1,64}")
+DIGEST, WORD = re.compile("[0-9a-f]{64}"), re.compile("[A-Za-z0-9_-]{1,64}")
 EARLIER_GATE = "That the release passed the site's checks and audit: its delivery shows it."
 """Gate stated by receipts of version 0.1, whose agents refused sealed tables by exact functions of records under every
 posture. `site-agent audit verify` finds those releases by it."""
@@ -264,7 +236,7 @@ class Receipt:
     @classmethod
     def from_bytes(cls, data: bytes) -> Receipt:
         """Read canonical JSON. Raises: SchemaRefusal."""
-        body = _document(data, cls, "a receipt")
+        body = flat_document(data, cls, "a receipt")
         for name in ("rdp", "covered", "not_covered"):
             body[name] = tuple(body[name])
         receipt = cls(**body)
@@ -282,7 +254,7 @@ class Receipt:
         event = privacy.from_canonical(self.event)
         curve = _finite(privacy.rdp(event))
         least = 0 if plan.returning == "frozen" and self.wave > 1 else self.n
-        if not least <= self.drawn <= self.n or not _WORD.fullmatch(self.flow_of):
+        if not least <= self.drawn <= self.n or not WORD.fullmatch(self.flow_of):
             raise ReceiptRefusal(
                 "a receipt must say how many of its rows were drawn, and through which release's flow",
                 given=f"{self.drawn} of {self.n} rows",
@@ -291,7 +263,7 @@ class Receipt:
             raise ReceiptRefusal(
                 f"a site must speak for itself, or for 2 to {MOST_HOSPITALS} hospitals", given=f"{self.hospitals}"
             )
-        if self.mapping and not _DIGEST.fullmatch(self.mapping):
+        if self.mapping and not DIGEST.fullmatch(self.mapping):
             raise ReceiptRefusal("a receipt must name its mapping by SHA-256", given="another form")
         if self.trained and (not plan.flow or not _is_charge(self.trained)):
             raise ReceiptRefusal(
@@ -403,8 +375,8 @@ def _is_charge(given: Mapping[str, Any]) -> bool:
         and all(isinstance(number, float) and 0 < number < math.inf for number in numbers)
         and type(given["rounds"]) is int
         and given["rounds"] >= 1
-        and all(isinstance(text, str) and _WORD.fullmatch(text) for text in texts)
-        and bool(_DIGEST.fullmatch(given["plan_hash"]))
+        and all(isinstance(text, str) and WORD.fullmatch(text) for text in texts)
+        and bool(DIGEST.fullmatch(given["plan_hash"]))
     )
 
 
@@ -500,237 +472,6 @@ def write_receipt(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bundle:
-    """A sealed release, read back: its receipt and its table."""
-
-    digest: str
-    receipt: Receipt
-    table: pd.DataFrame
-
-
-def write_bundle(receipt: Receipt, table: pd.DataFrame) -> bytes:
-    """The bundle's bytes: deterministic for a receipt and a table."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    sink = io.BytesIO()
-    arrow = pa.Table.from_pandas(table, preserve_index=False)
-    arrow = arrow.replace_schema_metadata({**(arrow.schema.metadata or {}), b"label": LABEL.encode()})
-    pq.write_table(arrow, sink, compression="zstd", write_statistics=False)
-    parts = {"receipt.json": receipt.to_bytes(), "table.parquet": sink.getvalue()}
-    out = io.BytesIO()
-    _write_archive(
-        out, {"manifest.json": _manifest(receipt, list(table.columns), len(table), _digests(parts)), **parts}
-    )
-    return out.getvalue()
-
-
-def _digests(files: Mapping[str, bytes | memoryview]) -> dict[str, Any]:
-    return {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()}
-
-
-def _manifest(receipt: Receipt, columns: list[str], rows: int, digests: Mapping[str, Any]) -> bytes:
-    """The one manifest that a receipt, the table's columns and the files' digests have."""
-    return canonical_json(
-        {
-            "format": BUNDLE_FORMAT,
-            "label": LABEL,
-            "release_id": receipt.release_id,
-            "rows": rows,
-            "columns": columns,
-            "files": dict(digests),
-        }
-    )
-
-
-def _write_archive(out: Any, members: Mapping[str, bytes | memoryview]) -> None:
-    """The one zip file that holds these members, in this order."""
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
-        for name, data in members.items():
-            entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-            entry.create_system = 3  # the same bytes on every system
-            entry.external_attr = 0o644 << 16
-            archive.writestr(entry, cast(bytes, data))
-
-
-def read_bundle(path: Path, *, cap: int, before: Callable[[Receipt], Extent] | None = None) -> Bundle:
-    """Open a bundle whose signature and digest have *already* been verified.
-
-    The file is mapped, not read: a 50 MB bundle costs little more memory than its table.
-
-    Args:
-        path: the bundle file.
-        cap: most bytes the table may take once it is decoded.
-        before: asked with the receipt before anything of the table is decoded; it may refuse, and gives how large the
-            table is. A stranger's bundle is read with it.
-    Raises: IntegrityRefusal, SchemaRefusal: anything but the exact form; caught before a large table is made. What
-        `before` raises.
-    """
-    with _members_of(path) as (mapped, digest, receipt, columns, rows, table_at):
-
-        def forget() -> None:
-            mapped.madvise(mmap.MADV_DONTNEED)
-
-        extent = before(receipt) if before is not None else None
-        table = read_table(memoryview(mapped)[table_at], columns, rows, cap, extent, forget=forget)
-        return Bundle(digest=digest, receipt=receipt, table=table)
-
-
-def read_receipt(path: Path) -> Receipt:
-    """The receipt of a bundle of our own, whose table is left as it lies. Raises: as `read_bundle`, of all but that."""
-    with _members_of(path) as (_, _, receipt, _, _, _):
-        return receipt
-
-
-@contextmanager
-def _members_of(path: Path) -> Iterator[tuple[mmap.mmap, str, Receipt, list[str], int, slice]]:
-    """The mapped file, its digest and receipt, and the table's columns, rows and place, held against each other."""
-    try:
-        with path.open("rb") as file:
-            # Closed when nothing points into it any more: a refusal's traceback may still hold a view.
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        digest = hashlib.sha256(mapped).hexdigest()
-        manifest_at, receipt_at, table_at = _members(mapped)
-        receipt, columns, rows = _agreed(mapped[manifest_at], mapped[receipt_at], memoryview(mapped)[table_at])
-        _require_exact(mapped, table_at, mapped[manifest_at], mapped[receipt_at])
-        yield mapped, digest, receipt, columns, rows, table_at
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, RuntimeError) as error:
-        raise IntegrityRefusal("a bundle must be a readable zip file", given=type(error).__name__) from None
-
-
-def _require_exact(mapped: mmap.mmap, table_at: slice, manifest: bytes, receipt: bytes) -> None:
-    """Refuse every archive but the one that `write_bundle` makes of these members: nothing before, between or after.
-
-    It is written again into a sink that holds each write against the file, so the table is never copied.
-    """
-    sink = _Mirror(mapped, table_at)
-    table = memoryview(mapped)[table_at]
-    _write_archive(sink, {"manifest.json": manifest, "receipt.json": receipt, "table.parquet": table})
-    if not sink.same():
-        raise SchemaRefusal("a bundle must hold its members and not one byte more", given="other bytes")
-
-
-class _Mirror:
-    """A file to write to, which remembers the small writes and holds them against `mapped` at the end.
-
-    The table itself is a part of `mapped`: of it only the place can be wrong.
-    """
-
-    def __init__(self, mapped: mmap.mmap, table_at: slice) -> None:
-        self._mapped, self._table_at = mapped, table_at
-        self._small: dict[int, bytes] = {}
-        self._placed = False
-        self._at = self._end = 0
-
-    def write(self, data: bytes | memoryview) -> int:
-        if isinstance(data, memoryview):
-            self._placed = self._table_at == slice(self._at, self._at + len(data))
-        else:
-            self._small[self._at] = bytes(data)
-        self._at += len(data)
-        self._end = max(self._end, self._at)
-        return len(data)
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, place: int, whence: int = 0) -> int:
-        self._at = place + {0: 0, 1: self._at, 2: self._end}[whence]
-        return self._at
-
-    def flush(self) -> None:
-        """Nothing waits."""
-
-    def same(self) -> bool:
-        """True if the bytes written equal the file."""
-        agree = all(self._mapped[at : at + len(data)] == data for at, data in self._small.items())
-        return agree and self._placed and self._end == len(self._mapped)
-
-
-def _members(mapped: mmap.mmap) -> list[slice]:
-    """Byte offsets of each member; refuses any archive that `write_bundle` would not have written."""
-    with zipfile.ZipFile(cast(IO[bytes], mapped)) as archive:  # a mapping reads like a file
-        entries = archive.infolist()
-    if tuple(entry.filename for entry in entries) != MEMBERS:
-        raise SchemaRefusal(f"a bundle must hold exactly {', '.join(MEMBERS)}", given=f"{len(entries)} files")
-    places: list[slice] = []
-    for entry in entries:
-        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
-            raise SchemaRefusal("a bundle must not be compressed")
-        start = entry.header_offset + 30 + len(entry.filename)  # a local header is 30 bytes and the name
-        places.append(slice(start, start + entry.file_size))
-    if any(place.stop - place.start > DOCUMENT_CAP for place in places[:2]):
-        raise SchemaRefusal(f"manifest and receipt must have at most {DOCUMENT_CAP} bytes")
-    if places[-1].stop > len(mapped):
-        raise SchemaRefusal("a bundle must hold all bytes of its members")
-    return places
-
-
-def _agreed(manifest_bytes: bytes, receipt_bytes: bytes, table_bytes: memoryview) -> tuple[Receipt, list[str], int]:
-    """The receipt, the table's columns and its rows, when the manifest is exactly what the files beside it give."""
-    manifest = parse_json(manifest_bytes)
-    if not isinstance(manifest, dict) or manifest.get("format") != BUNDLE_FORMAT or manifest.get("label") != LABEL:
-        raise SchemaRefusal(f"a manifest must have format {BUNDLE_FORMAT} and the label")
-    files: dict[str, bytes | memoryview] = {"receipt.json": receipt_bytes, "table.parquet": table_bytes}
-    digests = _digests(files)
-    if manifest.get("files") != digests:
-        raise IntegrityRefusal("the manifest's digests must be those of the bundle's files")
-    receipt = Receipt.from_bytes(receipt_bytes)
-    rows = manifest.get("rows")
-    if manifest.get("release_id") != receipt.release_id or type(rows) is not int or not 0 <= rows < 1 << 31:
-        raise SchemaRefusal("manifest and receipt must agree on the release id, and the manifest count the rows")
-    given = manifest.get("columns")
-    columns = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
-    if _manifest(receipt, columns, rows, digests) != manifest_bytes:
-        raise SchemaRefusal("a manifest must say what the bundle holds and nothing else", given="another text")
-    return receipt, columns, rows
-
-
-@dataclass(frozen=True, kw_only=True)
-class Statement:
-    """Statement that agent and approvers sign: hash, sender, recipient and purpose of one bundle.
-
-    `author` is the approver who had the release made, or `AGENT` where the calendar did.
-    """
-
-    study: str
-    plan_hash: str
-    plan_version: int
-    wave: int
-    site: str
-    release_id: str
-    recipient: str
-    bundle_sha256: str
-    bundle_bytes: int
-    receipt_sha256: str
-    ledger_head: str
-    author: str = AGENT
-
-    def to_bytes(self) -> bytes:
-        """Canonical JSON."""
-        return canonical_json(asdict(self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Statement:
-        """Read canonical JSON. Raises: SchemaRefusal."""
-        statement = cls(**_document(data, cls, "a release statement"))
-        digests = (statement.plan_hash, statement.bundle_sha256, statement.receipt_sha256, statement.ledger_head)
-        words = (statement.study, statement.site, statement.release_id, statement.recipient, statement.author)
-        # Digests and ids become parts of file names on the other side.
-        if not all(map(_DIGEST.fullmatch, digests)) or not all(map(_WORD.fullmatch, words)):
-            raise SchemaRefusal("a release statement must have plain ids and digests of 64 hexadecimal digits")
-        if not (0 <= statement.wave < 1 << 31 and 0 <= statement.plan_version < 1 << 31):
-            raise SchemaRefusal("a release statement's wave and version must be counts", given="other numbers")
-        if statement.to_bytes() != data:
-            raise SchemaRefusal("a release statement must be in canonical form")
-        return statement
-
-    def sign(self, keys: list[SigningKey]) -> Envelope:
-        """Sign as the agent (and approvers, see `Envelope.also_signed`)."""
-        return Envelope.sign(STATEMENT_TYPE, self.to_bytes(), keys)
-
-
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "int": (int,),
@@ -743,7 +484,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def _document(data: bytes, kind: Any, what: str) -> dict[str, Any]:
+def flat_document(data: bytes, kind: Any, what: str) -> dict[str, Any]:
     """A flat JSON document with exactly the dataclass's fields, each of its type."""
     body = parse_json(data)
     if not isinstance(body, dict):

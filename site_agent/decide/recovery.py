@@ -35,7 +35,7 @@ from shared.base.canonical import parse_json
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope
 from shared.errors import IntegrityRefusal, LedgerRefusal, PlanRefusal, Refusal, StateRefusal, TooLarge
-from shared.releases.receipt import STATEMENT_TYPE, Statement
+from shared.releases.statement import STATEMENT_TYPE, Statement
 from shared.wire.signed_messages import ANCHOR_TYPE, AnchorHead
 from shared.wire.site_messages import AnchorReceipt, Holding, Holdings
 from site_agent.ledger.book import Ledger, Lost

@@ -470,7 +470,7 @@ class Egress:
             signed), PausedRefusal (what was sent stays where it is; the next call goes on from there), the
             coordinator's refusal, or NetworkRefusal when it could not be reached.
         """
-        from shared.releases.receipt import STATEMENT_TYPE, Statement
+        from shared.releases.statement import STATEMENT_TYPE, Statement
 
         if envelope.payload_type != STATEMENT_TYPE:
             raise ParameterError("the envelope must be over a release statement", given="another type")

@@ -31,7 +31,8 @@ from site_agent.ledger.files import private_folder, write_whole
 from site_agent.release.sealed_state import FIT, ROWS
 
 if TYPE_CHECKING:
-    from shared.releases.receipt import Receipt, Statement
+    from shared.releases.receipt import Receipt
+    from shared.releases.statement import Statement
 
 __all__ = ["Outbox", "outcomes"]
 
@@ -416,7 +417,7 @@ class Outbox:
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _statement(self, hold: Hold) -> Statement:
-        from shared.releases.receipt import Statement
+        from shared.releases.statement import Statement
 
         return Statement(
             study=hold.study,
@@ -522,7 +523,7 @@ def outcomes(checks: Mapping[str, Any], audit: Mapping[str, Any], sha256: str) -
 
 
 def _statement_type() -> str:
-    from shared.releases.receipt import STATEMENT_TYPE
+    from shared.releases.statement import STATEMENT_TYPE
 
     return STATEMENT_TYPE
 

@@ -41,7 +41,9 @@ def filled(home: Path, sites: int, waves: int):
 
     from shared.base.canonical import sha256_hex
     from shared.plans.plan import sign_plan
-    from shared.releases.receipt import Statement, write_bundle, write_receipt
+    from shared.releases.bundle import write_bundle
+    from shared.releases.receipt import write_receipt
+    from shared.releases.statement import Statement
 
     stage, plan = WebStage(home), plan_of(waves)
     stage.store.add_plan(sign_plan(plan, [stage.lead]), plan)

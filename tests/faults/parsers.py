@@ -32,7 +32,9 @@ from shared.plans.dictionary import Dictionary
 from shared.plans.invitation import Invitation
 from shared.plans.plan import StudyPlan, open_plan, sign_plan
 from shared.plans.standing import Revocation, Standing
-from shared.releases.receipt import Receipt, Statement, _write_archive, read_bundle
+from shared.releases.bundle import _write_archive, read_bundle
+from shared.releases.receipt import Receipt
+from shared.releases.statement import Statement
 from shared.wire import messages as wire
 from shared.wire import signed_messages
 from shared.wire.clocks import CLOCK_TYPE, ClockReading, open_reading, utc_now

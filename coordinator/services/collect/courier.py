@@ -239,7 +239,7 @@ def _uploaded(service: CollectionService, peer: Peer, call: CarriedCall, offset:
     """Send an offered bundle from where the service has it; what it answers at the end."""
     assert call.bundle is not None
     from shared.base.keys import Envelope
-    from shared.releases.receipt import Statement
+    from shared.releases.statement import Statement
 
     digest = Statement.from_bytes(Envelope.from_bytes(call.request.envelope).payload).bundle_sha256
     total = call.bundle.stat().st_size

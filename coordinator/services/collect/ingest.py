@@ -37,7 +37,8 @@ from shared.errors import (
 )
 from shared.plans.plan import StudyPlan
 from shared.privacy.stated import all_given, shown_epsilon, shown_price
-from shared.releases.receipt import Receipt, Statement, charged_training
+from shared.releases.receipt import Receipt, charged_training
+from shared.releases.statement import Statement
 from shared.wire.site_messages import (
     Acceptance,
 )

@@ -38,7 +38,8 @@ from shared.errors import (
     TooLarge,
 )
 from shared.plans.standing import open_revocation
-from shared.releases.receipt import Receipt, Statement
+from shared.releases.receipt import Receipt
+from shared.releases.statement import Statement
 from shared.wire.certificates import requested_key, require_issued_by
 from shared.wire.clocks import open_reading, unverified_reading, utc_now
 from shared.wire.signed_messages import (

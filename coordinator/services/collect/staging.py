@@ -25,7 +25,7 @@ from shared.errors import (
     StorageRefusal,
     TooLarge,
 )
-from shared.releases.receipt import Statement
+from shared.releases.statement import Statement
 from shared.wire.site_messages import (
     Chunk,
 )

@@ -22,7 +22,8 @@ from shared.errors import (
 )
 from shared.plans.plan import StudyPlan
 from shared.plans.standing import STANDING_TYPE, broken_limit, open_standing
-from shared.releases.receipt import AGENT, STATEMENT_TYPE, Receipt, Statement
+from shared.releases.receipt import Receipt
+from shared.releases.statement import AGENT, STATEMENT_TYPE, Statement
 
 __all__ = ["StatementRules", "canonical_envelope"]
 

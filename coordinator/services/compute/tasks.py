@@ -30,7 +30,8 @@ __all__ = ["READING", "answer", "check_bundle", "missing", "rows", "selection_of
 READING = (
     *("pandas", "pyarrow.parquet", "pyarrow.compute", "pyarrow.pandas_compat", "pyarrow.vendored.version"),
     *("scipy.special", "encodings.cp437", "shared.mechanisms.latent_noise.noise"),
-    *("shared.flows.base", "shared.plans.encoding", "shared.privacy.calibration", "shared.releases.receipt"),
+    *("shared.flows.base", "shared.plans.encoding", "shared.privacy.calibration", "shared.releases.bundle"),
+    "shared.releases.statement",
     *(f"shared.mechanisms.{kind}.plan" for kind in ("latent_noise", "moments", "tables", "slicing", "densities")),
     "coordinator.services.compute.tasks",
 )
@@ -56,7 +57,8 @@ def check_bundle(given: Mapping[str, Any]) -> dict[str, Any]:
     Returns: ``receipt``: its canonical JSON text.
     Raises: the refusal of its content; StorageRefusal (the file cannot be read).
     """
-    from shared.releases.receipt import Statement, read_bundle
+    from shared.releases.bundle import read_bundle
+    from shared.releases.statement import Statement
 
     plan = StudyPlan.from_bytes(given["plan"].encode())
     statement = Statement.from_bytes(given["statement"].encode())

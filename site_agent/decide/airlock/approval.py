@@ -59,7 +59,7 @@ def require_author(desk: Desk, plan: StudyPlan, author: str | None) -> str:
 
     Raises: ConfigRefusal (not registered); ApprovalRefusal (the two must be different people, and nobody is named).
     """
-    from shared.releases.receipt import AGENT
+    from shared.releases.statement import AGENT
 
     if author is not None:
         desk.config.approver_key(author)

@@ -185,7 +185,8 @@ def gated(outbox: Outbox, release_id: str) -> bool:
     in the words of that time; what they promised is not rewritten.
     """
     from shared.mechanisms.network_counts.plan import NetworkCountsPlan
-    from shared.releases.receipt import EARLIER_GATE, read_bundle
+    from shared.releases.bundle import read_bundle
+    from shared.releases.receipt import EARLIER_GATE
     from site_agent.release.pipeline.opened import TABLE_CAP
 
     receipt = read_bundle(outbox.bundle(release_id), cap=TABLE_CAP).receipt

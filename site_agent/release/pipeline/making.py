@@ -71,7 +71,8 @@ def make_release(
     Raises: any `Refusal`. Before the draw the reservation is kept; a refusal after the seal has burnt it.
     """
     from shared.base.randomness import secure_rng
-    from shared.releases.receipt import coverage, planned_event, write_bundle, write_receipt
+    from shared.releases.bundle import write_bundle
+    from shared.releases.receipt import coverage, planned_event, write_receipt
     from site_agent.records import table as records
     from site_agent.release import checks, fitting
     from site_agent.release.drawing import drawing_of
@@ -298,7 +299,7 @@ def _finish(
     hold: Hold, drawing: Drawing, plan: StudyPlan, site: WorkingSite, limits: Limits, rng: Noise, clock: ReleaseClock
 ) -> SealedRelease:
     """Check, attack and hold a sealed release."""
-    from shared.releases.receipt import read_bundle
+    from shared.releases.bundle import read_bundle
     from site_agent.release import checks
 
     ledger, outbox = site.ledger, site.outbox
@@ -370,7 +371,7 @@ def _taken_up(hold: Hold, plan: StudyPlan, source: TableSource, site: WorkingSit
 
 def _earlier_receipts(outbox: Outbox, study: str, *, except_for: str) -> list[Receipt]:
     """Receipts of the earlier releases of a study that left, or still may."""
-    from shared.releases.receipt import read_receipt
+    from shared.releases.bundle import read_receipt
 
     ids = [
         hold.release_id

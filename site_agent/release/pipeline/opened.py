@@ -74,7 +74,7 @@ def open_release(outbox: Outbox, release_id: str) -> SealedRelease:
 
     Raises: StateRefusal (no such release), IntegrityRefusal (the bytes are not those that were sealed).
     """
-    from shared.releases.receipt import read_bundle, read_receipt
+    from shared.releases.bundle import read_bundle, read_receipt
 
     hold = outbox.get(release_id)
     receipt = read_receipt(outbox.bundle(release_id))

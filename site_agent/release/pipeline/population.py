@@ -37,7 +37,7 @@ def choose(
     eligible: Sequence[int],
 ) -> Chosen:
     """Who is drawn in this wave, of the rows that `eligible` be: see `StudyPlan.returning`."""
-    from shared.releases.receipt import read_bundle
+    from shared.releases.bundle import read_bundle
     from site_agent.release.sealed_state import read_rows
 
     if persons is None:
