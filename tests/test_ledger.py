@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
+import hashlib
 import json
 import os
 import random
@@ -948,57 +949,136 @@ def test_ten_thousand_entries_are_checked_once_and_read_from_memory_then(monkeyp
     connection.close()
 
 
-def opened_anew(ledger, monkeypatch) -> tuple[Ledger, list[int], list[int]]:
-    """The ledger as a new process opens it; the entries that it checked, and those whose signature it verified."""
+def opened_anew(ledger, monkeypatch) -> tuple[Ledger, list[int]]:
+    """The ledger as a new process opens it, and the entries whose signature it verified."""
     monkeypatch.setattr(entries_module, "_READ", {})
     monkeypatch.setattr(state, "_FOLDED", {})
-    checked, signed = [], []
-    whole, verifies = entries_module._entry, Ledger._require_signed
+    signed, verifies = [], Ledger._require_signed
     with monkeypatch.context() as patch:
-        patch.setattr(entries_module, "_entry", lambda number, *row: checked.append(number) or whole(number, *row))
         patch.setattr(Ledger, "_require_signed", lambda self, book, e: signed.append(e.seq) or verifies(self, book, e))
-        return reopened(ledger), checked, signed
+        return reopened(ledger), signed
 
 
-def test_opening_a_ledger_looks_at_each_entry_once_and_never_again(ledger, monkeypatch):
+def noted(ledger: Ledger, key: SigningKey = KEY, site: str = "north") -> bytes:
+    """A note, signed by a key, that all signatures of a ledger as it lies there were verified."""
+    with sqlite3.connect(ledger.path) as connection:
+        rows = connection.execute("SELECT hash, signature FROM entries ORDER BY seq").fetchall()
+    told = hashlib.sha256(b"".join(bytes.fromhex(head) + bytes([len(by)]) + by for head, by in rows)).hexdigest()
+    body = canonical_json({"site": site, "entries": len(rows), "sha256": told})
+    return Envelope.sign(chain.CHECKED_TYPE, body, [key]).to_bytes()
+
+
+def of_five(ledger: Ledger) -> Ledger:
+    """Five releases, delivered and opened once since, so that there is a note of what was checked."""
+    for wave in range(1, 6):
+        deliver(ledger, drawing(ledger, wave))
+    assert reopened(ledger).checked_path.read_bytes() == noted(ledger)
+    return ledger
+
+
+def test_opening_a_ledger_verifies_each_signature_once_and_never_again(ledger, monkeypatch):
     for wave in range(1, 6):
         deliver(ledger, drawing(ledger, wave))
     entries = ledger.entries()
     last = len(entries)
-    assert opened_anew(ledger, monkeypatch)[1:] == ([*range(1, last + 1)], [last, *range(1, last + 1)])
-    again, checked, signed = opened_anew(ledger, monkeypatch)
-    assert (checked, signed) == ([], [last]), "the last one's signature is looked at in each transaction"
+    assert opened_anew(ledger, monkeypatch)[1] == [last, *range(1, last + 1)]
+    again, signed = opened_anew(ledger, monkeypatch)
+    assert signed == [last], "the last one's signature is looked at in each transaction"
     assert (again.entries(), again.holds()) == (entries, ledger.holds())
     reserve(ledger, 6)
-    assert opened_anew(ledger, monkeypatch)[1:] == ([last + 1], [last + 1, last + 1])
+    assert opened_anew(ledger, monkeypatch)[1] == [last + 1, last + 1]
     assert ledger.verify() == last + 1
 
 
 @pytest.mark.fault("F17")
 @pytest.mark.parametrize("key", [KEY, SigningKey.generate()], ids=["an-edit", "forged"])
 def test_what_was_checked_is_believed_byte_for_byte_and_on_this_sites_word(ledger, monkeypatch, key):
-    for wave in range(1, 6):
-        deliver(ledger, drawing(ledger, wave))
-    reopened(ledger)
-    ledger.checked_path.stat()
+    of_five(ledger)
     tampered(ledger, "UPDATE entries SET signature = (SELECT signature FROM entries WHERE seq = 2) WHERE seq = 3")
-    with sqlite3.connect(ledger.path) as connection:
-        told = entries_module.CheckedRows.of(entries_module.read_rows(connection))
     if key is not KEY:
-        body = canonical_json({"site": "north", "rows": told.rows, "sha256": told.sha256})
-        ledger.checked_path.write_bytes(Envelope.sign(chain.CHECKED_TYPE, body, [key]).to_bytes())
+        ledger.checked_path.write_bytes(noted(ledger, key))
     with pytest.raises(LedgerRefusal, match="entry 3 must be signed"):
         opened_anew(ledger, monkeypatch)
     with pytest.raises(LedgerRefusal, match="entry 3 must be signed"):
         ledger.verify()
 
 
+@pytest.mark.fault("F17")
+def test_no_note_makes_a_past_charge_smaller_whoever_signed_it(ledger, monkeypatch):
+    """Whoever has the release key could write another ledger, but none with the heads that were witnessed."""
+    of_five(ledger)
+    charge_of = "(SELECT min(seq) FROM entries WHERE kind = 'reserve')"
+    edit = "CAST(replace(CAST(body AS TEXT), '\"sigma\":4.0', '\"sigma\":9.0') AS BLOB)"
+    tampered(ledger, f"UPDATE entries SET body = {edit} WHERE seq = {charge_of}")
+    ledger.checked_path.write_bytes(noted(ledger))
+    with sqlite3.connect(ledger.path) as connection:
+        assert b'"sigma":9.0' in connection.execute("SELECT body FROM entries WHERE seq = 2").fetchone()[0]
+    with pytest.raises(LedgerRefusal, match="entry 2 must follow from the one before it"):
+        opened_anew(ledger, monkeypatch)
+
+
+@pytest.mark.fault("F17")
+@pytest.mark.parametrize("whose", ["a longer one", "another site's", "another key's", "another ledger's"])
+def test_a_note_of_another_ledger_has_every_signature_verified(ledger, tmp_path, monkeypatch, whose):
+    """A note that is newer than a ledger put back, of a site of the same key, of the key before, of another history."""
+    copy_of = tmp_path / "before"
+    copy_of.mkdir()
+    ledger.copy_to(copy_of)
+    of_five(ledger)
+    other = ledger.checked_path.read_bytes()
+    if whose == "a longer one":
+        for name in ("ledger.db", "ledger.head"):
+            shutil.copy(copy_of / name, ledger.path.with_name(name))
+        for beside in ledger.path.parent.glob("ledger.db-*"):
+            beside.unlink()
+        assert ledger.checked_path.exists()
+    elif whose == "another ledger's":
+        second = Ledger.create(tmp_path / "second" / "ledger.db", KEY, site="north")
+        for wave in range(1, 7):
+            deliver(second, drawing(second, wave))
+        ledger = second
+    else:
+        other = noted(ledger, site="south") if whose == "another site's" else noted(ledger, SigningKey.generate())
+    ledger.checked_path.write_bytes(other)
+    last = len(ledger.entries())
+    assert opened_anew(ledger, monkeypatch)[1] == [last, *range(1, last + 1)]
+
+
+@pytest.mark.fault("F17")
+def test_no_flipped_bit_of_the_note_is_believed_or_stops_a_ledger(ledger, monkeypatch):
+    of_five(ledger)
+    whole, last = ledger.checked_path.read_bytes(), len(ledger.entries())
+    for place in range(0, len(whole), soak(29, 1, usual=7)):
+        bit = 1 << place % 8
+        ledger.checked_path.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+        assert opened_anew(ledger, monkeypatch)[1] == [last, *range(1, last + 1)], place
+        assert ledger.checked_path.read_bytes() == whole
+
+
+@pytest.mark.fault("F17")
+def test_an_end_between_the_note_and_the_next_entry_leaves_both(ledger, monkeypatch):
+    """The note is written apart from the ledger: killed on either side of an entry, either is as good as before."""
+    of_five(ledger)
+    known = len(ledger.entries())
+    for wave, point in enumerate(("ledger.before_insert", "ledger.before_commit", "ledger.after_commit"), 6):
+
+        def killed(reached, point=point):
+            if reached == point:
+                os._exit(9)
+
+        monkeypatch.setattr(chain, "reach", killed)
+        monkeypatch.setattr(state, "reach", killed)
+        assert at_once(partial(reserve, ledger, wave)) == [9]
+        monkeypatch.undo()
+        again, signed = opened_anew(ledger, monkeypatch)
+        known += point == "ledger.after_commit"
+        assert len(again.entries()) == known
+        assert set(signed) == {known}, "what the note covers is verified no second time"
+
+
 @pytest.mark.parametrize("damage", [b"", b"{}", b"\x00" * 99])
 def test_a_note_of_what_was_checked_that_is_damaged_or_away_costs_time_alone(ledger, monkeypatch, damage):
-    for wave in range(1, 6):
-        deliver(ledger, drawing(ledger, wave))
-    reopened(ledger)
-    whole = ledger.checked_path.read_bytes()
+    whole = of_five(ledger).checked_path.read_bytes()
     ledger.checked_path.write_bytes(damage) if damage else ledger.checked_path.unlink()
-    assert len(opened_anew(ledger, monkeypatch)[1]) == len(ledger.entries())
+    assert set(opened_anew(ledger, monkeypatch)[1]) == set(range(1, len(ledger.entries()) + 1))
     assert ledger.checked_path.read_bytes() == whole

@@ -26,8 +26,10 @@ Three things find out a ledger that was edited or put back. The chain and its si
 second file with the signed head, written after each commit while the database is locked: a restored or deleted
 database. The coordinator's anchor: both files restored together, at once or grown since; it carries the links since
 the last anchor, so that the coordinator sees a head grow from the one it keeps. The head file may lag behind by a
-crash, never lead. A third file, ``ledger.checked``, only saves time: the digest of the rows that were found whole when
-the ledger was last opened, signed, so that a command looks anew at what came since; `verify` looks at everything.
+crash, never lead. A third file, ``ledger.checked``, only saves time: the digest of the heads whose signatures were
+verified when the ledger was last opened, signed, so that a command verifies only those that came since; `verify` looks
+at everything. The chain is computed by each command all the same: a note that a thief of the release key signed must
+not make true what no longer follows from the heads that the coordinator has witnessed.
 `count_lost` is the only way on for a ledger that was put back: it charges whatever may be missing.
 
 Every entry holds 16 random bytes, its salt: the links that go to the coordinator as proof would otherwise let a name

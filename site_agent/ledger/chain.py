@@ -24,7 +24,7 @@ from site_agent.ledger.entries import (
     HEAD_TYPE,
     WITNESSED,
     AnchoredHead,
-    CheckedRows,
+    CheckedSignatures,
     head_payload,
     read_entries,
     read_rows,
@@ -42,7 +42,7 @@ READ_FORMATS = ("tributary-ledger/2", FORMAT)
 BUSY_SECONDS = 60.0
 CHECKED_TYPE = "application/vnd.tributary.ledger-checked+json"
 CHECK_EVERY = 32
-"""From how many new entries on a ledger that is opened is noted as checked up to its end."""
+"""From how many new entries on the signatures of a ledger that is opened are noted as verified up to its end."""
 _TABLE = (
     "CREATE TABLE entries (seq INTEGER PRIMARY KEY, time TEXT NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL, "
     "previous TEXT NOT NULL, hash TEXT NOT NULL, signature BLOB NOT NULL)"
@@ -87,14 +87,16 @@ class Chain:
             if self.head_path.exists():
                 raise broken("ledger.db must stand beside ledger.head", "ledger.head alone")
             raise broken("the state folder must hold a ledger (site-agent init makes it)", "none")
-        with self.transaction(checked=self._read_checked()) as book:
+        with self.transaction() as book:
             self._require_whole(book)
-            for entry in book.entries[book.checked :]:
+            noted = self._read_checked()
+            checked = noted.entries if noted.covers(book.entries) else 0
+            for entry in book.entries[checked:]:
                 self._require_signed(book, entry)
             head = self._read_head()
             lags = head is None or self._opened(book, head)[0] < len(book.entries)
-            if len(book.entries) >= book.checked + CHECK_EVERY:
-                self._note_checked(CheckedRows.of(read_rows(book.connection)))
+            if len(book.entries) >= checked + CHECK_EVERY:
+                self._note_checked(CheckedSignatures.of(book.entries))
         if lags:
             with self.transaction(write=True) as book:
                 self._publish(book.connection)
@@ -172,15 +174,8 @@ class Chain:
             return len(book.entries)
 
     @contextlib.contextmanager
-    def transaction(
-        self, *, write: bool = False, cached: bool = True, checked: CheckedRows | None = None
-    ) -> Iterator[Book]:
-        """One transaction, given up whole where anything in it is refused.
-
-        Args:
-            checked: rows that need no second look, if they are still there byte for byte.
-        Raises: LedgerRefusal, StorageRefusal.
-        """
+    def transaction(self, *, write: bool = False, cached: bool = True) -> Iterator[Book]:
+        """One transaction, given up whole where anything in it is refused. Raises: LedgerRefusal, StorageRefusal."""
         # The head is read before the database, so that it never leads, whoever writes meanwhile.
         head = self._read_head()
         # mode=rw: a missing file is refused, where the default would quietly make an empty one.
@@ -195,11 +190,8 @@ class Chain:
             # Without it INSERT OR REPLACE deletes a row and passes by the trigger that forbids it.
             connection.execute("PRAGMA recursive_triggers = ON")
             connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            rows = read_rows(connection)
-            covered = checked.rows if checked and checked.covers(rows) else 0
-            entries = read_entries(rows, cached, covered)
+            entries = read_entries(read_rows(connection), cached)
             book = Book(connection, self.signer, self.site, entries, self.path, cached, tagger=self.tagger)
-            book.checked = covered
             self._require_head(book, head)
             known = len(book.entries)
             yield book
@@ -242,21 +234,19 @@ class Chain:
         except Refusal:
             raise broken("ledger.head must be a head signed by the site's release key", "something else") from None
 
-    def _read_checked(self) -> CheckedRows:
-        """The rows that were found whole before, if this site's key says so; none where anything is amiss."""
+    def _read_checked(self) -> CheckedSignatures:
+        """The entries whose signatures were verified before, if this site's key says so; none where it is amiss."""
         try:
             envelope = Envelope.from_bytes(self.checked_path.read_bytes())
             body = parse_json(envelope.require(CHECKED_TYPE, {self.signer.public.key_id: self.signer.public}))
-            return (
-                CheckedRows(rows=int(body["rows"]), sha256=str(body["sha256"]))
-                if body["site"] == self.site
-                else CheckedRows()
-            )
+            if body["site"] == self.site:
+                return CheckedSignatures(entries=int(body["entries"]), sha256=str(body["sha256"]))
         except (OSError, Refusal, KeyError, TypeError, ValueError):
-            return CheckedRows()
+            pass
+        return CheckedSignatures()
 
-    def _note_checked(self, checked: CheckedRows) -> None:
-        payload = canonical_json({"site": self.site, "rows": checked.rows, "sha256": checked.sha256})
+    def _note_checked(self, checked: CheckedSignatures) -> None:
+        payload = canonical_json({"site": self.site, "entries": checked.entries, "sha256": checked.sha256})
         # It saves time and nothing else: half of it, or none where there is no room, is no note.
         with contextlib.suppress(OSError):
             self.checked_path.write_bytes(Envelope.sign(CHECKED_TYPE, payload, [self.signer]).to_bytes())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any, NoReturn, Protocol
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.chain import GENESIS, head_fingerprint
 from shared.base.keys import Envelope, SigningKey
-from shared.errors import Refusal, SchemaRefusal
+from shared.errors import Refusal
 from site_agent.ledger.files import broken
 from site_agent.ledger.holds import Entry, link_of
 
@@ -24,7 +23,7 @@ __all__ = [
     "HEAD_TYPE",
     "WITNESSED",
     "AnchoredHead",
-    "CheckedRows",
+    "CheckedSignatures",
     "agrees",
     "head_payload",
     "last_witnessed",
@@ -93,33 +92,28 @@ def head_payload(site: str, seq: int, head: str) -> bytes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckedRows:
-    """The rows of a ledger from the first on that were once found whole, each signature as well.
+class CheckedSignatures:
+    """The entries of a ledger from the first on whose signatures were once verified.
 
     Args:
-        rows: how many.
-        sha256: digest of all their bytes.
+        entries: how many.
+        sha256: digest of their heads and signatures.
     """
 
-    rows: int = 0
+    entries: int = 0
     sha256: str = ""
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> CheckedRows:
-        """The digest of these rows. Raises: TypeError, if one holds another type than the table's."""
+    def of(cls, entries: Sequence[Entry]) -> CheckedSignatures:
+        """The digest of these entries; an entry's head covers all that it says, and all before it."""
         digest = hashlib.sha256()
-        for seq, time, kind, body, previous, head, signature in rows:
-            digest.update(canonical_json([seq, time, kind, len(body), previous, head, len(signature)]))
-            digest.update(body)
-            digest.update(signature)
-        return cls(rows=len(rows), sha256=digest.hexdigest())
+        for entry in entries:
+            digest.update(bytes.fromhex(entry.hash) + bytes([len(entry.signature)]) + entry.signature)
+        return cls(entries=len(entries), sha256=digest.hexdigest())
 
-    def covers(self, rows: Sequence[Row]) -> bool:
-        """Whether the first of `rows` are those, byte for byte."""
-        try:
-            return 0 < self.rows <= len(rows) and self.of(rows[: self.rows]) == self
-        except (TypeError, SchemaRefusal):
-            return False
+    def covers(self, entries: Sequence[Entry]) -> bool:
+        """Whether the first of `entries`, whose chain was checked, are those."""
+        return 0 < self.entries <= len(entries) and self.of(entries[: self.entries]) == self
 
 
 _READ: dict[str, tuple[list[Row], tuple[Entry, ...]]] = {}
@@ -133,18 +127,16 @@ def read_rows(connection: sqlite3.Connection) -> list[Row]:
     return connection.execute(query).fetchall()
 
 
-def read_entries(rows: list[Row], cached: bool = True, checked: int = 0) -> list[Entry]:
+def read_entries(rows: list[Row], cached: bool = True) -> list[Entry]:
     """The entries in these rows, the chain checked.
 
     An entry is a function of its row and of the entries before it: where it may be `cached`, the rows that are byte
-    for byte those of the last time are not looked at twice, nor are the first `checked`, which `CheckedRows` covers.
-    Whoever reads shares their bodies, which therefore cannot be changed. Raises: LedgerRefusal.
+    for byte those of the last time are not looked at twice. Entries cannot be changed. Raises: LedgerRefusal.
     """
     before, known = _READ.get(rows[0][5], ([], ())) if cached and rows else ([], ())
     same = _common(before, rows)
     entries = list(known[:same])
-    entries.extend(map(_believed, rows[same:checked]))
-    for row in rows[len(entries) :]:
+    for row in rows[same:]:
         entries.append(_entry(len(entries) + 1, entries[-1].hash if entries else GENESIS, *row))
     if cached and same < len(rows):
         _READ[rows[0][5]] = (rows, tuple(entries))
@@ -158,20 +150,6 @@ def _common(before: Sequence[Row], rows: Sequence[Row]) -> int:
     if before == rows[: len(before)]:
         return len(before)
     return next((k for k, (old, new) in enumerate(zip(before, rows, strict=False)) if old != new), len(rows))
-
-
-def _believed(row: Row) -> Entry:
-    """One row of those that were found whole before."""
-    seq, time, kind, body, previous, head, signature = row
-    return Entry(
-        seq=seq,
-        time=time,
-        kind=kind,
-        body=_frozen(json.loads(body)),
-        previous=previous,
-        hash=head,
-        signature=bytes(signature),
-    )
 
 
 def _entry(

@@ -82,7 +82,6 @@ class Book:
         self.deleted: set[str] = set()
         self.standing: dict[str, Noted] = {}
         self.paused = False
-        self.checked = 0
         done = self._remembered() if cached else 0
         for entry in entries[done:]:
             try:
