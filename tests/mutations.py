@@ -64,6 +64,7 @@ def mutation(name: str, *edits: tuple[str, str, str], tests: Sequence[str]) -> M
 
 LATENT = "shared/mechanisms/latent_noise/noise.py"
 MOMENTS = "shared/mechanisms/moments/noise.py"
+MOMENTS_SPEC = "shared/mechanisms/moments/spec.py"
 MOMENTS_DRAW = "shared/mechanisms/moments/draw.py"
 RANDOM = "shared/base/randomness.py"
 SUM_INFLUENCES = "shared/mechanisms/secure_sum/influences.py"
@@ -274,7 +275,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "a record counted in one cell of a histogram, not in two",
-        (MOMENTS, "_up(math.sqrt(2 * spec.tables))", "_up(math.sqrt(spec.tables))"),
+        (MOMENTS_SPEC, "_up(math.sqrt(2 * spec.tables))", "_up(math.sqrt(spec.tables))"),
         tests=[
             "test_moments.py::test_no_two_records_are_further_apart_in_all_blocks_than_the_event_says_and_some_are_that_far"
         ],
@@ -286,7 +287,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "the products' diameter at half the pairs",
-        (MOMENTS, "math.sqrt(4 * (p * p // 4) + p", "math.sqrt(2 * (p * p // 4) + p"),
+        (MOMENTS_SPEC, "math.sqrt(4 * (p * p // 4) + p", "math.sqrt(2 * (p * p // 4) + p"),
         tests=[
             "test_moments.py::test_no_two_records_are_further_apart_in_all_blocks_than_the_event_says_and_some_are_that_far"
         ],
@@ -318,7 +319,11 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "moments: a plan from before is read with today's noise",
-        (MOMENTS, 'squares = SQUARE**2 if spec.sensitivity == "blocks" or p == 1 else 2.0**-19', "squares = 2.0**-19"),
+        (
+            MOMENTS_SPEC,
+            'squares = SQUARE**2 if spec.sensitivity == "blocks" or p == 1 else 2.0**-19',
+            "squares = 2.0**-19",
+        ),
         tests=["test_moments.py::test_a_plan_from_before_has_the_noise_and_the_looks_that_it_had"],
     ),
     mutation(
@@ -344,7 +349,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "influences in a ball as wide as a diameter",
-        (MOMENTS, 'return _STEPS // 2 if kind == "influence"', 'return _STEPS if kind == "influence"'),
+        (MOMENTS, 'return STEPS // 2 if kind == "influence"', 'return STEPS if kind == "influence"'),
         tests=["test_moments.py::test_a_score_moves_no_two_records_further_apart_than_the_event_says"],
     ),
     mutation(
@@ -392,7 +397,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "moments of one covariate charged as if its square did not move",
-        (MOMENTS, 'spec.sensitivity == "blocks" or p == 1 else', 'spec.sensitivity == "blocks" else'),
+        (MOMENTS_SPEC, 'spec.sensitivity == "blocks" or p == 1 else', 'spec.sensitivity == "blocks" else'),
         tests=[
             "test_moments.py::test_no_two_records_are_further_apart_in_all_blocks_than_the_event_says_and_some_are_that_far"
         ],
@@ -1148,7 +1153,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "moments: nine tenths of the sensitivity",
         (
-            MOMENTS,
+            MOMENTS_SPEC,
             "return Gaussian(sigma=1 / _mu(spec.epsilon, spec.delta), sensitivity=1.0)",
             "return Gaussian(sigma=1 / _mu(spec.epsilon, spec.delta), sensitivity=0.9)",
         ),

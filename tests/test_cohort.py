@@ -19,8 +19,9 @@ from shared.mechanisms.moments.cohort import FEW_EVENTS, fit
 from shared.mechanisms.moments.copula import pilot
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.margins import Margin, bin_edges, fitted_margin, product_moments, project
-from shared.mechanisms.moments.noise import Design, MomentsSpec
+from shared.mechanisms.moments.noise import Design
 from shared.mechanisms.moments.outcomes import Binary, Count, LinearOutcome, Survival, fitted_survival
+from shared.mechanisms.moments.spec import MomentsSpec
 from shared.plans.dictionary import Column, Dictionary
 
 SD = np.array([11.0, 18.0, 0.5, 0.9])

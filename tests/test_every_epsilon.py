@@ -334,7 +334,7 @@ def test_the_receipt_says_who_is_protected_against_what(released):
 
 # -- nowhere else in the source -----------------------------------------------------------------------------------
 COMPUTE = {
-    "shared/mechanisms/moments/noise.py",  # the noise that a plan's ε asks for: test_moments.py computes the ε of it
+    "shared/mechanisms/moments/spec.py",  # the noise that a plan's ε asks for: test_moments.py computes the ε of it
     "shared/mechanisms/slicing/noise.py",  # likewise, with U's rounding in it: test_slicing.py
     "shared/releases/receipt.py",  # the receipt, and its recomputation
     "shared/plans/federated.py",  # the receipt of a training by all sites: test_federation.py

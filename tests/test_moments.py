@@ -18,20 +18,16 @@ from shared.mechanisms.moments.cohort import fit
 from shared.mechanisms.moments.copula import pilot
 from shared.mechanisms.moments.draw import moments, noised
 from shared.mechanisms.moments.noise import (
-    SQUARE,
     Design,
     MomentsRelease,
-    MomentsSpec,
-    Shares,
     _product_corners,
-    event,
     product_steps,
     read,
     room,
     score_steps,
-    sigma_of,
     squared_diameter,
 )
+from shared.mechanisms.moments.spec import SQUARE, MomentsSpec, Shares, event, sigma_of
 from shared.plans.dictionary import Column, Dictionary
 from shared.privacy import accountant as privacy
 

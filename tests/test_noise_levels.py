@@ -30,9 +30,9 @@ from shared.mechanisms.densities.noise import Densities, Grid
 from shared.mechanisms.densities.scaling import Basis, Coefficients
 from shared.mechanisms.grand.noise import NodePrivate
 from shared.mechanisms.latent_noise.noise import LatentNoise
-from shared.mechanisms.moments import noise as moments
+from shared.mechanisms.moments import spec as moments_spec
 from shared.mechanisms.moments.draw import noised
-from shared.mechanisms.moments.noise import MomentsSpec
+from shared.mechanisms.moments.spec import MomentsSpec
 from shared.mechanisms.network_counts.plan import NetworkCountsPlan
 from shared.mechanisms.network_counts.plan import noised as noised_counts
 from shared.mechanisms.secure_sum.site import noise_share
@@ -257,7 +257,7 @@ def moments_block(block: int) -> Callable[[int, Any], Drawn]:
         )
         share = (spec.split.histograms, spec.split.moments, spec.split.products, spec.split.score)[block]
         length = (math.sqrt(8), 1.0, math.sqrt(8 + 3 * 2.0**-19), 1.0)[block]
-        sigma = length / (moments.event(spec).mu * math.sqrt(share))
+        sigma = length / (moments_spec.event(spec).mu * math.sqrt(share))
         sums = np.random.default_rng(5).integers(-(10**9), 10**9, n)
         # Counts; steps of which 2²² are the diameter; products of two numbers of at most 2¹⁰; steps again.
         unit = (1.0, 2.0**-22, 2.0**-20, 2.0**-22)[block]
@@ -406,7 +406,7 @@ DRAWN_IN = {
 MADE_IN: dict[type[Event], set[str]] = {
     Gaussian: {
         "shared/mechanisms/latent_noise/noise.py",
-        "shared/mechanisms/moments/noise.py",
+        "shared/mechanisms/moments/spec.py",
         "shared/mechanisms/slicing/noise.py",
         "shared/mechanisms/tables/noise.py",
         "shared/mechanisms/latent_noise/plan.py",  # there to solve for w
@@ -439,7 +439,7 @@ MADE_IN: dict[type[Event], set[str]] = {
     privacy.Slicing: {"shared/mechanisms/slicing/noise.py", "shared/mechanisms/slicing/plan.py"},
     # The site's own class of that name, which adds up charges, is made in the last three.
     Composition: {
-        "shared/mechanisms/moments/noise.py",
+        "shared/mechanisms/moments/spec.py",
         "shared/mechanisms/densities/quantiles.py",
         "shared/mechanisms/slicing/noise.py",
         "shared/mechanisms/densities/plan.py",

@@ -17,7 +17,8 @@ from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.regression import generalised
 from shared.mechanisms.moments.draw import moments
-from shared.mechanisms.moments.noise import Design, MomentsSpec
+from shared.mechanisms.moments.noise import Design
+from shared.mechanisms.moments.spec import MomentsSpec
 from shared.mechanisms.moments.together import places, together
 from shared.mechanisms.secure_sum.influences import Bounds, level_of, look, noisy_level
 from shared.plans.dictionary import Column, Dictionary

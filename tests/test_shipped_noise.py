@@ -31,6 +31,7 @@ from shared.mechanisms.grand.edges import NEIGHBOURS
 from shared.mechanisms.grand.plan import GrandPlan
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.mechanisms.moments import noise as moments
+from shared.mechanisms.moments import spec as moments_spec
 from shared.mechanisms.moments.copula import pilot
 from shared.mechanisms.moments.plan import MomentsPlan
 from shared.mechanisms.network_counts.plan import NetworkCountsPlan
@@ -363,12 +364,12 @@ def test_exchanging_a_record_moves_moments_by_no_more_than_is_charged_and_the_wo
         *_, inner, products = case.read(case.drawn(source, world), source.noise())
         for block, part in zip(sums, (np.concatenate([one.ravel() for one in counts]), inner, products), strict=True):
             block.append(part.ravel())
-    steps = moments.grids_of(case.plan.release.spec(1e-6))
+    steps = moments_spec.grids_of(case.plan.release.spec(1e-6))
     if sensitivity == "joint":
         (event,) = charged(case.plan)
         pairs = itertools.combinations(range(len(sums[0])), 2)
         # The noise that the mechanism draws, not what follows from the charge: that is held against it here.
-        own = [moments.sigma_of(case.plan.release.spec(1e-6), block) for block in range(3)]
+        own = [moments_spec.sigma_of(case.plan.release.spec(1e-6), block) for block in range(3)]
         parts = list(zip(sums, steps, own, strict=True))
         # Squares add up over the blocks, each in the unit of its own noise.
         worst = max(

@@ -26,7 +26,8 @@ from shared.base.randomness import seeded_rng
 from shared.estimands.fits.survival import cox
 from shared.mechanisms.moments.cohort import fit
 from shared.mechanisms.moments.draw import moments
-from shared.mechanisms.moments.noise import Design, MomentsSpec
+from shared.mechanisms.moments.noise import Design
+from shared.mechanisms.moments.spec import MomentsSpec
 from shared.mechanisms.moments.together import together
 from shared.simulated import COHORTS, CVD_HAZARD_RATIO, cvd_cohorts
 from tests.benchmarks import record

@@ -22,7 +22,8 @@ from shared.base.randomness import seeded_rng
 from shared.estimands.answer import estimate, parse_estimand
 from shared.mechanisms.moments.cohort import fit
 from shared.mechanisms.moments.draw import moments
-from shared.mechanisms.moments.noise import Design, MomentsSpec
+from shared.mechanisms.moments.noise import Design
+from shared.mechanisms.moments.spec import MomentsSpec
 from shared.plans.dictionary import Column, Dictionary
 from tests.benchmarks import record
 

@@ -31,7 +31,7 @@ from coordinator.pooling.summed import summed, weighed
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.mechanisms.moments.draw import moments
-from shared.mechanisms.moments.noise import event
+from shared.mechanisms.moments.spec import event
 from shared.mechanisms.moments.together import places
 from shared.mechanisms.secure_sum.coordinator import SumCoordinator
 from shared.mechanisms.secure_sum.influences import Bounds, level_of, look, noisy_level

@@ -31,7 +31,8 @@ from shared.estimands.questions import Scale
 from shared.mechanisms.moments.copula import CopulaModel, CopulaParameters, complete
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.factors import folded
-from shared.mechanisms.moments.noise import Design, MomentsRelease, sigma_of
+from shared.mechanisms.moments.noise import Design, MomentsRelease
+from shared.mechanisms.moments.spec import sigma_of
 from shared.plans.encoding import Encoder, scaled
 
 __all__ = ["FEW_EVENTS", "Cohort", "drawn", "fit"]

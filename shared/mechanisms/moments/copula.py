@@ -34,17 +34,9 @@ from scipy import special
 from shared.errors import ParameterError
 from shared.mechanisms.moments.influence import direction, efficient_cut, held
 from shared.mechanisms.moments.margins import Margin, product_moments
-from shared.mechanisms.moments.noise import (
-    SQUARE,
-    Design,
-    Lens,
-    MomentsRelease,
-    grids_of,
-    read,
-    score_reach,
-    sigma_of,
-)
+from shared.mechanisms.moments.noise import Design, Lens, MomentsRelease, read, score_reach
 from shared.mechanisms.moments.outcomes import Count, LinearOutcome, Outcome, Survival
+from shared.mechanisms.moments.spec import SQUARE, grids_of, sigma_of
 from shared.plans.dictionary import NUMERIC
 
 __all__ = [

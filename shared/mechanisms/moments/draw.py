@@ -8,15 +8,8 @@ from numpy.typing import NDArray
 
 from shared.base.randomness import Noise
 from shared.mechanisms.moments.copula import pilot
-from shared.mechanisms.moments.noise import (
-    Design,
-    MomentsRelease,
-    MomentsSpec,
-    grids_of,
-    product_steps,
-    score_steps,
-    sigma_of,
-)
+from shared.mechanisms.moments.noise import Design, MomentsRelease, product_steps, score_steps
+from shared.mechanisms.moments.spec import MomentsSpec, grids_of, sigma_of
 
 __all__ = ["moments", "noised"]
 

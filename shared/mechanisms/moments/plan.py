@@ -36,7 +36,8 @@ from shared.mechanisms.moments.cohort import Cohort, fit
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.factors import coded_dictionary, coded_names, columns_of, factor_of, factors_of, in_words
 from shared.mechanisms.moments.figures import BLOCKS, names_of
-from shared.mechanisms.moments.noise import MOST_COVARIATES, Design, MomentsRelease, MomentsSpec, event, read, sigma_of
+from shared.mechanisms.moments.noise import Design, MomentsRelease, read
+from shared.mechanisms.moments.spec import MOST_COVARIATES, MomentsSpec, event, sigma_of
 from shared.mechanisms.moments.together import SiteEffects, coarse, effects_of, together
 from shared.plans.dictionary import NUMERIC
 from shared.privacy.accountant import Event
@@ -86,9 +87,8 @@ _MODELS = {"survival": "cox", "binary": "logistic", "count": "poisson", "linear"
 class MomentsPlan(Aggregates):
     """Histograms, moments of outcome and covariates, products of covariates, and scores of declared coefficients.
 
-    The arguments are those of `shared.mechanisms.moments.noise.MomentsSpec`; δ is the budget's. A plan that a lead
-    writes without `declared` declares every covariate. `horizon` is the
-    planned end of follow-up of the whole study, and public.
+    The arguments are those of `shared.mechanisms.moments.spec.MomentsSpec`; δ is the budget's. A plan that a lead
+    writes without `declared` declares every covariate. `horizon` is the planned, public end of the study's follow-up.
     """
 
     epsilon: float
