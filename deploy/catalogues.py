@@ -34,6 +34,7 @@ SAYING = (
     "site_agent/ledger/decisions.py",
     "site_agent/release/audit/report.py",
     "site_agent/release/checks.py",
+    "site_agent/release/pipeline/before_draw.py",
     "site_agent/release/pipeline/stages.py",
     "site_agent/show/page",
     "site_agent/show/preview.py",

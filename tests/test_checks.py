@@ -18,8 +18,9 @@ from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
 from shared.plans.plan import Floors
 from site_agent.config import Limits, SiteFloors
-from site_agent.release.checks import CheckReport, before_draw, check_rows
+from site_agent.release.checks import CheckReport, check_rows
 from site_agent.release.equal_rows import ChanceHits
+from site_agent.release.pipeline.before_draw import before_draw
 
 LIMITS = Limits.of(Floors(), SiteFloors())
 

@@ -392,7 +392,7 @@ class _Work:
         """Records of everybody who has not withdrawn, encoded. Raises: SmallN, DataRefusal, StateRefusal, …"""
         from shared.plans.encoding import Encoder
         from site_agent.records import table as records
-        from site_agent.release import checks
+        from site_agent.release.pipeline.before_draw import before_draw
 
         plan, key = self.plan, self.at.secret(self.plan.study)
         as_written = self.ledger.as_written(plan.study)
@@ -414,7 +414,7 @@ class _Work:
             )
         withdrawn = self.ledger.persons_withdrawn(plan.study)
         rows = [i for i in range(table.n) if everyone is None or _belongs(everyone[i], bound, withdrawn)]
-        checks.before_draw(n=len(rows), delta=plan.budget.delta, limits=self._limits)
+        before_draw(n=len(rows), delta=plan.budget.delta, limits=self._limits)
         self._snapshot = table.snapshot
         self._persons: Sequence[str] | None = None if everyone is None else [everyone[i] for i in rows]
         chosen = table.table.iloc[rows].reset_index(drop=True)
@@ -427,14 +427,14 @@ class _Work:
         withdrawal, and what a sampled one adds to a step is nothing (`site_agent.models.private_flow.clipped_sum`).
         Raises: SmallN, where too few are left.
         """
-        from site_agent.release import checks
+        from site_agent.release.pipeline.before_draw import before_draw
 
         assert self._encoded is not None
         if self._persons is None:
             return self._encoded
         withdrawn = self.ledger.persons_withdrawn(self.plan.study)
         away = [person in withdrawn for person in self._persons]
-        checks.before_draw(n=len(away) - sum(away), delta=self.plan.budget.delta, limits=self._limits)
+        before_draw(n=len(away) - sum(away), delta=self.plan.budget.delta, limits=self._limits)
         present = self._encoded.copy()
         present[away] = float("nan")
         return present

@@ -74,8 +74,9 @@ def make_release(
     from shared.releases.bundle import write_bundle
     from shared.releases.receipt import coverage, planned_event, write_receipt
     from site_agent.records import table as records
-    from site_agent.release import checks, fitting
+    from site_agent.release import fitting
     from site_agent.release.drawing import drawing_of
+    from site_agent.release.pipeline.before_draw import before_draw, exact_counts
 
     clock = ReleaseClock(progress, site.require_running)
     limits = Limits.of(plan.floors, site.floors)
@@ -132,7 +133,7 @@ def make_release(
     eligible = [int(row) for row in fitting.released_rows(plan, table.n, everyone)]
     chosen = choose(plan, ledger, outbox, hold, base, everyone, eligible)
     others, unlike = of_other_studies(plan, ledger, space)
-    checks.before_draw(
+    before_draw(
         n=len(chosen.rows),
         total=chosen.total,
         delta=plan.budget.delta,
@@ -144,7 +145,7 @@ def make_release(
         leaving=chosen.leaving,
         sizes=(*chosen.sizes, *unlike),
         held=len(chosen.train) if plan.release.edges is not None and plan.posture == "holdout" else None,
-        exact=checks.exact_counts(plan, table.table.iloc[list(chosen.rows)]),
+        exact=exact_counts(plan, table.table.iloc[list(chosen.rows)]),
     )
     drawing = drawing_of(plan, trained.flow if trained else None, embedding)
     drawing.take(table, everyone, chosen, sealed)

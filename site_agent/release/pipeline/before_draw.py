@@ -1,0 +1,135 @@
+"""What must hold of a table before anything is fitted or drawn: a refusal here costs nothing.
+
+Enough persons, a δ that fits their number, and no population that differs from an earlier release's by a handful.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from shared.errors import (
+    ChecksRefusal,
+    DifferencingRefusal,
+    SmallN,
+)
+from shared.privacy.stated import shown_delta
+from site_agent.config import Limits
+from site_agent.release.checks import level_counts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from shared.plans.plan import StudyPlan
+
+__all__ = ["before_draw", "exact_counts"]
+
+
+def before_draw(
+    *,
+    n: int,
+    delta: float,
+    limits: Limits,
+    persons: Collection[str] = (),
+    earlier: Mapping[str, Collection[str]] | None = None,
+    total: int | None = None,
+    waits: bool = False,
+    withdrawn: int = 0,
+    leaving: int = 0,
+    sizes: Collection[int] = (),
+    held: int | None = None,
+    exact: Collection[int] = (),
+) -> None:
+    """What must hold of the table before anything is fitted or drawn; a refusal here costs nothing.
+
+    Args:
+        n: checked rows to draw, one per person.
+        delta: δ of the study.
+        limits: floors in force.
+        persons: pseudonyms of everybody in this release.
+        earlier: release, or table as of a release, to its pseudonyms, same study.
+        total: persons of the study who will have been released; `n` where it is None.
+        waits: whether this is a later wave of new persons, which may wait for more of them.
+        withdrawn: persons who withdrew and would leave the table with this release.
+        leaving: all who would.
+        sizes: rows of the study's earlier releases, where persons cannot be told apart.
+        held: persons held out of a network, who are what its released persons are drawn from; None of other releases.
+        exact: of a column that is carried over without noise, `exact_counts` of the rows to draw.
+    Raises: SmallN, DifferencingRefusal, ChecksRefusal.
+    """
+    _require_enough(n, limits, waits=waits, held=held, exact=exact)
+    most = n if total is None else total
+    if not delta < 1 / (10 * most):
+        raise ChecksRefusal(
+            "the plan's δ must be below 1/(10 n)",
+            given=f"δ = {shown_delta(delta)} with {most} persons",
+            next_step="Ask the study lead for a plan with a smaller budget.delta.",
+        )
+    if withdrawn and leaving <= limits.difference:
+        raise DifferencingRefusal(
+            f"a person who withdrew must leave together with at least {limits.difference} others",
+            given=f"{leaving} who leave",
+            next_step="The wave waits and merges with the next one; the reservation is kept. Nobody who withdrew is "
+            "released anew meanwhile.",
+        )
+    near = [before for before in sizes if 0 < abs(n - before) < limits.difference]
+    if near:
+        raise DifferencingRefusal(
+            f"without a person column two releases must hold as many rows, or differ by at least {limits.difference}",
+            given=f"{n} rows, {near[0]} in an earlier release",
+            next_step="Wait until more persons have joined or left; the reservation is kept.",
+        )
+    now = set(persons)
+    for release_id, before in (earlier or {}).items():
+        differ = len(now ^ set(before))
+        if now and before and 0 < differ < limits.difference:
+            raise DifferencingRefusal(
+                f"populations of two releases must be the same or differ by at least {limits.difference} persons",
+                given=f"{differ} beside release {release_id[:8]}",
+                next_step="Wait until more persons have joined or left; the reservation is kept.",
+            )
+
+
+def _require_enough(n: int, limits: Limits, *, waits: bool, held: int | None, exact: Collection[int]) -> None:
+    """Refuse too few persons to draw, to draw from, or behind one exact count. Raises: SmallN."""
+    if n < limits.persons:
+        if waits:
+            raise SmallN(
+                f"a wave must bring at least {limits.persons} new persons",
+                given=f"{n}",
+                next_step="The wave waits and merges with the next one, which takes over its reservation: nobody is "
+                "charged twice, and nothing was drawn.",
+            )
+        raise SmallN(
+            f"a release must hold at least {limits.persons} persons",
+            given=f"{n}",
+            next_step="Wait until the table has grown; the reservation is kept and nothing was drawn. Several small "
+            "hospitals can be one site under one steward: site-agent data add --hospitals (docs/operators-manual.md).",
+        )
+    if held is not None and held < limits.persons:
+        raise SmallN(
+            f"at least {limits.persons} persons must be held out of a network, as many as must be released",
+            given=f"{held}",
+            next_step="Wait until the table has grown, or ask the study lead for a larger holdout; the reservation is "
+            "kept and nothing was drawn.",
+        )
+    if exact and min(exact) < limits.rare_level:
+        # How many it is stays unsaid: an absent value is as exact a figure as a rare one.
+        raise SmallN(
+            f"each value of a column that is carried over must stand in at least {limits.rare_level} rows to draw",
+            given="a value with fewer",
+            next_step="Wait until the table has grown, or ask the study lead to leave release.carry out; the "
+            "reservation is kept and nothing was drawn.",
+        )
+
+
+def exact_counts(plan: StudyPlan, rows: pd.DataFrame) -> tuple[int, ...]:
+    """Of canonical rows to draw, how many have each value of the column carried over, absent values included.
+
+    Empty where the plan carries none.
+    """
+    carried = getattr(plan.release, "carry", "")
+    if not carried:
+        return ()
+    column = plan.dictionary.column(carried)
+    return level_counts(rows[carried], range(len(column.levels)), column)
