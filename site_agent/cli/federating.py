@@ -33,6 +33,7 @@ def federate(
 
     from site_agent.show import screens
     from site_agent.training import rounds
+    from site_agent.training.part import part
 
     plan, approval = desk.plans.approved(study, agent_version=agent_version(), today=today())
     done: list[tuple[str, int]] = []
@@ -48,7 +49,7 @@ def federate(
             out.print(f"{plan.flow[:26]}… {'was fetched' if fetched else 'is here' if not dry_run else 'is named'}.")
 
         return VerbAnswer(facts, show_flow)
-    rounds.part(desk.ledger, plan)
+    part(desk.ledger, plan)
     desk.require_running()
     source = desk.config.source(study)
     if not dry_run:
@@ -64,22 +65,22 @@ def federate(
                 wait=60 * wait,
                 progress=lambda what, round_: done.append((what, round_)),
             )
-    part = rounds.part(desk.ledger, plan, approval.approver)
-    answer = {**plain(asdict(part)), "done": done, "dry_run": dry_run}
+    own = part(desk.ledger, plan, approval.approver)
+    answer = {**plain(asdict(own)), "done": done, "dry_run": dry_run}
 
-    detail = "dry run: nothing asked, charged or sent" if dry_run else part.state
+    detail = "dry run: nothing asked, charged or sent" if dry_run else own.state
     return VerbAnswer(
         answer,
         screen.heading(f"{study}: a flow trained by all sites", detail),
         screen.settings(
             [
-                ("price", f"{shown_price(part.epsilon, delta=part.delta)}, for everybody in the table, once"),
-                ("approved by", part.approver),
-                ("charged", part.day or "not yet"),
-                ("answered", f"{len(part.answered)} of {part.rounds} rounds"),
-                *([("given up", ", ".join(map(str, part.given_up)))] if part.given_up else []),
-                *([("flow", part.flow)] if part.flow else []),
+                ("price", f"{shown_price(own.epsilon, delta=own.delta)}, for everybody in the table, once"),
+                ("approved by", own.approver),
+                ("charged", own.day or "not yet"),
+                ("answered", f"{len(own.answered)} of {own.rounds} rounds"),
+                *([("given up", ", ".join(map(str, own.given_up)))] if own.given_up else []),
+                *([("flow", own.flow)] if own.flow else []),
             ]
         ),
-        screen.next_step("site-agent budget" if part.flow else f"site-agent federate {study} --wait 60"),
+        screen.next_step("site-agent budget" if own.flow else f"site-agent federate {study} --wait 60"),
     )

@@ -428,6 +428,7 @@ class AgentRound:
         """Answer what a training asks, or fetch the flow that a plan names. Raises: any `Refusal`."""
         from site_agent.release import trained_flow
         from site_agent.training import rounds
+        from site_agent.training.part import ended
 
         if plan.flow:
             if trained_flow.flow_path(self.desk.home, plan.flow.removeprefix(PREFIX)).exists():
@@ -437,7 +438,7 @@ class AgentRound:
                     rounds.fetch(plan, egress, self.desk.home)
             self._report(plan.study, "would fetch its flow" if self.dry_run else "fetched its flow")
             return
-        if rounds.ended(self.desk.ledger, plan):
+        if ended(self.desk.ledger, plan):
             return
         if self.dry_run:
             self._report(plan.study, "would take part in its training")
@@ -466,5 +467,5 @@ class AgentRound:
                     progress=progress,
                     until=limit,
                 )
-            if len(began) == known or time.monotonic() >= limit or rounds.ended(self.desk.ledger, plan):
+            if len(began) == known or time.monotonic() >= limit or ended(self.desk.ledger, plan):
                 return

@@ -110,7 +110,7 @@ def _training(plan: StudyPlan) -> dict[str, Any] | None:
     """A training that the sites run together: what a steward agrees to with the plan."""
     if plan.federated is None:
         return None
-    from site_agent.training.rounds import uncovered
+    from site_agent.training.part import uncovered
 
     return {
         "rounds": plan.federated.rounds,

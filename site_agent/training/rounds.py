@@ -23,9 +23,8 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shared.base.canonical import sha256_hex
 from shared.base.failpoints import reach
@@ -36,7 +35,6 @@ from shared.errors import (
     IntegrityRefusal,
     LockedRefusal,
     NetworkRefusal,
-    PlanRefusal,
     Refusal,
     ReplayRefusal,
     RoundsRefusal,
@@ -49,26 +47,20 @@ from shared.wire.rounds import Answered, RoundOrder, node_id, pack, unpack
 from site_agent.config import Limits, TableSource
 from site_agent.ledger.files import private_folder, write_whole
 from site_agent.release.trained_flow import flow_path, kept_flow
+from site_agent.training.part import charged, training_of, uncovered
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from shared.base.randomness import Noise
-    from shared.plans.federated import Federated
     from shared.plans.plan import StudyPlan
     from shared.wire.site_messages import RoundReceipt
-    from site_agent.ledger.book import AnchoredHead, Hold, Ledger
+    from site_agent.ledger.book import AnchoredHead, Hold
     from site_agent.release.site import WorkingSite
 
-__all__ = ["Part", "ended", "fetch", "part", "take_part", "uncovered"]
+__all__ = ["fetch", "take_part"]
 
-_ALWAYS = (
-    "The number of persons who train: it follows from the plan's eligibility rule and is public.",
-    "A person who is a patient of several hospitals: losses add up, and no hospital can see it.",
-    "Rounding in the arithmetic of the training: its gradients are floating-point numbers. Its noise is drawn exactly.",
-    "How long a round's steps take: it grows with the size of the sample, and an answer comes when they are done.",
-)
 GIVEN_UP = TrainingRefusal.code
 """Reply for a round that was begun and has no answer: without a reason."""
 SOONEST, LATEST = 0.1, 5.0
@@ -91,67 +83,9 @@ class RoundDoor(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """State of this site in a training.
-
-    Args:
-        release_id: of its charge; blank before there is one.
-        state: ``not asked yet``, or the charge's.
-        rounds: how many the plan has.
-        answered: rounds with an answer here.
-        given_up: rounds that were begun and have none.
-        epsilon: of the whole training, at the plan's δ.
-        day: of the charge, UTC; approver: of the plan.
-        flow: SHA-256 of the flow that came back; blank before.
-    """
-
-    study: str
-    rounds: int
-    epsilon: float
-    delta: float
-    approver: str = ""
-    release_id: str = ""
-    state: str = "not asked yet"
-    answered: tuple[int, ...] = ()
-    given_up: tuple[int, ...] = ()
-    day: str = ""
-    flow: str = ""
-
-
 RoundProgress = Callable[[str, int], None]
 """Called with what was done (``charged``, ``answered``, ``sent again``, ``given up``, ``too late``, ``finished``) and
 the round."""
-
-
-def part(ledger: Ledger, plan: StudyPlan, approver: str = "") -> Part:
-    """State of the site in the training of an approved plan. Raises: PlanRefusal (it has none)."""
-    federated = _training(plan)
-    facts: dict[str, Any] = {
-        "study": plan.study,
-        "rounds": federated.rounds,
-        "epsilon": federated.epsilon(plan.budget.delta),
-        "delta": plan.budget.delta,
-        "approver": approver,
-    }
-    hold = _charged(ledger, plan)
-    if hold is None:
-        return Part(**facts)
-    return Part(
-        **facts,
-        release_id=hold.release_id,
-        state=hold.state,
-        answered=tuple(number for number, one in sorted(hold.begun.items()) if one.answer),
-        given_up=tuple(number for number, one in sorted(hold.begun.items()) if not one.answer),
-        day=hold.day,
-        flow=hold.flow,
-    )
-
-
-def ended(ledger: Ledger, plan: StudyPlan) -> bool:
-    """True if the training has ended at this site. Unlike `part` it prices nothing, which an idle agent need not."""
-    hold = _charged(ledger, plan)
-    return hold is not None and bool(hold.flow)
 
 
 @machine_failures()
@@ -184,7 +118,7 @@ def take_part(
         rng: source of the privacy noise; None takes one of the operating system's, keyed anew for each round.
     Raises: any `Refusal`; nothing is lost by it: the next call goes on.
     """
-    _training(plan)
+    training_of(plan)
     require("flwr")  # before the charge
     work = _Work(plan, source, site, door, home, rng, progress)
     began = time.monotonic()
@@ -260,7 +194,7 @@ class _Work:
     # -- one question -------------------------------------------------------------------------------------------
     def answer(self, said: RoundOrder, content: bytes) -> None:
         """Answer a verified question, once."""
-        federated = _training(self.plan)
+        federated = training_of(self.plan)
         if said.round > federated.rounds:
             raise RoundsRefusal(
                 f"a training must have at most the {federated.rounds} rounds that were charged",
@@ -316,7 +250,7 @@ class _Work:
     def _paid(self) -> Hold:
         """The training's hold, charged and witnessed, its persons bound: before its first round, and once."""
         plan, ledger = self.plan, self.ledger
-        before = _charged(ledger, plan)
+        before = charged(ledger, plan)
         if before is not None and before.phase == "burnt":
             raise StateRefusal(
                 "this site's part in a training must not have been ended",
@@ -361,7 +295,7 @@ class _Work:
             )
 
     def _reserved(self) -> Hold:
-        plan, federated = self.plan, _training(self.plan)
+        plan, federated = self.plan, training_of(self.plan)
         return self.ledger.reserve(
             study=plan.study,
             plan_hash=plan.hash,
@@ -489,7 +423,7 @@ class _Work:
 
     def seal(self, hold: Hold, said: RoundOrder, weights: NDArray[np.float64]) -> None:
         """An answer on disk, and in the ledger: only then may it leave."""
-        federated = _training(self.plan)
+        federated = training_of(self.plan)
         assert self._encoded is not None
         content = pack(weights, {"n": len(self._encoded), "steps": federated.local_steps})
         folder = self.ledger.folder(hold)
@@ -521,7 +455,7 @@ class _Work:
         if not path.exists():
             private_folder(path.parent)
             write_whole(path, content, "federate.flow")
-        hold = _charged(self.ledger, self.plan)
+        hold = charged(self.ledger, self.plan)
         if hold is not None and hold.state == "training":
             self.ledger.end_training(hold, flow.digest)
             reach("federate.ended")
@@ -585,33 +519,6 @@ def _asked_weights(plan: StudyPlan, content: bytes) -> NDArray[np.float64]:
 def _belongs(person: str, bound: frozenset[str] | None, withdrawn: frozenset[str]) -> bool:
     """True if the person is in the set fixed at round 1 (or, before it, has not withdrawn)."""
     return person not in withdrawn if bound is None else person in bound
-
-
-def uncovered(plan: StudyPlan) -> tuple[str, ...]:
-    """Sentences for a steward: what the guarantee of a plan's training does not cover."""
-    from shared.releases.receipt import left_out, unit
-
-    rows = () if unit(plan) == "patient" else (_ROWS,)
-    return _ALWAYS + rows + left_out(plan)
-
-
-_ROWS = "A person with several rows: the study has no person column, so the guarantee is for one row."
-
-
-def _training(plan: StudyPlan) -> Federated:
-    if plan.federated is None:
-        raise PlanRefusal(
-            "the approved plan must have [federated] for the site to take part in a training",
-            given="none",
-            next_step=f"See site-agent plan show {plan.study}.",
-        )
-    return plan.federated
-
-
-def _charged(ledger: Ledger, plan: StudyPlan) -> Hold | None:
-    """The training's charge under this plan, the last one; None where there is none."""
-    own = [hold for hold in ledger.holds(plan.study) if hold.rounds and hold.plan_hash == plan.hash]
-    return own[-1] if own else None
 
 
 def _file(number: int) -> str:
