@@ -836,7 +836,7 @@ def test_a_table_one_is_asked_from_python_and_the_command_line_and_written(desk,
     alone = study.mean("sbp", subset="cvd == 1")
     pooled = frame[(frame.site == "all sites") & (frame.statistic == "mean") & (frame.group == "1")]
     assert pooled[pooled.column == "sbp"].estimate.item() == pytest.approx(alone.beta, rel=0.02)
-    assert set(frame[frame.statistic == "missing"].reason) == {"none is missing"}
+    assert frame[frame.statistic == "missing"].estimate.max() < 0.02
     assert client.main(["table-one", "cvd", "age", "--out", "one.docx", "--token", file]) != 0
 
 

@@ -12,6 +12,7 @@ from test_generalised import LEVELS, made, reference
 
 from coordinator.analyst.table_one import POOLED, TableOne
 from coordinator.pooling.intervals import Draw, with_release_variance
+from coordinator.pooling.pool import pool_estimates
 from shared.errors import ParameterError
 from shared.estimands.answer import estimate, influence, parse_estimand
 from shared.estimands.columns import TableCell
@@ -94,14 +95,38 @@ def test_missing_values_are_a_share_and_what_cannot_be_told_has_a_reason():
     ours = cells(table, "table_one(age, one, smoking, w, by = arm)")
     assert shown(ours["missing(age)"].yi, "logit") == pytest.approx(0.2)
     assert (ours["mean(age)"].n, ours["mean(age)"].n_missing) == (160, 40)
-    assert ours["missing(one)"].reason == "none is missing"
     assert ours["mean(one)"].reason == ours["smd(one) | 1"].reason == "the column is constant at this site"
-    assert ours["share(smoking[never]) | 1"].reason == "every row has it"
-    assert ours["share(smoking[former]) | 1"].reason == "no row has it"
     assert ours["median(w)"].reason == "the rows around it share one value, 2"
     few = cells(table[table.arm == 0].iloc[:30].reset_index(drop=True), "table_one(smoking, by = arm)")
     assert few["share(smoking[never]) | 1"].reason == "the level has no rows at this site"
     assert all((row.yi is None) == bool(row.reason) for row in [*ours.values(), *few.values()])
+
+
+def test_a_site_without_a_level_says_how_small_its_share_is_and_stays_in_the_pool():
+    """Values of R's metafor 3.8.1: escalc("PLO", xi = c(0, 30, 100), ni = c(100, 120, 100)), and rma(method = "FE")."""
+    sites = {"none": (0, 100), "some": (30, 120), "all": (100, 100)}
+    theirs = {"none": (-5.30330490806, 2.00995024876), "some": (-1.09861228867, 0.0444444444444)}
+    theirs["all"] = (5.30330490806, 2.00995024876)
+    rows = {}
+    for site, (cases, n) in sites.items():
+        table = pd.DataFrame({"sex": ["f"] * cases + ["m"] * (n - cases), "age": np.arange(n)})
+        question = parse_estimand("table_one(sex, age)")
+        found = {row.term: row for row in estimate(table, question, site=site, levels={"sex": ("m", "f")})}
+        rows[site] = found["share(sex[f])"]
+        assert (rows[site].yi, rows[site].vi) == pytest.approx(theirs[site], rel=1e-9)
+        missing = found["missing(age)"]
+        assert (missing.yi, missing.vi) == pytest.approx((math.log(0.5 / (n + 0.5)), 2 + 1 / (n + 0.5)))
+    pooled = pool_estimates([rows["none"], rows["some"]], method="FE", test="z")
+    assert (pooled.beta, pooled.se) == pytest.approx((-1.189575932678, 0.208525635067), rel=1e-9)
+
+
+def test_the_noise_of_a_share_of_none_is_counted_in_full():
+    table = made(400, 8).assign(smoking="never")
+    question, draws = parse_estimand("table_one(smoking)"), [Draw(rows=400, w=0.8, fitted_on=400)]
+    rows = estimate(table, question, levels=LEVELS)
+    assert "share(smoking[former])" not in influence(table, question, levels=LEVELS)
+    for row in with_release_variance(rows, table, question, draws, levels=LEVELS):
+        assert row.vi == pytest.approx(2 * row.vi_naive)
 
 
 def test_the_variance_of_a_release_is_in_every_number():

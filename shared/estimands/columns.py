@@ -146,7 +146,9 @@ def table_one(
 
     Of numbers the mean, the standard deviation, the quartiles and the standardised difference of means; of levels the
     share of each, and the standardised difference of shares. Each has the influence of every row, and the sum of its
-    squares is its variance. That of a quantile is by Woodruff's interval (1952), turned into a standard error.
+    squares is its variance. That of a quantile is by Woodruff's interval (1952), turned into a standard error. Of a
+    share of none, or of all, half a row more is counted on both sides, as `metafor::escalc` has it: a site without a
+    level tells of its share, and a pool without that site would have too large a one.
     """
     groups: list[tuple[str, NDArray[np.bool_]]] = [("", np.ones(len(table), dtype=bool))]
     if estimand.by:
@@ -167,10 +169,12 @@ def table_one(
         for at, (group, inside) in enumerate(groups):
             rows = inside & there
             count = int(rows.sum()), int((inside & ~there).sum())
-            _put(result, TableCell(statistic="missing", column=name, group=group), _gone(inside, there, floors), count)
+            gone = _share(inside & ~there, inside, floors)
+            _put(result, TableCell(statistic="missing", column=name, group=group), gone, count)
             for level, column in columns.items():
                 cell = TableCell(statistic="share" if levelled else "mean", column=name, level=level, group=group)
-                for statistic, found in _described(column, rows, levelled, floors):
+                shares = [("share", _share(rows & (column == 1), rows, floors))] if levelled else []
+                for statistic, found in shares or _described(column, rows, floors):
                     _put(result, TableCell(**{**vars(cell), "statistic": statistic}), found, count)
                 if at == 0 or count[0] == 0:
                     continue
@@ -183,8 +187,8 @@ def table_one(
     return result
 
 
-_Found = tuple[float, Array] | str
-"""A number and the influence of every row on it, or the reason for having none."""
+_Found = tuple[float, Array | float] | str
+"""A number and the influence of every row on it, or its variance where a half was counted; or a reason for neither."""
 
 
 def _put(result: QuestionResult, cell: TableCell, found: _Found, count: tuple[int, int]) -> None:
@@ -193,25 +197,17 @@ def _put(result: QuestionResult, cell: TableCell, found: _Found, count: tuple[in
     if isinstance(found, str):
         result.answers[label] = found
         return
-    result.answers[label] = (found[0], float(found[1] @ found[1]))
-    result.influence[label] = found[1]
+    value, pushes = found
+    if isinstance(pushes, float):  # no row tells of a half, so the noise of a release is counted in full
+        result.answers[label] = value, pushes
+        return
+    result.answers[label] = value, float(pushes @ pushes)
+    result.influence[label] = pushes
 
 
-def _gone(inside: NDArray[np.bool_], there: NDArray[np.bool_], floors: LeastRows) -> _Found:
-    rows, missing = int(inside.sum()), int((inside & ~there).sum())
-    if rows <= floors.residual_df:
-        return few(rows, 1, floors) if rows else NO_ROWS
-    if missing in (0, rows):
-        return "none is missing" if not missing else "all are missing"
-    share = missing / rows
-    return _logit(share), np.where(inside, (~there - share) / (rows * share * (1 - share)), 0.0)
-
-
-def _described(
-    column: Array, rows: NDArray[np.bool_], levelled: bool, floors: LeastRows
-) -> Iterator[tuple[str, _Found]]:
-    """Statistic by statistic of a column (n,) over some of its rows."""
-    n, statistics = int(rows.sum()), ("share",) if levelled else ("mean", "sd", *_QUARTILES)
+def _described(column: Array, rows: NDArray[np.bool_], floors: LeastRows) -> Iterator[tuple[str, _Found]]:
+    """Statistic by statistic of a column of numbers (n,) over some of its rows."""
+    n, statistics = int(rows.sum()), ("mean", "sd", *_QUARTILES)
     if n <= max(floors.residual_df, 1):
         yield from ((one, few(n, 1, floors) if n else NO_ROWS) for one in statistics)
         return
@@ -223,10 +219,6 @@ def _described(
         return out
 
     middle, apart = float(x.mean()), x - x.mean()
-    if levelled:
-        none = "no row has it" if middle == 0 else "every row has it" if middle == 1 else ""
-        yield "share", none or (_logit(middle), spread(apart / (n * middle * (1 - middle))))
-        return
     variance = float(x.var(ddof=1))
     if variance == 0:
         yield from ((one, "the column is constant at this site") for one in statistics)
@@ -268,10 +260,6 @@ def _standardised(
     return d, (other[2] - one[2]) / math.sqrt(scale) - d * (other[3] + one[3]) / (4 * scale)
 
 
-def _logit(share: float) -> float:
-    return math.log(share / (1 - share))
-
-
 # -- counts ----------------------------------------------------------------------------------------------------
 def histogram(table: QuestionRows, estimand: Estimand, floors: LeastRows) -> QuestionResult:
     """The share of a column's known values in each bin: its lower edge belongs to it, the last one's upper edge, too.
@@ -288,9 +276,8 @@ def histogram(table: QuestionRows, estimand: Estimand, floors: LeastRows) -> Que
     place = np.where(there & (x == edges[-1]), len(edges) - 2, np.searchsorted(edges, x, side="right") - 1)
     for k, (low, high) in enumerate(pairwise(edges)):
         inside = there & (place == k)
-        found: _Found = few(n, 1, floors) if n <= floors.residual_df else _share(inside, there)
         cell = TableCell(statistic="share", column=name, level=f"{low:g} to {high:g}")
-        _put(result, cell, found, (n, len(x) - n))
+        _put(result, cell, _share(inside, there, floors), (n, len(x) - n))
     return result
 
 
@@ -308,6 +295,7 @@ def crosstab(
     used = (row >= 0) & (group >= 0)
     n = int(used.sum())
     result = QuestionResult(answers={}, n=n)
+    together: dict[str, Array] = {}
     count = np.array(
         [[int((used & (row == i) & (group == g)).sum()) for g in range(len(groups))] for i in range(len(rows))]
     )
@@ -316,28 +304,35 @@ def crosstab(
         for g, known in enumerate(["", *map(str, groups)]):
             inside = used & ((group == g - 1) if g else True)
             total = int(inside.sum())
-            found: _Found = _share(inside & (row == i), inside)
-            if total <= floors.residual_df:
-                found = few(total, 1, floors) if total else NO_ROWS
             cell = TableCell(statistic="share", column=name, level=level, group=known)
-            _put(result, cell, found, (total, lacks[1]))
+            _put(result, cell, _share(inside & (row == i), inside, floors), (total, lacks[1]))
             if i and g > 1:
                 four = [(i, g - 1, 1), (0, g - 1, -1), (i, 0, -1), (0, 0, 1)]
                 ratio = _odds_ratio(count, [used & (row == a) & (group == b) for a, b, _ in four], four, floors)
-                _put(result, TableCell(**{**vars(cell), "statistic": "odds_ratio"}), ratio, lacks)
-    together = [label for label in result.influence if label.startswith("odds_ratio")]
+                cell = TableCell(**{**vars(cell), "statistic": "odds_ratio"})
+                _put(result, cell, ratio, lacks)
+                if not isinstance(ratio, str):
+                    by_cell = np.zeros(count.shape)
+                    for (a, b, sign), many in zip(four, _halved([count[a, b] for a, b, _ in four]), strict=True):
+                        by_cell[a, b] = sign / math.sqrt(many)
+                    together[cell.label] = by_cell.ravel()
     if together:
-        pushes = np.array([result.influence[label] for label in together])
-        result.correlations = correlations(together, pushes @ pushes.T)
+        parts = np.array(list(together.values()))
+        result.correlations = correlations(list(together), parts @ parts.T)
     return result
 
 
-def _share(inside: NDArray[np.bool_], of: NDArray[np.bool_]) -> _Found:
+def _share(inside: NDArray[np.bool_], of: NDArray[np.bool_], floors: LeastRows) -> _Found:
     """Log odds of a share of some rows; half a row is added to both sides where one has none."""
-    n, cases = float(of.sum()), float(inside.sum())
-    half = 0.5 if cases in (0.0, n) else 0.0
-    yes, no = cases + half, n - cases + half
-    return math.log(yes / no), _counted_by([(inside, yes, 1), (of & ~inside, no, -1)])
+    n, cases = int(of.sum()), int(inside.sum())
+    if n <= floors.residual_df:
+        return few(n, 1, floors) if n else NO_ROWS
+    return _counted([inside, of & ~inside], [cases, n - cases], [1, -1])
+
+
+def _halved(counts: Sequence[float]) -> list[float]:
+    """Counts, each and a half where one is 0."""
+    return [float(one) + 0.5 * (0 in counts) for one in counts]
 
 
 def _odds_ratio(
@@ -356,18 +351,13 @@ def _odds_ratio(
         return NO_ROWS
     if sum(of_cells) - 2 < floors.residual_df:
         return few(int(sum(of_cells)), 2, floors)
-    half = 0.5 if 0.0 in of_cells else 0.0
-    parts = [(rows, many + half, sign) for rows, many, (_, _, sign) in zip(cells, of_cells, four, strict=True)]
-    return sum(sign * math.log(many) for _, many, sign in parts), _counted_by(parts)
+    return _counted(cells, of_cells, [sign for *_, sign in four])
 
 
-def _counted_by(parts: list[tuple[NDArray[np.bool_], float, int]]) -> Array:
-    """Influence on a contrast of log counts of the rows of each: the sum of its squares is that of 1 / count.
-
-    Where half a row was added, the rows of the other cells carry what is its own.
-    """
-    pushes = np.zeros(len(parts[0][0]))
-    for rows, many, sign in parts:
-        pushes[rows] = sign / many
-    wanted, has = sum(1 / many for _, many, _ in parts), float(pushes @ pushes)
-    return pushes * math.sqrt(wanted / has) if has else pushes
+def _counted(cells: Sequence[NDArray[np.bool_]], counts: Sequence[float], signs: Sequence[int]) -> _Found:
+    """A contrast of log counts of the rows of each cell; its variance is Σ 1 / count."""
+    many = _halved(counts)
+    value = sum(sign * math.log(one) for sign, one in zip(signs, many, strict=True))
+    if 0 in counts:
+        return value, sum(1 / one for one in many)
+    return value, np.sum([rows * (sign / one) for rows, sign, one in zip(cells, signs, many, strict=True)], axis=0)

@@ -441,6 +441,8 @@ def influences(
 ) -> list[Array]:
     """φ of each term on all rows of the tables, one after the other; none where the question has no such function.
 
+    Nor has it where a table answers a term without one: a share of none.
+
     Args:
         rows: the estimates of one of the tables: their terms, in order.
     """
@@ -451,6 +453,8 @@ def influences(
         except Refusal:
             return []
         if question.kind in TERMWISE:
+            if any(row.yi is not None and row.term not in found for row in rows):
+                return []
             of_terms = [found.get(row.term, np.zeros(len(table))) for row in rows]
         else:
             of_terms = [pushes for label, pushes in found.items() if label != INTERCEPT] or list(found.values())
