@@ -28,7 +28,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args, overload
 
 import numpy as np
@@ -46,7 +46,7 @@ from shared.estimands.formulas import (
     values,
 )
 from shared.estimands.groups import group_answers
-from shared.estimands.kinds import KINDS
+from shared.estimands.kinds import DESCRIBED, KINDS
 from shared.estimands.models import model_answers
 from shared.estimands.questions import INTERCEPT, MODELS, Estimand, Scale, parse_estimand, parse_formula
 from shared.estimands.standardised import standardised_answers
@@ -58,6 +58,7 @@ __all__ = [
     "Estimate",
     "Scale",
     "estimate",
+    "estimate_drawn",
     "influence",
     "parse_estimand",
     "parse_formula",
@@ -287,6 +288,19 @@ def _estimate(result: QuestionResult, estimand: Estimand, label: str, *, vi_priv
         correlations=result.correlations.get(label, {}) if number is not None else {},
         **origin,
     )
+
+
+def estimate_drawn(table: pd.DataFrame, question: Estimand, **more: Any) -> list[Estimate]:
+    """`estimate` of rows that a model of noisy figures drew, which say nothing of what none of them, or each, has.
+
+    Half a row beside none is what sampling leaves open at a table of patients; here it is the model's doing.
+
+    Args: as of `estimate`.
+    """
+    rows = estimate(table, question, **more)
+    halved = [question.kind in DESCRIBED and row.yi is not None and row.vi_sandwich is None for row in rows]
+    why: dict[str, Any] = {"yi": None, "vi_sampling": None, "reason": "no drawn row has it, or every one has"}
+    return [replace(row, **why) if half else row for row, half in zip(rows, halved, strict=True)]
 
 
 def influence(

@@ -30,7 +30,7 @@ import numpy as np
 import pandas as pd
 
 from shared.errors import EstimateRefusal, SchemaRefusal
-from shared.estimands.answer import Estimand, Estimate, estimate
+from shared.estimands.answer import Estimand, Estimate, estimate_drawn
 from shared.mechanisms.base import Aggregates, Extent, Facts, balanced, must, widest
 from shared.mechanisms.moments.cohort import Cohort, fit
 from shared.mechanisms.moments.draw import moments
@@ -566,7 +566,7 @@ def _from_rows(
 ) -> list[Estimate]:
     """The rule of the module's text, term by term."""
     found = [
-        tuple({row.term: row for row in estimate(table, question, levels=levels, **origin)} for table in pair)
+        tuple({row.term: row for row in estimate_drawn(table, question, levels=levels, **origin)} for table in pair)
         for pair in pairs
     ]
     out = []

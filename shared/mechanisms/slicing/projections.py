@@ -325,14 +325,14 @@ def answer(
         levels: as of `estimate`. origin: its study, site, wave and receipts.
     Raises: ParameterError (m < 5); EstimateRefusal, as `estimate`.
     """
-    from shared.estimands.answer import estimate
+    from shared.estimands.answer import estimate_drawn
 
     if draws < 5:
         raise ParameterError("draws must be at least 5 to be combined", given=f"{draws}")
     model, rng = fit(code, found), np.random.default_rng(_SEED)
     drawn = [model.rows(found.n, rng) for _ in range(draws)]
     tables = [table for _, table in drawn]
-    each = [estimate(table, question, levels=levels, **origin) for table in tables]
+    each = [estimate_drawn(table, question, levels=levels, **origin) for table in tables]
     pushes = influences(question, tables, each[0], levels)
     step = _ProjectionStep(model, found, question, np.concatenate([coded for coded, _ in drawn])) if pushes else None
     refits = [] if pushes else _refits(code, found, model, question, rng, levels=levels, **origin)
@@ -465,7 +465,7 @@ def _refits(
     **origin: Any,
 ) -> list[list[Estimate]]:
     """The answers of `REFITS` repetitions of all that happened, on rows of the model."""
-    from shared.estimands.answer import estimate
+    from shared.estimands.answer import estimate_drawn
 
     root = np.linalg.cholesky(found.noise)
     out = []
@@ -473,5 +473,5 @@ def _refits(
         rows, _ = model.rows(found.n, rng)
         drawn = _of_rows(rows + rng.standard_normal(rows.shape) @ root.T, found.noise)
         other = fit(code, drawn, start=model.theta)
-        out.append(estimate(other.rows(found.n, rng)[1], question, levels=levels, **origin))
+        out.append(estimate_drawn(other.rows(found.n, rng)[1], question, levels=levels, **origin))
     return out

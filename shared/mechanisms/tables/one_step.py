@@ -54,7 +54,7 @@ from scipy import sparse, special
 from scipy.sparse.linalg import lsmr
 
 from shared.errors import ParameterError, Refusal
-from shared.estimands.answer import Estimand, Estimate, estimate, influence
+from shared.estimands.answer import Estimand, Estimate, estimate_drawn, influence
 from shared.estimands.kinds import TERMWISE
 from shared.estimands.questions import INTERCEPT
 from shared.mechanisms.tables.coarse import MORE_BINS, coarse, unspread
@@ -212,7 +212,7 @@ def draw(
         raise ParameterError("draws must be at least 5 to be combined", given=f"{draws}")
     rows = min(released.n, most_rows)
     tables = synthetic(model, dictionary, draws=draws, rng=np.random.default_rng(_SEED), rows=rows)
-    each = [estimate(table, question, levels=levels, **origin) for table in tables]
+    each = [estimate_drawn(table, question, levels=levels, **origin) for table in tables]
     if along is not None:
         step = _TableStep(released, tables, dictionary)
         return Drawn(each=each, rows=rows, moves=[step.along(move) for move in along])
@@ -441,8 +441,6 @@ def influences(
 ) -> list[Array]:
     """φ of each term on all rows of the tables, one after the other; none where the question has no such function.
 
-    Nor has it where a table answers a term without one: a share of none.
-
     Args:
         rows: the estimates of one of the tables: their terms, in order.
     """
@@ -453,8 +451,6 @@ def influences(
         except Refusal:
             return []
         if question.kind in TERMWISE:
-            if any(row.yi is not None and row.term not in found for row in rows):
-                return []
             of_terms = [found.get(row.term, np.zeros(len(table))) for row in rows]
         else:
             of_terms = [pushes for label, pushes in found.items() if label != INTERCEPT] or list(found.values())
@@ -520,7 +516,7 @@ class _Refits:
             # The same draws as of the synthetic table it is held against: only the models differ.
             table = refitted.rows(rows, dictionary, np.random.default_rng(streams[b % len(each)]))
             first = {row.term: row.yi for row in each[b % len(each)]}
-            for row in estimate(table, question, levels=levels):
+            for row in estimate_drawn(table, question, levels=levels):
                 before = first.get(row.term)
                 if row.yi is not None and before is not None:
                     self.apart.setdefault(row.term, []).append(row.yi - before)
