@@ -483,7 +483,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "a grid that forgets the number of coordinates",
         (
-            RANDOM,
+            "shared/privacy/grids.py",
             "most = min(most, 0.01 * sensitivity / rounding_reach(1.0, coordinates, norm))",
             "most = min(most, 0.01 * sensitivity)",
         ),

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from shared.base.randomness import Noise, grid_for, seeded_rng
+from shared.base.randomness import Noise, seeded_rng
 from shared.errors import ParameterError
 from shared.flows.base import Identity
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius, kept_weight, shrunk
 from shared.privacy.accountant import Gaussian, epsilon
 from shared.privacy.calibration import w_for_epsilon
+from shared.privacy.grids import grid_for
 
 DELTA = 1e-5
 RUNS = 5_000

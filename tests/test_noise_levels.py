@@ -23,7 +23,7 @@ from scipy import stats
 from sources import production
 from test_secure_sum import terms_of
 
-from shared.base.randomness import Noise, grid_for, seeded_rng
+from shared.base.randomness import Noise, seeded_rng
 from shared.flows.base import Identity
 from shared.mechanisms.densities.local import LocalCounts
 from shared.mechanisms.densities.noise import Densities, Grid
@@ -44,6 +44,7 @@ from shared.plans.plan import PrivateTraining, Training
 from shared.privacy import accountant as privacy
 from shared.privacy import calibration, events
 from shared.privacy.accountant import Composition, Event, Gaussian, Laplace, SubsampledGaussian
+from shared.privacy.grids import grid_for
 
 ALPHA = 1e-6
 BAR = 10_000

@@ -23,7 +23,6 @@ import pytest
 from scipy import stats
 from shipped import Asked, Bench, Given, far, silent, study
 
-from shared.base.randomness import grid_for
 from shared.flows.affine import AffineAutoregressiveFlow
 from shared.mechanisms.densities.plan import DensitiesPlan
 from shared.mechanisms.grand import noise as grand
@@ -43,6 +42,7 @@ from shared.plans.encoding import Encoder
 from shared.plans.federated import Federated, Shape, pack
 from shared.plans.plan import PrivateTraining, StudyPlan, Training
 from shared.privacy.accountant import Composition, Gaussian, Laplace
+from shared.privacy.grids import grid_for
 from shared.simulated import contact_networks
 from site_agent.models import private_flow
 from site_agent.release import drawing, fitting

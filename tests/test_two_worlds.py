@@ -26,7 +26,7 @@ import pytest
 from scipy import stats
 from test_noise_levels import Scaled
 
-from shared.base.randomness import grid_for, seeded_rng
+from shared.base.randomness import seeded_rng
 from shared.flows.base import Identity
 from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
@@ -36,6 +36,7 @@ from shared.plans.plan import Budget, PrivateTraining, StudyPlan, Training, Wave
 from shared.privacy import calibration
 from shared.privacy.accountant import Gaussian, Laplace, SubsampledGaussian, epsilon, pure_epsilon
 from shared.privacy.calibration import w_for_epsilon
+from shared.privacy.grids import grid_for
 from shared.releases.bundle import read_bundle, write_bundle
 from shared.releases.receipt import planned_event, write_receipt
 

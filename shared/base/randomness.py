@@ -12,7 +12,7 @@ Then :math:`m + K = \mathrm{round}((g m + Y)/g)` but for ties, which have probab
 is a function of the textbook mechanism's output. Every guarantee of the continuous mechanism (pure ε, the
 whole (ε, δ) curve, RDP, any composition) holds for the release *with no added δ*, for every grid. The usual
 discrete Laplace and discrete Gaussian need their own accounting; a rounded continuous law does not. The grid
-costs utility only, and :func:`grid_for` makes that cost negligible.
+costs utility only, and `shared.privacy.grids.grid_for` makes that cost negligible.
 
 The bits are a ChaCha20 keystream. A secure source takes its key from the operating system, a seeded one from
 SHA-256 of the seed; nothing else differs. Each refill overwrites the key with fresh keystream, so that
@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from shared.errors import ParameterError
 
-__all__ = ["Noise", "grid_for", "rounding_reach", "secure_rng", "seeded_rng"]
+__all__ = ["Noise", "secure_rng", "seeded_rng"]
 
 Integers = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -51,7 +51,7 @@ _FIRST_REFILL = 1 << 12
 _BLOCK = 1 << 16
 _WIDTH = 63
 """Leading bits of a uniform deviate that are drawn at once; more are drawn only where these do not decide."""
-_MAX_RATIO = 2.0**40
+MAX_RATIO = 2.0**40
 _forks = 0
 """How often what this process is a copy of was forked: a process's number may have been an ancestor's."""
 
@@ -84,53 +84,6 @@ def seeded_rng(seed: int) -> Noise:
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise ParameterError("a seed must be a non-negative integer", given=repr(seed))
     return Noise(_key=hashlib.sha256(b"tributary seeded noise:" + str(int(seed)).encode()).digest())
-
-
-def grid_for(sigma: float, *, sensitivity: float | None = None, coordinates: int = 1, norm: int = 2) -> float:
-    """The largest power of two that is at most sigma / 1024: a grid too fine to matter for utility.
-
-    Rounding to it adds less than 1e-7 of the noise's own variance. Rounding the *data* to the nearest multiple can
-    also lengthen the difference of two of them, by g √coordinates (ℓ₂) or g · coordinates (ℓ₁): with a thousand
-    coordinates that is no longer nothing. A mechanism that rounds to nearest gives its `sensitivity`, gets a grid
-    that adds at most 1 % of it, and charges for it (`rounding_reach`). One that rounds towards zero adds nothing.
-
-    Args:
-        sigma: scale of the noise.
-        sensitivity: of the unrounded data, in `norm`; None where rounding adds nothing.
-        coordinates: values of one record that are rounded.
-        norm: 1 or 2, the norm of `sensitivity`.
-
-    >>> grid_for(1.0) == 2.0**-10, grid_for(0.99) == 2.0**-11
-    (True, True)
-    >>> grid_for(1.0, sensitivity=0.5, coordinates=1000) == 2.0**-13        # g √1000 ≤ 0.005
-    True
-    """
-    if not (math.isfinite(sigma) and sigma > 2.0**-900):
-        raise ParameterError("a noise scale must be positive and finite", given=repr(sigma))
-    most = sigma / 1024
-    if sensitivity is not None:
-        if not (math.isfinite(sensitivity) and sensitivity > 0):
-            raise ParameterError("a sensitivity must be positive and finite", given=repr(sensitivity))
-        most = min(most, 0.01 * sensitivity / rounding_reach(1.0, coordinates, norm))
-    if most < sigma / _MAX_RATIO:
-        raise ParameterError(
-            "the sensitivity must not be a vanishing part of the noise", given=f"{sensitivity!r} beside {sigma!r}"
-        )
-    return math.ldexp(0.5, math.frexp(most)[1])
-
-
-def rounding_reach(grid: float, coordinates: int, norm: int = 2) -> float:
-    """Largest increase of a sensitivity in `norm` from rounding `coordinates` values to multiples of `grid`.
-
-    >>> round(rounding_reach(0.5, 4), 9), rounding_reach(0.5, 4, norm=1)
-    (1.0, 2.0)
-    """
-    if isinstance(coordinates, bool) or not isinstance(coordinates, int | np.integer) or coordinates < 1:
-        raise ParameterError("coordinates must be a whole number of at least 1", given=repr(coordinates))
-    if norm not in (1, 2):
-        raise ParameterError("norm must be 1 or 2", given=repr(norm))
-    # Upwards by one unit in the last place: a root that was rounded down would be no bound.
-    return grid * (coordinates if norm == 1 else math.nextafter(math.sqrt(coordinates), math.inf))
 
 
 class Noise:
@@ -630,7 +583,7 @@ def _ratio(scale: float, grid: float) -> Fraction:
         raise ParameterError("a noise scale must be positive and finite", given=repr(scale))
     if not (math.isfinite(grid) and grid > 0 and math.frexp(grid)[0] == 0.5):
         raise ParameterError("a grid must be a power of two", given=repr(grid), next_step="Use grid_for(scale).")
-    if not 2.0**-10 <= scale / grid <= _MAX_RATIO:
+    if not 2.0**-10 <= scale / grid <= MAX_RATIO:
         raise ParameterError(
             "the noise scale must be between 2^-10 and 2^40 grid steps",
             given=f"{scale / grid:.3g}",

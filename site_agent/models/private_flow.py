@@ -33,10 +33,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.base.randomness import Noise, grid_for
+from shared.base.randomness import Noise
 from shared.errors import TrainingRefusal
 from shared.flows.affine import MaskedLayer
 from shared.plans.plan import PrivateTraining, Training
+from shared.privacy.grids import grid_for
 from site_agent.models.fast_flow import Adam, FusedFlow, first_layers
 
 __all__ = [

@@ -5,7 +5,8 @@ python -m tests.benchmarks.noise_speed
 
 import time
 
-from shared.base.randomness import grid_for, seeded_rng
+from shared.base.randomness import seeded_rng
+from shared.privacy.grids import grid_for
 from tests.benchmarks import record
 
 SEED, SCALE, MANY, FEW, REPEATS = 20, 1.3, 1_000_000, 2_000, 5

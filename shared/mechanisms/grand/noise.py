@@ -41,9 +41,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
-from shared.base.randomness import Noise, grid_for
+from shared.base.randomness import Noise
 from shared.errors import ParameterError
 from shared.privacy.accountant import Laplace
+from shared.privacy.grids import grid_for
 
 __all__ = [
     "MODELS",

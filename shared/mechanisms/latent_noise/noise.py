@@ -30,10 +30,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from shared.base.randomness import Noise, grid_for
+from shared.base.randomness import Noise
 from shared.errors import ParameterError
 from shared.flows.base import Bijection
 from shared.privacy.accountant import Gaussian, NoGuarantee
+from shared.privacy.grids import grid_for
 
 __all__ = [
     "VARIED",

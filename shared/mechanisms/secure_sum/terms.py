@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from shared.base.canonical import canonical_json
 from shared.base.keys import PublicKey
-from shared.base.randomness import grid_for, rounding_reach
 from shared.errors import ParameterError, StateRefusal
 from shared.privacy.accountant import Gaussian
+from shared.privacy.grids import grid_for, rounding_reach
 
 __all__ = ["FEWEST", "MOST", "SumTerms"]
 

@@ -36,12 +36,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from shared.base.randomness import Noise, grid_for
+from shared.base.randomness import Noise
 from shared.errors import ParameterError
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
 from shared.privacy import accountant as privacy
 from shared.privacy import calibration
 from shared.privacy.accountant import Composition
+from shared.privacy.grids import grid_for
 
 __all__ = ["ROW_STEP", "Block", "RowCode", "SlicingMechanism", "event", "noise_for"]
 
