@@ -10,9 +10,9 @@ import re
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.sources import PACKAGES, ROOT, parsed
+
 PAGE = ROOT / "docs" / "architecture.md"
-PACKAGES = ("shared", "site_agent", "coordinator")
 MOST = 13
 """Rooms on one floor, at most: a reader must take in a folder at a glance."""
 BEGIN, END = "<!-- rooms -->", "<!-- end of rooms -->"
@@ -20,7 +20,7 @@ BEGIN, END = "<!-- rooms -->", "<!-- end of rooms -->"
 
 @cache
 def first_line(path: Path) -> str:
-    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    doc = ast.get_docstring(parsed(path)) or ""
     return re.sub(r"\s+", " ", doc.split("\n\n")[0]).replace("|", "\\|").rstrip(".")
 
 

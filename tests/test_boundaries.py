@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from sources import PACKAGES, ROOT, parsed
+
+from tests.sources import PACKAGES, ROOT, parsed
 
 FIGURES = (
     "site_agent/show/figures.py",

@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from sources import parsed
+
+from tests.sources import parsed
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("shared", "site_agent", "coordinator")

@@ -9,11 +9,11 @@ import sys
 import pytest
 import typer
 import yaml
-from sources import ROOT
 
 import coordinator.cli
 import site_agent.cli
 from coordinator.config import CoordinatorConfig
+from tests.sources import ROOT
 
 DEPLOY = ROOT / "deploy"
 PROGRAMS = {"site": site_agent.cli.app, "coordinator": coordinator.cli.app}

@@ -25,7 +25,6 @@ import pytest
 from delivered import cohort, cohort_plan, deliver, join
 from scipy import stats
 from site_desk import Hub
-from sources import production
 from test_noise_levels import Scaled
 
 from shared.base.canonical import parse_json
@@ -51,6 +50,7 @@ from site_agent.release.fitting import FittedMechanism, released_rows
 from site_agent.release.outbox import Outbox
 from site_agent.release.pipeline.making import make_release
 from site_agent.release.site import WorkingSite
+from tests.sources import production
 
 ROOT = Path(__file__).resolve().parent.parent
 TODAY = dt.date(2026, 1, 5)

@@ -9,7 +9,6 @@ import tomllib
 
 import pytest
 import typer
-from sources import ROOT
 from test_pipeline import kinds, quick, release, site, source
 
 from coordinator.demo import demo
@@ -17,6 +16,7 @@ from shared import errors
 from shared.errors import EXTRAS, PackageRefusal, PlanRefusal
 from shared.plans.plan import StudyPlan
 from shared.terminal import PARTS, run
+from tests.sources import ROOT
 
 __all__ = ["quick", "site"]  # the fixtures
 OPTIONAL = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]

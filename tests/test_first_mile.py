@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from sources import ROOT
 from test_standards import redcap
 from theatre import Theatre
 
 from shared.plans.plan import StudyPlan
 from shared.plans.redcap import from_redcap
+from tests.sources import ROOT
 
 PAGE = (ROOT / "docs" / "first-mile.md").read_text(encoding="utf-8")
 BLOCKS = {title: text for title, text in re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```$', PAGE, re.M | re.S)}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from sources import ROOT, named_tests
-
 from shared.releases.synthetic import versions
+from tests.sources import ROOT, named_tests
 
 PAGE = (ROOT / "docs" / "found-in-use.md").read_text()
 

@@ -16,13 +16,13 @@ import openpyxl
 import pandas as pd
 import pyreadstat
 import pytest
-from sources import ROOT
 
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import StudyPlan
 from site_agent.config import TableSource
 from site_agent.records import table as records
 from site_agent.records.mapping import document
+from tests.sources import ROOT
 
 KEY = b"k" * 32
 HEART = os.environ.get("TRIBUTARY_HEART_DATA", "")

@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from sources import production
+
+from tests.sources import production
 
 ROOT = Path(__file__).resolve().parent.parent
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")

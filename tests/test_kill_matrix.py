@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
-from sources import ROOT, parsed, production
+
+from tests.sources import ROOT, parsed, production
 
 RELEASES = "test_survival.py::test_wherever_release_or_approve_is_killed_one_charge_is_drawn_once_and_delivered_once"
 TRAINING = "test_federating.py::test_a_site_killed_anywhere_answers_with_the_same_bytes_or_not_at_all"

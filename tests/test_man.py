@@ -11,9 +11,9 @@ import sys
 import pytest
 import typer
 from light_verbs import PROGRAMS
-from sources import ROOT
 
 from shared.errors import CATALOGUE
+from tests.sources import ROOT
 
 
 @pytest.fixture(scope="module")

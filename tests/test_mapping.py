@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 from conftest import make_table
 from site_desk import hospital  # noqa: F401
-from sources import ROOT
 from test_records import CANARY, KEY, refused, write
 
 from shared.base.canonical import sha256_hex
@@ -29,6 +28,7 @@ from site_agent.records.mapping.formulas import columns_of
 from site_agent.records.mapping.preparing import dates
 from site_agent.records.mapping.suggesting import proposed
 from site_agent.records.mapping.units import ANALYTES, conversion
+from tests.sources import ROOT
 
 STUDY = Dictionary(
     name="m",

@@ -7,7 +7,8 @@ import ast
 import mutations
 import pytest
 from mutations import MUTATIONS, ROOT, Edit, Mutation, copied, run, run_all
-from sources import parsed
+
+from tests.sources import parsed
 
 
 @pytest.mark.parametrize("one", MUTATIONS, ids=lambda one: one.name)

@@ -20,12 +20,12 @@ from cryptography.x509 import Name, NameAttribute
 from cryptography.x509.oid import NameOID
 from service import Hub
 from site_desk import certificate
-from sources import ROOT
 from test_collect import plan
 
 from shared.errors import CertificateRefusal, NetworkRefusal
 from shared.wire.site_messages import StudyRequest
 from site_agent.show.network_path import proxy_for, walk
+from tests.sources import ROOT
 
 __all__ = ["plan"]  # the fixture
 ANY = "127.0.0.1:0"

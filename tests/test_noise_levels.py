@@ -20,7 +20,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from sources import production
 from test_secure_sum import terms_of
 
 from shared.base.randomness import Noise, seeded_rng
@@ -45,6 +44,7 @@ from shared.privacy import accountant as privacy
 from shared.privacy import calibration, events
 from shared.privacy.accountant import Composition, Event, Gaussian, Laplace, SubsampledGaussian
 from shared.privacy.grids import grid_for
+from tests.sources import production
 
 ALPHA = 1e-6
 BAR = 10_000

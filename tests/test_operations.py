@@ -21,7 +21,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 from service import Hub
-from sources import ROOT
 from test_collect import plan
 
 from coordinator.config import CoordinatorConfig, LogSettings
@@ -34,6 +33,7 @@ from shared.wire.door import REQUEST, Decision
 from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE, SERVICE
 from shared.wire.site_messages import StudyRequest
 from shared.wire.transport import SERVER_NAME, Client, Credentials
+from tests.sources import ROOT
 
 __all__ = ["plan"]  # the fixture
 ANY = "127.0.0.1:0"

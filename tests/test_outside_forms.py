@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from joined import Joined
 from jsonschema import Draft202012Validator, FormatChecker
 from service import small_table
-from sources import ROOT
 from test_recovery import PLAN
 
 from shared.base.canonical import canonical_json
@@ -27,6 +26,7 @@ from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.plan import StudyPlan
 from shared.wire.tree_heads import TreeHead, checkpoint_note, note_verifier
 from site_agent.desk import Desk
+from tests.sources import ROOT
 
 SCHEMAS = ROOT / "docs" / "schemas"
 TABLES = dataclasses.replace(PLAN, release=TablesPlan(epsilon=2.0), posture="private")

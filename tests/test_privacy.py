@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
-from sources import production
 
 from shared.base.canonical import canonical_json, parse_json
 from shared.errors import ParameterError, UnknownEvent
@@ -39,6 +38,7 @@ from shared.privacy.accountant import (
 )
 from shared.privacy.calibration import calibrate, theorem2_epsilon, w_for_epsilon
 from shared.privacy.meaning import translate
+from tests.sources import production
 
 DELTA = 1e-5
 GAUSS = Gaussian(sigma=2.0, sensitivity=1.0)

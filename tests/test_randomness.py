@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
-from sources import parsed
 
 from shared.base.randomness import Noise, secure_rng, seeded_rng
 from shared.errors import ParameterError
@@ -19,6 +18,7 @@ from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.privacy.accountant import Laplace, Slicing
 from shared.privacy.calibration import calibrate, w_for_epsilon
 from shared.privacy.grids import grid_for, rounding_reach
+from tests.sources import parsed
 
 ALPHA = 1e-6
 ROOT = Path(__file__).resolve().parent.parent

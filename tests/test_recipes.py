@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from sources import ROOT
+
+from tests.sources import ROOT
 
 RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.md"))
 BLOCK = re.compile(r'^```(\w+) title="([^"]+)"\n(.*?)^```$', flags=re.MULTILINE | re.DOTALL)

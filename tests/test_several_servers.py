@@ -15,7 +15,6 @@ import pytest
 import sqlalchemy as sa
 from database_server import database_server
 from service import Hub, small_table
-from sources import ROOT
 from test_collect import plan
 
 from coordinator.services.collect.server import CoordinatorServer
@@ -25,6 +24,7 @@ from coordinator.store.engine import Database, append_entry
 from coordinator.store.verify import verify_log
 from shared.errors import LockedRefusal, Refusal, StorageRefusal
 from shared.wire.site_messages import Acceptance
+from tests.sources import ROOT
 
 __all__ = ["plan"]  # the fixture
 SITES = ("north", "south", "east")

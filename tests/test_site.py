@@ -7,7 +7,8 @@ import re
 from types import ModuleType
 
 import pytest
-from sources import ROOT
+
+from tests.sources import ROOT
 
 
 def loaded(name: str) -> ModuleType:

@@ -12,7 +12,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from sources import ROOT, production
+
+from tests.sources import ROOT, production
 
 LISTED = Path(__file__).with_name("sizes.json")
 MOST = {"lines of a file": 600, "lines of a function": 80, "complexity of a function": 20}

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from faults.catalogue import FAULTS, INVARIANTS
-from sources import named_tests
+
+from tests.sources import named_tests
 
 TESTS = Path(__file__).parent
 PAGE = (TESTS.parent / "docs" / "threat-model.md").read_text()

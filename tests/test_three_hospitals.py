@@ -27,10 +27,11 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from database_server import database_server
-from sources import ROOT
 from test_network_path import STREAM
 from test_upgrade import FIXTURE, _ticks
 from theatre import PASSPHRASE
+
+from tests.sources import ROOT
 
 HOSPITALS = ("north", "south", "east")
 WAVES = (1, 2, 3, 4)

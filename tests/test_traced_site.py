@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from joined import PASSPHRASE, Joined
 from service import small_table
-from sources import ROOT
 from test_recovery import PLAN
 
 from shared.mechanisms.tables.plan import TablesPlan
+from tests.sources import ROOT
 
 TABLES = dataclasses.replace(PLAN, release=TablesPlan(epsilon=2.0), posture="private")
 RELEASING = """

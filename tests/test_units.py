@@ -10,10 +10,10 @@ import sys
 
 import pytest
 import typer
-from sources import ROOT
 
 import coordinator.cli
 import site_agent.cli
+from tests.sources import ROOT
 
 UNITS = ROOT / "deploy" / "systemd"
 SERVICES = ("tributary-site.service", "tributary-coordinator.service")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 
-from sources import ROOT
+from tests.sources import ROOT
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

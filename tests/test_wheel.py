@@ -12,10 +12,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from sources import PACKAGES, ROOT
 
 from coordinator.demo import main as demo
 from shared import DISTRIBUTION
+from tests.sources import PACKAGES, ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "tributary_meta.py", *PACKAGES)

@@ -13,7 +13,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from sources import ROOT
+
+from tests.sources import ROOT
 
 WITHOUT_A_ROUTE = """
 set -eu
