@@ -24,7 +24,7 @@ import pandas as pd
 import pytest
 import typer.main
 from _pytest.faulthandler import fault_handler_stderr_fd_key
-from hurry import part_of_today
+from hurry import part_number, part_of_today
 
 from shared.base import keys
 from shared.base.locked import KeyCost
@@ -132,11 +132,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for mark in item.iter_markers("fault"):
                 item.user_properties.append(("tally", dict(mark.kwargs)))
     yield
-    asked = [item for item in items if item in there]
-    if len(asked) > EVERY:  # who asks for a few by name gets them
-        left = {*asked} - {*part_of_today(asked, EVERY)}
+    left = {*_left_out([item for item in items if item in there], EVERY)}
+    alike: dict[tuple[str, int], list[pytest.Item]] = {}
+    for item in items:
+        for mark in item.iter_markers("sampled"):
+            if "every" in mark.kwargs:
+                alike.setdefault((item.nodeid.split("[")[0], mark.kwargs["every"]), []).append(item)
+    for (_, every), cases in alike.items():
+        left |= {*_left_out(cases, every)}
+    if left:
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
+
+
+def _left_out(cases: list[pytest.Item], every: int) -> list[pytest.Item]:
+    """Which of these are another day's. Who asks for a few by name gets them."""
+    today = {*part_of_today(cases, every, say=False)} if len(cases) >= every else {*cases}
+    return [case for case in cases if case not in today]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say with a failure which part of the sampled tests it was."""
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(f"TRIBUTARY_PART={part_number()} tries today's part of the sampled tests again")
 
 
 def _on_postgres(item: pytest.Item) -> bool:

@@ -1,7 +1,8 @@
 """What `make test` repeats less often than `make soak`, so that nothing goes untried for long.
 
 Kills, races and sweeps have many alike cases. The quick suite runs every k-th of them and another part each day; the
-part of today is printed with a failure, and ``TRIBUTARY_PART`` repeats it anywhere.
+part of today is printed with a failure, and ``TRIBUTARY_PART`` repeats it anywhere. Of a parametrised test whose cases
+are alike (seeds, places, hospitals of one kind), ``@pytest.mark.sampled(every=k)`` says so.
 """
 
 from __future__ import annotations
@@ -26,15 +27,21 @@ def soak(quick: int, full: int, usual: int = 0) -> int:
     return quick if asked == 0 else full if asked == 1 else asked
 
 
-def part_of_today(items: Sequence[T], every: int) -> list[T]:
+def part_number() -> int:
+    """Of today, or of the day that is to be repeated."""
+    return int(os.environ.get("TRIBUTARY_PART") or dt.date.today().toordinal())
+
+
+def part_of_today(items: Sequence[T], every: int, *, say: bool = True) -> list[T]:
     """Every `every`-th item, from a start that moves by one each day; all of them in the soak and in ``make faults``.
 
     >>> os.environ["TRIBUTARY_PART"] = "1"
-    >>> part_of_today("abcdefg", 3)
+    >>> part_of_today("abcdefg", 3, say=False)
     ['b', 'e']
     """
     if os.environ.get("TRIBUTARY_SOAK") or os.environ.get("TRIBUTARY_FAULTS"):
         return list(items)
-    number = int(os.environ.get("TRIBUTARY_PART") or dt.date.today().toordinal()) % every
-    print(f"part {number} of {every}: TRIBUTARY_PART={number} repeats it")
+    number = part_number() % every
+    if say:
+        print(f"part {number} of {every}: TRIBUTARY_PART={number} repeats it")
     return list(items)[number::every]

@@ -286,6 +286,7 @@ def test_a_plan_from_before_has_the_noise_and_the_looks_that_it_had(people):
     assert lens.cut.tolist() == BEFORE["cut"]
 
 
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_the_weights_no_two_records_are_further_apart_than_the_room_says(seed):
     """A search over all that the mechanism can add: whole numbers within the ends and the parallelogram."""
