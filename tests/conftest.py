@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,13 @@ if sys.platform == "linux":
     os.register_at_fork(after_in_child=functools.partial(ctypes.CDLL(None).prctl, 1, signal.SIGKILL, 0, 0, 0))
 
 LIMITS: pytest.StashKey[Any] = pytest.StashKey()
+SINCE: pytest.StashKey[float] = pytest.StashKey()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None, object, object]:
     """Let a watchdog that needs no interpreter end the process, a little later than the signal should end the test."""
-    item.stash[LIMITS] = settings
+    item.stash[LIMITS], item.stash[SINCE] = settings, time.monotonic()
     stderr = item.config.stash[fault_handler_stderr_fd_key]
     faulthandler.dump_traceback_later(1.2 * settings.timeout, exit=True, file=stderr)
     return (yield)
@@ -74,8 +76,11 @@ def pytest_timeout_cancel_timer(item: pytest.Item) -> Generator[None, object, ob
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
-    """Give what a test leaves to its fixtures a time of its own: with a failure the test's own is over."""
-    if LIMITS in item.stash:
+    """Give what a test leaves to its fixtures a time of its own: with a failure the test's own is over.
+
+    A watchdog is a thread that begins and ends: where next to nothing of the test's time is gone, it goes on with it.
+    """
+    if LIMITS in item.stash and time.monotonic() - item.stash[SINCE] > item.stash[LIMITS].timeout / 10:
         item.ihook.pytest_timeout_cancel_timer(item=item)
         item.ihook.pytest_timeout_set_timer(item=item, settings=item.stash[LIMITS])
     return (yield)

@@ -181,6 +181,7 @@ class Keys(Mouse):
             self.window.keyboard.press("Enter")
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("chromium", "hand"), [("desk", Keys), ("narrow", Mouse), ("zoomed", Mouse)], indirect=["chromium"]
 )

@@ -80,6 +80,7 @@ def compared(window, result) -> None:
     assert [sentence for sentence in text.sentences if " ".join(sentence.split()) not in on_the_page] == []
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("one", QUESTIONS, ids=lambda one: one.r)
 def test_a_question_asked_by_the_form_prints_what_python_prints(house, window, one):
     fields = {"kind": one.kind, "formula": one.formula} if one.kind else {"planned": one.formula}
@@ -90,6 +91,7 @@ def test_a_question_asked_by_the_form_prints_what_python_prints(house, window, o
         compared(window, connection["cvd"].query(one.kind, one.formula, **one.options))
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_question_asked_by_choosing_alone_is_the_same(house, window, name):
     (one,) = (one for one in QUESTIONS if one.r == name)
