@@ -2,7 +2,8 @@
 
 Kills, races and sweeps have many alike cases. The quick suite runs every k-th of them and another part each day; the
 part of today is printed with a failure, and ``TRIBUTARY_PART`` repeats it anywhere. Of a parametrised test whose cases
-are alike (seeds, places, hospitals of one kind), ``@pytest.mark.sampled(every=k)`` says so.
+are alike (seeds, places, hospitals of one kind), ``@pytest.mark.sampled(every=k)`` says so: k shares no factor with
+how many values a parameter has, so that every value has its turn each day.
 """
 
 from __future__ import annotations
@@ -30,6 +31,14 @@ def soak(quick: int, full: int, usual: int = 0) -> int:
 def part_number() -> int:
     """Of today, or of the day that is to be repeated."""
     return int(os.environ.get("TRIBUTARY_PART") or dt.date.today().toordinal())
+
+
+def seed_of_today(full: int) -> int:
+    """Where chance chooses what is tried: another seed each day; `full` in the soak and in ``make faults``."""
+    if os.environ.get("TRIBUTARY_SOAK") or os.environ.get("TRIBUTARY_FAULTS"):
+        return full
+    print(f"seed {part_number()}: TRIBUTARY_PART={part_number()} repeats it")
+    return part_number()
 
 
 def part_of_today(items: Sequence[T], every: int, *, say: bool = True) -> list[T]:

@@ -1207,14 +1207,14 @@ def test_a_server_killed_at_any_step_ends_with_one_acceptance_when_the_site_asks
     record_property("failpoints", len(set(killed)))
     tally(cases=len(killed), sites=rounds, bundles=len(killed), lost=0, duplicated=0)
     tally(failpoints=killed, failpoints_written=failpoints())
-    assert killed == (failpoints() * rounds if rounds > 1 else part_of_today(failpoints(), 5))
+    assert killed == (failpoints() * rounds if rounds > 1 else part_of_today(failpoints(), 11))
 
 
 def killed_at_every_step(hub: Hub) -> list[str]:
     """Deliver a release to a server that dies at each failpoint of an ingest; where it died."""
     servers = Servers(hub)
     assert len(failpoints()) == len(set(failpoints())) >= 15
-    places = part_of_today(failpoints(), 5)
+    places = part_of_today(failpoints(), 11)
     killed = []
     try:
         for wave, place in enumerate(places, start=1):

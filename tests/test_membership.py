@@ -421,6 +421,7 @@ def hub_key(site, name: str) -> SigningKey:
     return SigningKey.load(site.desk.config.approver_key(name), PASSPHRASE)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     "place",
     ["keys.made", "keys.noted", "keys.before_replace", "keys.replaced", "keys.told", "ledger.head.before_rename"],

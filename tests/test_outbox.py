@@ -457,7 +457,7 @@ def test_wherever_the_agent_is_killed_the_same_bytes_leave_once_or_the_charge_is
         every = repeats > 1 or name in ("ledger.before_commit", "ledger.after_commit")
         points += [f"{name}:{k}" for k in (range(1, count + 1) if every else [1 + len(points) % count])]
     rng = random.Random(3)
-    for point in part_of_today(points, 5) if repeats == 1 else points * soak(1, repeats):
+    for point in part_of_today(points, 12) if repeats == 1 else points * soak(1, repeats):
         start_from(None)
         kill(point)
         copied(home, crashed)

@@ -138,6 +138,7 @@ def held(life: Life, price: np.ndarray) -> None:
             assert times <= 1 + life.renamed[place]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("lives", [2, pytest.param(40, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("posture", ["public", "holdout"])
 @pytest.mark.parametrize("returning", ["append", "refresh", "frozen"])
