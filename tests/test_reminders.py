@@ -122,6 +122,8 @@ def test_what_cannot_be_sent_is_said_without_a_secret_and_stops_nothing(mail, ho
     stranger = Notify(**sent)  # the system's authorities have not signed this server
     assert {one.failed for one in send(stranger, "cvd", 1, TEXTS)} == {"SSLCertVerificationError"}
     monkeypatch.setenv(PASSWORD_VARIABLE, "wrong-and-secret")
+    monkeypatch.setattr(reminders, "SECONDS", 3.0)  # this server says no more, and is waited for as long as that
+    monkeypatch.setattr(reminders, "EACH", 0.0)
     refused = send(Notify(**sent, ca=authority[0], user="hub"), "cvd", 1, TEXTS)
     kinds = {
         "SMTPAuthenticationError",
