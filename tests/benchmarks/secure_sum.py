@@ -125,7 +125,7 @@ def arm(tables, epsilon, seed, share, bounds):
     yi = [UNIT * place.effects.effects[SBP] for place in found]
     # A pilot that did not settle tells nothing: its site is in the sum as all others are.
     vi = [
-        UNIT**2 * (place.effects.sampling[SBP] + place.effects.privacy[SBP]) + (0.0 if place.effects.settled else 1e3)
+        UNIT**2 * (place.effects.sampling[SBP] + place.effects.privacy[SBP]) + (1e3 if place.effects.lost else 0.0)
         for place in found
     ]
     pilots = pool(yi, vi, labels=list(tables), method="REML", test="adhoc")

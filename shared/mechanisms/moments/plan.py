@@ -477,9 +477,6 @@ def _beside(releases: Mapping[str, Sequence[bytes]], design: Design) -> dict[str
     return {site: [one for owner, one in zip(owners, effects, strict=True) if owner == site] for site in releases}
 
 
-_LOST = "its figures settle on no effects: noise may have made the spread of a covariate there"
-
-
 def _coefficients(
     found: Sequence[SiteEffects],
     design: Design,
@@ -488,11 +485,11 @@ def _coefficients(
     origin: Mapping[str, Any],
 ) -> list[Estimate]:
     """The terms of one site's releases, which are of different persons: by inverse variance."""
-    out, n = [], sum(one.n for one in found)
-    found = [one for one in found if one.settled]
+    out, n, lost = [], sum(one.n for one in found), found[0].lost
+    found = [one for one in found if not one.lost]
     for j, label, units in _planned(design, question) or ():
         if not found:
-            nothing: dict[str, Any] = {"yi": None, "vi_sampling": None, "reason": _LOST}
+            nothing: dict[str, Any] = {"yi": None, "vi_sampling": None, "reason": lost}
             out.append(Estimate(term=label, n=n, scale=question.scale, **nothing, **origin))
             continue
         name = design.spec.covariates[j]
