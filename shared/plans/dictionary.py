@@ -237,7 +237,10 @@ class Column:
                 found.append(DictionaryRefusal(f"column {self.name!r} {rule}", given=known, next_step=step))
 
         recode = f"Correct them at the source, or recode them: site-agent data map STUDY --{{}} {self.name}"
-        blank = values.isna() | values.astype("string").str.strip().fillna("").isin(["", "NA", "NaN", "nan"])
+        # No text of a number is blank, and to write out each number would take longer than all else.
+        numbers = values.dtype.kind in "iuf"
+        text = values if numbers else values.astype("string").str.strip()
+        blank = values.isna() if numbers else values.isna() | text.fillna("").isin(["", "NA", "NaN", "nan"])
         if self.kind in NUMERIC:
             out = pd.to_numeric(values.where(~blank), errors="coerce").astype("float64")
             unreadable = out.isna() & ~blank
@@ -254,17 +257,18 @@ class Column:
                 broken = (out % 1 != 0) & out.notna() & ~infinite
                 refuse("must be a whole number", broken, "Correct them at the source.")
         else:
-            text = values.astype("string").str.strip()
             if isinstance(self.levels[0], int):  # 1, 1.0 and "1" are the same level
                 number = pd.to_numeric(text.where(~blank), errors="coerce")
                 index: dict[Any, int] = {level: i for i, level in enumerate(self.levels)}
                 coded_missing = number.isin([code for code in self.missing_codes if isinstance(code, float)])
                 out = number.map(index).astype("float64")
             else:
+                text = text.astype("string")
                 index = {str(level): i for i, level in enumerate(self.levels)}
                 codes = [code for code in self.missing_codes if isinstance(code, str)]
                 # Many tools write 1.0 for everybody's 1 once somebody's is missing: how one is read hangs on no other.
-                text = text.where(text.isin([*index, *codes]), text.str.replace(_POINT, r"\1", regex=True))
+                if not (known := blank | text.isin([*index, *codes])).all():
+                    text = text.where(known, text.str.replace(_POINT, r"\1", regex=True))
                 coded_missing = text.isin(codes)
                 out = text.where(~blank).map(index).astype("float64")
             coded_missing = coded_missing.fillna(False).astype(bool)
