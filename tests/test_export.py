@@ -115,10 +115,12 @@ def test_a_stranger_is_convinced_by_the_script_alone(exported, tmp_path):
     assert "3 releases" in done.stdout
     for whose in ("site: ", "study lead ", "approver dr-lind: ", "coordinator: "):
         assert f"\n  {whose}" in done.stdout
-    (exported / "keys.json").write_bytes(b"{}")
-    done = subprocess.run([sys.executable, "-I", str(exported / "verify.py")], capture_output=True, text=True, env={})
-    assert done.returncode == 1
-    assert "✗" in done.stdout
+    for damage in (b"{}", b"[" * 100_000, b'{"release_key":"' + b"0" * 64 + b'"}', b"\xff"):
+        (exported / "keys.json").write_bytes(damage)
+        done = subprocess.run(
+            [sys.executable, "-I", str(exported / "verify.py")], capture_output=True, text=True, env={}
+        )
+        assert (done.returncode, done.stdout[:1], done.stderr) == (1, "✗", ""), damage[:20]
 
 
 def test_the_script_needs_the_standard_library_and_cryptography_only(exported):

@@ -403,6 +403,7 @@ class FederatedFlow:
                         for site, known in body["reference"].items()
                     },
                     "sites": {str(site): dict(said) for site, said in body["sites"].items()},
+                    "event": dict(body["event"]),
                 }
             )
         except (TypeError, ValueError, AttributeError, KeyError, IndexError):

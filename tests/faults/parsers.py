@@ -22,6 +22,8 @@ from faults.answers import answers
 from faults.carried import carried
 from faults.extracts import extracts
 from faults.fuzz import CAP, Target
+from faults.handed import handed
+from faults.released import released
 from faults.statements import statements
 from shared.base.archive import BACKUP_TYPE, BackupHeader, Contents
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
@@ -93,6 +95,8 @@ def targets() -> Iterator[Target]:
     yield from _joining(hub)
     yield from _wire(hub)
     yield from _trainings()
+    yield from released(folder, sealed.path.read_bytes(), small)
+    yield from handed(folder, KEY)
     yield from statements(folder, hub, KEY)
     yield from carried(folder, hub, sealed.path, sealed.envelope)
     yield from answers(folder)

@@ -70,6 +70,8 @@ FOUND: list[tuple[str, Callable[[bytes], bytes]]] = [
     ("log's entries", lambda seed: b'["{}"]'),
     ("log's entries", lambda seed: b'["{\\"kind\\":\\"release\\",\\"site\\":\\"north\\"}"]'),
     ("file: REDCap's", lambda seed: seed.replace(b"record_id", b"record\rid")),
+    ("trained flow", _said(event="x")),
+    ("extract: xpt", lambda seed: seed.replace(b"\x00person", b"\x00\x00erson")),
     ("published margins", lambda seed: seed.replace(b"62", b"9" * 400)),
     ("provider's answers", lambda seed: seed.replace(b"example.org/authorization", b"example.org/\\u007f", 1)),
 ]

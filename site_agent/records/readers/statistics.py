@@ -29,7 +29,10 @@ class _ReadStat(FormatReader):
     needs = ("pyreadstat",)
 
     def columns(self, source: TableSource) -> tuple[str, ...]:
-        return tuple(map(str, self._read(source, metadataonly=True)[1].column_names))
+        names = self._read(source, metadataonly=True)[1].column_names
+        if not all(isinstance(name, str) for name in names):  # a damaged one is none
+            raise self.unreadable(source, ValueError())
+        return tuple(names)
 
     def count(self, source: TableSource) -> int:
         rows = self._read(source, metadataonly=True)[1].number_rows
