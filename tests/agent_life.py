@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from test_ledger import Accepted, Anchored
+from stage.ledger import Accepted, Anchored
 
 from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, SigningKey

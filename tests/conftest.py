@@ -33,6 +33,8 @@ from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, Floors, StudyPlan, Training, Wave
 
+pytest.register_assert_rewrite("stage")  # helpers of several tests say as much as a test where they fail
+
 # Hundreds of processes are started: what the first compiles the others read. A place of its own for what is compiled
 # would have every library compiled once more, which takes longer than all else that is imported.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

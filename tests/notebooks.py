@@ -37,7 +37,7 @@ def stage(folder: Path) -> Iterator[dict[str, str]]:
     """A coordinator with a study of three sites, and tokens of an analyst and a lead in `folder`; the environment."""
     from delivered import STUDIES
     from doors import COLUMNS, SITES, table
-    from test_analysis import Desk
+    from stage.analysis import Desk
 
     from shared.plans.plan import StudyPlan
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import make_table
-from test_pipeline import deliver, kinds, quick, release, site, source  # noqa: F401
+from stage.pipeline import deliver, kinds, quick, release, site, source  # noqa: F401
 from test_waves import fit_of, grown, several
 
 from shared.errors import DifferencingRefusal, PlanChanged

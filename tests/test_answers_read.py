@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from test_analysis import ADJUSTED, desk, study  # noqa: F401
+from stage.analysis import ADJUSTED, desk, study  # noqa: F401
 
 from coordinator.analyst.commands import main
 from coordinator.analyst.show import pooled_text, show_pooled

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from joined import Joined, JoinedSite
-from test_recovery import PLAN
+from stage.recovery import PLAN
 from theatre import exit_code
 
 from coordinator.services.authority import Authority, replace_authority, rotate

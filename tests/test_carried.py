@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_postures import TODAY, cohort, encoded, fitted, released, site, study
+from stage.postures import TODAY, cohort, encoded, fitted, released, site, study
 
 from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError, PlanChanged, PlanRefusal, SmallN

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from delivered import cohort, cohort_plan
-from test_analysis import Desk
+from stage.analysis import Desk
 
 from coordinator.analyst.commands import connect
 from coordinator.services.compute import cluster as compute

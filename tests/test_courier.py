@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from joined import Joined, JoinedSite
 from service import small_table
-from test_recovery import PLAN
+from stage.recovery import PLAN
 
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.keys import Envelope, SigningKey

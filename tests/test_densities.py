@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import make_table
 from service import Hub
-from test_pipeline import release, site, source  # noqa: F401
+from stage.pipeline import release, site, source  # noqa: F401
 
 from coordinator.answers.queries import site_estimates
 from shared.base.canonical import canonical_json
@@ -25,7 +26,6 @@ from shared.plans.plan import Budget, StudyPlan
 from shared.privacy import accountant as privacy
 from shared.releases.bundle import read_bundle
 from site_agent.release.outbox import outcomes
-from tests.conftest import make_table
 
 DOSE = Column(name="dose", kind="continuous", lower=0, upper=4, missing="level")
 YEARS = Column(name="years", kind="time", upper=8)

@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from stage.postures import study
 from test_carried import TODAY, cohort, site
-from test_postures import study
 
 from shared.base.randomness import seeded_rng
 from shared.errors import ChecksRefusal

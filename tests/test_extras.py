@@ -9,7 +9,7 @@ import tomllib
 
 import pytest
 import typer
-from test_pipeline import kinds, quick, release, site, source
+from stage.pipeline import kinds, quick, release, site, source
 
 from coordinator.demo import demo
 from shared import errors

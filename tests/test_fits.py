@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 from site_desk import hospital  # noqa: F401
-from test_pipeline import release, site, source  # noqa: F401
+from stage.pipeline import release, site, source  # noqa: F401
 
 from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, ParameterError, SchemaRefusal

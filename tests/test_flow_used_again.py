@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from service import LEAD
 from shipped import Bench
-from test_collect import hub, refused  # noqa: F401
-from test_collect import plan as delivered_plan  # noqa: F401
-from test_postures import cohort
-from test_postures import study as posture_study
+from stage.collect import hub, refused  # noqa: F401
+from stage.collect import plan as delivered_plan  # noqa: F401
+from stage.postures import cohort
+from stage.postures import study as posture_study
 from test_waves import ALWAYS
 
 from coordinator.answers.spending import _planned, spending

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from doors import installed, lacking
-from test_analysis import Desk
+from stage.analysis import Desk
 
 from coordinator import cli
 from coordinator.analyst import commands as client

@@ -8,8 +8,8 @@ import logging
 
 import pytest
 from service import LEAD, Hub, anchor_head, small_table
-from test_collect import refused
-from test_recovery import PLAN, Agent
+from stage.collect import refused
+from stage.recovery import PLAN, Agent
 from test_withdrawal import taken_back
 
 from coordinator.services.collect.service import CollectionService

@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from test_pipeline import release, site, source  # noqa: F401
+from conftest import make_table
+from stage.pipeline import release, site, source  # noqa: F401
 
 from coordinator.answers import queries, site_answers
 from coordinator.answers.curves import curves
@@ -27,7 +28,6 @@ from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, StudyPlan, sign_plan
 from shared.releases.bundle import read_bundle
-from tests.conftest import make_table
 from tests.delivered import deliver, join
 
 MIXED = Dictionary(

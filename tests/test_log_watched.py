@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 from delivered import cohort, cohort_plan, take_back
 from service import Hub, anchor_head
-from test_analysis import ADJUSTED, Desk
-from test_collect import refused
-from test_recovery import PLAN
+from stage.analysis import ADJUSTED, Desk
+from stage.collect import refused
+from stage.recovery import PLAN
 
 from coordinator import cli
 from coordinator.analyst import commands

@@ -15,7 +15,7 @@ import pytest
 import site_desk
 from joined import PASSPHRASE, Joined
 from service import Hub, anchor_head, small_table
-from test_recovery import PLAN
+from stage.recovery import PLAN
 from theatre import exit_code
 
 from coordinator.services.membership import Members

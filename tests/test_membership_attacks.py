@@ -8,8 +8,8 @@ import datetime as dt
 import pytest
 from joined import PASSPHRASE, Joined, JoinedSite
 from membership import Clock
+from stage.recovery import PLAN
 from test_membership import verified
-from test_recovery import PLAN
 
 from shared.base.chain import GENESIS
 from shared.base.clock import utc_now

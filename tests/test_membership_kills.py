@@ -8,7 +8,7 @@ import signal
 import pytest
 from hurry import part_of_today
 from joined import Joined
-from test_recovery import PLAN
+from stage.recovery import PLAN
 from theatre import exit_code
 
 from shared.base.keys import Envelope

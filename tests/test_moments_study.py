@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from delivered import STUDIES, cohort, deliver, join
 from rich.console import Console
-from test_pipeline import release, site, source  # noqa: F401
+from stage.pipeline import release, site, source  # noqa: F401
 
 from coordinator.analyst.result import Result
 from coordinator.answers.queries import ask

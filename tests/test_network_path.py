@@ -20,7 +20,7 @@ from cryptography.x509 import Name, NameAttribute
 from cryptography.x509.oid import NameOID
 from service import Hub
 from site_desk import certificate
-from test_collect import plan
+from stage.collect import plan
 
 from shared.errors import CertificateRefusal, NetworkRefusal
 from shared.wire.site_messages import StudyRequest

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from site_desk import Hub, hospital  # noqa: F401
-from test_pipeline import deliver
+from stage.pipeline import deliver
 
 from shared.base.keys import SigningKey, write_private
 from shared.base.randomness import seeded_rng

@@ -21,7 +21,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 from service import Hub
-from test_collect import plan
+from stage.collect import plan
 
 from coordinator.config import CoordinatorConfig, LogSettings
 from coordinator.operations import metrics

@@ -27,7 +27,7 @@ from agent_life import (
     run_agent,
 )
 from hurry import part_of_today, soak
-from test_ledger import Accepted, acknowledge, forked
+from stage.ledger import Accepted, acknowledge, forked
 
 from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, SigningKey

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from joined import Joined
 from jsonschema import Draft202012Validator, FormatChecker
 from service import small_table
-from test_recovery import PLAN
+from stage.recovery import PLAN
 
 from shared.base.canonical import canonical_json
 from shared.base.keys import Envelope, SigningKey

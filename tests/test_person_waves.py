@@ -15,7 +15,7 @@ from conftest import make_table
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from site_desk import Hub
-from test_pipeline import deliver, quick, release, source  # noqa: F401
+from stage.pipeline import deliver, quick, release, source  # noqa: F401
 from test_waves import several
 
 from shared.base.keys import SigningKey

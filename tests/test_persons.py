@@ -10,8 +10,8 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from site_desk import PASSPHRASE, hospital  # noqa: F401
-from test_ledger import KEY, acknowledge, forked, reserve
-from test_pipeline import deliver, kinds, quick, release, site, source  # noqa: F401
+from stage.ledger import KEY, acknowledge, forked, reserve
+from stage.pipeline import deliver, kinds, quick, release, site, source  # noqa: F401
 from test_site_cli import ticks
 from test_waves import grown, several
 

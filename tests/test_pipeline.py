@@ -1,5 +1,6 @@
 """The path of one release: its order, what each refusal costs, and what a crash leaves."""
 
+# ruff: noqa: F811  (fixtures are imported by their names)
 from __future__ import annotations
 
 import datetime as dt
@@ -10,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from site_desk import Hub, quick_fit
-from test_ledger import Accepted
+from site_desk import Hub
+from stage.pipeline import TODAY, deliver, kinds, quick, release, site, source  # noqa: F401
 
 from shared.base.canonical import sha256_hex
 from shared.base.keys import SigningKey
@@ -38,56 +39,9 @@ from site_agent.config import SiteFloors, TableSource
 from site_agent.ledger.book import Ledger
 from site_agent.release import drawing
 from site_agent.release.outbox import Outbox
-from site_agent.release.pipeline.making import make_release
 from site_agent.release.pipeline.rehearsal import made_up_table, rehearse
 from site_agent.release.pipeline.stages import STAGES, ReleaseStage
 from site_agent.release.site import WorkingSite
-
-TODAY = dt.date(2026, 1, 5)
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Training and attacks replaced by something quick; what is tested here is the order around them."""
-    monkeypatch.setattr(drawing, "_fit", quick_fit)
-    monkeypatch.setattr(drawing, "_attack", lambda *_, **__: {"membership_auc": 0.5})
-
-
-@pytest.fixture
-def site(tmp_path) -> WorkingSite:
-    ledger = Ledger.create(tmp_path / "home" / "ledger.db", SigningKey.generate(), site="north")
-    return WorkingSite(
-        name="north",
-        agent_version="0.1.0",
-        ledger=ledger,
-        outbox=Outbox(tmp_path / "home", ledger),
-        witness=Hub(),
-        snapshot_key=b"k" * 32,
-        floors=SiteFloors(),
-        paused=lambda: False,
-    )
-
-
-def source(tmp_path, table: pd.DataFrame) -> TableSource:
-    path = tmp_path / "cohort.csv"
-    table.to_csv(path, index=False)
-    return TableSource(path=path)
-
-
-def release(plan, site, where, wave=1, today=TODAY, **more):
-    return make_release(plan=plan, wave=wave, source=where, site=site, today=today, **more)
-
-
-def deliver(site: WorkingSite, made) -> None:
-    """Approved by a person and accepted by the coordinator, as far as the ledger can tell."""
-    hold, ledger = made.hold, site.ledger
-    person = SigningKey.generate()
-    ledger.approve(hold, name="ada", key=person.public, signature=b"s" * 64, bundle_sha256=hold.bundle_sha256)
-    ledger.commit(hold, Accepted(hold.release_id, hold.bundle_sha256))
-
-
-def kinds(site: WorkingSite) -> list[str]:
-    return [entry.kind for entry in site.ledger.entries()]
 
 
 def test_a_release_goes_through_its_stages_in_order_and_waits_for_a_person(quick, tmp_path, plan, site, table):

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from hurry import part_of_today
 from service import Hub, small_table
-from test_collect import failpoints, plan
+from stage.collect import failpoints, plan
 
 from coordinator.services.collect import ingest, service, staging
 from coordinator.store import schema as db

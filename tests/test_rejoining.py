@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from joined import Joined
-from test_recovery import PLAN
+from stage.recovery import PLAN
 
 from shared.errors import SchemaRefusal
 from shared.membership.statements import ChainPlace

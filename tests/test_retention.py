@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from joined import Joined
 from membership import Clock
 from service import LEAD, Hub
-from test_recovery import PLAN
+from stage.recovery import PLAN
 from theatre import exit_code
 
 from coordinator.cli import main

@@ -11,8 +11,8 @@ import json
 import numpy as np
 import pytest
 from service import LEAD, Hub
-from test_collect import plan
-from test_ledger import DELTA, DIGEST, Anchored, acknowledge, reserve
+from stage.collect import plan
+from stage.ledger import DELTA, DIGEST, Anchored, acknowledge, reserve
 
 from coordinator.services.membership import Members
 from coordinator.store.round_queue import RoundQueue

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 import pytest
 from delivered import cohort, cohort_plan
 from service import SMALL, Hub, small_table
-from test_analysis import Desk, asked_by
-from test_collect import Servers, refused
+from stage.analysis import Desk, asked_by
+from stage.collect import Servers, refused
 
 from coordinator.analyst.commands import connect
 from coordinator.services import analysis

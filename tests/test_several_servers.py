@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 from database_server import database_server
 from service import Hub, small_table
-from test_collect import plan
+from stage.collect import plan
 
 from coordinator.services.collect.server import CoordinatorServer
 from coordinator.store import engine

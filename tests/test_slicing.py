@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from scipy import optimize, stats
 from service import SMALL, Hub
-from test_pipeline import release, site, source  # noqa: F401
+from stage.pipeline import release, site, source  # noqa: F401
 
 from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal, TooLarge

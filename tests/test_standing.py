@@ -17,8 +17,8 @@ from conftest import make_table
 from service import Hub as Service
 from service import small_table
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
-from test_collect import plan as small_plan  # noqa: F401
-from test_collect import refused
+from stage.collect import plan as small_plan  # noqa: F401
+from stage.collect import refused
 from test_export import resigned, rewritten, verified
 from test_page import served
 

@@ -13,8 +13,8 @@ import pytest
 from delivered import deliver, join, take_back
 from service import SMALL, Hub
 from site_desk import hospital  # noqa: F401
-from test_analysis import Desk
-from test_pipeline import release, site, source  # noqa: F401
+from stage.analysis import Desk
+from stage.pipeline import release, site, source  # noqa: F401
 
 from coordinator.analyst import commands as client
 from coordinator.analyst.commands import connect

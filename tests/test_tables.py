@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from test_pipeline import deliver, release, site, source  # noqa: F401
+from conftest import make_table
+from stage.pipeline import deliver, release, site, source  # noqa: F401
 
 from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
@@ -20,7 +21,6 @@ from shared.plans.plan import Budget, StudyPlan, Wave
 from shared.privacy import accountant as privacy
 from shared.releases.bundle import read_bundle
 from tests.benchmarks import worlds, zoo_moments
-from tests.conftest import make_table
 
 TINY = Dictionary(
     name="tiny",

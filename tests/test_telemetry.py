@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hurry import part_of_today
 from service import Hub, small_table
-from test_collect import plan
+from stage.collect import plan
 from test_withdrawal import taken_back
 
 import site_agent.egress as egress

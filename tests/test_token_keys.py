@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from joined import Joined
-from test_recovery import PLAN
+from stage.recovery import PLAN
 
 from shared.base.at_rest import pem_of, private_key
 from shared.base.keys import SigningKey, unencrypted

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from joined import PASSPHRASE, Joined
 from service import small_table
-from test_recovery import PLAN
+from stage.recovery import PLAN
 
 from shared.mechanisms.tables.plan import TablesPlan
 from tests.sources import ROOT

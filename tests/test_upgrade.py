@@ -22,8 +22,8 @@ from alembic.migration import MigrationContext
 from database_server import database_server
 from hurry import soak
 from service import Hub
-from test_collect import refused
-from test_recovery import PLAN
+from stage.collect import refused
+from stage.recovery import PLAN
 from theatre import PASSPHRASE
 
 from coordinator import cli

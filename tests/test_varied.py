@@ -16,7 +16,7 @@ import pytest
 from delivered import cohort as people
 from delivered import cohort_plan, deliver, join
 from rich.console import Console
-from test_postures import TODAY, cohort, encoded, fitted, released, site, study
+from stage.postures import TODAY, cohort, encoded, fitted, released, site, study
 from theatre import plan_toml
 
 from coordinator.analyst.remote import Study

@@ -8,7 +8,7 @@ import threading
 import pytest
 import test_front
 from service import Hub
-from test_collect import refused
+from stage.collect import refused
 from test_front import MINI, client_of, named, sites_port
 from test_upgrade import postgres  # noqa: F401
 

@@ -15,8 +15,8 @@ import pytest
 from conftest import make_table
 from service import Hub as Coordinator
 from site_desk import hospital  # noqa: F401
-from test_ledger import DELTA, GAUSSIAN, KEY, acknowledge, drawing, forked, reserve
-from test_pipeline import deliver, kinds, quick, release, site, source  # noqa: F401
+from stage.ledger import DELTA, GAUSSIAN, KEY, acknowledge, drawing, forked, reserve
+from stage.pipeline import deliver, kinds, quick, release, site, source  # noqa: F401
 
 from shared.base.keys import SigningKey
 from shared.errors import (

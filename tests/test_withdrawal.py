@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from service import LEAD, Hub, small_table
-from test_collect import Servers, failpoints, plan, refused
+from stage.collect import Servers, failpoints, plan, refused
 from theatre import Theatre, plan_toml
 
 from shared.base.canonical import parse_json

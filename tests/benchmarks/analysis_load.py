@@ -85,7 +85,7 @@ def taken(pid: int, since: float = 0.0) -> float:
 
 def main() -> None:
     from delivered import cohort, cohort_plan
-    from test_analysis import Desk
+    from stage.analysis import Desk
 
     from coordinator.analyst.commands import connect
     from coordinator.config import FILE_NAME

@@ -129,7 +129,7 @@ def bundles(folder: Path, context: Any) -> dict[str, Any]:
 def questions(folder: Path, context: Any) -> dict[str, Any]:
     """How long an analyst waits beside another's dear question."""
     from delivered import cohort, cohort_plan
-    from test_analysis import Desk
+    from stage.analysis import Desk
 
     from coordinator.analyst.commands import connect
     from shared.errors import Refusal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hurry import soak
 from service import Hub, small_table
-from test_collect import plan
+from stage.collect import plan
 
 from faults.proxy import LIES, through
 from shared.errors import CertificateRefusal, NetworkRefusal

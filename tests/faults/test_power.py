@@ -20,7 +20,7 @@ import pytest
 from agent_life import assert_nothing_is_undercounted, assert_settled, quick_folder, run_agent
 from hurry import seed_of_today, soak
 from service import SMALL, Hub, Sealed, small_table
-from test_ledger import forked
+from stage.ledger import forked
 from test_withdrawal import taken_back
 
 from coordinator.answers.queries import pooled

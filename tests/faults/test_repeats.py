@@ -15,9 +15,9 @@ import pytest
 from delivered import cohort, cohort_plan
 from hurry import soak
 from service import LEAD, Hub, SiteKeys, small_table
-from test_analysis import Desk
+from stage.analysis import Desk
+from stage.collect import offer, plan
 from test_clocks import NOW, judged, seen
-from test_collect import offer, plan
 from test_hostile_coordinator import agent
 from test_sandbox import BOMBS, delivered_within, sealed_around
 from test_sandbox import hub as hub_of_64_mb

@@ -8,7 +8,7 @@ import time
 import pytest
 from delivered import cohort, take_back
 from hurry import soak
-from test_analysis import own
+from stage.analysis import own
 
 from coordinator.analyst.remote import connect
 from shared.errors import Refusal
