@@ -182,8 +182,8 @@ class _Site:
     def _away(self) -> Array:
         """(p,) how far the two sums of each numeric covariate are from its histogram: what is left, and was moved."""
         p, at, model = self.model.p, self.theta, self.model
-        told = [model.singles(j, model.margin(j, at.shift[j], at.stretch[j])) for j in range(p)]
-        left = (self.observed[: 2 * p] - np.array(told).T.ravel()) ** 2 / self.noise[: 2 * p]
+        sums = [model.singles(j, model.margin(j, at.shift[j], at.stretch[j])) for j in range(p)]
+        left = (self.observed[: 2 * p] - np.array(sums).T.ravel()) ** 2 / self.noise[: 2 * p]
         moved = precisions(model)[: 2 * p] * np.r_[at.shift, at.stretch] ** 2
         return np.where(model.binary, 0.0, (left + moved).reshape(2, p).sum(axis=0))
 
