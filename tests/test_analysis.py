@@ -774,6 +774,8 @@ def test_survival_questions_give_the_same_numbers_from_python_and_the_command_li
         ("glm", "cvd ~ age/10", "--link", "cloglog"): study.cloglog("cvd ~ age/10"),
         ("glm", "sbp ~ age/10", "--family", "Gamma"): study.gamma("sbp ~ age/10"),
         ("ordinal", "cvd ~ age/10"): study.ordinal("cvd ~ age/10"),
+        ("multinomial", "cvd ~ age/10"): study.multinomial("cvd ~ age/10"),
+        ("quantile", "sbp ~ age/10", "--tau", "0.9"): study.quantile("sbp ~ age/10", tau=0.9),
         ("standardised", "cvd ~ age/10 + sbp", "--of", "age", "--contrast", "NNT"): study.standardised(
             "cvd ~ age/10 + sbp", of="age", contrast="NNT"
         ),

@@ -25,6 +25,7 @@ CHOSEN = {
     "two_by_two(cvd, cvd ~ arm)": {"kind": "two_by_two", "outcome": "cvd", "group": "arm"},
     "probit(cvd, cvd ~ age/10)": {"kind": "probit", "outcome": "cvd", "exposure": "age", "per": "10"},
     "ordinal(cvd, smoking ~ age/10)": {"kind": "ordinal", "outcome": "smoking", "exposure": "age", "per": "10"},
+    "multinomial(cvd, smoking ~ age/10)": {"kind": "multinomial", "outcome": "smoking", "exposure": "age", "per": "10"},
     "km(cvd, Surv(time, cvd) ~ arm, at = 5)": {"kind": "km", "group": "arm", "at": "5"},
     "rmst(cvd, Surv(time, cvd) ~ arm, tau = 8)": {"kind": "rmst", "group": "arm", "tau": "8"},
     "planned(cvd, 'adjusted')": {"planned": "adjusted"},

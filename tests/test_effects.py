@@ -41,6 +41,8 @@ QUESTIONS = {
     "cloglog(died) ~ age": "Hazard ratio",
     "gamma(cost) ~ age": "Ratio of means",
     "ordinal(stage) ~ age": "Odds ratio",
+    "multinomial(stage) ~ age": "Relative odds ratio",
+    "quantile(cost, tau = 0.5) ~ age": "Difference in median",
     "standardised(died, of = arm) ~ arm + age": "Risk difference",
     "standardised(died, of = arm, contrast = OR) ~ arm + age": "Marginal odds ratio",
     "standardised(cost, of = arm, contrast = RR, model = gamma) ~ arm + age": "Ratio of means",

@@ -363,6 +363,8 @@ def test_theorem_3_of_no_site_or_no_person_is_no_question(sites, persons):
         ("cloglog(sbp > 140) ~ age/10", ("age/10",)),
         ("gamma(sbp) ~ age/10", ("age/10",)),
         ("ordinal(cvd) ~ age/10", ("age/10",)),
+        ("multinomial(cvd) ~ age/10", ("age/10 | 1",)),
+        ("quantile(sbp, tau = 0.5) ~ age/10", ("age/10",)),
         ("standardised(cvd, of = sbp) ~ sbp/10 + age", ("sbp/10",)),
         ("standardised(cvd, of = sbp, contrast = slope, model = probit) ~ sbp/10 + age", ("sbp/10",)),
     ],

@@ -176,6 +176,8 @@ QUESTIONS = (
     Question(r="cloglog(cvd, cvd ~ age/10)", kind="cloglog", formula="cvd ~ age/10"),
     Question(r="gamma(cvd, I(chol) ~ arm)", kind="gamma", formula="I(chol) ~ arm"),
     Question(r="ordinal(cvd, smoking ~ age/10)", kind="ordinal", formula="smoking ~ age/10"),
+    Question(r="multinomial(cvd, smoking ~ age/10)", kind="multinomial", formula="smoking ~ age/10"),
+    Question(r="quantile(cvd, sbp ~ age/10, tau = 0.9)", kind="quantile", formula="sbp ~ age/10", options={"tau": 0.9}),
     Question(
         r="ask(cvd, cvd ~ ns(age, df = 2) + arm, 'logistic')", kind="logistic", formula="cvd ~ ns(age, df = 2) + arm"
     ),

@@ -108,6 +108,8 @@ class Questions:
     cloglog = _asking("cloglog")
     gamma = _asking("gamma")
     ordinal = _asking("ordinal")
+    multinomial = _asking("multinomial")
+    quantile = _asking("quantile")
     standardised = _asking("standardised")
     km = _asking("km")
     cumhaz = _asking("cumhaz")

@@ -211,7 +211,10 @@ def joint_of_terms(
     if (question.kind not in MODELS and question.kind != "crosstab") or question.kind == "standardised":
         return []
     out: list[dict[str, Any]] = []
-    together = {term: [label for label in labels if _LEVEL.sub("", label) == term] for term in question.terms}
+    bare = {label: _LEVEL.sub("", label.partition(" | ")[0]) for label in labels}
+    together = {
+        term: [label for label in labels if bare[label] in (term, question.label(term))] for term in question.terms
+    }
     if question.kind == "crosstab":
         together = {str(question): [label for label in labels if label.startswith("odds_ratio(")]}
     if question.kind == "schoenfeld" and len(question.terms) > 1:
@@ -234,7 +237,7 @@ def joint_of_terms(
         used = [{"label": row.label, "yi": row.yi, "cov": row.cov} for row in rows if row.label in found.labels]
         out.append({**found.data, **one, "reason": "", "sites": used})
         basis = basis_of(parse(term)) if term.startswith(tuple(f"{name}(" for name in CURVES)) else None
-        if basis is not None and (basis.ends or str(basis.of) in (spans or {})):
+        if basis is not None and question.kind != "multinomial" and (basis.ends or str(basis.of) in (spans or {})):
             out[-1]["curve"] = dose_response(found, basis, basis.ends or (spans or {})[str(basis.of)])
     return out
 

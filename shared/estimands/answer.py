@@ -258,7 +258,7 @@ def estimate(
                 f"{question.kind} must have a time to be one number",
                 next_step=f"Write {question.kind}(time, event, at = 5), the same at every site.",
             )
-        shown = [label for label in result.answers if label != INTERCEPT] or [INTERCEPT]
+        shown = [one for one in result.answers if one.partition(" | ")[0] != INTERCEPT] or list(result.answers)
         return [row(label) for label in shown]
     if term is not None:
         label = _chosen(result, estimand, term)

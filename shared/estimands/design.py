@@ -1,9 +1,10 @@
-"""The columns of a model: terms and their levels, crossed and coded, and the outcome."""
+"""The columns and the rows of a model: terms and their levels, crossed and coded, the outcome, and who is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from shared.estimands.kinds import KINDS
 from shared.estimands.questions import Estimand
 from shared.estimands.splines import basis_of, steps_of
 
-__all__ = ["_MOST_COLUMNS", "TermColumns", "design_of", "is_levelled", "levels_of", "numeric_columns", "outcome_of"]
+__all__ = ["_MOST_COLUMNS", "ModelRows", "TermColumns", "design_of", "episodes", "is_levelled", "levels_of"]
+__all__ += ["numeric_columns", "outcome_of", "unusable", "window"]
 
 Array = NDArray[np.float64]
 _MOST_COLUMNS = 200
@@ -175,3 +177,77 @@ def outcome_of(table: QuestionRows, text: str, *, binary: bool) -> Array:
     column = column.copy()
     column[~np.isfinite(column)] = np.nan
     return column
+
+
+# -- rows -------------------------------------------------------------------------------------------------------
+@dataclass(kw_only=True)
+class ModelRows:
+    """Complete rows of a model: x (n, p), the rest (n,); `place` is where each stands in the table."""
+
+    x: Array
+    y: Array
+    duration: Array
+    other: Array
+    entry: Array
+    weights: Array
+    offset: Array
+    strata: NDArray[np.int64]
+    place: NDArray[np.int64]
+
+    def rows(self, keep: NDArray[np.bool_]) -> ModelRows:
+        """Those of them to keep, (n,)."""
+        if keep.all():
+            return self
+        return ModelRows(
+            x=self.x[keep],
+            y=self.y[keep],
+            duration=self.duration[keep],
+            other=self.other[keep],
+            entry=self.entry[keep],
+            weights=self.weights[keep],
+            offset=self.offset[keep],
+            strata=self.strata[keep],
+            place=self.place[keep],
+        )
+
+
+def unusable(data: ModelRows, broken: dict[str, int], estimand: Estimand) -> str:
+    """Why no term can have an estimate from these rows; blank where some may."""
+    if broken:
+        return "; ".join(f"{text} is not finite in {count} rows" for text, count in broken.items())
+    if len(data.y) == 0:
+        return "no complete rows at this site"
+    if (data.duration < 0).any():
+        return f"{int((data.duration < 0).sum())} durations are negative"
+    logged = (data.duration == 0) & (data.y > 0) if estimand.kind == "schoenfeld" else data.duration == 0
+    if logged.any() and (estimand.kind == "aft" or (estimand.kind == "schoenfeld" and estimand.transform == "log")):
+        return f"{int(logged.sum())} durations are 0: they have no logarithm"
+    if (data.weights < 0).any():
+        return f"{int((data.weights < 0).sum())} weights are negative"
+    return ""
+
+
+def window(data: ModelRows, estimand: Estimand) -> ModelRows:
+    """Persons still at risk just after `start`, followed until `stop`: everyone enters together, so rows are enough."""
+    if estimand.start is not None:
+        data = data.rows(data.duration > estimand.start)
+    if estimand.stop is not None:
+        data.y = np.where(data.duration > estimand.stop, 0.0, data.y)
+        data.duration = np.minimum(data.duration, estimand.stop)
+    return data
+
+
+def episodes(data: ModelRows, windows: Sequence[tuple[float, float] | None]) -> ModelRows:
+    """Each row cut where an effect changes: its columns are 0 outside their window (R's `survSplit`)."""
+    cuts = sorted({end for window in windows if window for end in window if np.isfinite(end) and end > 0})
+    if not cuts:
+        return data
+    parts = []
+    for start, stop in pairwise([-np.inf, *cuts, np.inf]):
+        part = data.rows((data.duration > start) & (data.entry < stop))
+        inside = [window is None or (window[0] <= max(start, 0.0) and stop <= window[1]) for window in windows]
+        part = replace(part, x=part.x * np.array(inside, dtype=float), entry=np.maximum(part.entry, start))
+        ended = part.duration > stop
+        parts.append(replace(part, y=np.where(ended, 0.0, part.y), duration=np.minimum(part.duration, stop)))
+    names_ = [one.name for one in fields(ModelRows)]
+    return ModelRows(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names_})

@@ -78,7 +78,10 @@ def effect_name(question: Estimand, term: str = "", unit: str = "") -> str:
     if question.kind == "schoenfeld":
         by = "log time" if question.transform == "log" else unit or "unit of time"
         return f"Change of the log hazard ratio per {by}"
-    if term == INTERCEPT and KINDS[question.kind].baseline:
+    if question.kind == "quantile":
+        named = "median" if question.tau == 0.5 else f"{question.tau:g} quantile"
+        return named.capitalize() if term == INTERCEPT else f"Difference in {named}"
+    if term.partition(" | ")[0] == INTERCEPT and KINDS[question.kind].baseline:
         return KINDS[question.kind].baseline
     name, time = KINDS[question.kind].effect, question.tau if question.at is None else question.at
     if time is None or question.kind not in (*CURVED, "rmst_regression"):
@@ -163,6 +166,7 @@ def in_words(question: Estimand, term: str, dictionary: Dictionary) -> str:
         return f"{effect} of {' and '.join(map(words.called, question.terms))}"
     if kind in ("mean", "proportion"):
         return f"{'Share with' if kind == 'proportion' else effect} {words.side(question.outcome)}"
+    term, _, level = term.partition(" | ")
     contrast = words.contrast(question, term)
     if kind in ("cumhaz", "cuminc"):
         subject = f"{effect} of {words.side(question.event)}"
@@ -175,19 +179,23 @@ def in_words(question: Estimand, term: str, dictionary: Dictionary) -> str:
         subject = f"Standardised {effect[0].lower()}{effect[1:]} of {words.side(question.outcome)}"
     elif kind == "standardised":
         subject = f"Standardised {effect[0].lower()}{effect[1:]} for {words.side(question.outcome)}"
+    elif kind == "quantile":
+        subject = f"{effect} of {words.side(question.outcome)}"
     elif kind in _OF_MEANS:
         named = _OF_MEANS[kind]
         named = "Intercept of" if term == INTERCEPT else named
         subject = f"{named} {words.side(question.outcome)}"
     else:
         subject = f"{effect} for {words.side(question.event or question.outcome)}"
+    if level:
+        subject += f" {level} against {words.first_level(question.outcome)}"
     return f"{subject}, {contrast}" if contrast else subject
 
 
 def asked_of(question: Estimand, term: str, dictionary: Dictionary) -> str:
     """What else stands in the model, and of whom it was asked; blank for neither."""
     words = _Words(dictionary)
-    own = set(_columns(term.partition("[")[0].partition("/")[0]))
+    own = set(_columns(term.partition(" | ")[0].partition("[")[0].partition("/")[0]))
     others = dict.fromkeys(name for other in question.terms for name in _columns(other) if not own & {name})
     said = []
     if others and question.kind in MODELS:
@@ -217,6 +225,10 @@ class _Words:
         """A column by its label, or by its name without one."""
         column = self._columns.get(name)
         return (re.split(r"[,(:;]", column.label)[0].strip() if column else "") or name
+
+    def first_level(self, name: str) -> str:
+        """The level that others of a column are compared with."""
+        return str(next(iter(getattr(self._columns.get(name), "levels", ())), "the first"))
 
     def side(self, text: str) -> str:
         """A column, a comparison, or an expression as it stands."""

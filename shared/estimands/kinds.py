@@ -46,6 +46,8 @@ Kind = Literal[
     "cloglog",
     "gamma",
     "ordinal",
+    "multinomial",
+    "quantile",
     "standardised",
     "cox",
     "km",
@@ -120,7 +122,7 @@ OPTIONS: Mapping[str, QuestionOption] = {
         choices=("weibull", "exponential", "lognormal", "loglogistic"),
         help="The law of times: weibull, exponential, lognormal or loglogistic.",
     ),
-    "tau": QuestionOption(help="Until this time, the same at every site."),
+    "tau": QuestionOption(help="Until this time, the same at every site; of a quantile regression which, as 0.5."),
     "structure": QuestionOption(
         default="pearson", choices=("pearson", "cs"), help="pearson, or cs: one correlation of all, of equal variance."
     ),
@@ -139,7 +141,7 @@ class QuestionKind:
             a network's ``statistic``.
         survival: its outcome is a time and an event.
         outcome: what its outcome must be: any ``number``, ``binary`` (0 or 1, or a comparison), a ``count`` of at least
-            0, ``positive``, or a column with ``ordered`` levels.
+            0, ``positive``, or a column with ``ordered`` levels, or with ``levels`` in no order.
         baseline: what its intercept is called; blank where it has none.
         options: those of `OPTIONS` that it takes; those in `verb_options` are the verb's, too.
         asks: what an analyst asks by it, in a sentence; blank where there is no verb of its own.
@@ -152,7 +154,7 @@ class QuestionKind:
     scale: Scale = "identity"
     shape: Literal["column", "columns", "groups", "model", "statistic"] = "column"
     survival: bool = False
-    outcome: Literal["number", "binary", "count", "positive", "ordered"] = "number"
+    outcome: Literal["number", "binary", "count", "positive", "ordered", "levels"] = "number"
     baseline: str = ""
     options: tuple[str, ...] = ()
     asks: str = ""
@@ -324,6 +326,27 @@ KINDS: Mapping[Kind, QuestionKind] = {
         outcome="ordered",
         options=("weights", "cluster"),
         asks='Proportional odds of an ordered outcome at every site, pooled as log odds ratios: "stage ~ age".',
+    ),
+    "multinomial": QuestionKind(
+        needs=_TERMS,
+        effect="Relative odds ratio",
+        baseline="Relative odds",
+        scale="log",
+        shape="model",
+        outcome="levels",
+        options=("weights", "cluster"),
+        asks="Multinomial logistic regression at every site, pooled as log odds ratios of each level against the "
+        'first: "stage ~ age".',
+    ),
+    "quantile": QuestionKind(
+        needs=_TERMS,
+        effect="Difference of quantiles",
+        baseline="Quantile",
+        shape="model",
+        options=("tau", "cluster"),
+        asks='Quantile regression at every site, pooled as coefficients: "sbp ~ age", of the median with tau = 0.5.',
+        verb_options=("tau",),
+        must=("tau",),
     ),
     "standardised": QuestionKind(
         needs=_TERMS,

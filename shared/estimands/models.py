@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,23 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shared.errors import EstimateRefusal
-from shared.estimands.design import TermColumns, design_of, numeric_columns, outcome_of
+from shared.estimands.design import (
+    ModelRows,
+    TermColumns,
+    design_of,
+    episodes,
+    numeric_columns,
+    outcome_of,
+    unusable,
+    window,
+)
 from shared.estimands.fits.accelerated import accelerated
 from shared.estimands.fits.counting import CountedTimes, restricted_mean_moves
 from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.identified import determined, independent, unseen, within_strata
+from shared.estimands.fits.multinomial import multinomial_logit
 from shared.estimands.fits.ordinal import proportional_odds
+from shared.estimands.fits.quantiles import quantile_regression
 from shared.estimands.fits.regression import RegressionFit, generalised, least_squares, overdispersed
 from shared.estimands.fits.subdistribution import fine_gray
 from shared.estimands.fits.survival import cox
@@ -41,40 +52,12 @@ from shared.estimands.questions import INTERCEPT, Estimand
 __all__ = ["model_answers"]
 
 MOST_CATEGORIES = 20
-"""Values of an ordered outcome, at most: each has a parameter of its own."""
+"""Values of an outcome with levels, at most: each has parameters of its own."""
 RISKS = ("risk_ratio", "log_binomial", "cloglog")
 """Models of a risk that is mostly small: the events tell, whatever the number of rows."""
+LEVELLED = ("ordered", "levels")
+"""What outcomes must be that are read as the places of their levels."""
 Array = NDArray[np.float64]
-
-
-@dataclass(kw_only=True)
-class _Data:
-    """Complete rows of a model: x (n, p), the rest (n,); `place` is where each stands in the table."""
-
-    x: Array
-    y: Array
-    duration: Array
-    other: Array
-    entry: Array
-    weights: Array
-    offset: Array
-    strata: NDArray[np.int64]
-    place: NDArray[np.int64]
-
-    def rows(self, keep: NDArray[np.bool_]) -> _Data:
-        if keep.all():
-            return self
-        return _Data(
-            x=self.x[keep],
-            y=self.y[keep],
-            duration=self.duration[keep],
-            other=self.other[keep],
-            entry=self.entry[keep],
-            weights=self.weights[keep],
-            offset=self.offset[keep],
-            strata=self.strata[keep],
-            place=self.place[keep],
-        )
 
 
 def model_answers(
@@ -86,52 +69,59 @@ def model_answers(
     design = design_of(table, estimand, levels)
     data, broken = _model_data(table, estimand, design, levels)
     labels = design.labels
-    shown = ([INTERCEPT] if constant else []) + labels
-    result = QuestionResult(answers={}, n=len(data.y), r_names={INTERCEPT: "(Intercept)", **design.r_names})
+    # Of a nominal outcome each level but the first has coefficients of its own.
+    known = membership(parse(estimand.outcome), table, levels)[0] if kind == "multinomial" else []
+    equations = [f" | {level}" for level in known[1:]] or [""]
+    shown = [(label, label + of) for of in equations for label in ([INTERCEPT] if constant else []) + labels]
+    design.curves = [[label + of for label in curve] for curve in design.curves for of in equations]
+    result = QuestionResult(answers={}, n=len(data.y))
+    r_names = {INTERCEPT: "(Intercept)", **design.r_names}
+    result.r_names = {label: r_names[base] + label.removeprefix(base) for base, label in shown}
 
     def all_for(reason: str) -> QuestionResult:
-        result.answers = {label: design.reasons.get(label, reason) for label in shown}
+        result.answers = {label: design.reasons.get(base, reason) for base, label in shown}
         return result
 
-    reason = _unusable(data, broken, estimand)
+    reason = unusable(data, broken, estimand)
     if reason:
         return all_for(reason)
     data = data.rows(data.weights > 0)
-    data = _window(data, estimand)
+    data = window(data, estimand)
     result.n = n = len(data.y)
     if n == 0:
         return all_for("no rows with a weight, or in the time window, at this site")
     result.used = data.place
     alive = _varying(result, design, data, constant=constant, free=not based)
-    parameters = len(alive) + (len(np.unique(data.y)) - 1 if kind == "ordinal" else constant)
+    values_ = len(np.unique(data.y)) if KINDS[kind].outcome in LEVELLED else 0
+    parameters = len(alive) + (values_ - 1 if kind == "ordinal" else constant)
+    parameters *= values_ - 1 if kind == "multinomial" and values_ else 1
     if n - parameters < max(floors.residual_df, 1):
         return all_for(few(n, parameters, floors))
     if survival and data.y.sum() < max(floors.events, len(alive), 1):
         return all_for(f"{int(data.y.sum())} events for {len(alive)} terms: too few")
     if not survival and np.ptp(data.y) == 0:
         return all_for("the outcome is constant at this site")
-    if kind == "ordinal" and len(np.unique(data.y)) > MOST_CATEGORIES:
+    if values_ > MOST_CATEGORIES:
         return all_for(f"the outcome has more than {MOST_CATEGORIES} values at this site")
     if kind in RISKS and data.y.sum() < floors.events:
         return all_for(f"{int(data.y.sum())} events for {len(alive)} terms: too few")
     data.x = data.x if len(alive) == data.x.shape[1] else data.x[:, alive]
     names_ = [labels[j] for j in alive]
-    solve = _SOLVERS.get(kind, _generalised)
+    solve = partial(_multinomial, equations) if kind == "multinomial" else _SOLVERS.get(kind, _generalised)
     moved = Moves(scaled=not survival, clusters=_clusters(table, estimand))
     groups = len(table) if moved.clusters is None else len(np.unique(moved.clusters[data.place]))
     if estimand.cluster and groups < max(floors.residual_df, 2):
         return all_for(f"{groups} clusters: fewer than {floors.residual_df} tell no error")
     if kind == "rmst_regression" and (reason := _to_pseudo_values(data, float(estimand.tau or 0), floors)):
         return all_for(reason)
-    data = _episodes(data, [design.windows.get(name) for name in names_])
+    data = episodes(data, [design.windows.get(name) for name in names_])
     fitted = solve(names_, data, estimand, floors, moved) if names_ or constant else {}
     if kind == "poisson":
         result.dispersion = _dispersion(data, [fitted.get(name, "") for name in names_], fitted.get(INTERCEPT))
-    for label in shown:
-        if label not in result.answers:
-            answer = fitted[label]
-            result.answers[label] = design.reasons.get(label, answer) if isinstance(answer, str) else answer
-    scale_of = {estimand.label(term): units for term, units in estimand.per.items()}
+    for base, label in shown:
+        answer = result.answers.get(base) or fitted[label]
+        result.answers[label] = design.reasons.get(base, answer) if isinstance(answer, str) else answer
+    scale_of = {estimand.label(term) + of: units for term, units in estimand.per.items() for of in equations}
     for label, units in scale_of.items():
         answer = result.answers[label]
         if not isinstance(answer, str):
@@ -141,10 +131,10 @@ def model_answers(
         own = np.bincount(place, pushes * scale_of.get(label, 1.0), minlength=len(table))
         result.influence[label] = np.asarray(own, dtype=float)
     _whole_curves(result, design)
-    result.answers = {label: result.answers[label] for label in shown}
+    result.answers = {label: result.answers[label] for _, label in shown}
     if survival and kind != "rmst_regression":
         result.attrs = {"events": int(data.y.sum())}
-    if kind == "schoenfeld" and moved.labels:
+    if kind == "schoenfeld" and moved.labels and np.isfinite(moved.cov).all():
         result.attrs |= _global_test([fitted[label] for label in moved.labels], moved.cov)
     return result
 
@@ -158,7 +148,7 @@ def _global_test(answers: Sequence[Answer], cov: Array) -> dict[str, float]:
     return {"chisq": chisq, "df": len(theta), "p": float(chi2.sf(chisq, len(theta)))}
 
 
-def _to_pseudo_values(data: _Data, horizon: float, floors: LeastRows) -> str:
+def _to_pseudo_values(data: ModelRows, horizon: float, floors: LeastRows) -> str:
     """Make of each row's outcome its pseudo-value of the restricted mean, or say why the rows have none.
 
     The mean of all rows and n times what the row moves it by, as R's `survival::pseudo` (Andersen, Klein 2003).
@@ -173,48 +163,19 @@ def _to_pseudo_values(data: _Data, horizon: float, floors: LeastRows) -> str:
     return ""
 
 
-def _clusters(table: QuestionRows, estimand: Estimand) -> NDArray[np.int64] | None:
-    """Of each row what it is summed with for a sandwich variance; None where the errors are of another kind."""
-    if estimand.cluster:
-        return np.asarray(pd.factorize(table[estimand.cluster])[0], dtype=np.int64)
-    return np.arange(len(table)) if estimand.kind == "cox" and estimand.robust else None
-
-
-def _whole_curves(result: QuestionResult, design: TermColumns) -> None:
-    """Leave no coefficient of a curve that lacks another."""
-    for curve in design.curves:
-        lost = next((f"{one}: {result.answers[one]}" for one in curve if isinstance(result.answers[one], str)), "")
-        result.answers |= dict.fromkeys(curve if lost else [], f"its curve has no estimate ({lost})")
-
-
-def _dispersion(data: _Data, terms: Sequence[Answer], level: Answer | None) -> float:
-    """Mean squared Pearson residual of counts; 1 where a term has no answer, so that no mean is known.
-
-    Source: P. McCullagh, J. A. Nelder (1989), Generalized Linear Models, section 6.2.
-    """
-    if isinstance(level, str) or any(isinstance(one, str) for one in terms):
-        return 1.0
-    eta = data.offset + (level[0] if level else 0.0)
-    for column, one in zip(data.x.T, terms, strict=True):
-        eta = eta + float(one[0]) * column
-    mean = np.exp(np.clip(eta, -30, 30))
-    left = float(data.weights.sum()) - len(terms) - bool(level)
-    return float(data.weights @ ((data.y - mean) ** 2 / mean)) / max(left, 1.0)
-
-
 def _codes(table: QuestionRows, outcome: str, levels: dict[str, Sequence[Any]]) -> Array:
-    """An ordered outcome as the places of its levels; NaN where missing."""
+    """An outcome with levels as the places of its levels; NaN where missing."""
     _, place = membership(parse(outcome), table, levels)
     return np.where(place < 0, np.nan, place.astype(float))
 
 
 def _model_data(
     table: QuestionRows, estimand: Estimand, design: TermColumns, levels: dict[str, Sequence[Any]]
-) -> tuple[_Data, dict[str, int]]:
+) -> tuple[ModelRows, dict[str, int]]:
     """The complete rows of a model, and in how many of the others each term is not finite."""
     kind, survival = estimand.kind, estimand.kind in SURVIVAL
     must = KINDS[kind].outcome
-    if must == "ordered":
+    if must in LEVELLED:
         y = _codes(table, estimand.outcome, levels)
     else:
         y = outcome_of(table, estimand.event if survival else estimand.outcome, binary=survival or must == "binary")
@@ -232,7 +193,7 @@ def _model_data(
         used = used & (entry < duration)
     if estimand.cluster:
         used = used & table[estimand.cluster].notna().to_numpy(dtype=bool)
-    data = _Data(
+    data = ModelRows(
         # Column after column in memory: what is done with a column reads it in one go.
         x=np.stack(design.columns).T if design.columns else np.zeros((len(table), 0)),
         y=y,
@@ -253,23 +214,36 @@ def _model_data(
     return data.rows(others & np.isfinite(data.x).all(axis=1) & np.isfinite(data.offset)), broken
 
 
-def _unusable(data: _Data, broken: dict[str, int], estimand: Estimand) -> str:
-    """Why no term can have an estimate from these rows; blank where some may."""
-    if broken:
-        return "; ".join(f"{text} is not finite in {count} rows" for text, count in broken.items())
-    if len(data.y) == 0:
-        return "no complete rows at this site"
-    if (data.duration < 0).any():
-        return f"{int((data.duration < 0).sum())} durations are negative"
-    logged = (data.duration == 0) & (data.y > 0) if estimand.kind == "schoenfeld" else data.duration == 0
-    if logged.any() and (estimand.kind == "aft" or (estimand.kind == "schoenfeld" and estimand.transform == "log")):
-        return f"{int(logged.sum())} durations are 0: they have no logarithm"
-    if (data.weights < 0).any():
-        return f"{int((data.weights < 0).sum())} weights are negative"
-    return ""
+def _clusters(table: QuestionRows, estimand: Estimand) -> NDArray[np.int64] | None:
+    """Of each row what it is summed with for a sandwich variance; None where the errors are of another kind."""
+    if estimand.cluster:
+        return np.asarray(pd.factorize(table[estimand.cluster])[0], dtype=np.int64)
+    return np.arange(len(table)) if estimand.kind == "cox" and estimand.robust else None
 
 
-def _varying(result: QuestionResult, design: TermColumns, data: _Data, *, constant: bool, free: bool) -> list[int]:
+def _whole_curves(result: QuestionResult, design: TermColumns) -> None:
+    """Leave no coefficient of a curve that lacks another."""
+    for curve in design.curves:
+        lost = next((f"{one}: {result.answers[one]}" for one in curve if isinstance(result.answers[one], str)), "")
+        result.answers |= dict.fromkeys(curve if lost else [], f"its curve has no estimate ({lost})")
+
+
+def _dispersion(data: ModelRows, terms: Sequence[Answer], level: Answer | None) -> float:
+    """Mean squared Pearson residual of counts; 1 where a term has no answer, so that no mean is known.
+
+    Source: P. McCullagh, J. A. Nelder (1989), Generalized Linear Models, section 6.2.
+    """
+    if isinstance(level, str) or any(isinstance(one, str) for one in terms):
+        return 1.0
+    eta = data.offset + (level[0] if level else 0.0)
+    for column, one in zip(data.x.T, terms, strict=True):
+        eta = eta + float(one[0]) * column
+    mean = np.exp(np.clip(eta, -30, 30))
+    left = float(data.weights.sum()) - len(terms) - bool(level)
+    return float(data.weights @ ((data.y - mean) ** 2 / mean)) / max(left, 1.0)
+
+
+def _varying(result: QuestionResult, design: TermColumns, data: ModelRows, *, constant: bool, free: bool) -> list[int]:
     """Columns that tell rows apart; those that do not get their reason."""
     alive = []
     for j, label in enumerate(design.labels):
@@ -282,32 +256,6 @@ def _varying(result: QuestionResult, design: TermColumns, data: _Data, *, consta
         else:
             alive.append(j)
     return alive
-
-
-def _window(data: _Data, estimand: Estimand) -> _Data:
-    """Persons still at risk just after `start`, followed until `stop`: everyone enters together, so rows are enough."""
-    if estimand.start is not None:
-        data = data.rows(data.duration > estimand.start)
-    if estimand.stop is not None:
-        data.y = np.where(data.duration > estimand.stop, 0.0, data.y)
-        data.duration = np.minimum(data.duration, estimand.stop)
-    return data
-
-
-def _episodes(data: _Data, windows: Sequence[tuple[float, float] | None]) -> _Data:
-    """Each row cut where an effect changes: its columns are 0 outside their window (R's `survSplit`)."""
-    cuts = sorted({end for window in windows if window for end in window if np.isfinite(end) and end > 0})
-    if not cuts:
-        return data
-    parts = []
-    for start, stop in pairwise([-np.inf, *cuts, np.inf]):
-        part = data.rows((data.duration > start) & (data.entry < stop))
-        inside = [window is None or (window[0] <= max(start, 0.0) and stop <= window[1]) for window in windows]
-        part = replace(part, x=part.x * np.array(inside, dtype=float), entry=np.maximum(part.entry, start))
-        ended = part.duration > stop
-        parts.append(replace(part, y=np.where(ended, 0.0, part.y), duration=np.minimum(part.duration, stop)))
-    names_ = [one.name for one in fields(_Data)]
-    return _Data(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names_})
 
 
 class _NoMaximum(Exception):
@@ -325,6 +273,7 @@ def _fit(
     place: NDArray[np.int64],
     seen: Array | None = None,
     groups: list[list[int]] | None = None,
+    equations: Sequence[str] = ("",),
 ) -> dict[str, Answer]:
     """Fit the identified columns, the span of the others kept as nuisance; `why` words the exclusion of a column.
 
@@ -334,11 +283,13 @@ def _fit(
         place: where the rows of x stand in the table.
         seen: what the likelihood sees of x, where that is less (a Cox model within strata).
         groups: `unseen` of that, where the caller knows it already.
+        equations: what each name ends in, of an outcome with a linear predictor for each.
     """
     look = x if seen is None else seen
     see_constant = constant or seen is not None
     groups = unseen(look, see_constant) if groups is None else groups
-    answers: dict[str, Answer] = {names_[j]: why(j, group) for j, group in enumerate(groups) if group}
+    lost = {names_[j]: why(j, group) for j, group in enumerate(groups) if group}
+    answers: dict[str, Answer] = {name + of: reason for of in equations for name, reason in lost.items()}
     supported = [j for j, group in enumerate(groups) if not group]
     basis = independent(look, supported, see_constant)
     # Centred and scaled columns: a blood pressure in mmHg and a rate per day fit equally well.
@@ -351,19 +302,19 @@ def _fit(
     back = np.diag(1 / scale)
     if constant:
         back = np.block([[np.ones((1, 1)), -(centre / scale)[None, :]], [np.zeros((len(basis), 1)), back]])
+    back = back if len(equations) == 1 else np.kron(np.eye(len(equations)), back)
     pushes = fit.influence @ back.T
     cov = back @ fit.cov @ back.T if moved.clusters is None else moved.clustered(pushes, place)
     beta, variance = back @ fit.beta, np.diag(cov)
-    for position, j in enumerate(basis, start=int(constant)):
-        if j in supported:
-            answers[names_[j]] = (float(beta[position]), float(variance[position]))
-            moved.rows[names_[j]] = place, pushes[:, position]
-    if constant:
-        whole = len(supported) == x.shape[1]
-        answers[INTERCEPT] = (float(beta[0]), float(variance[0])) if whole else HANGS
-        moved.rows[INTERCEPT] = place, pushes[:, 0]
     placed = [(position, names_[j]) for position, j in enumerate(basis, start=int(constant)) if j in supported]
     placed = [(0, INTERCEPT), *placed] if constant else placed
+    each = len(basis) + constant
+    placed = [(k * each + position, name + of) for k, of in enumerate(equations) for position, name in placed]
+    for position, name in placed:
+        answers[name] = (float(beta[position]), float(variance[position]))
+        moved.rows[name] = place, pushes[:, position]
+    if constant and len(supported) < x.shape[1]:
+        answers |= {INTERCEPT + of: HANGS for of in equations}
     at = [position for position, _ in placed]
     moved.labels, moved.cov = tuple(name for _, name in placed), np.asarray(cov[np.ix_(at, at)])
     return answers
@@ -377,7 +328,7 @@ def _confounded(names_: list[str]) -> Callable[[int, list[int]], str]:
     return why
 
 
-def _ols(names_: list[str], data: _Data, estimand: Estimand, _: LeastRows, moved: Moves) -> dict[str, Answer]:
+def _ols(names_: list[str], data: ModelRows, estimand: Estimand, _: LeastRows, moved: Moves) -> dict[str, Answer]:
     constant = estimand.intercept
     y, robust = data.y - data.offset, "HC0" if estimand.kind == "rmst_regression" else estimand.robust
     spread = float(y.std()) or 1.0
@@ -396,7 +347,7 @@ def _ols(names_: list[str], data: _Data, estimand: Estimand, _: LeastRows, moved
 
 
 def _generalised(
-    names_: list[str], data: _Data, estimand: Estimand, floors: LeastRows, moved: Moves
+    names_: list[str], data: ModelRows, estimand: Estimand, floors: LeastRows, moved: Moves
 ) -> dict[str, Answer]:
     """Generalised linear models."""
     constant, family = estimand.intercept, FAMILIES[estimand.kind]
@@ -460,7 +411,7 @@ def _generalised(
     return answers
 
 
-def _ordinal(names_: list[str], data: _Data, estimand: Estimand, _: LeastRows, moved: Moves) -> dict[str, Answer]:
+def _ordinal(names_: list[str], data: ModelRows, estimand: Estimand, _: LeastRows, moved: Moves) -> dict[str, Answer]:
     def run(standard: Array) -> RegressionFit:
         fit = proportional_odds(standard, data.y, data.weights, data.offset - data.offset.mean())
         if not fit.converged or float(np.ptp(fit.fitted)) > 50:
@@ -477,7 +428,63 @@ def _ordinal(names_: list[str], data: _Data, estimand: Estimand, _: LeastRows, m
         return dict.fromkeys(names_, f"the terms together separate the outcome: {FAR}")
 
 
-def _aft(names_: list[str], data: _Data, estimand: Estimand, _: LeastRows, moved: Moves) -> dict[str, Answer]:
+def _multinomial(
+    equations: Sequence[str], names_: list[str], data: ModelRows, estimand: Estimand, floors: LeastRows, moved: Moves
+) -> dict[str, Answer]:
+    count = np.bincount(data.y.astype(np.int64), minlength=len(equations) + 1)
+    wanted = len(names_) + estimand.intercept
+    least = max(floors.events, wanted, 1)
+    reasons = {
+        of: NO_ROWS if not rows else f"{rows} rows of the level for {wanted} coefficients: too few"
+        for of, rows in zip(("", *equations), count.tolist(), strict=True)
+        if rows < least
+    }
+    answers: dict[str, Answer] = {}
+    for of in equations:
+        why = f"of the level that all are compared with: {reasons['']}" if "" in reasons else reasons.get(of, "")
+        answers |= {name + of: why for name in [*names_, INTERCEPT] if why}
+    there = [k for k, of in enumerate(("", *equations)) if of not in reasons]
+    if "" in reasons or len(there) < 2:
+        return answers
+    part = data.rows(np.isin(data.y, there))
+
+    def run(matrix: Array) -> RegressionFit:
+        fit = multinomial_logit(matrix, np.searchsorted(there, part.y).astype(np.float64), part.weights)
+        if not fit.converged or float(fit.fitted.max()) > 50:
+            raise _NoMaximum
+        return fit
+
+    fitted = [equations[k - 1] for k in there[1:]]
+    more: dict[str, Any] = {"constant": estimand.intercept, "moved": moved, "place": part.place, "equations": fitted}
+    try:
+        return answers | _fit(names_, part.x, _confounded(names_), run, **more)
+    except _NoMaximum:
+        far = f"the terms together separate the outcome: {FAR}"
+        return answers | {name + of: far for of in fitted for name in [*names_, INTERCEPT]}
+
+
+def _quantile(
+    names_: list[str], data: ModelRows, estimand: Estimand, floors: LeastRows, moved: Moves
+) -> dict[str, Answer]:
+    share, y = float(estimand.tau or 0), data.y - data.offset
+    beyond = int(min(share, 1 - share) * len(y))
+    if beyond < max(floors.events, 1):
+        return dict.fromkeys([*names_, INTERCEPT], f"{beyond} rows beyond the quantile: too few")
+
+    def run(matrix: Array) -> RegressionFit:
+        fit = quantile_regression(matrix, y, share)
+        if not fit.converged:
+            raise _NoMaximum
+        return fit
+
+    more: dict[str, Any] = {"constant": estimand.intercept, "moved": moved, "place": data.place}
+    try:
+        return _fit(names_, data.x, _confounded(names_), run, **more)
+    except _NoMaximum:
+        return dict.fromkeys([*names_, INTERCEPT], "half of the rows or more lie on the quantile: no error is known")
+
+
+def _aft(names_: list[str], data: ModelRows, estimand: Estimand, _: LeastRows, moved: Moves) -> dict[str, Answer]:
     def run(standard: Array) -> RegressionFit:
         fit = accelerated(standard, data.duration, data.y, estimand.dist, data.weights, data.offset).regression
         if not fit.converged or float(np.ptp(fit.fitted)) > 50:
@@ -491,7 +498,7 @@ def _aft(names_: list[str], data: _Data, estimand: Estimand, _: LeastRows, moved
         return dict.fromkeys([*names_, INTERCEPT], f"the likelihood has no maximum: {FAR}")
 
 
-def _cox(names_: list[str], data: _Data, estimand: Estimand, floors: LeastRows, moved: Moves) -> dict[str, Answer]:
+def _cox(names_: list[str], data: ModelRows, estimand: Estimand, floors: LeastRows, moved: Moves) -> dict[str, Answer]:
     x, y = data.x, data.y
     rows, separated = np.ones(len(y), dtype=bool), set[int]()
     found = True
@@ -547,10 +554,11 @@ def _cox(names_: list[str], data: _Data, estimand: Estimand, floors: LeastRows, 
 
 
 _TRENDS: Mapping[str, Callable[[Array], Array]] = {"log": np.log, "identity": np.asarray}
-_SOLVERS: Mapping[str, Callable[[list[str], _Data, Estimand, LeastRows, Moves], dict[str, Answer]]] = {
+_SOLVERS: Mapping[str, Callable[[list[str], ModelRows, Estimand, LeastRows, Moves], dict[str, Answer]]] = {
     "ols": _ols,
     "rmst_regression": _ols,
     "ordinal": _ordinal,
+    "quantile": _quantile,
     "aft": _aft,
     **dict.fromkeys(("cox", "schoenfeld", "finegray"), _cox),
 }

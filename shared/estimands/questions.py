@@ -85,7 +85,7 @@ class Estimand:
         contrast: of the standardised means: ``RD``, ``RR``, ``OR``, ``NNT``; ``slope`` for the average marginal effect.
         model: kind of the model that standardised means are predicted by.
         structure: ``cs`` for the one correlation of columns that share a variance (compound symmetry).
-        at: time at which survival is reported. tau: horizon of a restricted mean.
+        at: time at which survival is reported. tau: horizon of a restricted mean; the share of a quantile regression.
     Raises: ParameterError: parts that do not belong to the kind, or are missing.
 
     >>> str(Estimand(kind="cox", terms=("sbp", "age"), duration="years", event="died", per={"sbp": 10}))
@@ -201,7 +201,7 @@ class Estimand:
             raise ParameterError(f"{self.kind} takes no strata()", given=", ".join(self.strata))
         if self.offset:
             check_arithmetic(parse(self.offset))
-        apart = self.kind == "finegray" and self.offset
+        apart = self.kind in ("finegray", "multinomial") and self.offset
         if apart or ((self.offset or not self.intercept) and self.kind not in MODELS):
             raise ParameterError(f"{self.kind} takes neither an offset nor - 1", given=str(self.offset or "- 1"))
         if self.subset:
@@ -224,6 +224,12 @@ class Estimand:
             raise ParameterError(
                 f"{self.kind} must name the competing event",
                 next_step=f"Write for example: {self.kind}(time, relapse, competing = died).",
+            )
+        if self.kind == "quantile" and not (self.tau and self.tau < 1):
+            raise ParameterError(
+                "quantile must have a share tau between 0 and 1",
+                given=f"{self.tau}",
+                next_step="Write quantile(sbp, tau = 0.5) ~ age for the median.",
             )
         if "tau" in KINDS[self.kind].must and not self.tau:
             raise ParameterError(

@@ -9,7 +9,7 @@
 #' package.
 #'
 #' @param study From [study()].
-#' @param x The same, for [mean()].
+#' @param x The same, for [mean()] and [stats::quantile()].
 #' @param formula A formula, or a text in the grammar of questions; for `ask()` also the whole question in one text,
 #'   for `planned()` a planned analysis' name, and for `network()` a statistic of a network, as `~ triangle`. `mean`, `proportion` and `correlation` take one without a left
 #'   side: `~ sbp`, `~ sbp > 140`, `~ sbp + age`.
@@ -22,7 +22,7 @@
 #' @param wave,as_of The table as of this wave (0: the newest), and as of one of its revisions.
 #' @param label `"confirmatory"` or `"exploratory"`; by the plan when blank.
 #' @param at,tau The time of `km()`, `cumhaz()` and `cuminc()`, and the horizon of
-#'   `rmst()` and `rmst_regression()`.
+#'   `rmst()` and `rmst_regression()`, or which quantile, 0.5 being the median.
 #' @param competing What ends a follow-up before the event can: `~ died`, `~ cause == 2`, or the same as text.
 #' @param of The exposure of `standardised()`: a column of the formula, as text or `~ arm`.
 #' @param by Of `table_one()`: a column with levels, as text or `~ arm`, or `NULL`.
@@ -130,6 +130,15 @@ cloglog <- function(study, formula, ...) ask(study, formula, "cloglog", ...)
 #' @rdname ask
 #' @export
 ordinal <- function(study, formula, ...) ask(study, formula, "ordinal", ...)
+
+#' @rdname ask
+#' @export
+multinomial <- function(study, formula, ...) ask(study, formula, "multinomial", ...)
+
+#' @rdname ask
+#' @method quantile tributary_study
+#' @rawNamespace S3method(stats::quantile, tributary_study)
+quantile.tributary_study <- function(x, formula, tau = 0.5, ...) ask(x, formula, "quantile", tau = tau, ...)
 
 #' @rdname ask
 #' @export
