@@ -213,6 +213,7 @@ def delivered_within(hub: Hub, sealed, *, megabytes: float) -> Refusal:
 
 
 @pytest.mark.fault("F11", offered=1)
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("honest_about_n", [True, False], ids=["n is the rows", "n is 60"])
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_small_bundle_that_decodes_to_much_is_refused_before_it_is_decoded(hub, kind, honest_about_n):

@@ -119,6 +119,7 @@ def test_no_two_persons_of_any_small_table_are_further_apart_than_its_diameter(c
     assert exact > 100
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("columns", [1, 2, 3])
 @pytest.mark.parametrize(("order", "level"), EVERY)
 def test_two_persons_move_the_sums_exactly_as_far_as_is_charged_whatever_the_basis(order, level, columns):

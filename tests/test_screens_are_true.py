@@ -210,6 +210,7 @@ def test_ctrl_c_says_what_is_charged_and_that_going_on_is_free(hospital, plan, m
         assert "before anything was charged" in at("release", "mini", "--wave", "2", expect=130)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1"])
 def test_screens_can_be_written_to_a_pipe_of_any_encoding(encoding):
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": str(STUDIES.parents[1])}
