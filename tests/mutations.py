@@ -1527,7 +1527,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "a withdrawal of consent witnessed at once",
         (
-            "site_agent/ledger/holds.py",
+            "site_agent/ledger/entries.py",
             '(SIGNED - {"persons_withdrew", "persons_confirmed"})',
             '(SIGNED - {"persons_confirmed"})',
         ),

@@ -19,7 +19,7 @@ from shared.plans.plan import sign_plan
 from shared.privacy.stated import FLOW, shown_price
 from shared.wire.site_messages import Reminder
 from site_agent import cli
-from site_agent.ledger.holds import SIGNED, decided_by
+from site_agent.ledger.entries import SIGNED, decided_by
 from site_agent.lock import StateLock
 from site_agent.release import drawing
 from site_agent.show import export, refusals, verifier

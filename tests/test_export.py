@@ -32,7 +32,7 @@ from site_agent.config import SiteConfig
 from site_agent.egress import AcknowledgedReplies
 from site_agent.ledger import chain, holds, state
 from site_agent.ledger.book import HEAD_TYPE, Ledger
-from site_agent.ledger.holds import Entry, link_of
+from site_agent.ledger.entries import Entry, link_of
 from site_agent.show import verifier
 from site_agent.show.export import EXPORT_TYPE, _line
 

@@ -34,7 +34,7 @@ from site_agent import cli
 from site_agent.config import SiteFloors
 from site_agent.ledger import persons as ledger_persons
 from site_agent.ledger.book import Ledger
-from site_agent.ledger.holds import decided_by
+from site_agent.ledger.entries import decided_by
 from site_agent.records import table as records
 from site_agent.records.identifiers import normalised
 from site_agent.records.table import pseudonym

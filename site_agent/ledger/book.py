@@ -49,9 +49,8 @@ from site_agent.ledger import persons as touched
 from site_agent.ledger.chain import Chain, reading, writing
 from site_agent.ledger.charge import Spent, StatementLine
 from site_agent.ledger.decisions import StoredBundle
-from site_agent.ledger.entries import HEAD_TYPE, AnchoredHead, tag_proof
-from site_agent.ledger.files import folder_of
-from site_agent.ledger.holds import Approval, Entry, Hold, Lost, Round, SignedWithdrawal, Touches
+from site_agent.ledger.entries import HEAD_TYPE, AnchoredHead, Entry, tag_proof
+from site_agent.ledger.holds import Approval, Hold, Lost, Round, SignedWithdrawal, Touches, folder_of
 from site_agent.ledger.state import Book, Noted
 
 __all__ = [

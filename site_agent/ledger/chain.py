@@ -25,13 +25,13 @@ from site_agent.ledger.entries import (
     WITNESSED,
     AnchoredHead,
     CheckedSignatures,
+    Entry,
     head_payload,
     read_entries,
     read_rows,
     require_receipt,
 )
 from site_agent.ledger.files import broken, private_folder, storage_errors, storage_refusal, write_whole
-from site_agent.ledger.holds import Entry
 from site_agent.ledger.state import Book
 
 __all__ = ["Chain", "reading", "writing"]

@@ -12,14 +12,13 @@ from shared.errors import IntegrityRefusal, ParameterError, ReplayRefusal, Round
 from site_agent.ledger.entries import AnchoredHead, require_receipt
 from site_agent.ledger.files import (
     broken,
-    folder_of,
     private_folder,
     require_digest,
     require_settled,
     storage_refusal,
     write_whole,
 )
-from site_agent.ledger.holds import Hold
+from site_agent.ledger.holds import Hold, folder_of
 from site_agent.ledger.persons import LISTS, require_new, require_roles_kept, require_same_persons, taken
 from site_agent.ledger.state import Book
 

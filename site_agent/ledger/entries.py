@@ -1,6 +1,6 @@
 """One entry after the other: each is read from its bytes and checked against the hash before it, once.
 
-What an entry is (`site_agent.ledger.holds.Entry`) and what it amounts to (`site_agent.ledger.state`) stand elsewhere.
+What an entry amounts to (`site_agent.ledger.state`) stands elsewhere.
 """
 
 from __future__ import annotations
@@ -8,31 +8,128 @@ from __future__ import annotations
 import copy
 import hashlib
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
-from shared.base.canonical import canonical_json, parse_json
+from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.chain import GENESIS, head_fingerprint
-from shared.base.keys import Envelope, SigningKey
+from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import Refusal
 from site_agent.ledger.files import broken
-from site_agent.ledger.holds import Entry, link_of
 
 __all__ = [
+    "DECISION_TYPE",
     "HEAD_TYPE",
+    "SIGNED",
     "WITNESSED",
+    "WITNESSED_AT_ONCE",
     "AnchoredHead",
     "CheckedSignatures",
+    "Entry",
     "agrees",
+    "decided_by",
+    "decision_message",
     "head_payload",
     "last_witnessed",
+    "link_of",
     "read_entries",
     "read_rows",
     "require_receipt",
     "settled_by",
+    "signed_digest",
+    "signed_part",
     "tag_proof",
 ]
+
+DECISION_TYPE = "application/vnd.tributary.site-decision+json"
+SIGNED = frozenset(
+    {"plan_revoked", "standing_revoked", "persons_withdrew", "persons_confirmed", "persons_apart", "left", "resumed"}
+)
+"""Kinds of entry that a person signs; one of kind ``paused`` may be signed, because stopping waits for nobody."""
+WITNESSED_AT_ONCE = (SIGNED - {"persons_withdrew", "persons_confirmed"}) | {
+    "paused",
+    "reject",
+    "send_back",
+    "withdraw",
+    "study_ungranted",
+    "keys_changed",
+}
+"""Kinds of entry by which somebody stops something: an older copy of the ledger must not undo them unnoticed.
+
+Not that a person withdrew from a study: an anchor that came alone would tell of it, and the next one holds it as well.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One line of the ledger. `time` is UTC and for people only.
+
+    `body` is read from canonical JSON. Its ``tags`` say which studies it is about (`Ledger.tag`; none: every study),
+    its ``kept`` holds the counts of records that are told to nobody outside.
+    """
+
+    seq: int
+    time: str
+    kind: str
+    body: Mapping[str, Any]
+    previous: str
+    hash: str
+    signature: bytes
+
+    @property
+    def link(self) -> str:
+        """SHA-256 of the entry without its predecessor; ``hash = SHA-256(previous ‖ link)``, see
+        `shared.base.chain`."""
+        return link_of(self.seq, self.time, self.kind, self.body)
+
+
+def signed_part(body: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry's body as others may see it: its counts of records, which are salted, by their digest, and no tags."""
+    shown = {name: value for name, value in body.items() if name != "tags"}
+    return {**shown, "kept": sha256_hex(canonical_json(body["kept"]))} if "kept" in body else shown
+
+
+def signed_digest(time: str, kind: str, body: Mapping[str, Any]) -> str:
+    """What stands for time, kind and body of an entry where it is not told; its salt keeps it from being guessed."""
+    return sha256_hex(canonical_json({"time": time, "kind": kind, "body": signed_part(body)}))
+
+
+def link_of(seq: int, time: str, kind: str, body: Mapping[str, Any]) -> str:
+    """SHA-256 of an entry without its predecessor.
+
+    It covers which studies the entry is about apart from what it says, so that neither can be shown without the other
+    (`site_agent.show.export`). Entries of ledgers from before that name no studies.
+    """
+    if "tags" not in body:
+        return sha256_hex(canonical_json({"seq": seq, "time": time, "kind": kind, "body": body}))
+    return sha256_hex(canonical_json({"seq": seq, "tags": body["tags"], "told": signed_digest(time, kind, body)}))
+
+
+def decision_message(site: str, kind: str, previous: str, body: Mapping[str, Any]) -> bytes:
+    """The bytes that a person signs under an entry of a kind in `SIGNED`.
+
+    They name the entry before it, so that a signature is good at one place of one ledger and cannot be used again.
+
+    Args:
+        body: the entry's; signed is what others may see of it (`signed_part`), without salt, keys and signatures.
+    """
+    aside = ("salt", "key", "signature", "beside")
+    said = {name: value for name, value in signed_part(body).items() if name not in aside}
+    payload = canonical_json({"site": site, "kind": kind, "previous": previous, "body": said})
+    return Envelope.encoding(DECISION_TYPE, payload)
+
+
+def decided_by(site: str, entry: Entry, signers: Mapping[str, Collection[PublicKey]]) -> bool:
+    """Whether all whom an entry names have signed it, with keys that are or were registered for them."""
+    message = decision_message(site, entry.kind, entry.previous, entry.body)
+
+    def signed(one: Mapping[str, Any]) -> bool:
+        own = [key for key in signers.get(one.get("name", ""), ()) if key.hex == one.get("key")]
+        return any(key.verifies(bytes.fromhex(one.get("signature", "")), message) for key in own)
+
+    return all(map(signed, [entry.body, *entry.body.get("beside", ())]))
+
 
 HEAD_TYPE = "application/vnd.tributary.ledger-head+json"
 TAG_TYPE = "application/vnd.tributary.study-tag+json"

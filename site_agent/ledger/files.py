@@ -13,12 +13,10 @@ from shared.base.canonical import parse_json, sha256_hex
 from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
 from shared.errors import IntegrityRefusal, LedgerRefusal, LockedRefusal, ParameterError, StorageRefusal
-from site_agent.ledger.holds import Hold
 
 __all__ = [
     "RESTORED",
     "broken",
-    "folder_of",
     "listed",
     "private_folder",
     "require_digest",
@@ -118,12 +116,6 @@ def storage_errors() -> Iterator[None]:
     except UnicodeDecodeError as error:
         # A damaged schema makes SQLite's own message unreadable.
         raise broken("ledger.db must be an intact ledger", "damaged text") from error
-
-
-def folder_of(ledger: Path, hold: Hold) -> Path:
-    """Where the files of a release lie, beside the ledger at this path."""
-    # Release ids in the ledger are plain words, so that none of them can lead out of the folder.
-    return ledger.parent / "sealed" / hold.release_id
 
 
 def listed(path: Path, digest: str, what: str) -> frozenset[str]:

@@ -11,61 +11,38 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
-from shared.base.canonical import canonical_json, sha256_hex
+from shared.base.canonical import canonical_json
 from shared.base.chain import LINKS_CAP
-from shared.base.keys import Envelope, PublicKey
+from shared.base.keys import PublicKey
 from shared.errors import ParameterError, StateRefusal
 from shared.mechanisms.latent_noise.plan import CARRIED, CHARGED_EARLIER, FITTED_ON_THE_ROWS, TRAINED_APART
 from shared.privacy.stated import CHARGED_BEFORE, FLOW
+from site_agent.ledger.entries import Entry
 
 __all__ = [
-    "DECISION_TYPE",
     "LOST_CAP",
-    "SIGNED",
-    "WITNESSED_AT_ONCE",
     "Approval",
-    "Entry",
     "Hold",
     "Lost",
     "Round",
     "SignedWithdrawal",
     "Touches",
     "curve_of",
-    "decided_by",
-    "decision_message",
     "fold",
-    "link_of",
+    "folder_of",
     "lost_bodies",
     "price_of",
     "require_word",
-    "signed_digest",
-    "signed_part",
 ]
 
 LOST_CAP = LINKS_CAP
 """Most charges in one `Lost`: a number that came over the wire must not decide how many holds are made."""
 _LOST_BYTES = 1 << 18
-DECISION_TYPE = "application/vnd.tributary.site-decision+json"
-SIGNED = frozenset(
-    {"plan_revoked", "standing_revoked", "persons_withdrew", "persons_confirmed", "persons_apart", "left", "resumed"}
-)
-"""Kinds of entry that a person signs; one of kind ``paused`` may be signed, because stopping waits for nobody."""
-WITNESSED_AT_ONCE = (SIGNED - {"persons_withdrew", "persons_confirmed"}) | {
-    "paused",
-    "reject",
-    "send_back",
-    "withdraw",
-    "study_ungranted",
-    "keys_changed",
-}
-"""Kinds of entry by which somebody stops something: an older copy of the ledger must not undo them unnoticed.
-
-Not that a person withdrew from a study: an anchor that came alone would tell of it, and the next one holds it as well.
-"""
 Touches = Literal["everybody", "new"]
 State = Literal[
     "reserved",
@@ -119,29 +96,6 @@ _MOVES: dict[str, tuple[frozenset[State], State]] = {
     ),
     "tombstone": (frozenset({"withdrawn", "burnt"}), "withdrawn"),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One line of the ledger. `time` is UTC and for people only.
-
-    `body` is read from canonical JSON. Its ``tags`` say which studies it is about (`Ledger.tag`; none: every study),
-    its ``kept`` holds the counts of records that are told to nobody outside.
-    """
-
-    seq: int
-    time: str
-    kind: str
-    body: Mapping[str, Any]
-    previous: str
-    hash: str
-    signature: bytes
-
-    @property
-    def link(self) -> str:
-        """SHA-256 of the entry without its predecessor; ``hash = SHA-256(previous ‖ link)``, see
-        `shared.base.chain`."""
-        return link_of(self.seq, self.time, self.kind, self.body)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,53 +292,6 @@ class Lost:
             raise ParameterError(
                 f"a lost charge must be counted at most {LOST_CAP} times, and a named one once", given=f"{self.count}"
             )
-
-
-def signed_part(body: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry's body as others may see it: its counts of records, which are salted, by their digest, and no tags."""
-    shown = {name: value for name, value in body.items() if name != "tags"}
-    return {**shown, "kept": sha256_hex(canonical_json(body["kept"]))} if "kept" in body else shown
-
-
-def signed_digest(time: str, kind: str, body: Mapping[str, Any]) -> str:
-    """What stands for time, kind and body of an entry where it is not told; its salt keeps it from being guessed."""
-    return sha256_hex(canonical_json({"time": time, "kind": kind, "body": signed_part(body)}))
-
-
-def link_of(seq: int, time: str, kind: str, body: Mapping[str, Any]) -> str:
-    """SHA-256 of an entry without its predecessor.
-
-    It covers which studies the entry is about apart from what it says, so that neither can be shown without the other
-    (`site_agent.show.export`). Entries of ledgers from before that name no studies.
-    """
-    if "tags" not in body:
-        return sha256_hex(canonical_json({"seq": seq, "time": time, "kind": kind, "body": body}))
-    return sha256_hex(canonical_json({"seq": seq, "tags": body["tags"], "told": signed_digest(time, kind, body)}))
-
-
-def decision_message(site: str, kind: str, previous: str, body: Mapping[str, Any]) -> bytes:
-    """The bytes that a person signs under an entry of a kind in `SIGNED`.
-
-    They name the entry before it, so that a signature is good at one place of one ledger and cannot be used again.
-
-    Args:
-        body: the entry's; signed is what others may see of it (`signed_part`), without salt, keys and signatures.
-    """
-    aside = ("salt", "key", "signature", "beside")
-    said = {name: value for name, value in signed_part(body).items() if name not in aside}
-    payload = canonical_json({"site": site, "kind": kind, "previous": previous, "body": said})
-    return Envelope.encoding(DECISION_TYPE, payload)
-
-
-def decided_by(site: str, entry: Entry, signers: Mapping[str, Collection[PublicKey]]) -> bool:
-    """Whether all whom an entry names have signed it, with keys that are or were registered for them."""
-    message = decision_message(site, entry.kind, entry.previous, entry.body)
-
-    def signed(one: Mapping[str, Any]) -> bool:
-        own = [key for key in signers.get(one.get("name", ""), ()) if key.hex == one.get("key")]
-        return any(key.verifies(bytes.fromhex(one.get("signature", "")), message) for key in own)
-
-    return all(map(signed, [entry.body, *entry.body.get("beside", ())]))
 
 
 def price_of(event: Mapping[str, Any], delta: float, others: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
@@ -660,3 +567,9 @@ def require_word(text: str, name: str) -> None:
     """Refuse a name that is not a plain word. Raises: ParameterError."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", text):
         raise ParameterError(f"{name} must be a plain word (letters, digits, - and _)", given=repr(text)[:80])
+
+
+def folder_of(ledger: Path, hold: Hold) -> Path:
+    """Where the files of a release lie, beside the ledger at this path."""
+    # Release ids in the ledger are plain words, so that none of them can lead out of the folder.
+    return ledger.parent / "sealed" / hold.release_id

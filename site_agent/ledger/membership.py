@@ -16,7 +16,7 @@ from shared.membership.grants import Grant
 from shared.membership.key_changes import KEY_CHANGE_TYPE, KeyChange
 from shared.membership.leads import LeadChange
 from shared.membership.statements import Chained, require_next
-from site_agent.ledger.holds import Entry
+from site_agent.ledger.entries import Entry
 
 __all__ = ["KINDS", "Membership", "folded"]
 

@@ -12,8 +12,8 @@ from collections.abc import Collection
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.keys import SigningKey
 from shared.errors import DifferencingRefusal, ParameterError, PolicyRefusal
-from site_agent.ledger.files import folder_of, listed, private_folder, storage_refusal, write_whole
-from site_agent.ledger.holds import Hold, require_word
+from site_agent.ledger.files import listed, private_folder, storage_refusal, write_whole
+from site_agent.ledger.holds import Hold, folder_of, require_word
 from site_agent.ledger.state import Book
 from site_agent.records.identifiers import NORMALISED
 

@@ -20,9 +20,9 @@ from shared.base.clock import utc_now
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import ApprovalRefusal, PausedRefusal, PlanChanged, Refusal, RoleRefusal, StateRefusal, TooLarge
-from site_agent.ledger.entries import HEAD_TYPE, head_payload, tag_proof
+from site_agent.ledger.entries import HEAD_TYPE, Entry, decision_message, head_payload, link_of, tag_proof
 from site_agent.ledger.files import broken
-from site_agent.ledger.holds import Entry, Hold, decision_message, fold, link_of
+from site_agent.ledger.holds import Hold, fold
 from site_agent.ledger.membership import KINDS, Membership, folded
 
 __all__ = ["Book", "Noted"]

@@ -25,7 +25,7 @@ from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.keys import Envelope
 from shared.errors import IntegrityRefusal, StateRefusal
 from shared.terminal import inert
-from site_agent.ledger.holds import signed_digest, signed_part
+from site_agent.ledger.entries import signed_digest, signed_part
 from site_agent.show.crate import crate
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def verify(desk: Desk) -> dict[str, Any]:
     Raises: LedgerRefusal, IntegrityRefusal, ApprovalRefusal: what is not as it was.
     """
     from site_agent.decide.airlock.overview import gated
-    from site_agent.ledger.holds import SIGNED, decided_by
+    from site_agent.ledger.entries import SIGNED, decided_by
     from site_agent.show import verifier
 
     entries = desk.ledger.verify()

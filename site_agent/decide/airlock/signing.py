@@ -68,7 +68,7 @@ def require_witnessed(desk: Desk) -> None:
 
     Raises: NetworkRefusal, LedgerRefusal (this ledger is an old copy), LockedRefusal, StateRefusal (not joined).
     """
-    from site_agent.ledger.holds import WITNESSED_AT_ONCE
+    from site_agent.ledger.entries import WITNESSED_AT_ONCE
     from site_agent.lock import StateLock
 
     entries = desk.ledger.entries()
