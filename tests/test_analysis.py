@@ -27,7 +27,7 @@ from delivered import TODAY, cohort, cohort_plan, take_back
 from pages import ROOT, Terminal
 from stage.analysis import ADJUSTED, SITES, asked_by, desk, own, study  # noqa: F401
 
-import shared.releases.receipt
+import shared.releases.bundle
 from coordinator import cli
 from coordinator.analyst import commands as client
 from coordinator.analyst.commands import connect
@@ -39,6 +39,7 @@ from coordinator.pooling.pool import pool_estimates
 from coordinator.services import analysis
 from coordinator.services.authority import Authority
 from coordinator.services.compute.workers import Workers
+from coordinator.services.documents import FORMULA_LETTERS
 from shared.errors import (
     AccessRefusal,
     CertificateRefusal,
@@ -483,14 +484,14 @@ def test_questions_that_meet_a_cold_table_at_once_read_its_bundle_once(own, monk
     own.add("cvd", "alpha", cohort(300, 1))
     own.start()
     (release,) = own.store.releases("cvd")
-    read, real = [], shared.releases.receipt.read_bundle
+    read, real = [], shared.releases.bundle.read_bundle
 
     def counted(*given, **more):
         read.append(1)
         time.sleep(0.05)
         return real(*given, **more)
 
-    monkeypatch.setattr(shared.releases.receipt, "read_bundle", counted)
+    monkeypatch.setattr(shared.releases.bundle, "read_bundle", counted)
     with ThreadPoolExecutor(4) as pool:
         tables = list(pool.map(own.store.table, [release] * 4))
     assert len(read) == 1
@@ -587,7 +588,7 @@ def test_the_record_counts_answered_and_refused_questions_of_this_study_alone(de
     assert [line["analyst"] for line in refused] == ["kim"] * 4 + ["max"]
     assert [line["subject"] for line in refused] == ["E_PARAMETER"] * 4 + ["E_ROLE"]
     assert "Nearest: sbp" in refused[0]["question"]["why"]
-    assert refused[1]["question"]["formula"] == long[: analysis.FORMULA_LETTERS]
+    assert refused[1]["question"]["formula"] == long[:FORMULA_LETTERS]
     assert "E_ROLE" in repr(log)
     assert max(len(line["question"]) for line in log) <= 60
     assert f"{log.counts['refused']} refused" in log.title

@@ -32,9 +32,10 @@ from coordinator.services.analysts import PAGE, Analyst, Analysts, QueryLine
 from coordinator.services.compute.engine import PATIENCE, ComputeEngine
 from coordinator.services.compute.tasks import selection_of
 from coordinator.services.compute.workers import TaskLimits
+from coordinator.services.documents import document_of, release_document, set_hash, tried
 from coordinator.services.quotas import CallRate
 from coordinator.store.log_watch import LogWatch
-from coordinator.store.rows import AcceptedRelease, ReleaseLine
+from coordinator.store.rows import ReleaseLine
 from coordinator.store.store import Store, remember
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import (
@@ -69,7 +70,6 @@ __all__ = ["AnalysisService"]
 
 PRUNE_EVERY = 64  # new answers after which those that are too many are deleted
 ASKING, DOWNLOADS = ("analyst", "lead"), ("lead", "auditor")
-FORMULA_LETTERS = 512  # letters of a refused formula that the record keeps
 ANSWER = "coordinator.services.compute.tasks:answer"
 
 
@@ -181,7 +181,7 @@ class AnalysisService:
         assert isinstance(who, Analyst)
         known = {stored.plan.study for stored in self._store.plans()}
         studies = [self._study(study) for study in who.studies if study in known]
-        return _document({"analyst": who.site, "role": who.role, "studies": studies})
+        return document_of({"analyst": who.site, "role": who.role, "studies": studies})
 
     def _study(self, study: str) -> dict[str, Any]:
         plan = self._store.plan(study).plan
@@ -235,7 +235,7 @@ class AnalysisService:
                     "lacking": [site for site, names in holds.items() if column.name not in names],
                 }
             )
-        return _document({"study": request.study, "version": plan.version, "columns": described})
+        return document_of({"study": request.study, "version": plan.version, "columns": described})
 
     def _shares(self, releases: Sequence[ReleaseLine], who: Analyst, call: Call) -> dict[str, dict[str, float]]:
         """Bundle to column to the share of its values that are missing; of the last few hundred from memory."""
@@ -255,7 +255,7 @@ class AnalysisService:
     def releases(self, call: Call, request: ReleasesRequest) -> Document:
         """Releases with their receipts, all or a page; withdrawn ones are named, and answer nothing."""
         self.admitted(call, request.study)
-        found, listed, more = release_selection.page_of(self._store, request, _release)
+        found, listed, more = release_selection.page_of(self._store, request, release_document)
         if request == ReleasesRequest(study=request.study):
             listed.sort(key=lambda one: (one["wave"], one["site"]))
         # What a site's table is made of now, and under which plans: who may have its rows can fit to them.
@@ -264,7 +264,7 @@ class AnalysisService:
             site: [one for one in ids if one in shown] for site, ids in self.delivered.of(request.study).held.items()
         }
         versions = sorted({shown[one] for ids in held.values() for one in ids})
-        return _document(
+        return document_of(
             {
                 "study": request.study,
                 "releases": listed,
@@ -295,7 +295,7 @@ class AnalysisService:
                 study=request.study,
                 kind="refused",
                 subject=refusal.code,
-                question=_tried(request, refusal),
+                question=tried(request, refusal),
                 label=request.label or "exploratory",
                 today=self._today(),
             )
@@ -333,7 +333,7 @@ class AnalysisService:
                 "study": study,
                 "kind": "query",
                 "subject": result_id,
-                "question": {**document["asked"], "beta": document["pooled"]["beta"], "rests_on": _set_hash(rests)},
+                "question": {**document["asked"], "beta": document["pooled"]["beta"], "rests_on": set_hash(rests)},
                 "label": request.label or ("confirmatory" if document["planned"] else "exploratory"),
                 "planned": document["planned"] or "",
                 "today": self._today(),
@@ -370,7 +370,7 @@ class AnalysisService:
         self._analysts.note(who, **line(document))
         if "log" in document["provenance"]:
             return self._cautioned(Document(json=data), rests)
-        return self._cautioned(_document(self._proven(document)), rests)  # kept by a version that proved nothing
+        return self._cautioned(document_of(self._proven(document)), rests)  # kept by a version that proved nothing
 
     def _cautioned(self, answer: Document, rests: Mapping[str, str]) -> Document:
         """The answer, which says of whom a restored coordinator has not heard; kept answers are told so too."""
@@ -379,7 +379,7 @@ class AnalysisService:
             return answer
         document = parse_json(answer.json, cap=MESSAGE_CAP)
         said = [release_selection.uncompared_caution(sites), *document.get("cautions", ())]
-        return _document({**document, "cautions": said})
+        return document_of({**document, "cautions": said})
 
     def _proven(self, document: dict[str, Any]) -> dict[str, Any]:
         """The document with the log's signed head, and for every release that it rests on the proof that it is there.
@@ -428,10 +428,10 @@ class AnalysisService:
         used = document["provenance"]["bundles"]
         found = sorted(self._store.releases_of(used).values(), key=lambda one: (one.wave, one.site))
         studies = [request.study, *([document["asked"]["densities"]] if "densities" in document["asked"] else [])]
-        releases = [_release(release) for study in studies for release in found if release.study == study]
+        releases = [release_document(release) for study in studies for release in found if release.study == study]
         version = document["provenance"]["plan"]["version"]
         asked = self._analysts.record(request.study, subject=document["result"])
-        return _document(
+        return document_of(
             {
                 "result": document["result"],
                 "answer": document,
@@ -506,7 +506,7 @@ class AnalysisService:
         if who.role not in DOWNLOADS:
             raise RoleRefusal(f"the role must be {' or '.join(DOWNLOADS)}", given=who.role)
         head, entries = self._watch.page(request.after, self._today())
-        return _document({"head": head.decode(), "entries": entries})
+        return document_of({"head": head.decode(), "entries": entries})
 
     # -- the record ---------------------------------------------------------------------------------------------
     def log(self, call: Call, request: LogRequest) -> Document:
@@ -515,7 +515,7 @@ class AnalysisService:
         lines = self._analysts.record(request.study, after=request.after)
         last = lines[-1].number if len(lines) == PAGE else None
         shown = [line for line in lines if line.kind != "rows" or who.role in DOWNLOADS]
-        return _document({"study": request.study, "lines": self._lines(request.study, shown), "next": last})
+        return document_of({"study": request.study, "lines": self._lines(request.study, shown), "next": last})
 
     def _lines(self, study: str, lines: Iterable[QueryLine]) -> list[dict[str, Any]]:
         """Lines as plain values; a question that would be answered from other releases today is stale."""
@@ -527,7 +527,7 @@ class AnalysisService:
             if line.kind == "query":
                 place = (question["wave"], question["as_of"], question["combined"], question.get("densities", ""))
                 if place not in now:
-                    now[place] = _set_hash(self._now(study, question)[1])
+                    now[place] = set_hash(self._now(study, question)[1])
                 stale = now[place] != question["rests_on"]
             out.append({**plain(line), "stale": stale})
         return out
@@ -584,33 +584,3 @@ class _QueryLock:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
-
-
-def _tried(request: QueryRequest, refusal: Refusal) -> dict[str, Any]:
-    """A refused question for the record: as it was written, cut where it is longer than a person would read."""
-    how = {name: getattr(request, name) for name in ("kind", "term", "method", "test", "wave", "as_of")}
-    if request.harmonise:
-        how |= {"harmonised": request.harmonise, "to": request.to, "densities": request.densities}
-    options = {name[:FORMULA_LETTERS]: value[:FORMULA_LETTERS] for name, value in sorted(request.options.items())[:8]}
-    return {
-        **how,
-        "formula": request.formula[:FORMULA_LETTERS],
-        "options": options,
-        "why": str(refusal)[:FORMULA_LETTERS],
-    }
-
-
-def _set_hash(used: Mapping[str, str]) -> str:
-    """One name for a set of bundles."""
-    return sha256_hex(canonical_json(sorted(used)))[:16]
-
-
-def _document(document: Mapping[str, Any]) -> Document:
-    return Document(json=canonical_json(plain(document)))
-
-
-def _release(release: AcceptedRelease) -> dict[str, Any]:
-    names = ("release_id", "wave", "site", "n", "plan_version", "plan_hash", "bundle_sha256", "bundle_bytes")
-    more = ("log_index", "log_root", "accepted_day", "withdrawn", "receipt")
-    document = {name: getattr(release, name) for name in (*names, *more)} | {"receipt_hash": release.receipt.hash}
-    return document | {"epsilon": release.receipt.stated_epsilon, "epsilon_given": release.receipt.given}

@@ -1,0 +1,53 @@
+"""What analysts are told, as documents: a release, a refused question, and one name for the bundles of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from coordinator.store.rows import AcceptedRelease
+from shared.base.canonical import canonical_json, sha256_hex
+from shared.errors import (
+    Refusal,
+)
+from shared.terminal import plain
+from shared.wire.analyst_messages import (
+    Document,
+    QueryRequest,
+)
+
+__all__ = ["FORMULA_LETTERS", "document_of", "release_document", "set_hash", "tried"]
+
+FORMULA_LETTERS = 512  # letters of a refused formula that the record keeps
+
+
+def tried(request: QueryRequest, refusal: Refusal) -> dict[str, Any]:
+    """A refused question for the record: as it was written, cut where it is longer than a person would read."""
+    how = {name: getattr(request, name) for name in ("kind", "term", "method", "test", "wave", "as_of")}
+    if request.harmonise:
+        how |= {"harmonised": request.harmonise, "to": request.to, "densities": request.densities}
+    options = {name[:FORMULA_LETTERS]: value[:FORMULA_LETTERS] for name, value in sorted(request.options.items())[:8]}
+    return {
+        **how,
+        "formula": request.formula[:FORMULA_LETTERS],
+        "options": options,
+        "why": str(refusal)[:FORMULA_LETTERS],
+    }
+
+
+def set_hash(used: Mapping[str, str]) -> str:
+    """One name for a set of bundles."""
+    return sha256_hex(canonical_json(sorted(used)))[:16]
+
+
+def document_of(document: Mapping[str, Any]) -> Document:
+    """A reply of plain values, in canonical JSON."""
+    return Document(json=canonical_json(plain(document)))
+
+
+def release_document(release: AcceptedRelease) -> dict[str, Any]:
+    """A release as the log has it, with its receipt and what it gives."""
+    names = ("release_id", "wave", "site", "n", "plan_version", "plan_hash", "bundle_sha256", "bundle_bytes")
+    more = ("log_index", "log_root", "accepted_day", "withdrawn", "receipt")
+    document = {name: getattr(release, name) for name in (*names, *more)} | {"receipt_hash": release.receipt.hash}
+    return document | {"epsilon": release.receipt.stated_epsilon, "epsilon_given": release.receipt.given}
