@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import datetime as dt
+import gc
 import logging
 import os
 import resource
@@ -31,12 +33,14 @@ from shared.plans.plan import Budget, StudyPlan, Wave
 from shared.wire import messages as wire
 from shared.wire import site_messages
 from shared.wire.analyst_messages import Document, StudiesRequest
+from shared.wire.door import GuardedConnection
 from shared.wire.site_messages import Chunk, OfferRequest, SignedDocument, StudyRequest
 from shared.wire.transport import SERVER_NAME, CallLimits, Client, Credentials, Peer, RetryLater, Server
 from shared.wire.transport.ends import CODE_KEY
 from site_agent.egress import Egress, new_tls_identity
 
 ROOT = Path(__file__).parents[1]
+ANALYSTS = wire.ANALYSIS_SERVICE
 HELD = 16  # the threads that a port had
 ALWAYS = (dt.date(2000, 1, 1), dt.date(2999, 1, 1))
 MINI = StudyPlan(
@@ -433,6 +437,39 @@ def test_two_hundred_silent_connections_make_room_for_one_that_speaks(authority)
             assert asks(honest).envelope == b"plan"
             assert ended(silent[0])
             assert asks(honest).envelope == b"plan", "one that has spoken is not closed for newcomers"
+
+
+def test_of_connections_that_have_come_and_gone_nothing_is_kept(authority):
+    """Silent ones, half a handshake, held and broken-off calls, wrong tokens: what a server holds does not grow."""
+
+    def come_and_go(server) -> None:
+        with contextlib.ExitStack() as open_:
+            for k in range(60):
+                bare = open_.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+                bare.sendall(b"\x16\x03\x01\x02"[: k % 5])
+            wrong = open_.enter_context(analyst(authority, server.port, "bad"))
+            with pytest.raises(AccessRefusal):
+                wrong.call("Studies", StudiesRequest(), timeout=40)
+            for _ in range(5):
+                held = open_.enter_context(stranger(server.port, Credentials(ca_pem=authority.ca_pem), ANALYSTS))
+                calls = [held.call("Studies") for _ in range(8)]
+                for call in calls[::2]:
+                    call.cancel()
+            until(lambda: server.load[0] >= 60)
+        until(lambda: server.load == (0, 0))
+
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(one, GuardedConnection | asyncio.Task) for one in gc.get_objects())
+
+    with analysts_port(authority, limits=CallLimits(guesses=1000, proving=5.0)) as server:
+        come_and_go(server)  # with whatever is made once
+        before = kept()
+        for _ in range(3):
+            come_and_go(server)
+        until(lambda: kept() <= before)
+        assert not server._door.names
+        assert not server._guests
 
 
 SERVING = """

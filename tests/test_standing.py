@@ -22,6 +22,7 @@ from stage.collect import refused
 from test_export import resigned, rewritten, verified
 from test_page import served
 
+from coordinator.services.collect import ingest
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import (
     ApprovalRefusal,
@@ -533,6 +534,23 @@ def test_the_coordinator_takes_nothing_under_one_that_an_approver_of_the_site_ha
     assert "revoked" in str(refused(ApprovalRefusal, lambda: offered(hub, one, made)))
     assert not hub.store.standing_revoked("south", made.digest), "each site ends its own"
     offered(hub, one, standing(hub, number=2))
+
+
+def test_one_that_is_ended_while_its_release_is_uploaded_has_approved_nothing(hub, monkeypatch):
+    """The offer came before the end, the commit after it: the commit decides."""
+    made, steward = standing(hub), hub.sites["north"].steward
+    over = Revocation(study="mini", site="north", standing=made.digest, approver="steward").sign(steward)
+
+    def ended(place):
+        if place == "ingest.before_commit":
+            hub.store.revoke_standing("north", made.digest, over, dt.date(2026, 5, 1))
+
+    one = sealed(hub)
+    with monkeypatch.context() as patch:
+        patch.setattr(ingest, "reach", ended)
+        assert "revoked" in str(refused(ApprovalRefusal, lambda: offered(hub, one, made)))
+    assert hub.store.by_bundle(one.statement.bundle_sha256) is None
+    assert hub.store.verify_log() == len(hub.store.log())
 
 
 def test_the_coordinator_takes_no_first_release_by_it(tmp_path, small_plan):
