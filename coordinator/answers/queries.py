@@ -19,6 +19,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from coordinator.pooling.cautions import theorem3
+from coordinator.pooling.further.simple_slopes import simple_slopes
 from coordinator.pooling.gaps import Gap, pooled_gap
 from coordinator.pooling.multivariate import joint_of_terms
 from coordinator.pooling.pool import Method, PooledResult, Test, pool_estimates
@@ -71,7 +72,8 @@ class PooledAnswer:
         uncompared: sites that have not compared since the coordinator was put back from a backup. Whoever tells the
             answer sets it: it is not kept with the answer.
         every: of a Table 1, a cross-table or a histogram, the estimates of all its terms.
-        joint: of every term with several coefficients, these pooled together (`multivariate.joint_of_terms`).
+        joint: of every term with several coefficients, these pooled together (`multivariate.joint_of_terms`); of an
+            interaction its simple slopes, too (`simple_slopes`).
     """
 
     study: str
@@ -305,6 +307,7 @@ def ask(
     result = found.pop(chosen)
     if isinstance(result, Refusal):
         raise result
+    how: dict[str, Any] = {"method": method, "test": test, "level": level}
     known = released_again(store, study, held, question, chosen, perturbations, trained) if perturbations else {}
     return PooledAnswer(
         study=study,
@@ -326,8 +329,9 @@ def ask(
         words=in_words(question, chosen, plan.dictionary),
         detail=asked_of(question, chosen, plan.dictionary),
         every=tuple(rows) if question.kind in DESCRIBED else (),
-        joint=tuple(
-            joint_of_terms(rows, question, method=method, test=test, level=level, spans=_spans(plan.dictionary))
+        joint=(
+            *joint_of_terms(rows, question, **how, spans=_spans(plan.dictionary)),
+            *simple_slopes(rows, question, plan.dictionary, **how),
         ),
         others={term: str(one) if isinstance(one, Refusal) else one for term, one in found.items()},
     )

@@ -212,7 +212,7 @@ SCHEMAS: Mapping[str, Schema] = {
             "type": "array",
             "items": ANY,
             "description": "Of every term with several coefficients, these pooled together: beta, vcov, psi, the "
-            "joint test, and each site's yi and cov.",
+            "joint test, and each site's yi and cov; of an interaction the slopes of each column by the other.",
         },
         curves=_or_null({"type": "object", "description": "Of a km question: the curves at public times."}),
     ),
