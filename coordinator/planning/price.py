@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator.pooling.cautions import Condition, theorem3
@@ -69,6 +69,7 @@ class PlanCost:
         last_affordable: number of the last wave the budget affords; 0 for none, `MANY` for practically all.
         translation: one wave in plain words.
         conditions: of Theorem 3, those that the sizes which the plan expects do not meet.
+        seen_by: who looks together, and the ε of one wave then, where that differs; `epsilon` is one of these.
     """
 
     study: str
@@ -92,6 +93,7 @@ class PlanCost:
     translation: str
     conditions: tuple[Condition, ...] = ()
     epsilon_given: str = ""
+    seen_by: Mapping[str, float] = field(default_factory=dict)
 
 
 def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = None) -> PlanCost:
@@ -167,6 +169,7 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
         translation=in_words(plan, event),
         conditions=conditions(plan) or (),
         epsilon_given=given(plan),
+        seen_by=plan.release.seen_by(plan),
     )
 
 

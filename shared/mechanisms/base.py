@@ -165,6 +165,10 @@ class MechanismPlan(ABC):
     def event(self, plan: StudyPlan) -> Event:
         """Privacy event that one release is charged as; known before it runs."""
 
+    def seen_by(self, plan: StudyPlan) -> Mapping[str, float]:
+        """Who looks together, in words, and the ε that holds then; empty where the ε is the same whoever looks."""
+        return {}
+
     def reused(self, plan: StudyPlan) -> MechanismPlan:
         """The settings of a release that is drawn through what an earlier release of the study has fitted and paid for.
 

@@ -103,6 +103,7 @@ def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:
         "cap": cap,
         "affordable": planned.affordable,
         "translation": in_words(plan, event),
+        "seen_by": dict(plan.release.seen_by(plan)),
     }
 
 

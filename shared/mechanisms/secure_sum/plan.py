@@ -1,0 +1,294 @@
+"""Mechanism spec of a secure sum: pilots that each site releases, and one noise for what all sites add together.
+
+A release is the pilot: noisy moments (`shared.mechanisms.moments`), by which all sites are looked at from one place.
+Its charge holds all that follows under it as well, the level of the site's events and its part in the sum, so that
+nothing is reserved later. The budget is one μ of which each part has its share of the square; `epsilon` is what holds
+when the coordinator and as many sites as the plan's `colluders` look together (`seen_by`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from shared.errors import ParameterError, PlanRefusal, SchemaRefusal
+from shared.mechanisms.base import Aggregates, Extent, Facts, must, other_record, unit
+from shared.mechanisms.moments.plan import MomentsPlan
+from shared.mechanisms.secure_sum.influences import Bounds
+from shared.mechanisms.secure_sum.price import TrustRow, trust_rows
+from shared.mechanisms.secure_sum.terms import SumTerms
+from shared.privacy import calibration
+from shared.privacy.accountant import Composition, Gaussian
+from shared.privacy.gaussian import gaussian_epsilon
+from shared.privacy.stated import shown_epsilon
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from shared.base.randomness import Noise
+    from shared.estimands.answer import Estimand, Estimate
+    from shared.plans.plan import StudyPlan
+
+__all__ = ["SecureSumPlan"]
+
+_NUMBERS = 2
+"""That are summed: of the influences, and of their squares."""
+_ROUNDED = 1.01
+"""What rounding to the grid adds to the sensitivity is a hundredth at most, and is paid for beforehand."""
+_LEAST_SHARE = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureSumPlan(Aggregates):
+    """One coefficient, of which every site's part is hidden in the sum of all.
+
+    Args:
+        epsilon: of pilot, level and sum together, per patient, with the plan's colluders; δ is the budget's.
+        outcome, responses, covariates, horizon, bins, time_bins: of the pilot, as of `MomentsPlan`.
+        coefficient: the covariate whose coefficient is summed. units: of it, for which the coefficient is told.
+        members: site to the public key by which it signs its releases, hexadecimal: a site's new key is a new plan.
+        drop_outs, colluders: d and c of `SumTerms`.
+        pilot, level: shares of μ²; the sum has the rest.
+        reach, least, most: of the `Bounds` on a record's influence.
+    """
+
+    epsilon: float
+    outcome: Literal["survival", "binary"]
+    responses: Sequence[str]
+    covariates: Sequence[str]
+    coefficient: str
+    members: Mapping[str, str]
+    units: float = 1.0
+    drop_outs: int = 1
+    colluders: int = 1
+    pilot: float = 0.6
+    level: float = 0.05
+    reach: float = 1.2
+    least: float = 2.0
+    most: float = 8.0
+    horizon: float | None = None
+    bins: int = 32
+    time_bins: int = 16
+    mechanism: Literal["secure_sum"] = "secure_sum"
+    title: ClassVar[str] = "secure sum"
+    bundle_of: ClassVar[tuple[float, float]] = MomentsPlan.bundle_of
+
+    def __post_init__(self) -> None:
+        for name in ("responses", "covariates"):
+            value = getattr(self, name)
+            listed = isinstance(value, Sequence) and not isinstance(value, str)
+            must(listed, f"release.{name} must be a list of columns", repr(value)[:60])
+            object.__setattr__(self, name, tuple(value))
+        must(
+            self.coefficient in self.covariates,
+            "release.coefficient must be one of release.covariates",
+            repr(self.coefficient)[:60],
+        )
+        must(self.outcome in ("survival", "binary"), "release.outcome must be survival or binary", self.outcome)
+        members = self.members
+        named = isinstance(members, Mapping) and all(isinstance(part, str) for one in members.items() for part in one)
+        must(named, "release.members must be a table of sites, each with its key", repr(members)[:60])
+        # In the order of their names, whatever the order in which they are written: a site is known by its place.
+        object.__setattr__(self, "members", {site: members[site].lower() for site in sorted(members)})
+        for name in ("epsilon", "units", "reach", "least", "most", "pilot", "level"):
+            value = getattr(self, name)
+            must(0 < value < math.inf, f"release.{name} must be positive and finite", value)
+        shares = (self.pilot, self.level, 1 - self.pilot - self.level)
+        must(
+            min(shares) >= _LEAST_SHARE,
+            f"release.pilot and release.level must leave each part, and the sum, {_LEAST_SHARE:g} of the budget",
+            f"{self.pilot:g} and {self.level:g}",
+        )
+        must(self.least <= self.most, "release.least must not be above release.most", f"{self.least:g}, {self.most:g}")
+
+    # -- its parts -----------------------------------------------------------------------------------------------
+    def first(self, delta: float) -> MomentsPlan:
+        """The pilot, at its own ε."""
+        return MomentsPlan(
+            epsilon=gaussian_epsilon(_mu(self.epsilon, delta) * math.sqrt(self.pilot), delta),
+            outcome=self.outcome,
+            responses=self.responses,
+            covariates=self.covariates,
+            exposures=(self.coefficient,),
+            horizon=self.horizon,
+            bins=self.bins,
+            time_bins=self.time_bins,
+        )
+
+    def bounds(self, plan: StudyPlan) -> Bounds:
+        """On what one record adds to the sum."""
+        columns = self._first(plan).design(plan).spec.covariates
+        return Bounds(
+            column=columns.index(self.coefficient),
+            unit=self.units,
+            reach=self.reach,
+            least=self.least,
+            most=self.most,
+        )
+
+    def level_event(self, plan: StudyPlan) -> Gaussian:
+        """Of the level that a site tells of its events (`influences.noisy_level`)."""
+        mu = _mu(self.epsilon, plan.budget.delta) * math.sqrt(self.level)
+        return Gaussian(sigma=math.sqrt(2) / mu, sensitivity=math.sqrt(2))
+
+    def terms(self, plan: StudyPlan, wave: int = 1) -> SumTerms:
+        """Of the sum under a wave."""
+        return self._terms(plan.budget.delta, plan.hash, wave)
+
+    def seen_by(self, plan: StudyPlan) -> Mapping[str, float]:
+        """Of everything under the plan: the coordinator alone, with its colluders, with half, with all others."""
+        rows = trust_rows(self._visible(plan), [self._priced(plan)], plan.budget.delta)
+        return {_who(row, len(self.members)): row.epsilon for row in rows}
+
+    def _first(self, plan: StudyPlan) -> MomentsPlan:
+        return self.first(plan.budget.delta)
+
+    def _visible(self, plan: StudyPlan) -> tuple[Gaussian, ...]:
+        pilot = self._first(plan).event(plan)
+        assert isinstance(pilot, Gaussian), "blocks whose sensitivity is joint are one Gaussian mechanism"
+        return pilot, self.level_event(plan)
+
+    def _priced(self, plan: StudyPlan) -> SumTerms:
+        """Terms at no plan's hash: the price does not depend on it, and is asked for before there is one."""
+        return self._terms(plan.budget.delta, "0" * 64, 1)
+
+    def _terms(self, delta: float, plan_hash: str, wave: int) -> SumTerms:
+        mu = _mu(self.epsilon, delta) * math.sqrt(1 - self.pilot - self.level)
+        return SumTerms(
+            plan=plan_hash,
+            wave=wave,
+            label="sum",
+            members=tuple(self.members.values()),
+            drop_outs=self.drop_outs,
+            colluders=self.colluders,
+            coordinates=_NUMBERS,
+            sensitivity=2 * self.reach,
+            sigma=_ROUNDED * 2 * self.reach / mu,
+            # A site's million records at their longest rows; a larger sum is brought to it.
+            largest=1e6 * self.reach,
+        )
+
+    # -- what every mechanism is asked ---------------------------------------------------------------------------
+    def require(self, plan: StudyPlan) -> None:
+        """One wave, a coefficient that the pilot has, and terms that a sum can have. Raises: PlanRefusal."""
+        super().require(plan)
+        must(len(plan.waves) == 1, "a secure sum must have one wave: a site joins one sum, once", len(plan.waves))
+        must(
+            self.coefficient in self._first(plan).design(plan).spec.covariates,
+            "release.coefficient must not be nominal",
+            self.coefficient,
+        )
+        try:
+            self._priced(plan)
+        except (ParameterError, SchemaRefusal) as refusal:
+            raise PlanRefusal(
+                f"[release] of a secure sum: {refusal.must}",
+                given=refusal.given,
+                next_step="Correct the plan's members, drop_outs or colluders.",
+            ) from None
+
+    def event(self, plan: StudyPlan) -> Composition:
+        """Pilot, level and sum, as the sum is where the plan's colluders tell the coordinator all they have."""
+        terms = self._priced(plan)
+        left = len(self.members) - self.drop_outs - self.colluders
+        return Composition(events=(*self._visible(plan), terms.event(left)))
+
+    def facts(self, plan: StudyPlan) -> Facts:
+        """The pilot's, and of the sum who takes part and its noise."""
+        pilot, terms = self._first(plan).facts(plan), self._priced(plan)
+        return Facts(
+            d=pilot.d,
+            parameters={
+                **pilot.parameters,
+                "sigma_level": self.level_event(plan).sigma,
+                "sigma_sum": terms.sigma,
+                "sites": float(len(self.members)),
+                "drop_outs": float(self.drop_outs),
+                "colluders": float(self.colluders),
+            },
+            conditional_on=pilot.conditional_on,
+            model=pilot.model,
+        )
+
+    def details(self, plan: StudyPlan) -> str:
+        """Coefficient, sites and noise, in half a line."""
+        return (
+            f"{self.coefficient} in one sum of {len(self.members)} sites, {self.drop_outs} of which may drop out; "
+            f"noise of {self._priced(plan).sigma:.4g} on the sum; pilot: {self._first(plan).details(plan)}"
+        )
+
+    def covered(self, plan: StudyPlan) -> tuple[str, ...]:
+        """As of noisy figures, then by who looks together."""
+        delta = plan.budget.delta
+        record = "one person's record" if unit(plan) == "patient" else "one row of the hospital's table"
+        rows = "; ".join(f"{who}: ε = {shown_epsilon(epsilon)}" for who, epsilon in self.seen_by(plan).items())
+        return (
+            f"Everybody in the table: replacing {record} by {other_record(plan)} changes the probability of all that "
+            "this hospital gives, its pilot, the level of its events and its part in the sum, by at most (ε, δ). "
+            "How large ε is depends on who looks together, because each hospital knows its own share of the noise: "
+            f"{rows}; each at δ = {delta:g}.",
+        )
+
+    def extent(self, plan: StudyPlan, n: int) -> Extent:
+        """Of the pilot."""
+        return self._first(plan).extent(plan, n)
+
+    def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:
+        """The pilot's noisy figures."""
+        return self._first(plan).draw(plan, records, rng)
+
+    def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
+        """As the pilot's."""
+        self._first(plan).validate(plan, table, n)
+
+    def doubt(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> str:
+        """Nothing: what a pilot leaves in doubt the sum tells."""
+        return ""
+
+    def plans(self, plan: StudyPlan, question: Estimand) -> bool:
+        """Whether a question is the planned model itself."""
+        return self._first(plan).plans(plan, question)
+
+    def answer(
+        self,
+        plan: StudyPlan,
+        tables: Sequence[tuple[pd.DataFrame, int]],
+        question: Estimand,
+        *,
+        levels: Mapping[str, Any],
+        **origin: Any,
+    ) -> list[Estimate]:
+        """A site's own answer: of its pilot."""
+        return self._first(plan).answer(plan, tables, question, levels=levels, **origin)
+
+    def together(
+        self,
+        plan: StudyPlan,
+        sites: Mapping[str, Sequence[tuple[pd.DataFrame, int]]],
+        question: Estimand,
+        *,
+        origins: Mapping[str, Mapping[str, Any]],
+    ) -> dict[str, list[Estimate]]:
+        """The sites' own answers, of their pilots."""
+        return self._first(plan).together(plan, sites, question, origins=origins)
+
+
+def _who(row: TrustRow, sites: int) -> str:
+    """Who looks together, in words.
+
+    >>> [_who(TrustRow(count, 1.0), 6) for count in (0, 1, 3, 5)]
+    ['the coordinator', 'the coordinator and 1 site', 'the coordinator and 3 sites', 'the coordinator and all 5 others']
+    """
+    if not row.colluders:
+        return "the coordinator"
+    if row.colluders == sites - 1:
+        return f"the coordinator and all {row.colluders} others"
+    return f"the coordinator and {row.colluders} site{'s' if row.colluders > 1 else ''}"
+
+
+@lru_cache(maxsize=64)
+def _mu(epsilon: float, delta: float) -> float:
+    return float(1 / calibration.calibrate(Gaussian, epsilon, delta, sensitivity=1.0).sigma)

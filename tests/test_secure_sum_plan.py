@@ -1,0 +1,139 @@
+"""The plan of a secure sum: what it refuses, what it charges, and what it says of who looks together."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from coordinator.planning.price import cost
+from shared.errors import PlanRefusal
+from shared.mechanisms import kinds
+from shared.plans.plan import StudyPlan
+from shared.privacy.accountant import epsilon
+from shared.privacy.composition import composed
+from shared.privacy.gaussian import gaussian_epsilon
+from shared.releases.receipt import coverage, planned_event
+
+SITES = {f"site-{k}": f"{k:064x}" for k in range(6)}
+PLAN = """
+study = "hearts"
+version = 1
+title = "Hearts"
+purpose = "To test."
+coordinator = "hub"
+expires = 2030-01-01
+posture = "private"
+budget = {epsilon = 1.2, delta = 1e-6}
+waves = [{number = 1, opens = 2026-01-01, closes = 2029-01-01}]
+
+[release]
+mechanism = "secure_sum"
+epsilon = 1.0
+outcome = "survival"
+responses = ["time", "cvd"]
+covariates = ["age", "sbp"]
+coefficient = "sbp"
+units = 10.0
+
+[release.members]
+SITES
+
+[dictionary]
+name = "hearts"
+version = 1
+columns.person = {kind = "person"}
+columns.age = {kind = "continuous", lower = 20, upper = 100}
+columns.sbp = {kind = "continuous", lower = 60, upper = 280}
+columns.time = {kind = "time", upper = 20, event = "cvd"}
+columns.cvd = {kind = "event"}
+"""
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+    monkeypatch.setattr(
+        kinds, "KINDS", {**kinds.KINDS, "secure_sum": "shared.mechanisms.secure_sum.plan:SecureSumPlan"}
+    )
+
+
+def planned(sites=SITES):
+    listed = "\n".join(f'{name} = "{key}"' for name, key in sites.items())
+    return StudyPlan.from_toml(PLAN.replace("SITES", listed))
+
+
+def test_a_plan_is_the_same_read_back_and_the_order_in_which_sites_are_written_is_no_matter():
+    plan = planned()
+    assert StudyPlan.from_bytes(plan.canonical) == plan
+    assert planned(sites=dict(reversed(SITES.items()))).hash == plan.hash
+    assert plan.release.terms(plan).members == tuple(SITES.values())
+    assert plan.release.terms(plan).plan == plan.hash
+
+
+@pytest.mark.parametrize(
+    ("more", "rule"),
+    [
+        ({"coefficient": "weight"}, "coefficient must be one of"),
+        ({"drop_outs": 3}, "K - 2 drop_outs must be more than colluders"),
+        ({"colluders": 4}, "K - 2 drop_outs must be more than colluders"),
+        ({"pilot": 0.95}, "leave each part"),
+        ({"least": 9.0}, "least must not be above"),
+        ({"reach": 0.0}, "reach must be positive"),
+        ({"epsilon": 0.0}, "epsilon must be positive"),
+        ({"outcome": "linear"}, "survival or binary"),
+    ],
+)
+def test_a_plan_that_no_sum_can_serve_is_refused_in_the_words_of_the_plan(more, rule):
+    given = planned().to_canonical()
+    with pytest.raises(PlanRefusal, match=rule):
+        StudyPlan.from_canonical(given | {"release": given["release"] | more})
+
+
+def test_too_few_sites_one_twice_and_a_key_that_is_none_are_refused():
+    for sites in (dict(list(SITES.items())[:4]), SITES | {"site-1": SITES["site-2"]}, SITES | {"site-1": "ff"}):
+        with pytest.raises(PlanRefusal):
+            planned(sites=sites)
+
+
+def test_a_second_wave_is_refused():
+    given = planned().to_canonical()
+    second = {"number": 2, "opens": "2027-01-01", "closes": "2029-01-01"}
+    given["waves"] = [{**given["waves"][0], "closes": "2026-12-31"}, {**given["waves"][0], **second}]
+    with pytest.raises(PlanRefusal, match="one wave"):
+        StudyPlan.from_canonical(given)
+
+
+def test_everything_is_charged_at_once_and_is_the_plan_s_epsilon():
+    plan = planned()
+    pilot, level, total = planned_event(plan).events
+    mus = [event.mu**2 for event in (pilot, level, total)]
+    assert 0.98 < epsilon(planned_event(plan), 1e-6) <= 1.0
+    assert [mu / sum(mus) for mu in mus] == pytest.approx([0.6, 0.05, 0.35], abs=0.01)
+    assert pilot == plan.release.first(1e-6).event(plan), "the pilot is drawn with the noise that is charged"
+    assert total == plan.release.terms(plan).event(len(SITES) - 2), "with one lost and one that tells its noise"
+    assert cost(plan).waves[0].affordable
+
+
+def test_four_rows_say_who_looks_together_and_all_who_price_a_plan_show_them():
+    plan = planned()
+    rows = plan.release.seen_by(plan)
+    assert list(rows) == [
+        "the coordinator",
+        "the coordinator and 1 site",
+        "the coordinator and 3 sites",
+        "the coordinator and all 5 others",
+    ]
+    alone, colluding, half, all_others = rows.values()
+    assert alone < colluding < half < all_others
+    assert colluding == epsilon(planned_event(plan), 1e-6)
+    # By hand: with all others only the site's own share, of a fourth of the variance, is left.
+    mus = [event.mu**2 for event in planned_event(plan).events]
+    assert all_others == pytest.approx(gaussian_epsilon(math.sqrt(mus[0] + mus[1] + 4 * mus[2]), 1e-6))
+    assert cost(plan).seen_by == rows
+    told = coverage(plan)[0][0]
+    assert all(who in told for who in rows)
+
+
+def test_a_price_in_another_order_of_accounting_is_no_smaller():
+    plan = planned()
+    assert composed({planned_event(plan): 1}, 1e-6) >= epsilon(planned_event(plan), 1e-6) - 1e-9
