@@ -62,6 +62,13 @@ def planned(sites=SITES):
     return StudyPlan.from_toml(PLAN.replace("SITES", listed))
 
 
+def test_until_it_can_be_run_a_plan_that_names_it_is_refused(monkeypatch):
+    plan = planned()
+    monkeypatch.setattr(kinds, "KINDS", {name: where for name, where in kinds.KINDS.items() if name != "secure_sum"})
+    with pytest.raises(PlanRefusal, match=r"release.mechanism must be one of .*'secure_sum'"):
+        StudyPlan.from_bytes(plan.canonical)
+
+
 def test_a_plan_is_the_same_read_back_and_the_order_in_which_sites_are_written_is_no_matter():
     plan = planned()
     assert StudyPlan.from_bytes(plan.canonical) == plan

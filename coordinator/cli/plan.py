@@ -212,7 +212,7 @@ def plan_cost(
                 if price.training is not None
                 else []
             ),
-            *((f"seen by {who}", f"ε {shown_epsilon(one)}") for who, one in price.seen_by.items()),
+            *((f"seen by {who}", f"ε {shown_epsilon(epsilon)}") for who, epsilon in price.seen_by.items()),
             *([("budget", f"{_budget(plan)}, all waves")] if price.epsilon is not None else []),
         )
         out.print()

@@ -197,7 +197,7 @@ def _priced(page: Mapping[str, Any], full: bool) -> list[tuple[str, str]]:
             so_far = shown_price(charged["epsilon"], charged["epsilon_given"], delta=price["delta"])
             rows.append(("charged so far", f"{so_far}, by every version of the plan"))
         rows.append(("with what comes", charged_words(page)))
-    rows += [(f"seen by {who}", f"ε = {shown_epsilon(one)}") for who, one in price["seen_by"].items()]
+    rows += [(f"seen by {who}", f"ε = {shown_epsilon(epsilon)}") for who, epsilon in price["seen_by"].items()]
     return [*rows, ("in words", price["translation"])]
 
 

@@ -23,7 +23,7 @@ from shared.mechanisms.secure_sum.terms import SumTerms
 from shared.privacy import calibration
 from shared.privacy.accountant import Composition, Gaussian
 from shared.privacy.gaussian import gaussian_epsilon
-from shared.privacy.stated import shown_epsilon
+from shared.privacy.stated import shown_delta, shown_epsilon
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -229,7 +229,7 @@ class SecureSumPlan(Aggregates):
             f"Everybody in the table: replacing {record} by {other_record(plan)} changes the probability of all that "
             "this hospital gives, its pilot, the level of its events and its part in the sum, by at most (ε, δ). "
             "How large ε is depends on who looks together, because each hospital knows its own share of the noise: "
-            f"{rows}; each at δ = {delta:g}.",
+            f"{rows}; each at δ = {shown_delta(delta)}.",
         )
 
     def extent(self, plan: StudyPlan, n: int) -> Extent:
