@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import traceback
@@ -70,6 +71,7 @@ def at_once(*works) -> list[int]:
     for work in works:
         children.append(os.fork())
         if children[-1] == 0:
+            gc.freeze()  # what gRPC left of other tests in this process must not be collected in a fork of it
             code = 1
             try:
                 work()
