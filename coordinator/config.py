@@ -177,6 +177,8 @@ class CoordinatorConfig:
         address: ``host:port`` the sites dial, as it stands in their invitations.
         names: DNS names and IP addresses in the server's certificate.
         store: SQLAlchemy URL; empty for SQLite in the home folder. `STORE_VARIABLE` in the environment wins.
+        bundles: ``s3://bucket/prefix`` of an object store that keeps accepted bundles (`ObjectPlace`); blank for a
+            folder of the home.
         threshold: lead signatures a plan must carry.
         invitation_days: days an invitation may be used.
         max_bundle_mb: most megabytes of one release.
@@ -219,6 +221,7 @@ class CoordinatorConfig:
     listen: str = "0.0.0.0:8443"
     names: tuple[str, ...] = ()
     store: str = field(default="", repr=False)
+    bundles: str = ""
     threshold: int = 1
     invitation_days: int = 14
     max_bundle_mb: int = 256
@@ -285,6 +288,10 @@ class CoordinatorConfig:
             "store must be a database URL",
             "another form (not shown: it may hold a password)",
         )
+        if self.bundles:
+            from coordinator.store.bundles.objects import ObjectPlace
+
+            ObjectPlace.of(self.bundles)
 
     @property
     def analysts_listen(self) -> str:
@@ -355,7 +362,7 @@ class CoordinatorConfig:
         closed(given, known, where=FILE_NAME, refusal=ConfigRefusal)
         values = dict(given)
         web = WebConfig.from_table(values.pop("web")) if "web" in values else None
-        for key in ("name", "address", "listen", "store", "analysts", "health", "health_grpc"):
+        for key in ("name", "address", "listen", "store", "bundles", "analysts", "health", "health_grpc"):
             if not isinstance(values.get(key, ""), str):
                 raise ConfigRefusal(f"{key} must be text", given=type(values[key]).__name__)
         for key in ("name", "address"):
@@ -383,6 +390,7 @@ address = {_quoted(self.address)}       # what the sites dial; it stands in thei
 listen = {_quoted(self.listen)}         # what the server binds
 names = [{names}]       # DNS names and IP addresses in the server's certificate
 store = {_quoted(self.store)}              # database URL; empty: SQLite here; {STORE_VARIABLE} wins
+bundles = {_quoted(self.bundles)}            # s3://bucket/prefix of an object store; empty: bundles/ here
 threshold = {self.threshold}            # lead signatures a plan must carry
 invitation_days = {self.invitation_days}     # how long an invitation may be used
 max_bundle_mb = {self.max_bundle_mb}      # largest release

@@ -40,6 +40,7 @@ EXTRAS = {
     "psycopg": "postgres",
     "pkcs11": "pkcs11",
     "distributed": "dask",
+    "s3fs": "object-store",
     "matplotlib": "figures",
     "pyarrow": "parquet",
 }

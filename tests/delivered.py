@@ -81,8 +81,10 @@ def deliver(
     Of noisy figures, `n` says how many persons they are of.
     """
     statement, envelope, receipt, data = _release(plan, site, key, table, wave, drawn, flow_of, n)
-    store.bundles.mkdir(parents=True, exist_ok=True)
-    (store.bundles / f"{statement.bundle_sha256}.zip").write_bytes(data)
+    home = Path(store.place[1])
+    (home / "bundles").mkdir(parents=True, exist_ok=True)
+    (draft := home / "draft").write_bytes(data)
+    store.bundles.put(statement.bundle_sha256, draft)
     store.accept_release(statement=statement, envelope=envelope, receipt=receipt, today=TODAY)
     return statement.release_id
 
@@ -141,5 +143,5 @@ def take_back(
         reason_code=reason,
     )
     store.withdraw(withdrawal=document, envelope=document.sign([key, APPROVERS[key.public.key_id]]), today=TODAY)
-    store.path(release).unlink()
+    store.bundles.delete(release.bundle_sha256)
     return release.bundle_sha256

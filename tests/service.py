@@ -80,11 +80,11 @@ class Sealed:
 class Hub:
     """A coordinator's home folder, and the sites that have joined it."""
 
-    def __init__(self, home: Path, plan: StudyPlan, *sites: str, url: str = "") -> None:
-        self.home, self.plan, self.url = home, plan, url
+    def __init__(self, home: Path, plan: StudyPlan, *sites: str, url: str = "", bundles: str = "") -> None:
+        self.home, self.plan, self.url, self.bundles = home, plan, url, bundles
         self.authority = Authority.create(home, coordinator=plan.coordinator, names=["127.0.0.1"])
         self.sites: dict[str, SiteKeys] = {}
-        self.store = Store.open(home, url)
+        self.store = Store.open(home, url, bundles)
         self.store.add_plan(sign_plan(plan, [LEAD]), plan)
         self.port = 0
         self.drafts = home / "drafts"
@@ -93,7 +93,9 @@ class Hub:
             self.join(site)
 
     def serve(self, **settings) -> CoordinatorServer:
-        self.running = CoordinatorServer(self.home, "127.0.0.1:0", **{"url": self.url, **settings})
+        self.running = CoordinatorServer(
+            self.home, "127.0.0.1:0", **{"url": self.url, "bundles": self.bundles, **settings}
+        )
         self.port = self.running.port
         return self.running
 
@@ -204,7 +206,8 @@ class Hub:
     def contents(self) -> set[str]:
         """Names of all files that an ingest may leave behind."""
         folders = ("bundles", "staging", "quarantine")
-        return {f"{folder}/{path.name}" for folder in folders for path in (self.home / folder).glob("*")}
+        there = {f"{folder}/{path.name}" for folder in folders for path in (self.home / folder).glob("*")}
+        return there | {f"bundles/{digest}.zip" for digest in self.store.bundles.names()}
 
 
 def rezip(data: bytes, change: dict[str, bytes]) -> bytes:

@@ -223,7 +223,7 @@ def replaced(hub) -> None:
 def spent(hub) -> None:
     """Another release of the site takes what the budget had left."""
     other = hub.seal("north", wave=2, release_id="22" * 16, table=small_table(seed=5), plan=hub.store.plan("mini").plan)
-    (hub.store.bundles / f"{other.statement.bundle_sha256}.zip").write_bytes(other.path.read_bytes())
+    (hub.store.bundles.folder / f"{other.statement.bundle_sha256}.zip").write_bytes(other.path.read_bytes())
     hub.store.accept_release(
         statement=other.statement, envelope=other.envelope, receipt=other.receipt, today=dt.date(2026, 5, 1)
     )
@@ -242,7 +242,7 @@ def test_what_changed_during_an_upload_is_decided_again_in_the_commit(hub, monke
         patch.setattr(ingest, "reach", lambda place: meanwhile(hub) if place == "ingest.before_commit" else None)
         refused(kind, lambda: egress.send(sealed.envelope, sealed.path))
     assert hub.store.by_bundle(sealed.statement.bundle_sha256) is None
-    assert not (hub.store.bundles / f"{sealed.statement.bundle_sha256}.zip").exists()
+    assert not (hub.store.bundles.folder / f"{sealed.statement.bundle_sha256}.zip").exists()
     assert hub.store.verify_log() == len(hub.store.log())
 
 
@@ -1031,7 +1031,7 @@ class Onlooker:
             while not self._over.is_set():
                 for release in store.releases():
                     self.reads += 1
-                    path = store.bundles / f"{release.bundle_sha256}.zip"
+                    path = store.bundles.folder / f"{release.bundle_sha256}.zip"
                     try:
                         is_now = path.stat()
                         if whole.get(path.name) != is_now:

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from service import SMALL, Hub, small_table
 
-import coordinator.store.round_queue
+import coordinator.services.collect.round_queue
+from coordinator.services.collect.round_queue import RoundQueue
 from coordinator.services.collect.service import CollectionService
-from coordinator.store.round_queue import RoundQueue
 from coordinator.training import dialled
 from coordinator.training.dialled import train
 from coordinator.training.dialled_grid import DialledGrid
@@ -328,7 +328,7 @@ def test_a_coordinator_killed_in_a_round_goes_on_with_it_and_nobody_pays_twice(m
         if name == place and seen.count(name) == 2:
             raise Dies(name)
 
-    monkeypatch.setattr(coordinator.store.round_queue, "reach", reach)
+    monkeypatch.setattr(coordinator.services.collect.round_queue, "reach", reach)
     with pytest.raises(Dies):
         coordinate(hub)
     monkeypatch.undo()

@@ -161,15 +161,15 @@ def test_a_damaged_bundle_excludes_its_site_with_the_reason_and_hides_no_other(o
     kept = EstimateCache()
     assert ask(store, "cvd", 1, "adjusted", cache=kept).result.labels == ("alpha", "beta", "gamma")
     victim = next(release for release in store.releases() if release.site == "beta")
-    store.path(victim).write_bytes(b"damaged" * 100)
+    store.bundles.file(victim.bundle_sha256).write_bytes(b"damaged" * 100)
     answer = ask(store, "cvd", 1, "adjusted", cache=kept)  # an estimate that was kept stands for no other bytes
     assert answer.result.labels == ("alpha", "gamma")
     (left_out,) = answer.result.excluded
     assert left_out.label == "beta"
     assert "zip" in left_out.reason
     assert len(answer.sources) == 3
-    store.path(victim).unlink()
-    assert "on disk" in ask(store, "cvd", 1, "unadjusted").result.excluded[0].reason
+    store.bundles.file(victim.bundle_sha256).unlink()
+    assert "where bundles are kept" in ask(store, "cvd", 1, "unadjusted").result.excluded[0].reason
 
 
 def test_a_question_to_more_sites_than_have_room_finds_the_tables_that_do():
@@ -204,7 +204,7 @@ def test_when_every_bundle_is_gone_the_refusal_names_them_all(other):
     for seed, site in enumerate(("alpha", "beta")):
         add(cohort_plan(), site, cohort(300, seed))
     for release in store.releases():
-        store.path(release).unlink()
+        store.bundles.file(release.bundle_sha256).unlink()
     assert {row.term for row in site_estimates(store, "cvd", 1, "adjusted")} == {
         "sbp/10",
         "age/10",

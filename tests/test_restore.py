@@ -579,10 +579,10 @@ def home(tmp_path):
     hub = Hub(tmp_path / "hub", PLAN, "north")
     config = CoordinatorConfig(home=hub.home, name="hub", address="127.0.0.1:8443", names=("127.0.0.1",))
     (hub.home / FILE_NAME).write_text(config.to_toml())
-    hub.store.bundles.mkdir(exist_ok=True)
+    hub.store.bundles.folder.mkdir(exist_ok=True)
     for wave in (1, 2):
         sealed = hub.seal("north", wave=wave, release_id=f"{wave:032d}", table=small_table(seed=wave))
-        shutil.copy(sealed.path, hub.store.bundles / f"{sealed.statement.bundle_sha256}.zip")
+        shutil.copy(sealed.path, hub.store.bundles.folder / f"{sealed.statement.bundle_sha256}.zip")
         hub.store.accept_release(
             statement=sealed.statement, envelope=sealed.envelope, receipt=sealed.receipt, today=TODAY
         )
@@ -641,7 +641,7 @@ def test_a_backup_holds_what_is_in_the_write_ahead_log_and_opens_for_who_leads_a
 
 def test_a_backup_of_a_coordinator_that_is_not_whole_is_refused(home, tmp_path):
     out = tmp_path / "b.tar"
-    [bundle, _] = sorted(home.store.bundles.iterdir())
+    [bundle, _] = sorted(home.store.bundles.folder.iterdir())
     data = bundle.read_bytes()
     bundle.write_bytes(data[:-1] + b"x")
     refused(IntegrityRefusal, lambda: made_of(home.config, out))

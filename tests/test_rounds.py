@@ -14,8 +14,8 @@ from service import LEAD, Hub
 from stage.collect import plan
 from stage.ledger import DELTA, DIGEST, Anchored, acknowledge, reserve
 
+from coordinator.services.collect.round_queue import RoundQueue
 from coordinator.services.membership import Members
-from coordinator.store.round_queue import RoundQueue
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.chain import GENESIS
 from shared.base.keys import SigningKey

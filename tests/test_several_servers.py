@@ -35,11 +35,12 @@ import grpc, pandas, pyarrow.compute, pyarrow.parquet  # noqa: before the fork, 
 from pathlib import Path
 import coordinator.services.compute.tasks
 from coordinator.services.collect import server
-home, url, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+home, url, bundles, count = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
 for _ in range(count):
     if not (child := os.fork()):
         try:
-            server.serve(home, "127.0.0.1:0", url=url, ready=lambda port: print(os.getpid(), port, flush=True))
+            ready = lambda port: print(os.getpid(), port, flush=True)
+            server.serve(home, "127.0.0.1:0", url=url, bundles=bundles, ready=ready)
         finally:
             os._exit(0)
 sys.stdin.read()
@@ -69,7 +70,7 @@ class Processes:
 
     def __init__(self, hub: Hub, count: int) -> None:
         env = {**os.environ, "PYTHONPATH": f"{ROOT}", "OMP_NUM_THREADS": "1"}
-        argv = [sys.executable, "-c", SERVER, f"{hub.home}", hub.url, f"{count}"]
+        argv = [sys.executable, "-c", SERVER, f"{hub.home}", hub.url, hub.bundles, f"{count}"]
         pipe = subprocess.PIPE
         self.parent = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=env)
         self.all = [tuple(map(int, self.parent.stdout.readline().split())) for _ in range(count)]
@@ -114,8 +115,9 @@ def require_stored(hub: Hub, heard: list[Acceptance]) -> None:
     for one in heard:
         release = found[one.bundle_sha256]
         assert (release.log_index, release.release_id) == (one.log_index, one.release_id)
-        data = (hub.home / "bundles" / f"{one.bundle_sha256}.zip").read_bytes()
-        assert hashlib.sha256(data).hexdigest() == one.bundle_sha256
+        with hub.store.bundles.read(one.bundle_sha256) as path:
+            assert hashlib.sha256(path.read_bytes()).hexdigest() == one.bundle_sha256
+    assert hub.store.bundles.names() == found.keys()
     assert len({one.log_index for one in heard}) == len(heard)
     assert verify_log(hub.store) == hub.store.entries()
 

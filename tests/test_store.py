@@ -64,7 +64,7 @@ def hub(tmp_path, plan, database):
 def put(hub: Hub, sealed, store: Store | None = None):
     """Accept a release as the service does once its bytes are checked."""
     store = store or hub.store
-    (store.bundles / f"{sealed.statement.bundle_sha256}.zip").write_bytes(sealed.path.read_bytes())
+    (store.bundles.folder / f"{sealed.statement.bundle_sha256}.zip").write_bytes(sealed.path.read_bytes())
     return store.accept_release(
         statement=sealed.statement, envelope=sealed.envelope, receipt=sealed.receipt, today=TODAY
     )
@@ -257,7 +257,7 @@ def test_a_bundle_changed_or_lost_on_disk_is_found_when_it_is_read(hub):
     with pytest.raises(IntegrityRefusal):
         list(hub.store.tables("mini", 1))
     path.unlink()
-    with pytest.raises(IntegrityRefusal, match="on disk"):
+    with pytest.raises(IntegrityRefusal, match="where bundles are kept"):
         list(hub.store.tables("mini", 1))
 
 

@@ -110,12 +110,12 @@ def test_a_trial_writes_nothing_and_finds_what_would_stop_the_copy(hub, url):
     assert copied(hub.store, url, dry_run=True).written is False
     assert tables_of(url) == []
     [one, _] = hub.store.releases()
-    path = hub.store.path(one)
+    path = hub.store.bundles.file(one.bundle_sha256)
     data = path.read_bytes()
     for change, given in ((lambda: path.write_bytes(data[:-1]), "another"), (path.unlink, "none")):
         change()
         for dry_run in (True, False):
-            with pytest.raises(IntegrityRefusal, match="before its store is copied") as caught:
+            with pytest.raises(IntegrityRefusal, match="before it is copied") as caught:
                 copied(hub.store, url, dry_run=dry_run)
             assert caught.value.given.startswith(given)
     assert tables_of(url) == []

@@ -130,7 +130,7 @@ def curves(
         try:
             own = _curves_of(store, held, site, question, levels)
         except Refusal as refusal:
-            left_out[site] = str(refusal).rstrip(".")
+            left_out[site] = resolving.reason_of(refusal)
             continue
         more = site_answers.released_inflation(releases[site], held.behind[site], held.combined)
         for group, curve in own.items():

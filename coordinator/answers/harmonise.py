@@ -331,7 +331,7 @@ def harmonised(
             how: dict[str, Any] = {"behind": held.behind[site], "combined": held.combined, "surrogate": None}
             mapped = site_answers.site_answer(store, releases, taken, question, **how, origin=origin, through=through)
         except Refusal as refusal:
-            found.append(resolving.absent(study, site, held.wave, answer.term, question, str(refusal).rstrip(".")))
+            found.append(resolving.absent(study, site, held.wave, answer.term, question, resolving.reason_of(refusal)))
             continue
         found.append(next(row for row in mapped if row.term == answer.term))
         sites[site] = _SiteMapped.of(scale, here, redrawn, tables[site], found[-1], question, levels)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shared.errors import ParameterError
+from shared.errors import ParameterError, Refusal, StorageRefusal
 from shared.estimands.answer import Estimand, Estimate, parse_estimand, parse_formula
 from shared.estimands.kinds import KINDS
 
@@ -21,6 +21,7 @@ __all__ = [
     "lacking",
     "no_column",
     "question",
+    "reason_of",
     "resolve",
 ]
 
@@ -123,6 +124,13 @@ def _undotted(question: Estimand, columns: Collection[str]) -> Estimand:
     for name in dotted:
         text = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w.])", name.replace(".", "_"), text)
     return parse_estimand(text) if dotted else question
+
+
+def reason_of(refusal: Refusal) -> str:
+    """Why a site has no answer. Raises: StorageRefusal: of whatever keeps all bundles; asked again they may answer."""
+    if isinstance(refusal, StorageRefusal):
+        raise refusal
+    return str(refusal).rstrip(".")
 
 
 def absent(study: str, site: str, wave: int, term: str, question: Estimand, reason: str) -> Estimate:

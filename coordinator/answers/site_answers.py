@@ -5,7 +5,6 @@ Nothing is fitted again for another pooling, or for another site's new release.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import threading
 from collections import OrderedDict
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
     from shared.releases.receipt import Receipt
 from coordinator.answers.release_selection import ReleaseSelection, moved, rows_of
-from coordinator.answers.resolving import absent, lacking, resolve
+from coordinator.answers.resolving import absent, lacking, reason_of, resolve
 
 __all__ = [
     "AnswerSource",
@@ -226,8 +225,8 @@ def answers_of_sites(
         beside = _together(store, study, held, question, taken, cache)
     except EstimateRefusal as refusal:
         unanswerable = refusal
-    except Refusal:
-        pass  # of one site's bundle, which answers for itself below
+    except Refusal as refusal:
+        reason_of(refusal)  # of one site's bundle, which answers for itself below
     for site, releases in held.parts.items():
         sources += [_source(store, release, question) for release in releases]
         origin = {
@@ -260,7 +259,7 @@ def answers_of_sites(
                 continue
             answered[site] = cache((*key, "without", *back), work) if cache is not None else work()
         except Refusal as refusal:
-            failed[site] = str(refusal)
+            failed[site] = reason_of(refusal)
     if any(stone.bundle_sha256 in held.used for stone in store.withdrawals(study)):
         raise moved()  # what a site took back in the meantime answers nothing
     first = next(iter(answered.values()), [])
@@ -278,8 +277,10 @@ def _quantiles(
     tables: list[QuestionRows] = []
     if not isinstance(plan.release, Answering):
         for releases in held.parts.values():
-            with contextlib.suppress(Refusal):  # of one site's bundle, which answers for itself
+            try:
                 tables.append(QuestionRows(rows_of(store, releases, taken)))
+            except Refusal as refusal:
+                reason_of(refusal)  # of one site's bundle, which answers for itself
 
     def at(name: str, shares: Sequence[float]) -> list[float]:
         values = [table.numbers(name) for table in tables if name in table]

@@ -37,7 +37,7 @@ KeyFile = Annotated[
     Path | None, typer.Option("--key", help="That lead's key file, where the one that goes along is not to be used.")
 ]
 
-__all__ = ["backup", "drill", "restore", "store_copy", "store_migrate", "upgrade"]
+__all__ = ["backup", "drill", "restore", "store_bundles", "store_copy", "store_migrate", "upgrade"]
 
 
 @verb(app, rich_help_panel="Set up")
@@ -181,7 +181,7 @@ def upgrade(
     from coordinator.store.schema.revisions import HEAD, revision_of, taken_back
     from coordinator.store.store import Store
 
-    with closing(Store.open(config.home, config.store)) as store:
+    with closing(Store.open(config.home, config.store, config.bundles)) as store:
         if to and not dry_run:
             store.write(lambda c: taken_back(c, to))
         now = store.read(revision_of)
@@ -214,6 +214,40 @@ def store_migrate(config: CoordinatorConfig, url: Target, dry_run: DryRun = Fals
     return _copied(config, url, switch=True, dry_run=dry_run, quiet=json)
 
 
+@verb(store_app, "bundles")
+def store_bundles(
+    config: CoordinatorConfig,
+    place: Annotated[
+        str, typer.Argument(metavar="PLACE", help="s3://bucket/prefix of an object store, or folder: one of the home.")
+    ],
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> VerbAnswer:
+    """Copy accepted bundles to an object store or back, each verified; settings name it. No coordinator must serve."""
+    from coordinator.operations.migration import put_elsewhere, set_setting
+    from coordinator.services.backup import nobody_serves
+
+    place = "" if place == "folder" else place
+    before, after = (one or f"{config.home / 'bundles'}" for one in (config.bundles, place))
+    with nobody_serves(config.home), open_store(config) as store, _bar(json) as show:
+        bundles, copied = put_elsewhere(store, place, dry_run=dry_run, progress=show)
+        if not dry_run:
+            set_setting(config, "bundles", place)
+    answer = {"source": before, "target": after, "bundles": bundles, "copied": copied, "dry_run": dry_run}
+    did = "would copy" if dry_run else "copied and verified"
+    return VerbAnswer(
+        answer,
+        (f"{did}: {copied} of {bundles} bundles", "bold"),
+        labelled(("from", before), ("to", after)),
+        (
+            f"{before} keeps its copies. No study's retention reaches them: delete them once a backup is made.",
+            "yellow",
+        )
+        if not dry_run
+        else None,
+    )
+
+
 def _copied(config: CoordinatorConfig, url: str, *, switch: bool, dry_run: bool, quiet: bool) -> VerbAnswer:
     from coordinator.operations.migration import copied, require_url, switched
     from coordinator.services.backup import nobody_serves
@@ -233,7 +267,10 @@ def _copied(config: CoordinatorConfig, url: str, *, switch: bool, dry_run: bool,
             ("from", made.source),
             ("to", made.target),
             ("root", made.root if made.entries else "none yet"),
-            ("bundles", f"{made.bundles} read, each of its digest; they stay in {config.home / 'bundles'}"),
+            (
+                "bundles",
+                f"{made.bundles} read, each of its digest; they stay in {config.bundles or config.home / 'bundles'}",
+            ),
         ),
         f"{FILE_NAME} names the copy now." if answer["switched"] else None,
         f"The file it was copied from is {aside} now." if aside else None,

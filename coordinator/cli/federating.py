@@ -91,7 +91,7 @@ def federate_run(
 @verb(federate_app, "status")
 def federate_status(store: Store, study: Study) -> VerbAnswer:
     """How far the study's newest training is: which round, who has answered it, who is waited for."""
-    from coordinator.store.round_queue import RoundQueue
+    from coordinator.services.collect.round_queue import RoundQueue
 
     found = RoundQueue(store).progress(study)
     plans = {stored.plan.hash: stored.plan for stored in store.plans()}

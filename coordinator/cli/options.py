@@ -106,7 +106,7 @@ def open_store(config: CoordinatorConfig) -> Iterator[Store]:
     from coordinator.store.members import UNKNOWN_PLAN
     from coordinator.store.store import Store
 
-    with closing(Store.open(config.home, config.store)) as store:
+    with closing(Store.open(config.home, config.store, config.bundles)) as store:
         try:
             yield store
         except PlanRefusal as refusal:

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     pass
 
 
+Database = Annotated[
+    str, typer.Option("--store", help=f"URL of the database; SQLite in the home folder, or {STORE_VARIABLE}.")
+]
+Bundles = Annotated[
+    str, typer.Option("--bundles", help="s3://bucket/prefix of an object store; a folder of the home if left out.")
+]
+
 __all__ = ["init", "passphrase", "serve"]
 
 
@@ -32,9 +39,8 @@ def init(
     lead: Annotated[list[str] | None, typer.Option("--lead", help="Name of a lead's key; repeat for several.")] = None,
     threshold: Annotated[int, typer.Option("--threshold", help="Lead signatures that a plan must carry.")] = 1,
     analysts: Annotated[str, typer.Option("--analysts", help="host:port that analysts dial; none if left out.")] = "",
-    database: Annotated[
-        str, typer.Option("--store", help=f"URL of the database; SQLite in the home folder, or {STORE_VARIABLE}.")
-    ] = "",
+    database: Database = "",
+    bundles: Bundles = "",
     dry_run: DryRun = False,
 ) -> VerbAnswer:
     """Make the home folder: settings, certificate authority, server certificate and the leads' keys."""
@@ -49,6 +55,7 @@ def init(
         threshold=threshold,
         analysts=analysts,
         store=database,
+        bundles=bundles,
     )
     leads = list(dict.fromkeys(lead or ["lead"]))
     _require_leads(leads, threshold)
@@ -74,7 +81,8 @@ def init(
     there = all((home / "ca" / name).exists() for name in ("ca.key", "ca.pem"))
     authority = Authority.load(home) if there else Authority.create(home, coordinator=name, names=config.names)
     # What the environment names is used as any other verb would, and stays out of the settings: it may hold a password.
-    with open_store(replace(config, store=os.environ.get(STORE_VARIABLE) or database)):
+    with open_store(replace(config, store=os.environ.get(STORE_VARIABLE) or database)) as store:
+        store.bundles.try_out()
         write_private(home / FILE_NAME, config.to_toml().encode())
     made = {
         "home": str(home),
@@ -197,6 +205,7 @@ def serve(
         ready=ready,
         watched=watched,
         url=config.store,
+        bundles=config.bundles,
         max_bundle=config.max_bundle,
         quotas=config.quotas,
         workers=config.workers,

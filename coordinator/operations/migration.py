@@ -1,6 +1,6 @@
 """A coordinator's store in another database: every table in one transaction, held against what it was copied from.
 
-Bundles stay in the home folder, by their digests; before anything is written, each is read, and the log verified.
+Bundles stay where they are, by their digests; before anything is written, each is read, and the log verified.
 Whoever is killed on the way has an empty database or a whole copy, and makes the same call again.
 """
 
@@ -11,8 +11,9 @@ import itertools
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,16 @@ from sqlalchemy.exc import DBAPIError
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from coordinator.store import membership
 from coordinator.store import schema as db
+from coordinator.store.bundles import BundleStore, bundle_store
 from coordinator.store.engine import opened, storage_refusal
 from coordinator.store.schema.revisions import brought_up
 from coordinator.store.store import Store
 from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
 from shared.base.keys import write_private
-from shared.errors import IntegrityRefusal, ParameterError, StateRefusal
+from shared.errors import IntegrityRefusal, ParameterError, StateRefusal, StorageRefusal
 
-__all__ = ["StoreCopy", "copied", "require_url", "switched"]
+__all__ = ["StoreCopy", "copied", "put_elsewhere", "require_url", "set_setting", "switched"]
 
 BLOCK = 200  # rows read and written together
 KEPT_APART = {db.writers.name}  # of the processes that write to a database, not of what they write
@@ -93,7 +95,8 @@ def copied(
     finally:
         engine.dispose()
     if not dry_run:
-        with closing(Store(url, store.bundles.parent)) as copy:
+        _, home, place = store.place
+        with closing(Store(url, Path(home), place)) as copy:
             if (copy.verify_log(), copy.root(entries)) != (entries, root):
                 raise IntegrityRefusal("the copy's log must be the store's", given="another")
             copy.verify_signatures()
@@ -120,19 +123,70 @@ def _verified(store: Store, progress: Callable[[str, int, int], None]) -> tuple[
     releases = store.releases()
     for place, release in enumerate(releases):
         progress("bundles read", place, len(releases))
-        path = store.path(release)
-        if not path.exists():
-            given = "none"
-        else:
+        with _whole(store.bundles, release.bundle_sha256):
+            pass
+    return entries, store.root(entries), len(releases)
+
+
+@contextmanager
+def _whole(bundles: BundleStore, digest: str) -> Iterator[Path]:
+    """A bundle's file, its bytes those of its digest. Raises: IntegrityRefusal, StorageRefusal."""
+    with ExitStack() as read:
+        given = "none"
+        with suppress(FileNotFoundError):
+            path = read.enter_context(bundles.read(digest))
             with path.open("rb") as file:
-                given = "" if hashlib.file_digest(file, "sha256").hexdigest() == release.bundle_sha256 else "another"
+                given = "" if hashlib.file_digest(file, "sha256").hexdigest() == digest else "another"
         if given:
             raise IntegrityRefusal(
-                "every accepted bundle must be in the home folder before its store is copied",
-                given=f"{given} for {release.bundle_sha256[:12]}",
-                next_step="Restore bundles/ from the backup (coordinator log verify).",
+                "every accepted bundle must be where bundles are kept before it is copied",
+                given=f"{given} for {digest[:12]}",
+                next_step="Restore it from the backup (coordinator log verify).",
             )
-    return entries, store.root(entries), len(releases)
+        yield path
+
+
+def put_elsewhere(
+    store: Store, place: str, *, dry_run: bool = False, progress: Callable[[str, int, int], None] = lambda *_: None
+) -> tuple[int, int]:
+    """Copy every accepted bundle to another place, each read before and after; what was copied from stays as it is.
+
+    Nobody may serve the store meanwhile.
+
+    Args:
+        place: as of `coordinator.store.bundles.bundle_store`.
+        dry_run: read them, and look which are there already.
+        progress: as of `copied`.
+    Returns: how many accepted bundles there are, and how many of them were copied, or would be.
+    Raises: ParameterError (the same place), IntegrityRefusal (a bundle is not whole), StorageRefusal, ConfigRefusal.
+    """
+    home = Path(store.place[1])
+    if place == store.bundles.place:
+        raise ParameterError("bundles must be copied to another place", given="the one where they are")
+    there = bundle_store(place, home)
+    if not dry_run:
+        there.try_out()
+        (home / "bundles").mkdir(mode=0o700, exist_ok=True)
+    digests = sorted({release.bundle_sha256 for release in store.releases()})
+    lacking = set(digests) - there.names()
+    for number, digest in enumerate(digests):
+        progress("bundles copied", number, len(digests))
+        with _whole(store.bundles, digest) as path:
+            if digest in lacking and not dry_run:
+                part = home / f".{digest}.copied"
+                try:
+                    shutil.copyfile(path, part)
+                    with part.open("rb") as file:
+                        os.fsync(file.fileno())
+                    there.put(digest, part)
+                except OSError as error:
+                    raise StorageRefusal("a bundle must be copied", given=error.strerror or "an error") from None
+                finally:
+                    part.unlink(missing_ok=True)
+        if not dry_run:
+            with _whole(there, digest):
+                pass
+    return len(digests), len(lacking)
 
 
 def _holds(engine: sa.Engine, url: sa.URL, sums: dict[str, tuple[int, int]]) -> bool:
@@ -228,15 +282,20 @@ def require_url(url: str) -> str:
     return url
 
 
+def set_setting(config: CoordinatorConfig, key: str, value: str) -> None:
+    """Have the settings' file say another text for a key, and else what it says."""
+    path = config.home / FILE_NAME
+    line = f"{key} = {json.dumps(value, ensure_ascii=False)}"
+    text, count = re.subn(rf"(?m)^{key}\s*=.*$", lambda _: line, path.read_text(encoding="utf-8"), count=1)
+    write_private(path, (text if count else f"{line}\n{text}").encode())
+
+
 def switched(config: CoordinatorConfig, url: str) -> str:
     """Have the settings name another store; the name that a SQLite file of the home folder has from then on, or blank.
 
     The file is put aside, so that nobody who forgets the setting goes on in it: two stores that grow are a forked log.
     """
-    path = config.home / FILE_NAME
-    line = f"store = {json.dumps(url, ensure_ascii=False)}"
-    text, count = re.subn(r"(?m)^store\s*=.*$", lambda _: line, path.read_text(encoding="utf-8"), count=1)
-    write_private(path, (text if count else f"{line}\n{text}").encode())
+    set_setting(config, "store", url)
     reach("migration.switched")
     old = config.home / "store.db"
     if not url or not old.exists():

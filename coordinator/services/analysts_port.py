@@ -208,8 +208,8 @@ class AnalystsProcess:
         home: the coordinator's home folder.
         listen: ``host:port`` to bind.
         counted: folder in which it counts its calls, see `coordinator.operations.metrics`; None: nowhere.
-        settings: ``url``, ``workers``, ``analysis``, ``limits``, ``web`` and ``log``, as of `analysts_server`,
-            `Store.open` and `begin_log`.
+        settings: ``url``, ``bundles``, ``workers``, ``analysis``, ``limits``, ``web`` and ``log``, as of
+            `analysts_server`, `Store.open` and `begin_log`.
     Raises: NetworkRefusal (the port is taken); any refusal of the store.
     """
 
@@ -300,7 +300,7 @@ def main() -> None:
     home = Path(given["home"])
     try:
         begin_log(given.get("log", {}))
-        store = Store.open(home, given["url"])
+        store = Store.open(home, given["url"], given["bundles"])
         server = analysts_server(
             store,
             given["listen"],

@@ -29,6 +29,7 @@ from coordinator.services.authority import Authority
 from coordinator.services.clocks import SeenClocks
 from coordinator.services.health import require_whole
 from coordinator.services.quotas import delete_due, deleted
+from coordinator.store.bundles import BundleStore, bundle_store
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import Store
 from shared.base.archive import BackupHeader, header_for, new_file, put_in_place, read_archive, sandbox, write_archive
@@ -127,7 +128,7 @@ def back_up(
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with (
-            closing(Store.open(config.home, config.store)) as store,
+            closing(Store.open(config.home, config.store, config.bundles)) as store,
             tempfile.TemporaryDirectory(prefix=".backup-", dir=config.home) as folder,
         ):
             for attempt in range(1, ATTEMPTS + 1):
@@ -135,10 +136,10 @@ def back_up(
                 copy.mkdir(mode=0o700)
                 store.copy_to(copy / "store.db")
                 reach("backup.copied")
-                with closing(Store.open(copy)) as taken:
-                    facts, sources = _listed(config.home, copy, taken, authority, today)
-                _one_file(copy / "store.db")
                 try:
+                    with closing(Store.open(copy)) as taken:
+                        facts, sources = _listed(config.home, copy, taken, store.bundles, authority, today)
+                    _one_file(copy / "store.db")
                     made = write_archive(out, header, authority.witness, asdict(facts), sources, scratch=copy)
                     break
                 except FileNotFoundError as error:
@@ -154,19 +155,23 @@ def back_up(
 
 
 def _listed(
-    home: Path, copy: Path, taken: Store, authority: Authority, today: dt.date
+    home: Path, copy: Path, taken: Store, bundles: BundleStore, authority: Authority, today: dt.date
 ) -> tuple[BackupFacts, dict[str, Path | bytes]]:
-    """What goes into the archive, its database verified."""
+    """What goes into the archive, its database verified. Raises: FileNotFoundError (a bundle is not there)."""
     require_whole(taken, thorough=True)
     size = taken.verify_log()
     taken.verify_signatures()
     watch = LogWatch(taken, coordinator=authority.coordinator, key=authority.witness)
     _, head = watch.head(today)
     releases = taken.releases()
-    names = {f"bundles/{one.bundle_sha256}.zip" for one in releases}
+    sources: dict[str, Path | bytes] = {"store.db": copy / "store.db"}
+    for digest in {one.bundle_sha256 for one in releases}:
+        with bundles.read(digest) as path:
+            # A copy that ends with the block is copied once more: to where the archive is made.
+            kept = path if not bundles.place else Path(shutil.copyfile(path, copy / f"{digest}.zip"))
+        sources[f"bundles/{digest}.zip"] = kept
     apart = (home / f"quarantine/{one.bundle_sha256}.zip" for one in taken.quarantined())
-    names |= {f"quarantine/{path.name}" for path in apart if path.exists()}
-    sources: dict[str, Path | bytes] = {"store.db": copy / "store.db", **{name: home / name for name in names}}
+    sources |= {f"quarantine/{path.name}": path for path in apart if path.exists()}
     rooms = [path for room in ("ca", "keys", "keys/retired") for path in (home / room).glob("*") if path.is_file()]
     settings = [path for path in (home / FILE_NAME, home / "notify.toml") if path.exists()]
     for path in (*settings, *rooms):
@@ -257,6 +262,8 @@ def restore(
                 # A backup is older than what was deleted since: it brings nothing back.
                 delete_due(store, made, today, also=_deleted_there(home))
         _one_file(made / "store.db")
+        if not dry_run:
+            _put_bundles(made)
         moved = "" if dry_run else put_in_place(made, home)
     return RestoredHome(facts=facts, entry=entry, moved=moved)
 
@@ -340,6 +347,14 @@ def _require_log(store: Store, facts: BackupFacts, files: Mapping[str, Any], aut
     have = {name for name in files if name.startswith("bundles/")}
     if not whole or have != {f"bundles/{one.bundle_sha256}.zip" for one in store.releases()}:
         raise IntegrityRefusal("a backup must hold the log and the bundles that it names", given="others")
+
+
+def _put_bundles(made: Path) -> None:
+    """Move a restored home's bundles to the object store that its settings name, if they do. Raises: StorageRefusal."""
+    there = bundle_store(CoordinatorConfig.load(made).bundles, made)
+    for path in sorted((made / "bundles").glob("*.zip")) if there.place else ():
+        there.put(path.stem, path)
+        path.unlink()
 
 
 def _require_same(home: Path, facts: BackupFacts) -> None:

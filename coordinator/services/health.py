@@ -57,6 +57,7 @@ def diagnose(config: CoordinatorConfig, authority: Authority, store: Store) -> t
     look("keys at rest", lambda: _keys_at_rest(config))
     look("database", lambda: _database(store))
     look("disk", lambda: _disk(config))
+    look("bundles", lambda: _bundles(store))
     look("quotas", lambda: _quotas(config, store))
     return found, code
 
@@ -133,7 +134,7 @@ def require_home(store: Store, home: Path) -> None:
     mine = path.read_text().strip() if path.exists() else ""
     known = read(lambda c: c.execute(sa.select(_home.c.id)).scalar()) or ""
     if known and mine != known:
-        bundles = {path.stem for path in store.bundles.glob("*.zip")}
+        bundles = store.bundles.names()
         if mine or not any(release.bundle_sha256 in bundles for release in store.releases()):
             raise StateRefusal(
                 "a database must be served from one home folder",
@@ -167,6 +168,22 @@ def _certificates(authority: Authority, store: Store) -> Iterable[Finding]:
             yield "warn", one.warning, one.mend
     for whose, what in wrong.items():
         yield "warn", f"that of {whose} is {what}", "coordinator clock repair, or revoke the site and invite it anew."
+
+
+def _bundles(store: Store) -> Iterable[Finding]:
+    place, warning = store.bundles.try_out()
+    accepted = {release.bundle_sha256 for release in store.releases()}
+    lacking = len(accepted - store.bundles.names())
+    if lacking:
+        raise IntegrityRefusal(
+            "every accepted bundle must be where bundles are kept",
+            given=f"{lacking} of {len(accepted)} that are not",
+            next_step="Restore them from the backup (coordinator restore).",
+        )
+    if warning:
+        yield "warn", warning, "Turn versions off, or let the bucket expire them: a study's retention ends at its word."
+    else:
+        yield "ok", f"{len(accepted)} accepted, all in {place}", ""
 
 
 def _keys_at_rest(config: CoordinatorConfig) -> Iterable[Finding]:

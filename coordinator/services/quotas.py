@@ -397,7 +397,8 @@ def erase(store: Database, home: Path) -> int:
         for folder in home.glob(".backup-*"):
             if time.time() - folder.stat().st_mtime > 86_400:
                 shutil.rmtree(folder, ignore_errors=True)
-    for folder in (home / "bundles", home / "quarantine", home / "staging"):
+    count += sum(store.bundles.delete(digest) for digest in names & store.bundles.names()) if names else 0
+    for folder in (home / "quarantine", home / "staging"):
         found = [path for path in folder.glob("*") if names & set(path.name.split("."))] if folder.is_dir() else []
         for path in found:
             path.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from coordinator.store import schema as db
+from coordinator.store.bundles import bundle_store
 from coordinator.store.schema.revisions import HEAD, brought_up, revision_of
 from shared.base.canonical import canonical_json
 from shared.base.merkle_tree import MerkleTree, append, leaf_hash, peaks_root
@@ -48,18 +49,18 @@ Writer = Reader
 
 
 class Database:
-    """One SQL database and the folder of bundles beside it. Safe for many threads, and for several processes.
+    """One SQL database and the bundles beside it. Safe for many threads, and for several processes.
 
     Args: as of `coordinator.store.store.Store`.
     Raises: StorageRefusal, when the database cannot be opened; StateRefusal, when it is of another version.
     """
 
-    def __init__(self, url: str, home: Path | None = None) -> None:
+    def __init__(self, url: str, home: Path | None = None, bundles: str = "") -> None:
         parsed = sa.make_url(url)
         sqlite = parsed.get_backend_name() == "sqlite"
         if home is None:
             home = Path(parsed.database or "store.db").parent if sqlite else Path()
-        self.bundles = home / "bundles"
+        self._home, self.bundles = home, bundle_store(bundles, home)
         # One writer at a time within this process: cheaper than letting the database send losers back.
         self._writing = threading.Lock()
         self._writer, self._number = secrets.token_hex(16), 0
@@ -75,9 +76,9 @@ class Database:
             raise
 
     @property
-    def place(self) -> tuple[str, str]:
-        """Database URL and home folder, for another process of this coordinator; the URL may hold a password."""
-        return self._engine.url.render_as_string(hide_password=False), str(self.bundles.parent)
+    def place(self) -> tuple[str, str, str]:
+        """What another process of this coordinator opens it by, in order; the database's URL may hold a password."""
+        return self._engine.url.render_as_string(hide_password=False), str(self._home), self.bundles.place
 
     def close(self) -> None:
         """Give the connections back."""

@@ -306,6 +306,17 @@ def by_bundle(store: Database, bundle_sha256: str) -> AcceptedRelease | None:
     return releases_of(store, [bundle_sha256]).get(bundle_sha256)
 
 
+def unless_named(store: Database, bundle_sha256: str, work: Callable[[], None]) -> None:
+    """Do something unless a release has this bundle; where several processes write, while none of them does."""
+
+    def alone(c: sa.Connection) -> None:
+        if c.execute(sa.select(db.releases.c.log_index).where(db.releases.c.bundle_sha256 == bundle_sha256)).first():
+            return
+        work()
+
+    (store.write if store.shared else store.read)(alone)
+
+
 def holdings(store: Database, study: str, site: str) -> tuple[Holding, ...]:
     """Releases held, or once held, of a site in a study, each with the statement that the site signed."""
     held = [

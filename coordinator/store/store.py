@@ -1,9 +1,9 @@
 """The coordinator's database: plans, sites and their keys, anchors, accepted releases, the log.
 
-One SQL database (SQLite in the home folder by default; the SQL is portable) and one folder of bundles named by their
-digest. The rules that must never break are constraints of the database, not only of the code: one release per
-(study, wave, site), one row per bundle, one entry per place in the log. A release becomes visible in the same
-transaction that logs it, after its bytes are on disk; readers only ever see whole releases.
+One SQL database (SQLite in the home folder by default; the SQL is portable) and the bundles, each named by its digest
+(`coordinator.store.bundles`). The rules that must never break are constraints of the database, not only of the code:
+one release per (study, wave, site), one row per bundle, one entry per place in the log. A release becomes visible in
+the same transaction that logs it, after its bytes are durable; readers only ever see whole releases.
 
 A withdrawn release keeps its row, so that its id, its bytes and its place in the wave stay taken; no question sees it
 again. A wave that was closed is never changed: what arrives or is taken back afterwards makes a *revision* of it, and
@@ -14,10 +14,9 @@ Acknowledged means durable: SQLite runs with a write-ahead log and ``synchronous
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,18 +68,19 @@ class Store(Database):
 
     Args:
         url: SQLAlchemy URL, e.g. ``sqlite:////srv/coordinator/store.db``.
-        home: folder that holds ``bundles/``; for SQLite the database's own folder by default.
-    Raises: StorageRefusal, when the database cannot be opened.
+        home: the coordinator's home folder; for SQLite the database's own folder by default.
+        bundles: where they are kept, as of `coordinator.store.bundles.bundle_store`.
+    Raises: StorageRefusal, when the database cannot be opened; ConfigRefusal.
     """
 
-    def __init__(self, url: str, home: Path | None = None) -> None:
-        super().__init__(url, home)
+    def __init__(self, url: str, home: Path | None = None, bundles: str = "") -> None:
+        super().__init__(url, home, bundles)
         self._tables = TableCache()
 
     @classmethod
-    def open(cls, home: Path, url: str = "") -> Store:
-        """The store of a home folder: SQLite in it, unless `url` names another database."""
-        return cls(url or f"sqlite:///{home / 'store.db'}", home)
+    def open(cls, home: Path, url: str = "", bundles: str = "") -> Store:
+        """The store of a home folder: SQLite and a folder in it, unless `url` and `bundles` name others."""
+        return cls(url or f"sqlite:///{home / 'store.db'}", home, bundles)
 
     # -- members
     add_plan = _members.add_plan
@@ -119,6 +119,7 @@ class Store(Database):
     releases_of = _releases.releases_of
     release = _releases.release_of
     by_bundle = _releases.by_bundle
+    unless_named = _releases.unless_named
     holdings = _releases.holdings
     uncompared = _releases.uncompared
     charged = _releases.charged
@@ -144,10 +145,6 @@ class Store(Database):
     verify_signatures = _verify.verify_signatures
 
     # -- bundles
-    def path(self, release: AcceptedRelease) -> Path:
-        """The bundle's file."""
-        return self.bundles / f"{release.bundle_sha256}.zip"
-
     def table(self, release: AcceptedRelease, *, withdrawn: Collection[str] | None = None) -> pd.DataFrame:
         """A release's table, its bytes checked against the digest that was accepted, once per time they are read.
 
@@ -169,35 +166,37 @@ class Store(Database):
 
         Args, Raises: as `table`.
         """
-        try:
-            file = self.path(release).stat()
-        except OSError:
-            file = None
-        if file is None or release.bundle_sha256 in withdrawn or not self._tables.checked(release.bundle_sha256, file):
+        state = self.bundles.state(release.bundle_sha256)
+        if (
+            state is None
+            or release.bundle_sha256 in withdrawn
+            or not self._tables.checked(release.bundle_sha256, state)
+        ):
             self.table(release, withdrawn=withdrawn)
 
     def _table(self, release: AcceptedRelease) -> pd.DataFrame:
         from shared.releases.bundle import read_bundle
 
         try:
-            file = self.path(release).stat()
-            known = self._tables.get(release.bundle_sha256, file)
+            state = self.bundles.state(release.bundle_sha256)
+            known = self._tables.get(release.bundle_sha256, state)
             if known is not None:
                 return known
-            bundle = read_bundle(self.path(release), cap=TABLE_CAP)
+            with self.bundles.read(release.bundle_sha256) as path:
+                bundle = read_bundle(path, cap=TABLE_CAP)
         except OSError:
             raise IntegrityRefusal(
-                "an accepted bundle must be on disk",
+                "an accepted bundle must be where bundles are kept",
                 given=f"none for {release.bundle_sha256[:12]}",
-                next_step="Restore bundles/ from the backup (coordinator log).",
+                next_step="Restore it from the backup (coordinator log verify).",
             ) from None
         if bundle.digest != release.bundle_sha256 or bundle.receipt != release.receipt:
             raise IntegrityRefusal(
                 "a bundle must be the one that was accepted",
                 given=f"another for {release.bundle_sha256[:12]}",
-                next_step="Restore bundles/ from the backup (coordinator log).",
+                next_step="Restore it from the backup (coordinator log verify).",
             )
-        return self._tables.keep(release.bundle_sha256, file, bundle.table)
+        return self._tables.keep(release.bundle_sha256, state, bundle.table)
 
     def tables(self, study: str, wave: int) -> Iterator[tuple[str, Receipt, pd.DataFrame]]:
         """(site, receipt, table) of every accepted release of a wave, one in memory at a time."""
@@ -206,11 +205,11 @@ class Store(Database):
 
 
 class TableCache:
-    """Tables that were read lately and whose file has not been touched since, at most `TABLES_KEPT` bytes of them."""
+    """Tables that were read lately and whose bundle has not been touched since, at most `TABLES_KEPT` bytes of them."""
 
     def __init__(store) -> None:
-        store._tables: OrderedDict[str, tuple[tuple[int, ...], int, pd.DataFrame]] = OrderedDict()
-        store._checked: dict[str, tuple[int, ...]] = {}
+        store._tables: OrderedDict[str, tuple[Hashable, int, pd.DataFrame]] = OrderedDict()
+        store._checked: dict[str, Hashable] = {}
         store._lock = threading.Lock()
         store._turns = tuple(threading.Lock() for _ in range(64))
 
@@ -218,33 +217,29 @@ class TableCache:
         """Whoever holds it reads this bundle; a few others may have to wait with it."""
         return store._turns[int(digest[:8], 16) % len(store._turns)]
 
-    def get(store, digest: str, file: os.stat_result) -> pd.DataFrame | None:
+    def get(store, digest: str, state: Hashable) -> pd.DataFrame | None:
         with store._lock:
             found = store._tables.get(digest)
-            if found is None or found[0] != _touched(file):
+            if found is None or found[0] != state:
                 return None
             store._tables.move_to_end(digest)
         return found[2].copy(deep=False)
 
-    def keep(store, digest: str, file: os.stat_result, table: pd.DataFrame) -> pd.DataFrame:
+    def keep(store, digest: str, state: Hashable, table: pd.DataFrame) -> pd.DataFrame:
         size = int(table.memory_usage(deep=True).sum())
         with store._lock:
-            store._checked[digest] = _touched(file)
-            store._tables[digest] = (_touched(file), size, table)
+            store._checked[digest] = state
+            store._tables[digest] = (state, size, table)
             while sum(size for _, size, _ in store._tables.values()) > TABLES_KEPT:
                 store._tables.popitem(last=False)
         return table.copy(deep=False)
 
-    def checked(store, digest: str, file: os.stat_result) -> bool:
-        """True if the file, unchanged since, was once verified as the accepted one."""
+    def checked(store, digest: str, state: Hashable) -> bool:
+        """True if the bundle, unchanged since, was once verified as the accepted one."""
         with store._lock:
-            return store._checked.get(digest) == _touched(file)
+            return store._checked.get(digest) == state
 
     def forget(store, digest: str) -> None:
         with store._lock:
             store._checked.pop(digest, None)
             store._tables.pop(digest, None)
-
-
-def _touched(file: os.stat_result) -> tuple[int, ...]:
-    return file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns

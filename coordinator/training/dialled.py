@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.store.round_queue import RoundQueue
+from coordinator.services.collect.round_queue import RoundQueue
 from shared.errors import (
     LockedRefusal,
     PlanRefusal,

@@ -26,7 +26,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 from flwr.serverapp import Grid  # noqa: E402
 
 if TYPE_CHECKING:
-    from coordinator.store.round_queue import RoundQueue, SiteReply
+    from coordinator.services.collect.round_queue import RoundQueue, SiteReply
     from coordinator.store.store import RegisteredSite
     from shared.base.keys import SigningKey
     from shared.plans.plan import StudyPlan

@@ -50,7 +50,7 @@ def app() -> ServerApp:
         from coordinator.training.dialled import train
 
         config = CoordinatorConfig.load(default_home())
-        store = Store.open(config.home, config.store)
+        store = Store.open(config.home, config.store, config.bundles)
         try:
             plan = store.plan(str(context.run_config.get("study", ""))).plan
             if plan.federated is None:

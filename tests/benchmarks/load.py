@@ -95,7 +95,7 @@ class Delivery:
         count = 0
         for one in self.heard:
             release = found[one.bundle_sha256]
-            data = self.hub.store.path(release).read_bytes()
+            data = self.hub.store.bundles.file(release.bundle_sha256).read_bytes()
             same = (release.log_index, release.release_id) == (one.log_index, one.release_id)
             count += same and hashlib.sha256(data).hexdigest() == one.bundle_sha256
         if verify_log(self.hub.store) != len(found):

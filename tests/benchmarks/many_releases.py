@@ -47,7 +47,7 @@ def filled(home: Path, sites: int, waves: int):
 
     stage, plan = WebStage(home), plan_of(waves)
     stage.store.add_plan(sign_plan(plan, [stage.lead]), plan)
-    stage.store.bundles.mkdir(parents=True, exist_ok=True)
+    stage.store.bundles.folder.mkdir(parents=True, exist_ok=True)
     table = cohort(200, SEED)
     names = [f"site-{number:03}" for number in range(1, sites + 1)]
     for name in names:
@@ -78,7 +78,7 @@ def filled(home: Path, sites: int, waves: int):
                 ledger_head="0" * 64,
             )
             if wave == waves:
-                (stage.store.bundles / f"{statement.bundle_sha256}.zip").write_bytes(data)
+                (stage.store.bundles.folder / f"{statement.bundle_sha256}.zip").write_bytes(data)
             key = stage.keys[name]
             envelope = statement.sign([key, APPROVERS[key.public.key_id]])
             day = min(plan.waves[wave - 1].closes, dt.date(2026, 1, 5))

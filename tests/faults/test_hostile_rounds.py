@@ -14,7 +14,7 @@ import pytest
 from hurry import soak
 from test_federating import NAMES, PLAN, Hospital, ask, hub  # noqa: F401
 
-from coordinator.store.round_queue import RoundQueue
+from coordinator.services.collect.round_queue import RoundQueue
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import Refusal

@@ -75,7 +75,7 @@ from stem import plant
 from coordinator.services.collect import server
 import shared.releases.bundle, shared.releases.statement
 for line in sys.stdin:
-    home, failpoint, *url = line.split()
+    home, failpoint, url, *bundles = line.split()
     started, told = os.pipe()
     child = os.fork()
     if not child:
@@ -83,7 +83,7 @@ for line in sys.stdin:
         plant()
         try:
             ready = lambda port: os.write(told, b"%d\\n" % port)
-            server.serve(Path(home), "127.0.0.1:0", url="".join(url), ready=ready)
+            server.serve(Path(home), "127.0.0.1:0", url=url, bundles="".join(bundles), ready=ready)
         finally:
             os._exit(0)
     os.close(told)
@@ -118,7 +118,7 @@ class Servers:
 
     def run(self, failpoint: str, work) -> str:
         """Start a server that dies at `failpoint`, do `work` with it, end it; how it ended."""
-        self.process.stdin.write(f"{self.hub.home} {failpoint} {self.hub.store.place[0]}\n")
+        self.process.stdin.write(f"{self.hub.home} {failpoint} {self.hub.store.place[0]} {self.hub.bundles}\n")
         self.process.stdin.flush()
         child, port = self.line(failpoint).split()
         if port != "dead":
@@ -150,8 +150,9 @@ class Servers:
 
 def sources() -> str:
     """The files that take a bundle, one after the other."""
-    room = ROOT / "coordinator" / "services" / "collect"
-    texts = [(room / f"{name}.py").read_text() for name in ("service", "staging", "ingest")]
+    room = ROOT / "coordinator"
+    names = ("services/collect/service", "services/collect/staging", "services/collect/ingest", "store/bundles/folder")
+    texts = [(room / f"{name}.py").read_text() for name in names]
     return "".join(text.partition("import annotations")[2] for text in texts)
 
 

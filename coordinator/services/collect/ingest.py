@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from coordinator.config import Quotas
+from coordinator.services.collect.round_queue import RoundQueue
 from coordinator.services.collect.staging import Staging, no_room, size_of
 from coordinator.services.collect.statements import StatementRules
 from coordinator.services.compute.tasks import READING, require_stated
 from coordinator.services.compute.workers import Busy, Ended, Failed, TaskLimits, Workers
 from coordinator.services.quotas import CallRate, expire_refused
 from coordinator.store.log_watch import LogWatch
-from coordinator.store.round_queue import RoundQueue
 from coordinator.store.store import AcceptedRelease, Store
 from shared.base.canonical import canonical_json
 from shared.base.durable import fsync_folder
@@ -116,13 +116,17 @@ class Ingest:
         except Refusal as refusal:
             self._set_apart(part, statement, envelope, refusal)
             raise
-        path = self._staging.bundles / f"{statement.bundle_sha256}.zip"
+        bundles, digest = self._store.bundles, statement.bundle_sha256
+
+        def still_so() -> None:
+            # Another process may have taken it back; while this is asked none can, as it would have to write as well.
+            if not bundles.holds(digest):
+                raise NetworkRefusal("a bundle must be stored before it is logged", given="one that was taken back")
+            recheck(receipt)
+
         try:
             reach("ingest.before_move")
-            os.replace(part, path)
-            reach("ingest.after_move")
-            fsync_folder(self._staging.bundles)
-            fsync_folder(self._staging.folder)
+            bundles.put(digest, part)
             reach("ingest.before_commit")
             acceptance = self._store.accept_release(
                 statement=statement,
@@ -130,17 +134,16 @@ class Ingest:
                 receipt=receipt,
                 today=self._today(),
                 standing=standing,
-                recheck=lambda: recheck(receipt),
+                recheck=still_so,
                 sign=self._watch.signer(self._today()),
             )
             reach("ingest.after_commit")
         except (Refusal, OSError) as error:
-            # Whether the commit took place is for the database to say; a bundle that it names is never touched.
-            if path.exists() and self._store.by_bundle(statement.bundle_sha256) is None:
-                os.replace(path, part)
+            self._store.unless_named(digest, lambda: bundles.take_back(digest, part))
             if isinstance(error, OSError):
                 raise no_room(error) from None
             raise
+        part.unlink(missing_ok=True)
         part.with_suffix(".json").unlink(missing_ok=True)
         reach("ingest.done")
         return acceptance

@@ -11,7 +11,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -49,6 +49,7 @@ class CoordinatorServer:
         home: the home folder, with an authority in it (`Authority.create`).
         listen: ``host:port`` to bind; port 0 takes a free one, see `port`.
         url: database, if not SQLite in the home folder.
+        bundles: where bundles are kept, if not in a folder of it.
         max_bundle: most bytes of one release.
         quotas: what one site and one token may leave here.
         workers: threads that answer.
@@ -71,6 +72,7 @@ class CoordinatorServer:
         listen: str,
         *,
         url: str = "",
+        bundles: str = "",
         max_bundle: int = MAX_BUNDLE,
         quotas: Quotas | None = None,
         workers: int = 16,
@@ -92,8 +94,7 @@ class CoordinatorServer:
             alone = _hold(self._lock, together=shareable(url))
             if alone:
                 sweep(home)
-            self.store = Store.open(home, url)
-            undone.callback(lambda: self.store.close())
+            self.store = undone.enter_context(closing(Store.open(home, url, bundles)))
             made: dict[str, Any] = {"max_bundle": max_bundle, "quotas": quotas, "today": today, "now": now}
             self.service = CollectionService(home=home, store=self.store, authority=authority, **made)
             undone.callback(lambda: self.service.close())
@@ -122,7 +123,8 @@ class CoordinatorServer:
             )
             with ExitStack() as begun:
                 begun.callback(self._server.stop, 0)
-                settings: dict[str, Any] = {
+                settings: dict[str, Any] = {"url": url, "bundles": bundles} if apart else {}
+                settings |= {
                     "workers": workers,
                     "analysis": {**(analysis or {}), "quotas": asdict(kept)},
                     "limits": dict(limits or {}),
@@ -131,7 +133,7 @@ class CoordinatorServer:
                 self._analysis: AnalystsServer | AnalystsProcess | None = None
                 if (analysts or web) and apart:
                     counted = self.monitor.folder if self.monitor else None
-                    self._analysis = AnalystsProcess(home, analysts, counted, url=url, log=dict(log or {}), **settings)
+                    self._analysis = AnalystsProcess(home, analysts, counted, log=dict(log or {}), **settings)
                 elif analysts or web:
                     given: dict[str, Any] = {"credentials": credentials, "today": today}
                     self._analysis = analysts_server(self.store, analysts, **given, **settings)

@@ -16,12 +16,12 @@ from coordinator.services.analysts import Analysts
 from coordinator.services.authority import Authority
 from coordinator.services.clocks import SeenClocks
 from coordinator.services.collect.ingest import MAX_BUNDLE, Ingest
+from coordinator.services.collect.round_queue import RoundQueue
 from coordinator.services.collect.staging import Staging, size_of
 from coordinator.services.collect.statements import StatementRules, canonical_envelope
 from coordinator.services.membership import Members
 from coordinator.services.quotas import CallRate, delete_due, expire_refused, quota_uses
 from coordinator.store.log_watch import LogWatch
-from coordinator.store.round_queue import RoundQueue
 from coordinator.store.site_certificates import SiteCertificates
 from coordinator.store.store import RegisteredSite, Store
 from shared.base.canonical import sha256_hex

@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary, finalize
 
 from coordinator.config import Quotas
 from coordinator.services.quotas import erase, staged_files
+from coordinator.store.bundles.folder import BundleFolder
 from coordinator.store.store import RegisteredSite, Store
 from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
@@ -47,10 +48,11 @@ class Staging:
 
     def __init__(self, home: Path, store: Store, quotas: Quotas) -> None:
         self._home, self._store, self._quotas = home, store, quotas
-        self.bundles, self.folder, self.quarantine = store.bundles, home / "staging", home / "quarantine"
-        for folder in (self.bundles, self.folder, self.quarantine):
+        self.folder, self.quarantine = home / "staging", home / "quarantine"
+        for folder in (home / "bundles", self.folder, self.quarantine):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             fsync_folder(folder.parent)  # else a power cut may take the folder, with all that was flushed into it
+        self._apart = BundleFolder(self.quarantine)
         self._locks: WeakValueDictionary[str, UploadLock] = WeakValueDictionary()
         self._locks_guard = threading.Lock()
         self._among = os.open(home / "uploads.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -123,11 +125,8 @@ class Staging:
 
     def delete(self, digest: str) -> None:
         """Remove the bytes of a withdrawn release from everywhere, flushed."""
-        for folder in (self.bundles, self.quarantine):
-            path = folder / f"{digest}.zip"
-            if path.exists():
-                path.unlink()
-                fsync_folder(folder)
+        for store in (self._store.bundles, self._apart):
+            store.delete(digest)
         for kind in ("part", "json", "opened"):
             for path in self.folder.glob(f"*.{digest}.{kind}"):
                 path.unlink(missing_ok=True)
@@ -140,21 +139,21 @@ class Staging:
         """
         erase(self._store, self._home)
         withdrawn = {stone.bundle_sha256 for stone in self._store.withdrawals(distrusted=False)}
-        for folder in (self.bundles, self.quarantine):
-            for digest in sorted(withdrawn & {path.stem for path in folder.glob("*.zip")}):
-                self.delete(digest)
         offers = {path.stem.split(".", 1)[1]: path for path in self.folder.glob("*.*.json")}
         moved = 0
-        for folder in (self.bundles, self.quarantine):
-            for path in folder.glob("*.zip"):
-                if self._is_settled(path.stem):
+        for store in (self._store.bundles, self._apart):
+            there = store.names()
+            for digest in sorted(withdrawn & there):
+                self.delete(digest)
+            for digest in sorted(there - withdrawn):
+                if self._is_settled(digest):
                     continue
                 reach("ingest.before_recovery")
-                if path.stem in offers:
-                    os.replace(path, offers[path.stem].with_suffix(".part"))
+                if digest in offers:
+                    store.take_back(digest, offers[digest].with_suffix(".part"))
                     moved += 1
                 else:
-                    path.unlink()
+                    store.delete(digest)
                 reach("ingest.recovered")
         for digest, path in offers.items():
             if self._is_settled(digest):

@@ -225,9 +225,9 @@ def _pool() -> Workers:
 
 
 @functools.cache
-def _own(home: str) -> tuple[str, str]:
+def _own(home: str) -> tuple[str, str, str]:
     """The store as this machine reaches it."""
     from coordinator.config import CoordinatorConfig
 
     config = CoordinatorConfig.load(Path(home))
-    return config.store or f"sqlite:///{config.home / 'store.db'}", str(config.home)
+    return config.store or f"sqlite:///{config.home / 'store.db'}", str(config.home), config.bundles

@@ -251,9 +251,9 @@ def _release(store: Store, study: str, digest: str) -> AcceptedRelease:
 
 
 @functools.lru_cache(maxsize=8)
-def _opened(url: str, home: str) -> tuple[Store, site_answers.EstimateCache]:
+def _opened(url: str, home: str, bundles: str) -> tuple[Store, site_answers.EstimateCache]:
     """The store that the server has, and what was worked out from it lately: this worker's own."""
     from coordinator.answers import site_answers
     from coordinator.store.store import Store
 
-    return Store(url, Path(home)), site_answers.EstimateCache()
+    return Store(url, Path(home), bundles), site_answers.EstimateCache()

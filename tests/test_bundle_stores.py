@@ -1,0 +1,374 @@
+"""Where bundles are kept: a folder and an object store, held to the same contract, and a coordinator on the second."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from delivered import TODAY, cohort, cohort_plan, join, take_back
+from delivered import deliver as put_release
+from object_store import object_server, place
+from service import LEAD, Hub, small_table
+from stage.collect import Servers, failpoints, plan
+from test_retention import AFTER, ENDS
+from test_several_servers import SITES, Processes, delivered, require_stored
+
+from coordinator.answers.queries import ask
+from coordinator.cli import main
+from coordinator.config import FILE_NAME, CoordinatorConfig
+from coordinator.operations.migration import copied
+from coordinator.services import backup
+from coordinator.services.authority import Authority
+from coordinator.services.quotas import delete_due
+from coordinator.store.bundles import bundle_store
+from coordinator.store.bundles import objects as objects_module
+from coordinator.store.bundles.objects import ObjectPlace
+from coordinator.store.store import Store
+from shared.errors import ConfigRefusal, IntegrityRefusal, Refusal, StorageRefusal
+from shared.plans.plan import sign_plan
+
+__all__ = ["object_server", "place", "plan"]  # the fixtures
+DATA = b"a bundle", b"another one"
+DIGESTS = [hashlib.sha256(data).hexdigest() for data in DATA]
+
+
+@pytest.fixture(params=["folder", "objects"])
+def kept(request, tmp_path):
+    (tmp_path / "bundles").mkdir()
+    return bundle_store("" if request.param == "folder" else request.getfixturevalue("place"), tmp_path)
+
+
+def written(folder: Path, data: bytes) -> Path:
+    (path := folder / "part").write_bytes(data)
+    return path
+
+
+def test_what_is_put_is_read_named_and_deleted_by_its_digest(kept, tmp_path):
+    assert kept.names() == set()
+    assert not kept.holds(DIGESTS[0])
+    assert kept.state(DIGESTS[0]) is None
+    with pytest.raises(FileNotFoundError), kept.read(DIGESTS[0]):
+        pass
+    for digest, data in zip(DIGESTS, DATA, strict=True):
+        for _ in range(2):  # a second time is no other bundle
+            kept.put(digest, written(tmp_path, data))
+        with kept.read(digest) as path:
+            assert path.read_bytes() == data
+    assert kept.names() == set(DIGESTS)
+    assert kept.holds(DIGESTS[0])
+    assert kept.delete(DIGESTS[0])
+    assert not kept.delete(DIGESTS[0])
+    assert kept.names() == {DIGESTS[1]}
+    assert kept.try_out()[1] == ""
+    assert kept.names() == {DIGESTS[1]}, "what was tried is gone"
+
+
+def test_other_bytes_under_a_name_are_another_state(kept, tmp_path, monkeypatch):
+    monkeypatch.setattr(objects_module, "FRESH", 0.0)
+    kept.put(DIGESTS[0], written(tmp_path, DATA[0]))
+    before = kept.state(DIGESTS[0])
+    assert kept.state(DIGESTS[0]) == before
+    kept.put(DIGESTS[0], written(tmp_path, DATA[0][::-1]))
+    assert kept.state(DIGESTS[0]) != before
+    kept.delete(DIGESTS[0])
+    assert kept.state(DIGESTS[0]) is None
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_what_is_taken_back_lies_where_it_came_from(kept, tmp_path, gone):
+    part = written(tmp_path, DATA[0])
+    kept.put(DIGESTS[0], part)
+    if gone:
+        part.unlink(missing_ok=True)
+    kept.take_back(DIGESTS[0], part)
+    assert (part.read_bytes(), kept.names()) == (DATA[0], set())
+    part.unlink()
+    kept.take_back(DIGESTS[0], part)
+    assert not part.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["s3://", "s3://SECRET/x", "s3://a:secret@hub/x", "https://secret/x", "s3://hub/x?key=secret", "s3://hub/x#secret"],
+)
+def test_a_place_of_another_form_is_refused_and_never_shown(text):
+    with pytest.raises(ConfigRefusal) as caught:
+        ObjectPlace.of(text)
+    assert "secret" not in str(caught.value).lower().replace("it may hold a secret", "")
+
+
+def test_an_endpoint_in_the_clear_is_for_this_machine_alone():
+    ObjectPlace.of("s3://hub/x?endpoint=http://127.0.0.1:9000")
+    with pytest.raises(ConfigRefusal, match="TLS"):
+        ObjectPlace.of("s3://hub/x?endpoint=http://objects.example.org")
+
+
+# -- deliveries -----------------------------------------------------------------------------------------------------
+@pytest.mark.fault("F2")
+def test_a_server_killed_around_the_moment_of_storing_ends_with_one_acceptance(tmp_path, plan, place, tally):
+    places = [
+        name for name in failpoints() if "move" in name or "commit" in name or name.endswith(("done", "recovery"))
+    ]
+    places = [name for name in places if "quarantine" not in name]
+    hub = Hub(tmp_path / "hub", plan, "north", bundles=place)
+    servers, killed = Servers(hub), []
+    try:
+        for wave, point in enumerate(places, start=1):
+            sealed = hub.seal("north", wave=wave, release_id=f"{wave:02d}" * 16, table=small_table(seed=wave))
+            answers = []
+
+            def deliver(sealed=sealed, answers=answers, attempts=1) -> None:
+                door = hub.egress("north", attempts=attempts, sleep=lambda seconds: None)
+                with door as egress, contextlib.suppress(Refusal):
+                    answers.append(egress.send(sealed.envelope, sealed.path))
+
+            if "recover" in point:
+                assert servers.run("ingest.after_move", deliver) == "killed"
+            killed += [point] if servers.run(point, deliver) == "killed" else []
+            servers.run("none", lambda deliver=deliver: deliver(attempts=3))
+            [release] = [release for release in hub.store.releases() if release.wave == wave]
+            assert release.acceptance == answers[-1]
+    finally:
+        servers.close()
+    assert killed == places
+    assert hub.store.bundles.names() == {release.bundle_sha256 for release in hub.store.releases()}
+    assert not any(name.startswith("staging/") for name in hub.contents())
+    assert list((hub.home / "bundles").iterdir()) == []
+    assert hub.store.verify_log() == len(places)
+    tally(cases=len(killed), bundles=len(places), sites=1, lost=0, duplicated=0)
+    hub.store.close()
+
+
+def test_of_two_processes_on_postgresql_one_is_killed_and_what_was_acknowledged_is_stored(
+    tmp_path, plan, place, postgres
+):
+    url = postgres.database(f"objects_{hashlib.sha256(place.encode()).hexdigest()[:16]}")
+    hub = Hub(tmp_path / "hub", plan, *SITES, url=url, bundles=place)
+    with Processes(hub, 2) as processes:
+        (first, _), _ = processes
+        ports = [port for _, port in processes]
+        heard, refused = delivered(hub, ports, lambda count: os.kill(first, signal.SIGKILL) if count == 3 else None)
+    assert "E_NETWORK" in refused, "nobody has noticed that it was killed"
+    require_stored(hub, heard)
+    hub.store.close()
+
+
+def test_what_another_process_took_back_is_not_logged(tmp_path, plan, place, monkeypatch):
+    """Two processes may have the same upload; the one whose commit fails must not take the other's object with it."""
+    hub = Hub(tmp_path / "hub", plan, "north", bundles=place)
+    sealed = hub.seal("north")
+    from coordinator.services.collect import ingest
+
+    with hub.serve(), hub.egress("north", attempts=1) as egress:
+        with monkeypatch.context() as patch:
+            gone = lambda point: hub.store.bundles.delete(sealed.statement.bundle_sha256)  # noqa: E731
+            patch.setattr(ingest, "reach", lambda point: gone(point) if point == "ingest.before_commit" else None)
+            with pytest.raises(Refusal) as caught:
+                egress.send(sealed.envelope, sealed.path)
+        assert caught.value.code == "E_NETWORK"
+        assert not hub.store.releases()
+        egress.send(sealed.envelope, sealed.path)
+    require = hub.store.table(hub.store.releases()[0])
+    pd.testing.assert_frame_equal(require, small_table())
+    hub.store.close()
+
+
+def test_while_the_object_store_is_away_a_delivery_waits_sealed_and_is_taken_afterwards(
+    tmp_path, plan, place, object_server, monkeypatch
+):
+    monkeypatch.setattr(objects_module, "ANSWER", 1)
+    hub = Hub(tmp_path / "hub", plan, "north", bundles=place)
+    sealed = hub.seal("north")
+    with hub.serve(), hub.egress("north", attempts=1, timeout=60.0) as egress:
+        with object_server.away(), pytest.raises(Refusal) as caught:
+            egress.send(sealed.envelope, sealed.path)
+        assert caught.value.code == "E_STORAGE"
+        assert not hub.store.releases()
+        assert not hub.store.quarantined()
+        acceptance = egress.send(sealed.envelope, sealed.path)
+    assert hub.store.releases()[0].acceptance == acceptance
+    hub.store.close()
+
+
+# -- questions ------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def study(tmp_path, place, monkeypatch):
+    """A store with three sites of the cohort, their bundles in the object store."""
+    monkeypatch.setattr(objects_module, "FRESH", 0.0)
+    authority = Authority.create(tmp_path, coordinator="tributary-hub", names=("localhost",))
+    store, made = Store.open(tmp_path, bundles=place), cohort_plan()
+    store.add_plan(sign_plan(made, [LEAD]), made)
+    keys = {}
+    for seed, site in enumerate(("alpha", "beta", "gamma")):
+        invitation = authority.invite(site, ["cvd"], address="localhost:1", leads=[LEAD.public], days=300)
+        store.add_invitation(invitation)
+        keys[site] = join(store, invitation)
+        put_release(store, made, site, keys[site], cohort(400, seed))
+    yield store, keys
+    store.close()
+
+
+def changed(store: Store, server, site: str, data: bytes | None) -> None:
+    """Somebody else writes to the bucket."""
+    of = ObjectPlace.of(store.bundles.place)
+    [release] = [release for release in store.releases() if release.site == site]
+    where = {"Bucket": of.bucket, "Key": f"{of.prefix}/{release.bundle_sha256}.zip"}
+    if data is None:
+        server.client().delete_object(**where)
+    else:
+        server.client().put_object(**where, Body=data)
+
+
+def test_an_object_that_is_altered_or_missing_costs_its_site_and_no_other(study, object_server):
+    store, _ = study
+    assert ask(store, "cvd", 1, "adjusted").result.labels == ("alpha", "beta", "gamma")
+    changed(store, object_server, "beta", b"damaged" * 100)
+    answer = ask(store, "cvd", 1, "adjusted")
+    assert (answer.result.labels, answer.result.excluded[0].label) == (("alpha", "gamma"), "beta")
+    assert "zip" in answer.result.excluded[0].reason
+    changed(store, object_server, "beta", None)
+    assert "where bundles are kept" in ask(store, "cvd", 1, "adjusted").result.excluded[0].reason
+
+
+def test_while_the_object_store_is_away_a_question_is_refused_and_not_answered_without_sites(
+    study, object_server, monkeypatch
+):
+    store, _ = study
+    monkeypatch.setattr(objects_module, "ANSWER", 1)
+    with object_server.away(), pytest.raises(StorageRefusal, match="object store"):
+        ask(store, "cvd", 1, "adjusted")
+    assert ask(store, "cvd", 1, "adjusted").result.labels == ("alpha", "beta", "gamma")
+
+
+def test_what_a_site_takes_back_is_no_object_any_more(study):
+    store, keys = study
+    digest = take_back(store, "beta", keys["beta"])
+    assert digest not in store.bundles.names()
+    assert ask(store, "cvd", 1, "adjusted").result.labels == ("alpha", "gamma")
+
+
+# -- what looks after them --------------------------------------------------------------------------------------------
+@pytest.fixture
+def home(tmp_path, place):
+    """A coordinator's home with two releases of a study that ends, its bundles in the object store."""
+    hub = Hub(tmp_path / "hub", ENDS, "north", bundles=place)
+    hub.config = CoordinatorConfig(
+        home=hub.home, name=ENDS.coordinator, address="127.0.0.1:8443", names=("127.0.0.1",), bundles=place
+    )
+    (hub.home / FILE_NAME).write_text(hub.config.to_toml())
+    for wave in (1, 2):
+        sealed = hub.seal("north", wave=wave, release_id=f"{wave:032d}", table=small_table(seed=wave))
+        hub.store.bundles.put(sealed.statement.bundle_sha256, sealed.path)
+        said = {"statement": sealed.statement, "envelope": sealed.envelope, "receipt": sealed.receipt}
+        hub.store.accept_release(**said, today=TODAY)
+    yield hub
+    hub.store.close()
+
+
+def back_up(hub, out):
+    return backup.back_up(hub.config, out, leads={"lead": LEAD.public}, software="0", today=TODAY)[0]
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_backup_brings_its_bundles_back_into_the_object_store(home, tmp_path, replace):
+    assert back_up(home, tmp_path / "backup.tar").releases == 2
+    tables = [home.store.table(release) for release in home.store.releases()]
+    digests = home.store.bundles.names()
+    for digest in digests:
+        home.store.bundles.delete(digest)
+    with pytest.raises(Refusal, match="every accepted bundle"):
+        back_up(home, tmp_path / "second.tar")
+    home.store.close()
+    if not replace:
+        shutil.rmtree(home.home)
+    backup.restore(
+        tmp_path / "backup.tar", home.home, key=LEAD, replace=replace, reason="a fire", day=lambda clocks: TODAY
+    )
+    with closing(Store.open(home.home, bundles=home.bundles)) as store:
+        assert store.bundles.names() == digests
+        assert list((home.home / "bundles").glob("*")) == [], "what is in the object store is not in the home as well"
+        for table, release in zip(tables, store.releases(), strict=True):
+            pd.testing.assert_frame_equal(store.table(release), table)
+
+
+def test_a_drill_needs_no_object_store(home, tmp_path, object_server, monkeypatch):
+    back_up(home, tmp_path / "backup.tar")
+    monkeypatch.setattr(objects_module, "CONNECT", 1)
+    with object_server.away():
+        lines, code = backup.drill(tmp_path / "backup.tar", home.home, key=LEAD)
+    assert code == 0, lines
+
+
+def test_what_is_kept_no_longer_is_no_object_any_more(home):
+    assert delete_due(home.store, home.home, AFTER) == ("mini",)
+    assert home.store.bundles.names() == set()
+
+
+def test_a_store_is_copied_with_its_bundles_read_where_they_are(home, tmp_path, object_server):
+    assert copied(home.store, f"sqlite:///{tmp_path / 'copy.db'}").bundles == 2
+    release = home.store.releases()[0]
+    home.store.bundles.put(release.bundle_sha256, written(tmp_path, b"other bytes"))
+    with pytest.raises(IntegrityRefusal, match="where bundles are kept"):
+        copied(home.store, f"sqlite:///{tmp_path / 'second.db'}")
+
+
+@pytest.fixture
+def said(capsys, monkeypatch):
+    """Runs a verb; its answer as JSON."""
+    monkeypatch.setenv("TRIBUTARY_PASSPHRASE", "correct horse battery")
+
+    def work(home, *argv):
+        capsys.readouterr()
+        main(["--home", f"{home}", *argv, "--json"])
+        out = json.loads(capsys.readouterr().out)
+        return out.get("refused", out)
+
+    return work
+
+
+def test_bundles_go_to_a_folder_and_to_another_bucket_and_the_settings_follow(home, said, object_server):
+    other, digests = object_server.bucket(), home.store.bundles.names()
+    home.store.close()
+    assert said(home.home, "store", "bundles", "folder", "--dry-run")["copied"] == 2
+    assert CoordinatorConfig.load(home.home).bundles == home.bundles
+    for asked, named in (("folder", ""), (other, other)):
+        moved = said(home.home, "store", "bundles", asked)
+        assert (moved["bundles"], moved["copied"]) == (2, 2)
+        assert CoordinatorConfig.load(home.home).bundles == named
+        with closing(Store.open(home.home, bundles=named)) as store:
+            assert store.bundles.names() == digests
+            assert all(len(store.table(release)) for release in store.releases())
+    assert said(home.home, "store", "bundles", other)["code"] == "E_PARAMETER"
+    assert not list(home.home.glob(".*copied"))
+
+
+def test_the_doctor_counts_bundles_that_are_lacking_and_names_a_bucket_that_keeps_what_is_deleted(
+    home, said, object_server
+):
+    def line():
+        [found] = [one for one in said(home.home, "doctor")["checks"] if one["name"] == "bundles"]
+        return found
+
+    assert line()["state"] == "ok"
+    bucket = ObjectPlace.of(home.bundles).bucket
+    object_server.client().put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    assert (line()["state"], "versions" in line()["detail"]) == ("warn", True)
+    home.store.bundles.delete(home.store.releases()[0].bundle_sha256)
+    assert (line()["state"], "1 of 2" in line()["detail"]) == ("fail", True)
+
+
+def test_init_tries_the_object_store_before_it_makes_a_home(tmp_path, place, said):
+    missing = place.replace("/bundles?", "-missing/bundles?")
+    refused = said(tmp_path / "none", "init", "--name", "hub", "--address", "localhost:1", "--bundles", missing)
+    assert refused["code"] == "E_STORAGE"
+    assert not (tmp_path / "none" / FILE_NAME).exists()
+    said(tmp_path / "hub", "init", "--name", "hub", "--address", "localhost:1", "--bundles", place)
+    assert CoordinatorConfig.load(tmp_path / "hub").bundles == place
