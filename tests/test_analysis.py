@@ -202,6 +202,46 @@ def test_a_token_is_kept_as_a_hash_and_written_for_its_owner_alone(desk, tmp_pat
     assert cli.main(["--home", str(desk.home), "analyst", "revoke", "eve"]) == 2
 
 
+def test_a_token_is_replaced_by_one_for_the_same_and_the_old_one_ends_then_or_after_some_days(desk, tmp_path, capsys):
+    def said(*argv):
+        code = cli.main(["--home", str(desk.home), "analyst", *argv, "--json"])
+        answer = json.loads(capsys.readouterr().out)
+        return answer if code == 0 else answer["refused"]["code"]
+
+    now = dt.datetime.now(dt.UTC).date()
+    files = [tmp_path / f"{number}.json" for number in range(4)]
+    first = said("add", "rae", "--study", "cvd", "--role", "lead", "--out", f"{files[0]}")
+    assert said("replace", "rae", "--out", f"{files[1]}", "--dry-run")["created"] is False
+    assert not files[1].exists()
+    assert said("replace", "rae", "--out", f"{files[1]}", "--overlap", "31") == "E_PARAMETER"
+    second = said("replace", "rae", "--out", f"{files[1]}", "--overlap", "7", "--days", "30")
+    assert (second["replaced"], second["until"]) == (first["id"], f"{now + dt.timedelta(days=7)}")
+    before, after = (Pass.load(file) for file in files[:2])
+    assert (after.role, after.studies, after.expires) == (
+        before.role,
+        before.studies,
+        f"{now + dt.timedelta(days=30)}",
+    )
+    for file in files[:2]:
+        with connect(file) as connection:
+            assert list(connection) == ["cvd"], "both are good meanwhile"
+    identify = desk.analysts.identify
+    assert identify(before.token, today=now + dt.timedelta(days=7)).site == "rae"
+    with pytest.raises(AccessRefusal):
+        identify(before.token, today=now + dt.timedelta(days=8))
+    assert said("replace", "rae", "--out", f"{files[2]}") == "E_STATE", "which of the two?"
+    third = said("replace", second["id"], "--out", f"{files[2]}")
+    assert third["until"] == f"{now}"
+    with connect(files[1]) as connection, pytest.raises(AccessRefusal):
+        connection.studies()
+    with connect(files[2]) as connection:
+        assert list(connection) == ["cvd"]
+    assert said("replace", second["id"], "--out", f"{files[3]}") == "E_STATE", "a revoked token has no successor"
+    assert not files[3].exists()
+    kept = [one for one in desk.analysts.accounts() if one.name == "rae"]
+    assert sorted(one.state(now) for one in kept) == ["in force", "in force", "revoked"]
+
+
 @pytest.mark.fault("F21")
 def test_unknown_wrong_expired_and_revoked_tokens_get_one_answer(desk):
     good = desk.admit("mia")

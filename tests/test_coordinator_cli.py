@@ -773,7 +773,16 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
         "reanchor",
         "figure",
     }
-    changing |= {"synthetic", "backup", "restore", "log restored", "upgrade", "store copy", "store migrate"}
+    changing |= {
+        "synthetic",
+        "backup",
+        "restore",
+        "log restored",
+        "upgrade",
+        "store bundles",
+        "store copy",
+        "store migrate",
+    }
     changing |= {"grant", "ungrant", "rekey", "lead add", "lead retire", "plan cosign", "plan retire", "plan delete"}
     changing |= {
         "log list",
@@ -782,6 +791,7 @@ def test_every_verb_that_reads_offers_json_and_every_verb_that_changes_something
         "wave close",
         "wave reopen",
         "analyst add",
+        "analyst replace",
         "analyst revoke",
         "federate run",
         "passphrase",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from coordinator.services.analysts import Account
     from coordinator.store.rows import StoredPlan
     from coordinator.store.store import Store
     from shared.base.keys import Envelope, SigningKey
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "analyst_add",
     "analyst_list",
+    "analyst_replace",
     "analyst_revoke",
     "declined",
     "grant",
@@ -424,37 +426,15 @@ def analyst_add(
     dry_run: DryRun = False,
 ) -> VerbAnswer:
     """Make a token and write it to a file, once: only its hash is kept here."""
-    from coordinator.analyst.remote import Pass
     from coordinator.services.analysts import Analysts
-    from coordinator.services.authority import Authority
-    from shared.wire.transport import SERVER_NAME
 
-    if not config.analysts:
-        raise StateRefusal(
-            "the coordinator must have an address for analysts",
-            given="none",
-            next_step=f'Set analysts = "host:port" in {FILE_NAME}, and restart coordinator serve.',
-        )
-    path = out or Path(f"{name}.token.json")
-    if path.exists():
-        raise StateRefusal("the file must be new", given=f"{path}", next_step="Choose another --out.")
+    path = _token_file(config, out or Path(f"{name}.token.json"))
     for known in study:
         store.plan(known)
     made = {"name": name, "role": role, "studies": study, "file": str(path), "created": not dry_run}
     if not dry_run:
         account, token = Analysts(store).add(name, studies=study, role=role, days=days, today=today())
-        authority = Authority.load(config.home)
-        Pass(
-            address=config.analysts,
-            server_name=SERVER_NAME,
-            ca_pem=authority.ca_pem,
-            witness=authority.witness.public.hex,
-            name=account.name,
-            role=account.role,
-            studies=account.studies,
-            expires=account.expires.isoformat(),
-            token=token,
-        ).save(path)
+        _write_token(config, account, token, path)
         made |= {"id": account.id, "expires": account.expires}
 
     did = "would write" if dry_run else "wrote"
@@ -465,6 +445,69 @@ def analyst_add(
         if not dry_run
         else None,
     )
+
+
+@verb(analyst_app, "replace")
+def analyst_replace(
+    config: CoordinatorConfig,
+    store: Store,
+    name: Annotated[str, typer.Argument(help="The analyst's name, or the id of one of several tokens.")],
+    days: Annotated[int, typer.Option("--days", help="Days until the new one expires.")] = 365,
+    overlap: Annotated[int, typer.Option("--overlap", help="Days for which the old one is good beside it.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; NAME.token.json if left out.")] = None,
+    dry_run: DryRun = False,
+) -> VerbAnswer:
+    """Write a new token for the same person, studies and role, and end the old one: now, or after some days."""
+    from coordinator.services.analysts import Analysts
+
+    analysts = Analysts(store)
+    old = analysts.replaceable(name, today=today())
+    path = _token_file(config, out or Path(f"{old.name}.token.json"))
+    made = {"name": old.name, "replaced": old.id, "file": str(path), "created": not dry_run}
+    if dry_run:
+        return VerbAnswer(made, f"would write {path} in the place of {old.id}")
+    old, account, token = analysts.replace(old.id, days=days, overlap=overlap, today=today())
+    _write_token(config, account, token, path)
+    made |= {"id": account.id, "expires": account.expires, "until": old.revoked or old.expires}
+    ended = "revoked" if old.revoked else f"good until {old.expires}, for whatever still uses it"
+    return VerbAnswer(
+        made,
+        (f"wrote {path}: {old.name}, {old.role} of {', '.join(old.studies)}", "bold"),
+        f"the old token {old.id} is {ended}",
+        (f"good until {account.expires}; the file is a password: hand it over as one", "yellow"),
+    )
+
+
+def _token_file(config: CoordinatorConfig, path: Path) -> Path:
+    """Where a token may be written. Raises: StateRefusal."""
+    if not config.analysts:
+        raise StateRefusal(
+            "the coordinator must have an address for analysts",
+            given="none",
+            next_step=f'Set analysts = "host:port" in {FILE_NAME}, and restart coordinator serve.',
+        )
+    if path.exists():
+        raise StateRefusal("the file must be new", given=f"{path}", next_step="Choose another --out.")
+    return path
+
+
+def _write_token(config: CoordinatorConfig, account: Account, token: str, path: Path) -> None:
+    from coordinator.analyst.remote import Pass
+    from coordinator.services.authority import Authority
+    from shared.wire.transport import SERVER_NAME
+
+    authority = Authority.load(config.home)
+    Pass(
+        address=config.analysts,
+        server_name=SERVER_NAME,
+        ca_pem=authority.ca_pem,
+        witness=authority.witness.public.hex,
+        name=account.name,
+        role=account.role,
+        studies=account.studies,
+        expires=account.expires.isoformat(),
+        token=token,
+    ).save(path)
 
 
 @verb(analyst_app, "list")

@@ -24,7 +24,7 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import sqlalchemy as sa
@@ -46,6 +46,7 @@ __all__ = ["ROLES", "Account", "Analyst", "Analysts", "QueryLine"]
 
 ROLES = ("analyst", "lead", "auditor")
 DAYS = 365
+OVERLAP = 30  # days
 PAGE = 1000
 T = TypeVar("T")
 _NOBODY = sha256_hex(b"")
@@ -109,6 +110,20 @@ class QueryLine:
     subject: str
 
 
+def _new(
+    name: str, studies: tuple[str, ...], role: str, days: int, today: dt.date
+) -> tuple[Account, str, dict[str, Any]]:
+    """An account with a token of its own, the token, and the account's row. Raises: ParameterError."""
+    if not 1 <= days <= 3650:
+        raise ParameterError("a token must last 1 to 3650 days", given=f"{days}")
+    public, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+    token = f"{public}.{secret}"
+    ends = today + dt.timedelta(days=days)
+    account = Account(id=public, name=name, role=role, studies=studies, made=today, expires=ends)
+    values = {item: getattr(account, item) for item in ("id", "name", "role", "made", "expires", "revoked")}
+    return account, token, {**values, "studies": json.dumps(studies), "token_sha256": sha256_hex(token.encode())}
+
+
 class Analysts:
     """Tokens, answers and the record, in the coordinator's database.
 
@@ -135,24 +150,50 @@ class Analysts:
             raise ParameterError("an analyst's name must be a plain word", given=repr(name))
         if role not in ROLES:
             raise ParameterError(f"a role must be one of {', '.join(ROLES)}", given=repr(role))
-        if not 1 <= days <= 3650:
-            raise ParameterError("a token must last 1 to 3650 days", given=f"{days}")
         if not studies:
             raise ParameterError("a token must be for a study", given="none", next_step="Name it with --study.")
-        public, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
-        token = f"{public}.{secret}"
-        account = Account(
-            id=public,
-            name=name,
-            role=role,
-            studies=tuple(dict.fromkeys(studies)),
-            made=today,
-            expires=today + dt.timedelta(days=days),
-        )
-        values = {item: getattr(account, item) for item in ("id", "name", "role", "made", "expires", "revoked")}
-        values |= {"studies": json.dumps(account.studies), "token_sha256": sha256_hex(token.encode())}
+        account, token, values = _new(name, tuple(dict.fromkeys(studies)), role, days, today)
         self._write(lambda c: c.execute(_tokens.insert().values(**values)))
         return account, token
+
+    def replaceable(self, name: str, *, today: dt.date) -> Account:
+        """The one token in force of a name, or the one of an id. Raises: StateRefusal (none, or several)."""
+        found = [one for one in self.accounts() if name in (one.name, one.id) and one.state(today) == "in force"]
+        if len(found) != 1:
+            raise StateRefusal(
+                "one token in force must be named to be replaced",
+                given=f"{len(found)} of {name!r}",
+                next_step="Name it by its id: coordinator analyst list." if found else "See coordinator analyst list.",
+            )
+        return found[0]
+
+    def replace(self, name: str, *, days: int = DAYS, overlap: int = 0, today: dt.date) -> tuple[Account, Account, str]:
+        """A new token in the place of one in force, for the same studies in the same role, in one transaction.
+
+        Args:
+            name: as of `replaceable`.
+            days: for which the new one lasts.
+            overlap: days for which the old one is still good, so that whatever uses it can be changed over; 0 takes it
+                back at once. It never lasts longer than it did.
+        Returns: the old account as it is now, the new one, and its token, which nobody can read again.
+        Raises: as `replaceable`; ParameterError.
+        """
+        if not 0 <= overlap <= OVERLAP:
+            raise ParameterError(f"a token that is replaced must last 0 to {OVERLAP} days more", given=f"{overlap}")
+        old = self.replaceable(name, today=today)
+        account, token, values = _new(old.name, old.studies, old.role, days, today)
+        ends: dict[str, Any] = (
+            {"expires": min(old.expires, today + dt.timedelta(days=overlap))} if overlap else {"revoked": today}
+        )
+
+        def work(c: sa.Connection) -> None:
+            where = (_tokens.c.id == old.id) & _tokens.c.revoked.is_(None)
+            if not c.execute(_tokens.update().where(where).values(**ends)).rowcount:
+                raise StateRefusal("a token must be in force to be replaced", given="one that was revoked meanwhile")
+            c.execute(_tokens.insert().values(**values))
+
+        self._write(work)
+        return replace(old, **ends), account, token
 
     def accounts(self) -> tuple[Account, ...]:
         """All tokens, by name and day."""
