@@ -35,6 +35,7 @@ SOCKETS |= {"coordinator/operations/port.py"}  # for machines that watch, where 
 SOCKETS |= {"coordinator/web/sign_in/provider.py"}  # the provider that the settings name
 SOCKETS |= {"coordinator/analyst/access/sign_in.py"}  # an analyst's own end, to the coordinator that it names
 SOCKETS |= {"coordinator/web/server.py"}  # the HTTPS port, behind the same door
+SOCKETS |= {"coordinator/store/bundles/objects.py"}  # the object store that the settings name
 SOCKETS |= {
     "site_agent/show/network_path.py"
 }  # `doctor`, to the proxy or the coordinator; it sends nothing of the site
@@ -78,7 +79,10 @@ def strays(path: Path) -> list[str]:
             found.append("imports torch")
         if root == "matplotlib" and name(path) not in FIGURES:
             found.append("imports matplotlib")
-        if root in ("grpc", "socket", "http", "urllib", "requests", "httpx") and name(path) not in SOCKETS:
+        if (
+            root in ("grpc", "socket", "http", "urllib", "requests", "httpx", "s3fs", "botocore")
+            and name(path) not in SOCKETS
+        ):
             found.append("opens connections")
         if root in ("pickle", "dill", "joblib", "shelve", "marshal", "tests", "prototypes"):
             found.append(f"imports {root}")
