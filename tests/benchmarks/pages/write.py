@@ -87,13 +87,14 @@ class Section:
     def row(self, line: str, places: list[tuple[str, str]], columns: list[str]) -> str:
         """A row of a table whose places are made of the names of row and column."""
         first, *cells = line.strip().strip("|").split("|")
+        row = name(first).replace("&#124;", "|")
         written = []
         for column, cell in zip(columns, cells, strict=True):
             which = iter(places)
 
             def shown(form: re.Match[str], column: str = column, which: Any = which) -> str:
                 file, place = next(which)
-                return self.figure(file, place.replace("{row}", name(first)).replace("{column}", column), form[1])
+                return self.figure(file, place.replace("{row}", row).replace("{column}", column), form[1])
 
             written.append(FORMAT.sub(shown, cell))
         return "|".join(["", title(first), *written, ""])
