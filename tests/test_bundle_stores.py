@@ -181,6 +181,19 @@ def test_what_another_process_took_back_is_not_logged(tmp_path, plan, place, mon
     hub.store.close()
 
 
+@pytest.mark.parametrize("bundles", ["folder", "objects"])
+def test_a_start_deletes_no_bundle_that_another_database_may_have_accepted(tmp_path, plan, bundles, request):
+    """A home that was put back, or an empty store by mistake, must not take away what was acknowledged since."""
+    place = request.getfixturevalue("place") if bundles == "objects" else ""
+    hub = Hub(tmp_path / "hub", plan, "north", bundles=place)
+    (tmp_path / "apart").mkdir()
+    with hub.serve():
+        hub.store.bundles.put(DIGESTS[0], written(tmp_path / "apart", DATA[0]))
+    with hub.serve():
+        assert hub.store.bundles.names() == {DIGESTS[0]}
+    hub.store.close()
+
+
 def test_while_the_object_store_is_away_a_delivery_waits_sealed_and_is_taken_afterwards(
     tmp_path, plan, place, object_server, monkeypatch
 ):

@@ -134,8 +134,10 @@ class Staging:
     def recover(self) -> int:
         """Bring the folders in line with the database after a crash; how many bundles went back to staging.
 
-        A bundle that no transaction names was never acknowledged: it goes back to staging when its offer is there,
-        else it is deleted. What is staged for a release that is settled is deleted.
+        A bundle that no transaction names was never acknowledged: it goes back to staging when its offer is there.
+        Without an offer it is none of this database's deliveries: among accepted bundles it is left, because an object
+        store, or a home that was put back, may hold what another database has acknowledged. What is staged for a
+        release that is settled is deleted.
         """
         erase(self._store, self._home)
         withdrawn = {stone.bundle_sha256 for stone in self._store.withdrawals(distrusted=False)}
@@ -152,7 +154,7 @@ class Staging:
                 if digest in offers:
                     store.take_back(digest, offers[digest].with_suffix(".part"))
                     moved += 1
-                else:
+                elif store is self._apart:
                     store.delete(digest)
                 reach("ingest.recovered")
         for digest, path in offers.items():
