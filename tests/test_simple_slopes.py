@@ -82,6 +82,20 @@ def test_what_has_no_simple_slope_has_none(text):
     assert not [name for name in found if name.startswith("age")]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "logistic(died) ~ smoking + age:smoking",
+        "logistic(died) ~ age:smoking + smoking",
+        "logistic(died) ~ age * smoking - 1",
+        "logistic(died) ~ 0 + smoking + smoking:age",
+    ],
+)
+def test_levels_that_are_coded_in_full_have_no_effect_that_is_one_coefficient(text):
+    """The effect of a level is the difference to the reference level's own coefficients, which no contrast here has."""
+    assert not [name for name in slopes(made(800, 4), text) if name.startswith("smoking")]
+
+
 def test_an_answer_has_them_in_python_and_on_the_command_line(desk, study, capsys):  # noqa: F811
     answer = study.logistic("cvd ~ age * sbp", term="age")
     found = {one["term"]: one for one in answer.document["joint"]}

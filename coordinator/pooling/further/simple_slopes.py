@@ -56,6 +56,8 @@ def simple_slopes(
     out = []
     for pair in (pair for pair in crossed if len(pair) == 2 and all(often[name] == 1 for name in pair)):
         for of, by in (pair, pair[::-1]):
+            if _coded_in_full(labels, of, dictionary):  # a level's effect is then the difference of two coefficients
+                continue
             for main in (one for one in labels if _LEVEL.sub("", one) == of):
                 beside = _beside(labels, main, by)
                 places = _places(beside, by, dictionary)
@@ -64,6 +66,15 @@ def simple_slopes(
                     out.append({"term": f"{main} by {by}", "terms": mine})
                     out[-1] |= _pooled(estimates, question, mine, places, method=method, test=test, level=level)
     return out
+
+
+def _coded_in_full(labels: Mapping[str, None], of: str, dictionary: Dictionary) -> bool:
+    """Whether the level that others are compared with has a coefficient of its own, alone or in an interaction."""
+    column = next((one for one in dictionary.columns if one.name in names(parse(of))), None)
+    if column is None or not column.levels:
+        return False
+    parts = [part for label in labels for part in _BETWEEN.split(label) if _LEVEL.sub("", part) == of]
+    return any(found is not None and found[1] == str(column.levels[0]) for found in map(_LEVEL.search, parts))
 
 
 def _beside(labels: Mapping[str, None], own: str, by: str) -> list[str]:
