@@ -242,6 +242,19 @@ def test_a_token_is_replaced_by_one_for_the_same_and_the_old_one_ends_then_or_af
     assert sorted(one.state(now) for one in kept) == ["in force", "in force", "revoked"]
 
 
+def test_a_token_stays_good_until_the_one_in_its_place_lies_in_its_file(desk, tmp_path, monkeypatch):
+    """The store knows a token's digest alone: of one that no file could be written of nobody would ever have it."""
+    account, token = desk.analysts.add("ines", studies=("cvd",), today=TODAY)
+
+    def full(account, token):
+        raise OSError(28, "no room")
+
+    with pytest.raises(OSError, match="no room"):
+        desk.analysts.replace(account.id, today=TODAY, hand_over=full)
+    assert desk.analysts.identify(token, today=TODAY).site == "ines"
+    assert [one.name for one in desk.analysts.accounts()].count("ines") == 1
+
+
 @pytest.mark.fault("F21")
 def test_unknown_wrong_expired_and_revoked_tokens_get_one_answer(desk):
     good = desk.admit("mia")

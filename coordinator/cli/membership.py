@@ -466,8 +466,20 @@ def analyst_replace(
     made = {"name": old.name, "replaced": old.id, "file": str(path), "created": not dry_run}
     if dry_run:
         return VerbAnswer(made, f"would write {path} in the place of {old.id}")
-    old, account, token = analysts.replace(old.id, days=days, overlap=overlap, today=today())
-    _write_token(config, account, token, path)
+
+    written = []
+
+    def hand_over(account: Account, token: str) -> None:
+        _write_token(config, account, token, path)
+        written.append(path)
+
+    # The file first: of a token that is good the store knows its digest alone, and the old one would be gone.
+    try:
+        old, account, _ = analysts.replace(old.id, days=days, overlap=overlap, today=today(), hand_over=hand_over)
+    except BaseException:
+        for useless in written:
+            useless.unlink(missing_ok=True)
+        raise
     made |= {"id": account.id, "expires": account.expires, "until": old.revoked or old.expires}
     ended = "revoked" if old.revoked else f"good until {old.expires}, for whatever still uses it"
     return VerbAnswer(

@@ -167,7 +167,15 @@ class Analysts:
             )
         return found[0]
 
-    def replace(self, name: str, *, days: int = DAYS, overlap: int = 0, today: dt.date) -> tuple[Account, Account, str]:
+    def replace(
+        self,
+        name: str,
+        *,
+        days: int = DAYS,
+        overlap: int = 0,
+        today: dt.date,
+        hand_over: Callable[[Account, str], None] = lambda account, token: None,
+    ) -> tuple[Account, Account, str]:
         """A new token in the place of one in force, for the same studies in the same role, in one transaction.
 
         Args:
@@ -175,6 +183,7 @@ class Analysts:
             days: for which the new one lasts.
             overlap: days for which the old one is still good, so that whatever uses it can be changed over; 0 takes it
                 back at once. It never lasts longer than it did.
+            hand_over: is given the new account and its token before the old one ends, and may refuse.
         Returns: the old account as it is now, the new one, and its token, which nobody can read again.
         Raises: as `replaceable`; ParameterError.
         """
@@ -187,11 +196,15 @@ class Analysts:
         )
 
         def work(c: sa.Connection) -> None:
-            where = (_tokens.c.id == old.id) & _tokens.c.revoked.is_(None)
+            # By its day, too: another who replaced it meanwhile may have ended it sooner.
+            where = (_tokens.c.id == old.id) & _tokens.c.revoked.is_(None) & (_tokens.c.expires == old.expires)
             if not c.execute(_tokens.update().where(where).values(**ends)).rowcount:
-                raise StateRefusal("a token must be in force to be replaced", given="one that was revoked meanwhile")
+                raise StateRefusal(
+                    "a token must be in force to be replaced", given="one that was revoked or replaced meanwhile"
+                )
             c.execute(_tokens.insert().values(**values))
 
+        hand_over(account, token)
         self._write(work)
         return replace(old, **ends), account, token
 
