@@ -902,7 +902,9 @@ def noted(ledger: Ledger, key: SigningKey = KEY, site: str = "north") -> bytes:
     """A note, signed by a key, that all signatures of a ledger as it lies there were verified."""
     with sqlite3.connect(ledger.path) as connection:
         rows = connection.execute("SELECT hash, signature FROM entries ORDER BY seq").fetchall()
-    told = hashlib.sha256(b"".join(bytes.fromhex(head) + bytes([len(by)]) + by for head, by in rows)).hexdigest()
+    told = hashlib.sha256(
+        b"".join(bytes.fromhex(head) + len(by).to_bytes(8, "big") + by for head, by in rows)
+    ).hexdigest()
     body = canonical_json({"site": site, "entries": len(rows), "sha256": told})
     return Envelope.sign(chain.CHECKED_TYPE, body, [key]).to_bytes()
 
@@ -992,6 +994,15 @@ def test_no_flipped_bit_of_the_note_is_believed_or_stops_a_ledger(ledger, monkey
         ledger.checked_path.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
         assert opened_anew(ledger, monkeypatch)[1] == [last, *range(1, last + 1)], place
         assert ledger.checked_path.read_bytes() == whole
+
+
+@pytest.mark.fault("F17")
+def test_a_signature_of_any_length_is_refused_and_ends_nothing(ledger):
+    """Signatures are in no head: a row with another one is found by the note, which has to be able to read it."""
+    of_five(ledger)
+    tampered(ledger, "UPDATE entries SET signature = zeroblob(300) WHERE seq = 2")
+    with pytest.raises(LedgerRefusal):
+        reopened(ledger).entries()
 
 
 @pytest.mark.fault("F17")

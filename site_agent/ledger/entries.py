@@ -205,7 +205,7 @@ class CheckedSignatures:
         """The digest of these entries; an entry's head covers all that it says, and all before it."""
         digest = hashlib.sha256()
         for entry in entries:
-            digest.update(bytes.fromhex(entry.hash) + bytes([len(entry.signature)]) + entry.signature)
+            digest.update(bytes.fromhex(entry.hash) + len(entry.signature).to_bytes(8, "big") + entry.signature)
         return cls(entries=len(entries), sha256=digest.hexdigest())
 
     def covers(self, entries: Sequence[Entry]) -> bool:
