@@ -33,6 +33,7 @@ from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, PlanRefusal, SchemaRefusal
 from shared.estimands.answer import estimate, parse_estimand
+from shared.mechanisms.moments import together as moments_together
 from shared.mechanisms.moments.figures import BLOCKS
 from shared.mechanisms.moments.margins import bin_edges, fitted_margin
 from shared.mechanisms.moments.plan import COLUMNS, MomentsPlan
@@ -523,6 +524,15 @@ def test_a_hospital_whose_figures_say_nothing_stays_within_reach_and_says_so():
     assert age["small"].vi > 50 * max(age[name].vi for name in "abc"), "it weighs next to nothing"
     without = together_of(plan, {name: sites[name] for name in "abc"})
     assert all(abs(without[name][0].yi - age[name].yi) < 0.5 * age[name].vi ** 0.5 for name in "abc")
+
+
+def test_a_site_whose_steps_do_not_agree_has_no_answer_and_says_why(monkeypatch):
+    plan = trial_plan()
+    sites = {name: [(plan.release.draw(plan, trial(900, k), seeded_rng(k)), 900)] for k, name in enumerate("abc")}
+    assert all(row.yi is not None for rows in together_of(plan, sites).values() for row in rows)
+    monkeypatch.setattr(moments_together, "UNSETTLED", -1.0)
+    for rows in together_of(plan, sites).values():
+        assert all(row.yi is None and row.reason.startswith("its figures settle on no effects") for row in rows)
 
 
 class Loud:

@@ -1,8 +1,8 @@
 """How far the last two steps of a site are apart, in its own errors, where noisy moments of twelve sites are read.
 
 And how far the sums of a numeric covariate are from what its histogram makes of them: by both it is decided which site
-has no answer (`shared.mechanisms.moments.together`, `UNSETTLED` and `CONTRADICTED`, chosen on the tuning half). Every
-coefficient is declared, ε = 1; the worlds of real tables are not here.
+has no answer (`shared.mechanisms.moments.together`: `CONTRADICTED` was chosen on the tuning half, `UNSETTLED` is from
+when six steps were taken whatever they did). Every coefficient is declared, ε = 1; the real tables are not here.
 
 python -m tests.benchmarks.moments_settling
 """
