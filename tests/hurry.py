@@ -2,8 +2,8 @@
 
 Kills, races and sweeps have many alike cases. The quick suite runs every k-th of them and another part each day; the
 part of today is printed with a failure, and ``TRIBUTARY_PART`` repeats it anywhere. Of a parametrised test whose cases
-are alike (seeds, places, hospitals of one kind), ``@pytest.mark.sampled(every=k)`` says so: k shares no factor with
-how many values a parameter has, so that every value has its turn each day.
+are alike (seeds, places, hospitals of one kind), ``@pytest.mark.sampled(every=k)`` says so: where k shares no
+factor with how many values a parameter has, every value has its turn each day, else in k days.
 """
 
 from __future__ import annotations
@@ -44,13 +44,16 @@ def seed_of_today(full: int) -> int:
 def part_of_today(items: Sequence[T], every: int, *, say: bool = True) -> list[T]:
     """Every `every`-th item, from a start that moves by one each day; all of them in the soak and in ``make faults``.
 
+    After as many days as there are parts it moves by one more: who runs on one day of the week tries all, too.
+
     >>> os.environ["TRIBUTARY_PART"] = "1"
     >>> part_of_today("abcdefg", 3, say=False)
     ['b', 'e']
     """
     if os.environ.get("TRIBUTARY_SOAK") or os.environ.get("TRIBUTARY_FAULTS"):
         return list(items)
-    number = part_number() % every
+    day = part_number()
+    number = (day + day // every) % every
     if say:
         print(f"part {number} of {every}: TRIBUTARY_PART={number} repeats it")
     return list(items)[number::every]
