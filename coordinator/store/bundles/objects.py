@@ -6,7 +6,9 @@ file, or the machine's role; none stands in a URL or in the coordinator's settin
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import re
 import tempfile
 import threading
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
 from shared.errors import ConfigRefusal, Refusal, StorageRefusal, lacking
 
@@ -131,15 +134,22 @@ class BundleObjects:
         """Remove the object, and have its bytes at `path`. Raises: StorageRefusal."""
         if not path.exists():
             with suppress(FileNotFoundError), self.read(digest) as file:
-                path.write_bytes(file.read_bytes())
+                with path.open("wb") as back:
+                    back.write(file.read_bytes())
+                    back.flush()
+                    os.fsync(back.fileno())
+                fsync_folder(path.parent)
         self.delete(digest)
 
     @contextmanager
     def read(self, digest: str) -> Iterator[Path]:
         """A copy that ends with the block. Raises: FileNotFoundError, StorageRefusal."""
         with tempfile.NamedTemporaryFile(prefix="tributary-bundle-") as copy:
-            with _asked(may_lack=True):
-                self._files.get_file(self._key(digest), copy.name)
+            try:
+                with _asked(may_lack=True):
+                    self._files.get_file(self._key(digest), copy.name)
+            except FileNotFoundError:
+                raise FileNotFoundError(errno.ENOENT, "no such object", f"{digest}.zip") from None
             yield Path(copy.name)
 
     def holds(self, digest: str) -> bool:
