@@ -1122,7 +1122,7 @@ def test_every_write_of_an_ingest_stands_between_two_failpoints():
     for step in (
         "_write(out",
         "os.fsync(out",
-        "os.replace(part, path)",
+        "bundles.put(digest, part)",
         "accept_release(",
         "write_private(",
         "add_anchor(",

@@ -412,6 +412,7 @@ MADE_IN: dict[type[Event], set[str]] = {
         "shared/mechanisms/tables/noise.py",
         "shared/mechanisms/latent_noise/plan.py",  # there to solve for w
         "shared/mechanisms/secure_sum/terms.py",
+        "shared/mechanisms/secure_sum/plan.py",  # the level's alone, which test_secure_sum_plan holds to its share of ε
     },
     Laplace: {
         "shared/mechanisms/densities/noise.py",
@@ -440,6 +441,7 @@ MADE_IN: dict[type[Event], set[str]] = {
     privacy.Slicing: {"shared/mechanisms/slicing/noise.py", "shared/mechanisms/slicing/plan.py"},
     # The site's own class of that name, which adds up charges, is made in the last three.
     Composition: {
+        "shared/mechanisms/secure_sum/plan.py",  # pilot, level and sum: three of the above
         "shared/mechanisms/moments/spec.py",
         "shared/mechanisms/densities/quantiles.py",
         "shared/mechanisms/slicing/noise.py",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import shipped
 import test_postures as postures
+from stage.postures import DICTIONARY
 from test_plan import TOML
 
 from shared.base.randomness import seeded_rng
@@ -153,7 +154,7 @@ def test_a_release_with_outcomes_last_is_sealed_appended_to_and_audited(tmp_path
     release = LatentNoisePlan(w=0.02)
     plan = shipped.study(
         release,
-        postures.DICTIONARY,
+        DICTIONARY,
         waves=2,
         floors=Floors(membership_auc=1.0, own_row_linkage=1.0, extreme_linkage=1.0),
         **LAST,

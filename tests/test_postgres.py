@@ -16,6 +16,7 @@ from stage.collect import failpoints, plan
 
 from coordinator.services.collect import ingest, service, staging
 from coordinator.store import schema as db
+from coordinator.store.bundles import folder
 from coordinator.store.engine import Database, append_entry
 from coordinator.store.verify import verify_log
 from shared.wire.site_messages import Acceptance
@@ -159,7 +160,7 @@ def test_a_database_that_dies_at_any_step_of_an_ingest_loses_nothing(url, tmp_pa
             postgres.stop()
             threading.Timer(0.3, postgres.start).start()
 
-    for room in (ingest, staging, service):
+    for room in (ingest, staging, service, folder):
         monkeypatch.setattr(room, "reach", reach)
     places = [p for p in part_of_today(failpoints(), 5) if "quarantine" not in p and "recover" not in p]
     heard: list[Acceptance] = []

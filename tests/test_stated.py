@@ -28,8 +28,9 @@ from coordinator.config import CoordinatorConfig
 from coordinator.demo import answers, catalogue, play
 from coordinator.planning.price import cost
 from coordinator.planning.review import _price
-from coordinator.services.analysis import AnalysisService, _release
+from coordinator.services.analysis import AnalysisService
 from coordinator.services.authority import Authority
+from coordinator.services.documents import release_document
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
@@ -184,7 +185,7 @@ def test_no_number_is_stated_for_them_anywhere_at_the_coordinator(tmp_path, caps
         answer = ask(store, "cvd", 1, "cox(time, cvd) ~ sbp/10")
         assert set(answer.columns["ε"].values()) == {OPEN}
         facts = AnalysisService._study(SimpleNamespace(_store=store, delivered=DeliveredSites(store)), "cvd")
-        listed = [_release(release) for release in store.releases("cvd")]
+        listed = [release_document(release) for release in store.releases("cvd")]
         with pytest.raises(StateRefusal, match=OPEN):
             spending(store, "cvd")
     assert {(one["epsilon"], one["epsilon_given"]) for one in listed} == {(None, FLOW)}
@@ -377,7 +378,7 @@ def test_analysts_see_the_condition_beside_every_number(tmp_path):
         store.add_invitation(invitation)
         deliver(store, plan, "north", join(store, invitation), people(300, 1))
         facts = AnalysisService._study(SimpleNamespace(_store=store, delivered=DeliveredSites(store)), "cvd")
-        told = plain({"releases": [{**_release(one), "withdrawn": None} for one in store.releases("cvd")]})
+        told = plain({"releases": [{**release_document(one), "withdrawn": None} for one in store.releases("cvd")]})
         answer = ask(store, "cvd", 1, "cox(time, cvd) ~ sbp/10")
         figure = spending(store, "cvd").figure()
     assert facts["sites"]["north"]["epsilon_given"] == FLOW

@@ -203,7 +203,12 @@ class Years:
         for study in sorted(study for name, study in self.adopted if name == site):
             release = self.theatre.waiting(site, step, study)
             assert release, (site, study, step)
-            said = self.theatre.agent(site, "approve", release, "--as", self.approver[site]).json
+            approve = ("approve", release, "--as", self.approver[site])
+            said = self.theatre.agent(site, *approve, expect=None).json
+            if (
+                said.get("refused", {}).get("code") == "E_NOT_APPROVED"
+            ):  # outliers, as chance has them: they look, and tick
+                said = self.theatre.agent(site, *approve, "--tick", said["refused"]["given"].split()[0]).json
             assert said["state"] == "delivered", said
             self.due.add((study, step, site))
 
