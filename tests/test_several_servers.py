@@ -203,10 +203,13 @@ def test_a_bundle_that_another_process_is_about_to_commit_is_not_taken_away(hub)
     with hub.serve():
         waiting = hub.home / "bundles" / f"{'a' * 64}.zip"
         waiting.write_bytes(b"moved, and not committed yet")
+        offer = hub.home / "staging" / f"north.{'a' * 64}.json"
+        offer.write_text("{}")
         with CoordinatorServer(hub.home, "127.0.0.1:0", url=hub.url):
             assert waiting.exists()
     with hub.serve():
-        assert not waiting.exists(), "whoever starts alone takes away what nobody has committed"
+        assert not waiting.exists(), "whoever starts alone puts back to its offer what nobody has committed"
+        assert offer.with_suffix(".part").read_bytes() == b"moved, and not committed yet"
 
 
 def test_only_a_database_server_may_be_served_by_several(tmp_path, plan):
