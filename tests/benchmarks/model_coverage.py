@@ -13,8 +13,9 @@ python -m tests.benchmarks.model_coverage [repetitions] [folder]
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -110,36 +111,56 @@ def released(table: pd.DataFrame, encoder: Encoder, rng) -> dict[float, pd.DataF
         gates={},
         bounds={place["k"]: (0.0, 60.0), place["x"]: (-1.0, 1.0), place["cost"]: (-1.0, 1.0)},
     )
-    encoded = encoder.encode(DICTIONARY.check(table), rng)
+    return at_weights(table, encoder, outcomes, rng)
+
+
+def at_weights(table: pd.DataFrame, encoder: Encoder, outcomes: PlannedOutcomes, rng) -> dict[float, pd.DataFrame]:
+    """The patients' own table at w = 1, and what one flow of it releases at each smaller w."""
+    encoded = encoder.encode(encoder.dictionary.check(table), rng)
     flow = fit_flow(encoded, START, rng, integer_columns=encoder.integer_columns, outcomes=outcomes).flow
     radius = default_radius(encoder.d)
     out = {w: LatentNoise(flow=flow, w=w, radius=radius).release(encoded, rng) for w in WEIGHTS if w < 1}
     return {1.0: table, **{w: encoder.decode(one) for w, one in out.items()}}
 
 
-def one(b: int) -> np.ndarray:
-    """(w, sites, terms, 4): yi, sampling, privacy and naive variance; NaN where there is no answer."""
-    rng = seeded_rng(1000 * SEED + b)
-    generator = np.random.default_rng(2000 * SEED + b)
-    encoder = Encoder(dictionary=DICTIONARY)
-    levels = {"arm": (0, 1)}
-    out = np.full((len(WEIGHTS), SITES, sum(map(len, QUESTIONS.values())), 4), np.nan)
+def repetition(
+    b: int,
+    seed: int,
+    made_by: Callable[[Any, np.random.Generator], Mapping[float, pd.DataFrame]],
+    questions: Mapping[str, Mapping[str, float]],
+    levels: Mapping[str, Sequence[Any]],
+) -> np.ndarray:
+    """(w, sites, terms, 4): yi, sampling, privacy and naive variance; NaN where there is no answer.
+
+    Args:
+        b: which. seed: of the benchmark.
+        made_by: a site's table by w, of noise and patients.
+        questions, levels: as of `measure`, as of `estimate`.
+    """
+    rng, generator = seeded_rng(1000 * seed + b), np.random.default_rng(2000 * seed + b)
+    out = np.full((len(WEIGHTS), SITES, sum(map(len, questions.values())), 4), np.nan)
     for s in range(SITES):
-        for k, (w, made) in enumerate(released(patients(generator), encoder, rng).items()):
+        for k, (w, made) in enumerate(made_by(rng, generator).items()):
             rows, surrogate, at = QuestionRows(made.reset_index(drop=True)), SurrogateSampler(), 0
-            for text, truths in QUESTIONS.items():
+            for text, terms in questions.items():
                 question = parse_estimand(text)
                 found = estimate(rows, question, levels=levels)
                 if w < 1:
                     draws = [Draw(rows=len(made), w=w, fitted_on=len(made), outcomes_last=True)]
                     found = with_release_variance(found, rows, question, draws, levels=levels, surrogate=surrogate)
-                by_term = {row.term.removesuffix("[1]"): row for row in found}
-                for term in truths:
+                by_term = {row.term.replace("[1]", ""): row for row in found} | {row.term: row for row in found}
+                for term in terms:
                     row = by_term[term]
                     if row.yi is not None:
                         out[k, s, at] = row.yi, row.vi_sampling, row.vi_privacy, row.naive
                     at += 1
     return out
+
+
+def one(b: int) -> np.ndarray:
+    """As of `repetition`."""
+    encoder = Encoder(dictionary=DICTIONARY)
+    return repetition(b, SEED, lambda rng, chance: released(patients(chance), encoder, rng), QUESTIONS, {"arm": (0, 1)})
 
 
 def covered(y: np.ndarray, v: np.ndarray, truth: float, method: str, test: str) -> dict[str, float]:

@@ -16,16 +16,10 @@ import numpy as np
 import pandas as pd
 from scipy import special, stats
 
-from coordinator.pooling.intervals import Draw, SurrogateSampler, with_release_variance
-from shared.base.randomness import seeded_rng
-from shared.estimands.answer import estimate, parse_estimand
-from shared.estimands.formulas import QuestionRows
-from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
 from shared.plans.outcomes import PlannedOutcomes
-from site_agent.models.flow import fit_flow
-from tests.benchmarks.model_coverage import PERSONS, SITES, START, WEIGHTS, measure
+from tests.benchmarks.model_coverage import PERSONS, at_weights, measure, repetition
 
 SEED = 8181
 CAUSES = ("none", "event", "other")
@@ -140,36 +134,13 @@ def released(table: pd.DataFrame, encoder: Encoder, rng) -> dict[float, pd.DataF
         gates={},
         bounds={place[name]: (-1.0, 1.0) for name in ("x", "entry")},
     )
-    encoded = encoder.encode(DICTIONARY.check(table), rng)
-    flow = fit_flow(encoded, START, rng, integer_columns=encoder.integer_columns, outcomes=outcomes).flow
-    radius = default_radius(encoder.d)
-    out = {w: LatentNoise(flow=flow, w=w, radius=radius).release(encoded, rng) for w in WEIGHTS if w < 1}
-    return {1.0: table, **{w: encoder.decode(one) for w, one in out.items()}}
+    return at_weights(table, encoder, outcomes, rng)
 
 
 def one(b: int) -> np.ndarray:
-    """(w, sites, terms, 4): yi, sampling, privacy and naive variance; NaN where there is no answer."""
-    rng = seeded_rng(1000 * SEED + b)
-    generator = np.random.default_rng(2000 * SEED + b)
-    encoder = Encoder(dictionary=DICTIONARY)
-    levels = {"arm": (0, 1), "cause": CAUSES}
-    out = np.full((len(WEIGHTS), SITES, sum(map(len, QUESTIONS.values())), 4), np.nan)
-    for s in range(SITES):
-        for k, (w, made) in enumerate(released(patients(generator), encoder, rng).items()):
-            rows, surrogate, at = QuestionRows(made.reset_index(drop=True)), SurrogateSampler(), 0
-            for text, known in QUESTIONS.items():
-                question = parse_estimand(text)
-                found = estimate(rows, question, levels=levels)
-                if w < 1:
-                    draws = [Draw(rows=len(made), w=w, fitted_on=len(made), outcomes_last=True)]
-                    found = with_release_variance(found, rows, question, draws, levels=levels, surrogate=surrogate)
-                by_term = {row.term: row for row in found}
-                for term in known:
-                    row = by_term.get(term) or by_term[f"{term}[1]"]
-                    if row.yi is not None:
-                        out[k, s, at] = row.yi, row.vi_sampling, row.vi_privacy, row.naive
-                    at += 1
-    return out
+    """As of `model_coverage.repetition`."""
+    encoder, levels = Encoder(dictionary=DICTIONARY), {"arm": (0, 1), "cause": CAUSES}
+    return repetition(b, SEED, lambda rng, chance: released(patients(chance), encoder, rng), QUESTIONS, levels)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,13 @@ import datetime as dt
 
 import pandas as pd
 import pytest
-from site_desk import Hub, quick_fit
+from site_desk import quick_fit
+from stage import postures
 from stage.ledger import Accepted
 
 from shared.base.keys import SigningKey
-from site_agent.config import SiteFloors, TableSource
-from site_agent.ledger.book import Ledger
+from site_agent.config import TableSource
 from site_agent.release import drawing
-from site_agent.release.outbox import Outbox
 from site_agent.release.pipeline.making import make_release
 from site_agent.release.site import WorkingSite
 
@@ -29,17 +28,7 @@ def quick(monkeypatch):
 
 @pytest.fixture
 def site(tmp_path) -> WorkingSite:
-    ledger = Ledger.create(tmp_path / "home" / "ledger.db", SigningKey.generate(), site="north")
-    return WorkingSite(
-        name="north",
-        agent_version="0.1.0",
-        ledger=ledger,
-        outbox=Outbox(tmp_path / "home", ledger),
-        witness=Hub(),
-        snapshot_key=b"k" * 32,
-        floors=SiteFloors(),
-        paused=lambda: False,
-    )
+    return postures.site(tmp_path)
 
 
 def source(tmp_path, table: pd.DataFrame) -> TableSource:
