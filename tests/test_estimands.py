@@ -384,7 +384,6 @@ def test_negative_durations_are_counted_not_shown():
     ("text", "reason"),
     [
         ("mean(flat)", "constant"),
-        ("proportion(flat)", "0 or 1"),
         ("correlation(flat, age)", "constant"),
         ("correlation(age, age2)", "collinear"),
         ("logistic(flat) ~ age", "outcome is constant"),

@@ -120,11 +120,33 @@ def test_a_site_without_a_level_says_how_small_its_share_is_and_stays_in_the_poo
     assert (pooled.beta, pooled.se) == pytest.approx((-1.189575932678, 0.208525635067), rel=1e-9)
 
 
-def test_the_noise_of_a_share_of_none_is_counted_in_full():
+def test_a_proportion_keeps_the_sites_that_have_none_and_is_nearer_the_exact_likelihood_for_it():
+    """Values of R's metafor 3.8.1, xi = c(0, 3, 1, 5, 0, 8), ni = c(100, 120, 80, 200, 150, 160), as
+
+    rma(yi, vi, data = escalc("PLO", xi = xi, ni = ni), test = "adhoc") and rma.glmm(measure = "PLO", xi = xi, ni = ni).
+    """
+    counts = [(0, 100), (3, 120), (1, 80), (5, 200), (0, 150), (8, 160)]
+    question, rows = parse_estimand("proportion(died)"), []
+    for k, (cases, n) in enumerate(counts):
+        rows += estimate(pd.DataFrame({"died": [1] * cases + [0] * (n - cases)}), question, site=f"{k}")
+    kept, exact = pool_estimates(rows), -4.189169033066
+    assert (kept.k, kept.excluded) == (6, ())
+    assert (kept.beta, kept.se) == pytest.approx((-3.655321602664, 0.330613452511), rel=1e-4)
+    without = pool_estimates([row for row, (cases, _) in zip(rows, counts, strict=True) if cases])
+    assert without.beta == pytest.approx(-3.4078956373752, rel=1e-4)
+    assert abs(kept.beta - exact) < abs(without.beta - exact)
+    assert kept.ci_lb < exact < kept.ci_ub < without.ci_ub
+    (everybody,) = estimate(pd.DataFrame({"died": [1] * 100}), question)
+    assert (everybody.yi, everybody.vi) == pytest.approx((5.30330490806, 2.00995024876), rel=1e-9)
+
+
+@pytest.mark.parametrize("asked", ["table_one(smoking)", 'proportion(smoking == "former")'])
+def test_the_noise_of_a_share_of_none_is_counted_in_full(asked):
     table = made(400, 8).assign(smoking="never")
-    question, draws = parse_estimand("table_one(smoking)"), [Draw(rows=400, w=0.8, fitted_on=400)]
+    question, draws = parse_estimand(asked), [Draw(rows=400, w=0.8, fitted_on=400)]
     rows = estimate(table, question, levels=LEVELS)
-    assert "share(smoking[former])" not in influence(table, question, levels=LEVELS)
+    if question.kind == "table_one":
+        assert "share(smoking[former])" not in influence(table, question, levels=LEVELS)
     for row in with_release_variance(rows, table, question, draws, levels=LEVELS):
         assert row.vi == pytest.approx(2 * row.vi_naive)
 

@@ -37,13 +37,11 @@ def mean(x: Array, floors: LeastRows) -> Answer:
 
 
 def proportion(x: Array, floors: LeastRows) -> Answer:
-    """Log odds of a share (n,), and their variance."""
+    """Log odds of a share (n,), and their variance; a share of none, or of all, as `table_one` has it."""
     if len(x) <= floors.residual_df:
         return few(len(x), 1, floors)
-    cases, n = float(x.sum()), len(x)
-    if cases in (0.0, float(n)):
-        return "the proportion is 0 or 1 at this site: its logit is not finite"
-    return math.log(cases / (n - cases)), 1 / cases + 1 / (n - cases)
+    found = _share(x == 1, np.ones(len(x), dtype=bool), floors)
+    return found if isinstance(found, str) else (found[0], _variance(found[1]))
 
 
 OF_A_COLUMN = {"mean": mean, "proportion": proportion}
@@ -198,11 +196,13 @@ def _put(result: QuestionResult, cell: TableCell, found: _Found, count: tuple[in
         result.answers[label] = found
         return
     value, pushes = found
-    if isinstance(pushes, float):  # no row tells of a half, so the noise of a release is counted in full
-        result.answers[label] = value, pushes
-        return
-    result.answers[label] = value, float(pushes @ pushes)
-    result.influence[label] = pushes
+    result.answers[label] = value, _variance(pushes)
+    if not isinstance(pushes, float):  # no row tells of a half, so the noise of a release is counted in full
+        result.influence[label] = pushes
+
+
+def _variance(pushes: Array | float) -> float:
+    return pushes if isinstance(pushes, float) else float(pushes @ pushes)
 
 
 def _described(column: Array, rows: NDArray[np.bool_], floors: LeastRows) -> Iterator[tuple[str, _Found]]:
