@@ -1528,8 +1528,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a withdrawal of consent witnessed at once",
         (
             "site_agent/ledger/entries.py",
-            '(SIGNED - {"persons_withdrew", "persons_confirmed"})',
-            '(SIGNED - {"persons_confirmed"})',
+            '(SIGNED - {"persons_withdrew", "persons_confirmed", "sum_consented"})',
+            '(SIGNED - {"persons_confirmed", "sum_consented"})',
         ),
         tests=[
             "test_waves.py::test_a_head_of_the_ledger_tells_of_no_withdrawal_of_consent_before_something_else_asks_for_one"

@@ -67,9 +67,12 @@ def test_each_decision_about_the_site_is_signed_in_its_entry_by_whom_it_names(re
         ready(*words)
     at = cli.open_desk(ready.home)
     decided = {entry.kind: entry for entry in at.ledger.entries() if entry.kind in {*SIGNED, "paused"}}
-    assert set(decided) == {*SIGNED, "paused"} - {"standing_revoked", "persons_confirmed", "persons_apart"}, (
-        "see test_persons"
-    )
+    assert set(decided) == {*SIGNED, "paused"} - {
+        "standing_revoked",
+        "persons_confirmed",
+        "persons_apart",
+        "sum_consented",
+    }, "see test_persons"
     for entry in decided.values():
         assert decided_by("north", entry, at.config.signers), entry.kind
         assert not decided_by("south", entry, at.config.signers), "of another site"

@@ -127,6 +127,8 @@ class MechanismPlan(ABC):
 
     mechanism: str
     title: ClassVar[str] = ""
+    follow: ClassVar[int] = 0
+    """Rounds that follow a release's delivery under the same charge."""
     draws_rows: ClassVar[bool] = False
     """True if the released table holds synthetic rows of the dictionary."""
     later: ClassVar[tuple[str, ...]] = ()

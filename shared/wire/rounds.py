@@ -32,10 +32,13 @@ __all__ = [
     "Answered",
     "RoundOrder",
     "node_id",
+    "number_of",
     "open_answer",
     "open_order",
     "pack",
+    "place_of",
     "require_content",
+    "step_of",
     "unpack",
 ]
 
@@ -45,6 +48,8 @@ FORMAT = b"tributary-weights/1\n"
 HEADER_CAP = 4096
 NUMBERS_CAP = 16
 MOST_ROUNDS = 10_000
+_SITES = 128
+"""Most sites of one sum."""
 MOST = 1 << 53
 """A count in a header is below it. JSON has integers that no double holds: turned into one, they are an error."""
 _NUMBER = re.compile("[a-z][a-z0-9_-]{0,31}")
@@ -58,24 +63,25 @@ def _must(holds: bool, rule: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundOrder:
-    """The coordinator's order in a training: the weights of a round, or the finished flow.
+    """The coordinator's order in a training or a sum: the weights of a round, the finished flow, a step of the sum.
 
     Args:
-        kind: ``train`` asks for an answer; ``finished`` brings the flow, and `round` is then the last one.
-        plan_hash: of the plan whose ``[federated]`` part it is.
+        kind: ``train`` asks for an answer; ``finished`` brings the flow, and `round` is then the last one; ``sum`` asks
+            one site for its answer to one step of a secure sum, and `round` is `number_of` both.
+        plan_hash: of the plan whose ``[federated]`` part it is, or whose sum.
         content_sha256, content_bytes: of what comes beside it.
     """
 
     study: str
     plan_hash: str
-    kind: Literal["train", "finished"]
+    kind: Literal["train", "finished", "sum"]
     round: int
     content_sha256: str
     content_bytes: int
 
     def __post_init__(self) -> None:
         _must_name(self)
-        _must(self.kind in ("train", "finished"), "a round must be asked or finished")
+        _must(self.kind in ("train", "finished", "sum"), "a round must be asked or finished")
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
@@ -178,6 +184,25 @@ def require_content(said: RoundOrder | Answered, content: bytes) -> None:
     """Refuse other bytes than those that were signed. Raises: IntegrityRefusal."""
     if (len(content), sha256_hex(content)) != (said.content_bytes, said.content_sha256):
         raise IntegrityRefusal("the content of a round must be the one that was signed", given="other bytes")
+
+
+def number_of(step: int, place: int) -> int:
+    """The number of a sum's order: of its step, from 1 on, and of the site at that place among its members.
+
+    >>> number_of(5, 0), step_of(number_of(5, 127)), number_of(5, 127) < number_of(6, 0)
+    (641, 5, True)
+    """
+    return _SITES * step + place + 1
+
+
+def step_of(number: int) -> int:
+    """The step of a sum that an order has by its number."""
+    return (number - 1) // _SITES
+
+
+def place_of(number: int) -> int:
+    """The place of the site that is asked, by the order's number."""
+    return (number - 1) % _SITES
 
 
 def node_id(release_key: PublicKey) -> int:

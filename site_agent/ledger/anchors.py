@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from shared.base.canonical import canonical_json
 from shared.base.chain import head_fingerprint
 from shared.base.keys import Envelope
 from shared.errors import StateRefusal
 from shared.wire.signed_messages import ANCHOR_TYPE, AnchorHead
 from site_agent.ledger.entries import AnchoredHead, agrees, last_witnessed, settled_by
-from site_agent.ledger.holds import Lost, lost_bodies
+from site_agent.ledger.holds import Lost, price_of, require_word
 from site_agent.ledger.state import Book
 
 __all__ = [
@@ -22,6 +24,8 @@ __all__ = [
     "recovered",
     "recoveries",
 ]
+
+_LOST_BYTES = 1 << 18
 
 
 def anchor_payload(book: Book) -> bytes:
@@ -91,7 +95,7 @@ def count_lost(book: Book, receipt: AnchoredHead, lost: Sequence[Lost], *, accep
     # What would outgrow an entry stands in several, and each is of one study; the last one, which every study
     # may see, says that this head is settled.
     named = dict.fromkeys(one.study for one in lost)
-    bodies = [body for study in named for body in lost_bodies([one for one in lost if one.study == study])]
+    bodies = [body for study in named for body in _lost_bodies([one for one in lost if one.study == study])]
     open_holds = [h.release_id for h in book.holds.values() if h.phase in ("held", "sealed")]
     body = {
         "seq": receipt.seq,
@@ -106,3 +110,34 @@ def count_lost(book: Book, receipt: AnchoredHead, lost: Sequence[Lost], *, accep
         book.append("lost", more)
     book.append("recovered", body)
     return head_fingerprint(book.entries[-1].hash)
+
+
+def _lost_bodies(lost: Sequence[Lost]) -> list[dict[str, Any]]:
+    """Lost charges as bodies of entries, each far below what is read back; a price stands once in each."""
+    bodies: list[dict[str, Any]] = []
+    size = _LOST_BYTES
+    for one in lost:
+        require_word(one.study, "study")
+        if one.release_id:
+            require_word(one.release_id, "release_id")
+        charge = {
+            "study": one.study,
+            "plan_hash": one.plan_hash,
+            "cap_epsilon": one.cap_epsilon,
+            "uncovered": list(one.uncovered),
+            "count": one.count,
+            "wave": one.wave,
+            "release_id": one.release_id,
+            "log_index": one.log_index,
+        }
+        price = price_of(one.event, one.delta, one.others)
+        if size >= _LOST_BYTES:
+            bodies.append({"prices": [], "charges": []})
+            size = 0
+        body = bodies[-1]
+        if price not in body["prices"]:
+            body["prices"].append(price)
+            size += len(canonical_json(price))
+        body["charges"].append({"price": body["prices"].index(price), **charge})
+        size += len(canonical_json(charge))
+    return bodies or [{"prices": [], "charges": []}]

@@ -14,7 +14,8 @@ A release is a *hold* (`site_agent.ledger.holds`) that moves one way::
 A training that the sites run together is a hold as well: charged whole, then ``train`` binds its persons, and each
 round is begun (``round``) and acknowledged by the coordinator (``witnessed``) before its noise exists, and sealed
 (``answer``) before it leaves; ``trained`` ends it. A round that was begun and not sealed is given up: nobody can tell
-whether its noise was drawn.
+whether its noise was drawn. Rounds may also follow the delivery of a release whose charge says so (a secure sum): each
+goes on from the answer to the one before it, and from the second on they need the approvers' ``sum_consented``.
 
 The charge counts from `reserve` on and stays, whatever becomes of the hold: nothing is refunded. `start_drawing`
 works once per hold, and only after the coordinator has acknowledged the signed head: a charge buys one draw at most.
@@ -152,6 +153,7 @@ class Ledger(Chain):
     begin_round = writing(drawing.begin_round)
     witness_round = writing(drawing.witness_round)
     seal_round = writing(drawing.seal_round)
+    consent = writing(drawing.consent)
     sealed_round = reading(drawing.sealed_round)
     end_training = writing(drawing.end_training)
     seal = writing(drawing.seal)

@@ -104,6 +104,7 @@ def reserve(
     site_delta: float | None = None,
     carry: bool = False,
     rounds: int = 0,
+    follow: int = 0,
 ) -> Hold:
     """Charge a release before anything reads records; or return the open hold of this study and wave.
 
@@ -124,6 +125,7 @@ def reserve(
         carry: take over the undrawn reservation of an earlier wave of the study, if there is one at the same
             price, instead of charging another.
         rounds: of a training that the sites run together, which has wave 0; `event` is then that of all of them.
+        follow: rounds that follow the delivery of a release; `event` is then that of the release and of all of them.
     Raises: BudgetRefusal; StateRefusal (this wave is delivered, or is open under another plan or event);
         UnknownEvent; ParameterError; LedgerRefusal; StorageRefusal.
     """
@@ -137,8 +139,7 @@ def reserve(
     for cap in (cap_epsilon, site_cap_epsilon):
         if cap is not None and not (math.isfinite(cap) and cap >= 0):
             raise ParameterError("a cap on epsilon must be finite and at least 0", given=repr(cap))
-    # Priced before the ledger is locked.
-    price = price_of(event, delta)
+    price = price_of(event, delta)  # before the ledger is locked
     canonical = price["event"]
     with ledger.transaction(write=True) as book:
         require_settled(book.path)
@@ -157,7 +158,7 @@ def reserve(
         waiting = _waiting(book, study, wave, event=canonical, delta=delta, touches=touches) if carry else None
         if waiting is None:
             terms |= {"study": study, "release_id": release_id, "touches": touches, **price}
-            terms |= {"rounds": rounds} if rounds else {}
+            terms |= {name: count for name, count in (("rounds", rounds), ("follow", follow)) if count}
             book.append("reserve", terms)
         else:
             release_id = waiting.release_id

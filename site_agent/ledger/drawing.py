@@ -1,4 +1,4 @@
-"""The steps of a draw: anchored, begun once, its persons bound, sealed; and of a training, round by round."""
+"""The steps of a draw: anchored, begun once, its persons bound, sealed; of a training, and of a sum, round by round."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.failpoints import reach
+from shared.base.keys import SigningKey
 from shared.errors import IntegrityRefusal, ParameterError, ReplayRefusal, RoundsRefusal, StateRefusal
+from shared.wire.rounds import step_of
 from site_agent.ledger.entries import AnchoredHead, require_receipt
 from site_agent.ledger.files import (
     broken,
@@ -24,6 +26,7 @@ from site_agent.ledger.state import Book
 
 __all__ = [
     "begin_round",
+    "consent",
     "end_training",
     "mark_anchored",
     "recover",
@@ -208,10 +211,11 @@ def begin_round(book: Book, hold: Hold, number: int, order: str) -> Hold:
     require_settled(book.path)
     book.require_running()
     book.require_plan(found)
-    if found.state == "training":
-        if not 1 <= number <= found.rounds:
+    if found.state == "training" or found.follow:
+        most = found.rounds or found.follow
+        if not 1 <= number <= most:
             raise RoundsRefusal(
-                f"a training must have at most the {found.rounds} rounds that were charged",
+                f"there must be at most the {most} rounds that were charged",
                 given=f"round {number}",
                 next_step="Nothing was drawn. More rounds need a new version of the plan, and a new charge.",
             )
@@ -253,11 +257,34 @@ def seal_round(book: Book, hold: Hold, number: int, answer_sha256: str) -> Hold:
 
 
 def sealed_round(book: Book, plan_hash: str, number: int) -> str:
-    """SHA-256 of the answer that was sealed for a round of a plan's training; blank where there is none."""
+    """SHA-256 of the answer that was sealed for a round of a plan's training, or sum; blank where there is none.
+
+    Args:
+        number: as the question has it (`shared.wire.rounds.number_of`, of a sum).
+    """
     for hold in book.holds.values():
-        if hold.rounds and hold.plan_hash == plan_hash and number in hold.begun and hold.state == "training":
-            return hold.begun[number].answer
+        begun = number if hold.rounds else step_of(number)
+        going_on = hold.state == ("training" if hold.rounds else "delivered")
+        if hold.plan_hash == plan_hash and going_on and begun in hold.begun:
+            return hold.begun[begun].answer
     return ""
+
+
+def consent(book: Book, hold: Hold, *, asked: str, document_sha256: str, name: str, key: SigningKey) -> Hold:
+    """An approver's signature under what a delivered release is asked to give in the rounds from the second on.
+
+    Args:
+        asked: digest of the second round's question. document_sha256: of what the approver was shown.
+        key: of the approver; it signs the entry.
+    Raises: StateRefusal (not the time for it, or a second time); PausedRefusal; what `require_plan` raises.
+    """
+    require_digest(asked, "asked")
+    require_digest(document_sha256, "document_sha256")
+    book.require_running()
+    book.require_plan(hold)
+    body = {"release_id": hold.release_id, "asked": asked, "document_sha256": document_sha256, "name": name}
+    book.append("sum_consented", body, person=key)
+    return book.hold(hold.release_id)
 
 
 def end_training(book: Book, hold: Hold, flow_sha256: str) -> Hold:

@@ -44,10 +44,19 @@ __all__ = [
 
 DECISION_TYPE = "application/vnd.tributary.site-decision+json"
 SIGNED = frozenset(
-    {"plan_revoked", "standing_revoked", "persons_withdrew", "persons_confirmed", "persons_apart", "left", "resumed"}
+    {
+        "plan_revoked",
+        "standing_revoked",
+        "persons_withdrew",
+        "persons_confirmed",
+        "persons_apart",
+        "sum_consented",
+        "left",
+        "resumed",
+    }
 )
 """Kinds of entry that a person signs; one of kind ``paused`` may be signed, because stopping waits for nobody."""
-WITNESSED_AT_ONCE = (SIGNED - {"persons_withdrew", "persons_confirmed"}) | {
+WITNESSED_AT_ONCE = (SIGNED - {"persons_withdrew", "persons_confirmed", "sum_consented"}) | {
     "paused",
     "reject",
     "send_back",

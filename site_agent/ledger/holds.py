@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from shared.base.canonical import canonical_json
 from shared.base.chain import LINKS_CAP
 from shared.base.keys import PublicKey
 from shared.errors import ParameterError, StateRefusal
@@ -35,14 +34,12 @@ __all__ = [
     "curve_of",
     "fold",
     "folder_of",
-    "lost_bodies",
     "price_of",
     "require_word",
 ]
 
 LOST_CAP = LINKS_CAP
 """Most charges in one `Lost`: a number that came over the wire must not decide how many holds are made."""
-_LOST_BYTES = 1 << 18
 Touches = Literal["everybody", "new"]
 State = Literal[
     "reserved",
@@ -60,6 +57,8 @@ State = Literal[
     "rejected",
 ]
 _VARIED = {"event": "no_guarantee"}
+_CONSENTED = 2
+"""The first of the rounds that follow a delivery for which approvers must have signed."""
 Phase = Literal["held", "sealed", "delivered", "burnt"]
 
 # Each kind of entry: the states it may follow, and the state it leads to.
@@ -72,9 +71,9 @@ _MOVES: dict[str, tuple[frozenset[State], State]] = {
     "drawing": (frozenset({"anchored"}), "drawing"),
     # A training that the sites run together: charged whole, then round by round, each begun once and answered once.
     "train": (frozenset({"anchored"}), "training"),
-    "round": (frozenset({"training"}), "training"),
-    "witnessed": (frozenset({"training"}), "training"),
-    "answer": (frozenset({"training"}), "training"),
+    # Also what follows a delivery under the same charge.
+    **dict.fromkeys(("round", "witnessed", "answer"), (frozenset({"training", "delivered"}), "training")),
+    "sum_consented": (frozenset({"delivered"}), "delivered"),
     "trained": (frozenset({"training"}), "trained"),
     "seal": (frozenset({"drawing"}), "sealed"),
     "hold": (frozenset({"sealed", "held", "sent_back"}), "held"),
@@ -133,7 +132,7 @@ class SignedWithdrawal:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """One round of a training that was begun here.
+    """One round of a training, or of what follows a delivery, that was begun here.
 
     Args:
         asked: digest of the question (`shared.wire.rounds.RoundOrder.digest`), the global weights with it.
@@ -182,7 +181,11 @@ class Hold:
         withdrawal: who took it back, and why.
         rounds: of a training that the sites run together, how many were charged; 0 for a release. A training has no
             wave: it is charged for everybody in the table, whatever is released later.
-        begun: of those, the rounds that were begun, by number.
+        follow: rounds that follow its delivery under the same charge, each of which goes on from the one before it:
+            1 is drawn as the release is, those from 2 on need the consent of as many approvers as the release did.
+        begun: of `rounds` or `follow`, those that were begun, by number.
+        consent: digest of the question of round 2 to which they consented; blank where nobody has.
+        consents: who did.
         snapshot: keyed hash of the table that trains; blank while unknown.
         flow: SHA-256 of the flow that came of it; blank before.
     """
@@ -228,7 +231,10 @@ class Hold:
     left: bool = False
     withdrawal: SignedWithdrawal | None = None
     rounds: int = 0
+    follow: int = 0
     begun: Mapping[int, Round] = field(default_factory=dict)
+    consent: str = ""
+    consents: tuple[str, ...] = ()
     snapshot: str = ""
     flow: str = ""
 
@@ -330,37 +336,6 @@ def curve_of(price: Mapping[str, Any]) -> tuple[float, ...]:
     return tuple(math.inf if value is None else float(value) for value in price["rdp"])
 
 
-def lost_bodies(lost: Sequence[Lost]) -> list[dict[str, Any]]:
-    """Lost charges as bodies of entries, each far below what is read back; a price stands once in each."""
-    bodies: list[dict[str, Any]] = []
-    size = _LOST_BYTES
-    for one in lost:
-        require_word(one.study, "study")
-        if one.release_id:
-            require_word(one.release_id, "release_id")
-        charge = {
-            "study": one.study,
-            "plan_hash": one.plan_hash,
-            "cap_epsilon": one.cap_epsilon,
-            "uncovered": list(one.uncovered),
-            "count": one.count,
-            "wave": one.wave,
-            "release_id": one.release_id,
-            "log_index": one.log_index,
-        }
-        price = price_of(one.event, one.delta, one.others)
-        if size >= _LOST_BYTES:
-            bodies.append({"prices": [], "charges": []})
-            size = 0
-        body = bodies[-1]
-        if price not in body["prices"]:
-            body["prices"].append(price)
-            size += len(canonical_json(price))
-        body["charges"].append({"price": body["prices"].index(price), **charge})
-        size += len(canonical_json(charge))
-    return bodies or [{"prices": [], "charges": []}]
-
-
 def fold(holds: dict[str, Hold], entry: Entry) -> None:
     """Bring `holds` from before `entry` to after it. Raises: StateRefusal, if the entry may not stand here."""
     body = entry.body
@@ -392,6 +367,8 @@ def fold(holds: dict[str, Hold], entry: Entry) -> None:
     if following in ("burnt", "rejected") and not hold.closed_seq:
         change["closed_seq"] = entry.seq
     change |= _CHANGES[entry.kind](hold, entry)
+    if "begun" in change and hold.state == "delivered" and not hold.follow:
+        raise StateRefusal("rounds must follow a release whose charge has them", given="one without")
     holds[hold.release_id] = _honest(replace(hold, **change))
 
 
@@ -468,7 +445,10 @@ _CHANGES: dict[str, Callable[[Hold, Entry], dict[str, Any]]] = {
     "persons_confirmed": _confirm,
     "drawing": _draw,
     "train": _draw,
-    **dict.fromkeys(("round", "witnessed", "answer"), lambda hold, entry: {"begun": _begun(hold, entry)}),
+    **dict.fromkeys(
+        ("round", "witnessed", "answer"), lambda hold, entry: {"begun": _begun(hold, entry), "state": hold.state}
+    ),
+    "sum_consented": lambda hold, entry: _consented(hold, entry),
     "trained": lambda hold, entry: {"flow": entry.body["flow_sha256"]},
     "seal": _seal,
     "hold": lambda hold, entry: {"documents": entry.body["documents"], "approvals": (), "reason": ""},
@@ -500,11 +480,35 @@ def _rounded(hold: Hold, entry: Entry) -> Round:
         return replace(known, answer=body["answer_sha256"])
     if number <= max(hold.begun, default=0):
         raise StateRefusal("rounds must be begun once each, and in turn", given=f"round {number}")
-    if number > hold.rounds:
+    most = hold.rounds or hold.follow
+    if number > most:
+        raise StateRefusal(f"there must be at most the {most} rounds that were charged", given=f"{number}")
+    if hold.follow and number > 1 and not hold.begun.get(number - 1, Round(asked="")).answer:
         raise StateRefusal(
-            f"a training must have at most the {hold.rounds} rounds it was charged for", given=f"{number}"
+            f"round {number} must follow an answer to round {number - 1}",
+            given="none",
+            next_step="This site is no part of the sum any more. Its charge stays.",
         )
+    if hold.follow and number == _CONSENTED:
+        agreed = len(hold.consents) if hold.consent == body["asked"] else 0
+        if agreed < hold.approvals_needed:
+            raise StateRefusal(
+                f"{hold.approvals_needed} approvers must consent to this very question",
+                given=f"{agreed}",
+                next_step=f"An approver runs site-agent consent {hold.study} --as NAME.",
+            )
     return Round(asked=body["asked"], seq=entry.seq)
+
+
+def _consented(hold: Hold, entry: Entry) -> dict[str, Any]:
+    """Another approver's consent to the question of round 2; those to another question lapse."""
+    body = entry.body
+    before = hold.consents if hold.consent == body["asked"] else ()
+    if not hold.follow or _CONSENTED in hold.begun or not hold.begun.get(1, Round(asked="")).answer:
+        raise StateRefusal("consent must come after round 1 is answered, and before round 2 is begun", given="another")
+    if body["name"] in before:
+        raise StateRefusal("different approvers must consent", given=f"{body['name']} a second time")
+    return {"consent": body["asked"], "consents": (*before, body["name"])}
 
 
 def _fold_lost(holds: dict[str, Hold], entry: Entry) -> None:
@@ -554,6 +558,7 @@ def _new_hold(body: Mapping[str, Any], entry: Entry, *, release_id: str) -> Hold
         day=entry.time[:10],
         reserved_seq=entry.seq,
         rounds=body.get("rounds", 0),
+        follow=body.get("follow", 0),
     )
     return _honest(made)
 

@@ -42,9 +42,8 @@ MOVES: dict[str, tuple[set[str], str]] = {
     "persons_confirmed": ({"reserved", "anchored"}, "anchored"),
     "drawing": ({"anchored"}, "drawing"),
     "train": ({"anchored"}, "training"),
-    "round": ({"training"}, "training"),
-    "witnessed": ({"training"}, "training"),
-    "answer": ({"training"}, "training"),
+    **dict.fromkeys(("round", "witnessed", "answer"), ({"training", "delivered"}, "training")),
+    "sum_consented": ({"delivered"}, "delivered"),
     "trained": ({"training"}, "trained"),
     "seal": ({"drawing"}, "sealed"),
     "hold": ({"sealed", "held", "sent_back"}, "held"),
@@ -565,15 +564,8 @@ def standings(entries: list[Body], keys: Body) -> dict[str, Body]:
 
 
 # -- decisions about the site ---------------------------------------------------------------------------------------
-DECIDED = {
-    "plan_revoked",
-    "standing_revoked",
-    "persons_withdrew",
-    "persons_confirmed",
-    "persons_apart",
-    "left",
-    "resumed",
-}
+PERSONS = {"persons_withdrew", "persons_confirmed", "persons_apart"}
+DECIDED = PERSONS | {"plan_revoked", "standing_revoked", "left", "resumed", "sum_consented"}
 
 
 def signatures(body: Body) -> list[Body]:
@@ -814,12 +806,13 @@ class VerifiedRelease:
 
 
 # -- what became of each charge -------------------------------------------------------------------------------------
-def in_turn(name: str, entry: Body, begun: dict[int, int], charged: int) -> None:
+def in_turn(name: str, entry: Body, begun: dict[int, int], charged: int, following: bool) -> None:
     """Note in `begun` that a round is begun, witnessed or answered. Raises: Wrong: out of its turn, or twice."""
     body, number = entry["body"], entry["body"]["number"]
     if entry["kind"] == "round":
         within = max(begun, default=0) < number <= charged
-        must(within, f"{name}: round {number} must be in its turn, and one that was charged")
+        after = not following or number == 1 or begun.get(number - 1) == -1  # a delivery: each goes on from the last
+        must(within and after, f"{name}: round {number} must be in its turn, and one that was charged")
         begun[number] = entry["seq"]
     elif entry["kind"] == "witnessed":
         seen = 0 <= begun.get(number, -1) <= body["seq"]
@@ -851,7 +844,8 @@ def lives(entries: list[Body]) -> list[str]:
     needed: dict[str, int] = {}
     given: dict[str, list[Body]] = {}
     taken_back: set[str] = set()
-    rounds: dict[str, int] = {}
+    rounds: dict[str, tuple[int, int]] = {}  # of a training, and of what follows a delivery; of that the consents
+    consents: dict[str, tuple[str, set[str]]] = {}
     wave: dict[str, int] = {}
     begun: dict[str, dict[int, int]] = {}  # by round: the entry that began it; 0 once witnessed, -1 once answered
     paused, late = False, []
@@ -869,7 +863,7 @@ def lives(entries: list[Body]) -> list[str]:
         elif kind == "reserve":
             must(body["release_id"] not in states, f"{body['release_id']}: it must be charged once")
             states[body["release_id"]] = "reserved"
-            rounds[body["release_id"]], begun[body["release_id"]] = body.get("rounds", 0), {}
+            rounds[body["release_id"]], begun[body["release_id"]] = (body.get("rounds", 0), body.get("follow", 0)), {}
             wave[body["release_id"]] = body["wave"]
         elif "release_id" in body:
             name = body["release_id"]
@@ -878,15 +872,24 @@ def lives(entries: list[Body]) -> list[str]:
             must(state in allowed, f"{name}: entry {entry['seq']} ({kind}) must not follow when it is {state}")
             calm = not paused or kind not in ("drawing", "train", "round", "approve")
             must(calm, f"{name}: entry {entry['seq']} ({kind}) must not stand in a pause")
-            apart = kind not in (("train",) if not rounds[name] else ("carry", "persons_confirmed", "drawing"))
+            apart = kind not in (("train",) if not rounds[name][0] else ("carry", "persons_confirmed", "drawing"))
             must(apart, f"{name}: entry {entry['seq']} ({kind}) must be of the sort that was charged")
+            after, (asked, names) = state == "delivered", consents.get(name, ("", set()))
             if kind == "carry":
                 following, wave[name] = state, body["wave"]
             elif kind == "persons_confirmed":
                 must(body["wave"] == wave[name], f"{name}: persons must be confirmed for the wave that is reserved")
                 following = state
             elif kind in ("round", "witnessed", "answer"):
-                in_turn(name, entry, begun[name], rounds[name])
+                in_turn(name, entry, begun[name], rounds[name][after], after)
+                following = state
+                agreed = body.get("asked") == asked and len(names) >= needed.get(name, 1)
+                free = not after or (kind, body["number"]) != ("round", 2)
+                must(
+                    free or agreed, f"{name}: approvers must consent before the second round that follows its delivery"
+                )
+            elif kind == "sum_consented":
+                consents[name] = (body["asked"], {*(names if asked == body["asked"] else ()), body["name"]})
             elif kind == "seal":
                 needed[name], given[name] = body["approvals"], []
             elif kind in ("hold", "send_back"):

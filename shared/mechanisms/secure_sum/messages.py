@@ -29,12 +29,14 @@ __all__ = [
     "SealedShares",
     "SumAssent",
     "Survivors",
+    "ToldLevel",
 ]
 
 BOX = 80
 """Bytes of a sealed box: one share of each of two secrets of 32 bytes, and 16 bytes that tell whether it is whole."""
 _HEAD, _EACH = 1024, 512
 """Bytes that a message may have, and beside them for each site."""
+_MOST_EVENTS = 1e9
 
 
 class Lists:
@@ -80,6 +82,24 @@ class _Message(ABC):
     @abstractmethod
     def of(cls, body: Mapping[str, Any], terms: SumTerms) -> Self:
         """From plain values. Raises: KeyError, TypeError, ValueError."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToldLevel(_Message):
+    """What a site tells of its level before the sum: events, and what it is charged with, each with noise."""
+
+    kind: ClassVar[str] = "level"
+    sender: int
+    events: float
+    charges: float
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any], terms: SumTerms) -> ToldLevel:
+        """From plain values."""
+        numbers = [body[name] for name in ("events", "charges")]
+        if not all(isinstance(one, float) and abs(one) < _MOST_EVENTS for one in numbers):
+            raise ValueError
+        return cls(sender=_place(body["sender"], terms), events=numbers[0], charges=numbers[1])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from shared.mechanisms.base import Aggregates, Extent, Facts, must, other_record
 from shared.mechanisms.moments.plan import MomentsPlan
 from shared.mechanisms.secure_sum.influences import Bounds
 from shared.mechanisms.secure_sum.price import TrustRow, trust_rows
+from shared.mechanisms.secure_sum.steps import SumStep
 from shared.mechanisms.secure_sum.terms import SumTerms
 from shared.privacy import calibration
 from shared.privacy.accountant import Composition, Gaussian
@@ -74,6 +75,7 @@ class SecureSumPlan(Aggregates):
     time_bins: int = 16
     mechanism: Literal["secure_sum"] = "secure_sum"
     title: ClassVar[str] = "secure sum"
+    follow: ClassVar[int] = len(SumStep)
     bundle_of: ClassVar[tuple[float, float]] = MomentsPlan.bundle_of
 
     def __post_init__(self) -> None:

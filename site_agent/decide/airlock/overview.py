@@ -65,6 +65,7 @@ STEPS = {
     "witnessed": "round witnessed",
     "answer": "round answered",
     "trained": "training ended",
+    "sum_consented": "part in the sum consented to",
 }
 """The ledger's entries in a steward's words."""
 

@@ -107,6 +107,7 @@ def make_release(
         site_cap_epsilon=site.budget.epsilon,
         site_delta=site.budget.delta,
         carry=True,
+        follow=plan.release.follow,
     )
     reach("pipeline.reserved")
     if hold.state == "sealed":
