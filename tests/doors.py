@@ -106,10 +106,12 @@ class House:
         store = Store.open(home)
         plan = StudyPlan.from_toml((STUDIES / "cvd.toml").read_text() + COLUMNS)
         store.add_plan(sign_plan(plan, [lead]), plan)
+        self.plan, self._store, self._keys = plan, store, {}
         for seed, (site, n) in enumerate(SITES.items()):
             given = self.authority.invite(site, [plan.study], address="localhost:1", leads=[lead.public], days=300)
             store.add_invitation(given)
-            deliver(store, plan, site, join(store, given), table(n, seed))
+            self._keys[site] = join(store, given)
+            deliver(store, plan, site, self._keys[site], table(n, seed))
         web = {"listen": "127.0.0.1:0", "certificate": "", "key": ""}
         self.running = CoordinatorServer(home, "127.0.0.1:0", analysts="127.0.0.1:0", web=web, analysis=PATIENT)
         self.url = f"https://127.0.0.1:{self.running.web_port}"
@@ -127,6 +129,11 @@ class House:
         )
         self.file = home / "ada.token.json"
         self.token.save(self.file)
+
+    def second_wave(self) -> None:
+        """Each site delivers again, persons of its own."""
+        for seed, (site, n) in enumerate(SITES.items()):
+            deliver(self._store, self.plan, site, self._keys[site], table(n + 30, 40 + seed), wave=2)
 
 
 def _lean(document: Mapping[str, Any]) -> dict[str, Any]:

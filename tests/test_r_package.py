@@ -362,6 +362,80 @@ def test_every_question_has_the_same_figures_through_five_doors(r, house, tmp_pa
     assert shown == there, "docs/r.md is not what R prints: python -m tests.doors"
 
 
+R_LOOKS = """
+hub <- connect(Sys.getenv("TRIBUTARY_URL"))
+cvd <- study(hub, "cvd")
+looks <- monitor(cvd, Surv(time, cvd) ~ sbp/10, kind = "cox", spending = "pocock")
+figure(looks, Sys.getenv("FIGURE"))
+shown <- as.data.frame(looks)
+cat(sprintf("%.17g", unlist(t(shown[, -1]))), "\n")
+cat(jsonlite::toJSON(list(labels = shown$label, ids = looks$document$results, said = looks$document$sentence),
+                     auto_unbox = TRUE), "\n")
+print(looks)
+"""
+
+
+def test_looks_by_wave_have_the_same_figures_through_every_door(r, house, tmp_path, capsys):
+    """Last of this study's tests: a second wave arrives."""
+    house.second_wave()
+    said = r(R_LOOKS, TRIBUTARY_URL=house.url, TRIBUTARY_ANALYST_TOKEN=str(house.file), FIGURE=str(tmp_path / "r.svg"))
+    digits, rest, *printed = said.splitlines()
+    rest = json.loads(rest)
+    tls = ssl.create_default_context(cadata=house.token.ca_pem)
+    bearer = {"authorization": f"Bearer {house.token.token}"}
+    question = "cox(time, cvd) ~ sbp/10"
+    with connect(house.token) as connection, httpx.Client(base_url=house.url, verify=tls, headers=bearer) as web:
+        looks = connection["cvd"].monitor(question, spending="pocock")
+        python = looks.document
+        assert [one["label"] for one in python["looks"]] == rest["labels"] == ["wave 1", "wave 2"]
+        capsys.readouterr()
+        argv = ["monitor", "cvd", question, "--spending", "pocock", "--token", str(house.file)]
+        assert client.main([*argv, "--json"]) == 0
+        command = json.loads(capsys.readouterr().out)
+        lines = len(connection["cvd"].log().document["lines"])
+        https = web.post("/v1/studies/cvd/looks", json={"formula": question, "spending": "pocock"}).json()
+        assert len(connection["cvd"].log().document["lines"]) == lines + 2, "each wave's question is a line"
+        # The page of an answer asks the rest, and its own page shows what was asked.
+        assert web.post("/sign-in", data={"token": house.token.token}).status_code == 303
+        answer = f"/studies/cvd/results/{python['results']['1']}"
+        csrf = re.search('name="csrf" value="([^"]+)"', web.get(answer).text)[1]
+        sent = web.post(f"{answer}/looks", data={"csrf": csrf, "spending": "pocock"})
+        assert sent.status_code == 303, sent.text
+        place = sent.headers["location"]
+        page, form = web.get(place).text, web.get(f"/v1{place}").json()
+        lines = len(connection["cvd"].log().document["lines"])
+        for door, found in (("command", command), ("HTTPS", https), ("form", form)):
+            # An answer's page names its term, as nobody else did: the figures are the same, the ids are not.
+            same = [name for name in python if door != "form" or name != "results"]
+            assert {name: found[name] for name in same} == {name: python[name] for name in same}, door
+        heads, rows = looks.text
+        assert (https["heads"], https["rows"]) == (heads, rows)
+        for cell in (cell for row in rows for cell in row):
+            assert cell in page
+            assert cell in "\n".join(printed)
+        assert [float(word) for word in digits.split()] == pytest.approx(
+            [float(value) for one in python["looks"] for name, value in one.items() if name != "label"], rel=1e-15
+        )
+        assert (rest["ids"], rest["said"]) == (python["results"], python["sentence"])
+        figure = web.get(f"/v1{place.replace('/looks?', '/looks.svg?')}").content
+        assert (tmp_path / "r.svg").read_bytes() == figure == web.get(place.replace("/looks?", "/looks.svg?")).content
+        assert len(connection["cvd"].log().document["lines"]) == lines, "looking asks nothing"
+        ids = python["results"]
+        other = connection["cvd"].mean("sbp").id
+        for results, spending, code in (
+            (ids["1"], "bonferroni", "E_PARAMETER"),
+            (f"{ids['1']},{other}", "pocock", "E_PARAMETER"),
+            ("0000", "pocock", "E_STATE"),
+            (",", "pocock", "E_SCHEMA"),
+        ):
+            refused = web.get("/v1/studies/cvd/looks", params={"results": results, "spending": spending}).json()
+            assert refused["code"] == code, refused
+        one = web.get("/v1/studies/cvd/looks", params={"results": ids["2"], "spending": "pocock"}).json()
+        assert (list(one["results"]), list(one["missing"])) == (["2"], ["1"])
+        refused = web.post("/v1/studies/cvd/looks", json={"formula": question, "spending": "bonferroni"}).json()
+        assert refused["code"] == "E_PARAMETER"
+
+
 def test_what_the_workbench_gives_to_copy_asks_the_same_question_in_r_and_in_python(r, house):
     with connect(house.token) as connection:
         some = "smoking == 'never' | smoking == 'former'"

@@ -337,7 +337,8 @@ def test_names_and_texts_of_others_are_letters_on_every_page_and_in_every_figure
     assert Read(HOSTILE).acting, "this test could not fail"
     place = f"/studies/odd/results/{result['odd']}"
     seen = ""
-    for path in ("/", *(f"/studies/odd{one}" for one in PAGES), place, f"{place}/sites/odd-alpha"):
+    looks = f"/studies/odd/looks?results={result['odd']}&spending=pocock"
+    for path in ("/", *(f"/studies/odd{one}" for one in PAGES), place, f"{place}/sites/odd-alpha", looks):
         page = reader.get(path)
         assert page.status_code == 200, path
         assert page.headers["content-security-policy"] == POLICY
@@ -346,8 +347,8 @@ def test_names_and_texts_of_others_are_letters_on_every_page_and_in_every_figure
         seen += words(page)
     assert "<script>alert(1)</script>" in seen
     assert "{{7*7}}" in seen
-    for file in ("forest.svg", "funnel.svg"):
-        drawn = reader.get(f"{place}/{file}")
+    for file in (f"{place}/forest.svg", f"{place}/funnel.svg", looks.replace("looks?", "looks.svg?")):
+        drawn = reader.get(file)
         names = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(drawn.content).iter()}
         assert not names & {"script", "foreignObject", "image", "a"}
         assert "sandbox" in drawn.headers["content-security-policy"]
@@ -472,6 +473,7 @@ def test_no_page_has_a_barrier_that_axe_finds_and_none_is_wider_than_its_window(
     enter(window, token)
     answer = f"/studies/odd/results/{result['odd']}"
     paths = ["/", "/design", *(f"/studies/odd{one}" for one in PAGES), answer, f"{answer}/sites/odd-alpha"]
+    paths.append(f"/studies/odd/looks?results={result['odd']}&spending=pocock")
     for path in paths:
         window.goto(path)
         for closed in window.locator("details:not([open]) > summary").all():

@@ -26,7 +26,7 @@ from coordinator.analyst.access.token_file import Pass
 from coordinator.analyst.harmonised import HarmonisedResult
 from coordinator.analyst.options import as_verb
 from coordinator.analyst.questions import Questions
-from coordinator.analyst.result import Result
+from coordinator.analyst.result import Result, monitoring
 from coordinator.analyst.shown import Explanation, Log, Monitoring, ResultTable, Shown, percent
 from shared.base.canonical import parse_json
 from shared.errors import (
@@ -488,22 +488,18 @@ class Study(Questions, Shown):
             how: as of `query`, but no wave.
         Raises: ParameterError; EstimateRefusal: no wave has an answer.
         """
-        from coordinator.pooling.further.sequential import monitored
+        from coordinator.pooling.further.sequential import require_spending
 
+        require_spending(spending)
         facts = self.facts()
-        results, missing = [], {}
+        given, missing = {}, {}
         for wave in facts["delivered"]:
             try:
-                found = self.query(kind, formula, term=term, wave=wave, **how)
+                given[wave] = self.query(kind, formula, term=term, wave=wave, **how)
             except EstimateRefusal as refusal:
                 missing[wave] = str(refusal).rstrip(".")
-                continue
-            results.append((f"wave {wave}", wave / max(facts["waves"]), found.pooled))
-            last = found
-        looks = monitored(results, spending=spending, independent=facts["returning"] == "append")  # type: ignore[arg-type]
-        document = last.document
-        named = {"title": document["title"], "scale": document["scale"], "effect": document.get("effect", "")}
-        return Monitoring(looks, missing=missing, **named)
+        last, returning = max(facts["waves"]), facts["returning"]
+        return monitoring(given, last=last, returning=returning, spending=spending, missing=missing)
 
     def harmonise(
         self,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from coordinator.analyst.shown import (
     Explanation,
+    Monitoring,
     Picture,
     ResultTable,
     Shown,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from coordinator.pooling.pool import PooledResult
     from shared.estimands.answer import Estimate
 
-__all__ = ["Further", "Meta", "Result", "ResultOrigin", "estimate_of"]
+__all__ = ["Further", "Meta", "Result", "ResultOrigin", "estimate_of", "monitoring"]
 
 _ON_CURVES = ("time", "survival", "lower", "upper", "at_risk", "events")
 
@@ -520,6 +521,35 @@ class Further(Shown):
         from coordinator.pooling.further.analyses import show
 
         show(out, self._result.pooled, self.answers)
+
+
+def monitoring(
+    given: Mapping[int, Result],
+    *,
+    last: int,
+    returning: str,
+    spending: str,
+    missing: Mapping[int, str],
+) -> Monitoring:
+    """The looks at answers to one question, wave by wave.
+
+    Args:
+        given: wave to its answer. last: wave of the plan. returning: as the plan has it; waves that `append` add
+            independent patients.
+        spending: ``obrien-fleming`` or ``pocock``. missing: wave to why it has no answer.
+    Raises: EstimateRefusal: no answer; ParameterError: answers to several questions.
+    """
+    from coordinator.pooling.further.sequential import monitored
+
+    names = ("estimand", "term", "method", "test", "level")
+    asked = {tuple(one.document["asked"][name] for name in names) for one in given.values()}
+    if len(asked) > 1:
+        must = "looks must be at one question, with one term, pooled in one way"
+        raise ParameterError(must, given="; ".join(sorted({one[0] for one in asked})))
+    looks = [(f"wave {wave}", wave / last, given[wave].pooled) for wave in sorted(given)]
+    found = monitored(looks, spending=spending, independent=returning == "append")  # type: ignore[arg-type]
+    results = {wave: given[wave].id for wave in sorted(given)}
+    return Monitoring(found, of=given[max(given)].document, results=results, missing=missing)
 
 
 def estimate_of(row: Mapping[str, Any]) -> Estimate:

@@ -210,12 +210,17 @@ class Monitoring(Shown):
     """Looks at one question as of each wave, and the boundaries that spend one error rate over all of them.
 
     Args:
-        found: the looks. title: the question. scale, effect: of its estimates.
+        found: the looks. of: the answer of the last. results: wave to the id of its answer.
         missing: wave to why it has no look.
     """
 
-    def __init__(self, found: Monitored, *, title: str, scale: Scale, effect: str, missing: Mapping[int, str]) -> None:
-        self.found, self.title, self.scale, self.effect, self.missing = found, title, scale, effect, missing
+    def __init__(
+        self, found: Monitored, *, of: Mapping[str, Any], results: Mapping[int, str], missing: Mapping[int, str]
+    ) -> None:
+        self.found, self.results, self.missing = found, results, missing
+        self.study, self.title, self.effect = of["study"], of["title"], of.get("effect", "")
+        self.scale: Scale = of["scale"]
+        self.asked = {name: of["asked"][name] for name in ("estimand", "term", "method", "test", "level")}
 
     @property
     def document(self) -> dict[str, Any]:
@@ -223,24 +228,23 @@ class Monitoring(Shown):
         from shared.terminal import plain
 
         more = {"title": self.title, "scale": self.scale, "effect": self.effect, "sentence": self.found.sentence}
+        more |= {
+            "study": self.study,
+            "asked": self.asked,
+            "results": {str(wave): one for wave, one in self.results.items()},
+        }
         return {**plain(self.found), **more, "missing": {str(wave): why for wave, why in self.missing.items()}}
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per look, on the analysis scale."""
-        import pandas as pd
-
-        return pd.DataFrame(self.document["looks"])
-
-    def show(self, out: Console) -> None:
-        """Draw it."""
+    @property
+    def text(self) -> tuple[list[str], list[list[str]]]:
+        """Its table as a person reads it: heads, and a row for each look."""
         from coordinator.analyst.show import p_shown
         from shared.estimands.effects import shown
-        from shared.terminal import number, table
+        from shared.terminal import number
 
         def read(value: float) -> str:
             return number(shown(value, self.scale))
 
-        out.print(self.title, style="bold")
         heads = ["as of", self.effect.lower() or "estimate", "repeated interval", "z", "boundary", "p at it"]
         rows = [
             [
@@ -253,6 +257,20 @@ class Monitoring(Shown):
             ]
             for one in self.found.looks
         ]
+        return heads, rows
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per look, on the analysis scale."""
+        import pandas as pd
+
+        return pd.DataFrame(self.document["looks"])
+
+    def show(self, out: Console) -> None:
+        """Draw it."""
+        from shared.terminal import table
+
+        heads, rows = self.text
+        out.print(self.title, style="bold")
         out.print(table(heads, rows, right=heads[1:]))
         out.print(self.found.sentence, style="bold")
         for wave, why in self.missing.items():

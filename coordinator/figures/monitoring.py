@@ -37,7 +37,11 @@ def monitoring_figure(
     words = "; ".join(
         f"{look.label}: z {signed(look.z, 2)}, boundary {signed(look.boundary, 2)}" for look in found.looks
     )
-    foot = [f"{found.sentence}.", "Time: waves so far of those that the plan has.", *found.notes]
+    foot = [
+        f"{found.sentence[:1].upper()}{found.sentence[1:]}.",
+        "Time: waves so far of those that the plan has.",
+        *found.notes,
+    ]
     line: dict[str, Any] = {"color": COLOURS[1], "linewidth": 1.2, "linestyle": (0, (4, 2)), "marker": "_"}
     with page_style():
         page = Page(_LEFT + _WIDE + 0.1 + MARGIN, title, note, foot, rows=0, extra=_TALL, headed=False)

@@ -18,6 +18,9 @@ __all__ = [
     "ExplainRequest",
     "FigureRequest",
     "LogRequest",
+    "LooksFigureRequest",
+    "LooksRequest",
+    "MonitorRequest",
     "ProofRequest",
     "QueryRequest",
     "ReleasesRequest",
@@ -163,6 +166,75 @@ class QueryRequest:
         must(0 < self.level < 1, "a level must lie in (0, 1)")
         must(0 <= self.wave < 1 << 31 and (self.as_of is None or 0 <= self.as_of < 1 << 31), "a wave is a number")
         must(self.label in ("", *LABELS), f"a label must be one of {', '.join(LABELS)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorRequest:
+    """One question as of each wave that was delivered; over HTTPS alone: an analyst's own end asks wave by wave.
+
+    Args:
+        spending: which boundary.
+        formula, kind, options, term, method, test, level, label: as of `QueryRequest`.
+    """
+
+    study: str
+    formula: str
+    kind: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    term: str = ""
+    method: str = "REML"
+    test: str = "adhoc"
+    level: float = 0.95
+    label: str = ""
+    spending: str = "obrien-fleming"
+
+    def __post_init__(self) -> None:
+        self.as_of(0)
+        must(is_word(self.spending), "the spending of an error rate must be a plain word")
+
+    def as_of(self, wave: int) -> QueryRequest:
+        """The question as of a wave; 0 for the newest."""
+        asked = {name: value for name, value in vars(self).items() if name != "spending"}
+        return QueryRequest(wave=wave, **asked)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LooksRequest:
+    """Answers to one question as of several waves, held against boundaries that allow for all looks; over HTTPS alone.
+
+    Args:
+        results: their ids, parted by commas. spending: which boundary.
+    """
+
+    study: str
+    results: str
+    spending: str = "obrien-fleming"
+
+    def __post_init__(self) -> None:
+        _must_be_study(self.study)
+        must(0 < len(self.ids) <= 200, "a monitored study must have looks, 200 at most")
+        must(all(len(one) <= 64 and one.isalnum() for one in self.ids), "a result id must be a plain word")
+        must(is_word(self.spending), "the spending of an error rate must be a plain word")
+
+    @property
+    def ids(self) -> list[str]:
+        """The results, one by one."""
+        return [one.strip() for one in self.results.split(",")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LooksFigureRequest(LooksRequest):
+    """The same, drawn.
+
+    Args:
+        suffix: ``svg``, ``pdf`` or ``png``.
+    """
+
+    suffix: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        must(self.suffix in FIGURE_FILES[:3], f"a figure's file must end in one of {', '.join(FIGURE_FILES[:3])}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from scipy import optimize, special
 from coordinator.pooling.pool import PooledResult
 from shared.errors import EstimateRefusal, ParameterError, meant
 
-__all__ = ["SPENDING", "Look", "Monitored", "Spending", "boundaries", "monitored", "spent"]
+__all__ = ["SPENDING", "Look", "Monitored", "Spending", "boundaries", "monitored", "require_spending", "spent"]
 
 Array = NDArray[np.float64]
 Spending = Literal["obrien-fleming", "pocock"]
@@ -36,6 +36,13 @@ _POINTS = 24  # Gauss-Legendre points in each unit of z
 _FAR = 8.5  # beyond it, no normal probability counts
 
 
+def require_spending(spending: str) -> None:
+    """Raises: ParameterError: not one of `SPENDING`."""
+    if spending not in SPENDING:
+        must = f"spending must be one of {', '.join(SPENDING)}"
+        raise ParameterError(must, given=repr(spending), next_step=meant(spending, SPENDING))
+
+
 def spent(t: ArrayLike, alpha: float, spending: Spending) -> Array:
     """The two-sided error rate that may be spent by time t in (0, 1].
 
@@ -44,9 +51,7 @@ def spent(t: ArrayLike, alpha: float, spending: Spending) -> Array:
     >>> spent([0.5, 1.0], 0.05, "obrien-fleming").round(5)
     array([0.00305, 0.05   ])
     """
-    if spending not in SPENDING:
-        must = f"spending must be one of {', '.join(SPENDING)}"
-        raise ParameterError(must, given=repr(spending), next_step=meant(spending, SPENDING))
+    require_spending(spending)
     at = np.minimum(np.asarray(t, dtype=float), 1.0)
     if spending == "pocock":
         return np.asarray(alpha * np.log1p((math.e - 1) * at))

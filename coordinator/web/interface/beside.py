@@ -2,7 +2,7 @@
 
 How a question reads before it is asked, figures and words of an answer, receipts in words, and who has delivered in
 which wave. None of it is a look at the data, and none is a line of the record: it reads plans, receipts, and the
-documents of answers that were given.
+documents of answers that were given. Only `monitor` asks: it is the service's own question, once for each wave.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,7 +28,7 @@ from coordinator.store.site_certificates import outlook
 from coordinator.web.interface.crate import crate
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.clock import utc_now
-from shared.errors import RoleRefusal, StateRefusal
+from shared.errors import EstimateRefusal, RoleRefusal, StateRefusal
 from shared.privacy.stated import shown_price
 from shared.terminal import plain
 from shared.wire.analyst_messages import (
@@ -37,6 +37,9 @@ from shared.wire.analyst_messages import (
     Document,
     ExplainRequest,
     FigureRequest,
+    LooksFigureRequest,
+    LooksRequest,
+    MonitorRequest,
     ProofRequest,
     QueryRequest,
     ReleasesRequest,
@@ -136,6 +139,65 @@ class DerivedDocuments:
 
         asked = ExplainRequest(study=request.study, result_id=request.result_id)
         return Document(json=self._of_answer(call, asked, ("site", request.site), say))
+
+    def monitor(self, call: Call, request: MonitorRequest) -> Document:
+        """A question as of each wave, each a line of the record, and boundaries that allow for all looks.
+
+        Raises: ParameterError, and what the question raises; EstimateRefusal: no wave has an answer.
+        """
+        from coordinator.pooling.further.sequential import require_spending
+
+        require_spending(request.spending)
+        who = self._service.admitted(call, request.study)
+        documents, missing = [], {}
+        for wave in self._delivered(request.study):
+            try:
+                answer = self._service.query(call, request.as_of(wave))
+                documents.append(parse_json(answer.json, cap=DOCUMENT_CAP))
+            except EstimateRefusal as refusal:
+                missing[f"{wave}"] = str(refusal).rstrip(".")
+        return _document(self._looked(call, who, request, documents, missing))
+
+    def looks(self, call: Call, request: LooksRequest) -> Document:
+        """Answers that were given to one question as of several waves, held against such boundaries.
+
+        Raises: StateRefusal (no such result); ParameterError (answers to several questions, no such spending).
+        """
+        return _document(self._given_looks(call, request))
+
+    def looks_figure(self, call: Call, request: LooksFigureRequest) -> Iterator[RowsChunk]:
+        """The same, drawn. Raises: as `looks`."""
+        with tempfile.TemporaryDirectory(prefix="tributary-figure-") as folder:
+            path = Path(folder) / f"looks.{request.suffix}"
+            self._given_looks(call, request, f"{path}")
+            drawn = path.read_bytes()
+        yield RowsChunk(data=drawn)
+
+    def _given_looks(self, call: Call, request: LooksRequest, path: str = "") -> dict[str, Any]:
+        who = self._service.admitted(call, request.study)
+        asked = [ExplainRequest(study=request.study, result_id=one) for one in request.ids]
+        documents = [self._service.kept(one) for one in asked]
+        seen = {document["wave"] for document in documents}
+        none = {f"{wave}": "no answer as of it is named" for wave in self._delivered(request.study) if wave not in seen}
+        return self._looked(call, who, request, documents, none, path)
+
+    def _looked(
+        self,
+        call: Call,
+        who: Analyst,
+        request: MonitorRequest | LooksRequest,
+        documents: Sequence[Mapping[str, Any]],
+        missing: Mapping[str, str],
+        path: str = "",
+    ) -> dict[str, Any]:
+        plan = self._store.plan(request.study).plan
+        given: dict[str, Any] = {"documents": documents, "missing": missing, "spending": request.spending, "path": path}
+        given |= {"last": max(wave.number for wave in plan.waves), "returning": plan.returning}
+        found: dict[str, Any] = self._service.computed(f"{READING}:looks", given, who, call)
+        return found
+
+    def _delivered(self, study: str) -> list[int]:
+        return sorted({wave for facts in self._service.delivered.of(study).sites.values() for wave in facts["waves"]})
 
     def crate(self, call: Call, request: ExplainRequest) -> Iterator[RowsChunk]:
         """An answer with all that stands behind it, as a Research Object Crate. Raises: StateRefusal."""

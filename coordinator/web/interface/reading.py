@@ -12,7 +12,7 @@ from shared.terminal import plain
 if TYPE_CHECKING:
     from coordinator.analyst.result import Result, ResultOrigin
 
-__all__ = ["figure", "result_of", "site_of", "words"]
+__all__ = ["figure", "looks", "result_of", "site_of", "words"]
 
 
 def result_of(document: Mapping[str, Any]) -> Result:
@@ -39,6 +39,28 @@ def figure(given: Mapping[str, Any]) -> None:
         result.export(path, given["kind"])
     else:
         result.forest(path, given["kind"])
+
+
+def looks(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The looks at answers to one question, and their boundaries; drawn as well where a file is named.
+
+    Args:
+        given: ``documents`` (the answers), ``last`` and ``returning`` (of the plan), ``spending``, ``missing`` (wave as
+            text to why it has no look), and ``path``, blank for none.
+    Returns: `coordinator.analyst.shown.Monitoring` as plain values, and its table.
+    Raises: ParameterError; EstimateRefusal (no look); IntegrityRefusal (another number than the one that was given).
+    """
+    from coordinator.analyst.result import monitoring
+
+    found = monitoring(
+        {int(document["wave"]): result_of(document) for document in given["documents"]},
+        missing={int(wave): why for wave, why in given["missing"].items()},
+        **{name: given[name] for name in ("last", "returning", "spending")},
+    )
+    if given["path"]:
+        found.figure(given["path"])
+    heads, rows = found.text
+    return {**found.document, "heads": heads, "worded": heads[:1], "rows": rows}
 
 
 def words(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["copies"]
+__all__ = ["copies", "copies_of_looks"]
 
+_OPENED = 'from tributary_meta import connect\n\nstudy = connect("NAME.token.json")["{study}"]\n'
 _POOLING = ("term", "method", "test", "level", "wave")
 
 
@@ -26,7 +27,7 @@ def copies(answer: Mapping[str, Any], host: str) -> list[tuple[str, str]]:
     how = {name: asked[name] for name in _POOLING}
     pooling = " ".join(f"--{name} {shlex.quote(str(how[name]))}" for name in how)
     settings = ", ".join(f"{name}={value!r}" for name, value in how.items())
-    opened = f'from tributary_meta import connect\n\nstudy = connect("NAME.token.json")["{study}"]\n'
+    opened = _OPENED.format(study=study)
     estimand = asked["estimand"]
     if "harmonised" in asked:  # R asks no such question
         mapped = {"to": asked["to"], "formula": estimand, "densities": asked["densities"]}
@@ -37,14 +38,39 @@ def copies(answer: Mapping[str, Any], host: str) -> list[tuple[str, str]]:
             ("Python", f"{opened}answer = study.harmonise({asked['harmonised']!r}, {words}, {settings})\nanswer"),
             ("command", f"analyst harmonise {study} {column} {named} {pooling}"),
         ]
-    in_r = ", ".join(f"{name} = {json.dumps(value)}" for name, value in how.items())
     return [
         ("Python", f'{opened}answer = study.query("", {estimand!r}, {settings})\nanswer'),
-        (
-            "R",
-            "library(tributarymeta)\n\n"
-            f'study <- study(connect({json.dumps(f"https://{host}")}, "NAME.token.json"), {json.dumps(study)})\n'
-            f"answer <- ask(study, {json.dumps(estimand)}, {in_r})\nanswer",
-        ),
+        ("R", _in_r(host, study, "ask", estimand, how)),
         ("command", f"analyst query {study} {shlex.quote(estimand)} {pooling}"),
     ]
+
+
+def copies_of_looks(found: Mapping[str, Any], host: str) -> list[tuple[str, str]]:
+    """How the same looks are asked for elsewhere; as `copies`.
+
+    Args:
+        found: the document of the looks. host: where this coordinator is dialled over HTTPS.
+
+    >>> asked = {"estimand": "mean(sbp)", "term": "", "method": "REML", "test": "adhoc", "level": 0.95}
+    >>> copies_of_looks({"asked": asked, "study": "cvd", "spending": "pocock"}, "hub:8445")[2][1]
+    "analyst monitor cvd 'mean(sbp)' --spending pocock --term '' --method REML --test adhoc --level 0.95"
+    """
+    study, estimand = found["study"], found["asked"]["estimand"]
+    how = {"spending": found["spending"], **{name: found["asked"][name] for name in _POOLING[:-1]}}
+    settings = ", ".join(f"{name}={value!r}" for name, value in how.items())
+    options = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in how.items())
+    return [
+        ("Python", f"{_OPENED.format(study=study)}looks = study.monitor({estimand!r}, {settings})\nlooks"),
+        ("R", _in_r(host, study, "monitor", estimand, how)),
+        ("command", f"analyst monitor {study} {shlex.quote(estimand)} {options}"),
+    ]
+
+
+def _in_r(host: str, study: str, verb: str, estimand: str, how: Mapping[str, Any]) -> str:
+    name = {"ask": "answer", "monitor": "looks"}[verb]
+    settings = ", ".join(f"{one} = {json.dumps(value)}" for one, value in how.items())
+    return (
+        "library(tributarymeta)\n\n"
+        f'study <- study(connect({json.dumps(f"https://{host}")}, "NAME.token.json"), {json.dumps(study)})\n'
+        f"{name} <- {verb}(study, {json.dumps(estimand)}, {settings})\n{name}"
+    )

@@ -29,7 +29,7 @@ from coordinator.web.interface.problems import PROBLEM, problem
 from coordinator.web.sign_in.provider import BEGUN
 from coordinator.web.sign_in.sessions import COOKIE, Sessions, SignedIn
 from coordinator.web.workbench import forms
-from coordinator.web.workbench.asked_elsewhere import copies
+from coordinator.web.workbench.asked_elsewhere import copies, copies_of_looks
 from coordinator.web.workbench.burndown import HEIGHT, WIDTH, course
 from coordinator.web.workbench.comparing import differences, site_rows
 from shared.base.canonical import parse_json
@@ -45,6 +45,9 @@ from shared.wire.analyst_messages import (
     ExplainRequest,
     FigureRequest,
     LogRequest,
+    LooksFigureRequest,
+    LooksRequest,
+    MonitorRequest,
     ProofRequest,
     QueryRequest,
     ReleasesRequest,
@@ -119,6 +122,8 @@ class Pages:
             f"{study}/releases": self._releases,
             f"{study}/log": self._log,
             f"{study}/compare": self._compare,
+            f"{study}/looks": self._looks,
+            f"{study}/looks.{{suffix}}": self._looks_figure,
             f"{study}/results/{{result_id}}": self._answer,
             f"{study}/results/{{result_id}}/crate.zip": self._crate,
             f"{study}/results/{{result_id}}/sites/{{site}}": self._answer_site,
@@ -131,6 +136,7 @@ class Pages:
             f"{study}/ask": self._asked,
             f"{study}/check": self._checked,
             f"{study}/begin": self._begun,
+            f"{study}/results/{{result_id}}/looks": self._monitored,
             "/jobs/{job}/cancel": self._cancelled,
             "/sign-out": self._sign_out,
         }
@@ -404,6 +410,8 @@ class Pages:
         return JSONResponse(said_of(job))
 
     async def _answer(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        from coordinator.pooling.further.sequential import SPENDING
+
         study = request.path_params["study"]
         asked = ExplainRequest(study=study, result_id=request.path_params["result_id"])
         explained = await self._document(request, who, "explain", asked)
@@ -414,6 +422,7 @@ class Pages:
             "answer": answer,
             "words": words,
             "copies": copies(answer, request.headers.get("host", "")),
+            "spendings": SPENDING,
         }
         return self._draw("answer.html", session, study=study, here="ask", **values)
 
@@ -431,6 +440,41 @@ class Pages:
         values = {"site": site, "found": found, "explained": explained, "answer": explained["answer"]}
         values["receipts"] = [one for one in receipts["receipts"] if one["bundle_sha256"] in behind]
         return self._draw("site.html", session, study=study, here="ask", **values)
+
+    async def _monitored(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        """Ask an answer's question as of each wave, and show the looks."""
+        study = request.path_params["study"]
+        explained = await self._document(
+            request, who, "explain", ExplainRequest(study=study, result_id=request.path_params["result_id"])
+        )
+        question = explained["answer"]["asked"]
+        how = {name: question[name] for name in ("term", "method", "test", "level")}
+        spending = dict(request.state.form).get("spending", "")
+        asked = MonitorRequest(study=study, formula=question["estimand"], spending=spending, **how)
+        found = await self._document(request, who, "monitor", asked)
+        place = f"results={','.join(found['results'].values())}&spending={found['spending']}"
+        return RedirectResponse(f"/studies/{study}/looks?{place}", status_code=303)
+
+    async def _looks(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        study, given = request.path_params["study"], request.query_params
+        asked = LooksRequest(study=study, **{name: given.get(name, "") for name in ("results", "spending")})
+        found = await self._document(request, who, "looks", asked)
+        values = {
+            "found": found,
+            "query": request.url.query,
+            "copies": copies_of_looks(found, request.headers.get("host", "")),
+        }
+        return self._draw("looks.html", session, study=study, here="log", **values)
+
+    async def _looks_figure(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+        study, given = request.path_params["study"], request.query_params
+        asked = LooksFigureRequest(
+            study=study,
+            suffix=request.path_params["suffix"],
+            **{name: given.get(name, "") for name in ("results", "spending")},
+        )
+        found = await self._api.handled(request, _BY_NAME["looks_figure"], asked, who)
+        return self._api.file(found, FILES[asked.suffix])
 
     async def _crate(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         asked = ExplainRequest(study=request.path_params["study"], result_id=request.path_params["result_id"])

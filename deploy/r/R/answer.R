@@ -303,7 +303,7 @@ pooled_by_metafor <- function(yi, vi, slab, method, test, level) {
 #' `figure()` saves a figure that the coordinator drew. `forest()` and `plot()` do so with a `file`, and draw the
 #' forest plot by metafor on the current device without one.
 #'
-#' @param answer,x A `tributary_answer`; for `forest()` and `plot()` also what [pool_table()] gave.
+#' @param answer,x A `tributary_answer`; for `figure()` also what [monitor()] gave, and for `forest()` and `plot()` also what [pool_table()] gave.
 #' @param file Where the figure is saved: .svg, .pdf, .png, or .csv for its numbers. It is overwritten.
 #' @param kind `forest`, `leave-one-out`, `cumulative`, `funnel`, `baujat`, `influence`, or `curve` (of a `km`
 #'   question); `table` with .csv.
@@ -316,6 +316,11 @@ figure <- function(answer, file, kind = "forest") {
     refuse("a figure's file must end in .svg, .pdf, .png or .csv", given = shown_text(basename(file)))
   }
   study <- answer$study
+  if (inherits(answer, "tributary_monitoring")) {
+    of <- list(results = paste(unlist(answer$document$results), collapse = ","), spending = answer$document$spending)
+    study$connection$call("GET", "studies", study$name, paste0("looks.", suffix), query = of, file = file)
+    return(invisible(file))
+  }
   name <- paste0(kind, ".", suffix)
   study$connection$call("GET", "studies", study$name, "results", answer$document$result, name, file = file)
   invisible(file)

@@ -47,7 +47,7 @@ ask <- function(study, formula, kind = "", ..., term = "", method = "REML", test
   asked(study, formula, kind, list(...), settings, check)
 }
 
-asked <- function(study, formula, kind, options, settings, check = FALSE) {
+question <- function(formula, kind, options, settings) {
   if (length(options) && (is.null(names(options)) || any(names(options) == ""))) {
     refuse("every part of a question after its formula must be named", given = "one without a name",
            next_step = "Write for example: at = 5.")
@@ -55,6 +55,11 @@ asked <- function(study, formula, kind, options, settings, check = FALSE) {
   options <- Filter(Negate(is.null), options)
   body <- c(list(formula = question_text(formula), kind = kind), settings)
   if (length(options)) body$options <- Map(option_text, options, names(options))
+  body
+}
+
+asked <- function(study, formula, kind, options, settings, check = FALSE) {
+  body <- question(formula, kind, options, settings)
   if (check) return(of_study(study, "POST", "checks", body = body))
   answered(of_study(study, "POST", "queries", body = body), study)
 }
@@ -259,6 +264,49 @@ harmonise <- function(study, column, to, formula, kind = "", ..., densities = ""
   settings <- list(term = term_text(term), method = method, test = test, level = level, wave = wave, as_of = as_of,
                    label = label, harmonise = paste(column, collapse = ","), to = to, densities = densities)
   asked(study, formula, kind, list(...), settings, check)
+}
+
+#' A question as of each wave, against boundaries that allow for all looks
+#'
+#' One error rate, 1 less the level, is spent over the waves of the plan; each wave's question stands in the record.
+#'
+#' @inheritParams ask
+#' @param spending `"obrien-fleming"` or `"pocock"`.
+#' @param x A `tributary_monitoring`.
+#' @return A `tributary_monitoring`; [as.data.frame()] gives a row per look on the analysis scale, with its boundary
+#'   and its repeated confidence interval, and [figure()] saves the drawing.
+#' @examples
+#' \dontrun{
+#' monitor(cvd, Surv(time, cvd) ~ sbp/10, kind = "cox", spending = "pocock")
+#' }
+#' @export
+monitor <- function(study, formula, kind = "", ..., spending = "obrien-fleming", term = "", method = "REML",
+                    test = "adhoc", level = 0.95, label = "") {
+  settings <- list(term = term_text(term), method = method, test = test, level = level, label = label,
+                   spending = spending)
+  structure(list(document = of_study(study, "POST", "looks", body = question(formula, kind, list(...), settings)),
+                 study = study), class = "tributary_monitoring")
+}
+
+#' @rdname monitor
+#' @export
+as.data.frame.tributary_monitoring <- function(x, ...) {
+  frame(x$document$looks, function(one) {
+    list(label = one$label, time = one$time, information = one$information, z = one$z, boundary = one$boundary,
+         alpha_spent = one$alpha_spent, nominal = one$nominal, beta = one$beta, ci_lb = one$ci_lb, ci_ub = one$ci_ub,
+         crossed = one$crossed)
+  })
+}
+
+#' @export
+print.tributary_monitoring <- function(x, ...) {
+  wrapped(x$document$title)
+  shown <- do.call(rbind, lapply(x$document$rows, unlist))
+  print(stats::setNames(as.data.frame(shown), unlist(x$document$heads)), row.names = FALSE, right = TRUE)
+  wrapped(x$document$sentence)
+  for (wave in names(x$document$missing)) wrapped(paste0("wave ", wave, ": ", x$document$missing[[wave]]), "left out  ")
+  for (one in x$document$notes) wrapped(one, "note  ")
+  invisible(x)
 }
 
 answered <- function(document, study = NULL) {
