@@ -125,8 +125,26 @@ def test_the_pooled_curve_is_the_models_and_has_no_width_at_its_reference(tmp_pa
     assert curve["x"][nearest] == pytest.approx(65)
     assert curve["ci_ub"][nearest] - curve["ci_lb"][nearest] == pytest.approx(0, abs=1e-9)
     assert curve["se"][-1] > 0.05
+    wide = (curve["band_ub"] - curve["band_lb"])[-1] / (curve["ci_ub"] - curve["ci_lb"])[-1]
+    assert wide == pytest.approx(2.795483482915 / 1.959963984540)  # sqrt(qchisq(.95, 3)), qnorm(.975)
+    # Of curves with the pooled law, 95 % lie wholly in the simultaneous band and fewer in the pointwise one.
+    drawn = np.random.default_rng(1).multivariate_normal(entry["beta"], entry["vcov"], 4000)
+    along = (basis.columns(curve["x"]) - basis.columns(np.array([65.0]))) @ drawn.T
+    whole = {
+        name: np.mean(
+            (along >= curve[f"{name}_lb"][:, None] - 1e-9).all(0)
+            & (along <= curve[f"{name}_ub"][:, None] + 1e-9).all(0)
+        )
+        for name in ("ci", "band")
+    }
+    assert whole["band"] > 0.945 > 0.92 > whole["ci"]
     made = curve_figure(curve_of([entry]), scale="log", effect="Odds ratio", title="Age", path=tmp_path / "dose.svg")
-    assert "Odds ratio against 65" in (tmp_path / "dose.svg").read_text()
+    text = (tmp_path / "dose.svg").read_text()
+    assert "Odds ratio against 65" in text
+    assert 'id="simultaneous"' in text
+    older = {**entry, "curve": {name: value for name, value in curve.items() if not name.startswith("band")}}
+    curve_figure(older, scale="log", effect="Odds ratio", path=tmp_path / "older.svg")
+    assert 'id="simultaneous"' not in (tmp_path / "older.svg").read_text()
     assert made is not None
     with pytest.raises(ParameterError, match="must be of one curve"):
         curve_of([])

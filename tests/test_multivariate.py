@@ -102,6 +102,13 @@ def test_as_within_sites_the_reference_level_of_a_factor_does_not_matter():
     assert other.wald() == pytest.approx(one.wald(), rel=1e-6)
 
 
+def test_the_quantile_of_all_contrasts_at_once_is_scheffes():
+    """Of R: sqrt(2 * qf(.95, 2, 6)) and sqrt(qchisq(.95, 2))."""
+    rows = [JointRow(label=f"{k}", yi=np.array([0.1 * k, 0.2]), cov=np.diag([0.01, 0.02])) for k in range(4)]
+    found = [pool_joint(rows, ("a", "b"), method="FE", test=test) for test in ("adhoc", "z")]
+    assert [one.critical_together for one in found] == pytest.approx([3.207258283888, 2.447746830681], rel=1e-9)
+
+
 def test_what_cannot_be_pooled_together_has_its_reason():
     rows, terms = published("berkey1998")
     with pytest.raises(ParameterError, match="structure must be one of un, diag, cs, prop"):

@@ -99,6 +99,18 @@ def test_two_answers_stand_side_by_side_with_what_differs(web, reader, result, o
     assert "E_STATE" in reader.get("/studies/cvd/compare?a=0000&b=1111").text
 
 
+def test_curves_stand_on_the_page_of_their_answer(web, reader, other):
+    bent = web.post("/v1/studies/cvd/queries", json={"formula": "logistic(cvd) ~ ns(age, df = 2) + sbp/10"}).json()
+    for result_id, kind, said in (
+        (bent["result"], "dose-response", "Light band: simultaneous"),
+        (other, "curve", "Privatised rows at risk"),
+    ):
+        place = f"/studies/cvd/results/{result_id}"
+        assert f'src="{place}/{kind}.svg"' in reader.get(place).text
+        assert said in reader.get(f"{place}/{kind}.svg").text
+    assert "dose-response" not in reader.get(f"/studies/cvd/results/{other}").text
+
+
 # -- budgets ------------------------------------------------------------------------------------------------------
 def test_budgets_say_what_is_spent_the_last_wave_that_the_cap_allows_and_what_no_epsilon_covers(web, reader):
     found = web.get("/v1/studies/cvd/budgets").json()

@@ -44,16 +44,17 @@ def curve_figure(
     xlabel: str = "",
     path: str | Path | None = None,
 ) -> DrawnFigure:
-    """The pooled curve with its pointwise band, on the effect's own axis.
+    """The pooled curve with its pointwise band and its simultaneous one, on the effect's own axis.
 
     Args:
         entry: `curve_of` an answer. scale, effect: of its estimates.
         title, note: headings. xlabel: the column in words.
         path: written when given; the suffix chooses SVG, PDF or PNG.
-    Returns: the figure and its words. Gids: ``curve``, ``band``.
+    Returns: the figure and its words. Gids: ``curve``, ``band``, ``simultaneous`` (of newer answers).
     """
     curve = entry["curve"]
     x, y, low, high = (curve[name] for name in ("x", "estimate", "ci_lb", "ci_ub"))
+    wide = curve.get("band_lb", low), curve.get("band_ub", high)
     of = xlabel or curve["of"]
     name = f"{effect or 'Effect'} against {curve['reference']:g}"
     view = View(
@@ -64,8 +65,8 @@ def curve_figure(
         scale=scale,
         ratio=scale == "log",
     )
-    pad = 0.06 * (max(high) - min(low) or 1.0)
-    span = (min(low) - pad, max(high) + pad)
+    pad = 0.06 * (max(wide[1]) - min(wide[0]) or 1.0)
+    span = (min(wide[0]) - pad, max(wide[1]) + pad)
     middle = len(x) // 2
     words = f"{name} along {of}: " + "; ".join(
         f"{view.number(y[k])} ({view.number(low[k])} to {view.number(high[k])}) at {x[k]:g}"
@@ -73,14 +74,18 @@ def curve_figure(
     )
     foot = [
         entry["sentence"] + ".",
-        f"Band: pointwise {100 * entry['level']:g} % intervals, of no width at the reference.",
+        f"Dark band: pointwise {100 * entry['level']:g} % intervals, of no width at the reference.",
     ]
+    if "band_lb" in curve:
+        foot.append(f"Light band: simultaneous; {100 * entry['level']:g} % of such bands hold the whole curve.")
     with page_style():
         page = Page(
             _LEFT + _WIDE + 0.1 + MARGIN, title, note, [*foot, *entry["notes"]], rows=0, extra=_TALL, headed=False
         )
         axes = page.axes(_LEFT, _WIDE, (x[0], x[-1]), span)
         axes.axhline(0.0, color=INK, linewidth=0.8, linestyle=(0, (2, 2)), zorder=2)
+        if "band_lb" in curve:
+            axes.fill_between(x, *wide, color=COLOURS[0], alpha=0.1, linewidth=0, zorder=2.5, gid="simultaneous")
         axes.fill_between(x, low, high, color=COLOURS[0], alpha=0.2, linewidth=0, zorder=3, gid="band")
         axes.plot(x, y, color=COLOURS[0], linewidth=1.8, zorder=4, gid="curve")
         ticks = axis_ticks(*span, view)

@@ -92,7 +92,7 @@ def km_figure(
     words = f"{ylabel} over {xlabel}, {len(curves)} curve{'s' * (len(curves) != 1)}: {words}."
     words += "".join(f" Left out: {site}, {why}." for site, why in (left_out or {}).items())
 
-    below = _Below("Rows at risk", labels, rows)
+    below = _Below("Privatised rows at risk", labels, rows)
     left, widest = below.left, below.widest
     named = len(curves) > 1
     right = left + _WIDE + (0.16 + widest if named else 0.1)
@@ -111,7 +111,9 @@ def km_figure(
             if len(xs) == 1:
                 axes.plot(xs, ys, "o", color=colours[i], markersize=5, clip_on=False, zorder=4)
             if i in shading:
-                _band(axes, times, curve, colours[i], f"band-{i}")
+                # All pooled bands are grey: where there are several, each has the dashes of its curve around it.
+                edge = dashes[i] if i >= sites and len(pooled) > 1 else None
+                _band(axes, times, curve, colours[i], f"band-{i}", edge)
         below.draw(
             page,
             [left + _WIDE * (times[k] - span[0]) / (span[1] - span[0]) for k in ticks],
@@ -245,8 +247,8 @@ def _steps(times: Sequence[float], values: Sequence[float | None]) -> tuple[list
     return xs, ys
 
 
-def _band(axes: Axes, times: Sequence[float], curve: GridCurve, colour: str, gid: str) -> None:
-    """The pointwise intervals, each kept until the next time; nothing where there is none."""
+def _band(axes: Axes, times: Sequence[float], curve: GridCurve, colour: str, gid: str, edge: Any = None) -> None:
+    """The pointwise intervals, each kept until the next time; nothing where there is none. Edged by dashes if given."""
     from matplotlib.patches import Polygon
 
     known = [k for k, low in enumerate(curve.lower) if low is not None and curve.survival[k] is not None]
@@ -266,6 +268,9 @@ def _band(axes: Axes, times: Sequence[float], curve: GridCurve, colour: str, gid
         for k, start, stop in reversed(list(zip(run, xs, xs[1:], strict=False))):
             corners += [(stop, float(curve.lower[k] or 0)), (start, float(curve.lower[k] or 0))]
         axes.add_patch(Polygon(corners, closed=True, facecolor=colour, alpha=0.16, linewidth=0, zorder=2, gid=gid))
+        if edge is not None:
+            around: dict[str, Any] = {"edgecolor": colour, "linestyle": edge, "linewidth": 0.7, "alpha": 0.7}
+            axes.add_patch(Polygon(corners, closed=True, fill=False, zorder=2, **around))
 
 
 def _name_ends(

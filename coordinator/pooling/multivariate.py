@@ -123,6 +123,14 @@ class JointResult:
         tail = (1 - self.level) / 2
         return -float(ndtri(tail) if self.test == "z" else stdtrit(self.df, tail))
 
+    @property
+    def critical_together(self) -> float:
+        """The same of all contrasts of the coefficients at once (Scheffé 1953): sqrt(m F), or sqrt(χ²) under ``z``."""
+        from scipy.special import chdtri, fdtri
+
+        m = len(self.terms)
+        return math.sqrt(chdtri(m, 1 - self.level) if self.test == "z" else m * fdtri(m, self.df, self.level))
+
     def wald(self, contrasts: ArrayLike | None = None) -> tuple[float, int, float]:
         """The joint test that C beta = 0: statistic, degrees of freedom, p. All coefficients where C is left out.
 
@@ -243,16 +251,18 @@ def joint_of_terms(
 
 
 def dose_response(found: JointResult, basis: CurveBasis, span: tuple[float, ...]) -> dict[str, Any]:
-    """The pooled curve against its value at the middle knot, with pointwise intervals, on the analysis scale.
+    """The pooled curve against its value at the middle knot, with its two bands, on the analysis scale.
 
-    Returns: ``of`` (the column), ``reference``, and (61,) ``x``, ``estimate``, ``se``, ``ci_lb``, ``ci_ub``.
+    Returns: ``of`` (the column), ``reference``, (61,) ``x``, ``estimate``, ``se``, ``ci_lb``, ``ci_ub`` (pointwise),
+        ``band_lb``, ``band_ub`` (simultaneous: at the level the whole curve is between them).
     """
     x = np.linspace(span[0], span[1], 61)
     reference = basis.knots[len(basis.knots) // 2] if basis.knots else float(x[30])
     apart = basis.columns(x) - basis.columns(np.array([reference]))
     y, se = apart @ found.beta, np.sqrt(np.einsum("ij,jk,ik->i", apart, found.vcov, apart))
-    half = found.critical * se
+    half, wide = found.critical * se, found.critical_together * se
     ends = {"x": x, "estimate": y, "se": se, "ci_lb": y - half, "ci_ub": y + half}
+    ends |= {"band_lb": y - wide, "band_ub": y + wide}
     return {"of": str(basis.of), "reference": reference, **ends}
 
 
