@@ -17,7 +17,7 @@ import ssl
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
@@ -48,6 +48,7 @@ __all__ = ["HEADERS", "WebServer"]
 
 STOPPING = 60.0
 HEADER_BYTES = 16 << 10
+QUIET = 60.0  # seconds after a call in which the next must have come: uvicorn counts no more once it has a first byte
 HEADERS: Mapping[str, str] = {
     "content-security-policy": "default-src 'none'; base-uri 'none'; frame-ancestors 'none'",
     "cache-control": "no-store",
@@ -216,7 +217,19 @@ def _signed_in(sessions: Sessions, person: Callable[..., Analyst], token: str) -
 
 def application(api: Api, pages: Pages) -> Starlette:
     """The application that answers."""
-    return Starlette(routes=[*pages.routes(), *api.routes()], middleware=[Middleware(_Headers)])
+    return Starlette(routes=[*pages.routes(), *api.routes()], middleware=[Middleware(_Counted), Middleware(_Headers)])
+
+
+class _Counted:
+    """Has the door know while a connection's call is at work, to the last byte of its answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = scope.get("state", {}).get("connection")
+        with nullcontext() if connection is None else connection.at_work(quiet=QUIET):
+            await self._app(scope, receive, send)
 
 
 class _Headers:

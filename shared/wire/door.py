@@ -7,7 +7,8 @@ is found again here. A connection that has sent nothing costs one descriptor, an
 
 A connection has to prove itself: within `CallLimits.proving` a call of it must be let in (by certificate or token).
 Where there is no room, one that has not yet is closed for the newcomer, the oldest of the address that holds most; so a
-crowd of silent connections never keeps an honest one out. All of this runs on one event loop; nothing here blocks.
+crowd of silent connections never keeps an honest one out. Next go those that were let in where anybody is, then those
+that have no call at work; one that has is left alone. All of this runs on one event loop; nothing here blocks.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import socket
 import struct
 import tempfile
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,9 +128,12 @@ class GuardedConnection(asyncio.Protocol):
         self._outside: Any = None
         self._inside: Any = None
         self._over = False
+        self._untaken: asyncio.TimerHandle | None = None
+        self._quiet: asyncio.TimerHandle | None = None
         self.address = "-"
         self.name = 0
         self.peer = ""
+        self.named = False  # by a certificate or a token
         self.calls = 0
         self.strikes = 0
         self.last = 0.0
@@ -162,19 +166,23 @@ class GuardedConnection(asyncio.Protocol):
         return True
 
     def pause_writing(self) -> None:
-        """The outside takes no more: gRPC waits."""
+        """The outside takes no more: gRPC waits, and not for ever."""
+        self._untaken = self._door.loop.call_later(self._door.limits.idle, self._close, "it took nothing for too long")
         if self._inside is not None:
             self._inside.pause_reading()
 
     def resume_writing(self) -> None:
         """The outside takes more."""
+        if self._untaken is not None:
+            self._untaken.cancel()
         if self._inside is not None:
             self._inside.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Close the other half."""
-        if self._linking is not None:
-            self._linking.cancel()
+        for waiting in (self._linking, self._untaken, self._quiet):
+            if waiting is not None:
+                waiting.cancel()
         if self._inside is not None:
             self._inside.close()
         self._door.left(self)
@@ -212,12 +220,30 @@ class GuardedConnection(asyncio.Protocol):
         self._door.loop.call_later(CLOSING, self._outside.abort)
 
     # -- what the server says -------------------------------------------------------------------------------------
-    def proved(self, peer: str) -> None:
-        """A call of `peer` was let in on this connection."""
+    def proved(self, peer: str, *, named: bool = True) -> None:
+        """A call of `peer` was let in on this connection; `named`: by a certificate or a token, not as anybody is."""
         self.last = self._door.loop.time()
-        if not self.peer:
-            self.peer = peer
+        if not self.peer or (named and not self.named):
+            self.peer, self.named = peer, named
             self._door.proved(self)
+
+    @contextmanager
+    def at_work(self, quiet: float = 0.0) -> Iterator[None]:
+        """A call is at work: meanwhile the connection is closed for nobody else.
+
+        Args:
+            quiet: seconds after the last call in which the next must have come, or it is closed; 0 for no such limit.
+        """
+        self.calls += 1
+        if self._quiet is not None:
+            self._quiet.cancel()
+        try:
+            yield
+        finally:
+            self.calls -= 1
+            self.last = self._door.loop.time()
+            if quiet and not self.calls:
+                self._quiet = self._door.loop.call_later(quiet, self._close, "no further call came whole")
 
     def strike(self) -> None:
         """A call was refused or broken off before anything was done for it; too many in a row end the connection."""
@@ -230,6 +256,10 @@ class GuardedConnection(asyncio.Protocol):
     def forgive(self) -> None:
         """A call was answered."""
         self.strikes = 0
+
+    def _close(self, why: str) -> None:
+        self._door.log_refusal("closed", self.address, why)
+        self.reset()
 
     def reset(self) -> None:
         """Close at once, and so that the other side sees it is no matter of certificates."""
@@ -372,7 +402,7 @@ class Door:
             if most:
                 gone = next(known for known in self._unproved if known.address == most[0][0])
             else:
-                gone = min(silent, key=lambda known: known.last, default=connection)
+                gone = min(silent, key=lambda known: (known.named, known.last), default=connection)
             why = "there are as many as there may be"
         else:
             gone, why = None, ""

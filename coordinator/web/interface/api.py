@@ -128,7 +128,7 @@ class Api:
                     return self._refused(refusal, None, one.name, connection, 400)
                 if one.open:
                     if connection is not None:
-                        connection.proved(f"address {connection.address}")
+                        connection.proved(f"address {connection.address}", named=False)
                     response = await answer(request)
                 else:
                     who = await self.identified(request)
@@ -180,7 +180,7 @@ class Api:
             token = shown[0].removeprefix(BEARER)
         connection = connection_of(request)
         door = self._door
-        known = door is None or connection is None or connection.peer or door.may_guess(connection.address)
+        known = door is None or connection is None or connection.named or door.may_guess(connection.address)
         if not known:
             raise RateRefusal(
                 "an address must not show many wrong tokens", given="too many", next_step="Try again in a minute."

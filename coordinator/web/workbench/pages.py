@@ -234,7 +234,7 @@ class Pages:
     async def _sign_in(self, request: Request) -> Response:
         connection = connection_of(request)
         if connection is not None:
-            connection.proved(f"address {connection.address}")
+            connection.proved(f"address {connection.address}", named=False)
         first = await self._first(request)
         if request.method == "GET":
             return self._draw("sign_in.html", None, refusal=None, first=first)

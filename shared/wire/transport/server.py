@@ -276,7 +276,7 @@ class Server:
             self._require_room(guest)
             connection.proved(guest.key)
             turn = _Turn(context=context, call=call, method=method, guest=guest, handler=self._handlers[name])
-            with _counted(connection), _counted(guest):
+            with connection.at_work(), guest.at_work():
                 self._running += 1
                 try:
                     await self._handled(turn)
@@ -498,6 +498,15 @@ class _Guest:
         self.places = asyncio.Semaphore(share)
         self._paid = 0.0
 
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """One call of the peer is in the making."""
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.calls -= 1
+
     def freed(self) -> None:
         """A thread has come back."""
         self.steps -= 1
@@ -536,15 +545,6 @@ class _Turn:
                 return None
             raise errors.SchemaRefusal("a call must carry a message", given="none")
         return wire.decode(self.method.request, data)
-
-
-@contextmanager
-def _counted(holder: Any) -> Iterator[None]:
-    holder.calls += 1
-    try:
-        yield
-    finally:
-        holder.calls -= 1
 
 
 def _encoded(part: Any) -> bytes | None:
