@@ -20,6 +20,7 @@ from coordinator import cli
 from coordinator.analyst import commands
 from coordinator.analyst.access.log_check import FollowedLog
 from coordinator.analyst.commands import connect
+from coordinator.services.membership import Members
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey
@@ -133,6 +134,19 @@ def test_a_hidden_release_or_withdrawal_is_found_by_whoever_reads_the_whole_log(
     with connect(token(desk)) as connection:
         refused(RoleRefusal, lambda: connection.ask("Entries", EntriesRequest()))
         refused(RoleRefusal, lambda: connection._client.call("Watch", WatchRequest(entries=(0,)), timeout=60))
+
+
+@pytest.mark.fault("F19", log_lies=1)
+def test_a_hidden_word_that_releases_are_not_believed_is_found_by_whoever_reads_the_whole_log(desk):
+    lead, day = token(desk, "eve", role="lead"), dt.date(2000, 1, 1)
+    assert len(Members(desk.store, "tributary-hub").distrust("beta", day, TODAY)) == 1
+    entry = desk.store.entries() - 1
+    desk.running.service.start()  # signs the log as it is now
+    with connect(lead) as connection:
+        assert connection.audit_log().undone == ()
+        hack(desk.home, "DELETE FROM distrusted")
+        assert connection.audit_log().undone == ((entry, "beta"),)
+    refused(IntegrityRefusal, desk.store.verify_log)
 
 
 @pytest.mark.fault("F19", log_lies=1)

@@ -349,7 +349,7 @@ def log_check(
         "audit": None if found is None else plain(found),
     }
     hidden, undone = (found.hidden, found.undone) if found is not None else ((), ())
-    taken = "a withdrawal by {} of a release that is shown as if it stood"
+    taken = "a release of {} that was taken back is shown as if it stood"
     return VerbAnswer(
         answer,
         (f"{head.size} entries, as of {head.day}; it only grew since it was last seen", "bold"),

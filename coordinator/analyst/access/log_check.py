@@ -43,7 +43,8 @@ class LogAudit:
         head: the log's head that the entries hash to.
         releases: accepted releases in it.
         hidden: releases that stand in the log and in none of the studies: (entry, site).
-        undone: withdrawals in the log of releases that a study shows as if they stood: (entry, site).
+        undone: entries by which a site, or the leads, took releases back that a study shows as if they stood:
+            (entry, site).
     """
 
     head: TreeHead
@@ -172,25 +173,31 @@ def audit(checked: CheckedView, entries: Sequence[str], studies: Mapping[str, Se
     known = {one["bundle_sha256"]: one for releases in studies.values() for one in releases}
     hidden, undone, count = [], [], 0
     for place, entry in enumerate(entries):
-        kind, bundle, site = _entry(entry)
+        kind, bundles, site = _entry(entry)
         if kind == "release":
             count += 1
-            if bundle not in known:
+            if bundles[0] not in known:
                 hidden.append((place, site))
-        elif kind == "withdrawal" and not known.get(bundle, {"withdrawn": "yes"})["withdrawn"]:
+        elif any(bundle in known and not known[bundle]["withdrawn"] for bundle in bundles):
             undone.append((place, site))
     return LogAudit(head=checked.head, releases=count, hidden=tuple(hidden), undone=tuple(undone))
 
 
-def _entry(text: str) -> tuple[str, str, str]:
-    """Kind of an entry, and the bundle and site that it names, if it does. Raises: SchemaRefusal."""
+def _entry(text: str) -> tuple[str, list[str], str]:
+    """Kind of an entry, and the bundles and the site that it names, if it does. Raises: SchemaRefusal."""
     body = parse_json(text.encode())
     body = body if isinstance(body, dict) else {}
-    of_release = body.get("kind") in ("release", "withdrawal")
-    if not all(isinstance(body.get(name), str) for name in (("kind", "bundle", "site") if of_release else ("kind",))):
+    kind, bundles = body.get("kind"), list[Any]()
+    if kind in ("release", "withdrawal"):
+        bundles = [body.get("bundle")]
+    elif kind == "distrusted":
+        named = body.get("bundles")
+        bundles = named if isinstance(named, list) else [None]
+    words = [kind, *bundles, *([body.get("site")] if bundles else [])]
+    if not all(isinstance(word, str) for word in words):
         raise SchemaRefusal(
             "an entry of the log must say what it is of, and a release's which one",
             given="another form",
             next_step="Tell the study lead and a site.",
         )
-    return body["kind"], str(body.get("bundle", "")), str(body.get("site", ""))
+    return str(kind), bundles, str(body.get("site", ""))
