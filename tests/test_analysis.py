@@ -811,6 +811,7 @@ def test_survival_questions_give_the_same_numbers_from_python_and_the_command_li
         ("aft", "Surv(time, cvd) ~ age/10", "--dist", "lognormal"): study.aft(
             "Surv(time, cvd) ~ age/10", dist="lognormal"
         ),
+        ("flexible", "Surv(time, cvd) ~ age/10", "--df", "2"): study.flexible("Surv(time, cvd) ~ age/10", df=2),
         ("logrank", "Surv(time, cvd) ~ I(age > 55)"): study.logrank("Surv(time, cvd) ~ I(age > 55)"),
         ("cox", "Surv(time, cvd) ~ sbp/10", "--subset", "age >= 50"): study.cox(
             "Surv(time, cvd) ~ sbp/10", subset="age >= 50"

@@ -57,6 +57,7 @@ QUESTIONS = {
     "schoenfeld(time, died, transform = identity) ~ age": "Change of the log hazard ratio per unit of time",
     "finegray(time, died, competing = moved) ~ age": "Subdistribution hazard ratio",
     "aft(time, died) ~ age": "Time ratio",
+    "flexible(time, died) ~ age": "Hazard ratio",
     "logrank(time, died) ~ arm": "Hazard ratio",
     "network(transitivity)": "Transitivity",
 }

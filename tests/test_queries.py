@@ -351,6 +351,7 @@ def test_theorem_3_of_no_site_or_no_person_is_no_question(sites, persons):
         ("schoenfeld(time, cvd) ~ sbp/10 + age", ("sbp/10", "age")),
         ("finegray(time, cvd, competing = age > 65) ~ sbp/10", ("sbp/10",)),
         ("aft(time, cvd, dist = loglogistic) ~ sbp/10 + age", ("sbp/10", "age")),
+        ("flexible(time, cvd, df = 2) ~ sbp/10 + age", ("sbp/10", "age")),
         ("cumhaz(time, cvd, at = 5)", ("cumhaz(time, cvd, at = 5)",)),
         ("cuminc(time, cvd, competing = sbp > 150, at = 5) ~ I(age > 55)", ("I(age > 55)[0]", "I(age > 55)[1]")),
         ("two_by_two(cvd, measure = RR) ~ I(sbp > 140)", ("I(sbp > 140)[1]",)),

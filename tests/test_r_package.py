@@ -250,6 +250,12 @@ QUESTIONS = (
         options={"dist": "lognormal"},
     ),
     Question(
+        r="flexible(cvd, Surv(time, cvd) ~ arm + age, df = 2)",
+        kind="flexible",
+        formula="Surv(time, cvd) ~ arm + age",
+        options={"df": "2"},
+    ),
+    Question(
         r="logrank(cvd, Surv(time, cvd) ~ arm + strata(smoking))",
         kind="logrank",
         formula="Surv(time, cvd) ~ arm + strata(smoking)",

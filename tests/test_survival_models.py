@@ -104,6 +104,29 @@ def test_accelerated_failure_times_are_those_of_survreg(dist):
         assert fit.log_scale_se == pytest.approx(theirs["se"]["Log(scale)"], rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["df2", "df3", "df4", "df3_weights", "df3_entry"])
+def test_a_flexible_baseline_is_that_of_lifelines_likelihood(name):
+    table, theirs = reference()[0], json.loads((HERE / "flexible.json").read_text(encoding="utf-8"))[name]
+    df, _, more = name.removeprefix("df").partition("_")
+    options = {"": {}, "weights": {"weights": "w"}, "entry": {"entry": "entry"}}[more]
+    agrees(estimate(table, "flexible", PLAIN, df=df, **options), theirs)
+
+
+def test_of_one_degree_of_freedom_a_flexible_baseline_is_survregs_weibull_law():
+    table, answers = reference()
+    weibull, ours = answers["weibull"], estimate(table, "flexible", PLAIN, df="1")
+    for term in ("age", "arm"):
+        assert ours.beta[term] == pytest.approx(-weibull["beta"][term] / weibull["scale"], rel=1e-6)
+    later = table.assign(time=table.time * 365.25)  # in days
+    in_days = estimate(later, "flexible", PLAIN, df="4")
+    np.testing.assert_allclose(in_days.beta, estimate(table, "flexible", PLAIN, df="4").beta, rtol=1e-7)
+    few = table.assign(time=np.ceil(table.time / 8) * 8)
+    assert (
+        "distinct event times for 5 degrees of freedom: too few"
+        in estimate(few, "flexible", PLAIN, df="5").reason["age"]
+    )
+
+
 def test_a_subdistribution_hazard_is_that_of_finegray_and_without_ties_that_of_crr():
     table, answers = reference()
     ours = estimate(table, "finegray", PLAIN, competing="other")
@@ -172,6 +195,7 @@ def test_hazards_that_cross_are_found_by_the_test_and_the_change_is_the_one_that
 MOVED = {
     "finegray": ({"competing": "other"}, 0.1),
     "aft": ({}, 0.1),
+    "flexible": ({}, 0.1),
     "rmst_regression": ({"tau": 6}, 0.1),
     "schoenfeld": ({}, 0.7),  # of a test's one step what a row does to the information is shared out
 }
@@ -197,6 +221,8 @@ def test_what_a_row_moves_these_models_by_is_what_leaving_it_out_shows(kind):
     ("question", "said"),
     [
         ("aft(time, event) ~ age", "durations are 0: they have no logarithm"),
+        ("flexible(time, event) ~ age", "durations are 0: they have no logarithm"),
+        ("flexible(time, event, subset = time > 0) ~ safe", "no maximum"),
         ("schoenfeld(time, event) ~ age", "durations are 0: they have no logarithm"),
         ("rmst_regression(time, event, tau = 40) ~ age", "follow-up ends before 40 at this site"),
         ("rmst_regression(time, event, tau = 0.05) ~ age", "fewer than 5 events before 0.05"),
@@ -352,6 +378,8 @@ def test_a_release_of_late_rows_counts_fit_and_noise():
         ("schoenfeld(time, event, transform = km) ~ age", "transform must be one of log, identity"),
         ("aft(time, event, dist = gompertz) ~ age", "dist must be one of weibull"),
         ("aft(time + 1, event) ~ age", "must be columns"),
+        ("flexible(time, event, df = 6) ~ age", "df must be one of 1, 2, 3, 4, 5"),
+        ("flexible(time, event) ~ age + strata(arm)", "takes no strata"),
         ("rmst_regression(time, event) ~ age", "must have a horizon tau > 0"),
         ("cumhaz(time, event, competing = other, at = 4)", "takes the options"),
         ("cumhaz(time, event, at = 4) ~ age + arm", "must compare the groups of one column"),

@@ -119,6 +119,7 @@ class Questions:
     schoenfeld = _asking("schoenfeld")
     finegray = _asking("finegray")
     aft = _asking("aft")
+    flexible = _asking("flexible")
     logrank = _asking("logrank")
     two_by_two = _asking("two_by_two")
     mean = _asking("mean")

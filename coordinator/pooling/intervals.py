@@ -76,7 +76,7 @@ COX_ATTENUATION = 0.08
 """Share by which a flow at w = 0 drew the pooled log hazard ratio of the twelve full-size cohorts towards zero:
 `mean_absolute_gap/w=0.0` of tests/benchmarks/results/cohorts_gap.json, 0.0137 of 1.17, is 7.5 % of log 1.17; one sign
 on every draw. At other w it is taken to be in proportion to the noise (tests/benchmarks/interval_coverage.py)."""
-_HAZARD_RATIOS = ("cox", "logrank")
+_HAZARD_RATIOS = ("cox", "flexible", "logrank")
 """Kinds that this was measured of."""
 _PAIRS_KEPT = 16
 _EVERY_ORDER = math.inf

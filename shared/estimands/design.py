@@ -220,7 +220,9 @@ def unusable(data: ModelRows, broken: dict[str, int], estimand: Estimand) -> str
     if (data.duration < 0).any():
         return f"{int((data.duration < 0).sum())} durations are negative"
     logged = (data.duration == 0) & (data.y > 0) if estimand.kind == "schoenfeld" else data.duration == 0
-    if logged.any() and (estimand.kind == "aft" or (estimand.kind == "schoenfeld" and estimand.transform == "log")):
+    if logged.any() and (
+        estimand.kind in ("aft", "flexible") or (estimand.kind == "schoenfeld" and estimand.transform == "log")
+    ):
         return f"{int(logged.sum())} durations are 0: they have no logarithm"
     if (data.weights < 0).any():
         return f"{int((data.weights < 0).sum())} weights are negative"

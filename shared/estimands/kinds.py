@@ -58,6 +58,7 @@ Kind = Literal[
     "schoenfeld",
     "finegray",
     "aft",
+    "flexible",
     "logrank",
     "network",
 ]
@@ -121,6 +122,9 @@ OPTIONS: Mapping[str, QuestionOption] = {
         default="weibull",
         choices=("weibull", "exponential", "lognormal", "loglogistic"),
         help="The law of times: weibull, exponential, lognormal or loglogistic.",
+    ),
+    "df": QuestionOption(
+        default="3", choices=("1", "2", "3", "4", "5"), help="Degrees of freedom of the baseline: 1 (Weibull) to 5."
     ),
     "tau": QuestionOption(help="Until this time, the same at every site; of a quantile regression which, as 0.5."),
     "structure": QuestionOption(
@@ -447,6 +451,17 @@ KINDS: Mapping[Kind, QuestionKind] = {
         options=("weights", "dist", "cluster"),
         asks='Accelerated failure time (Weibull) at every site, pooled as log time ratios: "Surv(time, event) ~ age".',
         verb_options=("dist",),
+    ),
+    "flexible": QuestionKind(
+        needs=_SURVIVAL,
+        effect="Hazard ratio",
+        scale="log",
+        shape="model",
+        survival=True,
+        options=("weights", "entry", "df", "cluster"),
+        asks="Flexible parametric survival (Royston and Parmar) at every site, pooled as log hazard ratios: "
+        '"Surv(time, event) ~ arm + age".',
+        verb_options=("df",),
     ),
     "logrank": QuestionKind(
         needs=_SURVIVAL,

@@ -25,6 +25,7 @@ from shared.estimands.design import (
 from shared.estimands.fits.accelerated import accelerated
 from shared.estimands.fits.counting import CountedTimes, restricted_mean_moves
 from shared.estimands.fits.families import FAMILIES
+from shared.estimands.fits.flexible import flexible
 from shared.estimands.fits.identified import determined, independent, unseen, within_strata
 from shared.estimands.fits.multinomial import multinomial_logit
 from shared.estimands.fits.ordinal import proportional_odds
@@ -498,6 +499,26 @@ def _aft(names_: list[str], data: ModelRows, estimand: Estimand, _: LeastRows, m
         return dict.fromkeys([*names_, INTERCEPT], f"the likelihood has no maximum: {FAR}")
 
 
+def _flexible(names_: list[str], data: ModelRows, estimand: Estimand, _: LeastRows, moved: Moves) -> dict[str, Answer]:
+    df, entry = int(estimand.df), data.entry if np.isfinite(data.entry).any() else None
+    times = len(np.unique(data.duration[data.y > 0]))
+    if times < df + 1:
+        return dict.fromkeys(names_, f"{times} distinct event times for {df} degrees of freedom: too few")
+
+    def run(standard: Array) -> RegressionFit:
+        more: dict[str, Any] = {"weights": data.weights, "offset": data.offset, "entry": entry}
+        fit = flexible(standard, data.duration, data.y, df=df, **more)
+        if not fit.converged or float(np.ptp(fit.fitted)) > 50:
+            raise _NoMaximum
+        return fit
+
+    try:  # the baseline has a constant, which is no answer
+        more: dict[str, Any] = {"seen": data.x, "moved": moved, "place": data.place}
+        return _fit(names_, data.x, _confounded(names_), run, constant=False, **more)
+    except _NoMaximum:
+        return dict.fromkeys(names_, f"the likelihood has no maximum: {FAR}")
+
+
 def _cox(names_: list[str], data: ModelRows, estimand: Estimand, floors: LeastRows, moved: Moves) -> dict[str, Answer]:
     x, y = data.x, data.y
     rows, separated = np.ones(len(y), dtype=bool), set[int]()
@@ -560,5 +581,6 @@ _SOLVERS: Mapping[str, Callable[[list[str], ModelRows, Estimand, LeastRows, Move
     "ordinal": _ordinal,
     "quantile": _quantile,
     "aft": _aft,
+    "flexible": _flexible,
     **dict.fromkeys(("cox", "schoenfeld", "finegray"), _cox),
 }

@@ -72,11 +72,12 @@ class Estimand:
         ties: ``efron`` (as R) or ``breslow``.
         robust: ``HC0`` to ``HC3`` for a sandwich variance; empty for the model's. Of a Cox model ``HC0`` alone.
         cluster: column whose equal values mark rows that are not independent: a sandwich variance of their sums.
-        entry: of a Cox model the column of the time from which a row is at risk (left truncation).
+        entry: of a Cox or flexible model the column of the time from which a row is at risk (left truncation).
         competing: column, or comparison, of an event after which this one cannot happen; a row with both has had
             this one first.
         transform: of time, by which a Schoenfeld test lets an effect change: ``log`` or ``identity``.
         dist: law of the times of an accelerated failure time model.
+        df: degrees of freedom of a flexible parametric model's baseline, as text.
         measure: of a two-by-two table: ``OR``, ``RR`` or ``RD``.
         start, stop: time window of a Cox model: persons still at risk at `start`, events up to `stop`.
         by: column whose levels a Table 1 has apart; empty for one of all rows.
@@ -110,6 +111,7 @@ class Estimand:
     competing: str = ""
     transform: Literal["log", "identity"] = "log"
     dist: Law = "weibull"
+    df: str = "3"
     measure: Measure = "OR"
     start: float | None = None
     stop: float | None = None

@@ -15,7 +15,7 @@
 #'   side: `~ sbp`, `~ sbp > 140`, `~ sbp + age`.
 #' @param kind What to estimate; blank where the text says.
 #' @param ... Parts of the question, as its kind takes them: `subset`, `weights`, `robust`, `ties`, `start`, `stop`,
-#'   `at`, `tau`, `transform`, `dist`, `measure`, `structure`, `of`, `contrast`, `model`; and of `cox()` and the others also all settings of `ask()`. `subset` and
+#'   `at`, `tau`, `transform`, `dist`, `df`, `measure`, `structure`, `of`, `contrast`, `model`; and of `cox()` and the others also all settings of `ask()`. `subset` and
 #'   `weights` are one-sided formulas or texts: `subset = ~ age >= 60`.
 #' @param term Which term is pooled as the answer; the first when blank. [tidy()] gives all.
 #' @param method,test,level How it is pooled: as of metafor's `rma()`, with `level` in (0, 1).
@@ -183,6 +183,10 @@ finegray <- function(study, formula, competing, ...) ask(study, formula, "finegr
 #' @rdname ask
 #' @export
 aft <- function(study, formula, ...) ask(study, formula, "aft", ...)
+
+#' @rdname ask
+#' @export
+flexible <- function(study, formula, ...) ask(study, formula, "flexible", ...)
 
 #' @rdname ask
 #' @export
