@@ -77,6 +77,7 @@ bench: $(STAMP)
 docs: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.pages.write
 	@$(BIN)/python -m tests.benchmarks.zoo_page
+	@$(BIN)/python -m tests.benchmarks.estimands_page
 	@$(BIN)/python -m tests.test_architecture
 	@$(BIN)/python -m tests.test_privacy_page
 
