@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from test_federation import trained
+from test_opened_sum import opened_by
 from test_secure_sum import Ring, terms_of
 
 from coordinator.analyst.access.token_file import Pass
@@ -18,6 +19,7 @@ from shared.base.keys import SigningKey
 from shared.base.merkle_tree import append, leaf_hash, peaks_root
 from shared.errors import SchemaRefusal
 from shared.mechanisms.secure_sum import messages
+from shared.mechanisms.secure_sum.opened import OpenedSum
 from shared.plans.federated import FederatedFlow
 from shared.wire.site_messages import LogView
 from shared.wire.tree_heads import TreeHead, check_view
@@ -52,6 +54,8 @@ def handed(folder: Path, key: SigningKey) -> Iterator[Target]:
         folder: for files that are read. key: the coordinator's, which a stranger has: what it signs is read at all.
     """
     yield _summed()
+    opened = opened_by(Ring(terms_of(), lost={3: "masked"}), 2.0)
+    yield Target("opened sum", (opened.to_bytes(),), OpenedSum.from_bytes)
     flow = trained(folder / "trained").canonical
     yield Target("trained flow", (flow,), lambda data: FederatedFlow.from_bytes(data))
     yield _grown(key)
