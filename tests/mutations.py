@@ -1633,7 +1633,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "an interval of a secure sum without the sum's noise",
-        ("coordinator/pooling/summed.py", "+ cut + noise\n", "+ cut\n"),
+        ("coordinator/pooling/secure_sum/summed.py", "+ cut + noise\n", "+ cut\n"),
         tests=["test_secure_sum_answers.py::test_the_noise_and_the_cut_are_in_the_interval"],
     ),
     mutation(

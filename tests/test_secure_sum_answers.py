@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from coordinator.pooling.pool import pool
-from coordinator.pooling.summed import heterogeneity, summed, weighed
+from coordinator.pooling.secure_sum.summed import heterogeneity, summed, weighed
 from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.fits.families import FAMILIES

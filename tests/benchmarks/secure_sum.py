@@ -27,7 +27,7 @@ import numpy as np
 from scipy import stats
 
 from coordinator.pooling.pool import pool
-from coordinator.pooling.summed import summed, weighed
+from coordinator.pooling.secure_sum.summed import summed, weighed
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.mechanisms.moments.draw import moments
