@@ -80,8 +80,8 @@ class OpenedSum:
         _must(all(_SHA256.fullmatch(one) for one in self.pilots.values()), "pilots must be SHA-256", "another text")
         _must(len(self.members) == 32, "members must be a digest of 32 bytes", len(self.members))
         _must(all(len(one) == 64 for one in self.signatures.values()), "a signature must have 64 bytes", "others")
-        told = [number for part in self.parts.values() for number in (part.events, part.charges)]
-        _must(_finite([*self.total, *told]), "the numbers of an opened sum must be finite", "others")
+        noisy = [number for part in self.parts.values() for number in (part.events, part.charges)]
+        _must(_finite([*self.total, *noisy]), "the numbers of an opened sum must be finite", "others")
 
     @property
     def survivors(self) -> Survivors:
