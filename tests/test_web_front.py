@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import ssl
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from web_stage import web_stage
@@ -87,6 +89,30 @@ def test_a_question_that_is_computed_is_not_put_out_by_its_callers_further_conne
             assert is_open(open_.enter_context(dialled(stage)), token)
         (stage.home / "go").touch()
         assert asked.result(60).status_code in (200, 422)
+
+
+@pytest.mark.fault("F21")
+def test_a_question_whose_caller_has_left_is_computed_no_further(served, monkeypatch):
+    stage = served()
+    token = stage.admit()
+    monkeypatch.setattr(analysis, "ANSWER", "workshop:slowly")
+    body = json.dumps(MEAN).encode()
+    head = [
+        "POST /v1/studies/cvd/queries HTTP/1.1",
+        "Host: 127.0.0.1",
+        f"Authorization: Bearer {token}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "",
+        "",
+    ]
+    with dialled(stage) as line:
+        line.sendall("\r\n".join(head).encode() + body)
+        until(lambda: [*stage.home.glob("asked.*")])
+        [asked] = stage.home.glob("asked.*")
+        worker = Path("/proc") / asked.name.split(".")[1]
+        assert worker.exists()
+    until(lambda: not worker.exists())
 
 
 def test_whoever_was_let_in_without_a_token_makes_room_before_one_who_has_shown_it(served):
