@@ -244,6 +244,36 @@ def test_a_revoked_site_and_an_invitation_that_has_served_hold_nothing(minis):
         assert code_of(served.calls[0]) == TokenRefusal.code
 
 
+@pytest.mark.fault("F10")
+def test_of_the_calls_of_a_revoked_certificate_one_is_looked_up(authority):
+    asked = []
+
+    def admit(peer):
+        asked.append(peer.site)
+        time.sleep(0.2)  # all the others are there
+        raise CertificateRefusal("the certificate must be of a site that takes part", given="a revoked one")
+
+    with sites_port(authority, {}, admit=admit) as server, stranger(server.port, named(authority, "gone")) as revoked:
+        for _ in range(HELD):
+            revoked.call("Upload")
+        assert {code_of(call) for call in revoked.calls} == {CertificateRefusal.code}
+    assert asked == ["gone"]
+
+
+def test_an_address_of_certificates_that_open_nothing_is_carried_to_tls_less_often(authority):
+    def admit(peer):
+        if peer.site == "gone":
+            raise CertificateRefusal("the certificate must be of a site that takes part", given="a revoked one")
+
+    limits = CallLimits(opened=1.0, per_address=24)
+    for site, waits in (("north", False), ("gone", True)):
+        with sites_port(authority, {}, admit=admit, limits=limits) as server:
+            for _ in range(2):
+                with client_of(server, named(authority, site)) as client, contextlib.suppress(CertificateRefusal):
+                    asks(client)
+            assert (server._door.turn("127.0.0.1") > 0) == waits
+
+
 def test_the_certificate_of_an_invitation_serves_until_the_site_has_shown_its_own(minis):
     hub, used = minis
     with pytest.raises(TokenRefusal), Egress.from_invitation(used) as egress:

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.errors import NetworkRefusal
+from shared.errors import NetworkRefusal, Refusal
 
 __all__ = ["REQUEST", "CallLimits", "Decision", "Door", "GuardedConnection", "RefusalLog", "bound_socket"]
 
@@ -52,7 +52,8 @@ class CallLimits:
         connections: most connections at once.
         per_address: most of one address; of IPv6, of one /64.
         per_peer: most that one peer has proved to be its own; of more, the longest silent one is closed.
-        opened: connections a second of one address that are carried to TLS, after as many at once as `per_address`.
+        opened: connections a second of one address that are carried to TLS, after as many at once as `per_address`; one
+            whose certificate opens nothing counts as `streams`.
         proving: seconds in which a connection must have a call let in.
         strikes: calls refused, or broken off, before any work was done for them, after which a connection is closed.
         streams: most calls at once on one connection.
@@ -134,6 +135,8 @@ class GuardedConnection(asyncio.Protocol):
         self.name = 0
         self.peer = ""
         self.named = False  # by a certificate or a token
+        self.deciding = asyncio.Lock()  # held while it is looked up whether its certificate is let in
+        self.refusal: Refusal | None = None  # of its certificate: no other call is looked up
         self.calls = 0
         self.strikes = 0
         self.last = 0.0
@@ -372,11 +375,19 @@ class Door:
 
     def turn(self, address: str) -> float:
         """Seconds until another connection of this address is carried to TLS."""
+        return max(0.0, self._took(address, 1) - self.loop.time())
+
+    def refused(self, address: str) -> None:
+        """Count a certificate that opens nothing: with its calls it costs more than a handshake that fails."""
+        self._took(address, self.limits.streams)
+
+    def _took(self, address: str, turns: int) -> float:
         now, each = self.loop.time(), 1 / self.limits.opened
         if len(self._turns) > 10_000:
             self._turns = {known: due for known, due in self._turns.items() if due > now}
-        due = self._turns[address] = max(now - each * self.limits.per_address, self._turns.get(address, 0.0)) + each
-        return max(0.0, due - now)
+        free = now - each * self.limits.per_address
+        self._turns[address] = max(free, self._turns.get(address, 0.0)) + each * turns
+        return self._turns[address]
 
     def guessed(self, address: str) -> None:
         """Count a wrong token of an address."""

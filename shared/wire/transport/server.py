@@ -13,7 +13,7 @@ import secrets
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -352,7 +352,17 @@ class Server:
         if len(shown) != 1:
             raise CertificateRefusal("a client must show one certificate", given=f"{len(shown)}")
         peer = peer_of(shown[0], utc_now())
-        await self._by_porter(functools.partial(self._admit, peer))
+        # Until one was let in, a connection's calls are looked up one after the other: of one that is not, no other is.
+        async with nullcontext() if connection.peer else connection.deciding:
+            if connection.refusal is not None:
+                raise connection.refusal
+            try:
+                await self._by_porter(functools.partial(self._admit, peer))
+            except (CertificateRefusal, errors.TokenRefusal) as refusal:
+                if not connection.peer:
+                    connection.refusal = refusal
+                    self._door.refused(connection.address)
+                raise
         return peer
 
     async def _by_porter(self, work: Callable[[], T]) -> T:
