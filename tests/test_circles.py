@@ -167,6 +167,7 @@ TIES: Mapping[tuple[str, str], str] = {
     ): "answers are typed by the settings they are of",
     ("shared.mechanisms.network_counts.answer", "shared.plans.plan"): SETTINGS,
     ("shared.mechanisms.network_counts.plan", "shared.plans.plan"): SETTINGS,
+    ("shared.mechanisms.secure_sum.plan", "shared.plans.plan"): SETTINGS,
     ("shared.mechanisms.slicing.plan", "shared.plans.plan"): SETTINGS,
     ("shared.mechanisms.tables.plan", "shared.plans.plan"): SETTINGS,
     (
@@ -190,6 +191,7 @@ CIRCLING_ROOMS: Mapping[frozenset[str], str] = {
             "shared.mechanisms.latent_noise",
             "shared.mechanisms.moments",
             "shared.mechanisms.network_counts",
+            "shared.mechanisms.secure_sum",
             "shared.mechanisms.slicing",
             "shared.mechanisms.tables",
         }

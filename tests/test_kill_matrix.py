@@ -18,6 +18,9 @@ from tests.sources import ROOT, parsed, production
 RELEASES = "test_survival.py::test_wherever_release_or_approve_is_killed_one_charge_is_drawn_once_and_delivered_once"
 TRAINING = "test_federating.py::test_a_site_killed_anywhere_answers_with_the_same_bytes_or_not_at_all"
 ROUNDS = "test_federating.py::test_real_processes_killed_with_9_in_the_middle_still_train_one_flow"
+GIVEN = "test_summing.py::test_a_site_that_is_killed_is_a_drop_out_charged_and_the_sum_is_that_of_the_others"
+CONSENTED = "test_summing.py::test_a_site_killed_before_it_offers_keys_is_in_the_sum_when_it_begins_anew"
+SUMMED = "test_summing.py::test_a_coordinator_killed_at_any_step_goes_on_and_opens_one_sum"
 INGEST = "test_collect.py::test_a_server_killed_at_any_step_ends_with_one_acceptance_when_the_site_asks_again"
 WITHDRAWAL = "test_withdrawal.py::test_a_coordinator_killed_at_any_step_of_a_withdrawal_ends_with_it_done"
 ROTATION = "test_membership.py::test_killed_on_its_way_a_rotation_is_brought_to_an_end_or_was_none"
@@ -64,6 +67,9 @@ KILLED = {
         "seal.*": RELEASES,
         "pipeline.*": RELEASES,
         "egress.*": RELEASES,
+        "sum.order.*": CONSENTED,
+        "sum.consent.*": CONSENTED,
+        "sum.*": GIVEN,
         "federate.*": TRAINING,  # one thread, by an exception that no handler knows; some with SIGKILL in the soak
         "keys.made": ROTATION,
         "keys.noted": ROTATION,
@@ -85,6 +91,7 @@ KILLED = {
         "ingest.*": INGEST,
         "withdraw.*": WITHDRAWAL,
         "rounds.*": ROUNDS,
+        "sum.*": SUMMED,
         "authority.*_server": SHOWING,
         "authority.*": REPLACING,
         "renewal.*": ISSUING,

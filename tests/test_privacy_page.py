@@ -20,6 +20,7 @@ from shared.mechanisms.grand.plan import GrandPlan
 from shared.mechanisms.kinds import KINDS
 from shared.mechanisms.moments.plan import MomentsPlan
 from shared.mechanisms.network_counts.plan import NetworkCountsPlan
+from shared.mechanisms.secure_sum.plan import SecureSumPlan
 from shared.mechanisms.slicing.plan import SlicingPlan
 from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.plan import POSTURES, PrivateTraining, StudyPlan
@@ -137,11 +138,15 @@ def test_the_page_says_of_each_posture_and_mechanism_whether_it_is_offered():
     plan = StudyPlan.from_toml('training = {outcomes = "joint"}\n' + written)
     training = PrivateTraining(rate=0.1, noise_multiplier=2.0, steps=10)
     moments = MomentsPlan(epsilon=1.0, outcome="binary", responses=["died"], covariates=["age", "sex", "sbp"])
+    members = {f"site-{k}": f"{k:064x}" for k in range(6)}
+    settings = {"outcome": "binary", "responses": ["died"], "covariates": ["age", "sex", "sbp"], "coefficient": "sbp"}
+    summed = SecureSumPlan(epsilon=1.0, members=members, **settings)
     releases = {
         "latent_noise": (plan.release, training),
         "tables": (TablesPlan(epsilon=1.0), None),
         "densities": (DensitiesPlan(densities=[["sbp"]], epsilon=1.0, persons=300), None),
         "moments": (moments, None),
+        "secure_sum": (summed, None),
         "slicing": (SlicingPlan(epsilon=5.0), None),
         "network_counts": (NetworkCountsPlan(epsilon=1.0, most_contacts=40), None),
         "grand": (GrandPlan(epsilon=1.0, d=2), None),

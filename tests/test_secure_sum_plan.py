@@ -8,14 +8,12 @@ import pytest
 
 from coordinator.planning.price import cost
 from shared.errors import PlanRefusal
-from shared.mechanisms import kinds
 from shared.plans.plan import StudyPlan
 from shared.privacy.accountant import epsilon
 from shared.privacy.composition import composed
 from shared.privacy.gaussian import gaussian_epsilon
 from shared.releases.receipt import coverage, planned_event
 
-SHIPPED = dict(kinds.KINDS)
 SITES = {f"site-{k}": f"{k:064x}" for k in range(6)}
 PLAN = """
 study = "hearts"
@@ -51,23 +49,9 @@ columns.cvd = {kind = "event"}
 """
 
 
-@pytest.fixture(autouse=True)
-def known(monkeypatch):
-    monkeypatch.setattr(
-        kinds, "KINDS", {**kinds.KINDS, "secure_sum": "shared.mechanisms.secure_sum.plan:SecureSumPlan"}
-    )
-
-
 def planned(sites=SITES):
     listed = "\n".join(f'{name} = "{key}"' for name, key in sites.items())
     return StudyPlan.from_toml(PLAN.replace("SITES", listed))
-
-
-def test_until_it_can_be_run_a_plan_that_names_it_is_refused(monkeypatch):
-    plan = planned()
-    monkeypatch.setattr(kinds, "KINDS", SHIPPED)
-    with pytest.raises(PlanRefusal, match=r"release.mechanism must be one of .*'secure_sum'"):
-        StudyPlan.from_bytes(plan.canonical)
 
 
 def test_a_plan_is_the_same_read_back_and_the_order_in_which_sites_are_written_is_no_matter():

@@ -1,4 +1,4 @@
-"""A flow that the sites train together: ``federate run``, ``federate status``."""
+"""What the sites do together, a training of a flow or a secure sum: ``federate run``, ``federate status``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from coordinator.store.store import Store
-
+    from coordinator.training.secure_sum.walk import StepProgress
+    from shared.plans.plan import StudyPlan
 
 __all__ = ["federate_run", "federate_status"]
 
@@ -32,11 +33,13 @@ def federate_run(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> VerbAnswer:
-    """Train the plan's flow with the sites that dial in; stopped, it goes on where it was. Beside coordinator serve."""
+    """Train the plan's flow, or take its secure sum, with the sites that dial in. Stopped, it goes on where it was."""
     from coordinator.services.authority import Authority
     from coordinator.training.dialled import nodes, train
 
     plan = store.plan(study).plan
+    if plan.release.follow:
+        return _summed(config, store, plan, timeout, dry_run, json)
     if plan.federated is None:
         raise PlanRefusal(
             "the study's newest plan must have [federated] for its sites to train together",
@@ -90,9 +93,12 @@ def federate_run(
 
 @verb(federate_app, "status")
 def federate_status(store: Store, study: Study) -> VerbAnswer:
-    """How far the study's newest training is: which round, who has answered it, who is waited for."""
+    """How far the study's newest training or sum is: which round, who has answered it, who is waited for."""
     from coordinator.services.collect.round_queue import RoundQueue
 
+    newest = store.plan(study).plan
+    if newest.release.follow:
+        return _sum_status(store, newest)
     found = RoundQueue(store).progress(study)
     plans = {stored.plan.hash: stored.plan for stored in store.plans()}
     plan = None if found is None else plans.get(found.plan_hash)
@@ -117,6 +123,111 @@ def federate_status(store: Store, study: Study) -> VerbAnswer:
             out.print(str(answer["flow"]), soft_wrap=True)
             return
         out.print(f"{study}: round {found.round} of {rounds}", style="bold")
+        show_facts(
+            out,
+            ("answered", ", ".join(answer["answered"]) or "nobody yet"),
+            ("gave none", ", ".join(f"{site} ({code})" for site, code in answer["without"].items()) or "nobody"),
+            ("waited for", ", ".join(answer["waiting"]) or "nobody"),
+        )
+
+    return VerbAnswer(answer, show)
+
+
+def _summed(
+    config: CoordinatorConfig, store: Store, plan: StudyPlan, timeout: float, dry_run: bool, quiet: bool
+) -> VerbAnswer:
+    """Take the sum of a plan, and say what was opened."""
+    from coordinator.services.authority import Authority
+    from coordinator.training.secure_sum.walk import ready, run_sum, sum_plan
+
+    release = sum_plan(plan)
+    pilots, without = ready(store, plan)
+    names, terms = tuple(release.members), release.terms(plan)
+    answer: dict[str, Any] = {
+        "study": plan.study,
+        "plan_hash": plan.hash,
+        "sites": [names[place] for place in sorted(pilots)],
+        "without": without,
+        "threshold": terms.threshold,
+        "sigma": terms.sigma,
+        "seen_by": dict(release.seen_by(plan)),
+        "delta": plan.budget.delta,
+        "opened": None,
+        "dry_run": dry_run,
+    }
+    if not dry_run:
+
+        def report(now: StepProgress) -> None:
+            if not quiet:
+                lost = ", ".join(f"{site} ({code})" for site, code in now.lost.items())
+                words = f"step {now.step.value} of {release.follow}, {now.step.title}: "
+                words += f"{len(now.answered)} of {len(now.asked)} sites"
+                console(stderr=True).print(words + (f", without {lost}" if lost else ""))
+
+        key = Authority.load(config.home).witness
+        opened = run_sum(home=config.home, store=store, plan=plan, key=key, timeout=60 * timeout, progress=report)
+        answer |= {
+            "opened": opened.sha256,
+            "survivors": [names[place] for place in opened.parts],
+            "total": list(opened.total),
+            "sigma": opened.sigma,
+        }
+
+    def show(out: Console) -> None:
+        out.print(f"{plan.study}, plan version {plan.version}: one sum of {len(names)} sites", style="bold")
+        lacking = [("not here", "; ".join(f"{site} {why}" for site, why in without.items()))] if without else []
+        show_facts(
+            out,
+            ("pilots", ", ".join(answer["sites"]) or "none"),
+            *lacking,
+            ("must stay to the end", f"{terms.threshold} sites"),
+            *(
+                (f"{who} learns", shown_price(epsilon, delta=plan.budget.delta))
+                for who, epsilon in answer["seen_by"].items()
+            ),
+        )
+        if answer["opened"] is None:
+            out.print("dry run: nothing was asked")
+            return
+        show_facts(
+            out,
+            ("in the sum", ", ".join(answer["survivors"])),
+            ("noise", f"standard deviation {answer['sigma']:.4g} on each number"),
+        )
+        out.print(f"Opened once, and kept: {answer['opened']}", soft_wrap=True)
+        out.print(f"next: coordinator query {plan.study}", style="cyan")
+
+    return VerbAnswer(answer, show)
+
+
+def _sum_status(store: Store, plan: StudyPlan) -> VerbAnswer:
+    """How far a plan's sum is."""
+    from coordinator.services.collect.sum_queue import progress_of
+    from shared.mechanisms.secure_sum.steps import SumStep
+
+    found = progress_of(store, plan)
+    title = SumStep(found.step).title if found.step else ""
+    answer: dict[str, Any] = {
+        "study": plan.study,
+        "plan_hash": plan.hash,
+        "steps": plan.release.follow,
+        "step": found.step,
+        "title": title,
+        "answered": sorted(site for site, code in found.answered.items() if not code),
+        "without": {site: code for site, code in found.answered.items() if code},
+        "waiting": list(found.waiting),
+        "opened": found.opened or None,
+    }
+
+    def show(out: Console) -> None:
+        if not found.step:
+            out.print(f"{plan.study} has begun no sum.")
+            return
+        if found.opened:
+            out.print(f"{plan.study}: the sum is opened", style="bold")
+            out.print(found.opened, soft_wrap=True)
+            return
+        out.print(f"{plan.study}: step {found.step} of {plan.release.follow}, {title}", style="bold")
         show_facts(
             out,
             ("answered", ", ".join(answer["answered"]) or "nobody yet"),

@@ -323,12 +323,13 @@ def _rounds(c: sa.Connection, plan: StudyPlan) -> list[int]:
 
 
 def _forget_rounds(c: sa.Connection, plan: StudyPlan, plans: Sequence[StudyPlan]) -> None:
-    """Let go of what a training asked and was answered, and of each flow that no kept plan goes on from.
+    """Let go of what a training or a sum asked and was answered, and of each flow that no kept plan goes on from.
 
     Args:
         plans: every plan that is here.
     """
     asked = db.round_asked
+    c.execute(db.opened_sums.update().where(db.opened_sums.c.plan_hash == plan.hash).values(document=b""))
     rounds = sa.select(asked.c.number).where(asked.c.plan_hash == plan.hash)
     c.execute(db.round_of.update().where(db.round_of.c.asked.in_(rounds)).values(content=b""))
     c.execute(asked.update().where((asked.c.plan_hash == plan.hash) & (asked.c.kind != "finished")).values(content=b""))

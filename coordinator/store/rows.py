@@ -13,6 +13,7 @@ from shared.wire.site_messages import Acceptance, Withdrawn
 from shared.wire.tree_heads import release_leaf
 
 if TYPE_CHECKING:
+    from shared.mechanisms.secure_sum.opened import OpenedSum
     from shared.releases.receipt import Receipt
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Revision",
     "SavedResult",
     "StoredPlan",
+    "StoredSum",
     "Tombstone",
     "WaveRecord",
 ]
@@ -36,6 +38,20 @@ class StoredPlan:
 
     envelope: Envelope
     plan: StudyPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredSum:
+    """What the sites of a plan opened together.
+
+    Args:
+        sha256: of the document. day: on which it was opened, UTC. log_index: place of its entry in the log.
+    """
+
+    document: OpenedSum
+    sha256: str
+    day: str
+    log_index: int
 
 
 @dataclass(frozen=True, kw_only=True)

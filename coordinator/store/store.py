@@ -131,6 +131,8 @@ class Store(Database):
     wave_record = _waves.wave_record
     close_wave = _waves.close_wave
     reopen_wave = _waves.reopen_wave
+    keep_opened = _waves.keep_opened
+    opened_sum = _waves.opened_sum
     remind = _waves.remind
     reminders = _waves.reminders
     reminded = _waves.reminded

@@ -15,7 +15,7 @@ from coordinator.store.engine import Database, append_entry, log_size
 from coordinator.store.members import all_plans, enrolment, key_history
 from coordinator.store.releases import accepted_releases, quarantined
 from coordinator.store.rows import AcceptedRelease, LogEntry
-from shared.base.canonical import canonical_json, parse_json
+from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.keys import Envelope
 from shared.base.merkle_tree import append, leaf_hash, peaks_root
 from shared.errors import IntegrityRefusal, SignatureRefusal
@@ -147,6 +147,13 @@ def verify_log(store: Database) -> int:
         same = all(there.get(name) == getattr(row, name) for name in names)
         if not same or there.get("missing", []) != json.loads(row.missing):
             raise IntegrityRefusal("a wave's closing must be in the log", given=f"another entry {row.log_index}")
+    for row in store.read(lambda c: c.execute(sa.select(db.opened_sums)).all()):
+        leaf = {name: getattr(row, name) for name in ("study", "plan_hash", "sha256", "day")}
+        must(row.log_index, "an opened sum", {"kind": "sum_opened", **leaf})
+        if row.document and sha256_hex(bytes(row.document)) != row.sha256:
+            raise IntegrityRefusal(
+                "an opened sum must be the one that was logged", given=f"other bytes for {row.log_index}"
+            )
     for row in store.read(lambda c: c.execute(sa.select(db.restorations)).all()):
         must(row.log_index, "a restoration", parse_json(row.entry))
     for index, entry in store.read(membership.logged).items():

@@ -1,4 +1,4 @@
-"""Waves and what was handed out of them: closings, revisions, reminders, results.
+"""Waves and what was handed out of them: closings, revisions, reminders, results, opened sums.
 
 A wave that was closed is never changed: what arrives or is taken back afterwards makes a *revision* of it, and a
 revision is nothing but a place in the log up to which one reads.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
@@ -17,14 +17,20 @@ from coordinator.store import schema as db
 from coordinator.store.engine import Database, append_entry
 from coordinator.store.membership import declined as _declined
 from coordinator.store.releases import VISIBLE, accepted_releases, require_kept, select_releases, tombstones
-from coordinator.store.rows import Revision, SavedResult, WaveRecord
+from coordinator.store.rows import Revision, SavedResult, StoredSum, WaveRecord
+from coordinator.store.schema import opened_sums as _sums
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.failpoints import reach
-from shared.errors import ParameterError, StateRefusal
+from shared.errors import IntegrityRefusal, ParameterError, ReplayRefusal, StateRefusal
 from shared.wire.site_messages import Reminder
+
+if TYPE_CHECKING:
+    from shared.mechanisms.secure_sum.opened import OpenedSum
 
 __all__ = [
     "close_wave",
+    "keep_opened",
+    "opened_sum",
     "rejected",
     "remember",
     "remind",
@@ -95,6 +101,44 @@ def reopen_wave(store: Database, study: str, wave: int, *, reason: str, today: d
     store.write(work)
     reach("wave.reopened")
     return wave_record(store, study, wave)
+
+
+def keep_opened(store: Database, study: str, opened: OpenedSum, *, today: dt.date) -> None:
+    """Keep what the sites of a plan opened together, once; it stands in the log. The same again changes nothing.
+
+    Raises: ReplayRefusal, where another opening is kept; StateRefusal, where the plan's releases were deleted.
+    """
+    document = opened.to_bytes()
+    leaf = {"study": study, "plan_hash": opened.terms.plan, "sha256": sha256_hex(document), "day": today.isoformat()}
+
+    def work(c: sa.Connection) -> None:
+        known = c.execute(sa.select(_sums.c.sha256).where(_sums.c.plan_hash == leaf["plan_hash"])).first()
+        if known is not None and known.sha256 != leaf["sha256"]:
+            raise ReplayRefusal("a sum must be opened once", given="another opening")
+        if known is None:
+            require_kept(c, plans=[opened.terms.plan])
+            index, _ = append_entry(c, {"kind": "sum_opened", **leaf})
+            c.execute(_sums.insert().values(**leaf, document=document, log_index=index))
+            reach("sum.before_opened")
+
+    store.write(work)
+    reach("sum.after_opened")
+
+
+def opened_sum(store: Database, plan_hash: str) -> StoredSum | None:
+    """What the sites of a plan opened together; None before, and once the study's releases are deleted.
+
+    Raises: IntegrityRefusal (other bytes than were kept), SchemaRefusal.
+    """
+    from shared.mechanisms.secure_sum.opened import OpenedSum
+
+    row = store.read(lambda c: c.execute(sa.select(_sums).where(_sums.c.plan_hash == plan_hash)).first())
+    if row is None or not row.document:
+        return None
+    if sha256_hex(bytes(row.document)) != row.sha256:
+        raise IntegrityRefusal("an opened sum must be the one that was logged", given="other bytes")
+    document = OpenedSum.from_bytes(bytes(row.document))
+    return StoredSum(document=document, sha256=row.sha256, day=row.day, log_index=row.log_index)
 
 
 def remind(store: Database, study: str, wave: int, sites: Sequence[str], today: dt.date) -> None:

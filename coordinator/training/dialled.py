@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shared.plans.federated import FederatedFlow
     from shared.plans.plan import StudyPlan
 
-__all__ = ["nodes", "train"]
+__all__ = ["alone", "nodes", "train"]
 
 FOLDER = "federated"
 
@@ -74,7 +74,7 @@ def train(
         raise StateRefusal("a site must have joined the study", given="none", next_step="coordinator invite SITE.")
     queue = RoundQueue(store)
     folder = home / FOLDER / plan.study / plan.hash[:16]
-    with _alone(folder):
+    with alone(folder):
         flow = federation.run(
             DialledGrid(
                 queue,
@@ -105,8 +105,8 @@ def _enrolled(store: Store, name: str) -> RegisteredSite:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold a training's folder: two that run it would take different answers of one round. Raises: LockedRefusal."""
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a training's folder, or a sum's: two that run it would take different answers. Raises: LockedRefusal."""
     import fcntl
 
     folder.mkdir(parents=True, exist_ok=True)

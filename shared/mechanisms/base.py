@@ -163,6 +163,10 @@ class MechanismPlan(ABC):
         """Refuse a plan that this mechanism cannot serve. Raises: PlanRefusal."""
         return
 
+    def require_site(self, site: str, key: str) -> None:
+        """Refuse a site for which the plan is not meant, by its release key (hexadecimal). Raises: PlanRefusal."""
+        return
+
     @abstractmethod
     def event(self, plan: StudyPlan) -> Event:
         """Privacy event that one release is charged as; known before it runs."""

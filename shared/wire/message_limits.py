@@ -15,6 +15,7 @@ __all__ = [
     "HEX",
     "HOLDINGS_CAP",
     "LABELS",
+    "OPENED_CAP",
     "PLACES",
     "PROOF_CAP",
     "RELEASES_CAP",
@@ -41,6 +42,8 @@ ASKED_CAP, ASKED_LONGEST, ASKED_WAITING = 64 << 10, 300.0, 64
 SIGNED_CAP = 4 << 20
 # Most bytes of a flow's weights in one round: with its envelope it must fit into one message.
 ROUND_CAP = 4 << 20
+# Most bytes of what the sites of a secure sum opened.
+OPENED_CAP = 4 << 20
 # Most releases of one site in one study that an answer may name: more would not fit a message, and nobody has them.
 HOLDINGS_CAP = 2048
 # Most releases that one page of a list may be asked for.

@@ -1,4 +1,4 @@
-"""A training that the sites run together: ``federate``."""
+"""What the sites do together: ``federate``, in a training or a secure sum, and ``consent`` to one's part in a sum."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import typer
 
 from shared.privacy.stated import shown_price
 from shared.terminal import VerbAnswer, plain
-from site_agent.cli.frame import Dry, Study, app, screen, verb
+from site_agent.cli.frame import As, Dry, Json, Study, app, screen, verb
 from site_agent.desk import agent_version, today, working_site
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from shared.mechanisms.secure_sum.steps import SumStep
+    from shared.plans.plan import StudyPlan
     from site_agent.desk import Desk
 
-__all__ = ["federate"]
+__all__ = ["consent", "federate"]
 
 
 @verb(app, noted="federate")
@@ -26,9 +28,10 @@ def federate(
     wait: Annotated[
         float, typer.Option("--wait", metavar="MINUTES", min=0.0, help="How long to wait for the next round.")
     ] = 0.0,
+    json: Json = False,
     dry_run: Dry = False,
 ) -> VerbAnswer:
-    """Take part in the training that the approved plan asks for. All its rounds are charged before the first."""
+    """Take part in the training, or the secure sum, that the approved plan asks for. All of it is charged before."""
     from dataclasses import asdict
 
     from site_agent.show import screens
@@ -36,6 +39,8 @@ def federate(
     from site_agent.training.part import part
 
     plan, approval = desk.plans.approved(study, agent_version=agent_version(), today=today())
+    if plan.release.follow:
+        return _given(desk, plan, wait, json, dry_run)
     done: list[tuple[str, int]] = []
     fetched = False
     if plan.flow:
@@ -83,4 +88,97 @@ def federate(
             ]
         ),
         screen.next_step("site-agent budget" if own.flow else f"site-agent federate {study} --wait 60"),
+    )
+
+
+def _given(desk: Desk, plan: StudyPlan, wait: float, quiet: bool, dry_run: bool) -> VerbAnswer:
+    """Take part in the plan's sum, and say how far it is."""
+    from dataclasses import asdict
+
+    from shared.terminal import console
+    from site_agent.training.secure_sum.giving import give
+    from site_agent.training.secure_sum.member import member_of, part_in_sum
+
+    done: list[tuple[str, str]] = []
+
+    def progress(what: str, step: SumStep) -> None:
+        if (what, step.title) not in done:
+            done.append((what, step.title))
+            if not quiet:
+                console(stderr=True).print(f"step {step.value} of {plan.release.follow}, {step.title}: {what}")
+
+    desk.require_running()
+    if not dry_run:
+        member_of(desk.ledger, desk.config.site, plan)
+        with desk.egress() as egress:
+            give(
+                plan=plan,
+                source=desk.config.source(plan.study),
+                site=working_site(desk, egress),
+                door=egress,
+                today=today(),
+                locked=desk.locked,
+                wait=60 * wait,
+                progress=progress,
+            )
+    own = part_in_sum(desk.ledger, plan)
+    detail = "dry run: nothing asked or given" if dry_run else own.state
+    step = f"site-agent consent {plan.study} --as NAME" if own.waits else f"site-agent federate {plan.study} --wait 60"
+    return VerbAnswer(
+        {**plain(asdict(own)), "done": done, "dry_run": dry_run},
+        screen.heading(f"{plan.study}: a sum of all sites", detail),
+        screen.settings(
+            [
+                ("price", f"{shown_price(own.epsilon, delta=own.delta)}, charged with the pilot, once"),
+                ("given", ", ".join(own.answered) or "nothing yet"),
+                *([("given up", ", ".join(own.given_up))] if own.given_up else []),
+                ("consent", f"{len(own.consents)} of {own.needed}: {', '.join(own.consents) or 'nobody yet'}"),
+            ]
+        ),
+        screen.next_step("site-agent budget" if own.finished else step),
+    )
+
+
+@verb(app, noted="consent")
+def consent(desk: Desk, study: Study, name: As, dry_run: Dry = False) -> VerbAnswer:
+    """Agree that this site gives its part in the secure sum, as the coordinator asks for it; --dry-run shows it."""
+    from site_agent.decide.airlock import signing
+    from site_agent.training.secure_sum import consent as consenting
+
+    desk.config.approver_key(name)
+    plan, _ = desk.plans.approved(study, agent_version=agent_version(), today=today())
+    page = consenting.asked(desk.ledger, desk.config.site, plan)
+    own = consenting.own_numbers(page, desk.config.source(study), working_site(desk, None))
+    hold = page.member.hold
+    if not dry_run:
+        desk.require_running()
+        beside = hold.consents if hold.consent == page.asked else ()
+        key = signing.signer(desk, name, lambda: desk.approver(name, beside=beside))
+        hold = consenting.give_consent(desk.ledger, page, name=name, key=key)
+    given = hold.consents if hold.consent == page.asked else ()
+    sigma = page.member.terms.sigma
+    answer: dict[str, Any] = {
+        "study": study,
+        "release_id": hold.release_id,
+        "asked": page.asked,
+        "consents": list(given),
+        "needed": hold.approvals_needed,
+        "sentences": list(page.sentences),
+        "own": list(own),
+        "sigma": sigma,
+        "dry_run": dry_run,
+    }
+    detail = "dry run, not signed" if dry_run else f"consented to by {', '.join(given)}"
+    return VerbAnswer(
+        answer,
+        screen.heading(f"{study}: this site's part in the sum", detail),
+        *page.sentences,
+        screen.settings(
+            [
+                ("its numbers", f"{own[0]:.6g} and {own[1]:.6g}, without noise: for your eyes alone, they never leave"),
+                ("noise", f"standard deviation {sigma:.4g} on each number of the sum"),
+                ("consent", f"{len(given)} of {hold.approvals_needed}"),
+            ]
+        ),
+        screen.next_step(f"site-agent federate {study} --wait 60"),
     )

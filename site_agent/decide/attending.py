@@ -26,6 +26,7 @@ from shared.plans.plan import StudyPlan
 from site_agent.decide import reconciliation
 
 if TYPE_CHECKING:
+    from shared.mechanisms.secure_sum.steps import SumStep
     from site_agent.desk import Desk
     from site_agent.egress import Egress
     from site_agent.ledger.book import Hold
@@ -149,7 +150,7 @@ class AgentRound:
         for study in studies:
             if self.desk.paused:
                 return
-            self._prepare(study, lambda plan: plan.federated is not None)
+            self._prepare(study, lambda plan: plan.federated is not None or plan.release.follow > 0)
 
     # -- with the coordinator -----------------------------------------------------------------------------------
     def _met(self) -> list[str] | None:
@@ -430,6 +431,9 @@ class AgentRound:
         from site_agent.training import rounds
         from site_agent.training.part import ended
 
+        if plan.release.follow:
+            self._give(plan)
+            return
         if plan.flow:
             if trained_flow.flow_path(self.desk.home, plan.flow.removeprefix(PREFIX)).exists():
                 return
@@ -469,3 +473,30 @@ class AgentRound:
                 )
             if len(began) == known or time.monotonic() >= limit or ended(self.desk.ledger, plan):
                 return
+
+    def _give(self, plan: StudyPlan) -> None:
+        """Answer what a sum asks; from the offer of its keys this process stays until it has given all, or is lost."""
+        from site_agent.training.secure_sum.giving import give
+        from site_agent.training.secure_sum.member import awaited
+
+        if not awaited(self.desk.ledger, plan):
+            return
+        if self.dry_run:
+            self._report(plan.study, "would take part in its sum")
+            return
+
+        def progress(what: str, step: SumStep) -> None:
+            command = f"site-agent consent {plan.study} --as NAME"
+            detail = f"Run {command}." if what == "waits for consent" else step.title
+            self._report(plan.study, f"sum {what}", detail=detail)
+
+        with self.desk.egress() as egress:
+            give(
+                plan=plan,
+                source=self.desk.config.source(plan.study),
+                site=self.site(egress),
+                door=egress,
+                today=self.today,
+                locked=self.desk.locked,
+                progress=progress,
+            )

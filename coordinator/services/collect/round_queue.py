@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from coordinator.services.collect.sum_queue import require_readable
+from coordinator.store.schema import opened_sums
 from coordinator.store.schema import round_asked as _orders
 from coordinator.store.schema import round_of as _of
 from coordinator.store.store import RegisteredSite, Store
@@ -23,7 +25,7 @@ from shared.base.canonical import sha256_hex
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import Refusal, ReplayRefusal, RoleRefusal, RoundsRefusal, StateRefusal
-from shared.wire.rounds import Answered, RoundOrder, open_answer, open_order, unpack
+from shared.wire.rounds import Answered, RoundOrder, open_answer, open_order, step_of, unpack
 from shared.wire.site_messages import RoundAnswer, RoundReceipt, RoundReply
 
 if TYPE_CHECKING:
@@ -150,7 +152,7 @@ class RoundQueue:
 
     def progress(self, study: str) -> TrainingProgress | None:
         """Progress of the newest training of a study; None where none was begun."""
-        last = self._last(study)
+        last = self._last(study, "train", "finished")
         if last is None:
             return None
         rows = self._read(
@@ -179,6 +181,8 @@ class RoundQueue:
         last = self._finished(flow, study) if flow else self._last(study)
         if last is None:
             return RoundReply()
+        if last.kind == "sum":
+            return self._own_step(site, last)
         if last.kind == "train":
             envelope = sa.select(_of.c.envelope).where((_of.c.asked == last.number) & (_of.c.site == site.site))
             found = self._read(lambda c: c.execute(envelope).first())
@@ -196,13 +200,13 @@ class RoundQueue:
         said = open_answer(given.envelope, given.content, site.release_key)
         if said.site != site.site:
             raise ReplayRefusal("an answer must be the calling site's", given="another site's")
-        if not said.code:
-            unpack(given.content)  # an answer is taken once: what cannot be read later must not be in the box
+        if not said.code:  # an answer is taken once: what cannot be read later must not be in the box
+            self._require_readable(said, given.content)
 
         taken = {"envelope": given.envelope, "content": given.content, "key": site.release_key.hex}
 
         def take(c: sa.Connection) -> None:
-            mine = (_orders.c.study == said.study) & (_orders.c.kind == "train")
+            mine = (_orders.c.study == said.study) & _orders.c.kind.in_(("train", "sum"))
             last = c.execute(sa.select(_orders).where(mine).order_by(_orders.c.number.desc())).first()
             if last is None or said.plan_hash != last.plan_hash:
                 raise ReplayRefusal("an answer must be to the training that is under way", given="another")
@@ -225,7 +229,8 @@ class RoundQueue:
                 if taken_before != (_payload(given.envelope), given.content):
                     raise ReplayRefusal("a site must answer a round once", given="a second, different answer")
                 return
-            if row.number != last.number or self._is_finished(c, said):
+            same_step = row.kind == last.kind == "sum" and step_of(row.round) == step_of(last.round)
+            if (row.number != last.number and not same_step) or self._is_finished(c, said):
                 raise StateRefusal("a round must be answered before the next is asked", given="an answer too late")
             reach("rounds.before_answer")
             c.execute(_of.update().where(place).values(**taken))
@@ -235,9 +240,35 @@ class RoundQueue:
         return RoundReceipt(study=said.study, round=said.round, answer=sha256_hex(said.to_bytes()))
 
     # -- inside -------------------------------------------------------------------------------------------------
-    def _last(self, study: str) -> sa.Row[tuple[object, ...]] | None:
+    def _last(self, study: str, *kinds: str) -> sa.Row[tuple[object, ...]] | None:
         query = sa.select(_orders).where(_orders.c.study == study).order_by(_orders.c.number.desc()).limit(1)
+        query = query.where(_orders.c.kind.in_(kinds)) if kinds else query
         return self._read(lambda c: c.execute(query).first())
+
+    def _own_step(self, site: RegisteredSite, last: sa.Row[tuple[object, ...]]) -> RoundReply:
+        """A site's own order in the step of a sum that was asked last, until it is answered."""
+        query = (
+            sa.select(_orders)
+            .join(_of, _of.c.asked == _orders.c.number)
+            .where(
+                (_orders.c.study == last.study) & (_orders.c.plan_hash == last.plan_hash) & (_orders.c.kind == "sum")
+            )
+            .where((_of.c.site == site.site) & _of.c.envelope.is_(None))
+            .order_by(_orders.c.number.desc())
+        )
+        row = self._read(lambda c: c.execute(query).first())
+        if row is None or step_of(row.round) != step_of(last.round):
+            return RoundReply()
+        return RoundReply(envelope=bytes(row.envelope), content=bytes(row.content))
+
+    def _require_readable(self, said: Answered, content: bytes) -> None:
+        asked = sa.select(_orders.c.kind).where((_orders.c.digest == said.asked) & (_orders.c.kind == "sum"))
+        if self._read(lambda c: c.execute(asked).first()) is None:
+            unpack(content)
+            return
+        for stored in self._store.plans():
+            if stored.plan.hash == said.plan_hash:
+                require_readable(stored.plan, said.round, content)
 
     def _finished(self, digest: str, study: str = "") -> sa.Row[tuple[object, ...]] | None:
         """The row of a finished flow, of one study or of any."""
@@ -252,7 +283,9 @@ class RoundQueue:
     @staticmethod
     def _is_finished(c: sa.Connection, said: Answered) -> bool:
         same = (_orders.c.study == said.study) & (_orders.c.plan_hash == said.plan_hash)
-        return c.execute(sa.select(_orders.c.number).where(same & (_orders.c.kind == "finished"))).first() is not None
+        opened = sa.select(opened_sums.c.log_index).where(opened_sums.c.plan_hash == said.plan_hash)
+        over = (sa.select(_orders.c.number).where(same & (_orders.c.kind == "finished")), opened)
+        return any(c.execute(query).first() is not None for query in over)
 
 
 def _payload(envelope: bytes) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from shared.wire.message_limits import ROUND_CAP
+from shared.wire.message_limits import OPENED_CAP, ROUND_CAP
 
 __all__ = [
     "analyst_tokens",
@@ -27,6 +27,7 @@ __all__ = [
     "invitations",
     "log",
     "meta",
+    "opened_sums",
     "plans",
     "quarantine",
     "reanchors",
@@ -353,6 +354,17 @@ deletions = sa.Table(
     sa.Column("plan_hash", _digest, primary_key=True),
     sa.Column("study", _word, nullable=False),
     sa.Column("entry", sa.LargeBinary, nullable=False),
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
+)
+# What the sites of a plan opened together, and its entry in the log; empty once the study's releases are deleted.
+opened_sums = sa.Table(
+    "opened_sums",
+    meta,
+    sa.Column("plan_hash", _digest, primary_key=True),
+    sa.Column("study", _word, nullable=False, index=True),
+    sa.Column("sha256", _digest, nullable=False),
+    sa.Column("document", sa.LargeBinary(OPENED_CAP), nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
     sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
 )
 # Of each process that writes to a database server, its last transaction: what it asks for where the answer was lost.

@@ -62,9 +62,13 @@ class SumCoordinator:
     def take_shares(self, shares: SealedShares) -> None:
         """A site's boxes. Raises: IntegrityRefusal (not one for each other site of the roster), ReplayRefusal."""
         self._first(shares.site, self._shares, late=self._roster is None or bool(self._members))
+        self.require_shares(shares)
+        self._shares[shares.site] = shares
+
+    def require_shares(self, shares: SealedShares) -> None:
+        """Raises: IntegrityRefusal: not one box for each other site of the roster."""
         if {*shares.boxes, shares.site} != set(self._offers) or shares.site in shares.boxes:
             raise IntegrityRefusal("a site must send a box to each other site of the roster", given="others")
-        self._shares[shares.site] = shares
 
     def boxes_for(self, site: int) -> SealedShares:
         """The others' boxes for a member; the members are those whose shares have come until now."""
@@ -76,12 +80,16 @@ class SumCoordinator:
 
     def take_assent(self, assent: SumAssent) -> None:
         """A site's signature. Raises: IntegrityRefusal (under another list), SignatureRefusal, ReplayRefusal."""
-        digest, signed = self._digest(assent.about), self._signatures[assent.about]
-        one = Agreement(about=assent.about, digest=assent.digest, signatures={assent.sender: assent.signature})
-        one.verify(self.terms, assent.about, digest)
-        self._known(assent.sender, self._members)
+        self.require_assent(assent)
+        signed = self._signatures[assent.about]
         self._first(assent.sender, signed, late=False)
         signed[assent.sender] = assent.signature
+
+    def require_assent(self, assent: SumAssent) -> None:
+        """Raises: IntegrityRefusal (another list, or no member's), SignatureRefusal, StateRefusal (no list yet)."""
+        one = Agreement(about=assent.about, digest=assent.digest, signatures={assent.sender: assent.signature})
+        one.verify(self.terms, assent.about, self._digest(assent.about))
+        self._known(assent.sender, self._members)
 
     def agreement(self, about: str) -> Agreement:
         """The signatures under a list. Raises: StateRefusal, below the threshold."""
@@ -95,6 +103,11 @@ class SumCoordinator:
         self._first(masked.sender, self._masked, late=self._survivors is not None)
         self._masked[masked.sender] = masked
 
+    @property
+    def members_digest(self) -> bytes:
+        """Of the members and their keys, as each of them signed it. Raises: StateRefusal, before they are known."""
+        return self._digest(Lists.MEMBERS)
+
     def survivors(self) -> Survivors:
         """Whoever's masked numbers have come until now; nobody's after it. Raises: StateRefusal."""
         if self._survivors is None:
@@ -104,11 +117,15 @@ class SumCoordinator:
 
     def take_opening(self, opening: Opening) -> None:
         """A site's shares. Raises: IntegrityRefusal, ReplayRefusal."""
-        self._known(opening.sender, self._members)
+        self.require_opening(opening)
         self._first(opening.sender, self._openings, late=self._total is not None)
+        self._openings[opening.sender] = opening
+
+    def require_opening(self, opening: Opening) -> None:
+        """Raises: IntegrityRefusal: no member's, or not one share of each."""
+        self._known(opening.sender, self._members)
         if set(opening.shares) != set(self._members):
             raise IntegrityRefusal("a site must open one share of each member", given="others")
-        self._openings[opening.sender] = opening
 
     def total(self) -> NDArray[np.float64]:
         """(coordinates,) the survivors' sum with the noise of each, in the data's units.

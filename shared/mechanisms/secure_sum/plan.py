@@ -192,6 +192,15 @@ class SecureSumPlan(Aggregates):
                 next_step="Correct the plan's members, drop_outs or colluders.",
             ) from None
 
+    def require_site(self, site: str, key: str) -> None:
+        """Refuse a site that is no member, or is one under another key. Raises: PlanRefusal."""
+        must(site in self.members, "this site must be among the members of the plan's sum", site)
+        must(
+            self.members[site] == key,
+            "the plan must name this site's release key: a site with a new key needs an amended plan",
+            f"another key for {site}",
+        )
+
     def event(self, plan: StudyPlan) -> Composition:
         """Pilot, level and sum, as the sum is where the plan's colluders tell the coordinator all they have."""
         terms = self._priced(plan)

@@ -126,8 +126,7 @@ class SumSite:
         Args:
             steps: (coordinates,) of `SumTerms.whole_steps`.
         """
-        self._next("mask")
-        agreement.require(self.terms, Lists.MEMBERS, self._members)
+        self.require_members(agreement)
         if steps.shape != (self.terms.coordinates,) or steps.dtype != np.int64:
             raise ParameterError("the numbers must be whole steps of each coordinate", given=f"{steps.shape}")
         most = self.terms.largest / self.terms.grid
@@ -139,6 +138,11 @@ class SumSite:
             if site != self.place:
                 words = words + pair_mask(self._masks, self.place, (site, offer.mask), self.terms)
         return MaskedValue(sender=self.place, words=words.astype("<u8").tobytes())
+
+    def require_members(self, agreement: Agreement) -> None:
+        """Whether enough others saw the same members. Raises: IntegrityRefusal, SignatureRefusal, ReplayRefusal."""
+        self._next("mask")
+        agreement.require(self.terms, Lists.MEMBERS, self._members)
 
     def agree(self, survivors: Survivors) -> SumAssent:
         """Step 5: the one list of survivors that this site signs. Raises: IntegrityRefusal."""

@@ -41,12 +41,13 @@ def asks_tick(plan: StudyPlan) -> bool:
 
 def asked(desk: Desk, study: str, *, name: str, today: dt.date) -> Asking:
     """The newest plan of a study, which `name` may approve now. Raises: ConfigRefusal (nobody of that name),
-    BudgetRefusal (its first wave does not fit its own cap)."""
+    PlanRefusal (the plan is not meant for this site), BudgetRefusal (its first wave does not fit its own cap)."""
     from shared.releases.receipt import coverage
     from site_agent.decide.plan_facts import plan_facts
 
     desk.config.approver_key(name)
     plan = desk.plans.plan(study)
+    plan.release.require_site(desk.config.site, desk.release_key.public.hex)
     page = plan_facts(desk, plan, today)
     if page["price"]["affordable"] == 0:
         raise BudgetRefusal(

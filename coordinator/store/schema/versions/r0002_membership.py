@@ -1,4 +1,4 @@
-"""Certificates that sites were given and how each followed another; ends of members, studies, authorities; writers."""
+"""Certificates that sites were given and how each followed another; ends of members and studies; sums; writers."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -59,6 +59,16 @@ sa.Table(
     sa.Column("plan_hash", sa.String(64), primary_key=True),
     sa.Column("study", sa.String(64), nullable=False),
     sa.Column("entry", sa.LargeBinary, nullable=False),
+    sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
+)
+sa.Table(
+    "opened_sums",
+    added,
+    sa.Column("plan_hash", sa.String(64), primary_key=True),
+    sa.Column("study", sa.String(64), nullable=False, index=True),
+    sa.Column("sha256", sa.String(64), nullable=False),
+    sa.Column("document", sa.LargeBinary(4 << 20), nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
     sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
 )
 sa.Table(

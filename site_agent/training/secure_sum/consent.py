@@ -1,0 +1,126 @@
+"""What an approver consents to before this site offers its keys: what the sum tells, to whom, and from which look.
+
+The order that the coordinator signed lies beside the release. From its look, the plan and the table all that the site
+will add follows; the numbers themselves are shown to the approver and to nobody else, and are in no document.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shared.base.canonical import canonical_json, parse_json, sha256_hex
+from shared.errors import IntegrityRefusal, SchemaRefusal, StateRefusal
+from shared.mechanisms.secure_sum.steps import LookOrder, SumStep
+from shared.privacy.stated import shown_delta, shown_epsilon
+from shared.wire.rounds import RoundOrder
+from site_agent.ledger.files import write_whole
+from site_agent.training.secure_sum.member import ORDER, OwnRecords, SumMember, member_of
+
+if TYPE_CHECKING:
+    from shared.base.keys import SigningKey
+    from shared.plans.plan import StudyPlan
+    from site_agent.config import TableSource
+    from site_agent.ledger.book import Hold, Ledger
+    from site_agent.release.site import WorkingSite
+
+__all__ = ["ConsentPage", "asked", "give_consent", "own_numbers"]
+
+DOCUMENT = "sum-consent.json"
+_MOST = 4 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsentPage:
+    """What an approver is asked.
+
+    Args:
+        asked: digest of the order. order: its content.
+        document: canonical JSON of all that is consented to; its SHA-256 stands in the ledger.
+        sentences: the same in words.
+    """
+
+    member: SumMember
+    asked: str
+    order: LookOrder
+    document: bytes
+    sentences: tuple[str, ...]
+
+
+def asked(ledger: Ledger, site: str, plan: StudyPlan) -> ConsentPage:
+    """The order that waits for consent.
+
+    Raises: StateRefusal (none does), IntegrityRefusal (another content than was signed), PlanRefusal.
+    """
+    member = member_of(ledger, site, plan)
+    path = ledger.folder(member.hold) / ORDER
+    if not path.exists() or SumStep.OFFER in member.hold.begun:
+        raise StateRefusal(
+            "an order of the sum must wait for consent",
+            given="keys that were offered already" if SumStep.OFFER in member.hold.begun else "none",
+            next_step=f"Run site-agent federate {plan.study}: it asks the coordinator.",
+        )
+    said, content = _kept(path.read_bytes())
+    if sha256_hex(content) != said.content_sha256:
+        raise IntegrityRefusal("the order's content must be the one that was signed", given="another")
+    order = LookOrder.from_bytes(content, member.terms)
+    document = {
+        "study": plan.study,
+        "plan_hash": plan.hash,
+        "site": site,
+        "release_id": member.hold.release_id,
+        "asked": said.digest,
+        "sum": member.terms.digest.hex(),
+        "look": order.look.to_canonical(),
+        "seen_by": dict(member.release.seen_by(plan)),
+    }
+    return ConsentPage(
+        member=member,
+        asked=said.digest,
+        order=order,
+        document=canonical_json(document),
+        sentences=_sentences(member, order),
+    )
+
+
+def own_numbers(page: ConsentPage, source: TableSource, site: WorkingSite) -> tuple[float, ...]:
+    """What this site's records add to the sum, without noise: for its approver's eyes. Raises: as `OwnRecords.read`."""
+    steps = OwnRecords.read(page.member, source, site).steps(page.order.look)
+    return tuple(float(one) for one in steps * page.member.terms.grid)
+
+
+def give_consent(ledger: Ledger, page: ConsentPage, *, name: str, key: SigningKey) -> Hold:
+    """Note an approver's consent; the document lies beside the release. Raises: as of `Ledger.consent`."""
+    write_whole(ledger.folder(page.member.hold) / DOCUMENT, page.document, "sum.consent")
+    return ledger.consent(
+        page.member.hold, asked=page.asked, document_sha256=sha256_hex(page.document), name=name, key=key
+    )
+
+
+def _kept(data: bytes) -> tuple[RoundOrder, bytes]:
+    body: Any = parse_json(data, cap=_MOST)
+    try:
+        said = RoundOrder(**parse_json(body["order"].encode()))
+        return said, body["content"].encode()
+    except (KeyError, TypeError, AttributeError):
+        raise SchemaRefusal("a kept order must be words and content", given="another file") from None
+
+
+def _sentences(member: SumMember, order: LookOrder) -> tuple[str, ...]:
+    plan, terms, look = member.plan, member.terms, order.look
+    release, bounds = member.release, member.release.bounds(member.plan)
+    sites, delta = len(terms.members), shown_delta(plan.budget.delta)
+    rows = "; ".join(f"{who}: ε = {shown_epsilon(epsilon)}" for who, epsilon in release.seen_by(plan).items())
+    return (
+        f"{sites} sites add up two numbers each, about the coefficient of {release.coefficient} per {release.units:g}: "
+        "how far this site's records would move it from where all sites are looked at, and how much they say of it.",
+        f"The coordinator sees the sum of all and no site's part. {terms.threshold} sites must stay to the end: with "
+        "fewer nothing is opened, and the charge stays.",
+        f"The sum carries noise of standard deviation {terms.sigma:.4g} at least, of which this site adds its share "
+        f"({terms.share_sigma:.4g}). A record counts for {bounds.reach:g} at most, whatever the coordinator sends.",
+        f"What holds of a patient, pilot and level included, by who looks together: {rows}; each at δ = {delta}.",
+        f"The coordinator's look: coefficient {look.start:.4g}, weight {look.weight:.3g}, influences cut at "
+        f"{look.cut:.3g}, level {look.level:+.3g}.",
+        "After this consent the six steps of the sum need nobody. With the fourth of them, masked numbers, this site's "
+        "part is given and cannot be taken back.",
+    )

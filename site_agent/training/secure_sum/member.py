@@ -1,0 +1,198 @@
+"""This site as a member of the sum that its plan has: its place and release, and the records that it adds up.
+
+The records are those of the pilot, of the same table. Whoever has withdrawn since is a row that adds nothing: what is
+added is within the bounds all the same, and the number of records stays the public one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.errors import PlanRefusal, StateRefusal
+from shared.mechanisms.secure_sum.plan import SecureSumPlan
+from shared.mechanisms.secure_sum.steps import SumStep
+from shared.mechanisms.secure_sum.terms import SumTerms
+from shared.plans.plan import StudyPlan
+
+if TYPE_CHECKING:
+    from shared.mechanisms.secure_sum.influences import SumLook
+    from shared.mechanisms.secure_sum.sent_look import SentLook
+    from site_agent.config import TableSource
+    from site_agent.ledger.book import Hold, Ledger
+    from site_agent.release.site import WorkingSite
+
+__all__ = ["OwnRecords", "SiteSumPart", "SumMember", "awaited", "member_of", "over", "part_in_sum", "sum_of"]
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumMember:
+    """A site in the sum of a plan.
+
+    Args:
+        place: of the site among the terms' members. hold: of its delivered pilot.
+    """
+
+    plan: StudyPlan
+    release: SecureSumPlan
+    terms: SumTerms
+    place: int
+    hold: Hold
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteSumPart:
+    """How far this site is in the sum of a plan.
+
+    Args:
+        release_id: of its pilot; blank before there is one. state: of that release, or ``no pilot yet``.
+        answered, given_up: steps with an answer here; begun, and without one.
+        waits: whether the sum waits for an approver's consent. finished: whether nothing more can be asked of it.
+        consents: who has consented. needed: how many must.
+        epsilon: of pilot, level and sum together, with the plan's colluders. seen_by: by who looks together.
+    """
+
+    study: str
+    epsilon: float
+    delta: float
+    seen_by: dict[str, float]
+    release_id: str = ""
+    state: str = "no pilot yet"
+    answered: tuple[str, ...] = ()
+    given_up: tuple[str, ...] = ()
+    waits: bool = False
+    finished: bool = False
+    consents: tuple[str, ...] = ()
+    needed: int = 1
+
+
+def sum_of(plan: StudyPlan) -> SecureSumPlan:
+    """What the plan says of a sum. Raises: PlanRefusal, where it says nothing."""
+    if not isinstance(plan.release, SecureSumPlan):
+        raise PlanRefusal(
+            "the approved plan must have a secure sum for the site to take part in one",
+            given=plan.release.mechanism,
+            next_step=f"See site-agent plan show {plan.study}.",
+        )
+    return plan.release
+
+
+def _pilot(ledger: Ledger, plan: StudyPlan) -> Hold | None:
+    """The release under this plan that counts, the last one; None where there is none."""
+    own = [hold for hold in ledger.holds(plan.study) if hold.follow and hold.plan_hash == plan.hash]
+    return own[-1] if own else None
+
+
+def member_of(ledger: Ledger, site: str, plan: StudyPlan) -> SumMember:
+    """This site as a member, its pilot delivered.
+
+    Raises: PlanRefusal (no sum, no member, or under another key), StateRefusal (no delivered pilot).
+    """
+    release = sum_of(plan)
+    release.require_site(site, ledger.signer.public.hex)
+    hold = _pilot(ledger, plan)
+    if hold is None or hold.state != "delivered":
+        raise StateRefusal(
+            "a site's pilot must be delivered for it to take part in the sum",
+            given="none" if hold is None else hold.state,
+            next_step=f"See site-agent waves {plan.study}.",
+        )
+    place = tuple(release.members).index(site)
+    return SumMember(plan=plan, release=release, terms=release.terms(plan), place=place, hold=hold)
+
+
+def part_in_sum(ledger: Ledger, plan: StudyPlan) -> SiteSumPart:
+    """How far the site is. Raises: PlanRefusal (its plan has no sum)."""
+    release, hold = sum_of(plan), _pilot(ledger, plan)
+    facts: dict[str, Any] = {
+        "study": plan.study,
+        "epsilon": release.epsilon if hold is None or hold.epsilon is None else hold.epsilon,
+        "delta": plan.budget.delta,
+        "seen_by": dict(release.seen_by(plan)),
+    }
+    if hold is None:
+        return SiteSumPart(**facts)
+    begun = sorted(hold.begun.items())
+    consented = len(hold.consents) >= hold.approvals_needed
+    asked = max(hold.begun, default=0) == SumStep.LEVEL and (ledger.folder(hold) / ORDER).exists()
+    return SiteSumPart(
+        **facts,
+        release_id=hold.release_id,
+        state=hold.state,
+        answered=tuple(SumStep(number).title for number, one in begun if one.answer),
+        given_up=tuple(SumStep(number).title for number, one in begun if not one.answer),
+        waits=asked and not consented,
+        finished=over(hold),
+        consents=hold.consents,
+        needed=hold.approvals_needed,
+    )
+
+
+def over(hold: Hold) -> bool:
+    """Whether a site's part has ended: all given, or a step begun that has no answer."""
+    return any(not one.answer for one in hold.begun.values()) or SumStep.OPEN in hold.begun
+
+
+def awaited(ledger: Ledger, plan: StudyPlan) -> bool:
+    """Whether the sum may ask something of this site; unlike `part_in_sum` it prices nothing."""
+    hold = _pilot(ledger, plan)
+    return hold is not None and hold.state == "delivered" and not over(hold)
+
+
+ORDER = "sum-order.json"
+"""The order of the step to which an approver consents, beside the release: signed words and content."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OwnRecords:
+    """The pilot's records as a sum reads them.
+
+    Args:
+        x: (present, p) covariates. y: (present, columns) outcomes. n: public number of records.
+    """
+
+    member: SumMember
+    x: Array
+    y: Array
+    n: int
+
+    @staticmethod
+    def read(member: SumMember, source: TableSource, site: WorkingSite) -> OwnRecords:
+        """The pilot's records that are still there.
+
+        Raises: StateRefusal (another table than the pilot's), IntegrityRefusal (its list is lost), DataRefusal.
+        """
+        from site_agent.records import table as records
+        from site_agent.release.sealed_state import read_rows
+
+        plan, ledger, hold = member.plan, site.ledger, member.hold
+        table = records.read(
+            source, plan.dictionary, key=site.secret(plan.study), as_written=ledger.as_written(plan.study)
+        )
+        rows = read_rows(ledger.folder(hold), hold)
+        if table.snapshot != rows.snapshot:
+            raise StateRefusal(
+                "a sum must be of the table that the pilot was of",
+                given="one that has changed since",
+                next_step="Put that table back, of which the audit log tells the day, until the sum is taken.",
+            )
+        withdrawn = ledger.persons_withdrawn(plan.study)
+        whose = rows.persons or ("",) * len(rows.source)
+        chosen = [row for row, person in zip(rows.source, whose, strict=True) if person not in withdrawn]
+        design = member.release.first(plan.budget.delta).design(plan)
+        x, y = design.matrices(table.table.iloc[chosen].reset_index(drop=True))
+        return OwnRecords(member=member, x=x, y=y, n=len(rows.source))
+
+    def look(self, sent: SentLook) -> SumLook:
+        """The look at these records that was sent, within the plan's bounds. Raises: SchemaRefusal."""
+        release, plan = self.member.release, self.member.plan
+        return sent.look(self.n, release.bounds(plan), release.first(plan.budget.delta).design(plan))
+
+    def steps(self, sent: SentLook) -> NDArray[np.int64]:
+        """(coordinates,) what the records add to the sum, in whole steps, without noise."""
+        return self.member.terms.whole_steps(self.look(sent).rows(self.x, self.y))

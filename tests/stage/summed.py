@@ -1,0 +1,283 @@
+"""A coordinator that serves and hospitals whose pilots it has, ready for a secure sum: real ledgers, real channel."""
+
+from __future__ import annotations
+
+import datetime as dt
+import secrets
+import threading
+import time
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+from delivered import cohort
+from service import Hub, SiteKeys
+
+from coordinator.services.collect.sum_queue import SumQueue, progress_of
+from coordinator.training.secure_sum.walk import run_sum
+from shared.base.canonical import sha256_hex
+from shared.base.keys import SigningKey
+from shared.errors import Refusal
+from shared.mechanisms.secure_sum.steps import SumStep
+from shared.plans.plan import StudyPlan
+from shared.wire.rounds import RoundOrder, number_of
+from site_agent.config import SiteFloors, TableSource
+from site_agent.ledger.book import Ledger
+from site_agent.release.outbox import Outbox
+from site_agent.release.pipeline.making import make_release
+from site_agent.release.site import WorkingSite
+from site_agent.training.secure_sum import giving
+from site_agent.training.secure_sum.member import OwnRecords, member_of
+
+TODAY = dt.date(2026, 6, 1)
+NAMES = ("east", "mid", "north", "south", "west")
+PLAN = """
+study = "hearts"
+version = 1
+title = "Hearts"
+purpose = "To test."
+coordinator = "hub"
+expires = 2999-01-01
+posture = "private"
+budget = {epsilon = 60.0, delta = 1e-6}
+waves = [{number = 1, opens = 2026-01-01, closes = 2999-01-01}]
+
+[release]
+mechanism = "secure_sum"
+epsilon = 40.0
+outcome = "survival"
+responses = ["time", "cvd"]
+covariates = ["age", "sbp"]
+coefficient = "sbp"
+units = 10.0
+horizon = 25.0
+drop_outs = DROPS
+colluders = 1
+bins = 16
+time_bins = 8
+
+[release.members]
+MEMBERS
+
+[dictionary]
+name = "hearts"
+version = 1
+columns.person = {kind = "person"}
+columns.age = {kind = "continuous", lower = 20, upper = 100}
+columns.sbp = {kind = "continuous", lower = 60, upper = 280}
+columns.time = {kind = "time", upper = 30, event = "cvd"}
+columns.cvd = {kind = "event"}
+"""
+
+
+class Dies(Exception):
+    """As if the process had been killed here: nothing after it runs."""
+
+
+def planned(keys, *, drop_outs: int = 1) -> StudyPlan:
+    members = "\n".join(f'{name} = "{key.public.hex}"' for name, key in keys.items())
+    return StudyPlan.from_toml(PLAN.replace("MEMBERS", members).replace("DROPS", f"{drop_outs}"))
+
+
+class Hospital:
+    """One member with a folder of its own: `start` is a process of its agent, as a thread."""
+
+    def __init__(self, hub: Hub, name: str, rows: int, seed: int) -> None:
+        self.hub, self.name, self.plan = hub, name, hub.plan
+        self.home = hub.home.parent / f"site-{name}"
+        self.home.mkdir()
+        self.keys = hub.sites[name]
+        self.ledger = Ledger.create(self.home / "ledger.db", self.keys.release, site=name)
+        table = cohort(rows, seed, columns=("time", "cvd", "age", "sbp"))
+        table.insert(0, "person", [f"{name}-{k}" for k in range(rows)])
+        self.source = TableSource(path=self.home / "cohort.csv")
+        table.to_csv(self.source.path, index=False)
+        self.secret = secrets.token_bytes(32)
+        self.outbox = Outbox(self.home, self.ledger, approvers={"steward": self.keys.steward.public})
+        self.said: list[tuple[str, SumStep]] = []
+        self.failed: Exception | None = None
+        self.thread: threading.Thread | None = None
+
+    def site(self, door) -> WorkingSite:
+        return WorkingSite(
+            name=self.name,
+            agent_version="0",
+            ledger=self.ledger,
+            outbox=self.outbox,
+            witness=door,
+            snapshot_key=self.secret,
+            floors=SiteFloors(),
+            paused=self.ledger.paused,
+        )
+
+    def deliver(self) -> None:
+        """Make the pilot, approve it, and send it."""
+        with self.hub.egress(self.name) as egress:
+            made = make_release(plan=self.plan, wave=1, source=self.source, site=self.site(egress), today=TODAY)
+            self.outbox.approve(made.hold.release_id, self.keys.steward, "steward")
+            envelope, bundle = self.outbox.envelope(made.hold.release_id), self.outbox.bundle(made.hold.release_id)
+            self.outbox.delivered(made.hold.release_id, egress.send(envelope, bundle))
+
+    def give(self, *, wait: float = 30.0, held: float = 60.0, door=lambda egress: egress) -> None:
+        with self.hub.egress(self.name, attempts=3, sleep=lambda _: None) as egress:
+            giving.give(
+                plan=self.plan,
+                source=self.source,
+                site=self.site(egress),
+                door=door(egress),
+                today=TODAY,
+                locked=nullcontext,
+                wait=wait,
+                held=held,
+                progress=self.hears,
+            )
+
+    def hears(self, what: str, step: SumStep) -> None:
+        """An approver consents as soon as the sum waits for it."""
+        if (what, step) not in self.said:
+            self.said.append((what, step))
+        if what == "waits for consent":
+            self.consent()
+
+    def consent(self) -> None:
+        from site_agent.training.secure_sum import consent
+
+        page = consent.asked(self.ledger, self.name, self.plan)
+        consent.give_consent(self.ledger, page, name="steward", key=self.keys.steward)
+
+    def start(self, **settings) -> threading.Thread:
+        def run() -> None:
+            try:
+                self.give(**settings)
+            except Exception as error:
+                self.failed = error
+
+        self.thread = threading.Thread(target=run)
+        self.thread.start()
+        return self.thread
+
+    def answer(self, said: RoundOrder, content: bytes) -> None:
+        """One order to a fresh process of this site, which has no secrets."""
+        with self.hub.egress(self.name) as egress:
+            settings = (self.plan, self.source, self.site(egress), egress, None, self.hears)
+            giving.SumWork(*settings).answer(said, content)
+
+    @property
+    def hold(self):
+        [hold] = self.ledger.holds()
+        return hold
+
+    @property
+    def answered(self) -> list[int]:
+        return [number for number, one in sorted(self.hold.begun.items()) if one.answer]
+
+    def exact(self, look) -> np.ndarray:
+        """What this site's records add at that look, without noise."""
+        member = member_of(self.ledger, self.name, self.plan)
+        with self.hub.egress(self.name) as egress:
+            records = OwnRecords.read(member, self.source, self.site(egress))
+        return records.steps(look) * member.terms.grid
+
+
+class SumStage:
+    """The coordinator and all hospitals, pilots delivered."""
+
+    def __init__(self, folder, names=NAMES, rows: int = 400, drop_outs: int = 1) -> None:
+        keys = {name: SigningKey.generate() for name in names}
+        self.plan = planned(keys, drop_outs=drop_outs)
+        self.hub = Hub(folder / "hub", self.plan)
+        for name in names:
+            self.hub.sites[name] = SiteKeys(name, release=keys[name])
+            self.hub.join(name)
+        self.server = self.hub.serve()
+        self.hospitals = {name: Hospital(self.hub, name, rows, k) for k, name in enumerate(names)}
+        for hospital in self.hospitals.values():
+            hospital.deliver()
+        self.steps: list = []
+
+    def run(self, timeout: float = 60.0, gone=()):
+        """The coordinator's part. A step's time is over when nobody is waited for but those that are gone for good."""
+        ticks = [0.0]
+
+        def clock() -> float:
+            now = progress_of(self.hub.store, self.plan)
+            dead = [name for name in gone if not self.hospitals[name].thread.is_alive()]
+            if len(dead) == len(gone) and now.step and set(now.waiting) <= set(dead):
+                ticks[0] += 2 * timeout
+            return ticks[0]
+
+        return run_sum(
+            home=self.hub.home,
+            store=self.hub.store,
+            plan=self.plan,
+            key=self.hub.authority.witness,
+            timeout=timeout,
+            progress=self.steps.append,
+            sleep=lambda seconds: time.sleep(seconds / 4),
+            clock=clock,
+        )
+
+    def whole(self, *, gone=(), doors=None):
+        """Everybody's part and the coordinator's. doors: of those who dial another way."""
+        for name, one in self.hospitals.items():
+            one.start(**({"door": doors[name]} if name in (doors or {}) else {}))
+        try:
+            return self.run(gone=gone)
+        except Refusal:
+            for one in self.hospitals.values():
+                one.ledger.pause(name="", reason="nothing comes any more")
+            raise
+        finally:
+            for one in self.hospitals.values():
+                one.thread.join()
+
+    def order(self, name: str, step: SumStep) -> tuple[RoundOrder, bytes]:
+        """What the coordinator has asked a site in a step."""
+        place = list(self.plan.release.members).index(name)
+        content = SumQueue(self.hub.store, self.plan).asked(step)[place]
+        return as_order(self.plan, number_of(step, place), content), content
+
+    def close(self) -> None:
+        self.server.stop(0)
+        self.hub.store.close()
+
+    def exact(self, opened) -> np.ndarray:
+        """The survivors' sum without noise, from their own tables."""
+        names = list(self.plan.release.members)
+        return sum(self.hospitals[names[place]].exact(part.look) for place, part in opened.parts.items())
+
+
+@pytest.fixture
+def stage(tmp_path):
+    made = SumStage(tmp_path)
+    yield made
+    made.close()
+
+
+def as_order(plan: StudyPlan, number: int, content: bytes) -> RoundOrder:
+    given = {"study": plan.study, "plan_hash": plan.hash, "kind": "sum", "round": number}
+    return RoundOrder(**given, content_sha256=sha256_hex(content), content_bytes=len(content))
+
+
+def dying(monkeypatch, thread, place: str, time: int = 1) -> None:
+    """Stop a thread (as `thread` says it) at a failpoint, like a kill: no handler of ours knows the exception."""
+    import coordinator.services.collect.sum_queue
+    import coordinator.store.waves
+    import coordinator.training.secure_sum.walk
+    import site_agent.egress
+    from site_agent.ledger import chain, drawing, files, state
+
+    seen: list[str] = []
+
+    def reach(name: str) -> None:
+        if threading.current_thread() is thread():
+            seen.append(name)
+            if name == place and seen.count(name) == time:
+                raise Dies(name)
+
+    ours = (coordinator.services.collect.sum_queue, coordinator.store.waves, coordinator.training.secure_sum.walk)
+    for module in (*ours, giving, site_agent.egress, chain, drawing, files, state):
+        monkeypatch.setattr(module, "reach", reach)
+
+
+__all__ = ["NAMES", "Dies", "Hospital", "SumStage", "as_order", "dying", "planned", "stage"]
