@@ -118,6 +118,7 @@ def sites(config: CoordinatorConfig, store: Store) -> VerbAnswer:
             "state": site.state,
             "studies": site.studies,
             "fingerprint": site.fingerprint,
+            "release_key": site.release_key.hex,
             **_certificate(lives.get(site.site)),
             "releases": counts[site.site][0],
             "quarantined": counts[site.site][1],

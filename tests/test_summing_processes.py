@@ -1,0 +1,120 @@
+"""A secure sum by the commands that people type, each a process of its own, some of them ended by SIGKILL."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from delivered import cohort
+from stage.summed import NAMES, PLAN
+from theatre import Theatre, plan_toml
+
+RETENTION = """
+[retention]
+until = 2999-12-31
+keep = "The releases and the answers made of them, so that what was published can be checked."
+readers = "The study lead, and analysts with a token of the study."
+
+[release]
+"""
+
+
+@pytest.fixture
+def stage(tmp_path):
+    made = Theatre(tmp_path)
+    yield made
+    made.close()
+
+
+def joined(stage: Theatre) -> None:
+    """Five sites that have joined, and then the plan that names their keys; each has delivered its pilot."""
+    stage.open(plan_toml("storm"))
+
+    def join(site: str) -> None:
+        invitation = stage.invite(site, "storm")
+        made = stage.agent(site, "init", "--invitation", invitation, "--approver", "steward").json
+        stage.agent(site, "join")
+        stage.coordinator("accept", site, "--fingerprint", made["fingerprint"])
+        stage.agent(site, "join")
+
+    for site in NAMES:
+        join(site)
+    keys = {one["site"]: one["release_key"] for one in stage.coordinator("sites").json}
+    members = "\n".join(f'{name} = "{key}"' for name, key in keys.items())
+    text = PLAN.replace("MEMBERS", members).replace("DROPS", "1").replace("[release]\n", RETENTION.lstrip(), 1)
+    stage.sign(text.replace('coordinator = "hub"', 'coordinator = "tributary-hub"'))
+
+    def pilot(site: str) -> None:
+        stage.coordinator("grant", site, "--study", "hearts")
+        table = cohort(300, len(site), columns=("time", "cvd", "age", "sbp"))
+        table.insert(0, "person", [f"{site}-{k}" for k in range(len(table))])
+        path = stage.folder / f"{site}.csv"
+        table.to_csv(path, index=False)
+        stage.agent(site, "plan", "fetch", "hearts")
+        stage.agent(site, "data", "add", path, "--as", "hearts")
+        stage.agent(site, "plan", "approve", "hearts", "--as", "steward")
+        made = stage.agent(site, "release", "hearts", "--wave", "1").json
+        assert stage.approve(site, made["release_id"]).json["state"] == "delivered"
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(pilot, NAMES))
+
+
+def dial(stage: Theatre, site: str, failpoint: str = ""):
+    env = {"TRIBUTARY_SITE_HOME": str(stage.home(site))}
+    env |= {"TRIBUTARY_FAILPOINT": failpoint} if failpoint else {}
+    return stage.start("site_agent.cli", "federate", "hearts", "--wait", "5", "--json", env=env)
+
+
+def lead(stage: Theatre, failpoint: str = "", minutes: float = 5.0):
+    argv = ("--home", stage.hub, "federate", "run", "hearts", "--timeout", f"{minutes}", "--json")
+    return stage.start("coordinator.cli", *argv, env={"TRIBUTARY_FAILPOINT": failpoint} if failpoint else {})
+
+
+def consent(stage: Theatre, site: str) -> dict:
+    """The approver's consent, once the site has put it before them."""
+    for _ in range(600):
+        given = stage.agent(site, "consent", "hearts", "--as", "steward", expect=None)
+        if given.code == 0:
+            return given.json
+        assert given.refused == "E_STATE", str(given)
+        time.sleep(0.2)
+    raise AssertionError("nothing to consent to")
+
+
+def test_five_sites_give_a_sum_by_their_commands_and_killed_processes_end_as_they_must(stage):
+    joined(stage)
+    dry = stage.coordinator("federate", "run", "hearts", "--dry-run").json
+    assert (dry["sites"], dry["opened"], dry["threshold"]) == (sorted(NAMES), None, 4)
+    assert stage.coordinator("federate", "status", "hearts").json["step"] == 0
+    assert stage.agent("east", "federate", "hearts", "--dry-run").json["answered"] == []
+    # The coordinator dies when the level is asked, one site when it has sealed its shares: it is lost to the sum.
+    running = lead(stage, "sum.after_ask:1")
+    assert running.wait() == -9
+    running = lead(stage)
+    sites = {site: dial(stage, site, "sum.sealed:3" if site == "north" else "") for site in NAMES}
+    shown = [consent(stage, site) for site in NAMES]
+    for page in shown:
+        assert len(page["own"]) == 2
+        assert page["sigma"] > 0
+        assert any("look" in sentence for sentence in page["sentences"])
+    assert sites["north"].wait() == -9
+    sites["north"] = dial(stage, "north")
+    assert running.wait() == 0, running.err.read_text()
+    said = json.loads(running.out.read_text())
+    assert said["survivors"] == [site for site in sorted(NAMES) if site != "north"]
+    for site, command in sites.items():
+        assert command.wait() == 0, command.err.read_text()
+        kinds = [kind for kind, _ in stage.entries(site)]
+        assert kinds.count("reserve") == 1
+        assert kinds.count("sum_consented") == 1
+        assert kinds.count("answer") == (3 if site == "north" else 7)
+    status = stage.coordinator("federate", "status", "hearts").json
+    assert (status["step"], status["opened"]) == (7, said["opened"])
+    assert stage.coordinator("log", "verify").json
+    for site in NAMES:
+        stage.agent(site, "audit", "verify")
+    refused = stage.agent("east", "consent", "hearts", "--as", "steward", expect=None)
+    assert refused.refused == "E_STATE"
