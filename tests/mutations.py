@@ -1632,6 +1632,59 @@ MUTATIONS: tuple[Mutation, ...] = (
         ],
     ),
     mutation(
+        "half the noise, in the level that a site tells before a secure sum",
+        (
+            "site_agent/training/secure_sum/giving.py",
+            "sigma = member.release.level_event(self.plan).sigma",
+            "sigma = member.release.level_event(self.plan).sigma / 2",
+        ),
+        tests=["test_summing_site.py::test_the_level_that_a_site_tells_has_the_noise_that_its_plan_is_charged_for"],
+    ),
+    mutation(
+        "a site's part in a secure sum given without consent",
+        (HOLDS, "if agreed < hold.approvals_needed:", "if agreed < 0:"),
+        tests=["test_secure_sum_ledger.py::test_the_second_needs_a_person_s_consent_to_the_very_question"],
+    ),
+    mutation(
+        "a step of a secure sum begun where the one before it was given up",
+        (HOLDS, "if hold.follow and number > 1 and not", "if hold.follow and number > 9 and not"),
+        tests=["test_secure_sum_ledger.py::test_each_follows_the_answer_to_the_one_before_it"],
+    ),
+    mutation(
+        "a secure sum served on with too few sites",
+        (
+            "coordinator/training/secure_sum/walk.py",
+            "if len(here) < self._terms.threshold:",
+            "if not here:",
+        ),
+        tests=["test_summing.py::test_below_the_threshold_nothing_is_opened_and_it_is_said[SumStep.LEVEL]"],
+    ),
+    mutation(
+        "a secure sum kept over another opening",
+        (
+            "coordinator/store/waves.py",
+            'if known is not None and known.sha256 != leaf["sha256"]:',
+            "if known is not None and not known:",
+        ),
+        tests=[
+            "test_summing_site.py::"
+            "test_what_comes_after_the_next_step_was_asked_is_too_late_and_another_opening_is_refused"
+        ],
+    ),
+    mutation(
+        "records of persons who withdrew since the pilot summed",
+        ("site_agent/training/secure_sum/member.py", "if person not in withdrawn]", "if person is not None]"),
+        tests=[
+            "test_summing_site.py::"
+            "test_whoever_has_withdrawn_since_the_pilot_adds_nothing_and_the_number_of_records_stays"
+        ],
+    ),
+    mutation(
+        "a step of a secure sum answered to whatever is asked under its number",
+        ("site_agent/training/secure_sum/giving.py", "known.asked != said.digest:", "not known.asked:"),
+        tests=["test_summing_hostile.py::test_a_step_is_not_asked_again_with_other_contents"],
+    ),
+    mutation(
         "an interval of a secure sum without the sum's noise",
         ("coordinator/pooling/secure_sum/summed.py", "+ cut + noise\n", "+ cut\n"),
         tests=["test_secure_sum_answers.py::test_the_noise_and_the_cut_are_in_the_interval"],
