@@ -1657,7 +1657,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             "if len(here) < self._terms.threshold:",
             "if not here:",
         ),
-        tests=["test_summing.py::test_below_the_threshold_nothing_is_opened_and_it_is_said[SumStep.LEVEL]"],
+        tests=["test_summing.py::test_below_the_threshold_nothing_is_opened_and_it_is_said[1]"],
     ),
     mutation(
         "a secure sum kept over another opening",

@@ -195,7 +195,7 @@ def _summed(
             ("noise", f"standard deviation {answer['sigma']:.4g} on each number"),
         )
         out.print(f"Opened once, and kept: {answer['opened']}", soft_wrap=True)
-        out.print(f"next: coordinator query {plan.study}", style="cyan")
+        out.print(f"next: coordinator pool {plan.study} --estimand NAME", style="cyan")
 
     return VerbAnswer(answer, show)
 
