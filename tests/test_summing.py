@@ -253,7 +253,25 @@ class LosesAnswers(LosesReplies):
         return self._door.answer_round(answer, content, key)
 
 
-@pytest.mark.parametrize("door", [LosesReplies, LosesAnswers])
+class LosesWitnesses(LosesReplies):
+    """Every second acknowledgement of a head is lost: the beginning of a step is witnessed at the next attempt."""
+
+    def __init__(self, door) -> None:
+        super().__init__(door)
+        self._asked = 0
+
+    def anchor(self, envelope):
+        found = self._door.anchor(envelope)
+        self._asked += 1
+        if self._asked % 2:
+            raise NetworkRefusal("the coordinator must answer", given="a reply that was lost")
+        return found
+
+    def answer_round(self, answer, content, key):
+        return self._door.answer_round(answer, content, key)
+
+
+@pytest.mark.parametrize("door", [LosesReplies, LosesAnswers, LosesWitnesses])
 def test_after_a_lost_reply_the_same_bytes_go_out_and_nothing_is_drawn_twice(stage, door):
     opened = stage.whole(doors=dict.fromkeys(NAMES, door))
     assert len(opened.parts) == 5

@@ -73,9 +73,11 @@ def lead(stage: Theatre, failpoint: str = "", minutes: float = 5.0):
     return stage.start("coordinator.cli", *argv, env={"TRIBUTARY_FAILPOINT": failpoint} if failpoint else {})
 
 
-def consent(stage: Theatre, site: str) -> dict:
-    """The approver's consent, once the site has put it before them."""
+def consent(stage: Theatre, site: str, *, unattended: bool = False) -> dict:
+    """The approver's consent, once the site has put it before them: by its agent's rounds where it is unattended."""
     for _ in range(600):
+        if unattended:
+            stage.agent(site, "run", "--once")
         given = stage.agent(site, "consent", "hearts", "--as", "steward", expect=None)
         if given.code == 0:
             return given.json
@@ -94,8 +96,11 @@ def test_five_sites_give_a_sum_by_their_commands_and_killed_processes_end_as_the
     running = lead(stage, "sum.after_ask:1")
     assert running.wait() == -9
     running = lead(stage)
-    sites = {site: dial(stage, site, "sum.sealed:3" if site == "north" else "") for site in NAMES}
-    shown = [consent(stage, site) for site in NAMES]
+    # West has nobody at its keyboard: its agent takes part in its rounds, and stays from the offer to the opening.
+    sites = {site: dial(stage, site, "sum.sealed:3" if site == "north" else "") for site in NAMES if site != "west"}
+    shown = [consent(stage, site, unattended=site == "west") for site in ("west", *sites)]
+    env = {"TRIBUTARY_SITE_HOME": str(stage.home("west"))}
+    sites["west"] = stage.start("site_agent.cli", "run", "--once", "--json", env=env)
     for page in shown:
         assert len(page["own"]) == 2
         assert page["sigma"] > 0

@@ -74,7 +74,9 @@ def ready(store: Store, plan: StudyPlan) -> tuple[dict[int, AcceptedRelease], di
     """The pilots by the place of their site, and of each member without one that counts why, in a few words."""
     release = sum_plan(plan)
     joined = {site.site: site for site in store.sites() if site.state == "accepted"}
-    pilots = {one.site: one for one in store.releases(plan.study, 1) if one.receipt.plan_hash == plan.hash}
+    pilots = {
+        one.site: one for one in store.releases(plan.study, plan.waves[0].number) if one.receipt.plan_hash == plan.hash
+    }
     found, without = {}, {}
     for place, (name, key) in enumerate(release.members.items()):
         if name not in joined:

@@ -130,6 +130,8 @@ class SumWork:
         self.ledger = site.ledger
         self._sum: SumSite | None = None
         self._order: LookOrder | None = None
+        self._ready: dict[str, Callable[[], SiteAnswer]] = {}
+        """What makes the answer to an order that was verified: a step of the sum is not taken twice."""
         self._made: dict[str, bytes] = {}
         """What was made for an order whose step is not sealed yet."""
         self._undrawn: set[int] = set()
@@ -162,12 +164,13 @@ class SumWork:
             self.progress("waits for consent", step)
             return False
         try:
-            ready = self._verified(member, step, content)
+            if said.digest not in self._ready:
+                self._ready[said.digest] = self._verified(member, step, content)
         except (IntegrityRefusal, SchemaRefusal, ReplayRefusal) as refusal:
             with suppress(Refusal):  # the reason is what this site has to say, whether or not it can be told
                 self._send(said, b"", refusal.code)
             raise
-        self._give(member, said, step, ready)
+        self._give(member, said, step, self._ready[said.digest])
         self.progress("answered", step)
         return step == SumStep.OPEN
 
@@ -259,9 +262,9 @@ class SumWork:
         self.ledger.seal_round(member.hold, step, sha256_hex(content))
         reach("sum.sealed")
         del self._made[said.digest]
+        self._send(said, content, "")
         if step == SumStep.OPEN:
             self._sum = None
-        self._send(said, content, "")
 
     def _send(self, said: RoundOrder, content: bytes, code: str) -> None:
         signer = self.ledger.signer
