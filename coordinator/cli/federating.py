@@ -182,7 +182,7 @@ def _summed(
             *lacking,
             ("must stay to the end", f"{terms.threshold} sites"),
             *(
-                (f"{who} learns", shown_price(epsilon, delta=plan.budget.delta))
+                (f"towards {who}", shown_price(epsilon, delta=plan.budget.delta))
                 for who, epsilon in answer["seen_by"].items()
             ),
         )
