@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -54,6 +55,20 @@ class ObjectServer:
             yield
         finally:
             os.kill(self._process.pid, signal.SIGCONT)
+
+    @contextmanager
+    def denying(self) -> Iterator[None]:
+        """It lets nobody in while the block lasts: it knows none of the access keys."""
+        self._allow(0)
+        try:
+            yield
+        finally:
+            self._allow(float("inf"))
+
+    def _allow(self, actions: float) -> None:
+        plain = {"Content-Type": "text/plain"}
+        asked = Request(f"{self.endpoint}/moto-api/reset-auth", f"{actions}".encode(), plain)
+        urlopen(asked, timeout=30).close()
 
     def close(self) -> None:
         self._process.kill()

@@ -8,7 +8,10 @@ import json
 import os
 import shutil
 import signal
-from contextlib import closing
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pandas as pd
@@ -24,16 +27,18 @@ from test_several_servers import SITES, Processes, delivered, require_stored
 from coordinator.answers.queries import ask
 from coordinator.cli import main
 from coordinator.config import FILE_NAME, CoordinatorConfig
-from coordinator.operations.migration import copied
+from coordinator.operations.migration import copied, put_elsewhere
 from coordinator.services import backup
 from coordinator.services.authority import Authority
+from coordinator.services.collect import ingest
 from coordinator.services.quotas import delete_due
 from coordinator.store.bundles import bundle_store
 from coordinator.store.bundles import objects as objects_module
-from coordinator.store.bundles.objects import ObjectPlace
+from coordinator.store.bundles.objects import BundleObjects, ObjectPlace
 from coordinator.store.store import Store
-from shared.errors import ConfigRefusal, IntegrityRefusal, Refusal, StorageRefusal
+from shared.errors import ConfigRefusal, IntegrityRefusal, Refusal, StateRefusal, StorageRefusal
 from shared.plans.plan import sign_plan
+from tests.sources import ROOT
 
 __all__ = ["object_server", "place", "plan"]  # the fixtures
 DATA = b"a bundle", b"another one"
@@ -161,23 +166,74 @@ def test_of_two_processes_on_postgresql_one_is_killed_and_what_was_acknowledged_
     hub.store.close()
 
 
-def test_what_another_process_took_back_is_not_logged(tmp_path, plan, place, monkeypatch):
-    """Two processes may have the same upload; the one whose commit fails must not take the other's object with it."""
+def test_what_is_stored_is_acknowledged_though_the_object_store_hangs_from_then_on(
+    tmp_path, plan, place, object_server, monkeypatch
+):
+    """In the transaction that logs a release nobody asks the object store: every other writer would wait as well."""
+    monkeypatch.setattr(objects_module, "ANSWER", 1)
     hub = Hub(tmp_path / "hub", plan, "north", bundles=place)
-    sealed = hub.seal("north")
-    from coordinator.services.collect import ingest
+    sealed, hanging = hub.seal("north"), contextlib.ExitStack()
+    hang = lambda point: hanging.enter_context(object_server.away()) if point == "ingest.before_commit" else None  # noqa: E731
+    with hub.serve(), hub.egress("north", attempts=1) as egress, hanging:
+        monkeypatch.setattr(ingest, "reach", hang)
+        acceptance = egress.send(sealed.envelope, sealed.path)
+    assert hub.store.releases()[0].acceptance == acceptance
+    pd.testing.assert_frame_equal(hub.store.table(hub.store.releases()[0]), small_table())
+    hub.store.close()
 
-    with hub.serve(), hub.egress("north", attempts=1) as egress:
-        with monkeypatch.context() as patch:
-            gone = lambda point: hub.store.bundles.delete(sealed.statement.bundle_sha256)  # noqa: E731
-            patch.setattr(ingest, "reach", lambda point: gone(point) if point == "ingest.before_commit" else None)
-            with pytest.raises(Refusal) as caught:
-                egress.send(sealed.envelope, sealed.path)
-        assert caught.value.code == "E_NETWORK"
-        assert not hub.store.releases()
+
+TURN = """
+import sys
+from pathlib import Path
+from coordinator.config import Quotas
+from coordinator.services.collect.staging import Staging
+from coordinator.store.store import Store
+home, part = map(Path, sys.argv[1:])
+staging = Staging(home, Store.open(home), Quotas())
+with staging.turn(part):
+    print("had the turn")
+"""
+
+
+def test_what_is_stored_and_not_yet_logged_no_other_process_takes_back(tmp_path, plan, place, monkeypatch):
+    """Two processes may have the same upload; without its turn the second neither stores nor takes back."""
+    hub = Hub(tmp_path / "hub", plan, "north", bundles=place)
+    sealed, said = hub.seal("north"), []
+
+    def other(point):
+        if point in ("ingest.before_commit", "ingest.done"):
+            part = hub.home / "staging" / f"north.{sealed.statement.bundle_sha256}.part"
+            argv = [sys.executable, "-c", TURN, f"{hub.home}", f"{part}"]
+            ran = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": f"{ROOT}"})
+            said.append(ran.stdout or ran.stderr)
+
+    monkeypatch.setattr(ingest, "reach", other)
+    with hub.serve(), hub.egress("north", attempts=1, timeout=60.0) as egress:
         egress.send(sealed.envelope, sealed.path)
-    require = hub.store.table(hub.store.releases()[0])
-    pd.testing.assert_frame_equal(require, small_table())
+        other("ingest.done")  # when it is over, the turn is free
+    assert ["one upload of a bundle must end before the next" in line for line in said] == [True, True, False]
+    assert said[2] == "had the turn\n"
+    hub.store.close()
+
+
+def test_while_a_refused_bundle_is_taken_back_other_processes_write(tmp_path, plan, place, postgres, monkeypatch):
+    url = postgres.database(f"taken_{hashlib.sha256(place.encode()).hexdigest()[:16]}")
+    hub = Hub(tmp_path / "hub", plan, "north", url=url, bundles=place)
+    sealed, written_meanwhile = hub.seal("north"), []
+
+    def take_back(self, digest, path):
+        with closing(Store.open(hub.home, url, place)) as other, ThreadPoolExecutor(1) as pool:
+            written_meanwhile.append(pool.submit(other.write, lambda c: "written").result(10))
+        BundleObjects.delete(self, digest)
+
+    monkeypatch.setattr(BundleObjects, "take_back", take_back)
+    with hub.serve(), hub.egress("north", attempts=1) as egress:
+        revoke = lambda point: hub.store.revoke_site("north") if point == "ingest.before_commit" else None  # noqa: E731
+        monkeypatch.setattr(ingest, "reach", revoke)
+        with pytest.raises(Refusal) as caught:
+            egress.send(sealed.envelope, sealed.path)
+    assert (caught.value.code, written_meanwhile) == ("E_CERT", ["written"])
+    assert (hub.store.bundles.names(), list(hub.store.releases())) == (set(), [])
     hub.store.close()
 
 
@@ -209,6 +265,97 @@ def test_while_the_object_store_is_away_a_delivery_waits_sealed_and_is_taken_aft
         acceptance = egress.send(sealed.envelope, sealed.path)
     assert hub.store.releases()[0].acceptance == acceptance
     hub.store.close()
+
+
+# -- a place that is not there, not ours, or another coordinator's -----------------------------------------------------
+@contextmanager
+def denied(server, place):
+    """The access keys are known no more."""
+    with server.denying():
+        yield
+
+
+@contextmanager
+def without_bucket(server, place):
+    """Somebody deletes the bucket, and makes it again at the end with what was in it."""
+    client, bucket = server.client(), ObjectPlace.of(place).bucket
+    keys = [one["Key"] for one in client.list_objects_v2(Bucket=bucket).get("Contents", ())]
+    kept = {key: client.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys}
+    for key in kept:
+        client.delete_object(Bucket=bucket, Key=key)
+    client.delete_bucket(Bucket=bucket)
+    yield
+    client.create_bucket(Bucket=bucket)
+    for key, data in kept.items():
+        client.put_object(Bucket=bucket, Key=key, Body=data)
+
+
+SHUT = pytest.mark.parametrize(
+    ("shut", "word"), [(denied, "access denied"), (without_bucket, "none of this name")], ids=["denied", "no-bucket"]
+)
+
+
+@SHUT
+def test_a_place_that_cannot_be_entered_lacks_no_bundle(tmp_path, place, object_server, shut, word):
+    kept, part = bundle_store(place, tmp_path), written(tmp_path, DATA[0])
+    kept.put(DIGESTS[0], part)
+    calls = {
+        "put": lambda: kept.put(DIGESTS[0], part),
+        "read": lambda: kept.read(DIGESTS[0]).__enter__(),
+        "holds": lambda: kept.holds(DIGESTS[0]),
+        "state": lambda: kept.state(DIGESTS[0]),
+        "delete": lambda: kept.delete(DIGESTS[0]),
+        "take_back": lambda: kept.take_back(DIGESTS[0], part),
+        "names": lambda: kept.names(),
+        "claim": lambda: kept.claim("me"),
+        "try_out": lambda: kept.try_out(),
+    }
+    with shut(object_server, place):
+        said = {}
+        for name, call in calls.items():
+            with pytest.raises(StorageRefusal) as caught:
+                call()
+            said[name] = caught.value.given
+    assert said == dict.fromkeys(calls, word)
+    assert kept.holds(DIGESTS[0])
+
+
+@SHUT
+def test_while_a_place_cannot_be_entered_nothing_is_set_apart_forgotten_or_left_out(
+    tmp_path, plan, place, object_server, shut, word
+):
+    hub = Hub(tmp_path / "hub", plan, "north", bundles=place)
+    first, second = hub.seal("north"), hub.seal("north", wave=2, release_id="2" * 32, table=small_table(seed=2))
+    with hub.serve(), hub.egress("north", attempts=1) as egress:
+        egress.send(first.envelope, first.path)
+        with shut(object_server, place):
+            with pytest.raises(Refusal) as caught:
+                egress.send(second.envelope, second.path)
+            assert (caught.value.code, word in str(caught.value)) == ("E_STORAGE", True)
+            assert (len(hub.store.releases()), hub.store.quarantined()) == (1, ())
+            with pytest.raises(StorageRefusal, match=word):
+                hub.store.table(hub.store.releases()[0])
+        egress.send(second.envelope, second.path)
+    assert [len(hub.store.table(release)) for release in hub.store.releases()] == [len(small_table())] * 2
+    hub.store.close()
+
+
+def test_two_coordinators_never_share_a_place(tmp_path, plan, place):
+    mine, other = (Hub(tmp_path / name, plan, "north", bundles=place) for name in ("mine", "other"))
+    empty = Store.open(tmp_path)
+    for _ in range(2):  # a second start is the same coordinator's
+        mine.serve().stop()
+    with pytest.raises(StateRefusal, match="another one") as caught:
+        other.serve()
+    assert "owner" in caught.value.next_step
+    with pytest.raises(StateRefusal, match="another one"):
+        put_elsewhere(empty, place, owner="other", dry_run=True)
+    assert mine.store.bundles.names() == set()
+    nobody = place.replace("/bundles?", "/empty?")
+    put_elsewhere(empty, nobody, owner="other", dry_run=True)
+    bundle_store(nobody, tmp_path).claim("me")  # what was only looked at is not marked
+    for store in (mine.store, other.store, empty):
+        store.close()
 
 
 # -- questions ------------------------------------------------------------------------------------------------------

@@ -225,12 +225,14 @@ def store_bundles(
 ) -> VerbAnswer:
     """Copy accepted bundles to an object store or back, each verified; settings name it. No coordinator must serve."""
     from coordinator.operations.migration import put_elsewhere, set_setting
+    from coordinator.services.authority import Authority
     from coordinator.services.backup import nobody_serves
 
     place = "" if place == "folder" else place
     before, after = (one or f"{config.home / 'bundles'}" for one in (config.bundles, place))
     with nobody_serves(config.home), open_store(config) as store, _bar(json) as show:
-        bundles, copied = put_elsewhere(store, place, dry_run=dry_run, progress=show)
+        owner = Authority.load(config.home).witness.public.hex
+        bundles, copied = put_elsewhere(store, place, owner=owner, dry_run=dry_run, progress=show)
         if not dry_run:
             set_setting(config, "bundles", place)
     answer = {"source": before, "target": after, "bundles": bundles, "copied": copied, "dry_run": dry_run}

@@ -83,6 +83,7 @@ def init(
     # What the environment names is used as any other verb would, and stays out of the settings: it may hold a password.
     with open_store(replace(config, store=os.environ.get(STORE_VARIABLE) or database)) as store:
         store.bundles.try_out()
+        store.bundles.claim(authority.witness.public.hex)
         write_private(home / FILE_NAME, config.to_toml().encode())
     made = {
         "home": str(home),
@@ -95,7 +96,6 @@ def init(
         "passphrase": not unlocked,
         "created": True,
     }
-
     return VerbAnswer(
         made,
         (f"{name} is set up in {home}", "bold"),

@@ -147,7 +147,12 @@ def _whole(bundles: BundleStore, digest: str) -> Iterator[Path]:
 
 
 def put_elsewhere(
-    store: Store, place: str, *, dry_run: bool = False, progress: Callable[[str, int, int], None] = lambda *_: None
+    store: Store,
+    place: str,
+    *,
+    owner: str,
+    dry_run: bool = False,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> tuple[int, int]:
     """Copy every accepted bundle to another place, each read before and after; what was copied from stays as it is.
 
@@ -155,15 +160,18 @@ def put_elsewhere(
 
     Args:
         place: as of `coordinator.store.bundles.bundle_store`.
+        owner: who marks that place, as of `coordinator.store.bundles.BundleStore.claim`.
         dry_run: read them, and look which are there already.
         progress: as of `copied`.
     Returns: how many accepted bundles there are, and how many of them were copied, or would be.
-    Raises: ParameterError (the same place), IntegrityRefusal (a bundle is not whole), StorageRefusal, ConfigRefusal.
+    Raises: ParameterError (the same place), StateRefusal (another coordinator's), IntegrityRefusal (a bundle is not
+        whole), StorageRefusal, ConfigRefusal.
     """
     home = Path(store.place[1])
     if place == store.bundles.place:
         raise ParameterError("bundles must be copied to another place", given="the one where they are")
     there = bundle_store(place, home)
+    there.claim(owner, dry_run=dry_run)
     if not dry_run:
         there.try_out()
         (home / "bundles").mkdir(mode=0o700, exist_ok=True)

@@ -263,7 +263,7 @@ def restore(
                 delete_due(store, made, today, also=_deleted_there(home))
         _one_file(made / "store.db")
         if not dry_run:
-            _put_bundles(made)
+            _put_bundles(made, authority)
         moved = "" if dry_run else put_in_place(made, home)
     return RestoredHome(facts=facts, entry=entry, moved=moved)
 
@@ -349,9 +349,13 @@ def _require_log(store: Store, facts: BackupFacts, files: Mapping[str, Any], aut
         raise IntegrityRefusal("a backup must hold the log and the bundles that it names", given="others")
 
 
-def _put_bundles(made: Path) -> None:
-    """Move a restored home's bundles to the object store that its settings name, if they do. Raises: StorageRefusal."""
+def _put_bundles(made: Path, authority: Authority) -> None:
+    """Move a restored home's bundles to the object store that its settings name, if they do.
+
+    Raises: StorageRefusal; StateRefusal (another coordinator's place).
+    """
     there = bundle_store(CoordinatorConfig.load(made).bundles, made)
+    there.claim(authority.witness.public.hex)
     for path in sorted((made / "bundles").glob("*.zip")) if there.place else ():
         there.put(path.stem, path)
         path.unlink()

@@ -118,14 +118,15 @@ def require_whole(store: Store, *, thorough: bool = False) -> None:
         )
 
 
-def require_home(store: Store, home: Path) -> None:
-    """Refuse to serve a database from a second home folder: accepted bundles lie in the first.
+def require_home(store: Store, home: Path, authority: Authority) -> None:
+    """Refuse to serve a database from a second home folder, or with another coordinator's place for its bundles.
 
     A home is told by a random id in a file of its own, which the database keeps. A home without one that holds a bundle
     of the database's releases is that home, put back from a backup.
 
-    Raises: StateRefusal.
+    Raises: StateRefusal, StorageRefusal.
     """
+    store.bundles.claim(authority.witness.public.hex)
     place = sa.make_url(store.place[0])
     if place.get_backend_name() == "sqlite" and Path(place.database or "").parent.resolve() == home.resolve():
         return  # it lies in the home folder itself

@@ -40,6 +40,7 @@ __all__ = [
     "charged",
     "holdings",
     "logged_releases",
+    "named",
     "quarantine",
     "quarantined",
     "release_lines",
@@ -306,15 +307,10 @@ def by_bundle(store: Database, bundle_sha256: str) -> AcceptedRelease | None:
     return releases_of(store, [bundle_sha256]).get(bundle_sha256)
 
 
-def unless_named(store: Database, bundle_sha256: str, work: Callable[[], None]) -> None:
-    """Do something unless a release has this bundle; where several processes write, while none of them does."""
-
-    def alone(c: sa.Connection) -> None:
-        if c.execute(sa.select(db.releases.c.log_index).where(db.releases.c.bundle_sha256 == bundle_sha256)).first():
-            return
-        work()
-
-    (store.write if store.shared else store.read)(alone)
+def named(store: Database, bundle_sha256: str) -> bool:
+    """Whether a release has this bundle, once each transaction that was under way has ended."""
+    asked = sa.select(db.releases.c.log_index).where(db.releases.c.bundle_sha256 == bundle_sha256)
+    return (store.write if store.shared else store.read)(lambda c: c.execute(asked).first() is not None)
 
 
 def holdings(store: Database, study: str, site: str) -> tuple[Holding, ...]:

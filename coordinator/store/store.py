@@ -119,7 +119,7 @@ class Store(Database):
     releases_of = _releases.releases_of
     release = _releases.release_of
     by_bundle = _releases.by_bundle
-    unless_named = _releases.unless_named
+    named = _releases.named
     holdings = _releases.holdings
     uncompared = _releases.uncompared
     charged = _releases.charged

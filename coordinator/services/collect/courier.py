@@ -73,6 +73,7 @@ class CourierDesk:
 
     @contextmanager
     def _service(self) -> Iterator[CollectionService]:
+        self._store.bundles.claim(self._authority.witness.public.hex)
         made = CollectionService(
             home=self._config.home,
             store=self._store,

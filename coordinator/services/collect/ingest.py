@@ -116,17 +116,14 @@ class Ingest:
         except Refusal as refusal:
             self._set_apart(part, statement, envelope, refusal)
             raise
+        # An object store may let a caller wait: none is asked in a transaction, for which every other writer waits.
+        # What is put stays until the commit: only whoever has the turn of this upload takes it back, as the caller has.
         bundles, digest = self._store.bundles, statement.bundle_sha256
-
-        def still_so() -> None:
-            # Another process may have taken it back; while this is asked none can, as it would have to write as well.
-            if not bundles.holds(digest):
-                raise NetworkRefusal("a bundle must be stored before it is logged", given="one that was taken back")
-            recheck(receipt)
-
+        whole = False
         try:
             reach("ingest.before_move")
             bundles.put(digest, part)
+            whole = True
             reach("ingest.before_commit")
             acceptance = self._store.accept_release(
                 statement=statement,
@@ -134,12 +131,14 @@ class Ingest:
                 receipt=receipt,
                 today=self._today(),
                 standing=standing,
-                recheck=still_so,
+                recheck=lambda: recheck(receipt),
                 sign=self._watch.signer(self._today()),
             )
             reach("ingest.after_commit")
         except (Refusal, OSError) as error:
-            self._store.unless_named(digest, lambda: bundles.take_back(digest, part))
+            if (whole or not part.exists()) and not self._store.named(digest):
+                with suppress(Refusal, OSError):  # what stays is put again, or goes back to its offer at the next start
+                    bundles.take_back(digest, part)
             if isinstance(error, OSError):
                 raise no_room(error) from None
             raise

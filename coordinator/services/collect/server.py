@@ -63,7 +63,8 @@ class CoordinatorServer:
         health: ``host:port`` for health and metrics by HTTP; blank for none. See `monitor`.
         health_grpc: ``host:port`` for gRPC's health service; blank for none.
         log: settings of `begin_log`, for the analysts' process.
-    Raises: StateRefusal (not set up), LockedRefusal (another one serves), NetworkRefusal (the port is taken).
+    Raises: StateRefusal (not set up, or its bundles lie with another's), LockedRefusal (another one serves),
+        NetworkRefusal (the port is taken).
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class CoordinatorServer:
             self.service = CollectionService(home=home, store=self.store, authority=authority, **made)
             undone.callback(lambda: self.service.close())
             require_whole(self.store)
-            require_home(self.store, home)
+            require_home(self.store, home, authority)
             self.monitor: Monitor | None = None
             if health or health_grpc:
                 self.monitor = Monitor(home, self.store, authority, kept, analysts=bool(analysts or web) and apart)

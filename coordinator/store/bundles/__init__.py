@@ -50,6 +50,15 @@ class BundleStore(Protocol):
     def names(self) -> set[str]:
         """Digests of all that is here."""
 
+    def claim(self, owner: str, *, dry_run: bool = False) -> None:
+        """Mark the place as one coordinator's, so that two never share it by mistake. Again changes nothing.
+
+        Args:
+            owner: what the coordinator and its copies have in common, and no other has.
+            dry_run: look, and mark nothing.
+        Raises: StateRefusal (another's).
+        """
+
     def try_out(self) -> tuple[str, str]:
         """Put, read and delete a few bytes: where they were, and a warning, blank for none."""
 

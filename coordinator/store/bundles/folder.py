@@ -72,6 +72,9 @@ class BundleFolder:
         """Digests of all that is here."""
         return {path.stem for path in self.folder.glob("*.zip")}
 
+    def claim(self, owner: str, *, dry_run: bool = False) -> None:
+        """Nothing is marked: the folder is its home's (`coordinator.services.health.require_home`)."""
+
     def try_out(self) -> tuple[str, str]:
         """Nothing is tried: the disk is looked at by itself."""
         return f"{self.folder}", ""

@@ -23,13 +23,14 @@ from urllib.parse import parse_qs, urlsplit
 
 from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
-from shared.errors import ConfigRefusal, Refusal, StorageRefusal, lacking
+from shared.errors import ConfigRefusal, Refusal, StateRefusal, StorageRefusal, lacking
 
 __all__ = ["BundleObjects", "ObjectPlace"]
 
 FRESH = 60.0  # seconds for which a listing tells whether an object that was verified is still the same
 PROBE = b"whether this can be put, read and deleted"
 CONNECT, ANSWER = 5, 20  # seconds, of each of two attempts
+OWNER = "owner"  # the object that says whose the place is
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -146,7 +147,7 @@ class BundleObjects:
         """A copy that ends with the block. Raises: FileNotFoundError, StorageRefusal."""
         with tempfile.NamedTemporaryFile(prefix="tributary-bundle-") as copy:
             try:
-                with _asked(may_lack=True):
+                with self._may_lack():
                     self._files.get_file(self._key(digest), copy.name)
             except FileNotFoundError:
                 raise FileNotFoundError(errno.ENOENT, "no such object", f"{digest}.zip") from None
@@ -175,7 +176,7 @@ class BundleObjects:
         """Remove the object; False where there is none. Raises: StorageRefusal."""
         if not self.holds(digest):
             return False
-        with _asked(may_lack=True), suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), self._may_lack():
             self._files.rm_file(self._key(digest))
         self._forget(digest)
         return True
@@ -195,10 +196,46 @@ class BundleObjects:
             kept = self._files.is_bucket_versioned(self._of.bucket)
         return self.place, "the bucket keeps versions, deleted bundles too" if kept else ""
 
+    def claim(self, owner: str, *, dry_run: bool = False) -> None:
+        """Mark the place as one coordinator's, unless it is marked. Raises: StateRefusal, StorageRefusal."""
+        key = f"{self._root}/{OWNER}"
+        with suppress(FileNotFoundError), self._may_lack():
+            return self._require(owner, self._files.cat_file(key))
+        if not dry_run:
+            with _asked():
+                self._files.pipe_file(key, owner.encode())
+                said = self._files.cat_file(key)
+            self._require(owner, said)  # of two that claim it at once, one was the last
+
+    def _require(self, owner: str, said: bytes) -> None:
+        if said != owner.encode():
+            raise StateRefusal(
+                "bundles of two coordinators must not lie in one place",
+                given="the place of another one",
+                next_step="Name another prefix (bundles in coordinator.toml). Where that one is no more, its object "
+                f"{OWNER} may be deleted.",
+            )
+
     def _asked_for(self, digest: str) -> Hashable:
-        with _asked(may_lack=True), suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), self._may_lack():
             return _state(self._files.info(self._key(digest)))
         return None
+
+    @contextmanager
+    def _may_lack(self) -> Iterator[None]:
+        """As `_asked`, where an object may be lacking. Raises: StorageRefusal; FileNotFoundError for the object alone.
+
+        A bucket that is not there answers as an object that is not: nobody may take its bundles for lost.
+        """
+        lacking = None
+        with _asked():
+            try:
+                yield
+            except FileNotFoundError as error:
+                self._files.call_s3("head_bucket", Bucket=self._of.bucket)
+                lacking = error
+        if lacking is not None:
+            raise lacking
 
     def _listed(self) -> dict[str, Hashable]:
         with _asked():
@@ -216,19 +253,25 @@ def _state(said: dict[str, Any]) -> Hashable:
 
 
 @contextmanager
-def _asked(*, may_lack: bool = False) -> Iterator[None]:
-    """What goes wrong with the store, as a refusal. Raises: StorageRefusal; FileNotFoundError where it may lack."""
+def _asked() -> Iterator[None]:
+    """What goes wrong with the store, as a refusal. Raises: StorageRefusal."""
     try:
         yield
+    except Refusal:
+        raise
     except Exception as error:
-        if isinstance(error, Refusal) or (may_lack and isinstance(error, FileNotFoundError)):
-            raise
-        from botocore.exceptions import BotoCoreError
+        from botocore.exceptions import BotoCoreError, NoCredentialsError
 
         if not isinstance(error, OSError | BotoCoreError):
             raise
+        rule, given, mend = "must answer", type(error).__name__, "try again when it does"
+        if isinstance(error, PermissionError | NoCredentialsError):
+            rule, given = "must let this process in", "access denied"
+            mend = "mend the access keys, or what they may do in the bucket: get, put, delete, list"
+        elif isinstance(error, FileNotFoundError):
+            rule, given, mend = "must have their bucket", "none of this name", "mend bundles in coordinator.toml"
         raise StorageRefusal(
-            "the object store of the bundles must answer",
-            given=type(error).__name__,
-            next_step="See coordinator doctor. Nothing is lost: try again when it does.",
+            f"the object store of the bundles {rule}",
+            given=given,
+            next_step=f"Nothing is lost: {mend}. See coordinator doctor.",
         ) from None
