@@ -10,12 +10,17 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 from typing import Any
 
 from shared.errors import Refusal, SchemaRefusal
 
 __all__ = ["canonical_json", "closed", "parse_json", "sha256_hex"]
+
+Pairs = list[tuple[str, Any]]
+# Made once: `json.dumps` with settings of its own makes an encoder for each value.
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def canonical_json(value: Any) -> bytes:
@@ -27,15 +32,17 @@ def canonical_json(value: Any) -> bytes:
     b'{"a":[true,null,"\\xc3\\xa9"],"b":1.5}'
     """
     try:
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text = _CANONICAL.encode(value)
     except (TypeError, ValueError) as error:
         raise SchemaRefusal("a hashed value must be plain JSON without NaN or infinity", given=str(error)) from None
     return text.encode()
 
 
-def parse_json(data: bytes, *, cap: int = 1 << 20) -> Any:
+def parse_json(data: bytes, *, cap: int = 1 << 20, made: Callable[[Pairs], dict[str, Any]] = dict) -> Any:
     """Read JSON bytes of at most `cap` bytes; duplicate keys, NaN and deep nesting are refused.
 
+    Args:
+        made: makes each object from its pairs.
     Raises: SchemaRefusal.
 
     >>> parse_json(b'{"a":1}')
@@ -44,18 +51,26 @@ def parse_json(data: bytes, *, cap: int = 1 << 20) -> Any:
     if len(data) > cap:
         raise SchemaRefusal(f"a JSON document must have at most {cap} bytes", given=f"{len(data)}")
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len({key for key, _ in pairs}) != len(pairs):
+    try:
+        return _decoder(made).decode(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise SchemaRefusal("the document must be JSON", given=type(error).__name__) from None
+
+
+@lru_cache(maxsize=8)
+def _decoder(made: Callable[[Pairs], dict[str, Any]]) -> json.JSONDecoder:
+    """Made once as well."""
+
+    def unique(pairs: Pairs) -> dict[str, Any]:
+        found = made(pairs)
+        if len(found) != len(pairs):
             raise ValueError("a key stands twice")
-        return dict(pairs)
+        return found
 
     def no_constant(name: str) -> None:
         raise ValueError(f"{name} is not JSON")
 
-    try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_constant)
-    except (ValueError, RecursionError) as error:
-        raise SchemaRefusal("the document must be JSON", given=type(error).__name__) from None
+    return json.JSONDecoder(object_pairs_hook=unique, parse_constant=no_constant)
 
 
 def sha256_hex(data: bytes) -> str:

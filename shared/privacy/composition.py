@@ -117,7 +117,13 @@ class StudyCharges:
         import numpy as np
 
         names: dict[tuple[tuple[float, ...], float | None], int] = {}
-        price = [names.setdefault((charge.rdp, charge.pure), len(names)) for charge in self.charges]
+        known: dict[tuple[int, float | None], int] = {}  # most charges hold one curve: it is hashed once
+        price = []
+        for charge in self.charges:
+            same = (id(charge.rdp), charge.pure)
+            if same not in known:
+                known[same] = names.setdefault((charge.rdp, charge.pure), len(names))
+            price.append(known[same])
         prices = list(names)
         curves = [np.asarray(rdp, dtype=np.float64) for rdp, _ in prices]
         counted = set()
