@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from typing import Any
 if __name__ == "__main__":  # the other tests' modules are read as pytest reads them
     sys.path.insert(0, str(Path(__file__).parent))
 
+import httpx
 import numpy as np
 import pandas as pd
 from delivered import STUDIES, cohort, deliver, join
@@ -129,6 +131,12 @@ class House:
         )
         self.file = home / "ada.token.json"
         self.token.save(self.file)
+
+    def client(self) -> httpx.Client:
+        """Who asks over HTTPS with the token."""
+        tls = ssl.create_default_context(cadata=self.token.ca_pem)
+        bearer = {"authorization": f"Bearer {self.token.token}"}
+        return httpx.Client(base_url=self.url, verify=tls, headers=bearer)
 
     def second_wave(self) -> None:
         """Each site delivers again, persons of its own."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -322,10 +321,8 @@ def test_every_question_has_the_same_figures_through_five_doors(r, house, tmp_pa
         KNITTED=str(tmp_path / "r.md"),
     ).splitlines()
     in_r = [json.loads(line) for line in printed[: len(QUESTIONS)]]
-    tls = ssl.create_default_context(cadata=house.token.ca_pem)
-    bearer = {"authorization": f"Bearer {house.token.token}"}
     table = []
-    with connect(house.token) as connection, httpx.Client(base_url=house.url, verify=tls, headers=bearer) as web:
+    with connect(house.token) as connection, house.client() as web:
         study = connection["cvd"]
         assert web.post("/sign-in", data={"token": house.token.token}).status_code == 303
         for one, found in zip(QUESTIONS, in_r, strict=True):
@@ -387,10 +384,8 @@ def test_looks_by_wave_have_the_same_figures_through_every_door(r, house, tmp_pa
     said = r(R_LOOKS, TRIBUTARY_URL=house.url, TRIBUTARY_ANALYST_TOKEN=str(house.file), FIGURE=str(tmp_path / "r.svg"))
     digits, rest, *printed = said.splitlines()
     rest = json.loads(rest)
-    tls = ssl.create_default_context(cadata=house.token.ca_pem)
-    bearer = {"authorization": f"Bearer {house.token.token}"}
     question = "cox(time, cvd) ~ sbp/10"
-    with connect(house.token) as connection, httpx.Client(base_url=house.url, verify=tls, headers=bearer) as web:
+    with connect(house.token) as connection, house.client() as web:
         looks = connection["cvd"].monitor(question, spending="pocock")
         python = looks.document
         assert [one["label"] for one in python["looks"]] == rest["labels"] == ["wave 1", "wave 2"]

@@ -7,8 +7,11 @@ import datetime as dt
 import io
 import json
 import zipfile
+from types import SimpleNamespace
 
 import pytest
+from doors import SITES as HOUSES
+from doors import House
 from test_workbench import PAGES, Read, csrf, reader, result, token, words  # noqa: F401
 from web_stage import HOSTILE, QUESTION, stage  # noqa: F401
 from windows import chromium, enter, fits, opened, window  # noqa: F401
@@ -19,6 +22,7 @@ from coordinator.planning.plan_form import COLUMN_FIELDS, first_form
 from coordinator.planning.price import cost, prices
 from coordinator.planning.review import review
 from coordinator.web.interface.crate import METADATA
+from coordinator.web.interface.receipts import before
 from coordinator.web.workbench import forms
 from shared.base.canonical import sha256_hex
 from shared.errors import SchemaRefusal
@@ -109,6 +113,35 @@ def test_curves_stand_on_the_page_of_their_answer(web, reader, other):
         assert f'src="{place}/{kind}.svg"' in reader.get(place).text
         assert said in reader.get(f"{place}/{kind}.svg").text
     assert "dose-response" not in reader.get(f"/studies/cvd/results/{other}").text
+
+
+# -- releases -----------------------------------------------------------------------------------------------------
+def test_a_release_says_what_changed_since_the_sites_wave_before(tmp_path):
+    house = House(tmp_path / "hub")
+    house.second_wave()
+    with house.client() as client:
+        found = client.get("/v1/studies/cvd/receipts").json()["receipts"]
+        paged = client.get("/v1/studies/cvd/receipts?most=3&newest=true").json()["receipts"]
+        assert client.post("/sign-in", data={"token": house.token.token}).status_code == 303
+        page = client.get("/studies/cvd/releases")
+    house.running.stop(1)
+    assert [one["since"] for one in found if one["wave"] == 1] == [None] * 3
+    second = {one["site"]: one["since"] for one in found if one["wave"] == 2}
+    assert second == {one["site"]: one["since"] for one in paged}, "a page says what the whole list does"
+    for site, n in HOUSES.items():
+        assert second[site]["wave"] == 1
+        assert second[site]["changes"] == [["persons", f"{n}", f"{n + 30}"]]
+        assert second[site]["not_covered"] == second[site]["no_longer_covered"] == []
+    assert page.text.count("What changed since wave 1: persons") == 3
+
+
+def test_what_changed_is_against_the_newest_earlier_wave_that_was_not_withdrawn():
+    def line(wave, site="north", withdrawn=""):
+        facts = {"release_id": f"{site}{wave}", "bundle_sha256": f"b-{site}{wave}", "withdrawn": withdrawn}
+        return SimpleNamespace(wave=wave, site=site, **facts)
+
+    lines = [line(1), line(1, "south"), line(2, withdrawn="an error"), line(3), line(3, "south")]
+    assert before(lines) == {"north2": "b-north1", "north3": "b-north1", "south3": "b-south1"}
 
 
 # -- budgets ------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from coordinator.store.schema import analyst_tokens
 from coordinator.store.schema import asked as _lines
 from coordinator.store.site_certificates import outlook
 from coordinator.web.interface.crate import crate
+from coordinator.web.interface.receipts import before, in_words
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.clock import utc_now
 from shared.errors import EstimateRefusal, RoleRefusal, StateRefusal
@@ -283,9 +284,19 @@ class DerivedDocuments:
 
     # -- what arrived -----------------------------------------------------------------------------------------------
     def receipts(self, call: Call, request: ReleasesRequest) -> Document:
-        """Releases of a study with their receipts in words, in the order of the log: all, or a page."""
+        """Releases of a study with their receipts in words, in the order of the log: all, or a page.
+
+        Each has beside it what changed since the site's wave before.
+        """
         self._service.admitted(call, request.study)
-        _, said, more = page_of(self._store, request, _in_words)
+        earlier = before(self._store.release_lines(request.study, withdrawn=True))
+        known = {} if request.most else self._store.releases_of(earlier.values())
+
+        def said_of(release: AcceptedRelease) -> dict[str, Any]:
+            bundle = earlier.get(release.release_id, "")
+            return in_words(release, known.get(bundle) or (self._store.by_bundle(bundle) if bundle else None))
+
+        _, said, more = page_of(self._store, request, said_of)
         return _document({"study": request.study, "receipts": said, "more": more})
 
     def proof(self, call: Call, request: ProofRequest) -> Document:
@@ -358,16 +369,6 @@ class DerivedDocuments:
                     cell |= {"code": "", "reminded": "", "day": cell["day"] if cell["state"] in SEEN else ""}
                     cell["state"] = cell["state"] if cell["state"] in SEEN else "waiting"
         return _document({**found, "words": states})
-
-
-def _in_words(release: AcceptedRelease) -> dict[str, Any]:
-    names = ("release_id", "site", "wave", "n", "plan_version", "plan_hash", "bundle_sha256", "log_index")
-    receipt = release.receipt
-    facts = {name: getattr(release, name) for name in (*names, "accepted_day", "withdrawn")}
-    facts |= {"mechanism": receipt.mechanism, "posture": receipt.posture, "receipt_hash": receipt.hash}
-    facts |= {"price": shown_price(receipt.stated_epsilon, receipt.given, delta=receipt.delta)}
-    facts |= {"translation": receipt.stated_translation}
-    return {**facts, "covered": receipt.covered, "not_covered": receipt.not_covered}
 
 
 def _document(document: Mapping[str, Any]) -> Document:

@@ -296,6 +296,18 @@ SCHEMAS: Mapping[str, Schema] = {
                 translation=TEXT,
                 covered=_list(TEXT),
                 not_covered=_list(TEXT),
+                since={
+                    **_object(
+                        "What changed since the site's newest release of an earlier wave; null of a first.",
+                        wave=COUNT,
+                        changes=_list({**_list(TEXT), "description": "A fact, what it was, and what it is."}),
+                        covered=_list(TEXT),
+                        no_longer_covered=_list(TEXT),
+                        not_covered=_list(TEXT),
+                        no_longer_open=_list(TEXT),
+                    ),
+                    "type": ["object", "null"],
+                },
             )
         ),
         more=_MORE,
