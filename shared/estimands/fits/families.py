@@ -142,12 +142,20 @@ def _mills(eta: Array) -> Array:
     return np.asarray(np.exp(-(eta**2) / 2 - _log_normal(eta)) / math.sqrt(2 * math.pi))
 
 
+def _probit_derivatives(y: Array, eta: Array) -> tuple[Array, Array]:
+    """Score and observed weight: Φ is even about 0, so an event at η is a non-event at −η."""
+    sign = np.where(y > 0, 1.0, -1.0)
+    ratio = _mills(sign * eta)
+    return sign * ratio, ratio * (ratio + sign * eta)
+
+
 _PROBIT = Family(
     mean=_normal,
     slope=lambda eta: np.exp(-(eta**2) / 2) / math.sqrt(2 * math.pi),
-    loglik=lambda y, eta: np.where(y > 0, _log_normal(eta), _log_normal(-eta)),
-    score=lambda y, eta: np.where(y > 0, _mills(eta), -_mills(-eta)),
-    observed=lambda y, eta: np.where(y > 0, _mills(eta) * (_mills(eta) + eta), _mills(-eta) * (_mills(-eta) - eta)),
+    loglik=lambda y, eta: _log_normal(np.where(y > 0, eta, -eta)),
+    score=lambda y, eta: _probit_derivatives(y, eta)[0],
+    observed=lambda y, eta: _probit_derivatives(y, eta)[1],
+    both=_probit_derivatives,
     expected=lambda eta: _mills(eta) * _mills(-eta),
     start=_shrunk,
     link=_quantile,
