@@ -96,22 +96,30 @@ class _SubdistributionLikelihood:
         curve = np.r_[1.0, np.cumprod(1 - self._lost / self._open)]
         return np.asarray(curve[np.searchsorted(self._cut, at, side="left")])
 
-    def _at_risk(self, beta: Array) -> tuple[Array, Array, Array, Array]:
-        """η, θ, and at each event time the sum of θ and the mean of x over those at risk."""
+    def _linear(self, beta: Array) -> tuple[Array, Array]:
+        """η and θ, but for a factor that leaves by itself."""
         eta = self._x @ beta
         eta -= eta.max()
-        theta = np.exp(eta)
-        summed = np.column_stack([theta, theta[:, None] * self._x])
-        none = np.zeros((1, summed.shape[1]))
-        suffix = np.vstack([np.cumsum(summed[::-1], axis=0)[::-1], none])
-        prefix = np.vstack([none, np.cumsum(summed * self._kept[:, None], axis=0)])
-        sums = suffix[self._first] + self._then[:, None] * prefix[self._first]
-        return eta, theta, sums[:, 0], sums[:, 1:] / sums[:, :1]
+        return eta, np.exp(eta)
+
+    def _sums(self, parts: Array) -> Array:
+        """At each event time the weighted sum of rows (n, …) over those at risk."""
+        rest = np.cumsum(parts[::-1], axis=0)[::-1][self._first]
+        wide = (-1, *(1,) * (parts.ndim - 1))
+        stayed = np.cumsum(parts * self._kept.reshape(wide), axis=0)[self._first - 1]
+        stayed[self._first == 0] = 0.0
+        return np.asarray(rest + self._then.reshape(wide) * stayed)
+
+    def _at_risk(self, beta: Array) -> tuple[Array, Array, Array]:
+        """θ, and at each event time the sum of θ and the mean of x over those at risk."""
+        _, theta = self._linear(beta)
+        inside = self._sums(theta)
+        return theta, inside, self._sums(theta[:, None] * self._x) / inside[:, None]
 
     def value(self, beta: Array) -> float:
         """Its logarithm."""
-        eta, _, inside, _ = self._at_risk(beta)
-        return float(self._event @ eta - self._deaths @ np.log(inside))
+        eta, theta = self._linear(beta)
+        return float(self._event @ eta - self._deaths @ np.log(self._sums(theta)))
 
     def _exposed(self, hazard: Array) -> Array:
         """For each row the hazards (K, …) at event times that it was at risk at, by its weight there."""
@@ -123,14 +131,14 @@ class _SubdistributionLikelihood:
 
     def derivatives(self, beta: Array) -> tuple[Array, Array]:
         """(p,) and (p, p): its slope, and the information."""
-        _, theta, inside, mean = self._at_risk(beta)
+        theta, inside, mean = self._at_risk(beta)
         exposure = theta * self._exposed(self._deaths / inside)
         slope = self._event @ self._x - exposure @ self._x
         return slope, (self._x * exposure[:, None]).T @ self._x - (mean * self._deaths[:, None]).T @ mean
 
     def scores(self, beta: Array) -> Array:
         """(n, p)."""
-        _, theta, inside, mean = self._at_risk(beta)
+        theta, inside, mean = self._at_risk(beta)
         hazard = self._deaths / inside
         out = self._exposed(hazard[:, None] * mean) - self._x * self._exposed(hazard)[:, None]
         out *= theta[:, None]
