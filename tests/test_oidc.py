@@ -11,6 +11,7 @@ import re
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -21,9 +22,12 @@ from web_stage import WEB, web_stage
 
 from coordinator.analyst.access import sign_in
 from coordinator.analyst.remote import connect
+from coordinator.store import schema as db
+from coordinator.store.store import Store
 from coordinator.web.sign_in.device import DeviceSignIns
+from coordinator.web.sign_in.kept import SignInStore
 from coordinator.web.sign_in.provider import BEGUN, Person, Provider
-from coordinator.web.sign_in.sessions import COOKIE, UNCONFIRMED, Sessions
+from coordinator.web.sign_in.sessions import COOKIE, IDLE, OF_ONE, UNCONFIRMED, Sessions
 from shared.errors import AccessRefusal, NetworkRefusal, RateRefusal, StateRefusal
 
 SCRIPT = Path(__file__).with_name("oidc_provider.mjs")
@@ -63,8 +67,12 @@ def provider():
     process.stdout.close()
 
 
+def some_store() -> SignInStore:
+    return SignInStore(Store.open(Path(tempfile.mkdtemp(prefix="tributary-oidc-"))))
+
+
 def made(provider, **settings) -> Provider:
-    given = {"client_id": "tributary", "client_secret": "tributary-secret", **settings}
+    given = {"client_id": "tributary", "client_secret": "tributary-secret", "kept": some_store(), **settings}
     return Provider(issuer=provider[0], redirect=provider[1], **given)
 
 
@@ -106,9 +114,9 @@ def token(provider):
 
     asked._fetched = keeping
     cookie, given = begun(asked)
-    [one] = asked._begun.values()
+    nonce = asked._kept.find("begun", cookie).content["nonce"]
     asyncio.run(asked.finish(cookie, given))
-    return kept["token"]["id_token"], kept["keys"], one.nonce
+    return kept["token"]["id_token"], kept["keys"], nonce
 
 
 def test_whoever_signs_in_has_the_role_and_the_studies_that_the_provider_says(provider):
@@ -200,7 +208,7 @@ def taken_back(provider, *tokens: str) -> None:
 
 
 def test_a_sign_in_that_the_provider_takes_back_ends_at_the_next_question_to_it(provider):
-    asked, sessions = made(provider), Sessions()
+    asked, sessions = made(provider), Sessions(some_store())
     found = asyncio.run(asked.finish(*begun(asked)))
     cookie = sessions.enter(found.name, found.role, "", found)
     assert found.access not in repr(found)
@@ -228,7 +236,7 @@ def test_without_introspection_userinfo_is_asked_and_an_access_token_that_ended_
 
 def test_a_session_that_the_provider_cannot_be_asked_about_is_believed_for_five_minutes(provider):
     now = [0.0]
-    sessions, away = Sessions(lambda: now[0]), made((f"http://127.0.0.1:{free_port()}", provider[1]))
+    sessions, away = Sessions(some_store(), lambda: now[0]), made((f"http://127.0.0.1:{free_port()}", provider[1]))
     found = Person(serial="1", name="ada", role="analyst", studies=("cvd",), until=time.time() + 999, access="x")
     cookie = sessions.enter("ada", "analyst", "", found)
     now[0] = UNCONFIRMED
@@ -244,12 +252,114 @@ def test_a_session_that_the_provider_cannot_be_asked_about_is_believed_for_five_
     assert sessions.find(cookie) is not None
 
 
+# -- several processes --------------------------------------------------------------------------------------------
+@pytest.fixture(params=["sqlite", "postgresql"])
+def two(request, tmp_path):
+    """What two processes that serve one coordinator have of its sign-ins."""
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    if request.param == "postgresql":
+        url = request.getfixturevalue("postgres").database(f"signed{abs(hash(tmp_path)):x}")
+    stores = [Store(url, tmp_path) for _ in range(2)]
+    yield [SignInStore(one) for one in stores]
+    for one in stores:
+        one.close()
+
+
+def test_a_sign_in_holds_at_every_process_and_what_ends_it_at_one_ends_it_at_all(two):
+    now = [time.time()]
+    one, other = (Sessions(kept, lambda: now[0]) for kept in two)
+    cookie = one.enter("ada", "analyst", "t0ken")
+    found = other.find(cookie)
+    assert (found.name, found.role, found.token, found.csrf) == ("ada", "analyst", "t0ken", one.find(cookie).csrf)
+    now[0] += IDLE - 1
+    assert other.find(cookie), "a page at one process keeps it from ending at the other"
+    now[0] += IDLE - 1
+    assert one.find(cookie)
+    other.leave(cookie)
+    assert one.find(cookie) is None
+    cookie = other.enter("ada", "analyst", "t0ken", program=True)
+    assert one.find(cookie) is None
+    assert one.find(cookie, program=True).token == "t0ken"
+    others = [(one, other)[k % 2].enter("ada", "analyst", "t") for k in range(OF_ONE + 1)]
+    assert one.find(others[0]) is None
+    assert all(other.find(cookie) for cookie in others[1:])
+
+
+def test_who_is_asked_about_is_asked_about_by_one_process_and_the_answer_counts_for_all(two):
+    now, asked = [1000.0], []
+    one, other = (Sessions(kept, lambda: now[0]) for kept in two)
+    ada = Person(serial="1", name="ada", role="analyst", studies=("cvd",), until=time.time() + 999, refresh="first")
+    cookie = one.enter("ada", "analyst", "", ada)
+    assert other.find(cookie).person == ada
+
+    async def renewed(person):
+        asked.append(person.refresh)
+        await other.confirm(never, since=30)  # while this one waits for the provider
+        return dataclasses.replace(person, role="lead", refresh="second")
+
+    async def never(person):
+        raise AssertionError("a refresh token would be used twice")
+
+    now[0] += 60
+    asyncio.run(one.confirm(renewed, since=30))
+    asyncio.run(other.confirm(never, since=30))
+    assert asked == ["first"]
+    assert (other.find(cookie).role, other.find(cookie).person.refresh) == ("lead", "second")
+
+    async def gone(person):
+        raise AccessRefusal("the provider must still know the sign-in", given="one that it took back")
+
+    now[0] += 60
+    asyncio.run(other.confirm(gone, since=30))
+    assert one.find(cookie) is None
+
+
+def test_nobody_who_reads_the_database_can_sign_in_or_learn_a_secret(two):
+    kept, other = two
+    sessions = Sessions(kept)
+    ada = Person(serial="1", name="ada", role="analyst", studies=("cvd",), until=time.time() + 999, access="acc-3ss")
+    cookies = [sessions.enter("ada", "analyst", "t0ken-3", who) for who in (None, ada)]
+    rows = other._store.read(lambda c: c.execute(db.sign_ins.select()).all())
+    assert len(rows) == 2
+    for row in rows:
+        held = repr(tuple(row)).encode() + bytes(row.sealed)
+        for secret in (*cookies, "t0ken-3", "acc-3ss", sessions.find(cookies[0]).csrf):
+            assert secret.encode() not in held
+        assert sessions.find(row.place) is None
+    # What somebody wrote there without the cookie opens nothing.
+    swapped = {rows[0].place: rows[1].sealed, rows[1].place: rows[0].sealed}
+    for place, sealed in swapped.items():
+        other._store.write(
+            lambda c, place=place, sealed=sealed: c.execute(
+                db.sign_ins.update().where(db.sign_ins.c.place == place).values(sealed=sealed)
+            )
+        )
+    assert [sessions.find(cookie) for cookie in cookies] == [None, None]
+
+
+def test_a_sign_in_may_begin_at_one_process_and_end_at_the_other_once(provider, two):
+    here, there = (made(provider, kept=kept) for kept in two)
+    cookie, given = begun(here)
+    assert asyncio.run(there.finish(cookie, given)).name == "analyst.cvd"
+    with pytest.raises(AccessRefusal, match="once"):
+        asyncio.run(here.finish(cookie, given))
+    now = [time.time()]
+    devices = [
+        DeviceSignIns(asked, Sessions(kept), dict, kept, lambda: now[0])
+        for asked, kept in zip((here, there), two, strict=True)
+    ]
+    begun_there = asyncio.run(devices[1].begin("10.0.0.1"))
+    signed_in(begun_there["verification_uri_complete"], "analyst:cvd")
+    given = asyncio.run(devices[0].ask(begun_there["sign_in"]))
+    assert Sessions(two[1]).find(given["token"], program=True).person.name == "analyst.cvd"
+
+
 # -- without a browser --------------------------------------------------------------------------------------------
 def test_a_program_waits_while_a_person_signs_in_elsewhere_and_its_token_is_a_session(provider):
     now = [0.0]
-    asked, sessions = made(provider), Sessions()
+    asked, sessions = made(provider), Sessions(some_store())
     house = {"address": "hub:1", "server_name": "hub", "ca_pem": "", "witness": ""}
-    device = DeviceSignIns(asked, sessions, lambda: house, lambda: now[0])
+    device = DeviceSignIns(asked, sessions, lambda: house, some_store(), lambda: now[0])
     begun = asyncio.run(device.begin("10.0.0.1"))
     assert asyncio.run(device.ask(begun["sign_in"])) is None
     signed_in(begun["verification_uri_complete"], "analyst:cvd")
@@ -268,7 +378,7 @@ def test_a_program_waits_while_a_person_signs_in_elsewhere_and_its_token_is_a_se
     with pytest.raises(AccessRefusal, match="one that waits"):
         asyncio.run(device.ask(begun["sign_in"]))
     with pytest.raises(StateRefusal, match="must know a provider"):
-        asyncio.run(DeviceSignIns(None, sessions, dict).begin(""))
+        asyncio.run(DeviceSignIns(None, sessions, dict, some_store()).begin(""))
 
 
 def from_r(url, ca, person, library) -> str:

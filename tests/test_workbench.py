@@ -17,7 +17,9 @@ from windows import axe, barriers, chromium, enter, fits, window  # noqa: F401
 from coordinator.analyst.show import p_shown
 from coordinator.pooling.diagnostics import influence
 from coordinator.pooling.further.refits import leave_one_out
+from coordinator.store.store import Store
 from coordinator.web.interface.reading import result_of
+from coordinator.web.sign_in.kept import SignInStore
 from coordinator.web.sign_in.sessions import COOKIE, IDLE, LONGEST, OF_ONE, Sessions
 from coordinator.web.workbench import forms
 from coordinator.web.workbench.pages import PAGE, POLICY, Pages
@@ -113,9 +115,9 @@ def test_a_token_that_is_taken_back_ends_its_sessions(stage):
         assert client.get("/studies/cvd").headers["location"] == "/sign-in"
 
 
-def test_a_session_ends_when_it_is_idle_when_it_is_old_and_when_there_are_too_many():
+def test_a_session_ends_when_it_is_idle_when_it_is_old_and_when_there_are_too_many(tmp_path):
     now = [0.0]
-    sessions = Sessions(lambda: now[0])
+    sessions = Sessions(SignInStore(Store.open(tmp_path)), lambda: now[0])
     idle = sessions.enter("ada", "analyst", "t")
     now[0] = IDLE + 1
     assert sessions.find(idle) is None

@@ -29,6 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from coordinator.web.interface.api import Api
 from coordinator.web.interface.places import Places
 from coordinator.web.sign_in.device import DeviceSignIns
+from coordinator.web.sign_in.kept import SignInStore
 from coordinator.web.sign_in.provider import Provider
 from coordinator.web.sign_in.sessions import BEARER, CONFIRM, Sessions
 from coordinator.web.workbench.pages import Pages
@@ -102,7 +103,8 @@ class WebServer:
         self._thread = threading.Thread(target=self._loop.run_forever, name="tributary-web-loop", daemon=True)
         self._thread.start()
         self._places = Places(workers, ASKED_WAITING, limits)
-        self._sessions, self._provider = Sessions(), Provider(**signing) if signing else None
+        kept = SignInStore(store)
+        self._sessions, self._provider = Sessions(kept), Provider(kept=kept, **signing) if signing else None
         self._confirming: asyncio.Task[None] | None = None
         service.signed_in = functools.partial(_signed_in, self._sessions, person)
         door = None
@@ -115,7 +117,7 @@ class WebServer:
                 today=today,
                 places=self._places,
                 limits=limits,
-                device=DeviceSignIns(self._provider, self._sessions, house),
+                device=DeviceSignIns(self._provider, self._sessions, house, kept),
                 door=self._door,
                 observe=observe,
             )
@@ -204,7 +206,7 @@ async def _confirming(sessions: Sessions, provider: Provider) -> None:
     while True:
         await asyncio.sleep(CONFIRM)
         try:
-            await sessions.confirm(provider.confirmed)
+            await sessions.confirm(provider.confirmed, since=CONFIRM / 2)
         except Exception as error:  # whatever it says, it is asked again
             _log.error("sign-ins could not be confirmed: %s", type(error).__name__)
 

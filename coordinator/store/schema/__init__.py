@@ -40,6 +40,7 @@ __all__ = [
     "revoked",
     "round_asked",
     "round_of",
+    "sign_ins",
     "site_certificates",
     "site_clocks",
     "site_keys",
@@ -374,6 +375,20 @@ writers = sa.Table(
     sa.Column("writer", sa.String(32), primary_key=True),
     sa.Column("number", sa.Integer, nullable=False),
     sa.Column("day", sa.String(10), nullable=False, index=True),
+)
+# Who is signed in with a browser, or is about to be: found and opened by a secret that is not here
+# (`coordinator.web.sign_in.kept`).
+sign_ins = sa.Table(
+    "sign_ins",
+    meta,
+    sa.Column("place", _digest, primary_key=True),
+    sa.Column("kind", sa.String(16), nullable=False, index=True),
+    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("began", sa.Float(53), nullable=False),
+    sa.Column("last", sa.Float(53), nullable=False),
+    sa.Column("confirmed", sa.Float(53), nullable=False),
+    sa.Column("ends", sa.Float(53), nullable=False, index=True),
+    sa.Column("sealed", sa.LargeBinary, nullable=False),
 )
 home = sa.Table("home", meta, sa.Column("id", sa.String(32), primary_key=True))
 _content = sa.LargeBinary(ROUND_CAP)

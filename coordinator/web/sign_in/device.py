@@ -6,18 +6,17 @@ is a session of its own behind a random token, good on both of the coordinator's
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
-import math
+import functools
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from coordinator.web.sign_in.kept import SignInStore
 from coordinator.web.sign_in.provider import Person, Provider
 from coordinator.web.sign_in.sessions import LONGEST, Sessions
-from shared.base.canonical import sha256_hex
 from shared.errors import AccessRefusal, RateRefusal, StateRefusal
 
 __all__ = ["DeviceSignIns"]
@@ -25,23 +24,14 @@ __all__ = ["DeviceSignIns"]
 MOST, OF_ONE_ADDRESS = 512, 8
 
 
-@dataclass(kw_only=True)
-class _Waiting:
-    address: str
-    device_code: str
-    until: float
-    interval: float
-    asked: float
-
-
 class DeviceSignIns:
-    """Sign-ins that wait for a person; on one event loop only.
+    """Sign-ins that wait for a person, begun at whichever process and asked for at any.
 
     Args:
         provider: by which people sign in; None where none is set.
         sessions: where whoever signed in is entered.
         house: gives what a token's file says of the coordinator: ``address``, ``server_name``, ``ca_pem``, ``witness``.
-        clock: gives seconds that only grow.
+        kept: where they are. clock: gives seconds since 1970.
     """
 
     def __init__(
@@ -49,10 +39,11 @@ class DeviceSignIns:
         provider: Provider | None,
         sessions: Sessions,
         house: Callable[[], Mapping[str, str]],
-        clock: Callable[[], float] = time.monotonic,
+        kept: SignInStore,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._provider, self._sessions, self._house, self._clock = provider, sessions, house, clock
-        self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
+        self._provider, self._sessions, self._house = provider, sessions, house
+        self._kept, self._clock = kept, clock
 
     async def begin(self, address: str) -> dict[str, Any]:
         """Begin one: what the person is told, and the secret by which the program asks on.
@@ -62,29 +53,19 @@ class DeviceSignIns:
         Raises: StateRefusal (no provider, or one without the flow), RateRefusal (too many of this address),
             NetworkRefusal.
         """
-        now = self._clock()
-        for place in [place for place, one in self._waiting.items() if one.until < now]:
-            del self._waiting[place]
         if self._provider is None:
             raise StateRefusal(
                 "the coordinator must know a provider by which people sign in",
                 given="none",
                 next_step="Use a token: the study lead makes it (coordinator analyst add).",
             )
-        if (
-            sum(one.address == address for one in self._waiting.values()) >= OF_ONE_ADDRESS
-            or len(self._waiting) >= MOST
-        ):
-            raise RateRefusal("few sign-ins must wait at once", given="too many", next_step="Try again in ten minutes.")
-        code = await self._provider.device()
+        code, now = await self._provider.device(), self._clock()
         secret = secrets.token_urlsafe(32)
-        self._waiting[sha256_hex(secret.encode())] = _Waiting(
-            address=address,
-            device_code=code.device_code,
-            until=now + code.seconds,
-            interval=code.interval,
-            asked=-math.inf,
-        )
+        content = {"device_code": code.device_code, "interval": code.interval, "asked": False}
+        limits: dict[str, Any] = {"most": MOST, "of_one": -OF_ONE_ADDRESS}
+        kept = {"name": address[:64], "now": now, "ends": now + code.seconds, **limits}
+        if not await asyncio.to_thread(self._kept.put, "device", secret, content, **kept):
+            raise RateRefusal("few sign-ins must wait at once", given="too many", next_step="Try again in ten minutes.")
         shown = {"user_code": code.user_code, "verification_uri": code.uri, "verification_uri_complete": code.whole_uri}
         return {"sign_in": secret, **shown, "expires_in": code.seconds, "interval": code.interval}
 
@@ -93,28 +74,36 @@ class DeviceSignIns:
 
         Raises: AccessRefusal: no sign-in that waits, one that ended, or one that the provider refused.
         """
-        place, now = sha256_hex(secret.encode()), self._clock()
-        one = self._waiting.get(place)
-        if one is None or one.until < now or self._provider is None:
-            self._waiting.pop(place, None)
+        now = self._clock()
+        row = await asyncio.to_thread(self._kept.find, "device", secret)
+        if row is None or row.ends < now or self._provider is None:
+            await asyncio.to_thread(self._kept.leave, secret)
             raise AccessRefusal(
                 "a sign-in must be one that waits", given="one that ended, or none", next_step="Begin again."
             )
-        if now - one.asked < one.interval:
+        content = dict(row.content)
+        early = content["asked"] and now - row.last < content["interval"]
+        content["asked"] = True
+        # Of several programs with one secret, or one that asks at two processes, one goes on.
+        if early or not await self._changed(secret, content=content, was=row.confirmed, last=now, confirmed=now):
             return None
-        one.asked = now
         try:
-            found = await self._provider.device_person(one.device_code)
+            found = await self._provider.device_person(content["device_code"])
         except AccessRefusal:
-            self._waiting.pop(place, None)
+            await asyncio.to_thread(self._kept.leave, secret)
             raise
         if found is None:
             return None
         if isinstance(found, float):
-            one.interval += found
+            content["interval"] += found
+            await self._changed(secret, content=content)
             return None
-        self._waiting.pop(place, None)
-        return self._entered(found)
+        if await asyncio.to_thread(self._kept.take, "device", secret) is None:
+            return None
+        return await asyncio.to_thread(self._entered, found)
+
+    async def _changed(self, secret: str, **how: Any) -> bool:
+        return await asyncio.to_thread(functools.partial(self._kept.change, "device", secret, **how))
 
     def _entered(self, person: Person) -> dict[str, Any]:
         token = self._sessions.enter(person.name, person.role, "", person, program=True)

@@ -3,7 +3,7 @@
 Who somebody is, the provider says in an ID token, which is checked here: its signature by a key of the provider's set,
 issuer, audience, nonce, and times with a minute's leeway (joserfc). What they may do is in two claims: a role, and the
 studies. A sign-in that was begun is good once, for ten minutes, in the browser that began it: its state, nonce and
-verifier stay here, behind a cookie of that browser.
+verifier stay in the store, sealed by a cookie of that browser.
 
 The provider's own tokens stay here too, for one thing: to ask whether a sign-in still holds. It is asked at its
 introspection endpoint, else at userinfo; where it gave a refresh token, a sign-in that ends is renewed by it, with the
@@ -15,16 +15,17 @@ Sources: OpenID Connect Core 1.0; RFC 7636 (PKCE); RFC 9207 (issuer in the answe
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from coordinator.web.sign_in.kept import SignInStore
 from shared.base.canonical import sha256_hex
 from shared.errors import AccessRefusal, NetworkRefusal, StateRefusal
 from shared.wire.message_limits import is_word
@@ -85,14 +86,6 @@ class DeviceCode:
     interval: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Begun:
-    state: str
-    nonce: str
-    verifier: str
-    until: float
-
-
 class Provider:
     """The provider of one coordinator.
 
@@ -101,6 +94,7 @@ class Provider:
             secret the exchange rests on PKCE alone.
         redirect: address of this coordinator's callback.
         role_claim, studies_claim: claims of the ID token.
+        kept: where sign-ins are that were begun.
         now: gives the time in seconds since 1970.
     """
 
@@ -110,6 +104,7 @@ class Provider:
         issuer: str,
         client_id: str,
         redirect: str,
+        kept: SignInStore,
         client_secret: str = "",
         role_claim: str = "tributary_role",
         studies_claim: str = "tributary_studies",
@@ -117,27 +112,23 @@ class Provider:
     ) -> None:
         self._issuer, self._client, self._secret, self._redirect = issuer, client_id, client_secret, redirect
         self._role_claim, self._studies_claim, self._now = role_claim, studies_claim, now
-        self._begun: OrderedDict[str, _Begun] = OrderedDict()
+        self._kept = kept
         self._known: Mapping[str, Any] | None = None
 
     async def begin(self) -> tuple[str, str]:
         """A cookie for the browser that begins, and the provider's address to send it to. Raises: NetworkRefusal."""
         known = await self._discovered()
         cookie = secrets.token_urlsafe(32)
-        begun = _Begun(
-            state=secrets.token_urlsafe(32),
-            nonce=secrets.token_urlsafe(32),
-            verifier=secrets.token_urlsafe(48),
-            until=self._now() + TIME,
-        )
-        while len(self._begun) >= MOST:
-            self._begun.popitem(last=False)
-        self._begun[sha256_hex(cookie.encode())] = begun
-        challenge = base64.urlsafe_b64encode(hashlib.sha256(begun.verifier.encode()).digest()).rstrip(b"=").decode()
+        now = self._now()
+        begun = {name: secrets.token_urlsafe(32) for name in ("state", "nonce")}
+        begun["verifier"] = secrets.token_urlsafe(48)
+        kept: dict[str, Any] = {"name": "", "now": now, "ends": now + TIME, "most": MOST}
+        await asyncio.to_thread(self._kept.put, "begun", cookie, begun, **kept)
+        challenge = base64.urlsafe_b64encode(hashlib.sha256(begun["verifier"].encode()).digest()).rstrip(b"=").decode()
         from httpx import URL
 
         asked = {"response_type": "code", "client_id": self._client, "redirect_uri": self._redirect}
-        asked |= {"scope": "openid profile", "state": begun.state, "nonce": begun.nonce}
+        asked |= {"scope": "openid profile", "state": begun["state"], "nonce": begun["nonce"]}
         asked |= {"code_challenge": challenge, "code_challenge_method": "S256"}
         return cookie, str(URL(known["authorization_endpoint"]).copy_merge_params(asked))
 
@@ -149,9 +140,10 @@ class Provider:
         Raises: AccessRefusal (not begun here, begun long ago, used already, or a token that is not right);
             NetworkRefusal.
         """
-        begun = self._begun.pop(sha256_hex(cookie.encode("utf-8", "surrogateescape")), None)
-        same = begun is not None and hmac.compare_digest(begun.state.encode(), given.get("state", "").encode())
-        if begun is None or not same or self._now() > begun.until:
+        row = await asyncio.to_thread(self._kept.take, "begun", cookie)
+        begun = {} if row is None else row.content
+        same = hmac.compare_digest(begun.get("state", "").encode(), given.get("state", "").encode())
+        if row is None or not same or self._now() > row.ends:
             raise _wrong("a sign-in must be one that this browser began, a moment ago and once", "another")
         if "error" in given or not given.get("code"):
             raise _wrong("the provider must let you in", repr(given.get("error", "no code")[:40]))
@@ -159,8 +151,8 @@ class Provider:
             raise _wrong("the provider must be the one that was asked", "another")
         known = await self._discovered()
         form = {"grant_type": "authorization_code", "code": given["code"], "redirect_uri": self._redirect}
-        form |= {"client_id": self._client, "code_verifier": begun.verifier}
-        return await self._of_answer(await self._fetched(known["token_endpoint"], form), begun.nonce)
+        form |= {"client_id": self._client, "code_verifier": begun["verifier"]}
+        return await self._of_answer(await self._fetched(known["token_endpoint"], form), begun["nonce"])
 
     # -- device flow ------------------------------------------------------------------------------------------------
     async def device(self) -> DeviceCode:

@@ -1,26 +1,28 @@
-"""Who is signed in with a browser: a session per sign-in, in memory, behind a cookie that no script can read.
+"""Who is signed in with a browser: a session per sign-in, in the store, behind a cookie that no script can read.
 
 The cookie is 256 random bits, sent to this host alone and by this site's own pages alone (``__Host-``, Secure,
-HttpOnly, SameSite=Strict); only its SHA-256 is kept. A session ends after half an hour without a page, after twelve
-hours in any case, when it is left, and when what it rests on ends: a token is looked up again for every page.
+HttpOnly, SameSite=Strict); what the session holds is sealed by it (`coordinator.web.sign_in.kept`), so that any process
+that serves knows who shows it, and no reader of the database does. A session ends after half an hour without a page,
+after twelve hours in any case, when it is left, and when what it rests on ends: a token is looked up again for every
+page, and a process asks the provider about everyone who has shown it a cookie. Whom no process has asked about for five
+minutes, since none that served them runs, signs in again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-from shared.base.canonical import sha256_hex
+from coordinator.web.sign_in.kept import KeptSignIn, SignInStore
+from coordinator.web.sign_in.provider import Person
 from shared.errors import AccessRefusal, NetworkRefusal
-
-if TYPE_CHECKING:
-    from coordinator.web.sign_in.provider import Person
 
 __all__ = ["BEARER", "COOKIE", "Sessions", "SignedIn"]
 
@@ -33,9 +35,10 @@ LEEWAY = 60.0  # seconds that a provider's clock may differ
 CONFIRM = 60.0  # seconds after which the provider is asked again
 UNCONFIRMED = 300.0  # seconds for which a session is believed that it could not be asked about
 AT_ONCE = 16  # questions to the provider
+STEP = 30.0  # seconds between two writings of when a session was last used
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SignedIn:
     """One sign-in.
 
@@ -44,7 +47,6 @@ class SignedIn:
         token: what was shown, to be looked up again at every page; blank for who came by a provider.
         person: who came by a provider.
         program: it signed in without a browser.
-        confirmed: when the provider last said that it holds.
         csrf: stands in every form of this session's pages.
     """
 
@@ -53,84 +55,123 @@ class SignedIn:
     token: str = field(repr=False)
     person: Person | None = None
     program: bool = False
-    began: float
-    last: float
-    confirmed: float
-    csrf: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    csrf: str = field(repr=False)
 
 
 class Sessions:
-    """All sessions. Safe for many threads.
+    """All sessions. Safe for many threads, and for several processes.
 
     Args:
-        clock: gives seconds that only grow.
+        kept: where they are.
+        clock: gives seconds since 1970.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, kept: SignInStore, clock: Callable[[], float] = time.time) -> None:
+        self._kept, self._clock = kept, clock
         self._guard = threading.Lock()
-        self._open: OrderedDict[str, SignedIn] = OrderedDict()
+        self._shown: OrderedDict[str, bool] = OrderedDict()
+        """Cookies of people who came by a provider, and whether each is a program's: by these they are asked about."""
 
     def enter(self, name: str, role: str, token: str, person: Person | None = None, *, program: bool = False) -> str:
         """A new session; the cookie's value, or a program's token. Of one person's too many the oldest ends."""
         cookie, now = f"{BEARER if program else ''}{secrets.token_urlsafe(32)}", self._clock()
-        own: dict[str, Any] = {"name": name, "role": role, "token": token, "person": person, "program": program}
-        with self._guard:
-            others = [place for place, one in self._open.items() if one.name == name]
-            for place in others[: max(0, len(others) - OF_ONE + 1)]:
-                del self._open[place]
-            while len(self._open) >= MOST:
-                self._open.popitem(last=False)
-            self._open[_place(cookie)] = SignedIn(**own, began=now, last=now, confirmed=now)
+        content: dict[str, Any] = {"role": role, "token": token, "csrf": secrets.token_urlsafe(32)}
+        content |= {"person": None if person is None else _written(person)}
+        limits = {"most": MOST, "of_one": OF_ONE}
+        self._kept.put(_kind(program), cookie, content, name=name, now=now, ends=now + LONGEST, **limits)
+        self._remember(cookie, person, program)
         return cookie
 
     def find(self, cookie: str, *, program: bool = False) -> SignedIn | None:
         """The session of a cookie, or of a program's token, if it has not ended."""
-        place, now = _place(cookie), self._clock()
-        with self._guard:
-            found = self._open.get(place)
-            if found is None or found.program != program:
-                return None
-            over = found.person is not None and time.time() > found.person.until + LEEWAY
-            idle = LONGEST if found.program else IDLE
-            if over or now - found.last > idle or now - found.began > LONGEST:
-                del self._open[place]
-                return None
-            if found.person is not None and now - found.confirmed > UNCONFIRMED:
-                return None
-            found.last = now
-            return found
+        kind, now = _kind(program), self._clock()
+        row = self._kept.find(kind, cookie) if cookie else None
+        if row is None:
+            return None
+        found = _session(row, program)
+        over = found.person is not None and time.time() > found.person.until + LEEWAY
+        if over or now - row.last > (LONGEST if program else IDLE) or now > row.ends:
+            self.leave(cookie)
+            return None
+        self._remember(cookie, found.person, program)
+        if found.person is not None and now - row.confirmed > UNCONFIRMED:
+            return None
+        if now - row.last > STEP:
+            self._kept.change(kind, cookie, last=now)
+        return found
 
-    async def confirm(self, ask: Callable[[Person], Awaitable[Person]]) -> None:
+    def _remember(self, cookie: str, person: Person | None, program: bool) -> None:
+        if person is not None:
+            with self._guard:
+                self._shown[cookie] = program
+                self._shown.move_to_end(cookie)
+                while len(self._shown) > MOST:
+                    self._shown.popitem(last=False)
+
+    async def confirm(self, ask: Callable[[Person], Awaitable[Person]], *, since: float = 0.0) -> None:
         """Ask the provider about everyone who came by it: who was taken back is out, others are as it says now.
 
         Args:
             ask: `coordinator.web.sign_in.provider.Provider.confirmed`.
+            since: seconds for which an answer that another process got is enough.
         """
         with self._guard:
-            known = [(place, one, one.person) for place, one in self._open.items() if one.person is not None]
+            known = list(self._shown.items())
         room = asyncio.Semaphore(AT_ONCE)
 
-        async def one(place: str, session: SignedIn, person: Person) -> None:
-            try:
-                async with room:
+        async def one(cookie: str, program: bool) -> None:
+            async with room:
+                person, was = await asyncio.to_thread(self._claimed, cookie, program, since)
+                if person is None:
+                    return
+                kind = _kind(program)
+                try:
                     now = await ask(person)
-            except AccessRefusal:
-                with self._guard:
-                    self._open.pop(place, None)
-            except NetworkRefusal:
-                return  # believed for a while, see `find`
-            else:
-                with self._guard:
-                    session.person, session.role, session.confirmed = now, now.role, self._clock()
+                except AccessRefusal:
+                    await asyncio.to_thread(self.leave, cookie)
+                except NetworkRefusal:  # believed for a while, see `find`
+                    await asyncio.to_thread(self._kept.change, kind, cookie, confirmed=was)
+                else:
+                    await asyncio.to_thread(self._renew, cookie, program, now)
 
         await asyncio.gather(*(one(*each) for each in known))
+
+    def _claimed(self, cookie: str, program: bool, since: float) -> tuple[Person | None, float]:
+        """Whom this process is to ask about, and when it was last known to hold: none where another has, or does."""
+        kind, now = _kind(program), self._clock()
+        row = self._kept.find(kind, cookie)
+        if row is None:
+            with self._guard:
+                self._shown.pop(cookie, None)
+            return None, 0.0
+        if now - row.confirmed < since or not self._kept.change(kind, cookie, was=row.confirmed, confirmed=now):
+            return None, 0.0
+        return _session(row, program).person, row.confirmed
+
+    def _renew(self, cookie: str, program: bool, person: Person) -> None:
+        kind = _kind(program)
+        row = self._kept.find(kind, cookie)
+        if row is not None:
+            content = {**row.content, "role": person.role, "person": _written(person)}
+            self._kept.change(kind, cookie, content=content, confirmed=self._clock())
 
     def leave(self, cookie: str) -> None:
         """End a session."""
         with self._guard:
-            self._open.pop(_place(cookie), None)
+            self._shown.pop(cookie, None)
+        self._kept.leave(cookie)
 
 
-def _place(cookie: str) -> str:
-    return sha256_hex(cookie.encode("utf-8", "surrogateescape"))
+def _kind(program: bool) -> Literal["session", "program"]:
+    return "program" if program else "session"
+
+
+def _written(person: Person) -> dict[str, Any]:
+    return {**dataclasses.asdict(person), "studies": list(person.studies)}
+
+
+def _session(row: KeptSignIn, program: bool) -> SignedIn:
+    said = row.content["person"]
+    person = None if said is None else Person(**{**said, "studies": tuple(said["studies"])})
+    texts = {name: row.content[name] for name in ("role", "token", "csrf")}
+    return SignedIn(name=row.name, person=person, program=program, **texts)

@@ -154,7 +154,8 @@ class Pages:
         """A page for who is signed in; a refusal is a page too."""
 
         async def endpoint(request: Request) -> Response:
-            session = self._sessions.find(request.cookies.get(COOKIE, ""))
+            cookie, places = request.cookies.get(COOKIE, ""), self._api.places
+            session = await places.looked_up(functools.partial(self._sessions.find, cookie))
             if session is None:
                 return RedirectResponse("/sign-in", status_code=303)
             try:
@@ -164,7 +165,7 @@ class Pages:
                 return await view(request, who, session)
             except AccessRefusal as refusal:
                 if refusal.code == "E_ACCESS" and "token" in refusal.must and "study" not in refusal.must:
-                    self._sessions.leave(request.cookies.get(COOKIE, ""))
+                    await places.looked_up(functools.partial(self._sessions.leave, cookie))
                     return self._draw("sign_in.html", None, refusal=refusal, first=None, status=401)
                 return self._refused(request, session, refusal)
             except Refusal as refusal:
@@ -249,7 +250,8 @@ class Pages:
             status = problem(refusal)["status"]
             return self._draw("sign_in.html", None, refusal=refusal, first=first, status=status)
         answer = RedirectResponse("/", status_code=303)
-        cookie = self._sessions.enter(who.site, who.role, token)
+        entered = functools.partial(self._sessions.enter, who.site, who.role, token)
+        cookie = await self._api.places.looked_up(entered)
         answer.set_cookie(COOKIE, cookie, secure=True, httponly=True, samesite="strict", path="/")
         return answer
 
@@ -276,7 +278,8 @@ class Pages:
         except Refusal as refusal:
             status = 401 if isinstance(refusal, AccessRefusal) else problem(refusal)["status"]
             return self._draw("sign_in.html", None, refusal=refusal, first=None, status=status)
-        cookie = self._sessions.enter(found.name, found.role, "", found)
+        entered = functools.partial(self._sessions.enter, found.name, found.role, "", found)
+        cookie = await self._api.places.looked_up(entered)
         # A page of this site that goes on by itself: a strict cookie does not follow a redirect from another site.
         answer = self._draw("entered.html", None)
         answer.set_cookie(COOKIE, cookie, secure=True, httponly=True, samesite="strict", path="/")
@@ -291,7 +294,7 @@ class Pages:
         return await self._api.places.looked_up(self._api.derived.first)
 
     async def _sign_out(self, request: Request, who: Analyst, session: SignedIn) -> Response:
-        self._sessions.leave(request.cookies.get(COOKIE, ""))
+        await self._api.places.looked_up(functools.partial(self._sessions.leave, request.cookies.get(COOKIE, "")))
         answer = RedirectResponse("/sign-in", status_code=303)
         answer.delete_cookie(COOKIE, path="/", secure=True, httponly=True, samesite="strict")
         return answer

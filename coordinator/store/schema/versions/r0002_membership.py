@@ -1,4 +1,4 @@
-"""Certificates that sites were given and how each followed another; ends of members and studies; sums; writers."""
+"""Certificates that sites were given and how each followed another; ends of members; sums; sign-ins; writers."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -70,6 +70,18 @@ sa.Table(
     sa.Column("document", sa.LargeBinary(4 << 20), nullable=False),
     sa.Column("day", sa.String(10), nullable=False),
     sa.Column("log_index", sa.Integer, sa.ForeignKey("log.index"), nullable=False, unique=True),
+)
+sa.Table(
+    "sign_ins",
+    added,
+    sa.Column("place", sa.String(64), primary_key=True),
+    sa.Column("kind", sa.String(16), nullable=False, index=True),
+    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("began", sa.Float(53), nullable=False),
+    sa.Column("last", sa.Float(53), nullable=False),
+    sa.Column("confirmed", sa.Float(53), nullable=False),
+    sa.Column("ends", sa.Float(53), nullable=False, index=True),
+    sa.Column("sealed", sa.LargeBinary, nullable=False),
 )
 sa.Table(
     "writers",
