@@ -136,7 +136,7 @@ class House:
         """Who asks over HTTPS with the token."""
         tls = ssl.create_default_context(cadata=self.token.ca_pem)
         bearer = {"authorization": f"Bearer {self.token.token}"}
-        return httpx.Client(base_url=self.url, verify=tls, headers=bearer)
+        return httpx.Client(base_url=self.url, verify=tls, headers=bearer, timeout=120)
 
     def second_wave(self) -> None:
         """Each site delivers again, persons of its own."""

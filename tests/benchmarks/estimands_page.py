@@ -36,6 +36,8 @@ HEAD = (
     "Bold is what is outside by more than chance: of so many repetitions the exact interval of the percentage does not "
     "reach that range.",
     "[benchmarks/pooling.md](benchmarks/pooling.md) has each term, and says why where it is known.",
+    "[benchmarks/latent-noise.md](benchmarks/latent-noise.md) has linear and Cox regression on the paper's own "
+    "designs, through flows that were trained.",
     "Mechanisms with an ε of their own (noisy tables, moments, slicing) have their coverage in [zoo.md](zoo.md), of "
     "four kinds of outcome and not of each model.",
     "",
