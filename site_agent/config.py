@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from shared.base.canonical import closed
-from shared.errors import ConfigRefusal, Refusal, StateRefusal
+from shared.errors import BudgetRefusal, ConfigRefusal, Refusal, StateRefusal
 from site_agent.records.mapping import document
 from site_agent.records.mapping.declared import Recoding
 from site_agent.records.mapping.toml_form import FILE_NAME, must, quoted, section
@@ -26,7 +26,7 @@ from site_agent.records.source import Edges, TableSource, mapping_path, source_f
 
 if TYPE_CHECKING:
     from shared.base.keys import PublicKey
-    from shared.plans.plan import Floors
+    from shared.plans.plan import Floors, StudyPlan
 
 __all__ = ["FILE_NAME", "HOME_VARIABLE", "Edges", "Limits", "Recoding", "SiteConfig", "SiteFloors", "TableSource"]
 __all__ += ["default_home"]
@@ -98,15 +98,31 @@ class SiteBudget:
     Args:
         epsilon: cap on ε at `delta`; None for no cap of the site's own.
         delta: the δ at which the total of all studies is shown and capped.
+        worst_epsilon: cap on ε of one release where its plan says that it hangs on who looks together: of whoever sees
+            most, at the plan's δ; None for no cap.
     """
 
     epsilon: float | None = None
     delta: float = 1e-6
+    worst_epsilon: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value, least in (("epsilon", self.epsilon, 1e308), ("delta", self.delta, 1e-3)):
-            number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= least
-            must(number or (name == "epsilon" and value is None), f"budget.site_{name} must be positive", value)
+        for name, most in (("epsilon", 1e308), ("delta", 1e-3), ("worst_epsilon", 1e308)):
+            value = getattr(self, name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= most
+            must(number or (name != "delta" and value is None), f"budget.site_{name} must be positive", value)
+
+    def require_worst(self, plan: StudyPlan) -> None:
+        """Raises: BudgetRefusal, where somebody sees more of a release than `worst_epsilon` lets them."""
+        who, worst = max(plan.release.seen_by(plan).items(), key=lambda row: row[1], default=("", 0.0))
+        if self.worst_epsilon is not None and worst > self.worst_epsilon:
+            from shared.privacy.stated import shown_epsilon
+
+            raise BudgetRefusal(
+                f"this site's cap on whoever sees most of a release is ε = {shown_epsilon(self.worst_epsilon)}",
+                given=f"ε = {shown_epsilon(worst)} for {who}",
+                next_step="Ask the lead for a plan that tells less, or raise site_worst_epsilon in site.toml.",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,7 +408,7 @@ class SiteConfig:
             must(texts, "[retired_approvers] must set each name to a key, or a list of keys", type(keys).__name__)
         values["floors"] = section(SiteFloors, values.get("floors", {}), "[floors]")
         caps = values.get("budget", {})
-        closed(caps, {"site_epsilon", "site_delta"}, where="[budget]", refusal=ConfigRefusal)
+        closed(caps, {"site_epsilon", "site_delta", "site_worst_epsilon"}, where="[budget]", refusal=ConfigRefusal)
         values["budget"] = SiteBudget(**{name.removeprefix("site_"): value for name, value in caps.items()})
         values["data"] = {
             study: source_from_toml(study, table, home) for study, table in values.get("data", {}).items()
@@ -438,10 +454,13 @@ class SiteConfig:
         lines += [
             "",
             "# What all studies together may cost one person; without site_epsilon only each study's cap holds.",
+            "# site_worst_epsilon caps a release of a secure sum for whoever looks together and sees most of it.",
         ]
         lines += ["[budget]", f"site_delta = {self.budget.delta}"]
         if self.budget.epsilon is not None:
             lines.append(f"site_epsilon = {self.budget.epsilon}")
+        if self.budget.worst_epsilon is not None:
+            lines.append(f"site_worst_epsilon = {self.budget.worst_epsilon}")
         for study, source in sorted(self.data.items()):
             lines += source_to_toml(study, source)
         return "\n".join(lines) + "\n"

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
+from dataclasses import replace
 
+import pandas as pd
 import pytest
+from stage.pipeline import release, site, source  # noqa: F401
 
 from coordinator.planning.price import cost
-from shared.errors import PlanRefusal
+from shared.errors import BudgetRefusal, ConfigRefusal, PlanRefusal
 from shared.plans.plan import StudyPlan
 from shared.privacy.accountant import epsilon
 from shared.privacy.composition import composed
 from shared.privacy.gaussian import gaussian_epsilon
 from shared.releases.receipt import coverage, planned_event
+from site_agent.config import SiteBudget
 
 SITES = {f"site-{k}": f"{k:064x}" for k in range(6)}
 PLAN = """
@@ -47,6 +52,9 @@ columns.sbp = {kind = "continuous", lower = 60, upper = 280}
 columns.time = {kind = "time", upper = 20, event = "cvd"}
 columns.cvd = {kind = "event"}
 """
+
+
+TABLE = pd.DataFrame({"person": ["a"], "age": [50.0], "sbp": [120.0], "time": [1.0], "cvd": [0]})
 
 
 def planned(sites=SITES):
@@ -129,3 +137,24 @@ def test_four_rows_say_who_looks_together_and_all_who_price_a_plan_show_them():
 def test_a_price_in_another_order_of_accounting_is_no_smaller():
     plan = planned()
     assert composed({planned_event(plan): 1}, 1e-6) >= epsilon(planned_event(plan), 1e-6) - 1e-9
+
+
+# -- a site's own cap on whoever sees most ----------------------------------------------------------------------------
+def test_a_site_s_cap_holds_the_worst_row_and_says_who_sees_it():
+    plan = planned()
+    worst = max(plan.release.seen_by(plan).values())
+    assert 1.2 < worst < 3
+    for cap in (None, worst, 5.0):
+        SiteBudget(worst_epsilon=cap).require_worst(plan)
+    with pytest.raises(BudgetRefusal, match="for the coordinator and all 5 others"):
+        SiteBudget(worst_epsilon=worst - 0.01).require_worst(plan)
+    for wrong in (0.0, -1.0, True, math.inf, "2"):
+        with pytest.raises(ConfigRefusal, match="site_worst_epsilon"):
+            SiteBudget(worst_epsilon=wrong)
+
+
+def test_a_release_beyond_the_site_s_cap_is_refused_before_anything_is_charged_or_read(tmp_path, site):  # noqa: F811
+    strict, day = replace(site, budget=SiteBudget(worst_epsilon=1.2)), dt.date(2026, 6, 1)
+    with pytest.raises(BudgetRefusal, match="whoever sees most"):
+        release(planned(), strict, source(tmp_path, TABLE), today=day)
+    assert not site.ledger.holds()

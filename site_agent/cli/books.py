@@ -37,6 +37,7 @@ def budget(
     mine = desk.config.budget
     whole, given = desk.ledger.site_price(mine.delta)
     site = {"epsilon": whole, "epsilon_given": given, "delta": mine.delta, "cap": mine.epsilon}
+    site |= {"worst_cap": mine.worst_epsilon}
 
     def show(out: Console) -> None:
         from site_agent.show import screens
@@ -48,6 +49,8 @@ def budget(
             capped = "" if mine.epsilon is None else f", of {shown_epsilon(mine.epsilon)}"
             out.print(f"All studies of this site together: {shown_price(whole, given, delta=mine.delta)}{capped},")
             out.print("for somebody who was charged most in each. " + (_NO_SITE_CAP if mine.epsilon is None else ""))
+        if mine.worst_epsilon is not None:
+            out.print(f"Whoever sees most of a secure sum: at most ε = {shown_epsilon(mine.worst_epsilon)}.")
         if apart := sum(total["open"] for total in totals):
             words = "; ".join(dict.fromkeys(total["open_words"] for total in totals if total["open_words"]))
             out.print(f"{apart} releases are in no total: {words}.")

@@ -85,6 +85,7 @@ def make_release(
     plan.require_current(today)
     require_open(plan, wave, today)
     require_able(plan, source)
+    site.budget.require_worst(plan)
     rng = secure_rng() if rng is None else rng
     base = base_of(ledger, plan, wave)
     drawn = any(hold.wave == wave and hold.drawn and hold.phase != "burnt" for hold in ledger.holds(plan.study))
