@@ -68,6 +68,7 @@ MOMENTS_SPEC = "shared/mechanisms/moments/spec.py"
 MOMENTS_DRAW = "shared/mechanisms/moments/draw.py"
 RANDOM = "shared/base/randomness.py"
 SUM_INFLUENCES = "shared/mechanisms/secure_sum/influences.py"
+SUM_PLAN = "shared/mechanisms/secure_sum/plan.py"
 SUM_SITE = "shared/mechanisms/secure_sum/site.py"
 SUM_TERMS = "shared/mechanisms/secure_sum/terms.py"
 PRIVACY = "shared/privacy/accountant.py"
@@ -1683,6 +1684,34 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a step of a secure sum answered to whatever is asked under its number",
         ("site_agent/training/secure_sum/giving.py", "known.asked != said.digest:", "not known.asked:"),
         tests=["test_summing_hostile.py::test_a_step_is_not_asked_again_with_other_contents"],
+    ),
+    mutation(
+        "half the noise, in the sum that a plan asks for",
+        (SUM_PLAN, "sigma=_ROUNDED * 2 * self.reach / mu", "sigma=_ROUNDED * self.reach / mu"),
+        tests=["test_secure_sum_plan.py::test_everything_is_charged_at_once_and_is_the_plan_s_epsilon"],
+    ),
+    mutation(
+        "half the noise, in the level that a plan asks for",
+        (SUM_PLAN, "Gaussian(sigma=math.sqrt(2) / mu", "Gaussian(sigma=math.sqrt(2) / (2 * mu)"),
+        tests=["test_secure_sum_plan.py::test_everything_is_charged_at_once_and_is_the_plan_s_epsilon"],
+    ),
+    mutation(
+        "a secure sum beyond a site's own cap on whoever sees most",
+        ("site_agent/release/pipeline/making.py", "    site.budget.require_worst(plan)\n", ""),
+        tests=[
+            "test_secure_sum_plan.py::test_a_release_beyond_the_site_s_cap_is_refused_before_anything_is_charged_or_read"
+        ],
+    ),
+    mutation(
+        "an opened sum that too few of its sites signed",
+        (
+            "shared/mechanisms/secure_sum/opened.py",
+            "signed.require(terms, Lists.SURVIVORS, digest)",
+            "signed.verify(terms, Lists.SURVIVORS, digest)",
+        ),
+        tests=[
+            "test_opened_sum.py::test_fewer_survivors_than_the_threshold_and_survivors_who_did_not_sign_are_refused"
+        ],
     ),
     mutation(
         "an interval of a secure sum without the sum's noise",
