@@ -39,7 +39,7 @@ from shared.mechanisms.moments.margins import bin_edges, fitted_margin
 from shared.mechanisms.moments.plan import COLUMNS, MomentsPlan
 from shared.mechanisms.moments.together import shrunk
 from shared.plans.dictionary import Column, Dictionary
-from shared.plans.plan import Budget, StudyPlan, Wave, sign_plan
+from shared.plans.plan import Budget, Expected, StudyPlan, Wave, sign_plan
 from shared.privacy import accountant as privacy
 from shared.releases.bundle import read_bundle
 from shared.terminal import plain
@@ -161,6 +161,7 @@ def test_the_price_list_names_every_mechanism_with_its_epsilon_and_what_it_cover
         "noisy tables",
         "noisy moments",
         "noisy moments, sbp declared",
+        "secure sum",
     ]
     latent = listed["latent noise, w = 0.8"]
     assert latent.epsilon > 100
@@ -174,10 +175,16 @@ def test_the_price_list_names_every_mechanism_with_its_epsilon_and_what_it_cover
     assert "no trace in the sums" in listed["noisy moments"].unseen == listed["noisy moments, sbp declared"].unseen
     assert "within their bins" in listed["noisy tables"].unseen
     assert latent.unseen == ""
+    assert "5 sites must be expected" in listed["secure sum"].covered
+    many = replace(study, expected=Expected(sites=12, persons=2000), waves=study.waves[:1])
+    summed = prices(many)[-1]
+    assert 0.98 < summed.epsilon <= 1.0
+    assert "the coordinator and all 11 others ε 2." in summed.covered
+    assert "no trace in it" in summed.unseen
     # A study of latent noise has the same list, by its own model.
     shipped = StudyPlan.from_toml((STUDIES / "cvd.toml").read_text())
     assert [price.name for price in prices(shipped)][:4] == list(listed)[:4]
-    assert [price.epsilon is None for price in prices(shipped)] == [False] * 5
+    assert [price.epsilon is None for price in prices(shipped)][:5] == [False] * 5
 
 
 def test_the_demo_sets_the_shipped_plan_beside_latent_noise_at_the_epsilon_it_was_asked_for():

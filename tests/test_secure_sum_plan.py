@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from stage.pipeline import release, site, source  # noqa: F401
 
-from coordinator.planning.price import cost
+from coordinator.planning.price import cost, prices
+from coordinator.planning.review import review
 from shared.errors import BudgetRefusal, ConfigRefusal, PlanRefusal
 from shared.plans.plan import StudyPlan
 from shared.privacy.accountant import epsilon
@@ -54,6 +55,7 @@ columns.cvd = {kind = "event"}
 """
 
 
+TOML = PLAN.replace("SITES", "\n".join(f'{name} = "{key}"' for name, key in SITES.items()))
 TABLE = pd.DataFrame({"person": ["a"], "age": [50.0], "sbp": [120.0], "time": [1.0], "cvd": [0]})
 
 
@@ -132,6 +134,22 @@ def test_four_rows_say_who_looks_together_and_all_who_price_a_plan_show_them():
     assert cost(plan).seen_by == rows
     told = coverage(plan)[0][0]
     assert all(who in told for who in rows)
+
+
+def test_a_plan_s_checklist_says_who_looks_and_whether_a_planned_analysis_is_the_sum_s():
+    _, lines = review(TOML, today=dt.date(2026, 6, 1))
+    named = {line.name: line for line in lines}
+    assert all(f"{who}: ε" in named["who looks"].detail for who in planned().release.seen_by(planned()))
+    assert named["secure sum"].state == "warn"
+    assert "cox(time, cvd) ~ age + sbp" in named["secure sum"].fix
+    asked = TOML.replace("[release]\n", '[estimands]\nmain = "cox(time, cvd) ~ sbp/10 + age"\n\n[release]\n')
+    assert "secure sum" not in {line.name for line in review(asked, today=dt.date(2026, 6, 1))[1]}
+
+
+def test_the_price_list_has_the_plan_s_own_sum():
+    listed = {price.name: price for price in prices(planned())}
+    assert listed["secure sum"].epsilon == epsilon(planned_event(planned()), 1e-6)
+    assert all(who in listed["secure sum"].covered for who in planned().release.seen_by(planned()))
 
 
 def test_a_price_in_another_order_of_accounting_is_no_smaller():

@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coordinator.pooling.cautions import Condition, theorem3
 from shared.errors import ParameterError, Refusal
 from shared.plans.plan import StudyPlan
-from shared.privacy.stated import shown_delta, shown_room
+from shared.privacy.stated import shown_delta, shown_epsilon, shown_room
+
+if TYPE_CHECKING:
+    from shared.mechanisms.moments.plan import MomentsPlan
+    from shared.mechanisms.secure_sum.plan import SecureSumPlan
 
 __all__ = ["MANY", "PlanCost", "Price", "WaveCost", "conditions", "cost", "moments_of", "prices"]
 
@@ -230,6 +234,8 @@ class Price:
 
 
 _UNSEEN = {
+    "secure sum": "Nobody sees a site's part of the sum: false or mistaken numbers of one move the answer and leave "
+    "no trace in it. What each site releases by itself beside it shows a site that is off there, and no other.",
     "noisy moments": "A bend or an interaction that the planned model lacks leaves no trace in the sums: no caution "
     "can tell such an answer from a right one, and no larger ε does. Intervals allow for a small one: where groups "
     "of an outcome differ in spread, that of a coefficient that is not declared is too sure. A declared coefficient "
@@ -257,6 +263,7 @@ def prices(plan: StudyPlan, *, figures: float = 1.0, private: float = 8.0) -> tu
     """
     from shared.mechanisms.latent_noise.plan import LatentNoisePlan, mechanism
     from shared.mechanisms.moments.plan import MomentsPlan
+    from shared.mechanisms.secure_sum.plan import SecureSumPlan
     from shared.mechanisms.tables.plan import TablesPlan
     from shared.plans.plan import PrivateTraining
 
@@ -268,7 +275,7 @@ def prices(plan: StudyPlan, *, figures: float = 1.0, private: float = 8.0) -> tu
         # What a plan prices by its ε it must be shown at the w that follows from it, and not at another.
         w = mechanism(replace(plan, posture="local", private=None, reference={}, flow="")).w
         private = private if own.epsilon is None else own.epsilon
-    if isinstance(own, MomentsPlan | TablesPlan) and own.epsilon is not None:
+    if isinstance(own, MomentsPlan | TablesPlan | SecureSumPlan) and own.epsilon is not None:
         figures = own.epsilon
     everything = "every person, and all that looks at a record"
     bare: dict[str, Any] = {"private": None, "reference": {}, "posture": "private"}
@@ -293,13 +300,50 @@ def prices(plan: StudyPlan, *, figures: float = 1.0, private: float = 8.0) -> tu
     model = own if isinstance(own, MomentsPlan) else moments_of(plan, figures)
     if model is None:
         why = "no planned model uses every column of the dictionary"
-        return *lines, Price(name="noisy moments", epsilon=None, covered=why, width=None)
+        lines.append(Price(name="noisy moments", epsilon=None, covered=why, width=None))
+        return *lines, *([_priced_by_who(plan, {**bare, "release": own})] if isinstance(own, SecureSumPlan) else [])
     focus = model.declared or model.covariates
     which = "every coefficient" if set(focus) == set(model.covariates) else " and ".join(focus)
     for name, declared in (("noisy moments", ()), (f"noisy moments, {which} declared", focus)):
         release = replace(model, declared=declared, shares={})
         lines.append(_priced(name, plan, {**bare, "release": release}, everything))
-    return tuple(lines)
+    summed = own if isinstance(own, SecureSumPlan) else _sum_of(plan, model)
+    if isinstance(summed, str):
+        return *lines, Price(name="secure sum", epsilon=None, covered=f"not for this study: {summed}", width=None)
+    return *lines, _priced_by_who(plan, {**bare, "release": summed})
+
+
+def _sum_of(plan: StudyPlan, model: MomentsPlan) -> SecureSumPlan | str:
+    """A secure sum of the planned model's first coefficient over as many sites as are expected; else why not."""
+    from shared.mechanisms.secure_sum.plan import SecureSumPlan
+    from shared.mechanisms.secure_sum.terms import FEWEST
+
+    if model.outcome not in ("survival", "binary"):
+        return "its outcome is neither survival nor yes or no"
+    if plan.expected is None or plan.expected.sites < FEWEST:
+        return f"{FEWEST} sites must be expected"
+    given = ("epsilon", "responses", "covariates", "horizon", "bins", "time_bins")
+    nominal = {column.name for column in plan.dictionary.columns if column.kind == "nominal"}
+    focus = [name for name in (*model.exposures, *model.declared, *model.covariates) if name not in nominal]
+    if not focus:
+        return "every covariate is nominal"
+    return SecureSumPlan(
+        **{name: getattr(model, name) for name in given},
+        outcome="binary" if model.outcome == "binary" else "survival",
+        coefficient=focus[0],
+        # Whose keys these are no price depends on.
+        members={f"site-{k:03}": f"{k:064x}" for k in range(plan.expected.sites)},
+    )
+
+
+def _priced_by_who(plan: StudyPlan, changes: Mapping[str, Any]) -> Price:
+    """A price that hangs on who looks together, each with its own."""
+    price = _priced("secure sum", plan, changes, "")
+    if price.epsilon is None:
+        return price
+    changed = replace(plan, training=replace(plan.training, outcomes="joint"), **changes)
+    rows = "; ".join(f"{who} ε {shown_epsilon(epsilon)}" for who, epsilon in changed.release.seen_by(changed).items())
+    return replace(price, covered=f"every person, and all that looks at a record, by who looks together: {rows}")
 
 
 def _network_prices(plan: StudyPlan) -> tuple[Price, ...]:

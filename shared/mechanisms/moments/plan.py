@@ -159,7 +159,11 @@ class MomentsPlan(Aggregates):
 
     def plans(self, plan: StudyPlan, question: Estimand) -> bool:
         """Whether a question is the planned model itself, whose coefficients the figures hold."""
-        return _planned(self.design(plan), question) is not None
+        return self.planned_terms(plan, question) is not None
+
+    def planned_terms(self, plan: StudyPlan, question: Estimand) -> list[tuple[int, str, float]] | None:
+        """(place among the covariates, label, units) of each term of the planned model; None of another question."""
+        return _planned(self.design(plan), question)
 
     def event(self, plan: StudyPlan) -> Event:
         """One Gaussian mechanism, or in plans from before one per block."""

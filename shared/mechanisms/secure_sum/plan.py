@@ -263,6 +263,12 @@ class SecureSumPlan(Aggregates):
         """Whether a question is the planned model itself."""
         return self._first(plan).plans(plan, question)
 
+    def summed_term(self, plan: StudyPlan, question: Estimand) -> tuple[str, float] | None:
+        """(label, units) of the term whose coefficient is summed; None where the question is not the planned model."""
+        column = self.bounds(plan).column
+        terms = self._first(plan).planned_terms(plan, question) or []
+        return next(((label, units) for at, label, units in terms if at == column), None)
+
     def answer(
         self,
         plan: StudyPlan,
