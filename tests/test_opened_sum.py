@@ -12,7 +12,6 @@ from test_secure_sum_plan import PLAN
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.keys import SigningKey
 from shared.errors import IntegrityRefusal, SchemaRefusal, SignatureRefusal
-from shared.mechanisms import kinds
 from shared.mechanisms.secure_sum.influences import level_of
 from shared.mechanisms.secure_sum.messages import Lists, Survivors
 from shared.mechanisms.secure_sum.opened import OpenedSum, SumPart
@@ -21,13 +20,6 @@ from shared.plans.plan import StudyPlan
 
 SITES = 6
 KEYS = tuple(SigningKey.generate() for _ in range(SITES))
-
-
-@pytest.fixture(autouse=True)
-def known(monkeypatch):
-    monkeypatch.setattr(
-        kinds, "KINDS", {**kinds.KINDS, "secure_sum": "shared.mechanisms.secure_sum.plan:SecureSumPlan"}
-    )
 
 
 def planned(**changed):

@@ -26,6 +26,7 @@ from shared.simulated import cvd_cohorts
 from tests.benchmarks.honest import design, real
 
 SBP, UNIT = 3, 10.0
+NAMES = tuple("abcdef")
 WIDE = Bounds(column=SBP, unit=UNIT, reach=1e6, least=1e6, most=1e6)
 NARROW = Bounds(column=SBP, unit=UNIT, reach=1.2, least=2.0, most=8.0)
 NUMBERS = tuple(
@@ -145,7 +146,7 @@ def test_the_pooled_step_is_the_random_effects_estimate_of_the_records():
     w = 1 / (vi + exact.tau2)
     looks = [replace(one, weight=float(a), cut=1e6) for one, a in zip(looks, w * vi / (w * vi).max(), strict=True)]
     total = sum(one.rows(x, y).sum(axis=0) for one, (x, y) in zip(looks, data, strict=True))
-    answer = summed(looks, total, 1e-9, exact.beta + 0.02, exact.tau2, exact)
+    answer = summed(looks, total, 1e-9, exact.beta + 0.02, exact.tau2, sites=NAMES)
     assert answer.estimate == pytest.approx(exact.beta, abs=0.15 * exact.se)
     assert answer.ci_ub - answer.ci_lb == pytest.approx(2 * stats.t.ppf(0.975, 5) * math.sqrt(1 / w.sum()), rel=0.15)
 
@@ -155,7 +156,7 @@ def test_the_noise_and_the_cut_are_in_the_interval():
     pilots = pool(*zip(*theirs, strict=True), method="REML", test="adhoc")
     looks, tau2 = weighed(looks_at(pilots.beta, NARROW), pilots)
     total = sum(one.rows(x, y).sum(axis=0) for one, (x, y) in zip(looks, data, strict=True))
-    quiet, loud = (summed(looks, total, sigma, pilots.beta, tau2, pilots) for sigma in (1.0, 100.0))
+    quiet, loud = (summed(looks, total, sigma, pilots.beta, tau2, sites=NAMES) for sigma in (1.0, 100.0))
     assert loud.noise == pytest.approx(1e4 * quiet.noise)
     assert loud.variance - quiet.variance == pytest.approx(loud.noise - quiet.noise)
     assert quiet.cut > 0
@@ -163,7 +164,7 @@ def test_the_noise_and_the_cut_are_in_the_interval():
     # Four hundred draws of the noise spread the estimate as the variance says.
     rng = np.random.default_rng(5)
     drawn = [
-        summed(looks, total + 100 * rng.standard_normal(2) * [1, 0], 100.0, pilots.beta, tau2, pilots).estimate
+        summed(looks, total + 100 * rng.standard_normal(2) * [1, 0], 100.0, pilots.beta, tau2, sites=NAMES).estimate
         for _ in range(400)
     ]
     assert np.var(drawn) / loud.noise == pytest.approx(1, abs=0.25)
@@ -254,4 +255,4 @@ def test_other_outcomes_and_bounds_that_are_none_are_refused():
             replace(NARROW, **wrong)
     looks = [replace(one, chance=0 * one.chance) for one in looks_at(0.15, NARROW)]
     with pytest.raises(EstimateRefusal):
-        summed(looks, np.zeros(2), 1.0, 0.15, 0.0, pool([0.1, 0.2], [1.0, 1.0]))
+        summed(looks, np.zeros(2), 1.0, 0.15, 0.0, sites=NAMES)

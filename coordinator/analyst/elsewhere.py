@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
-from coordinator.analyst.shown import Shown, caption_of, title_of
+from coordinator.analyst.shown import Shown, answered, caption_of, title_of
 from shared.errors import IntegrityRefusal, PackageRefusal, ParameterError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def tidy(document: Mapping[str, Any], *, exponentiate: bool = False, sites: bool
 
     from shared.estimands.effects import shown
 
-    scale, asked = document["scale"], document["pooled"]
+    scale, asked = document["scale"], answered(document)
     rows: list[dict[str, Any]] = []
     for one in document["table"]:
         row = {"term": one["term"], "type": "summary", "estimate": one["beta"], "std.error": one["se"]}
@@ -233,6 +233,13 @@ def methods_text(document: Mapping[str, Any]) -> list[str]:
         )
         if (share := document.get("noise_share")) is not None:
             said.append(f"Noise of the releases is {number(share)} % of the variance of the pooled estimate.")
+    if (total := document.get("summed")) is not None:
+        said.append(
+            f"The answer is one step from the pooled releases, by a secure sum over {len(total['sites'])} sites of "
+            f"each record's bounded influence, with one noise for all, which is "
+            f"{number(100 * total['noise'] / total['variance'])} % of its variance; its interval is by the t "
+            "distribution with one degree of freedom less than sites."
+        )
     said += [f"{one['label']} was left out: {one['reason']}." for one in document["excluded"]]
     said.append(
         f"The analysis stands in the plan as {document['planned']!r}."

@@ -19,6 +19,7 @@ from coordinator.analyst.shown import (
     ResultTable,
     Shown,
     Terms,
+    answered,
     caption_of,
     drawn,
     effect_of,
@@ -74,17 +75,20 @@ class Result(Shown):
 
     @property
     def beta(self) -> float:
-        """The pooled estimate, on the scale of the analysis (the logarithm of a ratio)."""
-        return float(self.document["pooled"]["beta"])
+        """The pooled estimate, or the secure sum's, on the scale of the analysis (the logarithm of a ratio)."""
+        return float(answered(self.document)["beta"])
 
     @property
     def se(self) -> float:
         """Its standard error."""
-        return float(self.document["pooled"]["se"])
+        return float(answered(self.document)["se"])
 
     @property
     def pooled(self) -> PooledResult:
-        """Pooled again from the sites' estimates that were sent. Raises: IntegrityRefusal (another number)."""
+        """Pooled again from the sites' estimates that were sent, and the secure sum beside it, where there is one.
+
+        Raises: IntegrityRefusal (another number).
+        """
         return self._pooled(self.document)
 
     def _pooled(self, document: Mapping[str, Any]) -> PooledResult:
@@ -92,11 +96,13 @@ class Result(Shown):
         from math import isclose
 
         from coordinator.pooling.pool import pool_estimates
+        from coordinator.pooling.secure_sum.answer import SummedAnswer
 
         how = self.document["asked"]
         rows = [estimate_of(row) for row in document["estimates"]]
         found = pool_estimates(rows, method=how["method"], test=how["test"], level=how["level"])
-        found = replace(found, effect=self.document.get("effect", ""))
+        total = SummedAnswer.of(document["summed"]) if "summed" in document else None
+        found = replace(found, effect=self.document.get("effect", ""), summed=total)
         if not isclose(found.beta, document["pooled"]["beta"], rel_tol=1e-6, abs_tol=1e-9):
             raise IntegrityRefusal(
                 "this computer must pool to the number that was sent",
@@ -474,24 +480,26 @@ class Result(Shown):
 
 
 class Meta(Shown):
-    """The pooled result of an answer, with its heterogeneity."""
+    """The pooled result of an answer, with its heterogeneity: of a secure sum, that of the releases beside it."""
 
     def __init__(self, result: Result) -> None:
         self.result, self.document = result, result.document
 
     def __getattr__(self, name: str) -> Any:
         document = self.__dict__.get("document", {})
+        if name in document.get("summed", {}) and name != "tau2":
+            return document["summed"][name]
         if name in document.get("pooled", {}):
             return document["pooled"][name]
         raise AttributeError(name)
 
     def to_frame(self) -> pd.DataFrame:
-        """Both models, one row each."""
+        """Both models, one row each, and a secure sum, where there is one."""
         import pandas as pd
 
-        return pd.DataFrame(
-            [self.document["fixed"], self.document["pooled"]], index=pd.Index(["fixed", "random"], name="effects")
-        )
+        names = {"fixed": "fixed", "pooled": "random"} | ({"summed": "sum"} if "summed" in self.document else {})
+        rows = [self.document[name] for name in names]
+        return pd.DataFrame(rows, index=pd.Index(list(names.values()), name="effects"))
 
     def _repr_html_(self) -> str:
         from coordinator.analyst.show import paragraphs, pooled_html

@@ -185,23 +185,26 @@ def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] 
     if result.method != "FE" and not alone:
         models.append((f"random effects ({result.method}, {result.test})", result))
     lines = [(name, read(fit.beta), interval(fit.ci_lb, fit.ci_ub), f"p {p_shown(fit.pval)}") for name, fit in models]
+    if (total := result.summed) is not None:
+        ends = interval(total.ci_lb, total.ci_ub)
+        lines = [(f"releases, {name}", value, where, p) for name, value, where, p in lines]
+        lines.insert(
+            0, (f"secure sum, {len(total.sites)} sites", read(total.estimate), ends, f"p {p_shown(total.pval)}")
+        )
     predicted = result.prediction_interval
     if result.method != "FE" and not alone:
         where = predicted.reason if predicted.empty else interval(predicted.lb, predicted.ub)
         lines.append(("prediction interval", "", where, f"a new {result.unit}'s effect"))
     sentences = []
+    if total is not None:
+        noise, cut = 100 * total.noise / total.variance, 100 * total.cut / total.variance
+        sentences.append(f"variance of the secure sum: {noise:.0f} % privacy noise, {cut:.0f} % bounds on records")
     if result.effect == NNT:
         sentences.append(f"number needed, {percent}: {number_needed(result.beta, result.ci_lb, result.ci_ub)}")
     if result.df:
-        parts = [f"Q {result.QE:.2f} on {result.df} df, p {p_shown(result.QEp)}", f"I² {result.I2:.0f} %"]
-        if result.method != "FE":
-            between = result.tau2_interval
-            bounds = "" if between.empty else f" ({number(between.lb or 0.0)} to {number(between.ub or 0.0)})"
-            parts.insert(0, f"τ² {number(result.tau2)}{bounds}")
-        on = f" (on the {SCALES[result.scale]} scale)" if SCALES[result.scale] else ""
-        sentences.append(f"between {result.units}{on}: " + "   ".join(parts))
+        sentences.append(_between(result))
     if result.pooled_noise_share > 0:
-        whose = "estimate" if alone else "pooled estimate"
+        whose = "estimate" if alone else "pooled estimate" if total is None else "pooled releases"
         sentences.append(f"privacy noise: {result.pooled_noise_share:.0f} % of the variance of the {whose}")
         if result.df:
             hospitals, releases, patients = result.spread
@@ -226,6 +229,19 @@ def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] 
     )
 
 
+def _between(result: PooledResult) -> str:
+    """Heterogeneity in a sentence."""
+    from shared.estimands.effects import SCALES
+
+    parts = [f"Q {result.QE:.2f} on {result.df} df, p {p_shown(result.QEp)}", f"I² {result.I2:.0f} %"]
+    if result.method != "FE":
+        ends = result.tau2_interval
+        bounds = "" if ends.empty else f" ({number(ends.lb or 0.0)} to {number(ends.ub or 0.0)})"
+        parts.insert(0, f"τ² {number(result.tau2)}{bounds}")
+    on = f" (on the {SCALES[result.scale]} scale)" if SCALES[result.scale] else ""
+    return f"between {result.units}{on}: " + "   ".join(parts)
+
+
 def show_pooled(out: Console, result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] | None = None) -> None:
     """Draw a pooled result: cautions, a line per row, then both models, heterogeneity, and what was left out.
 
@@ -242,7 +258,8 @@ def show_pooled(out: Console, result: PooledResult, *, extra: Mapping[str, Mappi
     for justify in ("left", "right", "right", "left"):
         grid.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for line in text.models:
-        style = "bold" if line[0].startswith("random") or result.method == "FE" else ""
+        first = ("random",) if result.summed is None else ("secure sum",)
+        style = "bold" if line[0].startswith(first) or (result.method == "FE" and result.summed is None) else ""
         aside = "dim" if line[0].startswith("prediction") else style
         grid.add_row(*(Text(cell, style=style) for cell in line[:3]), Text(line[3], style=aside))
     out.print()

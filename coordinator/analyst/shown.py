@@ -23,6 +23,7 @@ __all__ = [
     "ResultTable",
     "Shown",
     "Terms",
+    "answered",
     "caption_of",
     "cell",
     "drawn",
@@ -344,14 +345,21 @@ def headed(out: Console, document: Mapping[str, Any]) -> None:
     out.print(caption_of(document), style="dim")
 
 
+def answered(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The figures that an answer is: those of its secure sum, where it has one, else those pooled from its rows."""
+    found: Mapping[str, Any] = document.get("summed") or document["pooled"]
+    return found
+
+
 def pooled_line(document: Mapping[str, Any]) -> str:
     """The pooled result in one line, off the analysis scale."""
     from shared.estimands.effects import shown
     from shared.terminal import number
 
-    pooled = document["pooled"]
+    pooled = answered(document)
     value, low, high = (number(shown(pooled[name], document["scale"])) for name in ("beta", "ci_lb", "ci_ub"))
-    how = f"{pooled['method']}, {pooled['test']}, {document['k']} sites"
+    count = len(pooled["sites"]) if "sites" in pooled else document["k"]
+    how = f"{pooled['method']}, {pooled['test']}, {count} sites"
     return f"pooled {effect_of(document)} {value} ({100 * document['level']:g} % CI {low} to {high}; {how})"
 
 

@@ -31,11 +31,12 @@ from shared.privacy.stated import shown_price
 from shared.terminal import plain
 
 if TYPE_CHECKING:
+    from coordinator.pooling.secure_sum.answer import SummedAnswer
     from coordinator.store.store import Store, Tombstone
     from shared.plans.dictionary import Dictionary
     from shared.plans.federated import FederatedFlow
 from coordinator.answers.record_gap import fitted_elsewhere, released_again, unknown_gap
-from coordinator.answers.release_selection import ReleaseSelection, holding, uncompared_caution
+from coordinator.answers.release_selection import ReleaseSelection, holding, rows_of, uncompared_caution
 from coordinator.answers.site_answers import AnswerSource, EstimateCache, answers_of_sites
 
 __all__ = [
@@ -44,6 +45,13 @@ __all__ = [
     "pooled",
     "site_estimates",
 ]
+
+
+_IN_A_SUM = (
+    " The answer is a secure sum of {} of {} sites, of which nobody saw a site's part; each site's own row, the rows "
+    "pooled, Q, I² and τ² are of what it released by itself."
+)
+_ALONE = "This answer is of what each site released by itself."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +82,7 @@ class PooledAnswer:
         every: of a Table 1, a cross-table or a histogram, the estimates of all its terms.
         joint: of every term with several coefficients, these pooled together (`multivariate.joint_of_terms`); of an
             interaction its simple slopes, too (`simple_slopes`).
+        unsummed: under a plan of a secure sum, why this answer is none of it; blank where `result.summed` is one.
     """
 
     study: str
@@ -98,6 +107,7 @@ class PooledAnswer:
     uncompared: tuple[str, ...] = ()
     every: tuple[Estimate, ...] = ()
     joint: tuple[Mapping[str, Any], ...] = ()
+    unsummed: str = ""
 
     @property
     def used(self) -> dict[str, str]:
@@ -121,7 +131,11 @@ class PooledAnswer:
     @property
     def numbers(self) -> dict[str, Any]:
         """The pooled figures, as they are remembered."""
-        return dict(plain({name: getattr(self.result, name) for name in ("k", "beta", "se", "ci_lb", "ci_ub", "tau2")}))
+        found = {name: getattr(self.result, name) for name in ("k", "beta", "se", "ci_lb", "ci_ub", "tau2")}
+        if (total := self.result.summed) is not None:
+            found |= {name: getattr(total, name) for name in ("se", "ci_lb", "ci_ub")}
+            found |= {"k": len(total.sites), "beta": total.estimate}
+        return dict(plain(found))
 
     @property
     def title(self) -> str:
@@ -164,9 +178,10 @@ class PooledAnswer:
         """
         drawn = {source.site for source in self.sources if source.mechanism == "latent_noise"}
         used = [row for row in self.result.estimates if row.site in drawn]
-        restored = (uncompared_caution(self.uncompared),) if self.uncompared else ()
+        first = [uncompared_caution(self.uncompared)] if self.uncompared else []
+        first += filter(None, [self.unsummed])
         if not used:
-            return restored
+            return tuple(first)
         persons = sum(row.n for row in used) / len(used)
         # Of one site nothing is known about differences between sites.
         tau2, common = (self.result.tau2, self.result.method == "FE") if self.result.k > 1 else (None, False)
@@ -174,7 +189,7 @@ class PooledAnswer:
         said = [condition.sentence for condition in found]
         if self.gap is not None:
             said.insert(0, self.untold or self.gap.sentence(scale=self.result.scale))
-        return (*restored, *said)
+        return (*first, *said)
 
     @property
     def provenance(self) -> str:
@@ -189,7 +204,8 @@ class PooledAnswer:
         state = "" if revision is None else f", wave {self.wave} as of revision {revision}"
         both = "; several refreshes put together, and their persons counted once" if self.combined else ""
         sites = f"{count} site{'s' * (count != 1)}"
-        return f"Privatised releases of {sites}{rows}, plan version {versions}{state}; {kind}{both}."
+        summed = "" if self.result.summed is None else _IN_A_SUM.format(len(self.result.summed.sites), count)
+        return f"Privatised releases of {sites}{rows}, plan version {versions}{state}; {kind}{both}.{summed}"
 
     def _cells(self) -> list[dict[str, Any]]:
         """Every number of a Table 1, off its scale: those of the sites, and the pooled ones."""
@@ -304,6 +320,12 @@ def ask(
     if question.kind in DESCRIBED and not term:  # no one number is its answer: the first that there is
         chosen = next((one for one in terms if not isinstance(found[one], Refusal)), chosen)
     estimates = tuple(row for row in rows if row.term == chosen)
+    total, unsummed = _summed(store, held, question, level)
+    if total is not None:
+        label, answer = total
+        pilots = found[label]  # whose cautions are of what each site released, and notes beside a sum
+        found |= {} if isinstance(pilots, Refusal) else {label: replace(pilots, summed=answer, doubts=())}
+        unsummed = "" if label == chosen else f"The plan's secure sum is of {label}. {_ALONE}"
     result = found.pop(chosen)
     if isinstance(result, Refusal):
         raise result
@@ -334,7 +356,41 @@ def ask(
             *simple_slopes(rows, question, plan.dictionary, **how),
         ),
         others={term: str(one) if isinstance(one, Refusal) else one for term, one in found.items()},
+        unsummed=unsummed,
     )
+
+
+def _summed(
+    store: Store, held: ReleaseSelection, question: Estimand, level: float
+) -> tuple[tuple[str, SummedAnswer] | None, str]:
+    """The secure sum's answer with the term that it is of, or why there is none: blank under any other plan."""
+    releases = [release for several in held.parts.values() for release in several]
+    if any(release.receipt.mechanism != "secure_sum" for release in releases):
+        return None, ""
+    from coordinator.pooling.secure_sum.reading import read_sum
+    from shared.mechanisms.secure_sum.plan import SecureSumPlan
+
+    stored = held.opened
+    plan_hash = releases[-1].plan_hash if stored is None else stored.document.terms.plan
+    plan = next(one.plan for one in store.plans() if one.plan.hash == plan_hash)
+    assert isinstance(plan.release, SecureSumPlan)
+    of = plan.release.summed_term(plan, question)
+    if of is None:
+        return None, f"The plan's secure sum is of another question. {_ALONE}"
+    if stored is None:
+        return None, f"The secure sum is not opened yet. {_ALONE}"
+    sites, there = tuple(plan.release.members), {release.bundle_sha256: release for release in releases}
+    gone = ", ".join(sites[at] for at, digest in stored.document.pilots.items() if digest not in there)
+    if gone:
+        return None, f"The secure sum was taken over a release of {gone} that is not in this answer. {_ALONE}"
+    taken = {stone.bundle_sha256 for stone in store.withdrawals(plan.study)}
+    pilots = {at: there[digest] for at, digest in stored.document.pilots.items()}
+    tables = {at: (rows_of(store, [one], taken), one.receipt.n) for at, one in pilots.items()}
+    try:
+        answer = read_sum(plan, stored.document, tables, level=level)
+    except EstimateRefusal as refusal:
+        return None, f"The secure sum cannot be read: {refusal} {_ALONE}"
+    return (of[0], answer.per(of[1] / plan.release.units)), ""
 
 
 def _pooled(
@@ -369,13 +425,16 @@ def term_line(term: str, found: PooledResult | str) -> dict[str, Any]:
     blank = dict.fromkeys(("effect", "k", "estimate", "ci_lb", "ci_ub", "pval", "tau2", "I2", "beta", "se"))
     if isinstance(found, str):
         return {"term": term, **blank, "reason": found, "cautions": ()}
-    ends = {name: shown(getattr(found, name), found.scale) for name in ("ci_lb", "ci_ub")}
-    own = {name: getattr(found, name) for name in ("effect", "k", "pval", "tau2", "I2", "beta", "se")}
+    answer = found if found.summed is None else found.summed
+    ends = {name: shown(getattr(answer, name), found.scale) for name in ("ci_lb", "ci_ub")}
+    own = {name: getattr(found, name) for name in ("effect", "k", "tau2", "I2", "beta")}
+    own |= {name: getattr(answer, name) for name in ("pval", "se")}
+    own |= {} if found.summed is None else {"k": len(found.summed.sites), "beta": found.summed.estimate}
     return {
         "term": term,
         **blank,
         **own,
-        "estimate": shown(found.beta, found.scale),
+        "estimate": shown(own["beta"], found.scale),
         **ends,
         "reason": "",
         "cautions": found.doubts,

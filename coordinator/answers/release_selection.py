@@ -23,7 +23,7 @@ from shared.terminal import plain
 if TYPE_CHECKING:
     import pandas as pd
 
-    from coordinator.store.rows import AcceptedRelease, ReleaseLine, Tombstone
+    from coordinator.store.rows import AcceptedRelease, ReleaseLine, StoredSum, Tombstone
     from coordinator.store.store import Store
     from shared.wire.analyst_messages import ReleasesRequest
 
@@ -128,6 +128,7 @@ class ReleaseSelection:
         behind: site to its further releases whose receipts tell where these rows came from (`_behind`).
         withdrawn: releases of waves up to it that their sites took back.
         revisions: as of `PooledAnswer`.
+        opened: the secure sum that was opened under the plan of these releases; None before it.
     """
 
     wave: int
@@ -137,6 +138,7 @@ class ReleaseSelection:
     behind: Mapping[str, tuple[AcceptedRelease, ...]]
     withdrawn: tuple[Tombstone, ...]
     revisions: Mapping[int, int | None]
+    opened: StoredSum | None = None
 
     @property
     def used(self) -> dict[str, str]:
@@ -218,7 +220,18 @@ def holding(
         behind=_behind(store, study, parts, cut),
         withdrawn=tuple(stone for stone in store.withdrawals(study) if stone.wave <= wave),
         revisions=cut.revisions,
+        opened=_opened(store, parts, cut),
     )
+
+
+def _opened(store: Store, parts: Mapping[str, tuple[AcceptedRelease, ...]], cut: _Cut) -> StoredSum | None:
+    """What was opened under the plan of these releases, unless the log took it up after the revision asked for."""
+    every = [release for releases in parts.values() for release in releases]
+    for plan in sorted({release.plan_hash for release in every if release.receipt.mechanism == "secure_sum"}):
+        found = store.opened_sum(plan)
+        if found is not None and (cut.last is None or found.log_index <= cut.last):
+            return found
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)

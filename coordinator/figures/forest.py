@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -69,23 +70,24 @@ def forest(
             own below the pooled ones.
         warnings: sentences below the figure, after its own.
         path: written when given, several of one drawing; the suffix chooses SVG, PDF or PNG.
+    A secure sum beside the result (`PooledResult.summed`) has a diamond of its own, as a whole table has.
     Returns: the figure. Its marks carry gids: ``site-0``, ``fixed``, ``random``, ``whole``, ``prediction``,
         ``null``, ``pooled``, ``group-0`` for the groups' diamonds; with a comparison the number of the series follows:
         ``site-0-1``. Sites are numbered as in `result`, whatever group they stand in.
     Raises: ParameterError: too many series, an unknown suffix, a comparison on another scale or with groups, groups
         of another result, or sides of a null line that is not drawn.
     """
-    whole = whole or {}
+    diamonds = {**_sum_of(result), **(whole or {})}
     series = {name: result, **(compare or {})}
-    named = {*series, *whole}
-    _require_series(named, count=1 + len(compare or {}) + len(whole), rows=[*series.values(), *whole.values()])
+    named = {*series, *diamonds}
+    _require_series(named, count=1 + len(compare or {}) + len(diamonds), rows=[*series.values(), *diamonds.values()])
     results = list(series.values())
     view = view_of(results, ratio, null)
     _require_groups(groups, result, compared=bool(compare))
     if favours is not None and view.null is None:
         raise ParameterError("the sides of a null line must have the line", given="none", next_step="Give null=.")
     headings, rows = rows_of(results, columns or {}, groups, by)
-    rows += _whole_rows(whole, first=len(series))
+    rows += _whole_rows(diamonds, first=len(series))
     content = ForestContent(
         series=series,
         view=view,
@@ -97,7 +99,7 @@ def forest(
         groups=groups,
         by=by,
         favours=favours,
-        whole=whole,
+        whole=diamonds,
         warnings=warnings,
     )
     with page_style():
@@ -105,11 +107,24 @@ def forest(
         if path is not None:
             spoken = " ".join(
                 f"{called}: {describe(row)}" if len(series) > 1 else describe(row, groups=groups, by=by)
-                for called, row in {**series, **whole}.items()
+                for called, row in {**series, **(whole or {})}.items()
             )
             for target in [path] if isinstance(path, str | Path) else path:
                 save(figure, target, title=title or "Forest plot", description=spoken)
     return figure
+
+
+def _sum_of(result: PooledResult) -> dict[str, PooledResult]:
+    """The secure sum as a result, whose own rows nobody sees: it has those of the releases of the same sites."""
+    total = result.summed
+    if total is None:
+        return {}
+    kept = [i for i, row in enumerate(result.estimates) if row.site in total.sites]
+    rows: dict[str, Any] = {
+        name: tuple(getattr(result, name)[i] for i in kept) for name in ("labels", "yi", "vi", "weights", "estimates")
+    }
+    own: dict[str, Any] = {"beta": total.estimate, "se_model": total.se, "s2w": 1.0, "test": "t", "shared": 0.0}
+    return {f"Secure sum, {len(total.sites)} sites": replace(result, **rows, **own, summed=None)}
 
 
 def _whole_rows(whole: Mapping[str, PooledResult], *, first: int) -> list[ForestRow]:
@@ -166,6 +181,8 @@ def describe(result: PooledResult, *, ratio: bool | None = None, groups: Subgrou
         for label, row in dict(zip(models, (result.fixed, result), strict=True)).items()
     ]
     parts = [f"{result.k} {result.units}: {sites}", "; ".join(pooled) if result.k > 1 else "Nothing was pooled"]
+    if (total := result.summed) is not None:
+        parts.insert(1, words(f"Secure sum of {len(total.sites)} sites", total.estimate, total.ci_lb, total.ci_ub))
     if not result.prediction_interval.empty:
         predicted = result.prediction_interval.map(view.show)
         parts.append(f"Prediction interval {interval_words(predicted, view.decimals)}")
@@ -188,8 +205,8 @@ def forest_table(
 
     Args:
         result, ratio, groups, by: as in `forest`.
-    Returns: columns ``row`` (site, fixed, random, prediction, excluded; with groups also group and between), ``label``,
-        ``n``, ``estimate ci_lb ci_ub`` as shown on the plot, ``yi se`` on the analysis scale, ``weight`` and
+    Returns: columns ``row`` (site, fixed, random, sum, prediction, excluded; with groups also group and between),
+        ``label``, ``n``, ``estimate ci_lb ci_ub`` as shown on the plot, ``yi se`` on the analysis scale, ``weight`` and
         ``noise_share`` in percent, ``reason`` (of a group its heterogeneity, of ``between`` the tests for a
         difference), and with groups ``group``. Sites stand in the order of the plot.
 
@@ -219,6 +236,10 @@ def forest_table(
     for row, model in models if result.k > 1 else []:
         numbers = {"estimate": show(model.beta), "ci_lb": show(model.ci_lb), "ci_ub": show(model.ci_ub)}
         rows.append({"row": row, "label": model_name(model), **numbers, "yi": model.beta, "se": model.se})
+    if (total := result.summed) is not None:
+        numbers = {"estimate": show(total.estimate), "ci_lb": show(total.ci_lb), "ci_ub": show(total.ci_ub)}
+        label = f"Secure sum, {len(total.sites)} sites"
+        rows.append({"row": "sum", "label": label, **numbers, "yi": total.estimate, "se": total.se})
     predicted = result.prediction_interval
     if predicted.lb is not None and predicted.ub is not None:
         ends_shown = {"ci_lb": show(predicted.lb), "ci_ub": show(predicted.ub)}

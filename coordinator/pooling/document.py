@@ -12,7 +12,7 @@ __all__ = ["pooled_data"]
 
 
 def pooled_data(result: PooledResult) -> dict[str, Any]:
-    """A pooled result as JSON holds it: every row, both models, and every derived figure."""
+    """A pooled result as JSON holds it: every row, both models, every derived figure, and a secure sum beside them."""
 
     def back(y: float, low: float, high: float) -> dict[str, float]:
         """As people read it: off the analysis scale."""
@@ -43,7 +43,9 @@ def pooled_data(result: PooledResult) -> dict[str, Any]:
                 name: getattr(source, name) for name in ("vi_sampling", "vi_privacy", "vi_naive", "vi_common", "how")
             }
         rows.append(row)
+    beside = {} if result.summed is None else {"summed": result.summed.data(result.scale)}
     return {
+        **beside,
         "term": result.term,
         "scale": result.scale,
         "effect": result.effect,

@@ -51,6 +51,7 @@ from shared.estimands.answer import Estimate, Scale
 
 if TYPE_CHECKING:
     from coordinator.pooling.moderators import RegressionResult
+    from coordinator.pooling.secure_sum.answer import SummedAnswer
 
 __all__ = ["FitStatistics", "Method", "PooledResult", "Test", "pool", "pool_estimates", "refit", "tau2_dl"]
 
@@ -90,6 +91,8 @@ class PooledResult:
         effect: what people call its estimates (`shared.estimands.effects`); blank where nobody has said.
         shared: variance of the pooled estimate that all rows have in common, as by a map onto one site's scale; it
             is in no row, in no weight and not in tau2, and no further site would lower it.
+        summed: the answer of a secure sum to the same question, where there is one: nearer to the records' own than
+            the pooled rows, which are then what each site released by itself.
     """
 
     labels: tuple[str, ...]
@@ -113,6 +116,7 @@ class PooledResult:
     shared: float = 0.0
     effect: str = ""
     doubts: tuple[str, ...] = ()
+    summed: SummedAnswer | None = None
 
     @property
     def k(self) -> int:

@@ -324,16 +324,18 @@ class AnalysisService:
         }
         query |= {"level": request.level, "wave": held.wave, "as_of": request.as_of, "combine": request.combine}
         state = {"used": rests, "withdrawn": withdrawn, "revisions": plain(held.revisions)}
+        state |= {} if held.opened is None else {"opened": held.opened.sha256}
         made_by = {"plan": plan.hash, "code": versions()}
         result_id = sha256_hex(canonical_json({"study": study, "question": query | maps, **state, **made_by}))[:32]
         call.digest = result_id
 
         def line(document: Mapping[str, Any]) -> dict[str, Any]:
+            answer = document.get("summed", document["pooled"])
             return {
                 "study": study,
                 "kind": "query",
                 "subject": result_id,
-                "question": {**document["asked"], "beta": document["pooled"]["beta"], "rests_on": set_hash(rests)},
+                "question": {**document["asked"], "beta": answer["beta"], "rests_on": set_hash(rests)},
                 "label": request.label or ("confirmatory" if document["planned"] else "exploratory"),
                 "planned": document["planned"] or "",
                 "today": self._today(),

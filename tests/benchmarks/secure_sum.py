@@ -2,9 +2,10 @@
 
 Every repetition draws fresh cohorts, as `tests.benchmarks.honest` has them, in the world that the models fit and in one
 that has nothing of what they assume. Each site releases a pilot (moments, no declared coefficient) and the level of its
-events by itself; then one sum is taken, through every message of the protocol, each in its bytes. The pilots' pooled
-answer stands beside it as the arm that needs no sum. Shares and bounds were chosen on seeds from 1001 on, the level in
-the place of a count of events on seeds from 2001 on; what is reported has seeds from 3001 on.
+events by itself; then one sum is taken, through every message of the protocol, each in its bytes, and read as the
+coordinator reads it. Terms, bounds and noise are those of the plan that a study would sign. The pilots' pooled answer
+stands beside it as the arm that needs no sum. Shares and bounds were chosen on seeds from 1001 on, the level in the
+place of a count of events on seeds from 2001 on; what is reported has seeds from 3001 on.
 
 `attack` plays the two worlds that differ most, a record at either end of its bound, for whoever looks alone and for
 whoever looks with all other sites: the masks cancel in both, so what is drawn is the noise that is left to each.
@@ -27,56 +28,38 @@ import numpy as np
 from scipy import stats
 
 from coordinator.pooling.pool import pool
-from coordinator.pooling.secure_sum.summed import summed, weighed
+from coordinator.pooling.secure_sum.looks import pilot_places
+from coordinator.pooling.secure_sum.reading import read_sum
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
-from shared.mechanisms.moments.draw import moments
-from shared.mechanisms.moments.spec import event
-from shared.mechanisms.moments.together import places
 from shared.mechanisms.secure_sum.coordinator import SumCoordinator
-from shared.mechanisms.secure_sum.influences import Bounds, level_of, look, noisy_level
 from shared.mechanisms.secure_sum.messages import Lists
+from shared.mechanisms.secure_sum.plan import SecureSumPlan
 from shared.mechanisms.secure_sum.price import trust_rows
 from shared.mechanisms.secure_sum.site import SumSite, noise_share
 from shared.mechanisms.secure_sum.terms import SumTerms
-from shared.privacy.accountant import Gaussian
-from shared.privacy.calibration import calibrate
 from shared.privacy.gaussian import gaussian_epsilon
+from shared.releases.receipt import planned_event
 from shared.simulated import cvd_cohorts
 from tests.benchmarks import record
-from tests.benchmarks.honest import TRUTH, design, misfit, real
+from tests.benchmarks.honest import TRUTH, misfit, real
+from tests.sums import Parts, cohorts_plan
 
 DELTA = 1e-6
-SBP, UNIT = 3, 10.0
 DROP_OUTS, COLLUDERS = 2, 1
-PILOT = {1.0: 0.6, 0.5: 0.6}
-"""Share of the pilots in μ², by ε; the levels have `EVENTS`, the sum the rest."""
-EVENTS = 0.05
-REACH, LEAST, MOST = 1.2, 2.0, 8.0
 CLOSE = 0.01
 TRIALS = 400_000
 
 
-def terms_of(keys, epsilon, share, bounds, label="sbp"):
-    """A sum with the given share of the whole μ², of rows within the bounds, one per record."""
-    mu = math.sqrt(share) / calibrate(Gaussian, epsilon, DELTA, sensitivity=1.0).sigma
-    return SumTerms(
-        plan="0" * 64,
-        wave=1,
-        label=label,
-        members=tuple(key.public.hex for key in keys),
-        drop_outs=DROP_OUTS,
-        colluders=COLLUDERS,
-        coordinates=2,
-        sensitivity=bounds.sensitivity,
-        # What rounding to the grid adds to the sensitivity, at most a hundredth, is paid for beforehand.
-        sigma=1.01 * bounds.sensitivity / mu,
-        largest=1e6,
-    )
+def plan_of(keys, epsilon, given, **release):
+    """The plan that is measured: what a study would sign, its sites by their names."""
+    made = {"drop_outs": DROP_OUTS, "colluders": COLLUDERS, "reach": given.reach, "least": given.least}
+    made |= {"pilot": given.pilot} if given.pilot else {}
+    return cohorts_plan(keys, epsilon, **made, **release)
 
 
 def through_messages(terms, keys, values, noises):
-    """The opened sum, each message through its bytes; bytes sent and read, and CPU seconds, of the busiest site."""
+    """The coordinator of an opened sum, each message through its bytes; bytes and CPU seconds of the busiest site."""
     up, down, cpu = np.zeros(len(keys)), np.zeros(len(keys)), np.zeros(len(keys))
     coordinator = SumCoordinator(terms)
     sites = [SumSite(terms, k, key, os.urandom) for k, key in enumerate(keys)]
@@ -109,46 +92,31 @@ def through_messages(terms, keys, values, noises):
     for k in places_:
         coordinator.take_opening(asked(k, sites[k].open, coordinator.agreement(Lists.SURVIVORS)))
     cost = {"bytes_sent": up.max(), "bytes_read": down.max(), "cpu_seconds": cpu.max()}
-    return coordinator.total(), {name: float(value) for name, value in cost.items()}
+    return coordinator, {name: float(value) for name, value in cost.items()}
 
 
-def arm(tables, epsilon, seed, share, bounds):
+def arm(tables, epsilon, seed, given):
     """One repetition behind one ε: the answer, the pilots', the price, what it took."""
-    noise = seeded_rng(seed)
-    mu = 1 / calibrate(Gaussian, epsilon, DELTA, sensitivity=1.0).sigma
-    alone = gaussian_epsilon(mu * math.sqrt(share), DELTA)
-    plans = {name: design(name, alone, False) for name in tables}
-    checked = {name: plan.dictionary.check(tables[name]) for name, plan in plans.items()}
-    found = places([(moments(checked[name], plan, noise), plan) for name, plan in plans.items()])
-    data = [plans[name].matrices(checked[name]) for name in tables]
-    level = Gaussian(sigma=math.sqrt(2) / (mu * math.sqrt(EVENTS)), sensitivity=math.sqrt(2))
-    yi = [UNIT * place.effects.effects[SBP] for place in found]
-    # A pilot that did not settle tells nothing: its site is in the sum as all others are.
-    vi = [
-        UNIT**2 * (place.effects.sampling[SBP] + place.effects.privacy[SBP]) + (1e3 if place.effects.lost else 0.0)
-        for place in found
-    ]
-    pilots = pool(yi, vi, labels=list(tables), method="REML", test="adhoc")
-    looks = []
-    for place, (x, y) in zip(found, data, strict=True):
-        shown = noisy_level(look(place, pilots.beta, 0.0, bounds), x, y, level.sigma, noise)
-        looks.append(look(place, pilots.beta, level_of(*shown, level.sigma), bounds))
-    looks, tau2 = weighed(looks, pilots)
-    keys = [SigningKey.generate() for _ in tables]
-    terms = terms_of(keys, epsilon, 1 - share - EVENTS, bounds)
-    values = [terms.whole_steps(one.rows(x, y)) for one, (x, y) in zip(looks, data, strict=True)]
-    total, cost = through_messages(terms, keys, values, noise.spawn(len(keys)))
-    # Nobody was lost: every site's noise is in the sum.
-    answer = summed(looks, total, terms.share_sigma * math.sqrt(len(keys)), pilots.beta, tau2, pilots)
-    rows = trust_rows([event(plans[next(iter(plans))].spec), level], [terms], DELTA)
+    keys = {name: SigningKey.generate() for name in tables}
+    plan, noise = plan_of(keys, epsilon, given), seeded_rng(seed)
+    release, terms = plan.release, plan.release.terms(plan)
+    drawn = [release.draw(plan, plan.dictionary.check(tables[name]), noise) for name in release.members]
+    pilots = {
+        at: (table, len(tables[name])) for (at, table), name in zip(enumerate(drawn), release.members, strict=True)
+    }
+    walk = Parts.of(plan, [tables[name] for name in release.members], pilots, noise)
+    signing = [keys[name] for name in release.members]
+    coordinator, cost = through_messages(terms, signing, walk.values, noise.spawn(len(keys)))
+    opened = walk.opened(plan, coordinator, {at: f"{at:064x}" for at in pilots})
+    answer, own = read_sum(plan, opened, pilots), pilot_places(plan, pilots).pooled(tuple(pilots))
     return {
         "sum": [answer.estimate, answer.ci_lb, answer.ci_ub],
         "variance": answer.variance,
         "noise": answer.noise,
         "cut": answer.cut,
-        "pilot": [pilots.beta, pilots.ci_lb, pilots.ci_ub],
-        "tau2": tau2,
-        "rows": [[row.colluders, row.epsilon] for row in rows],
+        "pilot": [own.beta, own.ci_lb, own.ci_ub],
+        "tau2": answer.tau2,
+        "rows": [[row.colluders, row.epsilon] for row in trust_rows(planned_event(plan).events[:2], [terms], DELTA)],
         "cost": cost,
     }
 
@@ -161,9 +129,7 @@ def measured(seed, epsilons, world, given):
     theirs = pool(list(yi), list(vi), method="REML", test="adhoc")
     out = {"seed": seed, "real": [theirs.beta, theirs.ci_lb, theirs.ci_ub], "tau2": theirs.tau2, "cells": {}}
     for epsilon in epsilons:
-        share = given.pilot or PILOT[epsilon]
-        bounds = Bounds(column=SBP, unit=UNIT, reach=given.reach, least=given.least, most=MOST)
-        out["cells"][f"epsilon={epsilon:g}"] = arm(tables, epsilon, seed, share, bounds)
+        out["cells"][f"epsilon={epsilon:g}"] = arm(tables, epsilon, seed, given)
     return out
 
 
@@ -206,21 +172,23 @@ def held(intervals):
 
 def costs():
     """Bytes and CPU of the busiest site in a sum of 12 and of 50."""
-    bounds, out = Bounds(column=SBP, unit=UNIT, reach=REACH, least=LEAST, most=MOST), {}
+    out = {}
     for sites in (12, 50):
-        keys = [SigningKey.generate() for _ in range(sites)]
-        terms = terms_of(keys, 1.0, 0.35, bounds)
+        keys = {f"site-{k:02}": SigningKey.generate() for k in range(sites)}
+        plan = cohorts_plan(keys, 1.0, drop_outs=DROP_OUTS, colluders=COLLUDERS)
         values = [np.array([k, -k], dtype=np.int64) for k in range(sites)]
-        out[f"{sites} sites"] = through_messages(terms, keys, values, seeded_rng(1).spawn(sites))[1]
+        given = plan.release.terms(plan), list(keys.values()), values, seeded_rng(1).spawn(sites)
+        out[f"{sites} sites"] = through_messages(*given)[1]
     return out
 
 
 def attack(epsilon):
     """Largest ε that a thousand thresholds prove of one record's row, at δ, by 99 % Clopper-Pearson bounds."""
-    bounds = Bounds(column=SBP, unit=UNIT, reach=REACH, least=LEAST, most=MOST)
-    terms = terms_of([SigningKey.generate() for _ in range(12)], epsilon, 1 - PILOT[epsilon] - EVENTS, bounds)
+    keys = {f"site-{k:02}": SigningKey.generate() for k in range(12)}
+    plan = cohorts_plan(keys, epsilon, drop_outs=DROP_OUTS, colluders=COLLUDERS)
+    terms, reach = plan.release.terms(plan), plan.release.reach
     many = SumTerms(**{**{k: getattr(terms, k) for k in terms.__dataclass_fields__}, "coordinates": 4000})
-    worlds = [round(side * bounds.reach / many.grid) for side in (1, -1)]
+    worlds = [round(side * reach / many.grid) for side in (1, -1)]
     out = {}
     for who, hidden in (("coordinator alone", 12), ("all others with it", 1)):
         seen = []
@@ -260,8 +228,8 @@ def main():
     parser.add_argument("--world", choices=("fits", "misfit"), default="fits")
     parser.add_argument("--folder", type=Path, help="keep every repetition here, and go on from what is there")
     parser.add_argument("--pilot", type=float, help="share of the pilots in μ², for every ε")
-    parser.add_argument("--reach", type=float, default=REACH)
-    parser.add_argument("--least", type=float, default=LEAST)
+    parser.add_argument("--reach", type=float, default=SecureSumPlan.reach)
+    parser.add_argument("--least", type=float, default=SecureSumPlan.least)
     parser.add_argument("--summary", action="store_true", help="print, and write no result")
     given = parser.parse_args()
     runs = []
@@ -274,7 +242,8 @@ def main():
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps(runs[-1]))
-    rounds = {"pilot": given.pilot or PILOT[1.0], "events": EVENTS, "reach": given.reach, "least": given.least}
+    served = plan_of({f"{k}": SigningKey.generate() for k in range(12)}, 1.0, given).release
+    rounds = {"pilot": served.pilot, "events": served.level, "reach": served.reach, "least": served.least}
     results = {"repetitions": len(runs), "world": given.world, "rounds": rounds, "cells": summary(runs)}
     if given.summary:
         print(json.dumps(results))

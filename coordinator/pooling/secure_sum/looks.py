@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from shared.errors import EstimateRefusal
 from shared.mechanisms.secure_sum.influences import SumLook, level_of, look
 from shared.mechanisms.secure_sum.plan import SecureSumPlan
 from shared.mechanisms.secure_sum.sent_look import SentLook
@@ -86,12 +89,16 @@ def pilot_places(plan: StudyPlan, tables: Mapping[int, tuple[pd.DataFrame, int]]
     Raises: EstimateRefusal, SchemaRefusal: what the pilots' own answer refuses.
     """
     from coordinator.pooling.pool import pool
-    from shared.mechanisms.moments.together import places
 
     release = _release(plan)
     first, bounds = release.first(plan.budget.delta), release.bounds(plan)
-    design, sites = first.design(plan), sorted(tables)
-    found = dict(zip(sites, places([(first.release(plan, *tables[site]), design) for site in sites]), strict=True))
+    sites = sorted(tables)
+    try:
+        found = dict(zip(sites, first.places(plan, [tables[site] for site in sites]), strict=True))
+    except np.linalg.LinAlgError:
+        raise EstimateRefusal(
+            "the pilots of a secure sum must determine effects", given="figures that do not"
+        ) from None
     effects = {}
     for site, place in found.items():
         seen, column = place.effects, bounds.column

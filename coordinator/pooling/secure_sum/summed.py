@@ -22,39 +22,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.pooling.pool import PooledResult
+from coordinator.pooling.secure_sum.answer import SummedAnswer
 from shared.errors import EstimateRefusal
 from shared.mechanisms.secure_sum.influences import SumLook
 
-__all__ = ["SummedAnswer", "heterogeneity", "summed", "weighed"]
+__all__ = ["heterogeneity", "summed", "weighed"]
 
 Array = NDArray[np.float64]
 _LEAST_SLOPE = 0.5
 """Share of the expected squares that the sum is taken to have at least, whatever its noise says."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SummedAnswer:
-    """A pooled coefficient of which no site's part is seen.
-
-    Args:
-        estimate, ci_lb, ci_ub: on the analysis scale, per unit of the bounds.
-        variance: all of it. noise: the part from the sum's noise. cut: the part from what the cut takes.
-        pilots: the same question from what each site releases by itself: forest plot, Q, I², τ².
-    """
-
-    estimate: float
-    ci_lb: float
-    ci_ub: float
-    variance: float
-    noise: float
-    cut: float
-    pilots: PooledResult
 
 
 def heterogeneity(estimates: Array, own: Array, more: Array) -> tuple[Array, float]:
@@ -97,17 +78,23 @@ def weighed(looks: Sequence[SumLook], pilots: PooledResult) -> tuple[tuple[SumLo
 
 
 def summed(
-    looks: Sequence[SumLook], total: Array, sigma: float, start: float, tau2: float, pilots: PooledResult
+    looks: Sequence[SumLook],
+    total: Array,
+    sigma: float,
+    start: float,
+    tau2: float,
+    *,
+    sites: Sequence[str],
+    level: float = 0.95,
 ) -> SummedAnswer:
     """The answer of a sum that is opened.
 
     Args:
         looks: of the survivors. total: (2,) F, and G times the bounds' bend. sigma: of the noise in it.
-        start: the coefficient that all looks are at. tau2: of `weighed`.
+        start: the coefficient that all looks are at. tau2: of `weighed`. sites: names of the survivors.
+        level: coverage of the interval.
     Raises: EstimateRefusal, where the looks expect nothing of the records.
     """
-    from scipy import stats
-
     a = np.array([look.weight for look in looks])
     held, slope = np.array([look.held for look in looks]), np.array([look.slope for look in looks])
     if not (slope > 0).all():
@@ -120,13 +107,6 @@ def summed(
     share, own = w / w.sum(), np.array([1 / look.precision for look in looks])
     noise, cut = (sigma / information) ** 2, float((share**2 * (held / slope**2 - own)).sum())
     variance = float((share**2 * (own + tau2)).sum()) + cut + noise
-    half = float(stats.t.ppf(0.975, len(looks) - 1)) * math.sqrt(variance)
     return SummedAnswer(
-        estimate=estimate,
-        ci_lb=estimate - half,
-        ci_ub=estimate + half,
-        variance=variance,
-        noise=noise,
-        cut=cut,
-        pilots=pilots,
+        estimate=estimate, variance=variance, noise=noise, cut=cut, tau2=tau2, sites=tuple(sites), level=level
     )

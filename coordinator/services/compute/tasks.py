@@ -91,7 +91,7 @@ def require_stated(receipt: Receipt, statement: Any) -> None:
 
 # -- questions ------------------------------------------------------------------------------------------------------
 def selection_of(held: release_selection.ReleaseSelection) -> dict[str, Any]:
-    """A holding as plain values: its releases and tombstones by their bundles' digests."""
+    """A holding as plain values: its releases and tombstones by their bundles' digests, a secure sum by its plan's."""
     return {
         "wave": held.wave,
         "as_of": held.as_of,
@@ -100,6 +100,7 @@ def selection_of(held: release_selection.ReleaseSelection) -> dict[str, Any]:
         "behind": {site: [one.bundle_sha256 for one in releases] for site, releases in held.behind.items()},
         "withdrawn": [stone.bundle_sha256 for stone in held.withdrawn],
         "revisions": [[wave, revision] for wave, revision in held.revisions.items()],
+        "opened": "" if held.opened is None else held.opened.document.terms.plan,
     }
 
 
@@ -126,6 +127,7 @@ def _held(store: Store, study: str, selection: Mapping[str, Any]) -> release_sel
         behind=behind,
         withdrawn=withdrawn,
         revisions={wave: revision for wave, revision in selection["revisions"]},
+        opened=store.opened_sum(selection["opened"]) if selection["opened"] else None,
     )
 
 
@@ -160,6 +162,8 @@ def answer(given: Mapping[str, Any]) -> dict[str, Any]:
         "plan": {"version": plan.version, "hash": plan.hash},
         "code": versions(),
     }
+    if (opened := how["held"].opened) is not None:
+        provenance["sum"] = {"sha256": opened.sha256, "log_index": opened.log_index, "day": opened.day}
     document_sent = {"result": given["result"], **document, "provenance": provenance}
     if result.estimand.startswith("km("):
         document_sent["curves"] = _curves(store, result)

@@ -74,7 +74,7 @@ def words(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     from coordinator.analyst.elsewhere import methods_text
     from coordinator.analyst.show import further_cautions, joint_lines, p_shown, pooled_text, terms_table
-    from coordinator.analyst.shown import pooled_line
+    from coordinator.analyst.shown import answered, pooled_line
     from shared.terminal import number
 
     document = given["document"]
@@ -83,7 +83,8 @@ def words(given: Mapping[str, Any]) -> dict[str, Any]:
     text = pooled_text(pooled, extra={"n": sizes, **document["columns"]})
     rows = []
     for name, fit in [
-        ("as answered", document["pooled"]),
+        ("as answered", answered(document)),
+        *([("releases alone", document["pooled"])] if "summed" in document else []),
         *((f"{fit['method']}, {fit['test']}", fit) for fit in document.get("sensitivity", ())),
         ("fixed effect", document["fixed"]),
         ("released rows taken for patients", document["naive"]),

@@ -58,11 +58,15 @@ headed <- function(document) {
   show_cautions(document$doubts)
 }
 
+# What an answer is: the figures of its secure sum where it has one, else those pooled from its rows.
+answered <- function(document) if (is.null(document$summed)) document$pooled else document$summed
+
 pooled_line <- function(document) {
-  shown <- document$pooled$shown
+  pooled <- answered(document)
+  shown <- pooled$shown
+  sites <- if (is.null(pooled$sites)) document$k else length(pooled$sites)
   paste0("pooled ", effect_of(document), " ", number(shown$estimate), " (", format(100 * document$level), " % CI ",
-         number(shown$ci_lb), " to ", number(shown$ci_ub), "; ", document$pooled$method, ", ", document$pooled$test,
-         ", ", document$k, " sites)")
+         number(shown$ci_lb), " to ", number(shown$ci_ub), "; ", pooled$method, ", ", pooled$test, ", ", sites, " sites)")
 }
 
 #' @export
@@ -148,8 +152,15 @@ print.summary.tributary_answer <- function(x, ...) {
     wrapped(paste0(name, " ", effect_of(document), " ", number(fit$shown$estimate), " (", percent, " ", back(fit$shown),
                    ", p ", p_shown(fit$pval), ")"))
   }
-  said("fixed effect:", document$fixed)
-  if (document$k > 1) said(paste0("random effects (", document$pooled$method, ", ", document$pooled$test, "):"), document$pooled)
+  of <- ""
+  if (!is.null(document$summed)) {
+    said(paste0("secure sum, ", length(document$summed$sites), " sites:"), document$summed)
+    of <- "releases, "
+  }
+  said(paste0(of, "fixed effect:"), document$fixed)
+  if (document$k > 1) {
+    said(paste0(of, "random effects (", document$pooled$method, ", ", document$pooled$test, "):"), document$pooled)
+  }
   heterogeneity(document)
   if (!is.null(document$naive)) said("naive, rows taken for patients:", document$naive)
   terms <- tidy.tributary_answer(x$answer, exponentiate = TRUE)
@@ -221,8 +232,8 @@ tidy.tributary_answer <- function(x, conf.int = TRUE, exponentiate = FALSE, incl
     ends <- c(there(value_or(one$ci_lb)), there(value_or(one$ci_ub)))
     statistic <- beta / value_or(one$se)
     if (identical(one$term, document$term)) {
-      ends <- c(document$pooled$ci_lb, document$pooled$ci_ub)
-      statistic <- document$pooled$zval
+      ends <- c(answered(document)$ci_lb, answered(document)$ci_ub)
+      statistic <- answered(document)$zval
     }
     line(one$term, "summary", beta, value_or(one$se), statistic, value_or(one$pval), ends[1], ends[2],
          value_or(one$k, 0L), text_or(one$effect), one$reason, paste(unlist(one$cautions), collapse = " "))

@@ -1,4 +1,4 @@
-"""The lines of a released moments table, in order: block and words of every figure."""
+"""The lines of a released moments table: block and words of every figure, and the question whose terms they hold."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import itertools
 from functools import lru_cache
 from typing import Any
 
-from shared.mechanisms.moments.factors import in_words
+from shared.estimands.answer import Estimand
+from shared.mechanisms.moments.factors import columns_of, factor_of, in_words
 from shared.mechanisms.moments.noise import Design
-from shared.plans.dictionary import NUMERIC, Column
+from shared.plans.dictionary import NUMERIC, Column, Dictionary
 
-__all__ = ["BLOCKS", "names_of"]
+__all__ = ["BLOCKS", "names_of", "planned_terms"]
 
 BLOCKS = ("histogram", "moment", "product", "score")
+_MODELS = {"survival": "cox", "binary": "logistic", "count": "poisson", "linear": "ols"}
 _FEATURES = {
     "survival": ("event", "hazard lived through"),
     "binary": ("yes",),
@@ -49,3 +51,64 @@ def _cells(name: str, column: Column, edges: Any) -> list[str]:
     if column.kind == "integer" and edges[1] - edges[0] == 1 and edges[0] % 1 == 0.5:
         return [f"{name} {low + 0.5:g}" for low in edges[:-1]]
     return [f"{name} {low:.6g} to {high:.6g}" for low, high in itertools.pairwise(edges)]
+
+
+def planned_terms(design: Design, question: Estimand) -> list[tuple[int, str, float]] | None:
+    """(covariate, label, units per coefficient) of each term, where the question is the very model that was planned.
+
+    None where it is another, of which the figures hold no coefficient.
+    """
+    spec = design.spec
+    if question.kind != _MODELS[spec.outcome]:
+        return None
+    outcome = (question.duration, question.event) if spec.outcome == "survival" else (question.outcome,)
+    plain = Estimand(
+        kind=question.kind,
+        terms=question.terms,
+        outcome=question.outcome,
+        duration=question.duration,
+        event=question.event,
+        per=question.per,
+    )
+    if question != plain or outcome != spec.responses:
+        return None
+    columns = {term: columns_of(_of_two(term, design.dictionary), design.factors) for term in question.terms}
+    if set(itertools.chain(*columns.values())) != set(spec.covariates):
+        return None
+    out = []
+    for term in question.terms:
+        if factor := factor_of(columns[term][0], design.factors):
+            if term in question.per:
+                return None
+            for name, level in zip(factor.names, factor.column.levels[1:], strict=True):
+                out.append((spec.covariates.index(name), f"{term}[{level}]", 1.0))
+            continue
+        column = design.dictionary.column(columns[term][0])
+        label, units = question.label(term), question.per.get(term, 1.0)
+        if column.kind not in NUMERIC:
+            levels = column.levels
+            if (
+                column.name != term
+            ):  # C(sex): a factor's one effect, from the first level to the second, is the column's
+                if term in question.per:
+                    return None
+                label, units = f"{term}[{levels[1]}]", 1.0
+            elif any(isinstance(level, str) for level in levels):
+                if len(levels) > 2:
+                    return None  # a factor with an effect per level is another model than a score per step
+                label = f"{term}[{levels[1]}]"
+            else:
+                steps = {float(high) - float(low) for low, high in itertools.pairwise(levels)}
+                if len(steps) > 1:
+                    return None
+                units /= steps.pop()
+        out.append((spec.covariates.index(column.name), label, units))
+    return out
+
+
+def _of_two(term: str, dictionary: Dictionary) -> str:
+    """The column of ``C(column)`` where it has two levels; any other term as it is."""
+    inside = term[2:-1] if term.startswith("C(") else term
+    column = next((column for column in dictionary.columns if column.name == inside), None)
+    two = column is not None and column.kind not in NUMERIC and len(column.levels) == 2
+    return inside if two else term

@@ -19,7 +19,6 @@ m, because m squares tell it), and the draw of the rows.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -34,20 +33,18 @@ from shared.estimands.answer import Estimand, Estimate, estimate_drawn
 from shared.mechanisms.base import Aggregates, Extent, Facts, balanced, must, widest
 from shared.mechanisms.moments.cohort import Cohort, fit
 from shared.mechanisms.moments.draw import moments
-from shared.mechanisms.moments.factors import coded_dictionary, coded_names, columns_of, factor_of, factors_of, in_words
-from shared.mechanisms.moments.figures import BLOCKS, names_of
+from shared.mechanisms.moments.factors import coded_dictionary, coded_names, factor_of, factors_of, in_words
+from shared.mechanisms.moments.figures import BLOCKS, names_of, planned_terms
 from shared.mechanisms.moments.noise import Design, MomentsRelease, read
 from shared.mechanisms.moments.spec import MOST_COVARIATES, MomentsSpec, event, sigma_of
-from shared.mechanisms.moments.together import SiteEffects, coarse, effects_of, together
-from shared.plans.dictionary import NUMERIC
+from shared.mechanisms.moments.together import SiteEffects, SitePlace, coarse, effects_of, places
 from shared.privacy.accountant import Event
 
 if TYPE_CHECKING:
     from shared.base.randomness import Noise
-    from shared.plans.dictionary import Dictionary
     from shared.plans.plan import StudyPlan
 
-__all__ = ["COLUMNS", "MomentsPlan"]
+__all__ = ["ASKED", "COLUMNS", "MomentsPlan"]
 
 COLUMNS = ("block", "figure", "value")
 """Of the released table: the block, the figure in words, its noisy value in whole steps of the block's grid."""
@@ -60,11 +57,12 @@ _MODEL = (
     "The rows behind this answer have the planned outcome model and a Gaussian copula; what the patients' own law has "
     "beyond these is not in the interval."
 )
+ASKED = "A plan whose release.declared names {name} asks the records for it."
+"""Where a coefficient that is not declared is told from the records."""
 _UNDECLARED = (
     "The coefficient of {name} is not declared in the plan, so it rests on the whole planned model. Where groups of an "
     "outcome differ in spread, intervals of such coefficients were measured to hold the records' answer less often "
-    "than they say, and nothing in a release tells where (docs/zoo.md, Declaring every coefficient). A plan whose "
-    "release.declared names {name} asks the records for it."
+    "than they say, and nothing in a release tells where (docs/zoo.md, Declaring every coefficient). " + ASKED
 )
 _DENIED = (
     "The figures of {name} contradict each other under the planned model: its own score and its moment with the "
@@ -80,7 +78,6 @@ _BOOTSTRAPPED = (
 _TOGETHER = "one step from the effects that all sites have in common, patients and noise to first order"
 DOUBT = 2.0
 """An interval this many times as wide as the patients alone would make it is told of before it leaves."""
-_MODELS = {"survival": "cox", "binary": "logistic", "count": "poisson", "linear": "ols"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +160,7 @@ class MomentsPlan(Aggregates):
 
     def planned_terms(self, plan: StudyPlan, question: Estimand) -> list[tuple[int, str, float]] | None:
         """(place among the covariates, label, units) of each term of the planned model; None of another question."""
-        return _planned(self.design(plan), question)
+        return planned_terms(self.design(plan), question)
 
     def event(self, plan: StudyPlan) -> Event:
         """One Gaussian mechanism, or in plans from before one per block."""
@@ -279,6 +276,13 @@ class MomentsPlan(Aggregates):
         """The cohort of a release, the same at every call. Raises: EstimateRefusal."""
         return _fitted(self.release(plan, table, n).to_bytes(), self.design(plan), bootstrap)
 
+    def places(self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]]) -> tuple[SitePlace, ...]:
+        """Where these releases have each site, drawn together; the same at every call.
+
+        Raises: SchemaRefusal, and numpy.linalg.LinAlgError where the figures determine no effects.
+        """
+        return _placed(tuple(self.release(plan, table, n).to_bytes() for table, n in tables), self.design(plan))
+
     def doubt(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> str:
         """Warning that a histogram hides a covariate, or that noise widens an interval `DOUBT` times; else empty."""
         unseen = coarse([(self.release(plan, table, n), self.design(plan))])
@@ -314,7 +318,7 @@ class MomentsPlan(Aggregates):
         """
         design = self.design(plan)
         releases = tuple(self.release(plan, table, n).to_bytes() for table, n in tables)
-        if _planned(design, question) is not None:
+        if planned_terms(design, question) is not None:
             _seen(releases, design)
             alone = [_fitted(data, design, True) for data in releases]
             how = _BOOTSTRAPPED if any(cohort.bootstrapped for cohort in alone) else _ALONE
@@ -345,7 +349,7 @@ class MomentsPlan(Aggregates):
         (`shared.mechanisms.base.balanced`): what it is to be looked at with is its own matter, and not theirs.
         """
         design = self.design(plan)
-        if _planned(design, question) is None:
+        if planned_terms(design, question) is None:
             return {}
         persons = {site: sum(n for _, n in tables) for site, tables in sites.items()}
         releases = {
@@ -395,64 +399,6 @@ def _doubt(cohort: Cohort) -> str:
     )
 
 
-def _planned(design: Design, question: Estimand) -> list[tuple[int, str, float]] | None:
-    """(covariate, label, units per coefficient) of each term, where the question is the very model that was planned."""
-    spec = design.spec
-    if question.kind != _MODELS[spec.outcome]:
-        return None
-    outcome = (question.duration, question.event) if spec.outcome == "survival" else (question.outcome,)
-    plain = Estimand(
-        kind=question.kind,
-        terms=question.terms,
-        outcome=question.outcome,
-        duration=question.duration,
-        event=question.event,
-        per=question.per,
-    )
-    if question != plain or outcome != spec.responses:
-        return None
-    columns = {term: columns_of(_of_two(term, design.dictionary), design.factors) for term in question.terms}
-    if set(itertools.chain(*columns.values())) != set(spec.covariates):
-        return None
-    out = []
-    for term in question.terms:
-        if factor := factor_of(columns[term][0], design.factors):
-            if term in question.per:
-                return None
-            for name, level in zip(factor.names, factor.column.levels[1:], strict=True):
-                out.append((spec.covariates.index(name), f"{term}[{level}]", 1.0))
-            continue
-        column = design.dictionary.column(columns[term][0])
-        label, units = question.label(term), question.per.get(term, 1.0)
-        if column.kind not in NUMERIC:
-            levels = column.levels
-            if (
-                column.name != term
-            ):  # C(sex): a factor's one effect, from the first level to the second, is the column's
-                if term in question.per:
-                    return None
-                label, units = f"{term}[{levels[1]}]", 1.0
-            elif any(isinstance(level, str) for level in levels):
-                if len(levels) > 2:
-                    return None  # a factor with an effect per level is another model than a score per step
-                label = f"{term}[{levels[1]}]"
-            else:
-                steps = {float(high) - float(low) for low, high in itertools.pairwise(levels)}
-                if len(steps) > 1:
-                    return None
-                units /= steps.pop()
-        out.append((spec.covariates.index(column.name), label, units))
-    return out
-
-
-def _of_two(term: str, dictionary: Dictionary) -> str:
-    """The column of ``C(column)`` where it has two levels; any other term as it is."""
-    inside = term[2:-1] if term.startswith("C(") else term
-    column = next((column for column in dictionary.columns if column.name == inside), None)
-    two = column is not None and column.kind not in NUMERIC and len(column.levels) == 2
-    return inside if two else term
-
-
 def _seen(releases: Sequence[bytes], design: Design) -> list[tuple[MomentsRelease, Design]]:
     """The releases; refused where they do not show how a covariate of the planned model is spread."""
     given = [(read(data, design), design) for data in releases]
@@ -466,14 +412,20 @@ def _seen(releases: Sequence[bytes], design: Design) -> list[tuple[MomentsReleas
     return given
 
 
+@lru_cache(maxsize=8)
+def _placed(releases: tuple[bytes, ...], design: Design) -> tuple[SitePlace, ...]:
+    return places([(read(data, design), design) for data in releases])
+
+
 def _beside(releases: Mapping[str, Sequence[bytes]], design: Design) -> dict[str, list[SiteEffects]]:
     """Site to what its releases say, all looked at together; empty where the figures determine nothing."""
     if not releases:
         return {}
     owners = [site for site, several in releases.items() for _ in several]
-    given = _seen([one for several in releases.values() for one in several], design)
+    every = tuple(one for several in releases.values() for one in several)
+    _seen(every, design)
     try:
-        effects = together(given)
+        effects = [place.effects for place in _placed(every, design)]
     except np.linalg.LinAlgError:
         return {}
     if not all(np.isfinite([one.effects, one.sampling, one.privacy, one.misfit]).all() for one in effects):
@@ -491,7 +443,7 @@ def _coefficients(
     """The terms of one site's releases, which are of different persons: by inverse variance."""
     out, n, lost = [], sum(one.n for one in found), found[0].lost
     found = [one for one in found if not one.lost]
-    for j, label, units in _planned(design, question) or ():
+    for j, label, units in planned_terms(design, question) or ():
         if not found:
             nothing: dict[str, Any] = {"yi": None, "vi_sampling": None, "reason": lost}
             out.append(Estimate(term=label, n=n, scale=question.scale, **nothing, **origin))

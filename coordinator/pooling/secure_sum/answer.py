@@ -1,0 +1,95 @@
+"""A pooled coefficient of which no site's part is seen, in plain numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from scipy import special
+
+from shared.estimands.effects import shown
+from shared.estimands.questions import Scale
+
+__all__ = ["SummedAnswer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummedAnswer:
+    """What a secure sum says of one coefficient. Forest plot, Q, I² and τ² beside it are the pilots'.
+
+    Args:
+        estimate: on the analysis scale, per unit of the bounds, or of the question (`per`).
+        variance: all of it. noise: the part from the sum's noise. cut: the part from what the cut takes.
+        tau2: τ̄², the mean of τ² under what the pilots say of it, which is in `variance`.
+        sites: whose numbers are in the sum.
+        level: coverage of the interval, Student's with one degree of freedom less than sites.
+    """
+
+    estimate: float
+    variance: float
+    noise: float
+    cut: float
+    tau2: float
+    sites: tuple[str, ...]
+    level: float = 0.95
+
+    @property
+    def se(self) -> float:
+        """Standard error."""
+        return math.sqrt(self.variance)
+
+    @property
+    def zval(self) -> float:
+        """The test statistic, of Student's t."""
+        return self.estimate / self.se
+
+    @property
+    def pval(self) -> float:
+        """Two-sided p-value of no effect."""
+        return float(2 * special.stdtr(len(self.sites) - 1, -abs(self.zval)))
+
+    @property
+    def ci_lb(self) -> float:
+        """Lower confidence limit."""
+        return self.estimate - self._half
+
+    @property
+    def ci_ub(self) -> float:
+        """Upper confidence limit."""
+        return self.estimate + self._half
+
+    @property
+    def _half(self) -> float:
+        return -float(special.stdtrit(len(self.sites) - 1, (1 - self.level) / 2)) * self.se
+
+    def per(self, units: float) -> SummedAnswer:
+        """The same for so many times the unit.
+
+        >>> one = SummedAnswer(estimate=0.1, variance=0.04, noise=0.01, cut=0.0, tau2=0.02, sites=("a", "b", "c"))
+        >>> one.per(10.0).estimate, round(one.per(10.0).se, 9), round(one.ci_ub - one.estimate, 2)
+        (1.0, 2.0, 0.86)
+        """
+        parts = {name: getattr(self, name) * units**2 for name in ("variance", "noise", "cut", "tau2")}
+        return replace(self, estimate=self.estimate * units, **parts)
+
+    def data(self, scale: Scale) -> dict[str, Any]:
+        """As an answer's document has it, on the analysis scale and as people read it."""
+        ends = {"estimate": self.estimate, "ci_lb": self.ci_lb, "ci_ub": self.ci_ub}
+        return {
+            "method": "secure sum",
+            "test": "t",
+            "beta": self.estimate,
+            **{name: getattr(self, name) for name in ("se", "zval", "pval", "ci_lb", "ci_ub", "tau2", "variance")},
+            "noise": self.noise,
+            "cut": self.cut,
+            "sites": list(self.sites),
+            "level": self.level,
+            "shown": {name: shown(value, scale) for name, value in ends.items()},
+        }
+
+    @staticmethod
+    def of(data: dict[str, Any]) -> SummedAnswer:
+        """The answer that `data` told."""
+        names = ("variance", "noise", "cut", "tau2", "level")
+        return SummedAnswer(estimate=data["beta"], sites=tuple(data["sites"]), **{name: data[name] for name in names})
