@@ -459,6 +459,8 @@ FROM = {
     "training": "Cost.training: the training by all sites, charged before its first round",
     "total": "Ledger's or Cost's composed total",
     "cap": "the plan's budget",
+    "worst_epsilon": "the cap of a site's own settings on whoever sees most of a secure sum",
+    "worst": "the largest of a plan's prices by who looks together",
     "max_epsilon": "the limit that an approver signed in a standing approval",
     "delta": "the plan's budget",
     "charged": "a plan's price in words",
