@@ -59,10 +59,10 @@ headed <- function(document) {
 }
 
 # What an answer is: the figures of its secure sum where it has one, else those pooled from its rows.
-answered <- function(document) if (is.null(document$summed)) document$pooled else document$summed
+figures_of <- function(document) if (is.null(document$summed)) document$pooled else document$summed
 
 pooled_line <- function(document) {
-  pooled <- answered(document)
+  pooled <- figures_of(document)
   shown <- pooled$shown
   sites <- if (is.null(pooled$sites)) document$k else length(pooled$sites)
   paste0("pooled ", effect_of(document), " ", number(shown$estimate), " (", format(100 * document$level), " % CI ",
@@ -232,8 +232,8 @@ tidy.tributary_answer <- function(x, conf.int = TRUE, exponentiate = FALSE, incl
     ends <- c(there(value_or(one$ci_lb)), there(value_or(one$ci_ub)))
     statistic <- beta / value_or(one$se)
     if (identical(one$term, document$term)) {
-      ends <- c(answered(document)$ci_lb, answered(document)$ci_ub)
-      statistic <- answered(document)$zval
+      ends <- c(figures_of(document)$ci_lb, figures_of(document)$ci_ub)
+      statistic <- figures_of(document)$zval
     }
     line(one$term, "summary", beta, value_or(one$se), statistic, value_or(one$pval), ends[1], ends[2],
          value_or(one$k, 0L), text_or(one$effect), one$reason, paste(unlist(one$cautions), collapse = " "))

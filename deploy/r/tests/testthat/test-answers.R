@@ -15,6 +15,20 @@ test_that("an answer prints its cautions before its number, and its scale with i
   expect_true(any(grepl("age:arm\\[drug\\]", whole)))
 })
 
+test_that("a secure sum is the answer, and what the sites released stands beside it", {
+  document <- recorded("cox")
+  document$summed <- list(method = "secure sum", test = "t", beta = 0.1, se = 0.02, zval = 5, pval = 0.01, ci_lb = 0.05,
+                          ci_ub = 0.15, sites = list("alpha", "beta"),
+                          shown = list(estimate = exp(0.1), ci_lb = exp(0.05), ci_ub = exp(0.15)))
+  found <- tributarymeta:::answered(document)
+  expect_match(format(found), "pooled hazard ratio 1.105 .*; secure sum, t, 2 sites")
+  whole <- capture.output(print(summary(found)))
+  expect_true(grep("^secure sum, 2 sites", whole) < grep("^releases, fixed effect", whole))
+  expect_true(any(grepl("^releases, random effects", whole)))
+  first <- tidy(found)[1, ]
+  expect_equal(c(first$conf.low, first$conf.high, first$statistic), c(0.05, 0.15, 5))
+})
+
 test_that("what others wrote reaches a terminal as text", {
   document <- recorded("cox")
   document$title <- "\033]0;hostile\007 title"
