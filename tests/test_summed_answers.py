@@ -19,7 +19,11 @@ from coordinator.analyst.show import pooled_text
 from coordinator.analyst.shown import pooled_line
 from coordinator.answers.queries import ask
 from coordinator.answers.release_selection import holding
+from coordinator.demo.answers import summed
+from coordinator.demo.catalogue import play_of
+from coordinator.demo.play import STUDIES, DemoOptions
 from coordinator.figures.forest import describe, forest_table
+from coordinator.planning.price import cost
 from coordinator.pooling.pool import pool
 from coordinator.pooling.secure_sum.reading import read_sum
 from coordinator.services.compute.tasks import answer as task_answer
@@ -28,6 +32,8 @@ from coordinator.web.interface.reading import result_of
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import IntegrityRefusal
+from shared.estimands.answer import parse_estimand
+from shared.plans.plan import StudyPlan
 from tests.benchmarks.honest import real
 
 __all__ = ["stage"]  # the fixture
@@ -186,6 +192,12 @@ def test_other_questions_and_other_terms_say_that_they_are_of_the_releases(stage
     table = forest_table(result.pooled)
     assert table.loc[table["row"] == "sum", "yi"].tolist() == [result.beta]
     assert "Secure sum of 5 sites" in describe(result.pooled)
+    # Beside other arms its diamond is the sum's; its rows, and no noise of theirs, are the releases'.
+    arm = summed(result.pooled)
+    assert (arm.beta, arm.se, arm.ci_ub) == pytest.approx((result.beta, result.se, sent["summed"]["ci_ub"]))
+    assert arm.yi == result.pooled.yi
+    assert arm.pooled_noise_share == 0
+    assert summed(arm) is arm
 
 
 def test_a_pilot_that_was_taken_back_takes_the_sum_with_it(stage):
@@ -196,3 +208,36 @@ def test_a_pilot_that_was_taken_back_takes_the_sum_with_it(stage):
     answer = ask(store, "hearts", 1, PLANNED, held=gone)
     assert "taken over a release of mid" in told(answer)
     assert answer.result.summed is None
+
+
+# -- the demo ------------------------------------------------------------------------------------------------------
+class Joined:
+    """What the demo's play asks of its stage once all hospitals have joined."""
+
+    def __init__(self, folder, keys):
+        self.state, self.plans, self.signed = folder, {}, []
+        self.listed = [{"site": name, "release_key": key.public.hex} for name, key in keys.items()]
+
+    def coordinator(self, *words):
+        if words[0] == "sites":
+            return self.listed
+        self.signed.append(words)
+        return {}
+
+    def step(self, what):
+        assert "every hospital's key" in what
+
+
+@pytest.mark.parametrize("epsilon", [None, 0.5])
+def test_the_demo_s_plan_of_a_sum_names_who_joined_and_costs_what_was_asked_for(tmp_path, epsilon):
+    joined = Joined(tmp_path, KEYS)
+    study = play_of(DemoOptions(study="cohorts", epsilon=epsilon))._signed(joined)
+    plan = StudyPlan.from_toml(joined.plans[study])
+    assert joined.signed == [("plan", "sign", str(tmp_path / f"{study}.toml"))]
+    assert dict(plan.release.members) == {name: key.public.hex for name, key in sorted(KEYS.items())}
+    assert plan.release.epsilon == (epsilon or 1.0)
+    assert cost(plan).waves[0].affordable
+    # It answers the very question of the demo's other plans.
+    shipped = StudyPlan.from_toml((STUDIES / "cohorts.toml").read_text())
+    assert set(plan.estimands.values()) <= set(shipped.estimands.values())
+    assert plan.release.summed_term(plan, parse_estimand(plan.estimands["adjusted"])) == ("sbp/10", 10.0)

@@ -15,7 +15,7 @@ from shared.terminal import console
 if TYPE_CHECKING:
     from coordinator.pooling.pool import PooledResult
 
-__all__ = ["row", "show", "write"]
+__all__ = ["row", "show", "summed", "write"]
 
 
 def write(answers: Mapping[str, DemoAnswer], play: Play, out: Path) -> None:
@@ -37,7 +37,11 @@ def write(answers: Mapping[str, DemoAnswer], play: Play, out: Path) -> None:
         together = dict([shown_column(answer.together, "ε of all")]) if answer.together else {}
         noise = f" Noise: its part of the variance of {first}." if answer.apart else ""
         open_ = f" {BASELINE}: {_price(answer.priced(BASELINE))[0]}." if BASELINE in answer.others else ""
-        caption = f"ε at the plan's δ{whose}, {play.covers}.{open_}{noise} Real records: only in this demo."
+        adding = any(result.summed for result in answer.arms.values())
+        sums = (
+            " Secure sum: its rows are what each site released by itself, its random effects the sum." if adding else ""
+        )
+        caption = f"ε at the plan's δ{whose}, {play.covers}.{open_}{noise}{sums} Real records: only in this demo."
         for label in answer.arms if answer.apart and play.figure_each else ():
             figures.forest(
                 answer.arms[label],
@@ -57,7 +61,7 @@ def write(answers: Mapping[str, DemoAnswer], play: Play, out: Path) -> None:
             xlabel=f"{unit} (log scale)" if ratio else unit,
             columns={"Posture": dict(answer.posture)} | _beside(priced) | together,
             name=first,
-            compare={label: answer.arms[label] for label in others},
+            compare={label: summed(answer.arms[label]) for label in others},
             path=[out / f"forest_{key}.{suffix}" for suffix in ("svg", "pdf", "png")],
         )
         document[key] = {"question": answer.question, "term": answer.term} | _plain("epsilon", answer.epsilon)
@@ -68,6 +72,13 @@ def write(answers: Mapping[str, DemoAnswer], play: Play, out: Path) -> None:
             rows.append(row(key, label, result, real, answer.priced(label)))
     pd.DataFrame(rows).to_csv(out / "results.csv", index=False)
     (out / "results.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def summed(result: PooledResult) -> PooledResult:
+    """A secure sum in the place of the releases that it was taken over; any other result as it is."""
+    from coordinator.figures.forest import sum_of
+
+    return next(iter(sum_of(result).values()), result)
 
 
 def _plain(name: str, prices: Prices) -> dict[str, Any]:
@@ -114,6 +125,7 @@ def row(key: str, label: str, result: PooledResult, real: PooledResult | None, p
         return shown(y, result.scale)
 
     cost, given = ("not private", "") if label == REAL else _price(prices)
+    result = summed(result)
     return {
         "question": key,
         "tables": label,

@@ -10,18 +10,27 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from coordinator.demo.play import BASELINE, STUDIES, DemoAnswer, SideBySide, around, setting
-from shared.errors import ParameterError
+from shared.errors import ParameterError, StateRefusal
 
 if TYPE_CHECKING:
     from coordinator.demo.play import DemoOptions
+    from coordinator.demo.stage import DemoStage
     from shared.plans.plan import StudyPlan
 
 __all__ = ["Cohorts", "First", "Heart", "MomentsPlay"]
+
+HOSPITALS = 6
+"""Of the shipped plan of a secure sum, two of which may be lost and one collude, at least."""
+WAIT = "15"
+"""Minutes for which a hospital and the coordinator wait for each other in a sum."""
 
 
 class _RowsPlay(SideBySide):
@@ -106,10 +115,14 @@ class Cohorts(_RowsPlay):
 
 
 class MomentsPlay(Cohorts):
-    """The same cohorts as noisy moments, beside latent noise as the paper sets it."""
+    """The same cohorts as noisy moments, beside latent noise as the paper sets it, and behind one noise for all.
+
+    A secure sum needs the hospitals' keys in its plan, so it is signed once all have joined; where there are fewer than
+    `HOSPITALS` the demo does without.
+    """
 
     figure_each = True
-    covers = "of which the first covers every record, the second each row given the flow"
+    covers = "every record covered, but of latent noise each row given the flow"
 
     def plans(self, today: dt.date) -> dict[str, str]:
         """The plan at the ε that was asked for, and latent noise as the paper sets it."""
@@ -124,14 +137,83 @@ class MomentsPlay(Cohorts):
         """Names of the two plans' releases."""
         from shared.mechanisms.latent_noise.plan import mechanism
 
-        return plans[0].release.title, f"latent noise, w = {mechanism(plans[1]).w:.4g}"
+        summed = [plan.release.title for plan in plans[2:]]
+        return plans[0].release.title, f"latent noise, w = {mechanism(plans[1]).w:.4g}", *summed
+
+    def steps(self, stage: DemoStage) -> int:
+        """Joining, two steps for each release of three plans, and the sum."""
+        count = len(stage.tables)
+        return super().steps(stage) + (1 + 3 * count + count if count >= HOSPITALS else 0)
+
+    def act(self, stage: DemoStage, everywhere: Callable[[Callable[[str], None]], None]) -> None:
+        """Join; then the plan that names all keys; release under all plans; then one sum, all at once."""
+        everywhere(stage.join)
+        study = self._signed(stage) if len(stage.tables) >= HOSPITALS else ""
+
+        def rest(site: str) -> None:
+            if study:
+                stage.coordinator("grant", site, "--study", study)
+                stage.agent(site, "plan", "fetch", study)
+                self.add_data(stage, site, study)
+                stage.agent(site, "plan", "approve", study, "--as", "steward")
+                stage.step(f"{site}: plan of the secure sum approved by the steward")
+            stage.release(site)
+
+        everywhere(rest)
+        if study:
+            self._add_up(stage, study)
+
+    def _signed(self, stage: DemoStage) -> str:
+        """The plan of the sum with the keys of all who joined, signed by the lead; its study's name."""
+        keys = {one["site"]: one["release_key"] for one in stage.coordinator("sites")}
+        text = around((STUDIES / "secure-sum.toml").read_text(encoding="utf-8"), dt.date.today())
+        members = "".join(f'"{site}" = "{key}"\n' for site, key in sorted(keys.items()))
+        text = re.sub(
+            r"^\[release\.members\].*\n(?:(?!\[).*\n)*", f"[release.members]\n{members}\n", text, flags=re.MULTILINE
+        )
+        if (epsilon := self.options.epsilon) is not None:
+            values = iter((epsilon, 1.2 * epsilon))  # the release's, then the budget's, which holds its Rényi curve
+            text = re.sub(
+                r"^epsilon = [\d.]+", lambda _: f"epsilon = {next(values)}", text, count=2, flags=re.MULTILINE
+            )
+        study = setting(text, "study").strip('"')
+        stage.plans[study] = text
+        path = stage.state / f"{study}.toml"
+        path.write_text(text, encoding="utf-8")
+        stage.coordinator("plan", "sign", str(path))
+        stage.step("plan of the secure sum signed by the lead: it names every hospital's key")
+        return study
+
+    def _add_up(self, stage: DemoStage, study: str) -> None:
+        """Every hospital stays until the sum is opened; its approver consents once it is shown what it will add."""
+        stage.report(stage.done, stage.steps, "adding up behind one noise, all hospitals at once")
+
+        def give(site: str) -> None:
+            stage.agent(site, "federate", study, "--wait", WAIT)
+            stage.step(f"{site}: in the sum, its part seen by nobody")
+
+        def consent() -> None:
+            waiting, until = set(stage.tables), time.monotonic() + 60 * float(WAIT)
+            while waiting and time.monotonic() < until:
+                for site in sorted(waiting):
+                    with suppress(StateRefusal):  # nothing to consent to yet
+                        stage.agent(site, "consent", study, "--as", "steward")
+                        waiting.remove(site)
+                time.sleep(0.5)
+
+        with ThreadPoolExecutor(len(stage.tables) + 1) as pool:
+            parts = [*(pool.submit(give, site) for site in stage.tables), pool.submit(consent)]
+            stage.coordinator("federate", "run", study, "--timeout", WAIT)
+            for part in parts:
+                part.result()
 
     @property
     def note(self) -> str:
         """Footnote: what each ε covers."""
         return (
-            "gap: to the real records. ε of the noisy moments covers every record and all that looked at it; ε of "
-            "latent noise covers each released row given the flow, and not the flow."
+            "gap: to the real records. ε of the noisy moments and of the secure sum covers every record and all that "
+            "looked at it; ε of latent noise covers each released row given the flow, and not the flow. The hospitals' "
+            "own rows beside the secure sum are what each released by itself; of the sum nobody sees a part."
         )
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from coordinator.pooling.subgroups import Subgroups
 
-__all__ = ["describe", "forest", "forest_table", "save"]
+__all__ = ["describe", "forest", "forest_table", "save", "sum_of"]
 
 
 @machine_failures()
@@ -77,7 +77,7 @@ def forest(
     Raises: ParameterError: too many series, an unknown suffix, a comparison on another scale or with groups, groups
         of another result, or sides of a null line that is not drawn.
     """
-    diamonds = {**_sum_of(result), **(whole or {})}
+    diamonds = {**sum_of(result), **(whole or {})}
     series = {name: result, **(compare or {})}
     named = {*series, *diamonds}
     _require_series(named, count=1 + len(compare or {}) + len(diamonds), rows=[*series.values(), *diamonds.values()])
@@ -114,17 +114,21 @@ def forest(
     return figure
 
 
-def _sum_of(result: PooledResult) -> dict[str, PooledResult]:
-    """The secure sum as a result, whose own rows nobody sees: it has those of the releases of the same sites."""
+def sum_of(result: PooledResult) -> dict[str, PooledResult]:
+    """A result's secure sum by its name, if it has one, as a result of which nobody sees a row.
+
+    Its rows are what the same sites released by themselves, and none of their noise is its own.
+    """
     total = result.summed
     if total is None:
         return {}
     kept = [i for i, row in enumerate(result.estimates) if row.site in total.sites]
     rows: dict[str, Any] = {
-        name: tuple(getattr(result, name)[i] for i in kept) for name in ("labels", "yi", "vi", "weights", "estimates")
+        name: tuple(getattr(result, name)[i] for i in kept) for name in ("labels", "yi", "vi", "weights")
     }
     own: dict[str, Any] = {"beta": total.estimate, "se_model": total.se, "s2w": 1.0, "test": "t", "shared": 0.0}
-    return {f"Secure sum, {len(total.sites)} sites": replace(result, **rows, **own, summed=None)}
+    own |= {"estimates": (), "notes": (), "doubts": (), "summed": None}
+    return {f"Secure sum, {len(total.sites)} sites": replace(result, **rows, **own)}
 
 
 def _whole_rows(whole: Mapping[str, PooledResult], *, first: int) -> list[ForestRow]:
