@@ -16,8 +16,10 @@ from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, PrivateTraining, StudyPlan, Training, Wave
+from shared.privacy.stated import shown_epsilon
 from shared.releases.receipt import Receipt, coverage, write_receipt
 
+STUDIES = Path(__file__).parents[1] / "deploy" / "studies"
 SNAPSHOT = Path(__file__).parent / "receipt_wording.json"
 WORDS = ("unit", "neighbours", "model", "conditional_on", "translation", "covered", "not_covered")
 
@@ -69,6 +71,7 @@ PLANS = {
     "public, w = 0": replace(study("public"), release=LatentNoisePlan(w=0.0)),
     "local, unusual records pulled in": replace(study("local"), release=LatentNoisePlan(w=0.8, shrink=2.0)),
 }
+PLANS["a secure sum"] = StudyPlan.from_toml((STUDIES / "secure-sum.toml").read_text(encoding="utf-8"))
 
 
 THROUGH_AN_EARLIER_FLOW = "private, through the flow of an earlier release"
@@ -123,6 +126,18 @@ def test_no_sentence_calls_a_row_a_patient_where_nobody_knows_whose_it_is():
         assert said["unit"] == "row"
         assert "patients could" not in said["translation"]
         assert "person" not in " ".join(said["covered"])
+
+
+def test_a_receipt_that_makes_who_looks_together_cheaper_is_refused():
+    from shared.errors import ReceiptRefusal
+
+    plan = PLANS["a secure sum"]
+    made = receipt(plan)
+    [said] = made.covered
+    worst = shown_epsilon(max(plan.release.seen_by(plan).values()))
+    assert f"all 11 others: ε = {worst}" in said
+    with pytest.raises(ReceiptRefusal, match="covered"):
+        replace(made, covered=(said.replace(worst, "1.5"),)).require_true(plan)
 
 
 def test_a_receipt_of_rows_does_not_pass_for_one_of_patients():

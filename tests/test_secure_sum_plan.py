@@ -17,7 +17,8 @@ from shared.plans.plan import StudyPlan
 from shared.privacy.accountant import epsilon
 from shared.privacy.composition import composed
 from shared.privacy.gaussian import gaussian_epsilon
-from shared.releases.receipt import coverage, planned_event
+from shared.privacy.meaning import translate
+from shared.releases.receipt import coverage, in_words, planned_event
 from site_agent.config import SiteBudget
 
 SITES = {f"site-{k}": f"{k:064x}" for k in range(6)}
@@ -176,3 +177,12 @@ def test_a_release_beyond_the_site_s_cap_is_refused_before_anything_is_charged_o
     with pytest.raises(BudgetRefusal, match="whoever sees most"):
         release(planned(), strict, source(tmp_path, TABLE), today=day)
     assert not site.ledger.holds()
+
+
+def test_the_price_in_words_says_for_whom_it_holds_and_what_all_others_could_recognise():
+    plan = planned()
+    who, worst = plan.release.most_seen(plan)
+    assert (who, epsilon(worst, 1e-6)) == list(plan.release.seen_by(plan).items())[-1]
+    said = in_words(plan, planned_event(plan))
+    assert "whatever the attacker knows but the other sites' noise. To the coordinator and all 5 others" in said
+    assert said.endswith(translate(worst, delta=1e-6))

@@ -175,6 +175,10 @@ class MechanismPlan(ABC):
         """Who looks together, in words, and the ε that holds then; empty where the ε is the same whoever looks."""
         return {}
 
+    def most_seen(self, plan: StudyPlan) -> tuple[str, Event] | None:
+        """Who sees most of a release where that hangs on who looks together, in words, and its event for them."""
+        return None
+
     def reused(self, plan: StudyPlan) -> MechanismPlan:
         """The settings of a release that is drawn through what an earlier release of the study has fitted and paid for.
 

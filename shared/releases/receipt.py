@@ -363,6 +363,10 @@ def in_words(plan: StudyPlan, event: privacy.Event, *, reused: bool = False) -> 
     if plan.posture == "holdout":
         trained = f"those who trained the {plan.release.fits} are not covered"
         return f"For the persons who are released; {trained}: {words}"
+    if (most := plan.release.most_seen(plan)) is not None:
+        others, worst = most
+        said = meaning.translate(worst, delta=plan.budget.delta, unit=who)
+        return f"{words.removesuffix('.')} but the other sites' noise. To {others}, who know that: {said}"
     return words
 
 

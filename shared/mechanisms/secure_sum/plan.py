@@ -22,7 +22,7 @@ from shared.mechanisms.secure_sum.price import TrustRow, trust_rows
 from shared.mechanisms.secure_sum.steps import SumStep
 from shared.mechanisms.secure_sum.terms import SumTerms
 from shared.privacy import calibration
-from shared.privacy.accountant import Composition, Gaussian
+from shared.privacy.accountant import Composition, Event, Gaussian
 from shared.privacy.gaussian import gaussian_epsilon
 from shared.privacy.stated import shown_delta, shown_epsilon
 
@@ -144,6 +144,11 @@ class SecureSumPlan(Aggregates):
         """Of everything under the plan: the coordinator alone, with its colluders, with half, with all others."""
         rows = trust_rows(self._visible(plan), [self._priced(plan)], plan.budget.delta)
         return {_who(row, len(self.members)): row.epsilon for row in rows}
+
+    def most_seen(self, plan: StudyPlan) -> tuple[str, Event]:
+        """The coordinator and all other sites, to whom one share of the noise is left."""
+        event = Composition(events=(*self._visible(plan), self._priced(plan).event(1)))
+        return list(self.seen_by(plan))[-1], event
 
     def _first(self, plan: StudyPlan) -> MomentsPlan:
         return self.first(plan.budget.delta)
