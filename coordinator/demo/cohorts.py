@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from coordinator.demo.play import BASELINE, STUDIES, DemoAnswer, SideBySide, around, setting
-from shared.errors import ParameterError, StateRefusal
+from shared.errors import LockedRefusal, ParameterError, StateRefusal, StorageRefusal
 
 if TYPE_CHECKING:
     from coordinator.demo.play import DemoOptions
@@ -29,7 +29,7 @@ __all__ = ["Cohorts", "First", "Heart", "MomentsPlay"]
 
 HOSPITALS = 6
 """Of the shipped plan of a secure sum, two of which may be lost and one collude, at least."""
-WAIT = "15"
+WAIT = "10"
 """Minutes for which a hospital and the coordinator wait for each other in a sum."""
 
 
@@ -172,10 +172,7 @@ class MomentsPlay(Cohorts):
             r"^\[release\.members\].*\n(?:(?!\[).*\n)*", f"[release.members]\n{members}\n", text, flags=re.MULTILINE
         )
         if (epsilon := self.options.epsilon) is not None:
-            values = iter((epsilon, 1.2 * epsilon))  # the release's, then the budget's, which holds its Rényi curve
-            text = re.sub(
-                r"^epsilon = [\d.]+", lambda _: f"epsilon = {next(values)}", text, count=2, flags=re.MULTILINE
-            )
+            text = re.sub(r"^epsilon = \S+", f"epsilon = {epsilon}", text, count=1, flags=re.MULTILINE)
         study = setting(text, "study").strip('"')
         stage.plans[study] = text
         path = stage.state / f"{study}.toml"
@@ -196,7 +193,7 @@ class MomentsPlay(Cohorts):
             waiting, until = set(stage.tables), time.monotonic() + 60 * float(WAIT)
             while waiting and time.monotonic() < until:
                 for site in sorted(waiting):
-                    with suppress(StateRefusal):  # nothing to consent to yet
+                    with suppress(StateRefusal, StorageRefusal, LockedRefusal):  # not asked yet, or its agent writes
                         stage.agent(site, "consent", study, "--as", "steward")
                         waiting.remove(site)
                 time.sleep(0.5)
