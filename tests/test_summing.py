@@ -11,7 +11,8 @@ import threading
 
 import numpy as np
 import pytest
-from stage.summed import NAMES, Dies, dying, stage
+from database_server import database_server
+from stage.summed import BINARY, NAMES, Dies, SumStage, dying, stage
 
 from shared.errors import NetworkRefusal, StateRefusal
 from shared.mechanisms.secure_sum.steps import SumStep
@@ -55,6 +56,19 @@ def test_five_hospitals_give_one_sum_and_each_is_charged_once_before_it(stage):
     entries = [len(one.ledger.entries()) for one in stage.hospitals.values()]
     stage.hospitals[NAMES[0]].give(wait=0)
     assert [len(one.ledger.entries()) for one in stage.hospitals.values()] == entries
+
+
+def test_of_yes_or_no_beside_a_column_of_levels_and_on_a_database_server_it_is_the_same(tmp_path):
+    with database_server("sum") as server:
+        made = SumStage(tmp_path, names=(*NAMES, "zeal"), rows=300, url=server.url, **BINARY)
+        try:
+            opened = made.whole()
+            assert len(opened.parts) == 6
+            require_true(made, opened)
+            assert made.hub.store.verify_log()
+            assert made.run() == opened
+        finally:
+            made.close()
 
 
 # -- processes that end -----------------------------------------------------------------------------------------------

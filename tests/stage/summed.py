@@ -74,9 +74,24 @@ class Dies(Exception):
     """As if the process had been killed here: nothing after it runs."""
 
 
-def planned(keys, *, drop_outs: int = 1) -> StudyPlan:
+BINARY = {
+    'outcome = "survival"': 'outcome = "binary"',
+    'responses = ["time", "cvd"]': 'responses = ["cvd"]',
+    "horizon = 25.0\n": "",
+    'columns.time = {kind = "time", upper = 30, event = "cvd"}\n': "",
+    'columns.cvd = {kind = "event"}': 'columns.cvd = {kind = "binary"}\n'
+    'columns.ward = {kind = "nominal", levels = ["a", "b", "c"]}',
+    'covariates = ["age", "sbp"]': 'covariates = ["age", "ward", "sbp"]',
+}
+"""The same plan of yes or no, beside a column of three levels."""
+
+
+def planned(keys, *, drop_outs: int = 1, **other: str) -> StudyPlan:
     members = "\n".join(f'{name} = "{key.public.hex}"' for name, key in keys.items())
-    return StudyPlan.from_toml(PLAN.replace("MEMBERS", members).replace("DROPS", f"{drop_outs}"))
+    text = PLAN.replace("MEMBERS", members).replace("DROPS", f"{drop_outs}")
+    for before, after in other.items():
+        text = text.replace(before, after)
+    return StudyPlan.from_toml(text)
 
 
 class Hospital:
@@ -90,6 +105,8 @@ class Hospital:
         self.ledger = Ledger.create(self.home / "ledger.db", self.keys.release, site=name)
         table = cohort(rows, seed, columns=("time", "cvd", "age", "sbp"))
         table.insert(0, "person", [f"{name}-{k}" for k in range(rows)])
+        if "ward" in self.plan.dictionary.names:
+            table = table.drop(columns="time").assign(ward=[("abc" * rows)[k + k // 7] for k in range(rows)])
         self.source = TableSource(path=self.home / "cohort.csv")
         table.to_csv(self.source.path, index=False)
         self.secret = secrets.token_bytes(32)
@@ -182,10 +199,10 @@ class Hospital:
 class SumStage:
     """The coordinator and all hospitals, pilots delivered."""
 
-    def __init__(self, folder, names=NAMES, rows: int = 400, drop_outs: int = 1) -> None:
+    def __init__(self, folder, names=NAMES, rows: int = 400, drop_outs: int = 1, url: str = "", **other: str) -> None:
         keys = {name: SigningKey.generate() for name in names}
-        self.plan = planned(keys, drop_outs=drop_outs)
-        self.hub = Hub(folder / "hub", self.plan)
+        self.plan = planned(keys, drop_outs=drop_outs, **other)
+        self.hub = Hub(folder / "hub", self.plan, url=url)
         for name in names:
             self.hub.sites[name] = SiteKeys(name, release=keys[name])
             self.hub.join(name)
@@ -280,4 +297,4 @@ def dying(monkeypatch, thread, place: str, time: int = 1) -> None:
         monkeypatch.setattr(module, "reach", reach)
 
 
-__all__ = ["NAMES", "Dies", "Hospital", "SumStage", "as_order", "dying", "planned", "stage"]
+__all__ = ["BINARY", "NAMES", "Dies", "Hospital", "SumStage", "as_order", "dying", "planned", "stage"]
