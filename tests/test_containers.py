@@ -133,7 +133,7 @@ def test_every_variable_that_they_set_is_read_somewhere():
     assert {name for name in named if f'"{name}"' not in code} == set()
 
 
-@pytest.mark.parametrize("script", ["root.sh", "try.sh"])
+@pytest.mark.parametrize("script", ["root.sh", "try.sh", "walk.sh"])
 def test_the_scripts_can_be_read_by_a_plain_shell(script):
     assert subprocess.run(["sh", "-n", DEPLOY / "containers" / script]).returncode == 0
     assert sys.platform != "win32"
