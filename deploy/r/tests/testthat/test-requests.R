@@ -13,6 +13,32 @@ test_that("a question is one POST, with its parts as texts", {
                list(term = "sbp", method = "REML", test = "adhoc", level = 0.95, wave = 0L, label = ""))
 })
 
+test_that("looks by wave are one POST, a row each, and drawn from their answers", {
+  look <- function(k, crossed) {
+    list(label = paste("wave", k), time = k / 2, information = 9 * k, z = 1.1 * k, boundary = 2.2, alpha_spent = 0.02 * k,
+         nominal = 0.03, beta = 0.1, ci_lb = -0.2, ci_ub = 0.4, crossed = crossed)
+  }
+  said <- list(title = "Hazard ratio", sentence = "wave 2 is beyond its boundary", spending = "pocock",
+               looks = list(look(1, FALSE), look(2, TRUE)), results = list(`1` = "aa", `2` = "bb"),
+               heads = list("as of", "hazard ratio"), rows = list(list("wave 1", "1.105"), list("wave 2", "1.105")),
+               missing = list(`3` = "nothing arrived"), notes = list("read this"))
+  stage <- asked_of(function(path) said)
+  found <- monitor(stage$study, Surv(time, cvd) ~ sbp / 10, kind = "cox", spending = "pocock", subset = ~ age >= 60)
+  made <- stage$calls$made[[1]]
+  expect_equal(made$path, c("studies", "cvd", "looks"))
+  expect_equal(made$body[c("formula", "kind", "spending")],
+               list(formula = "Surv(time, cvd) ~ sbp/10", kind = "cox", spending = "pocock"))
+  expect_equal(made$body$options, list(subset = "age >= 60"))
+  shown <- as.data.frame(found)
+  expect_equal(shown$label, c("wave 1", "wave 2"))
+  expect_equal(shown$crossed, c(FALSE, TRUE))
+  expect_output(print(found), "left out  wave 3: nothing arrived")
+  figure(found, file.path(tempdir(), "looks.svg"))
+  made <- stage$calls$made[[2]]
+  expect_equal(made$path, c("studies", "cvd", "looks.svg"))
+  expect_equal(made$query, list(results = "aa,bb", spending = "pocock"))
+})
+
 test_that("a check reads a question without asking it, and a planned analysis is confirmatory", {
   stage <- asked_of(function(path) if ("checks" %in% path) list(estimand = "mean(sbp)") else recorded("cox"))
   expect_equal(mean(stage$study, ~sbp, check = TRUE)$estimand, "mean(sbp)")
