@@ -116,7 +116,11 @@ def page() -> str:
             outside.append(row.model)
         texts = ["not measured"] * len(WEIGHTS) if found is None else [one.text for one in found]
         lines.append("| " + " | ".join([row.model, f"`{row.kind}`", row.numbers_of, f"`{row.test}`", *texts]) + " |")
-    said = [f"Coverage was not measured: {'; '.join(lack)}.", f"Outside {LOW:g} to {HIGH:g}: {'; '.join(outside)}."]
+    how = "`python -m tests.benchmarks.everyday_coverage` (some ten minutes of CPU) measures most of them"
+    said = [
+        f"Coverage was not measured: {'; '.join(lack)}. {how}.",
+        f"Outside {LOW:g} to {HIGH:g}: {'; '.join(outside)}.",
+    ]
     files = sorted({cells.partition(":")[0] for cells in others if cells})
     links = [f"- [{file}.json](../tests/benchmarks/results/{file}.json)" for file in files]
     below = ["", "## What lacks", "", *(f"- {one}" for one in (*said, *NOT_BUILT)), "", "Figures from:", "", *links]
