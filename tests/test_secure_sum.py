@@ -358,16 +358,30 @@ def test_a_site_agrees_to_no_survivors_but_enough_members_with_itself(claimed):
         ring.sites[0].agree(Survivors(sites=claimed))
 
 
-def test_a_false_share_is_noticed_and_nothing_is_told_in_its_place():
-    ring = Ring(terms_of(), lost={4: "masked"}).until("survivors")
+def opened_with_false_shares(ring, liars, about):
+    """The coordinator once all have opened, some of them a false share of the secrets of one site."""
     c = ring.coordinator
     for k in ring.living("opening"):
         opening = ring.sites[k].open(c.agreement(Lists.SURVIVORS))
-        if k == 0:
-            opening = dataclasses.replace(opening, shares=opening.shares | {4: bytes(32)})
+        if k in liars:
+            opening = dataclasses.replace(opening, shares=opening.shares | {about: bytes(32)})
         c.take_opening(opening)
+    return c
+
+
+@pytest.mark.parametrize("about", [4, 6])  # of one that is lost, and of one that survived
+def test_one_false_share_is_left_out_where_there_is_one_to_spare(about):
+    ring = Ring(terms_of(), lost={4: "masked"}).until("survivors")
+    assert (opened_with_false_shares(ring, {0}, about).total() == ring.expected()).all()
+
+
+@pytest.mark.parametrize(
+    ("liars", "lost"), [({0, 3}, {4: "masked"}), ({0}, {4: "masked", 8: "opening"})], ids=["two", "none to spare"]
+)
+def test_a_false_share_too_many_is_noticed_and_nothing_is_told_in_its_place(liars, lost):
+    ring = Ring(terms_of(), lost=lost).until("survivors")
     with pytest.raises(IntegrityRefusal, match="committed"):
-        c.total()
+        opened_with_false_shares(ring, liars, 4).total()
 
 
 def test_the_coordinator_takes_each_message_once_and_none_late():

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from stage.summed import stage
 
 from shared.base.canonical import sha256_hex
 from shared.base.keys import SigningKey
 from shared.errors import IntegrityRefusal, ReplayRefusal, RoleRefusal, SchemaRefusal, StateRefusal
-from shared.mechanisms.secure_sum.messages import KeyOffer, Opening, ToldLevel
+from shared.mechanisms.secure_sum.messages import KeyOffer, ToldLevel
 from shared.mechanisms.secure_sum.site import SumSite
 from shared.mechanisms.secure_sum.steps import SumStep
 from shared.wire.rounds import Answered
@@ -76,14 +77,28 @@ def test_a_site_whose_keys_another_signed_is_lost_and_the_others_go_on(stage, mo
     assert lost[-1] == {"east": "E_INTEGRITY"}
 
 
-def test_a_false_share_opens_nothing_and_is_said(stage, monkeypatch):
-    make = SumSite.open
+@pytest.fixture
+def false_shares(monkeypatch):
+    """Sites whose shares are no shares, by their places."""
+    make, liars = SumSite.open, set()
 
     def opening(site, agreement):
         honest = make(site, agreement)
-        return honest if site.place else Opening(sender=0, shares=dict.fromkeys(honest.shares, bytes(32)))
+        return replace(honest, shares=dict.fromkeys(honest.shares, bytes(32))) if site.place in liars else honest
 
     monkeypatch.setattr(SumSite, "open", opening)
+    return liars
+
+
+def test_one_site_s_false_shares_are_left_out(stage, false_shares):
+    false_shares.add(0)
+    opened = stage.whole()
+    assert list(opened.parts) == [0, 1, 2, 3, 4]
+    assert (np.abs(np.array(opened.total) - stage.exact(opened)) <= 6 * opened.sigma).all()
+
+
+def test_of_two_sites_false_shares_nothing_is_opened_and_it_is_said(stage, false_shares):
+    false_shares |= {0, 3}
     with pytest.raises(IntegrityRefusal, match="opened shares must give the secret"):
         stage.whole()
     assert stage.hub.store.opened_sum(stage.plan.hash) is None

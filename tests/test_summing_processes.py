@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -121,5 +123,12 @@ def test_five_sites_give_a_sum_by_their_commands_and_killed_processes_end_as_the
     assert stage.coordinator("log", "verify").json
     for site in NAMES:
         stage.agent(site, "audit", "verify")
+    for site in ("east", "north"):  # a stranger with the record follows it to the end, given or given up
+        record = stage.folder / f"record-{site}"
+        stage.agent(site, "audit", "export", "hearts", "--out", record)
+        found = subprocess.run(
+            [sys.executable, "-I", str(record / "verify.py")], capture_output=True, text=True, env={}, check=False
+        )
+        assert found.returncode == 0, found.stdout + found.stderr
     refused = stage.agent("east", "consent", "hearts", "--as", "steward", expect=None)
     assert refused.refused == "E_STATE"

@@ -6,7 +6,7 @@ other lists, other keys or a second opening, the sites refuse (`shared.mechanism
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -143,20 +143,32 @@ class SumCoordinator:
             self._total = words.astype(np.int64)
         return np.asarray(self._total * self.terms.grid, dtype=np.float64)
 
-    def _secret(self, site: int) -> bytes:
-        return combined({holder: opening.shares[site] for holder, opening in self._openings.items()}, self.terms)
+    def _secret(self, site: int, holds: Callable[[bytes], bool]) -> bytes:
+        """A site's secret, also where one of more shares than are needed is false. Raises: IntegrityRefusal."""
+        shares = {holder: opening.shares[site] for holder, opening in self._openings.items()}
+        spare = len(shares) > self.terms.threshold
+        for without in (None, *(sorted(shares) if spare else ())):
+            found = combined({holder: one for holder, one in shares.items() if holder != without}, self.terms)
+            if holds(found):
+                return found
+        raise IntegrityRefusal(
+            "opened shares must give the secret that its site committed to",
+            given=f"others of site {site}",
+            next_step="A site has sent a false share; this sum is not opened.",
+        )
 
     def _own_mask(self, site: int) -> Words:
-        seed = self._secret(site)
-        if commitment(seed) != self._offers[site].commitment:
-            raise _false_share(site)
+        seed = self._secret(site, lambda found: commitment(found) == self._offers[site].commitment)
         return mask(seed, self.terms.coordinates)
 
     def _lost_masks(self, site: int, alive: Collection[int]) -> Words:
         """What the survivors' masks with a lost site add up to: the negative of its masks with them."""
-        key = X25519PrivateKey.from_private_bytes(self._secret(site))
-        if key.public_key().public_bytes_raw() != self._offers[site].mask:
-            raise _false_share(site)
+
+        def holds(found: bytes) -> bool:
+            made = X25519PrivateKey.from_private_bytes(found)
+            return made.public_key().public_bytes_raw() == self._offers[site].mask
+
+        key = X25519PrivateKey.from_private_bytes(self._secret(site, holds))
         words: Words = np.zeros(self.terms.coordinates, dtype=np.uint64)
         for other in sorted(alive):
             words = words - pair_mask(key, site, (other, self._offers[other].mask), self.terms)
@@ -189,11 +201,3 @@ class SumCoordinator:
                 given=f"{len(sites)}",
                 next_step="Wait for the others. A sum that they do not finish is never opened, and stays charged.",
             )
-
-
-def _false_share(site: int) -> IntegrityRefusal:
-    return IntegrityRefusal(
-        "opened shares must give the secret that its site committed to",
-        given=f"others of site {site}",
-        next_step="A site has sent a false share; this sum is not opened.",
-    )
