@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 from stage.summed import SumStage, stage
 
+from coordinator.services.collect.sum_queue import SumQueue
 from shared.errors import PlanRefusal, ReplayRefusal, StateRefusal
 from shared.mechanisms.secure_sum.steps import LookOrder, SumStep
 from site_agent.training.secure_sum import giving
@@ -88,6 +89,20 @@ def test_a_site_under_another_key_than_the_plan_s_is_no_member(asked):
         release.require_site(names[0], release.members[names[1]])
     with pytest.raises(PlanRefusal, match="among the members"):
         release.require_site("elsewhere", release.members[names[0]])
+
+
+def test_a_sum_begins_without_a_pilot_only_where_that_is_said(tmp_path):
+    made = SumStage(tmp_path, late=["north"])
+    try:
+        with pytest.raises(StateRefusal, match="north has delivered no pilot") as refused:
+            made.run(timeout=0.0)
+        assert "--without north" in refused.value.next_step
+        assert not SumQueue(made.hub.store, made.plan).asked(SumStep.LEVEL)
+        with pytest.raises(StateRefusal, match="4 of 5 sites must give"):
+            made.run(timeout=0.0, without=["north"])
+        assert sorted(SumQueue(made.hub.store, made.plan).asked(SumStep.LEVEL)) == [0, 1, 3, 4]
+    finally:
+        made.close()
 
 
 def test_what_comes_after_the_next_step_was_asked_is_too_late_and_another_opening_is_refused(stage):

@@ -30,6 +30,9 @@ def federate_run(
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="MINUTES", min=0.01, help="How long a round waits for its last site.")
     ] = 60.0,
+    without: Annotated[
+        list[str] | None, typer.Option("--without", metavar="SITE", help="Of a sum: a site that has no pilot; repeat.")
+    ] = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> VerbAnswer:
@@ -39,7 +42,7 @@ def federate_run(
 
     plan = store.plan(study).plan
     if plan.release.follow:
-        return _summed(config, store, plan, timeout, dry_run, json)
+        return _summed(config, store, plan, timeout, list(without or ()), dry_run, json)
     if plan.federated is None:
         raise PlanRefusal(
             "the study's newest plan must have [federated] for its sites to train together",
@@ -134,7 +137,13 @@ def federate_status(store: Store, study: Study) -> VerbAnswer:
 
 
 def _summed(
-    config: CoordinatorConfig, store: Store, plan: StudyPlan, timeout: float, dry_run: bool, quiet: bool
+    config: CoordinatorConfig,
+    store: Store,
+    plan: StudyPlan,
+    timeout: float,
+    left_out: list[str],
+    dry_run: bool,
+    quiet: bool,
 ) -> VerbAnswer:
     """Take the sum of a plan, and say what was opened."""
     from coordinator.services.authority import Authority
@@ -165,7 +174,15 @@ def _summed(
                 console(stderr=True).print(words + (f", without {lost}" if lost else ""))
 
         key = Authority.load(config.home).witness
-        opened = run_sum(home=config.home, store=store, plan=plan, key=key, timeout=60 * timeout, progress=report)
+        opened = run_sum(
+            home=config.home,
+            store=store,
+            plan=plan,
+            key=key,
+            timeout=60 * timeout,
+            without=left_out,
+            progress=report,
+        )
         answer |= {
             "opened": opened.sha256,
             "survivors": [names[place] for place in opened.parts],

@@ -199,20 +199,21 @@ class Hospital:
 class SumStage:
     """The coordinator and all hospitals, pilots delivered."""
 
-    def __init__(self, folder, names=NAMES, rows: int = 400, drop_outs: int = 1, url: str = "", **other: str) -> None:
+    def __init__(self, folder, names=NAMES, rows: int = 400, *, url: str = "", late=(), **other) -> None:
         keys = {name: SigningKey.generate() for name in names}
-        self.plan = planned(keys, drop_outs=drop_outs, **other)
+        self.plan = planned(keys, **other)
         self.hub = Hub(folder / "hub", self.plan, url=url)
         for name in names:
             self.hub.sites[name] = SiteKeys(name, release=keys[name])
             self.hub.join(name)
         self.server = self.hub.serve()
         self.hospitals = {name: Hospital(self.hub, name, rows, k) for k, name in enumerate(names)}
-        for hospital in self.hospitals.values():
-            hospital.deliver()
+        for name, hospital in self.hospitals.items():
+            if name not in late:
+                hospital.deliver()
         self.steps: list = []
 
-    def run(self, timeout: float = 60.0, gone=()):
+    def run(self, timeout: float = 60.0, gone=(), without=()):
         """The coordinator's part. A step's time is over when nobody is waited for but those that are gone for good."""
         ticks = [0.0]
 
@@ -229,6 +230,7 @@ class SumStage:
             plan=self.plan,
             key=self.hub.authority.witness,
             timeout=timeout,
+            without=without,
             progress=self.steps.append,
             sleep=lambda seconds: time.sleep(seconds / 4),
             clock=clock,

@@ -9,7 +9,7 @@ the terms' threshold the walk ends, and nothing is opened.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,6 +97,7 @@ def run_sum(
     plan: StudyPlan,
     key: SigningKey,
     timeout: float = 3600.0,
+    without: Collection[str] = (),
     progress: Callable[[StepProgress], None] = lambda step: None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
@@ -106,6 +107,7 @@ def run_sum(
     Args:
         home: the coordinator's folder. key: the coordinator's witness key, which signs every order.
         timeout: seconds that a step waits for its last site.
+        without: members that are not waited for, though their pilots are not here.
     Raises: StateRefusal (too few sites in a step: nothing is opened), PlanRefusal, IntegrityRefusal (a false share, or
         another process that runs it), LockedRefusal, EstimateRefusal (the pilots tell nothing together).
     """
@@ -114,16 +116,23 @@ def run_sum(
     sum_plan(plan)
     with alone(home / FOLDER / plan.study / plan.hash[:16]):
         known = store.opened_sum(plan.hash)
-        return known.document if known is not None else _Walk(store, plan, key, progress).whole(timeout, sleep, clock)
+        if known is not None:
+            return known.document
+        return _Walk(store, plan, key, progress, without).whole(timeout, sleep, clock)
 
 
 class _Walk:
     """One process's part in the walk."""
 
     def __init__(
-        self, store: Store, plan: StudyPlan, key: SigningKey, progress: Callable[[StepProgress], None]
+        self,
+        store: Store,
+        plan: StudyPlan,
+        key: SigningKey,
+        progress: Callable[[StepProgress], None],
+        without: Collection[str],
     ) -> None:
-        self._store, self._plan, self._key, self._progress = store, plan, key, progress
+        self._store, self._plan, self._key, self._progress, self._without = store, plan, key, progress, without
         self._release = sum_plan(plan)
         self._names = tuple(self._release.members)
         self._terms = self._release.terms(plan)
@@ -258,13 +267,16 @@ class _Walk:
 
     # -- what is asked ------------------------------------------------------------------------------------------
     def _asked_levels(self) -> dict[int, bytes]:
-        pilots, without = ready(self._store, self._plan)
-        if len(pilots) < self._terms.threshold:
-            words = ", ".join(f"{name} {why}" for name, why in without.items())
+        pilots, lacking = ready(self._store, self._plan)
+        # A site that comes after the first step is in no list any more: whoever goes on without it says so.
+        if (late := lacking.keys() - self._without) or len(pilots) < self._terms.threshold:
+            few = len(pilots) < self._terms.threshold
             raise StateRefusal(
-                f"{self._terms.threshold} of {len(self._names)} sites must have a pilot here",
-                given=f"{len(pilots)}; {words}",
-                next_step="Wait for the others' pilots (coordinator wave status).",
+                f"each of {len(self._names)} sites must have its pilot here, or be left out by name, and "
+                f"{self._terms.threshold} at least must be there",
+                given="; ".join(f"{name} {why}" for name, why in lacking.items()),
+                next_step="Wait for their pilots (coordinator wave status)."
+                + ("" if few else f" Or go on without them: --without {' --without '.join(sorted(late))}."),
             )
         named = {place: one.bundle_sha256 for place, one in pilots.items()}
         looks = self._places(pilots).before()
