@@ -189,10 +189,11 @@ class SumWork:
         hold = member.hold
         if hold.consent == said.digest and len(hold.consents) >= hold.approvals_needed:
             return True
-        body = {"order": said.to_bytes().decode(), "content": content.decode()}
-        folder = self.ledger.folder(hold)
-        private_folder(folder)
-        write_whole(folder / ORDER, canonical_json(body), "sum.order")
+        body = canonical_json({"order": said.to_bytes().decode(), "content": content.decode()})
+        path = self.ledger.folder(hold) / ORDER
+        if not path.exists() or path.read_bytes() != body:  # asked again and again, until somebody has consented
+            private_folder(path.parent)
+            write_whole(path, body, "sum.order")
         return False
 
     def _verified(self, member: SumMember, step: SumStep, content: bytes) -> Callable[[], SiteAnswer]:
