@@ -4,8 +4,10 @@ Every repetition draws fresh cohorts, as `tests.benchmarks.honest` has them, in 
 that has nothing of what they assume. Each site releases a pilot (moments, no declared coefficient) and the level of its
 events by itself; then one sum is taken, through every message of the protocol, each in its bytes, and read as the
 coordinator reads it. Terms, bounds and noise are those of the plan that a study would sign. The pilots' pooled answer
-stands beside it as the arm that needs no sum. Shares and bounds were chosen on seeds from 1001 on, the level in the
-place of a count of events on seeds from 2001 on; what is reported has seeds from 3001 on.
+stands beside it as the arm that needs no sum. A plan has one planned end of follow-up for all cohorts, 36 years;
+`secure_sum.json` and `secure_sum_misfit.json` were written when each cohort had its own. Shares and bounds were chosen
+on seeds from 1001 on, the level in the place of a count of events on seeds from 2001 on; what is reported has seeds
+from 3001 on.
 
 `attack` plays the two worlds that differ most, a record at either end of its bound, for whoever looks alone and for
 whoever looks with all other sites: the masks cancel in both, so what is drawn is the noise that is left to each.
@@ -14,7 +16,7 @@ whoever looks with all other sites: the masks cancel in both, so what is drawn i
 With a folder, every repetition is kept there, and a run that was stopped goes on where it was.
 
 python -m tests.benchmarks.secure_sum [repetitions] [first seed] [--epsilon 0.5,1] [--world fits|misfit]
-  [--folder FOLDER] [--pilot SHARE] [--reach A] [--least C] [--summary]
+  [--folder FOLDER] [--pilot SHARE] [--reach A] [--least C] [--name NAME] [--summary]
 """
 
 import argparse
@@ -230,6 +232,7 @@ def main():
     parser.add_argument("--pilot", type=float, help="share of the pilots in μ², for every ε")
     parser.add_argument("--reach", type=float, default=SecureSumPlan.reach)
     parser.add_argument("--least", type=float, default=SecureSumPlan.least)
+    parser.add_argument("--name", default="", help="of the result's file, where it is another than the world's")
     parser.add_argument("--summary", action="store_true", help="print, and write no result")
     given = parser.parse_args()
     runs = []
@@ -248,9 +251,10 @@ def main():
     if given.summary:
         print(json.dumps(results))
         return
-    if given.world == "fits":
+    name = given.name or ("secure_sum" if given.world == "fits" else "secure_sum_misfit")
+    if name == "secure_sum":
         results |= {"cost": costs(), "attack": attack(1.0)}
-    print(record.write("secure_sum" if given.world == "fits" else "secure_sum_misfit", results, seed=given.first))
+    print(record.write(name, results, seed=given.first))
 
 
 if __name__ == "__main__":
