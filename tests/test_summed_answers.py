@@ -197,6 +197,8 @@ def test_other_questions_and_other_terms_say_that_they_are_of_the_releases(stage
     assert (arm.beta, arm.se, arm.ci_ub) == pytest.approx((result.beta, result.se, sent["summed"]["ci_ub"]))
     assert arm.yi == result.pooled.yi
     assert arm.pooled_noise_share == 0
+    spread = math.hypot(arm.se, math.sqrt(result.pooled.summed.tau2))
+    assert arm.prediction_interval.ub == pytest.approx(arm.beta + arm.critical * spread)
     assert summed(arm) is arm
 
 

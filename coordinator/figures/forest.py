@@ -117,7 +117,8 @@ def forest(
 def sum_of(result: PooledResult) -> dict[str, PooledResult]:
     """A result's secure sum by its name, if it has one, as a result of which nobody sees a row.
 
-    Its rows are what the same sites released by themselves, and none of their noise is its own.
+    Its rows are what the same sites released by themselves, and none of their noise is its own; its τ² is what its
+    interval was made with, which a new site's effect is predicted by, and not the rows' one estimate.
     """
     total = result.summed
     if total is None:
@@ -127,7 +128,7 @@ def sum_of(result: PooledResult) -> dict[str, PooledResult]:
         name: tuple(getattr(result, name)[i] for i in kept) for name in ("labels", "yi", "vi", "weights")
     }
     own: dict[str, Any] = {"beta": total.estimate, "se_model": total.se, "s2w": 1.0, "test": "t", "shared": 0.0}
-    own |= {"estimates": (), "notes": (), "doubts": (), "summed": None}
+    own |= {"estimates": (), "notes": (), "doubts": (), "tau2": total.tau2, "summed": None}
     return {f"Secure sum, {len(total.sites)} sites": replace(result, **rows, **own)}
 
 
