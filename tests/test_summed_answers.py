@@ -28,7 +28,7 @@ from coordinator.pooling.pool import pool
 from coordinator.pooling.secure_sum.reading import read_sum
 from coordinator.services.compute.tasks import answer as task_answer
 from coordinator.services.compute.tasks import selection_of
-from coordinator.web.interface.reading import result_of
+from coordinator.web.interface.reading import result_of, words
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import IntegrityRefusal
@@ -74,6 +74,8 @@ def test_what_is_read_is_of_the_survivors_and_told_per_any_unit(lost):
     wide = read_sum(plan, opened, pilots, level=0.99)
     assert wide.estimate == answer.estimate
     assert wide.ci_ub - wide.ci_lb > answer.ci_ub - answer.ci_lb
+    [rows] = plan.release.synthetic(plan, list(pilots.values())[:1], draws=1, rng=np.random.default_rng(1))
+    assert len(rows) == pilots[0][1]
     per = answer.per(0.5)
     assert math.isclose(per.zval, answer.zval)
     assert math.isclose(per.ci_ub, 0.5 * answer.ci_ub)
@@ -182,6 +184,9 @@ def test_other_questions_and_other_terms_say_that_they_are_of_the_releases(stage
     assert (result.beta, result.se) == (sent["summed"]["beta"], sent["summed"]["se"])
     assert "secure sum, t, 5 sites" in pooled_line(sent)
     assert result.pooled.summed == ask(store, "hearts", 1, PLANNED).result.summed
+    page = words({"document": sent})
+    assert [line[0] for line in page["sensitivity"]["rows"][:2]] == ["as answered", "releases alone"]
+    assert page["line"] == pooled_line(sent)
     text = pooled_text(result.pooled)
     assert text.models[0][0] == "secure sum, 5 sites"
     assert text.models[1][0].startswith("releases, ")

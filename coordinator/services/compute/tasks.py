@@ -33,6 +33,7 @@ READING = (
     *("shared.flows.base", "shared.plans.encoding", "shared.privacy.calibration", "shared.releases.bundle"),
     "shared.releases.statement",
     *(f"shared.mechanisms.{kind}.plan" for kind in ("latent_noise", "moments", "tables", "slicing", "densities")),
+    "shared.mechanisms.secure_sum.plan",
     "coordinator.services.compute.tasks",
 )
 """What is imported to read a bundle: each is read in a process of its own. Networks are left out for their size."""

@@ -87,7 +87,7 @@ def words(given: Mapping[str, Any]) -> dict[str, Any]:
         *([("releases alone", document["pooled"])] if "summed" in document else []),
         *((f"{fit['method']}, {fit['test']}", fit) for fit in document.get("sensitivity", ())),
         ("fixed effect", document["fixed"]),
-        ("released rows taken for patients", document["naive"]),
+        *([] if document["naive"] is None else [("released rows taken for patients", document["naive"])]),
     ]:
         shown = fit["shown"]
         ends = f"{number(shown['ci_lb'])} to {number(shown['ci_ub'])}"

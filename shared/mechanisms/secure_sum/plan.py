@@ -27,6 +27,7 @@ from shared.privacy.gaussian import gaussian_epsilon
 from shared.privacy.stated import shown_delta, shown_epsilon
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
     from shared.base.randomness import Noise
@@ -263,6 +264,12 @@ class SecureSumPlan(Aggregates):
     def doubt(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> str:
         """Nothing: what a pilot leaves in doubt the sum tells."""
         return ""
+
+    def synthetic(
+        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
+    ) -> list[pd.DataFrame]:
+        """Tables drawn of the pilots' fit: nothing of the sum is in them."""
+        return self._first(plan).synthetic(plan, tables, draws=draws, rng=rng)
 
     def plans(self, plan: StudyPlan, question: Estimand) -> bool:
         """Whether a question is the planned model itself."""
