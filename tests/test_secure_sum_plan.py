@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -20,7 +21,9 @@ from shared.privacy.gaussian import gaussian_epsilon
 from shared.privacy.meaning import translate
 from shared.releases.receipt import coverage, in_words, planned_event
 from site_agent.config import SiteBudget
+from site_agent.decide.plan_facts import _of_figures
 
+STUDIES = Path(__file__).parents[1] / "deploy" / "studies"
 SITES = {f"site-{k}": f"{k:064x}" for k in range(6)}
 PLAN = """
 study = "hearts"
@@ -186,3 +189,10 @@ def test_the_price_in_words_says_for_whom_it_holds_and_what_all_others_could_rec
     said = in_words(plan, planned_event(plan))
     assert "whatever the attacker knows but the other sites' noise. To the coordinator and all 5 others" in said
     assert said.endswith(translate(worst, delta=1e-6))
+
+
+def test_a_steward_is_told_that_figures_leave_where_no_row_does():
+    """Of every plan that is shipped: latent noise releases rows, GRAND persons drawn anew, and nothing else does."""
+    for path in sorted(STUDIES.glob("*.toml")):
+        plan = StudyPlan.from_toml(path.read_text(encoding="utf-8"))
+        assert _of_figures(plan) == (plan.release.mechanism not in ("latent_noise", "grand")), path.name

@@ -71,6 +71,7 @@ def plan_facts(at: Desk, plan: StudyPlan, day: dt.date) -> dict[str, Any]:
             "covered": covered,
             "not_covered": not_covered,
             "columns": columns,
+            "figures": f"{plan.release.title}, {plan.release.details(plan)}" if _of_figures(plan) else "",
             "floors": asdict(Limits.of(plan.floors, at.config.floors)),
             "approval": plan.floors.approval,
             "approved_by": approval.approver if approval and approval.plan_hash == plan.hash else None,
@@ -78,6 +79,13 @@ def plan_facts(at: Desk, plan: StudyPlan, day: dt.date) -> dict[str, Any]:
         }
     )
     return page
+
+
+def _of_figures(plan: StudyPlan) -> bool:
+    """Whether noisy statistics leave, and no row of anybody."""
+    from shared.mechanisms.base import Aggregates
+
+    return isinstance(plan.release, Aggregates)
 
 
 def _afterwards(plan: StudyPlan) -> str:

@@ -164,8 +164,9 @@ def _leaving(page: Mapping[str, Any], full: bool) -> list[tuple[str, str]]:
     if not full and page["retention"] is not None:
         afterwards = f"kept until {page['retention']['until']}, then deleted"
     hashes = [("plan hash", page["hash"]), ("dictionary hash", page["dictionary_hash"])]
+    rows = f"{len(page['columns'])} columns of privatised rows, one row per person; no {counts}"
     return [
-        ("what leaves", f"{len(page['columns'])} columns of privatised rows, one row per person; no {counts}"),
+        ("what leaves", f"{page['figures']}; no row of anybody" if page["figures"] else rows),
         *_trained_together(page),
         ("how often", often),
         ("to whom", f"{page['recipient']}, and nobody else"),
