@@ -353,6 +353,60 @@ def test_sixteen_slow_uploads_keep_no_other_site_out(authority):
             assert asks(honest).envelope == b"plan"
 
 
+CHUNK = Chunk(bundle_sha256="a" * 64, offset=0, data=b"x")
+
+
+def test_an_upload_whose_next_message_does_not_come_ends(authority):
+    limits, north = CallLimits(idle=0.3), named(authority, "north")
+    with sites_port(authority, {"Upload": upload}, limits=limits) as server, stranger(server.port, north) as slow:
+        assert code_of(slow.call("Upload", wire.encode(CHUNK))) == NetworkRefusal.code
+
+
+def counting(seen):
+    """A handler of uploads that notes whose each message is."""
+
+    def taken(call, chunk):
+        while chunk is not None:
+            seen.append(call.peer.site)
+            chunk = yield
+        return SignedDocument(envelope=b"all")
+
+    return taken
+
+
+def test_one_peer_is_read_so_many_bytes_a_second_and_no_other_waits_for_it(authority):
+    """At a kilobyte a second one message is more than a minute's worth."""
+    seen, limits, north = [], CallLimits(bytes_per_second=1 << 10), named(authority, "north")
+    table = {"Upload": counting(seen)}
+    with sites_port(authority, table, limits=limits) as server, stranger(server.port, north) as fast:
+        fast.call("Upload", *[wire.encode(CHUNK)] * 8)
+        until(lambda: "north" in seen)
+        for number in range(8):
+            with client_of(server, named(authority, f"south{number}")) as honest:
+                assert asks(honest).envelope == b"plan"
+    assert seen == ["north"]
+
+
+def test_of_one_peers_connections_the_longest_silent_goes_and_no_other_peers(authority):
+    with sites_port(authority, {}, limits=CallLimits(per_peer=2)) as server, contextlib.ExitStack() as open_:
+        for site in ("south", "north", "north", "north", "north"):
+            assert asks(open_.enter_context(client_of(server, named(authority, site)))).envelope == b"plan"
+        until(lambda: server.load[0] == 3)
+        assert sorted(known.peer for known in server._door._all) == ["site north", "site north", "site south"]
+
+
+def test_one_connection_has_so_many_calls_at_once(authority):
+    seen, limits, north = [], CallLimits(streams=2), named(authority, "north")
+    table = {"Upload": counting(seen)}
+    with sites_port(authority, table, limits=limits) as server, stranger(server.port, north) as many:
+        for _ in range(6):
+            many.call("Upload", wire.encode(CHUNK))
+        until(lambda: len(seen) == 2)
+        with client_of(server, named(authority, "south")) as honest:
+            assert asks(honest).envelope == b"plan"
+        assert len(seen) == 2
+
+
 def test_a_stream_that_breaks_off_leaves_its_handler(authority):
     seen = []
 
