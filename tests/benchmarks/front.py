@@ -573,7 +573,7 @@ def main():
     results["opened"] = ours.recv()
     crowd.kill()
     serving.terminate()
-    serving.wait(30)
+    serving.wait(300)
     log.close()
     told = (home / "log").read_text(errors="replace").splitlines()
     results["lines of the log"] = len(told)
