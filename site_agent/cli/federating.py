@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shared.errors import LockedRefusal
 from shared.privacy.stated import shown_price
 from shared.terminal import VerbAnswer, plain
 from site_agent.cli.frame import As, Dry, Json, Study, app, screen, verb
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
     from site_agent.desk import Desk
 
 __all__ = ["consent", "federate"]
+
+BETWEEN = 60.0
+"""Seconds that a consent waits for another process of this site to be between two of its looks."""
 
 
 @verb(app, noted="federate")
@@ -139,6 +146,22 @@ def _given(desk: Desk, plan: StudyPlan, wait: float, quiet: bool, dry_run: bool)
     )
 
 
+@contextmanager
+def _locked(desk: Desk) -> Iterator[None]:
+    """The folder's lock, once the process that waits for this consent has looked: it settles what a crash left."""
+    until = time.monotonic() + BETWEEN
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(desk.locked())
+                break
+            except LockedRefusal:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(0.1)
+        yield
+
+
 @verb(app, noted="consent")
 def consent(desk: Desk, study: Study, name: As, dry_run: Dry = False) -> VerbAnswer:
     """Agree that this site gives its part in the secure sum, as the coordinator asks for it; --dry-run shows it."""
@@ -154,7 +177,8 @@ def consent(desk: Desk, study: Study, name: As, dry_run: Dry = False) -> VerbAns
         desk.require_running()
         beside = hold.consents if hold.consent == page.asked else ()
         key = signing.signer(desk, name, lambda: desk.approver(name, beside=beside))
-        hold = consenting.give_consent(desk.ledger, page, name=name, key=key)
+        with _locked(desk):
+            hold = consenting.give_consent(desk.ledger, page, name=name, key=key)
     given = hold.consents if hold.consent == page.asked else ()
     sigma = page.member.terms.sigma
     answer: dict[str, Any] = {
