@@ -13,12 +13,11 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from coordinator.demo.play import BASELINE, STUDIES, DemoAnswer, SideBySide, around, setting
-from shared.errors import LockedRefusal, ParameterError, StateRefusal, StorageRefusal
+from shared.errors import LockedRefusal, ParameterError, Refusal, StateRefusal, StorageRefusal
 
 if TYPE_CHECKING:
     from coordinator.demo.play import DemoOptions
@@ -190,13 +189,18 @@ class MomentsPlay(Cohorts):
             stage.step(f"{site}: in the sum, its part seen by nobody")
 
         def consent() -> None:
+            refused: Refusal = StateRefusal("a hospital must be asked for its consent", given="none")
             waiting, until = set(stage.tables), time.monotonic() + 60 * float(WAIT)
             while waiting and time.monotonic() < until:
                 for site in sorted(waiting):
-                    with suppress(StateRefusal, StorageRefusal, LockedRefusal):  # not asked yet, or its agent writes
+                    try:
                         stage.agent(site, "consent", study, "--as", "steward")
                         waiting.remove(site)
+                    except (StateRefusal, StorageRefusal, LockedRefusal) as refusal:  # not asked yet, or a moment's
+                        refused = refusal
                 time.sleep(0.5)
+            if waiting:
+                raise refused
 
         with ThreadPoolExecutor(len(stage.tables) + 1) as pool:
             parts = [*(pool.submit(give, site) for site in stage.tables), pool.submit(consent)]
