@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from conftest import make_table
 from scipy import stats
+from scipy.spatial.distance import cdist
 
 from shared.base.randomness import seeded_rng
 from shared.errors import AuditRefusal, ParameterError
@@ -17,11 +18,12 @@ from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
 from shared.simulated import gaussian_table
 from site_agent.models.flow import FlowSettings, fit_flow, refit_flow
+from site_agent.release.audit import distances
 from site_agent.release.audit.attacks import attack, run_audit
 from site_agent.release.audit.controlled import table_attacks
-from site_agent.release.audit.distances import linkage, membership_auc
+from site_agent.release.audit.distances import linkage, membership_auc, twins
 from site_agent.release.audit.likelihood import likelihood_attack, likelihood_ratios, signals, trade_off, weighed
-from site_agent.release.audit.rates import Rate
+from site_agent.release.audit.rates import Rate, auc_of
 from site_agent.release.audit.report import FALSE_ALARMS, AuditLimits, AuditReport, Excess, LikelihoodAttack, gate
 from site_agent.release.audit.view import recoded, seen
 
@@ -269,6 +271,36 @@ def test_linkage_finds_own_rows_and_counts_ties_for_the_attacker():
     assert linkage(real, released[::-1]).tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize("values", ["in ties", "far from 0", "of many columns"])
+def test_the_nearest_and_the_nearer_rows_are_those_of_a_table_of_all_distances(values, monkeypatch):
+    rng = np.random.default_rng(7)
+    x, released = (rng.integers(0, 4, (400, 3)).astype(float) for _ in range(2))
+    if values == "far from 0":
+        x, released = 1e4 + x, 1e4 + released
+    if values == "of many columns":
+        x = rng.normal(size=(400, 18))
+        released = x + 0.5 * rng.normal(size=x.shape)
+    monkeypatch.setattr(distances, "_AT_ONCE", 3 * 400)
+    apart, own = cdist(x, released), np.linalg.norm(x - released, axis=1)
+    assert linkage(x, released).tolist() == (own <= apart.min(axis=1) * (1 + 1e-12)).tolist()
+    ranked = np.arange(0, 400, 7)
+    nearer = np.maximum((cdist(x[ranked], x) < own[ranked, None] * (1 - 1e-12)).sum(axis=1) - 1, 0)
+    assert twins(x, released, ranked) == (pytest.approx(nearer.mean() / 399), np.median(nearer))
+    found = membership_auc(x[:250], x[250:], released)
+    held = auc_of(-apart[:250].min(axis=1), -apart[250:].min(axis=1))
+    assert (found.value, found.low) == pytest.approx((held.value, held.low))
+
+
+def test_of_many_records_ten_thousand_are_looked_for_and_the_report_says_so():
+    rng = np.random.default_rng(8)
+    x, fresh = rng.normal(size=(12_000, 2)), rng.normal(size=(500, 2))
+    report = run_audit(x=x, released=x, latents=x, fitted_on=x, held_back=fresh, probe=rng.normal(size=x.shape))
+    assert (report.n, report.n_linked, report.n_fitted, report.n_held_back) == (12_000, 10_000, 10_000, 500)
+    assert report.n_extreme == 600
+    assert (report.own_row.value, report.extreme.value) == (1.0, 1.0)
+    assert any("100.0% of 10,000 records" in one for one in report.sentences())
+
+
 def test_linkage_interval_is_clopper_pearsons():
     x = table(400)
     released = fresh(x)
@@ -383,7 +415,7 @@ def test_the_words_promise_nothing():
     assert full_report().sentences() == (
         "Attacks we tried on 1,000 released rows; others may do better. Low figures are evidence, not a promise.",
         "Telling who is behind the rows and who is not: AUC 0.58 (95 % interval 0.57 to 0.59); 0.50 is guessing.",
-        "Someone who holds a record finds its own row for 1.0% of records (0.0% to 2.0%; guessing finds 0.10%).",
+        "Someone who holds a record finds its own row for 1.0% of 1,000 records (0.0% to 2.0%; guessing finds 0.10%).",
         "Among the 5% most unusual records: 5% (4% to 6%).",
         "For the median of 1,000 records 300 others are nearer than its own released row; for a random pair the chance "
         "is 40.0%.",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
-from scipy.spatial import cKDTree
 
 from site_agent.release.audit.rates import Array, Rate, auc_of
 
 __all__ = ["linkage", "membership_auc", "standardising", "twins", "whitening"]
+
+_AT_ONCE = 4_000_000
+"""Pairs."""
 
 
 def membership_auc(inside: Array, outside: Array, release: Array) -> Rate:
@@ -27,27 +30,56 @@ def membership_auc(inside: Array, outside: Array, release: Array) -> Rate:
     >>> membership_auc(a, b, a).value
     1.0
     """
-    tree = cKDTree(release)
-    return auc_of(-tree.query(inside)[0], -tree.query(outside)[0])
+    return auc_of(-_nearest(inside, release), -_nearest(outside, release))
 
 
-def linkage(x: Array, released: Array) -> NDArray[np.bool_]:
-    """For each record: is its nearest released row its own? Ties count for the attacker.
+def linkage(x: Array, released: Array, looked_for: NDArray[np.int_] | None = None) -> NDArray[np.bool_]:
+    """For each record looked for, all without a list of them: is its nearest released row its own?
+
+    Ties count for the attacker.
 
     Args:
         x, released: (n, d), row i of one belonging to row i of the other.
+
+    >>> x = np.array([[0.0], [1.0], [2.0]])
+    >>> linkage(x, x + 0.6).tolist(), linkage(x, x + 0.6, np.array([0, 2])).tolist()
+    ([True, False, False], [True, False])
     """
-    nearest = cKDTree(released).query(x)[0]
-    own = np.linalg.norm(x - released, axis=1)
-    return np.asarray(own <= nearest * (1 + 1e-12))
+    some: Any = slice(None) if looked_for is None else looked_for
+    own = np.linalg.norm(x[some] - released[some], axis=1)
+    return np.asarray(own <= _nearest(x[some], released) * (1 + 1e-12))
 
 
 def twins(x: Array, released: Array, ranked: NDArray[np.int_]) -> tuple[float, float]:
     """Twin probability (eq. 22) and median rank (eq. 26) of the records at `ranked`."""
-    own = np.linalg.norm(x[ranked] - released[ranked], axis=1)
-    closer = cKDTree(x).query_ball_point(x[ranked], np.nextafter(own, 0), return_length=True) - 1  # not oneself
+    own = np.square(x[ranked] - released[ranked]).sum(axis=1)
+    closer = np.concatenate(
+        [
+            (apart < (own[part] - rounding)[:, None]).sum(axis=1) - 1  # not oneself
+            for part, apart, rounding in _apart(x[ranked], x)
+        ]
+    )
     closer = np.maximum(closer, 0)
     return float(closer.mean() / (len(x) - 1)), float(np.median(closer))
+
+
+def _nearest(x: Array, rows: Array) -> Array:
+    """(n,) distance of each record from the row nearest to it."""
+    at = np.concatenate([apart.argmin(axis=1) for _, apart, _ in _apart(x, rows)])
+    nearest: Array = np.linalg.norm(x - rows[at], axis=1)
+    return nearest
+
+
+def _apart(x: Array, rows: Array) -> Iterator[tuple[slice, Array, Array]]:
+    """Parts of x, their squared distances from all rows, (m, k), and what these may be off by, (m,).
+
+    As products of matrices: a tree of points looks at every row as soon as there are a dozen columns, one by one.
+    """
+    squares = np.square(rows).sum(axis=1)
+    for start in range(0, len(x), max(1, _AT_ONCE // len(rows))):
+        part = slice(start, start + max(1, _AT_ONCE // len(rows)))
+        own = np.square(x[part]).sum(axis=1)
+        yield part, squares - 2 * x[part] @ rows.T + own[:, None], 1e-13 * (own + squares.max())
 
 
 def whitening(x: Array) -> Any:

@@ -89,8 +89,9 @@ class AuditReport:
         extreme: the same among the records with the 5 % largest latent norms.
         twin_probability: eq. 22, over all pairs of `n_ranked` records and the others.
         median_rank: eq. 26, over the same records.
-        n: records in the release; n_fitted, n_held_back: of the membership attack.
-        n_extreme: records in `extreme`; n_ranked: at most 2,000, evenly spaced, because a rank looks at every pair.
+        n: records in the release; n_linked: of them in `own_row`, 0 for all. n_fitted, n_held_back: of the membership
+            attack. n_extreme: records in `extreme`. Of each at most 10,000, evenly spaced.
+        n_ranked: at most 2,000, evenly spaced, because a rank looks at every pair.
         likelihood: of an attacker who holds the flow; None where it was not tried.
         tables: attacks on the released table against a control group; inference once for each column.
         limits: those in force.
@@ -107,6 +108,7 @@ class AuditReport:
     n_held_back: int
     n_extreme: int = 0
     n_ranked: int = 0
+    n_linked: int = 0
     likelihood: LikelihoodAttack | None = None
     tables: tuple[Excess, ...] = ()
     limits: AuditLimits | None = None
@@ -139,7 +141,7 @@ class AuditReport:
             f"Telling who is behind the rows and who is not: AUC {m.value:.2f} (95 % interval {m.low:.2f} to "
             f"{m.high:.2f}); "
             "0.50 is guessing.",
-            f"Someone who holds a record finds its own row for {own.value:.1%} of records "
+            f"Someone who holds a record finds its own row for {own.value:.1%} of {self.n_linked or self.n:,} records "
             f"({own.low:.1%} to {own.high:.1%}; guessing finds {own.chance:.2%}).",
             f"Among the {EXTREME_SHARE:.0%} most unusual records: {extreme.value:.0%} "
             f"({extreme.low:.0%} to {extreme.high:.0%}).",
@@ -225,6 +227,7 @@ def gate(report: AuditReport, limits: AuditLimits) -> None:
 
     Raises: AuditRefusal.
     """
+    linked = report.n_linked or report.n
     for name, best, limit, counted in (
         (
             "membership attack",
@@ -232,10 +235,10 @@ def gate(report: AuditReport, limits: AuditLimits) -> None:
             limits.membership_auc,
             "held",
         ),
-        ("linkage attack", binomial_rate(report.n, report.n, chance=0.0).low, limits.own_row_linkage, "all"),
+        ("linkage attack", binomial_rate(linked, linked, chance=0.0).low, limits.own_row_linkage, "all"),
     ):
         if best <= limit < 1:
-            count = f"{report.n_held_back} held-back records" if counted == "held" else f"{report.n} records"
+            count = f"{report.n_held_back} held-back records" if counted == "held" else f"{linked} records"
             raise AuditRefusal(
                 f"the {name} must be able to exceed its limit of {limit:.2f} were every record copied",
                 given=f"{count}: too small to tell",
