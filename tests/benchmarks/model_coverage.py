@@ -221,6 +221,7 @@ def measure(
     for b in range(len(raw), repetitions):
         raw.append(one(b))
         if kept is not None and b % 5 == 4:
+            kept.parent.mkdir(parents=True, exist_ok=True)
             np.save(kept, np.array(raw))
             print(b + 1, flush=True)
     cells = summary(np.array(raw), questions)
