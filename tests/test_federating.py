@@ -346,7 +346,7 @@ def test_a_training_goes_on_with_the_sites_that_are_there_when_it_does(hub, hosp
     with pytest.raises(NetworkRefusal, match="at least 2 of 3"):
         coordinate(hub, 0.1)
     hub.join("east")
-    with dialled._alone(hub.home / "federated" / PLAN.study / PLAN.hash[:16]), pytest.raises(LockedRefusal):
+    with dialled.alone(hub.home / "federated" / PLAN.study / PLAN.hash[:16]), pytest.raises(LockedRefusal):
         coordinate(hub)
     flow = together(hub, [hospitals[0], Hospital(hub, "east")], 4.0)
     assert {site: said["answered"] for site, said in flow.sites.items() if said["answered"]} == {"north": 3, "east": 3}

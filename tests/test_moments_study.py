@@ -535,10 +535,15 @@ def test_a_hospital_whose_figures_say_nothing_stays_within_reach_and_says_so():
 
 def test_a_site_whose_steps_do_not_agree_has_no_answer_and_says_why(monkeypatch):
     plan = trial_plan()
-    sites = {name: [(plan.release.draw(plan, trial(900, k), seeded_rng(k)), 900)] for k, name in enumerate("abc")}
-    assert all(row.yi is not None for rows in together_of(plan, sites).values() for row in rows)
+
+    def drawn(seed):
+        return {
+            name: [(plan.release.draw(plan, trial(900, k), seeded_rng(seed + k)), 900)] for k, name in enumerate("abc")
+        }
+
+    assert all(row.yi is not None for rows in together_of(plan, drawn(0)).values() for row in rows)
     monkeypatch.setattr(moments_together, "UNSETTLED", -1.0)
-    for rows in together_of(plan, sites).values():
+    for rows in together_of(plan, drawn(3)).values():  # others: what was once placed is kept
         assert all(row.yi is None and row.reason.startswith("its figures settle on no effects") for row in rows)
 
 

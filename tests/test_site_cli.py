@@ -91,7 +91,7 @@ def test_every_command_answers_in_json_and_every_changing_one_can_be_tried():
         ),
         *("approve", "reject", "send-back", "withdraw", "pause", "resume", "ledger recover", "leave", "plan revoke"),
         *("curve", "outbox figures", "synthetic"),
-        *("run", "withdraw-person", "data confirm-persons", "federate"),
+        *("run", "withdraw-person", "data confirm-persons", "federate", "consent"),
         *("standing add", "standing revoke"),
         *("grants", "approver add", "approver replace", "approver retire", "rotate-key", "data apart"),
         "resend",

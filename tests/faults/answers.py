@@ -15,6 +15,7 @@ from coordinator.analyst.own.table import read_table
 from coordinator.planning.published import Published
 from coordinator.web.interface.operations import OPERATIONS
 from coordinator.web.sign_in import provider
+from coordinator.web.sign_in.kept import SignInStore
 from faults.fuzz import Target
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.merkle_tree import append, leaf_hash, peaks_root
@@ -61,7 +62,7 @@ TRIALS = "study,yi,vi,n\nA,0.1,0.02,40\nB,-0.3,0.05,61\n"
 
 def answers(folder: Path) -> Iterator[Target]:
     """One target for each; `folder` holds the files that they are given."""
-    yield Target("provider's answers", (_of_provider(),), _signed_in())
+    yield Target("provider's answers", (_of_provider(),), _signed_in(folder / "sign-ins"))
     yield Target("provider's refusal", (b'{"error": "slow_down"}',), provider._error_of)
     yield Target("web's question", _asked(), _read)
     yield from _log()
@@ -123,17 +124,22 @@ def _of_provider() -> bytes:
     return canonical_json(given)
 
 
-def _signed_in() -> Callable[[bytes], object]:
+def _signed_in(folder: Path) -> Callable[[bytes], object]:
     from joserfc import jwt
     from joserfc.jwk import ECKey
 
+    from coordinator.store.store import Store
+
+    folder.mkdir()
+    kept = SignInStore(Store.open(folder))
     key = ECKey.generate_key("P-256", {"kid": "1"})
 
     class Said(provider.Provider):
         """A provider whose every document is given, its token signed with its own key."""
 
         def __init__(self, said: Mapping[str, Any]) -> None:
-            super().__init__(issuer=ISSUER, client_id=CLIENT, redirect="https://hub/back", now=lambda: 1_500_000.0)
+            own = {"issuer": ISSUER, "client_id": CLIENT, "redirect": "https://hub/back"}
+            super().__init__(**own, kept=kept, now=lambda: 1_500_000.0)
             self._said = said
 
         async def _fetched(
@@ -160,12 +166,13 @@ def _signed_in() -> Callable[[bytes], object]:
     async def run(said: Mapping[str, Any]) -> object:
         asked = Said(said)
         cookie, _ = await asked.begin()
-        [begun] = asked._begun.values()
+        begun = kept.find("begun", cookie)
+        assert begun is not None
         claims = said.get("claims")
         if isinstance(claims, dict) and claims.get("nonce") == "n":
-            asked._said = {**said, "claims": {**claims, "nonce": begun.nonce}}
+            asked._said = {**said, "claims": {**claims, "nonce": begun.content["nonce"]}}
         await asked.device()
-        person = await asked.finish(cookie, {"state": begun.state, "code": "c"})
+        person = await asked.finish(cookie, {"state": begun.content["state"], "code": "c"})
         return await asked.confirmed(person)
 
     def taken(data: bytes) -> object:

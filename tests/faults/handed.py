@@ -19,7 +19,9 @@ from shared.base.keys import SigningKey
 from shared.base.merkle_tree import append, leaf_hash, peaks_root
 from shared.errors import SchemaRefusal
 from shared.mechanisms.secure_sum import messages
+from shared.mechanisms.secure_sum.messages import ToldLevel
 from shared.mechanisms.secure_sum.opened import OpenedSum
+from shared.mechanisms.secure_sum.steps import LookOrder
 from shared.plans.federated import FederatedFlow
 from shared.wire.site_messages import LogView
 from shared.wire.tree_heads import TreeHead, check_view
@@ -56,6 +58,10 @@ def handed(folder: Path, key: SigningKey) -> Iterator[Target]:
     yield _summed()
     opened = opened_by(Ring(terms_of(), lost={3: "masked"}), 2.0)
     yield Target("opened sum", (opened.to_bytes(),), OpenedSum.from_bytes)
+    asked = LookOrder(look=next(iter(opened.parts.values())).look, pilots=opened.pilots)
+    yield Target(
+        "secure sum's looks", (asked.to_bytes(opened.terms),), lambda data: LookOrder.from_bytes(data, opened.terms)
+    )
     flow = trained(folder / "trained").canonical
     yield Target("trained flow", (flow,), lambda data: FederatedFlow.from_bytes(data))
     yield _grown(key)
@@ -93,6 +99,8 @@ def _summed() -> Target:
         down = up
 
     Heard(terms).until("opening")
+    # A ring begins after the sites' levels.
+    seen[ToldLevel] = ToldLevel(sender=0, events=41.5, charges=38.25).to_bytes(terms)
     kinds = list(seen)
     assert {kind.__name__ for kind in kinds} == set(messages.__all__) - {"BOX", "Lists"}
 
