@@ -171,7 +171,6 @@ def consent(desk: Desk, study: Study, name: As, dry_run: Dry = False) -> VerbAns
     desk.config.approver_key(name)
     plan, _ = desk.plans.approved(study, agent_version=agent_version(), today=today())
     page = consenting.asked(desk.ledger, desk.config.site, plan)
-    own = consenting.own_numbers(page, desk.config.source(study), working_site(desk, None))
     hold = page.member.hold
     if not dry_run:
         desk.require_running()
@@ -188,7 +187,6 @@ def consent(desk: Desk, study: Study, name: As, dry_run: Dry = False) -> VerbAns
         "consents": list(given),
         "needed": hold.approvals_needed,
         "sentences": list(page.sentences),
-        "own": list(own),
         "sigma": sigma,
         "dry_run": dry_run,
     }
@@ -199,7 +197,6 @@ def consent(desk: Desk, study: Study, name: As, dry_run: Dry = False) -> VerbAns
         *page.sentences,
         screen.settings(
             [
-                ("its numbers", f"{own[0]:.6g} and {own[1]:.6g}, without noise: for your eyes alone, they never leave"),
                 ("noise", f"standard deviation {sigma:.4g} on each number of the sum"),
                 ("consent", f"{len(given)} of {hold.approvals_needed}"),
             ]

@@ -1,7 +1,8 @@
 """What an approver consents to before this site offers its keys: what the sum tells, to whom, and from which look.
 
 The order that the coordinator signed lies beside the release. From its look, the plan and the table all that the site
-will add follows; the numbers themselves are shown to the approver and to nobody else, and are in no document.
+will add follows. Neither the table nor these numbers are shown: whoever consents by them would choose by records, and
+who takes part in a sum is seen by all.
 """
 
 from __future__ import annotations
@@ -15,16 +16,14 @@ from shared.mechanisms.secure_sum.steps import LookOrder, SumStep
 from shared.privacy.stated import shown_delta, shown_epsilon
 from shared.wire.rounds import RoundOrder
 from site_agent.ledger.files import write_whole
-from site_agent.training.secure_sum.member import ORDER, OwnRecords, SumMember, member_of
+from site_agent.training.secure_sum.member import ORDER, SumMember, member_of
 
 if TYPE_CHECKING:
     from shared.base.keys import SigningKey
     from shared.plans.plan import StudyPlan
-    from site_agent.config import TableSource
     from site_agent.ledger.book import Hold, Ledger
-    from site_agent.release.site import WorkingSite
 
-__all__ = ["ConsentPage", "asked", "give_consent", "own_numbers"]
+__all__ = ["ConsentPage", "asked", "give_consent"]
 
 DOCUMENT = "sum-consent.json"
 _MOST = 4 << 20
@@ -81,12 +80,6 @@ def asked(ledger: Ledger, site: str, plan: StudyPlan) -> ConsentPage:
         document=canonical_json(document),
         sentences=_sentences(member, order),
     )
-
-
-def own_numbers(page: ConsentPage, source: TableSource, site: WorkingSite) -> tuple[float, ...]:
-    """What this site's records add to the sum, without noise: for its approver's eyes. Raises: as `OwnRecords.read`."""
-    steps = OwnRecords.read(page.member, source, site).steps(page.order.look)
-    return tuple(float(one) for one in steps * page.member.terms.grid)
 
 
 def give_consent(ledger: Ledger, page: ConsentPage, *, name: str, key: SigningKey) -> Hold:
