@@ -13,6 +13,8 @@ from shared.privacy.stated import shown_price
 from shared.terminal import VerbAnswer, console
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import Console
 
     from coordinator.store.store import Store
@@ -126,14 +128,19 @@ def federate_status(store: Store, study: Study) -> VerbAnswer:
             out.print(str(answer["flow"]), soft_wrap=True)
             return
         out.print(f"{study}: round {found.round} of {rounds}", style="bold")
-        show_facts(
-            out,
-            ("answered", ", ".join(answer["answered"]) or "nobody yet"),
-            ("gave none", ", ".join(f"{site} ({code})" for site, code in answer["without"].items()) or "nobody"),
-            ("waited for", ", ".join(answer["waiting"]) or "nobody"),
-        )
+        _show_who(out, answer)
 
     return VerbAnswer(answer, show)
+
+
+def _show_who(out: Console, answer: Mapping[str, Any]) -> None:
+    """Who has answered a round or a step, who gave nothing, and who is waited for."""
+    show_facts(
+        out,
+        ("answered", ", ".join(answer["answered"]) or "nobody yet"),
+        ("gave none", ", ".join(f"{site} ({code})" for site, code in answer["without"].items()) or "nobody"),
+        ("waited for", ", ".join(answer["waiting"]) or "nobody"),
+    )
 
 
 def _summed(
@@ -245,11 +252,6 @@ def _sum_status(store: Store, plan: StudyPlan) -> VerbAnswer:
             out.print(found.opened, soft_wrap=True)
             return
         out.print(f"{plan.study}: step {found.step} of {plan.release.follow}, {title}", style="bold")
-        show_facts(
-            out,
-            ("answered", ", ".join(answer["answered"]) or "nobody yet"),
-            ("gave none", ", ".join(f"{site} ({code})" for site, code in answer["without"].items()) or "nobody"),
-            ("waited for", ", ".join(answer["waiting"]) or "nobody"),
-        )
+        _show_who(out, answer)
 
     return VerbAnswer(answer, show)

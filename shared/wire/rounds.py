@@ -96,6 +96,19 @@ class RoundOrder:
         """SHA-256 of the canonical bytes: what an answer names."""
         return sha256_hex(self.to_bytes())
 
+    def answered(self, site: str, content: bytes, code: str = "") -> Answered:
+        """A site's reply to it, with this content, or with the code of the refusal for which it gives none."""
+        return Answered(
+            study=self.study,
+            plan_hash=self.plan_hash,
+            site=site,
+            round=self.round,
+            asked=self.digest,
+            content_sha256=sha256_hex(content),
+            content_bytes=len(content),
+            code=code,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:

@@ -21,6 +21,7 @@ __all__ = [
     "private_folder",
     "require_digest",
     "require_settled",
+    "sealed_answer",
     "storage_errors",
     "storage_refusal",
     "write_whole",
@@ -133,6 +134,18 @@ def listed(path: Path, digest: str, what: str) -> frozenset[str]:
             next_step=f"Restore {path.parent.name}/{path.name} from a backup: without it, who was charged is unknown.",
         )
     return frozenset(parse_json(data, cap=LIST_CAP))
+
+
+def sealed_answer(path: Path, digest: str, what: str) -> bytes:
+    """What a site answered in a round (`what`, in words), if it is what the ledger sealed. Raises: IntegrityRefusal."""
+    content = path.read_bytes() if path.exists() else b""
+    if sha256_hex(content) != digest:
+        raise IntegrityRefusal(
+            f"the answer to {what} must be the bytes that were sealed",
+            given="other bytes" if content else "no file",
+            next_step="Restore the sealed folder; it is never drawn again.",
+        )
+    return content
 
 
 def require_settled(ledger: Path) -> None:

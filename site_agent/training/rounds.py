@@ -32,7 +32,6 @@ from shared.base.keys import Envelope, PublicKey
 from shared.base.randomness import secure_rng
 from shared.errors import (
     ApprovalRefusal,
-    IntegrityRefusal,
     LockedRefusal,
     NetworkRefusal,
     Refusal,
@@ -43,9 +42,9 @@ from shared.errors import (
     machine_failures,
     require,
 )
-from shared.wire.rounds import Answered, RoundOrder, node_id, pack, unpack
+from shared.wire.rounds import RoundOrder, node_id, pack, unpack
 from site_agent.config import Limits, TableSource
-from site_agent.ledger.files import private_folder, write_whole
+from site_agent.ledger.files import private_folder, sealed_answer, write_whole
 from site_agent.release.trained_flow import flow_path, kept_flow
 from site_agent.training.part import charged, training_of, uncovered
 
@@ -230,16 +229,7 @@ class _Work:
         self.progress(what, said.round)
 
     def _send(self, said: RoundOrder, content: bytes, code: str) -> None:
-        answer = Answered(
-            study=said.study,
-            plan_hash=said.plan_hash,
-            site=self.at.name,
-            round=said.round,
-            asked=said.digest,
-            content_sha256=sha256_hex(content),
-            content_bytes=len(content),
-            code=code,
-        )
+        answer = said.answered(self.at.name, content, code)
         signer = self.ledger.signer
         try:
             self.door.answer_round(answer.sign(signer), content, signer.public)
@@ -434,15 +424,7 @@ class _Work:
         reach("federate.sealed")
 
     def _sealed(self, hold: Hold, number: int) -> bytes:
-        path = self.ledger.folder(hold) / _file(number)
-        content = path.read_bytes() if path.exists() else b""
-        if sha256_hex(content) != hold.begun[number].answer:
-            raise IntegrityRefusal(
-                f"the answer to round {number} must be the bytes that were sealed",
-                given="other bytes" if content else "no file",
-                next_step="Restore the sealed folder; a round is never drawn again.",
-            )
-        return content
+        return sealed_answer(self.ledger.folder(hold) / _file(number), hold.begun[number].answer, f"round {number}")
 
     # -- the end ------------------------------------------------------------------------------------------------
     def finish(self, said: RoundOrder, content: bytes) -> None:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from shared.base.randomness import Noise
     from shared.plans.plan import StudyPlan
 
-__all__ = ["ASKED", "COLUMNS", "MomentsPlan"]
+__all__ = ["COLUMNS", "MomentsPlan"]
 
 COLUMNS = ("block", "figure", "value")
 """Of the released table: the block, the figure in words, its noisy value in whole steps of the block's grid."""
@@ -57,12 +57,11 @@ _MODEL = (
     "The rows behind this answer have the planned outcome model and a Gaussian copula; what the patients' own law has "
     "beyond these is not in the interval."
 )
-ASKED = "A plan whose release.declared names {name} asks the records for it."
-"""Where a coefficient that is not declared is told from the records."""
 _UNDECLARED = (
     "The coefficient of {name} is not declared in the plan, so it rests on the whole planned model. Where groups of an "
     "outcome differ in spread, intervals of such coefficients were measured to hold the records' answer less often "
-    "than they say, and nothing in a release tells where (docs/zoo.md, Declaring every coefficient). " + ASKED
+    "than they say, and nothing in a release tells where (docs/zoo.md, Declaring every coefficient). A plan "
+    "whose release.declared names {name}, or that has a secure sum of it, asks the records for it."
 )
 _DENIED = (
     "The figures of {name} contradict each other under the planned model: its own score and its moment with the "

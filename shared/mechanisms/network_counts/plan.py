@@ -280,7 +280,7 @@ class NetworkCountsPlan(Aggregates):
 
     def effort(self, plan: StudyPlan, n: int, d: int) -> Effort:
         """As of `MechanismPlan`."""
-        # Of about ten contacts a person; where many have more than the cap, several times as long.
+        # Of about ten contacts a person; where many are above a cap, minutes to hours: docs/decisions/0037.
         return Effort(seconds=2.0 + 2e-5 * n, memory_mb=230 + 2.3e-3 * n, bundle_mb=0.01)
 
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:

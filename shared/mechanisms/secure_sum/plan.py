@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shared.errors import ParameterError, PlanRefusal, SchemaRefusal
 from shared.mechanisms.base import Aggregates, Extent, Facts, must, other_record, unit
-from shared.mechanisms.moments.plan import ASKED, MomentsPlan
+from shared.mechanisms.moments.plan import MomentsPlan
 from shared.mechanisms.secure_sum.influences import Bounds
 from shared.mechanisms.secure_sum.price import TrustRow, trust_rows
 from shared.mechanisms.secure_sum.steps import SumStep
@@ -291,7 +291,7 @@ class SecureSumPlan(Aggregates):
         **origin: Any,
     ) -> list[Estimate]:
         """A site's own answer: of its pilot."""
-        return self._named(self._first(plan).answer(plan, tables, question, levels=levels, **origin))
+        return self._first(plan).answer(plan, tables, question, levels=levels, **origin)
 
     def together(
         self,
@@ -302,16 +302,7 @@ class SecureSumPlan(Aggregates):
         origins: Mapping[str, Mapping[str, Any]],
     ) -> dict[str, list[Estimate]]:
         """The sites' own answers, of their pilots."""
-        found = self._first(plan).together(plan, sites, question, origins=origins)
-        return {site: self._named(rows) for site, rows in found.items()}
-
-    def _named(self, rows: list[Estimate]) -> list[Estimate]:
-        """The answers, whose cautions name what under this plan asks the records: its sum."""
-        own, summed = ASKED.format(name=self.coefficient), "The plan's secure sum asks the records for it."
-        return [
-            replace(row, warnings=tuple(one.replace(own, summed) for one in row.warnings)) if row.warnings else row
-            for row in rows
-        ]
+        return self._first(plan).together(plan, sites, question, origins=origins)
 
 
 def _who(row: TrustRow, sites: int) -> str:

@@ -39,8 +39,8 @@ from shared.mechanisms.secure_sum.influences import noisy_level
 from shared.mechanisms.secure_sum.messages import Agreement, Roster, SealedShares, Survivors, ToldLevel
 from shared.mechanisms.secure_sum.site import SumSite
 from shared.mechanisms.secure_sum.steps import LookOrder, SiteAnswer, SumStep
-from shared.wire.rounds import Answered, RoundOrder, number_of, place_of, step_of
-from site_agent.ledger.files import private_folder, write_whole
+from shared.wire.rounds import RoundOrder, number_of, place_of, step_of
+from site_agent.ledger.files import private_folder, sealed_answer, write_whole
 from site_agent.training.secure_sum.member import ORDER, OwnRecords, SumMember, member_of
 
 if TYPE_CHECKING:
@@ -154,7 +154,11 @@ class SumWork:
                 next_step="Nothing was given. Tell the study lead.",
             )
         if known is not None and known.answer:
-            self._send(said, self._sealed(member, step, known.answer), "")
+            self._send(
+                said,
+                sealed_answer(self.ledger.folder(member.hold) / _file(step), known.answer, f"step {step.value}"),
+                "",
+            )
             self.progress("sent again", step)
             return step == SumStep.OPEN
         gone = step > SumStep.OFFER and self._sum is None
@@ -268,34 +272,13 @@ class SumWork:
             self._sum = None
 
     def _send(self, said: RoundOrder, content: bytes, code: str) -> None:
-        signer = self.ledger.signer
-        answer = Answered(
-            study=said.study,
-            plan_hash=said.plan_hash,
-            site=self.at.name,
-            round=said.round,
-            asked=said.digest,
-            content_sha256=sha256_hex(content),
-            content_bytes=len(content),
-            code=code,
-        )
+        signer, answer = self.ledger.signer, said.answered(self.at.name, content, code)
         try:
             self.door.answer_round(answer.sign(signer), content, signer.public)
         except StateRefusal:
             # The others went on without it: a drop-out of this sum. The charge stands.
             self._sum = None
             self.progress("too late", SumStep(step_of(said.round)))
-
-    def _sealed(self, member: SumMember, step: SumStep, digest: str) -> bytes:
-        path = self.ledger.folder(member.hold) / _file(step)
-        content = path.read_bytes() if path.exists() else b""
-        if sha256_hex(content) != digest:
-            raise IntegrityRefusal(
-                f"the answer to step {step} must be the bytes that were sealed",
-                given="other bytes" if content else "no file",
-                next_step="Restore the sealed folder; a step is never taken again.",
-            )
-        return content
 
 
 def _step(said: RoundOrder, member: SumMember) -> SumStep:
