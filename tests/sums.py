@@ -22,7 +22,7 @@ from shared.mechanisms.secure_sum.sent_look import SentLook
 from shared.plans.plan import StudyPlan
 from shared.simulated import cvd_cohorts
 
-__all__ = ["Parts", "cohorts", "cohorts_plan"]
+__all__ = ["Parts", "cohorts", "cohorts_plan", "hearts"]
 
 PLAN = """
 study = "cvd"
@@ -62,6 +62,49 @@ columns.sbp = {kind = "continuous", lower = 60, upper = 280, unit = "mmHg"}
 columns.time = {kind = "time", upper = 60, event = "cvd", unit = "years"}
 columns.cvd = {kind = "event"}
 """
+
+HEARTS = """
+study = "hearts"
+version = 1
+title = "Hearts"
+purpose = "To test."
+coordinator = "hub"
+expires = 2999-01-01
+posture = "private"
+budget = {epsilon = BUDGET, delta = 1e-6}
+waves = [{number = 1, opens = 2026-01-01, closes = 2999-01-01}]
+
+[release]
+mechanism = "secure_sum"
+epsilon = EPSILON
+outcome = "survival"
+responses = ["time", "cvd"]
+covariates = ["age", "sbp"]
+coefficient = "sbp"
+units = 10.0
+FURTHER
+[release.members]
+MEMBERS
+
+[dictionary]
+name = "hearts"
+version = 1
+columns.person = {kind = "person"}
+columns.age = {kind = "continuous", lower = 20, upper = 100}
+columns.sbp = {kind = "continuous", lower = 60, upper = 280}
+columns.time = {kind = "time", upper = 30, event = "cvd"}
+columns.cvd = {kind = "event"}
+"""
+
+
+def hearts(members: Mapping[str, str], *, epsilon: float, budget: float, further: str = "") -> str:
+    """A plan of a secure sum over these sites, each with its key; `further` has more lines of its release."""
+    listed = "\n".join(f'{name} = "{key}"' for name, key in members.items())
+    values = {"MEMBERS": listed, "EPSILON": f"{epsilon}", "BUDGET": f"{budget}", "FURTHER": further}
+    text = HEARTS
+    for name, value in values.items():
+        text = text.replace(name, value)
+    return text
 
 
 def cohorts(seed: int, share: float = 0.34, sites: int = 6) -> dict[str, pd.DataFrame]:

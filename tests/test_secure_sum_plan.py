@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from stage.pipeline import release, site, source  # noqa: F401
+from sums import hearts
 
 from coordinator.planning.price import cost, prices
 from coordinator.planning.review import review
@@ -25,47 +26,12 @@ from site_agent.decide.plan_facts import _of_figures
 
 STUDIES = Path(__file__).parents[1] / "deploy" / "studies"
 SITES = {f"site-{k}": f"{k:064x}" for k in range(6)}
-PLAN = """
-study = "hearts"
-version = 1
-title = "Hearts"
-purpose = "To test."
-coordinator = "hub"
-expires = 2030-01-01
-posture = "private"
-budget = {epsilon = 1.2, delta = 1e-6}
-waves = [{number = 1, opens = 2026-01-01, closes = 2029-01-01}]
-
-[release]
-mechanism = "secure_sum"
-epsilon = 1.0
-outcome = "survival"
-responses = ["time", "cvd"]
-covariates = ["age", "sbp"]
-coefficient = "sbp"
-units = 10.0
-
-[release.members]
-SITES
-
-[dictionary]
-name = "hearts"
-version = 1
-columns.person = {kind = "person"}
-columns.age = {kind = "continuous", lower = 20, upper = 100}
-columns.sbp = {kind = "continuous", lower = 60, upper = 280}
-columns.time = {kind = "time", upper = 20, event = "cvd"}
-columns.cvd = {kind = "event"}
-"""
-
-
-TOML = PLAN.replace("SITES", "\n".join(f'{name} = "{key}"' for name, key in SITES.items()))
+TOML = hearts(SITES, epsilon=1.0, budget=1.2)
 TABLE = pd.DataFrame({"person": ["a"], "age": [50.0], "sbp": [120.0], "time": [1.0], "cvd": [0]})
 
 
 def planned(sites=SITES):
-    listed = "\n".join(f'{name} = "{key}"' for name, key in sites.items())
-    return StudyPlan.from_toml(PLAN.replace("SITES", listed))
+    return StudyPlan.from_toml(hearts(sites, epsilon=1.0, budget=1.2))
 
 
 def test_a_plan_is_the_same_read_back_and_the_order_in_which_sites_are_written_is_no_matter():

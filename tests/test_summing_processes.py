@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 from delivered import cohort
-from stage.summed import NAMES, PLAN
+from stage.summed import NAMES, text_of
 from theatre import Theatre, plan_toml
 
 from shared.errors import LockedRefusal
@@ -48,8 +48,7 @@ def joined(stage: Theatre) -> None:
     for site in NAMES:
         join(site)
     keys = {one["site"]: one["release_key"] for one in stage.coordinator("sites").json}
-    members = "\n".join(f'{name} = "{key}"' for name, key in keys.items())
-    text = PLAN.replace("MEMBERS", members).replace("DROPS", "1").replace("[release]\n", RETENTION.lstrip(), 1)
+    text = text_of(keys).replace("[release]\n", RETENTION.lstrip(), 1)
     stage.sign(text.replace('coordinator = "hub"', 'coordinator = "tributary-hub"'))
 
     def pilot(site: str) -> None:

@@ -6,12 +6,14 @@ import datetime as dt
 import secrets
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from delivered import cohort
 from service import Hub, SiteKeys
+from sums import hearts
 
 from coordinator.services.collect.sum_queue import SumQueue, progress_of
 from coordinator.training.secure_sum.walk import run_sum
@@ -31,43 +33,12 @@ from site_agent.training.secure_sum.member import OwnRecords, member_of
 
 TODAY = dt.date(2026, 6, 1)
 NAMES = ("east", "mid", "north", "south", "west")
-PLAN = """
-study = "hearts"
-version = 1
-title = "Hearts"
-purpose = "To test."
-coordinator = "hub"
-expires = 2999-01-01
-posture = "private"
-budget = {epsilon = 60.0, delta = 1e-6}
-waves = [{number = 1, opens = 2026-01-01, closes = 2999-01-01}]
 
-[release]
-mechanism = "secure_sum"
-epsilon = 40.0
-outcome = "survival"
-responses = ["time", "cvd"]
-covariates = ["age", "sbp"]
-coefficient = "sbp"
-units = 10.0
-horizon = 25.0
-drop_outs = DROPS
-colluders = 1
-bins = 16
-time_bins = 8
 
-[release.members]
-MEMBERS
-
-[dictionary]
-name = "hearts"
-version = 1
-columns.person = {kind = "person"}
-columns.age = {kind = "continuous", lower = 20, upper = 100}
-columns.sbp = {kind = "continuous", lower = 60, upper = 280}
-columns.time = {kind = "time", upper = 30, event = "cvd"}
-columns.cvd = {kind = "event"}
-"""
+def text_of(keys: Mapping[str, str], drop_outs: int = 1) -> str:
+    """The plan of hospitals with these keys: little noise, few figures."""
+    further = f"horizon = 25.0\ndrop_outs = {drop_outs}\ncolluders = 1\nbins = 16\ntime_bins = 8\n"
+    return hearts(keys, epsilon=40.0, budget=60.0, further=further)
 
 
 class Dies(Exception):
@@ -87,8 +58,7 @@ BINARY = {
 
 
 def planned(keys, *, drop_outs: int = 1, **other: str) -> StudyPlan:
-    members = "\n".join(f'{name} = "{key.public.hex}"' for name, key in keys.items())
-    text = PLAN.replace("MEMBERS", members).replace("DROPS", f"{drop_outs}")
+    text = text_of({name: key.public.hex for name, key in keys.items()}, drop_outs)
     for before, after in other.items():
         text = text.replace(before, after)
     return StudyPlan.from_toml(text)
