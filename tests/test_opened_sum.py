@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 
 import pytest
+from sums import hearts
 from test_secure_sum import Ring
-from test_secure_sum_plan import PLAN
 
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.keys import SigningKey
@@ -23,8 +23,8 @@ KEYS = tuple(SigningKey.generate() for _ in range(SITES))
 
 
 def planned(**changed):
-    listed = "\n".join(f'site-{k} = "{key.public.hex}"' for k, key in enumerate(KEYS))
-    plan = StudyPlan.from_toml(PLAN.replace("SITES", listed))
+    members = {f"site-{k}": key.public.hex for k, key in enumerate(KEYS)}
+    plan = StudyPlan.from_toml(hearts(members, epsilon=1.0, budget=1.2))
     given = plan.to_canonical()
     return StudyPlan.from_canonical(given | {"release": given["release"] | changed}) if changed else plan
 
