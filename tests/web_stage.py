@@ -36,10 +36,10 @@ def slow(given):
 class WebStage:
     """A coordinator's home, the plans and releases in it, and clients of its two ports."""
 
-    def __init__(self, home: Path):
+    def __init__(self, home: Path, url: str = ""):
         self.home, self.lead = home, SigningKey.generate()
         self.authority = Authority.create(home, coordinator="tributary-hub", names=("127.0.0.1", "localhost"))
-        self.store = Store.open(home)
+        self.store = Store.open(home, url)
         self.analysts = Analysts(self.store)
         self.keys: dict[str, SigningKey] = {}
 

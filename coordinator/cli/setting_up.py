@@ -173,6 +173,9 @@ def serve(
     analysts: Annotated[
         str, typer.Option("--analysts", help="host:port to bind for analysts, instead of the setting; none: none.")
     ] = "",
+    over_https: Annotated[
+        str, typer.Option("--web", help="host:port to bind for HTTPS, instead of the setting; none: none.")
+    ] = "",
     health: Annotated[str, typer.Option("--health", help="host:port for health and metrics, instead of it.")] = "",
 ) -> None:
     """Answer sites and analysts, in the foreground, until it is told to stop (SIGTERM, or Ctrl-C)."""
@@ -184,7 +187,15 @@ def serve(
     listen = address or config.listen
     host = listen.rpartition(":")[0]
     asked = "" if analysts == "none" else analysts or config.analysts_listen
-    web = None if analysts == "none" else config.web_settings
+    web = None if "none" in (analysts, over_https) else config.web_settings
+    if over_https not in ("", "none"):
+        if web is None:
+            raise ParameterError(
+                "--web must be of a coordinator that answers over HTTPS",
+                given=repr(over_https),
+                next_step="Add [web] to coordinator.toml.",
+            )
+        web |= {"listen": over_https}
 
     def ready(port: int) -> None:
         console().print(f"{config.name} answers on {host}:{port}; sites dial {config.address}; stop with Ctrl-C")
