@@ -20,6 +20,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from shared.mechanisms.kinds import KINDS, kind
 from shared.plans import plan as plans
 from shared.plans.dictionary import Column, Dictionary
+from shared.plans.repeated_rows import RepeatedRows
 from shared.releases.receipt import Receipt
 from shared.releases.statement import Statement
 from site_agent.config import Limits, SiteBudget, SiteFloors
@@ -33,7 +34,11 @@ WORD: Schema = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}
 DAY: Schema = {"type": "string", "format": "date"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
-ABSENT = {plans.StudyPlan: {"federated", "flow", "expected", "retention"}, Receipt: {"trained", "hospitals", "mapping"}}
+ABSENT = {
+    plans.StudyPlan: {"federated", "flow", "expected", "retention"},
+    Receipt: {"trained", "hospitals", "mapping"},
+    RepeatedRows: {"visits"},
+}
 """Fields that are left out where they say nothing, so that what was signed before they came keeps its bytes."""
 
 
@@ -48,7 +53,8 @@ def schema_of(annotation: Any) -> Schema:
         return DAY
     if annotation is Dictionary:
         columns = {"type": "array", "items": object_of(Column)}
-        return closed({"name": {"type": "string"}, "version": COUNT, "columns": columns})
+        properties = {"name": {"type": "string"}, "version": COUNT, "columns": columns}
+        return closed({**properties, "repeated": object_of(RepeatedRows)}, optional={"repeated"})
     if annotation is plans.MechanismPlan:
         return {"oneOf": [mechanism_of(name) for name in KINDS]}
     if dataclasses.is_dataclass(annotation):

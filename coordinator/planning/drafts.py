@@ -21,6 +21,7 @@ from shared.mechanisms.kinds import KINDS as MECHANISMS
 from shared.mechanisms.kinds import kind as mechanism_kind
 from shared.plans.dictionary import KINDS, LEVELLED, NUMERIC, Column, nearest_kind
 from shared.plans.plan import NEEDED, Budget, Expected, Floors, PrivateTraining, StudyPlan, Training, Wave, read_section
+from shared.plans.repeated_rows import released_columns
 from shared.terminal import ChecklistLine
 
 __all__ = ["faults"]
@@ -143,7 +144,8 @@ def _columns(given: dict[str, Any]) -> list[ChecklistLine]:
     if "dictionary" in given and not isinstance(dictionary, dict):
         lines.append(_line("dictionary", "[dictionary] must be a table", f"Write {NEEDED['dictionary']}."))
     dictionary = dict(dictionary) if isinstance(dictionary, dict) else {}
-    for key in [key for key in dictionary if key not in ("name", "version", "columns")]:
+    lines += _repeated(dictionary)
+    for key in [key for key in dictionary if key not in ("name", "version", "columns", "repeated")]:
         where = "Columns stand as [dictionary.columns.NAME]." if isinstance(dictionary[key], dict) else "Leave it out."
         lines.append(_line("dictionary", f"{key!r} is no part of a dictionary", where))
         del dictionary[key]
@@ -160,6 +162,25 @@ def _columns(given: dict[str, Any]) -> list[ChecklistLine]:
         mended.append(body)
     given["dictionary"] = {"name": "draft", "version": 1, **dictionary, "columns": mended}
     return lines
+
+
+def _repeated(dictionary: dict[str, Any]) -> list[ChecklistLine]:
+    """Make the columns those that are released, where some are repeated; a fault leaves each of them once."""
+    columns = dictionary.get("columns")
+    columns = columns if isinstance(columns, dict) and all(isinstance(one, dict) for one in columns.values()) else {}
+    if "repeated" not in dictionary and not any("repeated" in one for one in columns.values()):
+        return []
+    try:
+        found = released_columns({**dictionary, "columns": [{"name": name, **one} for name, one in columns.items()]})
+    except Refusal as refusal:
+        dictionary.pop("repeated", None)
+        dictionary["columns"] = {
+            name: {key: value for key, value in one.items() if key != "repeated"} for name, one in columns.items()
+        }
+        return [_told("dictionary", refusal)]
+    columns = {one["name"]: {key: value for key, value in one.items() if key != "name"} for one in found["columns"]}
+    dictionary |= {"columns": columns} | ({"repeated": found["repeated"]} if "repeated" in found else {})
+    return []
 
 
 def _column(name: str, given: Any) -> tuple[list[ChecklistLine], dict[str, Any]]:

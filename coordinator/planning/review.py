@@ -124,6 +124,18 @@ def _dictionary(plan: StudyPlan) -> list[ChecklistLine]:
     released = plan.dictionary.released
     person = plan.dictionary.person or "none: ε is for one row"
     lines = [ChecklistLine(name="dictionary", detail=f"{len(released)} released columns; person column: {person}")]
+    if (repeated := plan.dictionary.repeated) is not None:
+        lines.append(ChecklistLine(name="repeated rows", detail=f"{repeated.words}; ε is for all of them together"))
+        lines += [
+            ChecklistLine(
+                name="repeated rows",
+                state="warn",
+                detail=f"a person without all rows is {'refused' if column.missing == 'refuse' else 'left out'}",
+                fix=f"Set missing = 'level' for {name}, so that a row may be missing.",
+            )
+            for name in repeated.columns
+            if (column := plan.dictionary.column(repeated.names(name)[-1])).missing != "level"
+        ]
     unlabelled = [column.name for column in released if not column.label]
     if unlabelled:
         fix = "Give each column a label in a few words."

@@ -18,7 +18,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +26,7 @@ import numpy as np
 
 from shared.base.canonical import canonical_json, closed, sha256_hex
 from shared.errors import DataRefusal, DictionaryRefusal, DuplicatePerson, MissingRefusal
+from shared.plans.repeated_rows import RepeatedRows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -315,7 +316,10 @@ _PLAIN_WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Dictionary:
-    """The columns of a study, in order.
+    """The columns of a study, in order, as they are released.
+
+    Where a person may have several rows in the source, `repeated` says which columns these are; a row of the release,
+    and of all that is worked out of it, is a person with all of them.
 
     >>> d = Dictionary(name="mini", version=1, columns=(
     ...     Column(name="person", kind="person"), Column(name="sex", kind="binary")))
@@ -326,6 +330,7 @@ class Dictionary:
     name: str
     version: int
     columns: tuple[Column, ...]
+    repeated: RepeatedRows | None = None
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
@@ -338,6 +343,53 @@ class Dictionary:
         for column in self.columns:
             if column.kind == "time" and column.event and column.event not in names:
                 raise DictionaryRefusal(f"column {column.name!r}: its event must be a column", given=repr(column.event))
+        if self.repeated is not None:
+            self._require_repeated(self.repeated)
+
+    def _require_repeated(self, repeated: RepeatedRows) -> None:
+        if self.person is None:
+            raise DictionaryRefusal("repeated: there must be a person column, whose rows they are", given="none")
+        known = {column.name: column for column in self.columns}
+        for name in repeated.columns:
+            there = [known[one] for one in repeated.names(name) if one in known]
+            if not there:  # of the columns of one question alone
+                continue
+            source = replace(there[0], name=name, label="")
+            same = all(replace(one, name=name, label="") == source for one in there)
+            number = source.kind in ("continuous", "integer")
+            fits = number or (source.levels and source.kind != "event" and name != repeated.order)
+            if len(there) < repeated.rows or not same or not fits:
+                raise DictionaryRefusal(
+                    f"repeated: column {name!r} must be a number or have levels, the same in all {repeated.rows} rows",
+                    given=f"{len(there)} columns of kind {source.kind}",
+                )
+        if taken := [name for name in (*repeated.columns, repeated.order) if name in known]:
+            raise DictionaryRefusal("repeated: a column must be repeated or not", given=", ".join(taken))
+
+    @cached_property
+    def source(self) -> Dictionary:
+        """The columns of a site's table, where a person may have several rows; itself where none may.
+
+        >>> repeated = RepeatedRows(rows=2, columns=("sbp",), order="visit", visits=(0, 6))
+        >>> sbp = [Column(name=f"sbp_{k}", kind="continuous", lower=70, upper=260, missing="level") for k in (1, 2)]
+        >>> columns = (Column(name="person", kind="person"), *sbp)
+        >>> [one.name for one in Dictionary(name="d", version=1, columns=columns, repeated=repeated).source.columns]
+        ['person', 'visit', 'sbp']
+        """
+        repeated = self.repeated
+        if repeated is None:
+            return self
+        ends = {name: one for one in repeated.columns for name in repeated.names(one)}
+        out = []
+        for column in self.columns:
+            one = ends.get(column.name)
+            if one is None:
+                out.append(column)
+            elif column.name == repeated.names(one)[0]:
+                out.append(replace(column, name=one, label=column.label.rpartition(", ")[0]))
+        if repeated.visits:
+            out.insert(1, Column(name=repeated.order, kind="ordered", levels=repeated.visits))
+        return Dictionary(name=self.name, version=self.version, columns=tuple(out))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -394,8 +446,12 @@ class Dictionary:
         levels = [0, 1]
         """
         lines = ["[dictionary]", f"name = {json.dumps(self.name)}", f"version = {self.version}"]
-        for column in self.columns:
+        repeated = self.repeated
+        if repeated is not None:
+            lines += ["", "[dictionary.repeated]", f"rows = {repeated.rows}", f"order = {json.dumps(repeated.order)}"]
+        for column in self.source.columns:
             lines += ["", f"[dictionary.columns.{column.name}]"]
+            lines += ["repeated = true"] if repeated is not None and column.name in repeated.columns else []
             # JSON's texts, numbers and lists are TOML's.
             plain = column.to_canonical().items()
             lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in plain if key != "name"]
@@ -403,22 +459,29 @@ class Dictionary:
 
     def to_canonical(self) -> dict[str, Any]:
         """Plain values for canonical JSON."""
-        return {"name": self.name, "version": self.version, "columns": [c.to_canonical() for c in self.columns]}
+        out = {"name": self.name, "version": self.version, "columns": [c.to_canonical() for c in self.columns]}
+        return out if self.repeated is None else {**out, "repeated": self.repeated.to_canonical()}
 
     @classmethod
     def from_canonical(cls, given: Mapping[str, Any]) -> Dictionary:
         """Read plain values; an unknown key is refused."""
-        closed(given, {"name", "version", "columns"}, where="the dictionary", refusal=DictionaryRefusal)
+        closed(given, {"name", "version", "columns", "repeated"}, where="the dictionary", refusal=DictionaryRefusal)
         if not isinstance(given.get("columns"), list) or not all(isinstance(c, Mapping) for c in given["columns"]):
             raise DictionaryRefusal("a dictionary must have a list of columns", given="none")
         version = given.get("version", 1)
         if type(version) is not int:
             raise DictionaryRefusal("a dictionary's version must be a whole number", given=type(version).__name__)
-        return cls(
+        out = cls(
             name=str(given.get("name", "")),
             version=version,
             columns=tuple(Column.from_canonical(column) for column in given["columns"]),
+            repeated=RepeatedRows.from_canonical(given["repeated"]) if "repeated" in given else None,
         )
+        repeated = out.repeated
+        lacking = [name for name in repeated.columns if repeated.names(name)[0] not in out.names] if repeated else []
+        if lacking:
+            raise DictionaryRefusal("repeated must name columns that are released", given=", ".join(lacking))
+        return out
 
     def check(self, table: pd.DataFrame) -> pd.DataFrame:
         """Hold a source table against the dictionary.
@@ -452,7 +515,8 @@ class Dictionary:
                     raise DuplicatePerson(
                         f"column {column.name!r}: a person must stand in the table once",
                         given=f"{repeated} repeated rows",
-                        next_step="Keep one row per person, as the plan's eligibility rule says.",
+                        next_step="Keep one row per person, as the plan's eligibility rule says; a plan for several "
+                        "has [dictionary.repeated].",
                     )
                 out[column.name] = persons
                 continue

@@ -22,6 +22,7 @@ from shared.mechanisms.base import MechanismPlan, must
 from shared.mechanisms.kinds import kind
 from shared.plans.dictionary import NUMERIC, Dictionary
 from shared.plans.federated import PREFIX, Federated, Shape, read_reference
+from shared.plans.repeated_rows import released_columns
 from shared.plans.retention import Retention
 from shared.plans.training import PrivateTraining, Reference, Training
 
@@ -452,7 +453,7 @@ class StudyPlan:
             for name, column in dictionary["columns"].items():
                 must(isinstance(column, dict), "every column of a dictionary must be a table", f"{name!r}"[:40])
             columns = [{"name": name, **column} for name, column in dictionary["columns"].items()]
-            given["dictionary"] = {**dictionary, "columns": columns}
+            given["dictionary"] = released_columns({**dictionary, "columns": columns})
         if isinstance(given.get("release"), dict):
             # What a lead leaves out is today's default; what a signed plan leaves out, the default of its day.
             written = given["release"]

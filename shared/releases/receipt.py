@@ -75,7 +75,20 @@ def coverage(plan: StudyPlan, *, reused: bool = False) -> tuple[tuple[str, ...],
             "losses of a person's rows add up.",
         )
     release = plan.release.reused(plan) if reused else plan.release
-    return release.covered(plan), release.not_covered(plan) + always + told_apart(plan) + left_out(plan)
+    return release.covered(plan) + _all_rows(plan), release.not_covered(plan) + always + told_apart(plan) + left_out(
+        plan
+    )
+
+
+def _all_rows(plan: StudyPlan) -> tuple[str, ...]:
+    """That what is stated is of a person with several rows, where a plan has them."""
+    repeated = plan.dictionary.repeated
+    if repeated is None:
+        return ()
+    return (
+        f"A person's record is all of their rows that are kept, {repeated.words}: whatever is stated of a record is of "
+        "exchanging all of them together, and no row is priced by itself.",
+    )
 
 
 def told_apart(plan: StudyPlan) -> tuple[str, ...]:
@@ -343,6 +356,12 @@ def given(plan: StudyPlan, *, reused: bool = False) -> str:
 
 def in_words(plan: StudyPlan, event: privacy.Event, *, reused: bool = False) -> str:
     """The price in words, with what it does not cover said first: it is the sentence that people quote."""
+    words = _in_words(plan, event, reused)
+    repeated = plan.dictionary.repeated
+    return words if repeated is None else f"{words} This is of a patient with {repeated.words}, all together."
+
+
+def _in_words(plan: StudyPlan, event: privacy.Event, reused: bool) -> str:
     who = "patient" if unit(plan) == "patient" else "record"
     if carried := getattr(plan.release, "carry", ""):
         # "At most 1 % could be recognised" would be quoted without its condition, and is not true of these rows.

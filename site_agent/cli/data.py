@@ -146,7 +146,7 @@ def data_map(
     from site_agent.records.mapping import editing
 
     source = desk.config.source(study)
-    dictionary = desk.plans.plan(study).dictionary
+    dictionary = desk.plans.plan(study).dictionary.source
     if suggest or out:
         return _suggested(study, source, dictionary, out, dry_run=dry_run)
     source = source if file is None else _of_file(file, source)
@@ -355,7 +355,7 @@ def _mapping(desk: Desk, study: str, source: Any, *, dry_run: bool) -> VerbAnswe
     plan = desk.plans.plan(study)
     beside = tables.matching(source, plan.dictionary, edges=plan.release.edges)
     trusted, target, free, open_columns = beside.trusted, beside.target, beside.free, beside.missing
-    known = {column.name: column for column in plan.dictionary.columns}
+    known = {column.name: column for column in plan.dictionary.source.columns}
     steps, proposed = source.steps, beside.proposed
     config = desk.config.with_source(study, source)
     if not dry_run:

@@ -272,6 +272,7 @@ def curve(
     from shared.base.randomness import secure_rng
     from shared.plans.encoding import Encoder
     from site_agent.records import table as records
+    from site_agent.records.mapping.repeated import one_row_each
     from site_agent.release.pipeline import rehearsal
     from site_agent.show.curve import DRAWS, GRID, price_curve, require_allowed
 
@@ -303,7 +304,8 @@ def curve(
     rng = secure_rng()
     with _bar(json) as progress:
         if made_up:
-            table = plan.dictionary.check(rehearsal.made_up_table(plan, rows, rng))
+            made = one_row_each(rehearsal.made_up_table(plan, rows, rng), plan.dictionary)
+            table = plan.dictionary.check(made)
         else:
             table = records.read(
                 desk.config.source(study),

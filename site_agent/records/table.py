@@ -34,6 +34,7 @@ from shared.plans.dictionary import Column, Dictionary
 from site_agent.records.identifiers import NORMALISED, compared
 from site_agent.records.mapping.preparing import dates, prepared
 from site_agent.records.mapping.recoding import recoded_table, with_point
+from site_agent.records.mapping.repeated import one_row_each
 from site_agent.records.mapping.suggesting import suggestions
 from site_agent.records.readers import reader
 from site_agent.records.source import AS_READ, DATABASES, Edges, TableSource
@@ -72,7 +73,8 @@ class Records:
 
     Args:
         table: (n, columns), canonical values as `Dictionary.check` returns them.
-        rows: rows of the source file; `rows - n` were left out as incomplete.
+        rows: rows of the source file, or its persons where one may have several; `rows - n` were left out as
+            incomplete.
         snapshot: keyed hash of the bytes of the source file, and of the edge list where there is one; says at this
             site, and only here, which files were read. Of a database, of the rows that were read.
         contacts: of a study of a network, who is connected with whom.
@@ -113,7 +115,7 @@ def read(
     require_edges(source, rules)
     unseen: dict[str, int] = {}
     hospitals: dict[str, int] = {}
-    table = _mapped(source, dictionary, as_written=as_written, unseen=unseen, hospitals=hospitals)
+    table = _mapped(source, dictionary.source, as_written=as_written, unseen=unseen, hospitals=hospitals)
     digest = hmac.new(key, digestmod=hashlib.sha256)
     size = _digested(digest, source, table)
     if source.values:  # the same file, read otherwise, is another table
@@ -121,7 +123,7 @@ def read(
         digest.update(b"\0values\0" + canonical_json(recoding))
     if source.steps:
         digest.update(b"\0steps\0" + canonical_json(source.steps.to_canonical()))
-    table = _identified(table, dictionary, as_written)
+    table = one_row_each(_identified(table, dictionary, as_written), dictionary)
     checked = _checked(table, dictionary)
     contacts = None
     if rules is not None and source.edges is not None:
@@ -150,25 +152,33 @@ def problems(
         of them, though a release would take it.
     """
     require_edges(source, rules)
-    columns, table = _column_faults(source, dictionary), None
+    rows = dictionary.source
+    columns, table = _column_faults(source, rows), None
     found = list(columns)
     try:
-        table = _identified(_mapped(source, dictionary, as_written=as_written, found=found), dictionary, as_written)
+        table = _identified(_mapped(source, rows, as_written=as_written, found=found), dictionary, as_written)
     except DataRefusal as refusal:
         return columns or (refusal,)
-    for column in dictionary.columns:
+    for column in rows.columns:
         if column.name not in table.columns:
             continue
-        if column.kind == "person":
+        if column.kind == "person" and dictionary.repeated is None:
             # A dictionary must release something: the person column is checked beside one that cannot fail.
             alone = Dictionary(name=dictionary.name, version=dictionary.version, columns=(column, _ALWAYS))
             try:
                 _checked(table[[column.name]].assign(**{_ALWAYS.name: 0}), alone)
             except DataRefusal as refusal:
                 found.append(refusal)
+        if column.kind == "person":
             continue
         values = table[column.name].reset_index(drop=True)
         found += [_with_hint(refusal, values, column) for refusal in column.compare(values)[1]]
+    if dictionary.repeated is not None and not found:
+        try:
+            table = one_row_each(table, dictionary)
+            _checked(table, dictionary)
+        except DataRefusal as refusal:
+            found.append(refusal)
     if rules is not None and not found:
         from site_agent.records.contacts import require_some
 
@@ -270,7 +280,7 @@ def named(source: TableSource, dictionary: Dictionary) -> tuple[bool, tuple[str,
     Returns: (True, names), or (False, ()) when fewer than half of the planned columns are there under a name that is
         expected or like it: the line may be the first patient, one of whose values happens to be a column's name.
     """
-    names = header(source)
+    names, dictionary = header(source), dictionary.source
     expected = {column.name for column in dictionary.columns} | set(source.columns) | set(source.steps.reads)
     known = set(names) & expected
     known |= set(suggestions([name for name in names if name not in known], dictionary))

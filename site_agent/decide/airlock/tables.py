@@ -94,6 +94,7 @@ def matching(source: TableSource, dictionary: Dictionary, *, edges: Any = None) 
     from site_agent.records import table as records
 
     records.require_edges(source, edges)
+    dictionary = dictionary.source
     trusted, names = records.named(source, dictionary)
     known = {column.name for column in dictionary.columns}
     target = {name: source.columns.get(name, name if name in known else "") for name in names}

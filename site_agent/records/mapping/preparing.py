@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shared.plans.dictionary import Dictionary
     from site_agent.records.mapping.declared import Combination, DateForm, FollowUp, Steps
 
-__all__ = ["dates", "prepared"]
+__all__ = ["dates", "one_value", "prepared"]
 
 
 def prepared(
@@ -121,7 +121,12 @@ def _combined(
             level = dictionary.column(name).levels[-1] if _levelled(dictionary, name) else 1
             out[name] = _taken(table[name], group, taken, name, level)
         else:
-            out[name] = _same(table[name], group, name)
+            out[name] = one_value(
+                table[name],
+                group,
+                name,
+                f"Add {name} = 'first' (or last, max, min, mean, any) under [persons.take] of the mapping.",
+            )
     return pd.DataFrame(out).reset_index(drop=True)[list(table.columns)]
 
 
@@ -155,14 +160,20 @@ def _ordered(values: pd.Series, name: str) -> pd.Series:
     return number
 
 
-def _same(values: pd.Series, group: pd.Series, name: str) -> pd.Series:
+def one_value(values: pd.Series, group: pd.Series, name: str, step: str) -> pd.Series:
+    """What is known of each person, which must be the same in all rows; `step` says what to do where it is not.
+
+    Args:
+        values: (rows,). group: (rows,) the persons, numbered from 0.
+    Raises: DictionaryRefusal.
+    """
     known = _known(values)
     different = _spelled(known).groupby(group[known.index]).nunique() > 1
     if count := int(different.sum()):
         raise DictionaryRefusal(
             f"column {name!r} must say the same in all rows of a person, or the mapping which counts",
             given=f"{count} persons of whom it does not",
-            next_step=f"Add {name} = 'first' (or last, max, min, mean, any) under [persons.take] of the mapping.",
+            next_step=step,
         )
     return known.groupby(group[known.index]).first().reindex(range(int(group.max()) + 1))
 

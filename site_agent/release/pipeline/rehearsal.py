@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shared.base.randomness import Noise
+    from shared.plans.dictionary import Dictionary
+    from shared.plans.repeated_rows import RepeatedRows
 from site_agent.release.pipeline.making import make_release
 from site_agent.release.pipeline.opened import SealedRelease
 from site_agent.release.pipeline.stages import Progress
@@ -148,11 +150,15 @@ def rehearse(
 def made_up_table(plan: StudyPlan, n: int, rng: Noise) -> pd.DataFrame:
     """A source table made from the dictionary alone: uniform within bounds and levels, a tenth missing where allowed.
 
+    Where a person may have several rows, each has as many as may be kept.
     It says nothing about any hospital, and therefore nothing about how well the study will work there.
     """
     import numpy as np
     import pandas as pd
 
+    if (repeated := plan.dictionary.repeated) is not None:
+        wide = replace(plan, dictionary=replace(plan.dictionary, repeated=None))
+        return _rows_of(made_up_table(wide, n, rng), plan.dictionary, repeated)
     draws = rng.generator
     out: dict[str, Any] = {}
     for column in plan.dictionary.columns:
@@ -180,6 +186,22 @@ def made_up_table(plan: StudyPlan, n: int, rng: Noise) -> pd.DataFrame:
             values[hit] = int(spare) if column.kind == "integer" and spare is not None else spare
         out[column.name] = values
     return pd.DataFrame(out)
+
+
+def _rows_of(table: pd.DataFrame, dictionary: Dictionary, repeated: RepeatedRows) -> pd.DataFrame:
+    """Several rows of a person of one: the source of a table as it is released."""
+    import pandas as pd
+
+    released = {name for column in repeated.columns for name in repeated.names(column)}
+    same = [column.name for column in dictionary.columns if column.name not in released]
+    parts = []
+    for row in range(repeated.rows):
+        part = table[same].assign(**{name: table[repeated.names(name)[row]] for name in repeated.columns})
+        parts.append(part.assign(**{repeated.order: repeated.visits[row]}) if repeated.visits else part)
+    rows = pd.concat(parts, ignore_index=True)
+    if not repeated.visits:
+        rows = rows[rows[repeated.order].notna()].drop_duplicates([str(dictionary.person), repeated.order])
+    return rows[[column.name for column in dictionary.source.columns]]
 
 
 def made_up_edges(persons: Sequence[str], rng: Noise) -> pd.DataFrame:

@@ -51,7 +51,7 @@ class Tables(Frame):
             shown: TableSource = source
             questions: dict[str, str] = {}
             if request.query_params.get("proposals") == "yes":
-                shown, questions = _proposed(source, plan.dictionary)
+                shown, questions = _proposed(source, plan.dictionary.source)
             beside = tables.matching(shown, plan.dictionary, edges=plan.release.edges)
             check = request.query_params.get("check") == "yes"
             values |= {
@@ -60,7 +60,7 @@ class Tables(Frame):
                 "proposed": shown is not source,
                 "questions": questions,
                 "names": records.named(source, plan.dictionary)[1],
-                "rows": [_row(column, shown, beside.target) for column in plan.dictionary.columns],
+                "rows": [_row(column, shown, beside.target) for column in plan.dictionary.source.columns],
                 "found": tables.found(desk, study) if check else None,
             }
         return self.draw("table.html", desk, session, lang, here="/data", address=address, **values)
@@ -95,7 +95,7 @@ class Tables(Frame):
         from site_agent.records.mapping import editing
 
         study = request.path_params["study"]
-        dictionary, source = desk.plans.plan(study).dictionary, desk.config.source(study)
+        dictionary, source = desk.plans.plan(study).dictionary.source, desk.config.source(study)
         names, columns = records.named(source, dictionary)[1], {}
         for column in dictionary.columns:
             name = form.get(f"from {column.name}", "")
