@@ -116,6 +116,15 @@ def test_an_endpoint_in_the_clear_is_for_this_machine_alone():
         ObjectPlace.of("s3://hub/x?endpoint=http://objects.example.org")
 
 
+@contextmanager
+def away(server):
+    """It answers nobody, and is not waited for as long as it would be otherwise."""
+    with pytest.MonkeyPatch.context() as patch, server.away():
+        patch.setattr(objects_module, "ANSWER", 1)
+        patch.setattr(objects_module, "PACE", 1 << 30)
+        yield
+
+
 # -- deliveries -----------------------------------------------------------------------------------------------------
 @pytest.mark.fault("F2")
 def test_a_server_killed_around_the_moment_of_storing_ends_with_one_acceptance(tmp_path, plan, place, tally):
@@ -170,10 +179,9 @@ def test_what_is_stored_is_acknowledged_though_the_object_store_hangs_from_then_
     tmp_path, plan, place, object_server, monkeypatch
 ):
     """In the transaction that logs a release nobody asks the object store: every other writer would wait as well."""
-    monkeypatch.setattr(objects_module, "ANSWER", 1)
     hub = Hub(tmp_path / "hub", plan, "north", bundles=place)
     sealed, hanging = hub.seal("north"), contextlib.ExitStack()
-    hang = lambda point: hanging.enter_context(object_server.away()) if point == "ingest.before_commit" else None  # noqa: E731
+    hang = lambda point: hanging.enter_context(away(object_server)) if point == "ingest.before_commit" else None  # noqa: E731
     with hub.serve(), hub.egress("north", attempts=1) as egress, hanging:
         monkeypatch.setattr(ingest, "reach", hang)
         acceptance = egress.send(sealed.envelope, sealed.path)
@@ -251,13 +259,12 @@ def test_a_start_deletes_no_bundle_that_another_database_may_have_accepted(tmp_p
 
 
 def test_while_the_object_store_is_away_a_delivery_waits_sealed_and_is_taken_afterwards(
-    tmp_path, plan, place, object_server, monkeypatch
+    tmp_path, plan, place, object_server
 ):
-    monkeypatch.setattr(objects_module, "ANSWER", 1)
     hub = Hub(tmp_path / "hub", plan, "north", bundles=place)
     sealed = hub.seal("north")
     with hub.serve(), hub.egress("north", attempts=1, timeout=60.0) as egress:
-        with object_server.away(), pytest.raises(Refusal) as caught:
+        with away(object_server), pytest.raises(Refusal) as caught:
             egress.send(sealed.envelope, sealed.path)
         assert caught.value.code == "E_STORAGE"
         assert not hub.store.releases()
@@ -265,6 +272,45 @@ def test_while_the_object_store_is_away_a_delivery_waits_sealed_and_is_taken_aft
         acceptance = egress.send(sealed.envelope, sealed.path)
     assert hub.store.releases()[0].acceptance == acceptance
     hub.store.close()
+
+
+def every_call(kept, path: Path) -> dict:
+    """Each call that asks the store."""
+    return {
+        "put": lambda: kept.put(DIGESTS[0], path),
+        "read": lambda: kept.read(DIGESTS[0]).__enter__(),
+        "holds": lambda: kept.holds(DIGESTS[0]),
+        "state": lambda: kept.state(DIGESTS[0]),
+        "delete": lambda: kept.delete(DIGESTS[0]),
+        "take_back": lambda: kept.take_back(DIGESTS[0], path),
+        "names": lambda: kept.names(),
+        "claim": lambda: kept.claim("me"),
+        "try_out": lambda: kept.try_out(),
+    }
+
+
+@pytest.mark.timeout(120)
+def test_a_store_that_hangs_holds_no_call_for_ever_however_much_it_sends(tmp_path, place, object_server):
+    """Of a large bundle the system takes what its buffers hold, and then waits until the other side reads."""
+    kept, large = bundle_store(place, tmp_path), tmp_path / "large"
+    kept.put(DIGESTS[0], written(tmp_path, DATA[0]))
+    with large.open("wb") as file:
+        file.truncate(40 << 20)
+    calls = {**every_call(kept, tmp_path / "part"), "put large": lambda: kept.put(DIGESTS[1], large)}
+    with away(object_server):
+        said = {}
+        for name, call in calls.items():
+            with pytest.raises(StorageRefusal) as caught:
+                call()
+            said[name] = caught.value.given
+    assert said == dict.fromkeys(calls, "no answer in time")
+    kept.put(DIGESTS[1], large)
+    assert set(DIGESTS) <= kept.names()
+
+
+def test_the_page_says_how_long_a_store_that_hangs_holds_a_call():
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert f"for {objects_module.ANSWER} seconds at most each call" in page
 
 
 # -- a place that is not there, not ours, or another coordinator's -----------------------------------------------------
@@ -299,17 +345,7 @@ SHUT = pytest.mark.parametrize(
 def test_a_place_that_cannot_be_entered_lacks_no_bundle(tmp_path, place, object_server, shut, word):
     kept, part = bundle_store(place, tmp_path), written(tmp_path, DATA[0])
     kept.put(DIGESTS[0], part)
-    calls = {
-        "put": lambda: kept.put(DIGESTS[0], part),
-        "read": lambda: kept.read(DIGESTS[0]).__enter__(),
-        "holds": lambda: kept.holds(DIGESTS[0]),
-        "state": lambda: kept.state(DIGESTS[0]),
-        "delete": lambda: kept.delete(DIGESTS[0]),
-        "take_back": lambda: kept.take_back(DIGESTS[0], part),
-        "names": lambda: kept.names(),
-        "claim": lambda: kept.claim("me"),
-        "try_out": lambda: kept.try_out(),
-    }
+    calls = every_call(kept, part)
     with shut(object_server, place):
         said = {}
         for name, call in calls.items():
@@ -398,12 +434,9 @@ def test_an_object_that_is_altered_or_missing_costs_its_site_and_no_other(study,
     assert "where bundles are kept" in ask(store, "cvd", 1, "adjusted").result.excluded[0].reason
 
 
-def test_while_the_object_store_is_away_a_question_is_refused_and_not_answered_without_sites(
-    study, object_server, monkeypatch
-):
+def test_while_the_object_store_is_away_a_question_is_refused_and_not_answered_without_sites(study, object_server):
     store, _ = study
-    monkeypatch.setattr(objects_module, "ANSWER", 1)
-    with object_server.away(), pytest.raises(StorageRefusal, match="object store"):
+    with away(object_server), pytest.raises(StorageRefusal, match="object store"):
         ask(store, "cvd", 1, "adjusted")
     assert ask(store, "cvd", 1, "adjusted").result.labels == ("alpha", "beta", "gamma")
 

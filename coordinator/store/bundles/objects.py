@@ -6,6 +6,7 @@ file, or the machine's role; none stands in a URL or in the coordinator's settin
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import os
@@ -13,7 +14,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,7 +30,9 @@ __all__ = ["BundleObjects", "ObjectPlace"]
 
 FRESH = 60.0  # seconds for which a listing tells whether an object that was verified is still the same
 PROBE = b"whether this can be put, read and deleted"
-CONNECT, ANSWER = 5, 20  # seconds, of each of two attempts
+CONNECT = 4  # seconds, of each of two attempts
+ANSWER = 10  # seconds of a whole request, its attempts and all but its body included
+PACE = 1_000_000  # bytes that a request may send in a second more
 OWNER = "owner"  # the object that says whose the place is
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -116,9 +119,11 @@ class BundleObjects:
             config_kwargs={"connect_timeout": CONNECT, "read_timeout": ANSWER, "retries": {"total_max_attempts": 2}},
         )
         files.retries = 1  # those of the client are enough
-        # It waits for the word to go on without any limit: a store that hangs would hold a delivery for ever.
         files.connect()
+        # It waits for the word to go on without any limit: a store that hangs would hold a delivery for ever.
         files.s3.meta.events.unregister("before-call.s3", add_expect_header)
+        # So it would with a body that it takes no more bytes of; and two attempts wait for twice as long as one.
+        files.s3._make_api_call = _bounded(files.s3._make_api_call)
         return files
 
     def _key(self, digest: str) -> str:
@@ -248,6 +253,15 @@ class BundleObjects:
             self._states.pop(digest, None)
 
 
+def _bounded(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """A client's `call`, that ends with TimeoutError after `ANSWER` seconds and what its body may take."""
+
+    async def bounded(operation: str, given: dict[str, Any]) -> Any:
+        return await asyncio.wait_for(call(operation, given), ANSWER + len(given.get("Body", b"")) / PACE)
+
+    return bounded
+
+
 def _state(said: dict[str, Any]) -> Hashable:
     return said["ETag"], said["size"]
 
@@ -260,11 +274,13 @@ def _asked() -> Iterator[None]:
     except Refusal:
         raise
     except Exception as error:
-        from botocore.exceptions import BotoCoreError, NoCredentialsError
+        from botocore.exceptions import BotoCoreError, ConnectTimeoutError, NoCredentialsError, ReadTimeoutError
 
         if not isinstance(error, OSError | BotoCoreError):
             raise
-        rule, given, mend = "must answer", type(error).__name__, "try again when it does"
+        late = isinstance(error, TimeoutError | ConnectTimeoutError | ReadTimeoutError)
+        given = "no answer in time" if late else type(error).__name__
+        rule, mend = "must answer", "try again when it does"
         if isinstance(error, PermissionError | NoCredentialsError):
             rule, given = "must let this process in", "access denied"
             mend = "mend the access keys, or what they may do in the bucket: get, put, delete, list"
