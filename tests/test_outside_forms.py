@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import copy
 import dataclasses
+import datetime as dt
 import hashlib
 import importlib.util
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,19 @@ from jsonschema import Draft202012Validator, FormatChecker
 from service import small_table
 from stage.recovery import PLAN
 
+from coordinator.config import CoordinatorConfig, WebConfig
+from coordinator.operations import governance
+from coordinator.services.analysts import Analysts
+from coordinator.store.store import Store
 from shared.base.canonical import canonical_json
 from shared.base.keys import Envelope, SigningKey
 from shared.mechanisms.kinds import KINDS
 from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.plan import StudyPlan
 from shared.wire.tree_heads import TreeHead, checkpoint_note, note_verifier
+from site_agent.config import TableSource
 from site_agent.desk import Desk
+from site_agent.show import governance as site_governance
 from tests.sources import ROOT
 
 SCHEMAS = ROOT / "docs" / "schemas"
@@ -263,6 +271,61 @@ def test_a_pack_is_of_the_settings_in_force(released, packs):
         (site.home / "site.toml").write_text(text)
     assert "elsewhere.example:99" in (packs[0].with_name("again") / "ports.md").read_text()
     assert site("ig-pack", "--out", packs[0], expect=2)["refused"]["code"] == "E_STATE"
+
+
+def test_a_sites_pack_has_the_hospitals_database_and_its_proxy(released, packs, monkeypatch):
+    _, site, _ = released
+    (site.home / "table.sql").write_text("SELECT 1")
+    config = site.desk.config
+    config.with_source("mini", TableSource(path=site.home / "table.sql", database="HOSPITAL_DB")).save()
+    monkeypatch.setenv("https_proxy", "http://agent:hidden-word@proxy.example:3128")
+    try:
+        ports = site_governance.pack(site.desk, dt.date(2026, 1, 1))["ports.md"]
+    finally:
+        config.save()
+    assert "| out | as HOSPITAL_DB says |" in ports
+    assert "through the proxy proxy.example:3128" in ports
+    assert "hidden-word" not in ports
+
+
+def test_a_coordinators_pack_has_every_port_every_other_machine_and_no_secret(tmp_path, postgres):
+    url = postgres.database("pack").replace("://hub@", "://hub:hidden-word@")
+    (tmp_path / "notify.toml").write_text(
+        'webhook = "https://hook.example/hidden-word"\nsmtp = "mail.example:587"\nsender = "hub@example.org"\n'
+    )
+    config = CoordinatorConfig(
+        home=tmp_path,
+        name="hub",
+        address="hub.example:8443",
+        listen="0.0.0.0:8443",
+        analysts="hub.example:8444",
+        health="127.0.0.1:9464",
+        bundles="s3://hub/x?endpoint=https://objects.example",
+        compute="dask://cluster.example:8786",
+        web=WebConfig(address="hub.example:443", issuer="https://people.example/realm", client_id="hub"),
+    )
+    with closing(Store.open(tmp_path, url)) as store:
+        for name, days in (("grace", 100), ("henry", 200)):
+            Analysts(store).add(name, studies=["mini"], days=days, today=dt.date(2026, 1, 1))
+        Analysts(store).revoke("henry", today=dt.date(2026, 1, 2))
+        made = governance.pack(config, store, {}, Analysts(store).accounts())
+    assert "| analyst, until 2026-04-11 | grace | mini |" in made["roles.md"]
+    assert "henry" not in made["roles.md"]
+    lines = [line.split(" | ") for line in made["ports.md"].splitlines() if line.startswith("| ")]
+    ways = {(line[0].removeprefix("| "), line[2]) for line in lines[2:]}
+    assert ways == {
+        *(("in", f"{host}:{port}") for host, port in [("0.0.0.0", 8443), ("0.0.0.0", 8444), ("0.0.0.0", 443)]),
+        ("in", "127.0.0.1:9464"),
+        *(
+            ("out", host)
+            for host in (f"{postgres.folder}", "objects.example", "cluster.example:8786", "people.example")
+        ),
+        *(("out", host) for host in ("mail.example:587", "hook.example")),
+    }
+    assert all(
+        name in made["data-flow.mmd"] for name in (f"{postgres.folder}", "objects.example", "cluster.example:8786")
+    )
+    assert not any("hidden-word" in str(text) for text in made.values())
 
 
 def test_the_bill_of_materials_is_of_what_is_installed(packs):

@@ -40,9 +40,10 @@ def ig_pack(
 ) -> VerbAnswer:
     """Write what an information governance team asks for, from settings and plans: data flow, ports, roles, DPIA, …"""
     from coordinator.operations.governance import pack
+    from coordinator.services.analysts import Analysts
     from shared.releases.governance import write_pack
 
-    files = pack(config, store, lead_keys(config))
+    files = pack(config, store, lead_keys(config), Analysts(store).accounts())
     about = f"Information governance pack of coordinator {config.name}"
     names = sorted(files) if dry_run else write_pack(out, files, about=about, day=today())
     return VerbAnswer(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import make_url
+
 from shared.privacy.stated import shown_price
-from shared.releases.governance import bill_of_materials, controls_page, in_table
+from shared.releases.governance import bill_of_materials, controls_page, host_of, in_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from coordinator.config import CoordinatorConfig
+    from coordinator.services.analysts import Account
     from coordinator.store.store import Store
     from shared.base.keys import PublicKey
     from shared.plans.plan import StudyPlan
@@ -18,8 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["pack"]
 
 
-def pack(config: CoordinatorConfig, store: Store, leads: Mapping[str, PublicKey]) -> dict[str, str | dict[str, Any]]:
-    """The files of a pack, by name."""
+def pack(
+    config: CoordinatorConfig, store: Store, leads: Mapping[str, PublicKey], accounts: Sequence[Account]
+) -> dict[str, str | dict[str, Any]]:
+    """The files of a pack, by name; `accounts` are the tokens of analysts."""
     newest: dict[str, StudyPlan] = {}
     for stored in store.plans():
         if stored.plan.study not in newest or newest[stored.plan.study].version < stored.plan.version:
@@ -27,8 +32,8 @@ def pack(config: CoordinatorConfig, store: Store, leads: Mapping[str, PublicKey]
     plans = [newest[study] for study in sorted(newest)]
     return {
         "data-flow.mmd": _flow(config, store, plans),
-        "ports.md": _ports(config),
-        "roles.md": _roles(store, leads),
+        "ports.md": _ports(config, store),
+        "roles.md": _roles(store, leads, accounts),
         "retention.md": _retention(plans),
         "dpia.md": _dpia(plans),
         "threat-model.md": _threats(),
@@ -42,28 +47,71 @@ def _flow(config: CoordinatorConfig, store: Store, plans: list[StudyPlan]) -> st
     for number, site in enumerate(one for one in store.sites() if one.state == "accepted"):
         studies = ", ".join(site.studies)
         lines += [f'  s{number}["{site.site}"] -->|"privatised releases of {studies}"| c["coordinator {config.name}"]']
-    lines += ['  c --> l[("append-only log")]', '  c --> b[("bundles and database")]']
+    lines += ['  c --> l[("append-only log")]', f'  c --> d[("database{_at(_database(store.place[0]))}")]']
+    lines += [f'  c --> b[("accepted bundles{_at(_objects(config.bundles))}")]']
+    if config.compute:
+        lines += [
+            f'  c -->|"questions"| w["cluster{_at(host_of(config.compute))}"]',
+            "  b --> w",
+            '  w -->|"answers"| c',
+        ]
     for number, plan in enumerate(plans):
         rows = "answers and released rows" if plan.row_download else "answers"
         lines += [f'  c -->|"{plan.study}: {rows}"| a{number}["analysts with a token"]']
     return "\n".join(lines)
 
 
-def _ports(config: CoordinatorConfig) -> str:
+def _ports(config: CoordinatorConfig, store: Store) -> str:
+    """What listens, and what is dialled: hosts and ports alone, as addresses may hold a secret."""
+    from coordinator.answers.reminders import Notify
+
+    web, notify = config.web_settings or {}, Notify.load(config.home)
     given = [
-        ("sites", getattr(config, "listen", ""), "gRPC, TLS 1.3, a certificate of each site"),
-        ("analysts", getattr(config, "analysts", ""), "gRPC, TLS 1.3, a token"),
-        ("health and metrics", getattr(config, "health", ""), "HTTP; names no site and no study"),
-        ("gRPC health", getattr(config, "health_grpc", ""), "gRPC's health service"),
+        ("in", "sites", config.listen, "gRPC, TLS 1.3, a certificate of each site"),
+        ("in", "analysts", config.analysts_listen, "gRPC, TLS 1.3, a token"),
+        ("in", "analysts", web.get("listen", ""), "HTTPS, a token or a sign-in"),
+        ("in", "health and metrics", config.health, "HTTP; names no site and no study"),
+        ("in", "gRPC health", config.health_grpc, "gRPC's health service"),
+        ("out", "the database", _database(store.place[0]), "SQL; all but the bundles"),
+        ("out", "the object store", _objects(config.bundles), "HTTPS; accepted bundles"),
+        ("out", "the cluster that computes answers", host_of(config.compute), "TLS; questions and their answers"),
+        ("out", "the provider that people sign in by", host_of(web.get("issuer", "")), "HTTPS"),
+        ("out", "the mail server", notify.smtp, "reminders of waves"),
+        ("out", "the webhook", host_of(notify.webhook), "reminders of waves"),
     ]
-    rows = [(who, where, how) for who, where, how in given if where]
+    rows = [row for row in given if row[2]]
     text = ["# Ports", "", f"Sites dial {config.address}; nothing is dialled at a site.", ""]
-    return "\n".join([*text, *in_table(("for", "listens on", "how"), rows)])
+    return "\n".join([*text, *in_table(("direction", "for", "address", "how"), rows)])
 
 
-def _roles(store: Store, leads: Mapping[str, PublicKey]) -> str:
+def _at(place: str) -> str:
+    return f": {place}" if place else ""
+
+
+def _database(url: str) -> str:
+    """The host and port of a database server, or the folder of its socket; blank for a file."""
+    place = make_url(url)
+    if place.get_backend_name() == "sqlite":
+        return ""
+    asked = place.query.get("host", ())
+    several = (asked,) if isinstance(asked, str) else asked
+    return ", ".join([f"{place.host}:{place.port or 5432}"] if place.host else several) or "this machine"
+
+
+def _objects(bundles: str) -> str:
+    from coordinator.store.bundles.objects import ObjectPlace
+
+    return (host_of(ObjectPlace.of(bundles).endpoint) or "as the environment says, or Amazon's own") if bundles else ""
+
+
+def _roles(store: Store, leads: Mapping[str, PublicKey], accounts: Sequence[Account]) -> str:
     rows = [("study lead", name, key.key_id) for name, key in sorted(leads.items())]
     rows += [(f"site, {one.state}", one.site, ", ".join(one.studies)) for one in store.sites()]
+    rows += [
+        (f"{one.role}, until {one.expires}", one.name, ", ".join(one.studies))
+        for one in accounts
+        if one.revoked is None
+    ]
     return "\n".join(["# Roles", "", *in_table(("role", "who", "key, or studies"), rows)])
 
 

@@ -18,7 +18,7 @@ from shared import DISTRIBUTION, software_version
 from shared.base.canonical import canonical_json
 from shared.errors import StateRefusal
 
-__all__ = ["CONTROLS", "SATRE", "bill_of_materials", "controls_page", "in_table", "write_pack"]
+__all__ = ["CONTROLS", "SATRE", "bill_of_materials", "controls_page", "host_of", "in_table", "write_pack"]
 
 SATRE = "SATRE 2.0.0, https://satre-specification.readthedocs.io/en/v2.0.0/"
 Met = Literal["met", "in part", "organisation"]
@@ -178,6 +178,16 @@ def in_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     lines = [head, ["---"] * len(head), *rows]
     cells = [[re.sub(r"[|<>`\r\n]+", " ", str(cell)) for cell in row] for row in lines]
     return [f"| {' | '.join(row)} |" for row in cells]
+
+
+def host_of(url: str) -> str:
+    """The host and port of a URL, without a name and a password; blank where it names none.
+
+    >>> host_of("https://agent:secret@proxy.example.org:3128/path")
+    'proxy.example.org:3128'
+    """
+    found = re.match(r"[^/?#]*://(?:[^/?#]*@)?([^/?#]*)", url)
+    return found[1] if found else ""
 
 
 def write_pack(out: Path, files: Mapping[str, str | Mapping[str, Any]], *, about: str, day: dt.date) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shared.mechanisms.kinds import KINDS
 from shared.privacy.stated import shown_price
-from shared.releases.governance import bill_of_materials, controls_page, in_table
+from shared.releases.governance import bill_of_materials, controls_page, host_of, in_table
 
 if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
@@ -95,13 +96,19 @@ def _flow(desk: Desk, plans: list[StudyPlan]) -> str:
 
 
 def _ports(desk: Desk) -> str:
+    from site_agent.show.network_path import proxy_for
+
     config = desk.config
+    out = "none" if config.courier else config.address
+    proxy = host_of(proxy_for(config.address, os.environ))
+    how = "files are carried" if config.courier else f"gRPC, TLS 1.3{f', through the proxy {proxy}' if proxy else ''}"
+    parts = [part for source in config.data.values() for part in (source, source.edges) if part and part.database]
     rows = [
         ("in", "none", "nothing listens on the network"),
-        (
-            "out",
-            "none" if config.courier else config.address,
-            "files are carried" if config.courier else "gRPC, TLS 1.3",
+        ("out", out, how),
+        *(
+            ("out", f"as {name} says", "the hospital's database, read only")
+            for name in sorted({p.database for p in parts})
         ),
         ("this machine only", "127.0.0.1, while `site-agent page` runs", "the approvers' page; a token of one start"),
     ]
