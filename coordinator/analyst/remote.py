@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from coordinator.analyst.access.log_check import FollowedLog, LogAudit
+    from coordinator.pooling.pool import PooledResult
+    from shared.estimands.questions import Estimand
     from shared.releases.synthetic import Synthesis
     from shared.wire.transport import Client
 
@@ -358,6 +360,7 @@ class Study(Questions, Shown):
         Raises: EstimateRefusal (no release, or of several kinds); PolicyRefusal (the plan does not let rows leave);
             from the drawing StateRefusal, where a release was taken back meanwhile.
         """
+        from coordinator.pooling.secure_sum.row_effects import as_the_sum
         from shared.plans.plan import StudyPlan
         from shared.releases.synthetic import Synthesis
 
@@ -393,7 +396,11 @@ class Study(Questions, Shown):
             for release_id in held
         ]
         about = {"study": self.name, "site": site, "wave": known[held[-1]]["wave"], "releases": used}
-        return Synthesis(plans[-1], figures, about=about, still=still, **how)
+
+        def answered(question: Estimand, term: str) -> PooledResult:
+            return self.query("", str(question), term=term).pooled
+
+        return Synthesis(plans[-1], figures, still=still, **as_the_sum(plans[-1], site, about, answered), **how)
 
     @as_verb
     def log(self) -> Log:

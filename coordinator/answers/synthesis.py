@@ -1,7 +1,8 @@
 """Synthetic rows of one site from what its releases hold here: see `shared.releases.synthetic`.
 
 Rows leave a coordinator only where stewards approved that rows do, and drawn rows are no exception: the plan must say
-``row_download = true``.
+``row_download = true``. Where the sites' secure sum is opened, a site's rows are drawn at an effect at which the rows
+of all sites answer as the sum does (`coordinator.pooling.secure_sum.row_effects`).
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from coordinator.answers import release_selection
+from coordinator.pooling.secure_sum.row_effects import as_the_sum
 from shared.errors import EstimateRefusal, PolicyRefusal
 from shared.releases.synthetic import Synthesis
 
 if TYPE_CHECKING:
+    from coordinator.pooling.pool import PooledResult
     from coordinator.store.store import Store
+    from shared.estimands.questions import Estimand
 
 __all__ = ["synthesis"]
 
@@ -48,8 +52,12 @@ def synthesis(store: Store, study: str, site: str, *, wave: int = 0, **how: Any)
     def taken() -> set[str]:
         return {stone.bundle_sha256 for stone in store.withdrawals(study)}
 
+    used_by = {one.bundle_sha256 for one in releases}
+    if held.opened is not None:
+        used_by |= set(held.opened.document.pilots.values())
+
     def still() -> None:
-        if taken() & {one.bundle_sha256 for one in releases}:
+        if taken() & used_by:
             raise release_selection.moved()  # what a site took back while the fit ran gives no rows
 
     withdrawn = taken()
@@ -59,4 +67,10 @@ def synthesis(store: Store, study: str, site: str, *, wave: int = 0, **how: Any)
         for one in releases
     ]
     about = {"study": study, "site": site, "wave": held.wave, "releases": used}
-    return Synthesis(plan, figures, about=about, still=still, **how)
+
+    def answered(question: Estimand, term: str) -> PooledResult:
+        from coordinator.answers.queries import ask
+
+        return ask(store, study, held.wave, question, term=term, held=held).result
+
+    return Synthesis(plan, figures, still=still, **as_the_sum(plan, site, about, answered), **how)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shared.plans.plan import StudyPlan
+
+Drawing: TypeAlias = "Callable[..., list[pd.DataFrame]]"
 
 __all__ = ["LEAST_DRAWS", "MOST_DRAWS", "MOST_ROWS", "Synthesis", "SyntheticTables", "run_synthesis", "versions"]
 __all__ += ["DrawNumber", "Draws", "Out", "Rows"]
@@ -74,6 +76,7 @@ class Synthesis:
         still: raises where the figures are no longer to be used; asked after the fit.
         number: of the draw, the seed of fit and rows. rows: how many, as many as there are persons if 0.
         draws: tables of one fit.
+        drawn: draws them where that takes more than the figures; the mechanism's own `synthetic` if left out.
     Raises: ParameterError; EstimateRefusal (no figures).
     """
 
@@ -87,6 +90,7 @@ class Synthesis:
         number: int = 0,
         rows: int = 0,
         draws: int = 1,
+        drawn: Drawing | None = None,
     ) -> None:
         from shared.mechanisms.base import Aggregates
 
@@ -108,6 +112,7 @@ class Synthesis:
             )
         self.plan, self.number = plan, number
         self._figures, self._still, self._draws = figures, still, draws
+        self._drawn = drawn or plan.release.synthetic
         persons = sum(n for _, n in figures)
         self._rows = rows or persons
         self.record: dict[str, Any] = {
@@ -126,12 +131,9 @@ class Synthesis:
         import numpy as np
         import pandas as pd
 
-        from shared.mechanisms.base import Aggregates
-
-        assert isinstance(self.plan.release, Aggregates)
         rng = np.random.default_rng([self.number, 4])
         each = -(-self._rows // sum(n for _, n in self._figures))
-        made = self.plan.release.synthetic(self.plan, self._figures, draws=each * self._draws, rng=rng)
+        made = self._drawn(self.plan, self._figures, draws=each * self._draws, rng=rng)
         parts = [made[k * each : (k + 1) * each] for k in range(self._draws)]
         tables = tuple(pd.concat(part, ignore_index=True).iloc[: self._rows] for part in parts)
         self._still()

@@ -178,6 +178,12 @@ class Cohort:
             bootstrapped=times,
         )
 
+    def with_effect(self, column: int, effect: float) -> Cohort:
+        """This cohort at another adjusted effect of one covariate, per unit of it."""
+        effects = self.theta.effects.copy()
+        effects[0, 1 + column] = effect / (self.model.outcome.unit / self.model.lens.scale)[column]
+        return replace(self, theta=replace(self.theta, effects=effects))
+
     def redrawn(self, rng: np.random.Generator) -> Cohort:
         """This cohort with its parameters moved as another draw of the release's noise would have moved them."""
         moved = self.theta.flat + self.wobble @ rng.standard_normal(self.wobble.shape[1])

@@ -293,10 +293,22 @@ class MomentsPlan(Aggregates):
             return str(refusal)
 
     def synthetic(
-        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
+        self,
+        plan: StudyPlan,
+        tables: Sequence[tuple[pd.DataFrame, int]],
+        *,
+        draws: int,
+        rng: np.random.Generator,
+        effects: Mapping[int, float] | None = None,
     ) -> list[pd.DataFrame]:
-        """Tables of as many rows as there were persons, their effects calibrated to the released ones."""
-        cohorts = [self.cohort(plan, table, n) for table, n in tables]
+        """Tables of as many rows as there were persons, their effects calibrated to the released ones.
+
+        Args:
+            effects: of covariates, by their places and per unit, that are known better than from these figures.
+        """
+        cohorts = [self.cohort(plan, table, n, bootstrap=False) for table, n in tables]
+        for column, effect in (effects or {}).items():
+            cohorts = [cohort.with_effect(column, effect) for cohort in cohorts]
         return [_rows(cohorts, [rng] * len(cohorts), 1.0) for _ in range(draws)]
 
     def answer(

@@ -266,14 +266,38 @@ class SecureSumPlan(Aggregates):
         return ""
 
     def synthetic(
-        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
+        self,
+        plan: StudyPlan,
+        tables: Sequence[tuple[pd.DataFrame, int]],
+        *,
+        draws: int,
+        rng: np.random.Generator,
+        effect: float | None = None,
     ) -> list[pd.DataFrame]:
-        """Tables drawn of the pilots' fit: nothing of the sum is in them."""
-        return self._first(plan).synthetic(plan, tables, draws=draws, rng=rng)
+        """Tables drawn of the pilots' fit.
+
+        Args:
+            effect: of the summed coefficient behind the rows, per unit of its covariate; the pilots' own if left out,
+                and then nothing of the sum is in them.
+        """
+        effects = None if effect is None else {self.bounds(plan).column: effect}
+        return self._first(plan).synthetic(plan, tables, draws=draws, rng=rng, effects=effects)
 
     def plans(self, plan: StudyPlan, question: Estimand) -> bool:
         """Whether a question is the planned model itself."""
         return self._first(plan).plans(plan, question)
+
+    def question(self, plan: StudyPlan) -> Estimand:
+        """The planned model, per unit of each covariate, as it is asked.
+
+        Raises: ParameterError, where it cannot be asked so.
+        """
+        from shared.estimands.questions import Estimand
+
+        terms = tuple(self.covariates)
+        if self.outcome == "survival":
+            return Estimand(kind="cox", terms=terms, duration=self.responses[0], event=self.responses[1])
+        return Estimand(kind="logistic", terms=terms, outcome=self.responses[0])
 
     def summed_term(self, plan: StudyPlan, question: Estimand) -> tuple[str, float] | None:
         """(label, units) of the term whose coefficient is summed; None where the question is not the planned model."""
