@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from dataclasses import replace
 
@@ -10,13 +11,17 @@ import pytest
 from delivered import APPROVERS, take_back
 from stage.summed import SumStage
 
+from coordinator.analyst.access.token_file import Pass
+from coordinator.analyst.remote import connect
 from coordinator.answers.queries import ask
 from coordinator.answers.synthesis import synthesis
 from coordinator.pooling.pool import pool, pool_estimates
 from coordinator.pooling.secure_sum.answer import SummedAnswer
 from coordinator.pooling.secure_sum.row_effects import row_effects
+from coordinator.services.analysts import Analysts
 from shared.errors import EstimateRefusal, StateRefusal
 from shared.estimands.answer import Estimate, estimate, parse_estimand
+from shared.wire.transport import SERVER_NAME
 
 PLANNED = "cox(time, cvd) ~ sbp + age"
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -101,6 +106,34 @@ def test_rows_are_of_the_pilot_until_the_sum_is_opened_and_answer_as_the_sum_the
         abs(own[site] - found) / math.sqrt(total.variance) for site, found in zip(before.labels, before.yi, strict=True)
     ]
     assert max(moved) > 0.3
+
+
+def test_an_analyst_draws_the_rows_that_the_coordinator_draws(stage):
+    """Over the network, the planned question asked once for the effect: the same bytes."""
+    if stage.hub.store.opened_sum(stage.plan.hash) is None:
+        stage.whole()
+    analysts = Analysts(stage.hub.store)
+    account, token = analysts.add(
+        "ada", studies=("hearts",), role="analyst", days=30, today=dt.datetime.now(dt.UTC).date()
+    )
+    stage.server.stop(0)
+    stage.server = stage.hub.serve(analysts="127.0.0.1:0")
+    given = Pass(
+        address=f"127.0.0.1:{stage.server.analysts_port}",
+        server_name=SERVER_NAME,
+        ca_pem=stage.hub.authority.ca_pem,
+        name="ada",
+        role="analyst",
+        studies=("hearts",),
+        expires=account.expires.isoformat(),
+        token=token,
+    )
+    with connect(given) as connection:
+        mine = connection["hearts"].synthetic("mid", number=3).draw().record
+    theirs = synthesis(stage.hub.store, "hearts", "mid", number=3).draw().record
+    assert mine["csv_sha256"] == theirs["csv_sha256"]
+    assert math.isclose(mine["effect"]["site"], theirs["effect"]["site"])
+    assert sorted(line.kind for line in analysts.record("hearts")) == ["query", "rows"]
 
 
 def test_a_pilot_of_another_site_that_is_taken_back_takes_the_rows_with_it(stage):
