@@ -133,21 +133,3 @@ def test_a_port_for_https_is_refused_where_nothing_is_answered_there(tmp_path):
     argv = [sys.executable, "-m", "coordinator.cli", "--home", f"{home}", "serve", "--web", "127.0.0.1:0"]
     refused = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert (refused.returncode, "E_PARAMETER" in refused.stderr) == (2, True), refused.stderr
-
-
-def test_a_port_for_https_is_refused_where_nothing_is_answered_there(tmp_path):
-    home = WebStage(tmp_path / "hub").home
-    (home / "coordinator.toml").write_text('name = "hub"\naddress = "127.0.0.1:8443"\n')
-    argv = [sys.executable, "-m", "coordinator.cli", "--home", f"{home}", "serve", "--web", "127.0.0.1:0"]
-    refused = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-    assert (refused.returncode, "E_PARAMETER" in refused.stderr) == (2, True), refused.stderr
-
-
-def test_a_program_whose_sign_in_was_begun_at_one_server_is_known_at_the_other(provider, home, servers):
-    one, other = servers.start(), servers.start("--web", f"127.0.0.1:{free_port()}")
-    with httpx.Client(verify=False, timeout=90) as program:
-        begun = program.post(f"{one}/v1/sign-in", json={}).json()
-        signed_in(begun["verification_uri_complete"], "analyst:cvd")
-        given = program.post(f"{other}/v1/sign-in/ask", json={"sign_in": begun["sign_in"]}).json()
-        program.headers["authorization"] = f"Bearer {given['token']}"
-        assert [program.get(f"{server}/v1/studies").json()["analyst"] for server in (one, other)] == ["analyst.cvd"] * 2
