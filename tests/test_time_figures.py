@@ -229,6 +229,16 @@ def test_sixteen_curves_differ_in_colour_or_dashes():
     assert len(looks) == MOST_CURVES
 
 
+def test_of_more_sites_than_can_be_told_apart_the_pooled_curve_is_drawn_and_the_figure_says_so():
+    curves = [curve(40, f"{i}", i) for i in range(MOST_CURVES + 1)]
+    whole = pooled_curve(curves, label="pooled")
+    drawn = km_figure(curves, pooled=[whole], title="A title")
+    assert_tidy(drawn)
+    assert sorted(name for name in marks(drawn) if name.startswith("curve-")) == ["curve-0"]
+    assert "The curves of the sites, 17 of them, are not drawn: nobody could tell them apart." in texts(drawn)
+    assert f"{whole.at_risk[0]:,}" in texts(drawn)
+
+
 def test_what_cannot_be_drawn_is_refused():
     with pytest.raises(EstimateRefusal, match="must have a curve"):
         km_figure([])

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST_CURVES", "budget_figure", "km_figure", "waves_figure"]
 
 MOST_CURVES = 16
-"""More curves in one figure are refused: nobody could tell them apart."""
+"""More sites' curves are not drawn in one figure: nobody could tell them apart."""
 
 _WIDE, _TALL, _LINE, _NAME = 5.2, 3.4, 0.175, 1.9  # inches; names of the risk table are broken at the last
 
@@ -64,7 +64,7 @@ def km_figure(
 
     Args:
         curves: one per site or arm, all at the same times (`coordinator.answers.curves.curves` reads them from the
-            releases).
+            releases). More than `MOST_CURVES` are left to their pooled ones, and the figure says so.
         pooled: what they are pooled to, at the same times: wide lines in ink, always with their intervals.
         title, note: headings.
         xlabel: what the times are, with their unit.
@@ -74,10 +74,11 @@ def km_figure(
         path: written when given; the suffix chooses SVG, PDF or PNG.
     Returns: the figure and its words. Gids: ``curve-0``, ``band-0``; texts ``risk-0-0`` (curve, tick); the pooled ones
         count on from the last curve.
-    Raises: EstimateRefusal: no curve; ParameterError: too many, or at different times.
+    Raises: EstimateRefusal: no curve; ParameterError: too many and none pooled, or at different times.
     """
-    sites = len(curves)
-    curves = _drawable(curves, pooled)
+    untold = len(curves) if pooled and len(curves) > MOST_CURVES else 0
+    sites = len(curves) - untold
+    curves = _drawable(curves[:sites], pooled)
     times = curves[0].time
     shaded = (sites <= 3 and not pooled) if bands is None else bands
     shading = [i for i in range(len(curves)) if shaded or i >= sites]
@@ -87,15 +88,15 @@ def km_figure(
     colours = [COLOURS[i % len(COLOURS)] if i < sites else INK for i in range(len(curves))]
     dashes = [DASHES[(i if i < sites else i - sites) % len(DASHES)] for i in range(len(curves))]
     widths = [1.5 if i < sites else 2.4 for i in range(len(curves))]
-    foot = _km_foot(curves, begins, last, pooled=bool(pooled), shaded=bool(shading), left_out=left_out or {})
+    left_out = left_out or {}
+    foot = _km_foot(curves, begins, last, bool(pooled), bool(shading), left_out, untold)
     words = "; ".join(_spoken(curve, ticks) for curve in curves)
     words = f"{ylabel} over {xlabel}, {len(curves)} curve{'s' * (len(curves) != 1)}: {words}."
-    words += "".join(f" Left out: {site}, {why}." for site, why in (left_out or {}).items())
+    words += "".join(f" Left out: {site}, {why}." for site, why in left_out.items())
 
     below = _Below("Privatised rows at risk", labels, rows)
-    left, widest = below.left, below.widest
-    named = len(curves) > 1
-    right = left + _WIDE + (0.16 + widest if named else 0.1)
+    left, named = below.left, len(curves) > 1
+    right = left + _WIDE + (0.16 + below.widest if named else 0.1)
     with page_style():
         page = Page(right + MARGIN, title, note, foot, rows=0, extra=_TALL, below=below.height, headed=False)
         span = (times[begins], times[last])
@@ -131,13 +132,13 @@ def km_figure(
 
 def _drawable(curves: Sequence[GridCurve], pooled: Sequence[GridCurve]) -> tuple[GridCurve, ...]:
     """The sites' curves and the pooled ones. Raises: EstimateRefusal, ParameterError."""
-    if not curves:
+    together = (*curves, *pooled)
+    if not together:
         raise EstimateRefusal("a survival figure must have a curve", given="none")
     if len(curves) > MOST_CURVES:
         raise ParameterError(
             f"a figure must have at most {MOST_CURVES} curves", given=f"{len(curves)}", next_step="Choose some sites."
         )
-    together = (*curves, *pooled)
     if len({(curve.time, curve.level) for curve in together}) > 1:
         raise ParameterError("the curves of a figure must be at the same times and of one level", given="others")
     return together
@@ -160,7 +161,13 @@ def _km_axis(curves: Sequence[GridCurve]) -> tuple[int, int, list[int]]:
 
 
 def _km_foot(
-    curves: Sequence[GridCurve], begins: int, last: int, *, pooled: bool, shaded: bool, left_out: Mapping[str, str]
+    curves: Sequence[GridCurve],
+    begins: int,
+    last: int,
+    pooled: bool,
+    shaded: bool,
+    left_out: Mapping[str, str],
+    untold: int,
 ) -> list[str]:
     """What must be said under survival curves: how they are read off, what is shaded, and who is not there."""
     times, level = curves[0].time, curves[0].level
@@ -189,6 +196,7 @@ def _km_foot(
     foot += [f"{label}: no row is followed beyond {times[1]:g}." for label in still]
     foot += [f"{curve.label}: no event." for curve in curves if curve.label not in still and not curve.events[last]]
     foot += [f"Left out: {site} ({why})." for site, why in left_out.items()]
+    foot += [f"The curves of the sites, {untold} of them, are not drawn: nobody could tell them apart."] * bool(untold)
     return foot
 
 
