@@ -20,12 +20,13 @@ from coordinator.pooling.further.refits import leave_one_out
 from coordinator.store.store import Store
 from coordinator.web.interface.reading import result_of
 from coordinator.web.sign_in.kept import SignInStore
-from coordinator.web.sign_in.sessions import COOKIE, IDLE, LONGEST, OF_ONE, Sessions
+from coordinator.web.sign_in.sessions import COOKIE, IDLE, LONGEST, OF_ONE, Sessions, SignedIn
 from coordinator.web.workbench import forms
 from coordinator.web.workbench.pages import PAGE, POLICY, Pages
 from shared.base.keys import Envelope
 from shared.base.merkle import leaf_hash, verify_inclusion
 from shared.errors import SchemaRefusal
+from shared.estimands.kinds import KINDS
 from shared.terminal import number
 from shared.wire.tree_heads import said_head
 
@@ -33,6 +34,12 @@ ROOT = Path(__file__).resolve().parents[1]
 CSRF = re.compile(r'name="csrf" value="([^"]+)"')
 PAGES = ("", "/ask", "/waves", "/budgets", "/releases", "/sites", "/log", "/compare")
 FORM = {"planned": "", "kind": "cox", "time": "time", "event": "cvd", "exposure": "sbp", "per": "10", "adjust": ["age"]}
+BROKEN = """[...document.querySelectorAll("td.n")].filter(cell => {
+  const text = document.createRange();
+  text.selectNodeContents(cell);
+  return new Set([...text.getClientRects()].map(line => Math.round(line.top))).size > 1;
+}).map(cell => cell.textContent)"""
+"""Numbers that stand on more than one line."""
 COLUMNS = {
     "sbp": {"kind": "continuous", "levels": []},
     "age": {"kind": "integer", "levels": []},
@@ -216,6 +223,44 @@ def test_a_lead_sees_who_takes_part_who_waits_and_what_was_set_aside(tmp_path):
         made.store.close()
 
 
+def test_a_lead_sees_for_whom_a_wave_waits_and_when_they_were_reminded(tmp_path):
+    made = WebStage(tmp_path / "hub")
+    made.publish(cohort_plan(), sites={"alpha": 300})
+    for site in ("beta", "delta"):
+        given = made.authority.invite(site, ["cvd"], address="localhost:1", leads=[made.lead.public], days=300)
+        made.store.add_invitation(given)
+        join(made.store, given)
+    made.store.remind("cvd", 1, ["beta"], TODAY)
+    made.start()
+    try:
+        with made.web() as client:
+            client.post("/sign-in", data={"token": made.admit("lea", role="lead")})
+            said = words(client.get("/studies/cvd/waves"))
+            assert re.search(r"Wave 1 has been waited for \d+ days: beta, delta\.", said), said
+            assert "coordinator wave remind cvd 1" in said
+            assert f"waiting reminded {TODAY}" in said
+            client.post("/sign-in", data={"token": made.admit("ann")})
+            said = words(client.get("/studies/cvd/waves"))
+            assert re.search(r"waited for \d+ days?\.", said)
+            assert "remind" not in said
+    finally:
+        made.running.stop(0.2)
+        made.store.close()
+
+
+def test_columns_are_offered_with_their_meaning_unit_and_missing_share():
+    column = {"name": "chol", "label": "total cholesterol", "unit": "mg/dL", "kind": "continuous", "levels": []}
+    column |= {"missing_share": {"alpha": 0.02, "beta": 0.125}, "lacking": ["gamma"]}
+    facts = {"estimands": {}, "delivered": [1], "sites": {"alpha": {}}}
+    values = {"facts": facts, "columns": [column], "kinds": KINDS, "options": {}, "methods": (), "tests": ()}
+    values |= {"study": "cvd", "here": "ask", "chosen": {"planned": "", "adjust": []}, "comparisons": ()}
+    session = SignedIn(name="ada", role="analyst", token="", csrf="")
+    page = Pages(None, None, None)._draw("ask.html", session, refusal=None, **values).body.decode()
+    said = "up to 12.5 % missing; not at gamma"
+    assert f"chol – total cholesterol (mg/dL); {said}</option>" in page
+    assert f"total cholesterol, mg/dL; {said}</span>" in page
+
+
 def test_a_sites_row_leads_to_its_parts_its_influence_and_the_others_without_it(stage, token, reader, result):
     place = f"/studies/cvd/results/{result['cvd']}"
     with stage.web(token) as web:
@@ -289,7 +334,7 @@ def test_a_form_that_cannot_be_read_is_refused(given):
 
 
 def test_fifty_sites_and_forty_waves_are_a_page_of_less_than_a_megabyte(reader):
-    cells = [{"site": f"site-{i}", "state": "delivered", "day": "2026-01-05"} for i in range(PAGE)]
+    cells = [{"site": f"site-{i}", "state": "delivered", "day": "2026-01-05", "reminded": ""} for i in range(PAGE)]
     wave = {
         "opens": "2026-01-01",
         "closes": "2026-03-31",
@@ -302,6 +347,7 @@ def test_fifty_sites_and_forty_waves_are_a_page_of_less_than_a_megabyte(reader):
         "sites": [one["site"] for one in cells],
         "waves": [{**wave, "number": number} for number in range(1, 41)],
         "waiting_days": None,
+        "waiting_for": [],
         "words": {"delivered": "accepted"},
         "of": 500,
         "pages": 10,
@@ -465,6 +511,17 @@ def test_a_planned_analysis_is_asked_by_keys_alone(window, token):
     window.keyboard.press("Enter")
     window.wait_for_url("**/results/*")
     assert "confirmatory" in window.inner_text("main")
+
+
+def test_no_number_is_broken_over_lines_and_the_question_of_a_line_can_be_read(window, token, result):
+    enter(window, token)
+    window.goto(f"/studies/cvd/results/{result['cvd']}")
+    assert window.locator("td.n").count() > 10
+    assert window.evaluate(BROKEN) == []
+    sentence = window.locator(".figured li").first.inner_text()
+    assert re.search(r"τ² .+   Q .+   I² ", sentence), "its parts stand apart, as on a terminal"
+    window.goto("/studies/cvd/log")
+    assert window.locator("td.question").first.bounding_box()["width"] > 200
 
 
 def test_no_page_has_a_barrier_that_axe_finds_and_none_is_wider_than_its_window(window, token, result, axe):

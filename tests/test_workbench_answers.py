@@ -103,6 +103,13 @@ def test_two_answers_stand_side_by_side_with_what_differs(web, reader, result, o
     assert "E_STATE" in reader.get("/studies/cvd/compare?a=0000&b=1111").text
 
 
+def test_of_more_sites_than_a_page_holds_it_is_said_how_many_are_compared(reader, result, other, monkeypatch):
+    monkeypatch.setattr("coordinator.web.workbench.pages.PAGE", 2)
+    said = words(reader.get(f"/studies/cvd/compare?a={result['cvd']}&b={other}"))
+    assert "The first 2 of 3 sites" in said
+    assert "gamma" not in said
+
+
 def test_curves_stand_on_the_page_of_their_answer(web, reader, other):
     bent = web.post("/v1/studies/cvd/queries", json={"formula": "logistic(cvd) ~ ns(age, df = 2) + sbp/10"}).json()
     for result_id, kind, said in (
@@ -124,6 +131,7 @@ def test_a_release_says_what_changed_since_the_sites_wave_before(tmp_path):
         paged = client.get("/v1/studies/cvd/receipts?most=3&newest=true").json()["receipts"]
         assert client.post("/sign-in", data={"token": house.token.token}).status_code == 303
         page = client.get("/studies/cvd/releases")
+        assert "No wave of the plan is left." in words(client.get("/studies/cvd/budgets"))
     house.running.stop(1)
     assert [one["since"] for one in found if one["wave"] == 1] == [None] * 3
     second = {one["site"]: one["since"] for one in found if one["wave"] == 2}
@@ -244,6 +252,7 @@ def test_a_paragraph_is_copied_and_two_answers_are_compared_from_the_page(window
 def test_a_plan_is_checked_beside_its_form_while_it_is_typed(window, token):
     enter(window, token)
     window.get_by_role("link", name="Design a new study's plan").click()
+    window.get_by_text("every line holds").wait_for(timeout=60_000)
     window.get_by_label("Budget ε, all waves").fill("1")
     window.get_by_text("not complete").wait_for(timeout=60_000)
     assert fits(window)

@@ -198,7 +198,7 @@ class WaveGrid:
     Args:
         waiting_days: how long the oldest wait has lasted: days since the oldest open wave with a missing site opened;
             None when nobody is waited for.
-        waiting_wave: that wave.
+        waiting_wave: that wave. waiting_for: its sites that can still be asked.
     """
 
     study: str
@@ -208,6 +208,7 @@ class WaveGrid:
     waves: tuple[WaveLine, ...]
     waiting_days: int | None
     waiting_wave: int | None
+    waiting_for: tuple[str, ...]
 
     def page(self, most: int, page: int) -> WaveGrid:
         """The grid with the cells of `most` sites, from page 1; what is said of whole waves stays as it is."""
@@ -246,6 +247,7 @@ def grid(store: Store, study: str, today: dt.date) -> WaveGrid:
         waves=lines,
         waiting_days=(today - waited[0].opens).days if waited else None,
         waiting_wave=waited[0].number if waited else None,
+        waiting_for=waited[0].awaited if waited else (),
     )
 
 

@@ -227,10 +227,9 @@ def wave_status(store: Store, study: Study) -> VerbAnswer:
             if state in shown and state not in ("delivered", "planned"):
                 out.print(f"  {state}: {words}", style="dim")
         if found.waiting_days is not None:
-            waited = next(line for line in found.waves if line.number == found.waiting_wave)
-            names = ", ".join(waited.awaited)
-            out.print(f"The oldest wait: wave {waited.number}, {found.waiting_days} days, for {names}.", style="bold")
-            out.print(f"next: coordinator wave remind {study} {waited.number}", style="cyan")
+            waited, names = found.waiting_wave, ", ".join(found.waiting_for)
+            out.print(f"The oldest wait: wave {waited}, {found.waiting_days} days, for {names}.", style="bold")
+            out.print(f"next: coordinator wave remind {study} {waited}", style="cyan")
         for one in ending.values():
             out.print(f"{one.warning}. {one.mend}", style="bold red")
 

@@ -364,6 +364,7 @@ class DerivedDocuments:
         states = dict(waves.STATES)
         if who.role == "analyst":
             states = {name: words for name, words in states.items() if name in (*SEEN, "waiting")}
+            found["waiting_for"] = []
             for wave in found["waves"]:
                 for cell in wave["cells"]:
                     cell |= {"code": "", "reminded": "", "day": cell["day"] if cell["state"] in SEEN else ""}

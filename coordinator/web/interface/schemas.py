@@ -332,6 +332,7 @@ SCHEMAS: Mapping[str, Schema] = {
         ),
         waiting_days=_or_null({"type": "integer"}),
         waiting_wave=_or_null(COUNT),
+        waiting_for=_list(TEXT),
         words=_open(TEXT, "State of a site in a wave to what it means."),
         of={**COUNT, "description": "Sites, on all pages."},
         pages=COUNT,

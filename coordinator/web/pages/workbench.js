@@ -109,15 +109,20 @@ async function judge() {
   status.textContent = "Checking …";
   const headers = { Accept: "text/x-fragment", "Content-Type": "application/x-www-form-urlencoded" };
   const body = new URLSearchParams(new FormData(design));
-  const answer = await fetch("/design", { method: "POST", headers, body, credentials: "same-origin" });
-  const text = await answer.text();
-  if (mine !== designed) return;
-  status.textContent = "";
-  if (!answer.ok) return;
-  const read = new DOMParser().parseFromString(text, "text/html");
-  document.getElementById("said").replaceChildren(...read.body.childNodes);
+  try {
+    const answer = await fetch("/design", { method: "POST", headers, body, credentials: "same-origin" });
+    const text = await answer.text();
+    if (mine !== designed) return;
+    status.textContent = "";
+    if (!answer.ok) return;
+    const read = new DOMParser().parseFromString(text, "text/html");
+    document.getElementById("said").replaceChildren(...read.body.childNodes);
+  } catch {
+    if (mine === designed) status.textContent = "The coordinator could not be reached.";
+  }
 }
 if (design) {
+  judge();
   let waiting = 0;
   const later = () => { window.clearTimeout(waiting); waiting = window.setTimeout(judge, 800); };
   design.addEventListener("input", later);

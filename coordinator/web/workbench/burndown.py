@@ -36,13 +36,19 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """The bars of sites whose releases print alike; `cap` is the height of the budget's line."""
+    """The bars of sites whose releases print alike.
+
+    Args:
+        cap: height of the budget's line.
+        further: whether the plan has a wave that has not arrived.
+    """
 
     sites: tuple[str, ...]
     bars: tuple[Bar, ...]
     cap: float
     given: str
     last_affordable: int | None
+    further: bool
 
 
 def course(found: Mapping[str, Any], *, cap: float, waves: tuple[int, ...]) -> Course:
@@ -81,5 +87,11 @@ def course(found: Mapping[str, Any], *, cap: float, waves: tuple[int, ...]) -> C
             )
         )
     line = round(_BASE - cap * scale, 2)
-    last = found["last_affordable"]
-    return Course(sites=tuple(found["sites"]), bars=tuple(bars), cap=line, given=found["given"], last_affordable=last)
+    return Course(
+        sites=tuple(found["sites"]),
+        bars=tuple(bars),
+        cap=line,
+        given=found["given"],
+        last_affordable=found["last_affordable"],
+        further=bool(planned),
+    )

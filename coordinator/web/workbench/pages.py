@@ -495,7 +495,8 @@ class Pages:
         values: dict[str, Any] = {"ids": ids, "pair": pair if len(pair) == 2 else [], "differs": [], "sites": []}
         if values["pair"]:
             (left, one), (right, two) = pair
-            values |= {"differs": differences(left, right), "sites": site_rows(one, two)[:PAGE]}
+            rows = site_rows(one, two)
+            values |= {"differs": differences(left, right), "sites": rows[:PAGE], "of": len(rows)}
         recent = await self._api.places.looked_up(functools.partial(self._api.derived.recent, study))
         return self._draw("compare.html", session, study=study, here="log", recent=recent, **values)
 
