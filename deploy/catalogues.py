@@ -19,6 +19,7 @@ from babel.messages.catalog import Catalog
 from babel.messages.pofile import write_po
 from jinja2.ext import babel_extract
 
+from shared.privacy.stated import CHARGED_BEFORE, FLOW
 from site_agent.show.page.language import FOLDER, NAMES, SENTENCE, read
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,6 +41,11 @@ SAYING = (
     "site_agent/show/preview.py",
 )
 """Modules whose sentences a reader of the page may be shown."""
+PRICES = (
+    "ε = {0} at δ = {1}",
+    *(f"{price} given {given}" for price in ("{0}", "ε = {0} at δ = {1},") for given in (FLOW, CHARGED_BEFORE)),
+)
+"""Prices as `shared.privacy.stated.shown_price` says them, whose source has a place for the condition."""
 WORDS = re.compile(r"[A-Za-zé]{2,}")
 
 
@@ -61,6 +67,8 @@ def messages() -> Catalog:
     for path in _files():
         for text in _sentences(ast.parse(path.read_text(encoding="utf-8"))):
             found.add(text, locations=[(_place(path), None)], context=SENTENCE)
+    for text in PRICES:
+        found.add(text, locations=[("shared/privacy/stated.py", None)], context=SENTENCE)
     return found
 
 

@@ -14,6 +14,7 @@ from site_desk import PASSPHRASE, hospital  # noqa: F401
 from test_audit import full_report
 from test_page import PATHS, TOKEN, browser, decision, ready, released  # noqa: F401
 
+from shared.privacy.stated import CHARGED_BEFORE, FLOW, shown_price
 from site_agent.show.page.language import COOKIE, NAMES, SENTENCE, language, read
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,6 +54,11 @@ def test_numbers_and_days_are_written_as_in_german():
     german = language("de")
     assert german.value("12,345.6") == "12.345,6"
     assert german.value("2026-11-27") == "27.11.2026"
+    assert german.translated(shown_price(401.2, FLOW)) == "401,2 bei gegebenem Flow"
+    assert german.translated(shown_price(2.5, delta=1e-6)) == "ε = 2,5 bei δ = 1e-06"
+    assert german.translated(shown_price(2.5, CHARGED_BEFORE, delta=1e-6)) == (
+        "ε = 2,5 bei δ = 1e-06, bei gegebenem Flow, der früher belastet wurde"
+    )
     assert german.translated("a release must hold at least 1,000 persons") == (
         "eine Datenfreigabe muss mindestens 1.000 Personen enthalten"
     )
