@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = [
+    "FORMULA",
     "ChecklistLine",
     "Part",
     "VerbAnswer",
@@ -55,12 +56,15 @@ __all__ = [
     "show_refusal",
     "table",
     "tabled",
+    "without_formulas",
     "write_table",
 ]
 
 # What a terminal acts upon instead of showing it: control characters (but for a line's end), and marks that turn the
 # direction of text so that it reads otherwise than it is.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+FORMULA = re.compile(r"[=@\t\r]|[+-].*[|!=]|[+-][^0-9.].*\(")
+"""Begins what a spreadsheet reads as a formula; a sign alone, or before a number, is none."""
 WIDTH = 100
 """Columns when nobody says otherwise (a pipe, a log file)."""
 PARTS = {"site-agent": "site", "coordinator": "coordinator", "analyst": "client", "tributary": "site,coordinator"}
@@ -557,13 +561,30 @@ def number(value: float) -> str:
     return f"{value:.4g}" if abs(value) < 1e-4 else f"{value:#.4g}".rstrip(".")
 
 
+def without_formulas(table: pd.DataFrame) -> pd.DataFrame:
+    """The table as a CSV may hold it: an apostrophe stands before a text that a spreadsheet would run as a formula.
+
+    >>> import pandas as pd
+    >>> table = pd.DataFrame({"level": ["=A1()", "-1 to 3"], "n": [1, 2]})
+    >>> without_formulas(table).to_csv(index=False)
+    "level,n\\n'=A1(),1\\n-1 to 3,2\\n"
+    """
+
+    def still(value: Any) -> Any:
+        return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+
+    texts = [place for place, kind in enumerate(table.dtypes) if kind.kind not in "biufcmM"]
+    columns = {table.columns[place]: table.iloc[:, place].map(still) for place in texts}
+    return table.assign(**columns).rename(columns=still)
+
+
 def write_table(table: pd.DataFrame, path: Path) -> None:
     """Write a table to .csv or .parquet. Raises: ParameterError: another suffix."""
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".parquet"):
         raise ParameterError("the table must end in .csv or .parquet", given=repr(path.name))
     if suffix == ".csv":
-        table.to_csv(path, index=False)
+        without_formulas(table).to_csv(path, index=False)
     else:
         require("pyarrow")
         table.to_parquet(path, index=False)

@@ -11,6 +11,7 @@ import typer
 
 from coordinator.analyst.shown import Shown
 from shared.errors import ParameterError
+from shared.terminal import without_formulas
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -141,7 +142,8 @@ class TableOne(Shown):
         check_out(path)
         if path.suffix == ".csv":
             lines = [f"# {line}\n" for line in (self.heading, *self.cautions)]
-            path.write_text("".join(lines) + self.to_frame().to_csv(index=False), encoding="utf-8")
+            rows = without_formulas(self.to_frame()).to_csv(index=False)
+            path.write_text("".join(lines) + rows, encoding="utf-8")
         elif path.suffix == ".json":
             data = {"heading": self.heading, "cautions": self.cautions, "cells": self.cells}
             path.write_text(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")

@@ -16,7 +16,7 @@ from coordinator.figures.style import check_file
 from shared.errors import ParameterError, StateRefusal, meant
 from shared.privacy.stated import shown_price
 from shared.releases.synthetic import DrawNumber, Draws, Out, Rows, run_synthesis
-from shared.terminal import VerbAnswer, plain, table
+from shared.terminal import VerbAnswer, plain, table, write_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,7 +104,7 @@ def pool(
         out.write_text(writer.dumps(plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     elif out is not None:
         # Only the sites' own rows: a table that also held the pooled ones would be pooled with them.
-        _estimates(answer).to_csv(out, index=False)
+        write_table(_estimates(answer), out)
     return VerbAnswer(
         data,
         lambda shown: _show_answer(shown, answer, data["changed"]),

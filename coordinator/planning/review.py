@@ -6,7 +6,6 @@ Nothing here reads a record or the store; `coordinator.planning.price` has what 
 from __future__ import annotations
 
 import datetime as dt
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from shared.errors import Refusal
 from shared.mechanisms.base import Aggregates
 from shared.plans.plan import Floors, StudyPlan
 from shared.privacy.stated import shown_delta, shown_epsilon, shown_price, shown_room
-from shared.terminal import ChecklistLine
+from shared.terminal import FORMULA, ChecklistLine
 
 __all__ = ["changes", "review"]
 
@@ -116,10 +115,6 @@ def _recipient(plan: StudyPlan, recipient: str) -> ChecklistLine:
     return ChecklistLine(name="recipient", detail=plan.coordinator)
 
 
-_FORMULA = re.compile(r"[=@\t\r]|[+-].*[|!=]|[+-][^0-9.].*\(")
-"""Begins what a spreadsheet reads as a formula; a sign alone, or before a number, is none."""
-
-
 def _dictionary(plan: StudyPlan) -> list[ChecklistLine]:
     released = plan.dictionary.released
     person = plan.dictionary.person or "none: ε is for one row"
@@ -158,7 +153,7 @@ def _dictionary(plan: StudyPlan) -> list[ChecklistLine]:
         if column.kind == "time" and not column.event
     ]
     cells = {c.name: [c.name, *(level for level in c.levels if isinstance(level, str))] for c in released}
-    if formulas := [name for name, texts in cells.items() if any(map(_FORMULA.match, texts))]:
+    if formulas := [name for name, texts in cells.items() if any(map(FORMULA.match, texts))]:
         fix = "Begin it with a letter: a spreadsheet runs such a cell of an exported table as a formula."
         detail = f"a name or level that is a formula, in {', '.join(map(repr, formulas))}"
         lines.append(ChecklistLine(name="levels", state="fail", detail=detail, fix=fix))
