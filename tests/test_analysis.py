@@ -831,6 +831,13 @@ def test_survival_questions_give_the_same_numbers_from_python_and_the_command_li
         ("ordinal", "cvd ~ age/10"): study.ordinal("cvd ~ age/10"),
         ("multinomial", "cvd ~ age/10"): study.multinomial("cvd ~ age/10"),
         ("quantile", "sbp ~ age/10", "--tau", "0.9"): study.quantile("sbp ~ age/10", tau=0.9),
+        ("gee", "sbp ~ age/10", "--cluster", "hdl", "--corstr", "independence"): study.gee(
+            "sbp ~ age/10", cluster="hdl", corstr="independence"
+        ),
+        ("gee", "cvd ~ age/10", "--cluster", "hdl", "--family", "binomial"): study.gee(
+            "cvd ~ age/10", cluster="hdl", family="binomial"
+        ),
+        ("mixed", "sbp ~ age/10", "--cluster", "hdl"): study.mixed("sbp ~ age/10", cluster="hdl"),
         ("standardised", "cvd ~ age/10 + sbp", "--of", "age", "--contrast", "NNT"): study.standardised(
             "cvd ~ age/10 + sbp", of="age", contrast="NNT"
         ),

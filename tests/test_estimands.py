@@ -1041,6 +1041,7 @@ def test_whatever_the_table_the_other_kinds_have_a_number_or_a_reason_too(seed, 
             "t": rng.exponential(size=n).round(1),
             "g": rng.integers(0, rng.integers(1, 4), n),
             "s": rng.integers(0, 3, n),
+            "id": np.arange(n) // 3,
         }
     )
     for text in (
@@ -1056,6 +1057,10 @@ def test_whatever_the_table_the_other_kinds_have_a_number_or_a_reason_too(seed, 
         "schoenfeld(t, b) ~ y * C(g) + strata(s)",
         "multinomial(s) ~ y * C(g)",
         "quantile(y, tau = 0.3) ~ t + C(g)",
+        "gee(y, cluster = id) ~ t * C(g)",
+        "gee(b, family = binomial, corstr = independence, cluster = id) ~ y * C(g)",
+        "gee(s, family = poisson, cluster = id) ~ y + C(g)",
+        "mixed(y, cluster = id, robust = HC0) ~ t * C(g)",
         "finegray(t, b, competing = s > 1) ~ y * C(g)",
         "aft(t, b, dist = lognormal) ~ y * C(g)",
         "flexible(t, b, df = 2) ~ y * C(g)",

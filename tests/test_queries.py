@@ -366,6 +366,8 @@ def test_theorem_3_of_no_site_or_no_person_is_no_question(sites, persons):
         ("ordinal(cvd) ~ age/10", ("age/10",)),
         ("multinomial(cvd) ~ age/10", ("age/10 | 1",)),
         ("quantile(sbp, tau = 0.5) ~ age/10", ("age/10",)),
+        ("gee(sbp, cluster = hdl) ~ age/10", ("age/10",)),
+        ("mixed(sbp, cluster = hdl) ~ age/10", ("age/10",)),
         ("standardised(cvd, of = sbp) ~ sbp/10 + age", ("sbp/10",)),
         ("standardised(cvd, of = sbp, contrast = slope, model = probit) ~ sbp/10 + age", ("sbp/10",)),
     ],

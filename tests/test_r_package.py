@@ -176,6 +176,24 @@ QUESTIONS = (
     Question(r="gamma(cvd, I(chol) ~ arm)", kind="gamma", formula="I(chol) ~ arm"),
     Question(r="ordinal(cvd, smoking ~ age/10)", kind="ordinal", formula="smoking ~ age/10"),
     Question(r="multinomial(cvd, smoking ~ age/10)", kind="multinomial", formula="smoking ~ age/10"),
+    Question(
+        r="gee(cvd, sbp ~ age/10, corstr = 'independence', cluster = 'chol')",
+        kind="gee",
+        formula="sbp ~ age/10",
+        options={"corstr": "independence", "cluster": "chol"},
+    ),
+    Question(
+        r='gee(cvd, cvd ~ age/10, family = "binomial", cluster = "chol")',
+        kind="gee",
+        formula="cvd ~ age/10",
+        options={"family": "binomial", "cluster": "chol"},
+    ),
+    Question(
+        r='mixed(cvd, sbp ~ age/10, cluster = "chol")',
+        kind="mixed",
+        formula="sbp ~ age/10",
+        options={"cluster": "chol"},
+    ),
     Question(r="quantile(cvd, sbp ~ age/10, tau = 0.9)", kind="quantile", formula="sbp ~ age/10", options={"tau": 0.9}),
     Question(
         r="ask(cvd, cvd ~ ns(age, df = 2) + arm, 'logistic')", kind="logistic", formula="cvd ~ ns(age, df = 2) + arm"

@@ -111,6 +111,8 @@ class Questions:
     multinomial = _asking("multinomial")
     quantile = _asking("quantile")
     standardised = _asking("standardised")
+    gee = _asking("gee")
+    mixed = _asking("mixed")
     km = _asking("km")
     cumhaz = _asking("cumhaz")
     cuminc = _asking("cuminc")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -43,6 +44,14 @@ def question(kind: str, formula: str, options: Mapping[str, str] | None = None) 
 
 def no_column(plan: StudyPlan, name: str, lack: str = "") -> ParameterError:
     """The refusal of a column that the study does not have; `lack` names the sites without it (`lacking`)."""
+    repeated = plan.dictionary.repeated
+    if repeated is not None and name in (*repeated.columns, repeated.order):
+        one = f", or of one row: {repeated.names(name)[0]}" if name in repeated.columns else ""
+        return ParameterError(
+            "a repeated column must be asked of by gee or mixed",
+            given=repr(name),
+            next_step=f"Write gee({repeated.columns[0]}) ~ …{one}.",
+        )
     columns = [column.name for column in plan.dictionary.released]
     near = difflib.get_close_matches(name, columns, n=3, cutoff=0.4)
     return ParameterError(
@@ -73,7 +82,7 @@ def resolve(
         lack: says in words which sites lack a column (`lacking`).
     Raises: ParameterError (neither a name nor a formula, a column the study does not have, or km without its time).
     """
-    names = {str(parse_estimand(formula)): name for name, formula in plan.estimands.items()}
+    names = {str(_settled(formula, plan)): name for name, formula in plan.estimands.items()}
     columns = {column.name: column for column in plan.dictionary.released}
     if isinstance(question, Estimand):
         found = question
@@ -89,7 +98,7 @@ def resolve(
         )
     else:
         found = parse_estimand(question)
-    found = _undotted(found, columns)
+    found = _undotted(found, columns).with_rows(plan.dictionary.repeated)
     for name in found.columns:
         if name not in columns:
             raise no_column(plan, name, lack(name))
@@ -101,6 +110,14 @@ def resolve(
         )
     settled = found.with_breaks(lambda name: _bounds(plan, name))
     return settled, names.get(str(found), "") or names.get(str(settled), "")
+
+
+def _settled(formula: str, plan: StudyPlan) -> Estimand:
+    """A planned question as it is asked of the plan's rows; as it stands where it cannot be."""
+    question = parse_estimand(formula)
+    with contextlib.suppress(ParameterError):
+        question = question.with_rows(plan.dictionary.repeated)
+    return question
 
 
 def _bounds(plan: StudyPlan, name: str) -> tuple[float, float]:

@@ -283,13 +283,18 @@ def _quantiles(
                 reason_of(refusal)  # of one site's bundle, which answers for itself
 
     def at(name: str, shares: Sequence[float]) -> list[float]:
-        values = [table.numbers(name) for table in tables if name in table]
+        repeated = plan.dictionary.repeated
+        visits = [one for one in repeated.visits if isinstance(one, int)] if repeated is not None else []
+        if repeated is not None and visits and name == repeated.order:
+            return [float(value) for value in np.quantile(visits, shares)]
+        every = (name, *repeated.names(name)) if repeated is not None else (name,)
+        values = [table.numbers(one) for table in tables for one in every if one in table]
         values = [one[np.isfinite(one)] for one in values]
         values = [one for one in values if len(one)]
         if values:
             found = np.average([np.quantile(one, shares) for one in values], axis=0, weights=[*map(len, values)])
             return [float(value) for value in found]
-        column = plan.dictionary.column(name)
+        column = plan.dictionary.source.column(name)
         if column.lower is None or column.upper is None:
             raise ParameterError(
                 "a curve without knots must be of a column of numbers", given=name, next_step="Name the knots."

@@ -211,6 +211,12 @@ class _Study:
         if target.question not in plan.estimands:
             given = ", ".join(plan.estimands) or "none"
             raise ParameterError("the question must be planned", given=target.question, next_step=f"Planned: {given}.")
+        if plan.dictionary.repeated is not None:
+            raise ParameterError(
+                "a study that is simulated must have one row of a person",
+                given=plan.dictionary.repeated.words,
+                next_step="Plan it without [dictionary.repeated] to see what noise costs; see coordinator plan cost.",
+            )
         estimands = {name: plainly(formula, plan.dictionary) for name, formula in plan.estimands.items()}
         plan = replace(plan, estimands=estimands)
         self.plan, self.target, self.published, self.known = plan, target, published, known

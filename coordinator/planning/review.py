@@ -172,7 +172,7 @@ def _estimand(plan: StudyPlan, name: str, formula: str) -> ChecklistLine:
 
     label = f"estimand {name}"
     try:
-        question = parse_estimand(formula)
+        question = parse_estimand(formula).with_rows(plan.dictionary.repeated)
         columns = {column: plan.dictionary.column(column) for column in question.columns}
     except Refusal as refusal:
         return ChecklistLine.of(label, refusal)

@@ -52,7 +52,7 @@ from scipy import special
 from shared.errors import ParameterError, Refusal
 from shared.estimands.answer import Estimand, Estimate, influence
 from shared.estimands.formulas import QuestionRows
-from shared.estimands.kinds import TERMWISE
+from shared.estimands.kinds import REPEATED, TERMWISE
 from shared.estimands.questions import INTERCEPT, Kind
 from shared.estimands.splines import CURVES
 
@@ -250,6 +250,8 @@ def _share(push: Array, d: int, r: float) -> float:
 def _as_model(question: Estimand) -> Estimand | None:
     """The model whose coefficients have the influence of the question."""
     kind = question.kind
+    if kind in REPEATED:  # which rows are one person's makes the model
+        return replace(question, robust="") if question.robust else question
     if kind in TERMWISE:
         return replace(question, robust="", cluster="") if question.robust or question.cluster else question
     within = question.subset

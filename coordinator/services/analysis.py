@@ -235,7 +235,9 @@ class AnalysisService:
                     "lacking": [site for site, names in holds.items() if column.name not in names],
                 }
             )
-        return document_of({"study": request.study, "version": plan.version, "columns": described})
+        repeated = plan.dictionary.repeated
+        rows = {} if repeated is None else {"repeated": repeated.to_canonical()}
+        return document_of({"study": request.study, "version": plan.version, "columns": described, **rows})
 
     def _shares(self, releases: Sequence[ReleaseLine], who: Analyst, call: Call) -> dict[str, dict[str, float]]:
         """Bundle to column to the share of its values that are missing; of the last few hundred from memory."""

@@ -440,7 +440,9 @@ def _answers(
     absent = [name for name in estimand.columns if name not in table]
     if absent:
         return QuestionResult(answers=dict.fromkeys(labels, f"the release has no column {', '.join(absent)}"), n=0)
-    outside = 0
+    outside, whole, people = 0, table, None
+    if (long := estimand.long) is not None:
+        table, people, levels = long.of(table, estimand.row_columns, levels)
     if estimand.subset:
         inside = values(parse(estimand.subset), table) == 1
         outside = int((~inside).sum())
@@ -452,7 +454,7 @@ def _answers(
         estimand = estimand.with_knots(lambda name, shares: np.nanquantile(table.numbers(name), shares))
         result = standardised_answers(table, estimand, levels, floors)
     elif kind in MODELS:
-        result = model_answers(table, estimand, levels, floors)
+        result = model_answers(table, estimand, levels, floors, None if people is None else people[inside])
     elif kind == "table_one":
         result = table_one(table, estimand, levels, floors)
     elif kind == "crosstab":
@@ -478,6 +480,20 @@ def _answers(
     for label, pushes in result.influence.items():
         result.influence[label] = np.zeros(len(inside))
         result.influence[label][inside] = pushes
+    return result if people is None else _by_person(result, people, inside, len(whole))
+
+
+def _by_person(
+    result: QuestionResult, people: NDArray[np.int64], inside: NDArray[np.bool_], persons: int
+) -> QuestionResult:
+    """An answer of rows as one of the persons whose rows they are, (rows,) places in a table of so many."""
+    used = people[inside][result.used] if result.used is not None else people[:0]
+    there = len(np.unique(people[inside]))
+    result.attrs["rows"] = len(used)
+    result.n, result.outside = len(np.unique(used)), len(np.unique(people)) - there
+    result.missing = persons - result.outside - result.n
+    for label, pushes in result.influence.items():
+        result.influence[label] = np.asarray(np.bincount(people, pushes, minlength=persons), dtype=float)
     return result
 
 

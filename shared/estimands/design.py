@@ -12,16 +12,23 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shared.errors import EstimateRefusal, ParameterError
+from shared.estimands.fits.counting import CountedTimes, restricted_mean_moves
+from shared.estimands.floors import HANGS, NO_ROWS, Answer, LeastRows, QuestionResult, few
 from shared.estimands.formulas import CATEGORY, Node, QuestionRows, is_logical, names, parse, right_side, values
-from shared.estimands.kinds import KINDS
-from shared.estimands.questions import Estimand
+from shared.estimands.kinds import KINDS, REPEATED, SURVIVAL
+from shared.estimands.questions import INTERCEPT, Estimand
 from shared.estimands.splines import basis_of, steps_of
 
 __all__ = ["_MOST_COLUMNS", "ModelRows", "TermColumns", "design_of", "episodes", "is_levelled", "levels_of"]
-__all__ += ["numeric_columns", "outcome_of", "unusable", "window"]
+__all__ += ["dispersion", "numeric_columns", "outcome_of", "to_pseudo_values", "unusable", "varying", "whole_curves"]
+__all__ += ["clusters_of", "too_little", "window"]
 
 Array = NDArray[np.float64]
 _MOST_COLUMNS = 200
+MOST_CATEGORIES = 20
+"""Values of an outcome with levels, at most: each has parameters of its own."""
+RISKS = ("risk_ratio", "log_binomial", "cloglog")
+"""Models of a risk that is mostly small: the events tell, whatever the number of rows."""
 _Piece = tuple[str, str, Array]
 
 
@@ -253,3 +260,95 @@ def episodes(data: ModelRows, windows: Sequence[tuple[float, float] | None]) -> 
         parts.append(replace(part, y=np.where(ended, 0.0, part.y), duration=np.minimum(part.duration, stop)))
     names_ = [one.name for one in fields(ModelRows)]
     return ModelRows(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names_})
+
+
+# -- what a fit needs, and what it leaves -------------------------------------------------------------------------
+def to_pseudo_values(data: ModelRows, horizon: float, floors: LeastRows) -> str:
+    """Make of each row's outcome its pseudo-value of the restricted mean, or say why the rows have none.
+
+    The mean of all rows and n times what the row moves it by, as R's `survival::pseudo` (Andersen, Klein 2003).
+    """
+    counts = CountedTimes.of(data.duration, data.y)
+    if counts.time[-1] < horizon and counts.at_risk[-1] > counts.events[-1]:
+        return f"follow-up ends before {horizon:g} at this site"
+    if counts.events[counts.time < horizon].sum() < max(floors.events, 1):
+        return f"fewer than {max(floors.events, 1)} events before {horizon:g} at this site"
+    mean, moves = restricted_mean_moves(counts, horizon)
+    data.y = mean + len(moves) * moves
+    return ""
+
+
+def whole_curves(result: QuestionResult, design: TermColumns) -> None:
+    """Leave no coefficient of a curve that lacks another."""
+    for curve in design.curves:
+        lost = next((f"{one}: {result.answers[one]}" for one in curve if isinstance(result.answers[one], str)), "")
+        result.answers |= dict.fromkeys(curve if lost else [], f"its curve has no estimate ({lost})")
+
+
+def dispersion(data: ModelRows, terms: Sequence[Answer], level: Answer | None) -> float:
+    """Mean squared Pearson residual of counts; 1 where a term has no answer, so that no mean is known.
+
+    Source: P. McCullagh, J. A. Nelder (1989), Generalized Linear Models, section 6.2.
+    """
+    if isinstance(level, str) or any(isinstance(one, str) for one in terms):
+        return 1.0
+    eta = data.offset + (level[0] if level else 0.0)
+    for column, one in zip(data.x.T, terms, strict=True):
+        eta = eta + float(one[0]) * column
+    mean = np.exp(np.clip(eta, -30, 30))
+    left = float(data.weights.sum()) - len(terms) - bool(level)
+    return float(data.weights @ ((data.y - mean) ** 2 / mean)) / max(left, 1.0)
+
+
+def varying(result: QuestionResult, design: TermColumns, data: ModelRows, *, constant: bool, free: bool) -> list[int]:
+    """Columns that tell rows apart; those that do not get their reason."""
+    alive = []
+    for j, label in enumerate(design.labels):
+        if np.ptp(data.x[:, j]) == 0 and (constant or free or data.x[0, j] == 0):
+            empty_level = label in design.levelled and data.x[0, j] == 0
+            default = NO_ROWS if empty_level else "the column is constant at this site"
+            result.answers[label] = design.reasons.get(label, default)
+            if constant and data.x[0, j] != 0:
+                result.answers[INTERCEPT] = HANGS
+        else:
+            alive.append(j)
+    return alive
+
+
+def too_little(
+    estimand: Estimand,
+    data: ModelRows,
+    terms: int,
+    sizes: tuple[int, int],
+    floors: LeastRows,
+    whose: NDArray[np.int64] | None,
+) -> str:
+    """Why rows, events, values of the outcome or clusters are too few, or too many; blank where they will do.
+
+    Args:
+        sizes: the model's parameters, and the values of an outcome with levels.
+    """
+    parameters, values_ = sizes
+    kind, survival, events = estimand.kind, estimand.kind in SURVIVAL, data.y.sum()
+    if len(data.y) - parameters < max(floors.residual_df, 1):
+        return few(len(data.y), parameters, floors)
+    least = max(floors.events, terms, 1) if survival else floors.events if kind in RISKS else -np.inf
+    if not survival and np.ptp(data.y) == 0:
+        return "the outcome is constant at this site"
+    if events < least:
+        return f"{int(events)} events for {terms} terms: too few"
+    if values_ > MOST_CATEGORIES:
+        return f"the outcome has more than {MOST_CATEGORIES} values at this site"
+    if whose is None:
+        return ""
+    groups, apart = len(np.unique(whose[data.place])), parameters if kind in REPEATED else 0
+    for_, more = (f" for {apart} parameters", " more") if apart else ("", "")
+    few_ = groups - apart < max(floors.residual_df, 2)
+    return f"{groups} clusters{for_}: fewer than {floors.residual_df}{more} tell no error" if few_ else ""
+
+
+def clusters_of(table: QuestionRows, estimand: Estimand) -> NDArray[np.int64] | None:
+    """Of each row what it is summed with for a sandwich variance; None where the errors are of another kind."""
+    if estimand.cluster:
+        return np.asarray(pd.factorize(table[estimand.cluster])[0], dtype=np.int64)
+    return np.arange(len(table)) if estimand.kind == "cox" and estimand.robust else None

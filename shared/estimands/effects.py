@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from shared.errors import Refusal
 from shared.estimands.formulas import Node, names, parse
-from shared.estimands.kinds import CURVED, DESCRIBED, KINDS
+from shared.estimands.kinds import CURVED, DESCRIBED, KINDS, REPEATED
 from shared.estimands.questions import INTERCEPT, MODELS
 
 if TYPE_CHECKING:
@@ -81,9 +81,10 @@ def effect_name(question: Estimand, term: str = "", unit: str = "") -> str:
     if question.kind == "quantile":
         named = "median" if question.tau == 0.5 else f"{question.tau:g} quantile"
         return named.capitalize() if term == INTERCEPT else f"Difference in {named}"
-    if term.partition(" | ")[0] == INTERCEPT and KINDS[question.kind].baseline:
-        return KINDS[question.kind].baseline
-    name, time = KINDS[question.kind].effect, question.tau if question.at is None else question.at
+    kind = question.like if question.kind in REPEATED else question.kind
+    if term.partition(" | ")[0] == INTERCEPT and KINDS[kind].baseline:
+        return KINDS[kind].baseline
+    name, time = KINDS[kind].effect, question.tau if question.at is None else question.at
     if time is None or question.kind not in (*CURVED, "rmst_regression"):
         return name
     return " ".join(filter(None, (name, "at" if question.kind == "km" else "to", f"{time:g}", unit)))
@@ -181,8 +182,8 @@ def in_words(question: Estimand, term: str, dictionary: Dictionary) -> str:
         subject = f"Standardised {effect[0].lower()}{effect[1:]} for {words.side(question.outcome)}"
     elif kind == "quantile":
         subject = f"{effect} of {words.side(question.outcome)}"
-    elif kind in _OF_MEANS:
-        named = _OF_MEANS[kind]
+    elif (question.like if kind in REPEATED else kind) in _OF_MEANS:
+        named = _OF_MEANS[question.like]
         named = "Intercept of" if term == INTERCEPT else named
         subject = f"{named} {words.side(question.outcome)}"
     else:
@@ -219,7 +220,7 @@ class _Words:
     """Names of a dictionary's columns for people."""
 
     def __init__(self, dictionary: Dictionary) -> None:
-        self._columns = {column.name: column for column in dictionary.columns}
+        self._columns = {column.name: column for column in (*dictionary.source.columns, *dictionary.columns)}
 
     def called(self, name: str) -> str:
         """A column by its label, or by its name without one."""

@@ -56,6 +56,7 @@ class Moves:
         labels, cov: (p,) and (p, p): the covariance of the estimates, as the question wants their errors.
         clusters: of each row of the table the cluster that it belongs to; None for errors of another kind.
         scaled: whether clustered errors are scaled up by G / (G - 1) of G clusters.
+        figures: what else the fit found, by name.
     """
 
     rows: dict[str, tuple[NDArray[np.int64], Array]] = field(default_factory=dict)
@@ -63,6 +64,7 @@ class Moves:
     cov: Array = field(default_factory=lambda: np.zeros((0, 0)))
     clusters: NDArray[np.int64] | None = None
     scaled: bool = True
+    figures: dict[str, float] = field(default_factory=dict)
 
     def clustered(self, influence: Array, place: NDArray[np.int64]) -> Array:
         """(p, p) sandwich of the clusters' sums of (n, p) influences of the rows at `place`."""

@@ -18,6 +18,7 @@ __all__ = [
     "LISTED",
     "MODELS",
     "OPTIONS",
+    "REPEATED",
     "SURVIVAL",
     "TERMWISE",
     "Kind",
@@ -49,6 +50,8 @@ Kind = Literal[
     "multinomial",
     "quantile",
     "standardised",
+    "gee",
+    "mixed",
     "cox",
     "km",
     "cumhaz",
@@ -80,7 +83,7 @@ OPTIONS: Mapping[str, QuestionOption] = {
     "weights": QuestionOption(default=""),
     "ties": QuestionOption(default="efron", choices=("efron", "breslow")),
     "robust": QuestionOption(default="", choices=("", "HC0", "HC1", "HC2", "HC3")),
-    "cluster": QuestionOption(default=""),
+    "cluster": QuestionOption(default="", help="A column whose equal values mark rows that are not independent."),
     "entry": QuestionOption(default=""),
     "competing": QuestionOption(
         default="", help='What ends a follow-up before the event can: died, status == "dead", cause >= 2.'
@@ -112,6 +115,17 @@ OPTIONS: Mapping[str, QuestionOption] = {
         ),
         help="The outcome's model: logistic, poisson, ols or another generalised linear kind.",
     ),
+    "family": QuestionOption(
+        default="gaussian",
+        choices=("gaussian", "binomial", "poisson"),
+        help="gaussian, binomial (log odds) or poisson (log rates).",
+    ),
+    "corstr": QuestionOption(
+        default="exchangeable",
+        choices=("exchangeable", "independence"),
+        help="How alike a person's rows work: exchangeable, or independence.",
+    ),
+    "repeated": QuestionOption(default="", help="Which columns are repeated; left out, as the study's plan has it."),
     "start": QuestionOption(),
     "stop": QuestionOption(),
     "at": QuestionOption(help="The time, the same at every site."),
@@ -360,6 +374,25 @@ KINDS: Mapping[Kind, QuestionKind] = {
         verb_options=("of", "contrast", "model"),
         must=("of",),
     ),
+    "gee": QuestionKind(
+        needs=_TERMS,
+        effect="Coefficient",
+        baseline="Intercept",
+        shape="model",
+        options=("family", "corstr", "cluster", "repeated"),
+        asks='Marginal regression of repeated rows (GEE) at every site, pooled: "sbp ~ visit + arm".',
+        verb_options=("family", "corstr", "cluster"),
+    ),
+    "mixed": QuestionKind(
+        needs=_TERMS,
+        effect="Coefficient",
+        baseline="Intercept",
+        shape="model",
+        options=("robust", "cluster", "repeated"),
+        verb_options=("cluster",),
+        asks="Linear regression of repeated rows with an intercept for each person at every site, pooled: "
+        '"sbp ~ visit + arm".',
+    ),
     "cox": QuestionKind(
         needs=_SURVIVAL,
         effect="Hazard ratio",
@@ -476,6 +509,8 @@ KINDS: Mapping[Kind, QuestionKind] = {
 SURVIVAL = tuple(name for name, kind in KINDS.items() if kind.survival)
 MODELS = tuple(name for name, kind in KINDS.items() if kind.shape == "model")
 LISTED = tuple(name for name, kind in KINDS.items() if kind.shape == "columns")
+REPEATED = tuple(name for name, kind in KINDS.items() if "repeated" in kind.options)
+"""Models of several rows of a person."""
 CURVED = tuple(name for name, kind in KINDS.items() if kind.survival and kind.shape == "column")
 """Kinds that are read off a curve of all rows, or of each group."""
 DESCRIBED = ("table_one", "crosstab", "histogram")

@@ -8,22 +8,27 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from shared.errors import EstimateRefusal
 from shared.estimands.design import (
     ModelRows,
     TermColumns,
+    clusters_of,
     design_of,
+    dispersion,
     episodes,
     numeric_columns,
     outcome_of,
+    to_pseudo_values,
+    too_little,
     unusable,
+    varying,
+    whole_curves,
     window,
 )
 from shared.estimands.fits.accelerated import accelerated
-from shared.estimands.fits.counting import CountedTimes, restricted_mean_moves
+from shared.estimands.fits.clustered import ClusterSums, estimating_equations, random_intercept
 from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.flexible import flexible
 from shared.estimands.fits.identified import determined, independent, unseen, within_strata
@@ -43,28 +48,31 @@ from shared.estimands.floors import (
     Moves,
     QuestionResult,
     correlations,
-    few,
 )
 from shared.estimands.formulas import QuestionRows, parse, values
 from shared.estimands.groups import competing_of, membership, strata_of
-from shared.estimands.kinds import KINDS, SURVIVAL
+from shared.estimands.kinds import KINDS, REPEATED, SURVIVAL
 from shared.estimands.questions import INTERCEPT, Estimand
 
 __all__ = ["model_answers"]
 
-MOST_CATEGORIES = 20
-"""Values of an outcome with levels, at most: each has parameters of its own."""
-RISKS = ("risk_ratio", "log_binomial", "cloglog")
-"""Models of a risk that is mostly small: the events tell, whatever the number of rows."""
 LEVELLED = ("ordered", "levels")
 """What outcomes must be that are read as the places of their levels."""
 Array = NDArray[np.float64]
 
 
 def model_answers(
-    table: QuestionRows, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: LeastRows
+    table: QuestionRows,
+    estimand: Estimand,
+    levels: dict[str, Sequence[Any]],
+    floors: LeastRows,
+    people: NDArray[np.int64] | None = None,
 ) -> QuestionResult:
-    """Answers of a model: an estimate for each term that the table supports, a reason for each other."""
+    """Answers of a model: an estimate for each term that the table supports, a reason for each other.
+
+    Args:
+        people: (n,) whose each row is, where a person has several.
+    """
     kind, survival, based = estimand.kind, estimand.kind in SURVIVAL, bool(KINDS[estimand.kind].baseline)
     constant = estimand.intercept and based
     design = design_of(table, estimand, levels)
@@ -92,33 +100,25 @@ def model_answers(
     if n == 0:
         return all_for("no rows with a weight, or in the time window, at this site")
     result.used = data.place
-    alive = _varying(result, design, data, constant=constant, free=not based)
-    values_ = len(np.unique(data.y)) if KINDS[kind].outcome in LEVELLED else 0
+    alive = varying(result, design, data, constant=constant, free=not based)
+    values_ = len(np.unique(data.y)) if estimand.outcome_kind in LEVELLED else 0
     parameters = len(alive) + (values_ - 1 if kind == "ordinal" else constant)
     parameters *= values_ - 1 if kind == "multinomial" and values_ else 1
-    if n - parameters < max(floors.residual_df, 1):
-        return all_for(few(n, parameters, floors))
-    if survival and data.y.sum() < max(floors.events, len(alive), 1):
-        return all_for(f"{int(data.y.sum())} events for {len(alive)} terms: too few")
-    if not survival and np.ptp(data.y) == 0:
-        return all_for("the outcome is constant at this site")
-    if values_ > MOST_CATEGORIES:
-        return all_for(f"the outcome has more than {MOST_CATEGORIES} values at this site")
-    if kind in RISKS and data.y.sum() < floors.events:
-        return all_for(f"{int(data.y.sum())} events for {len(alive)} terms: too few")
+    whose = clusters_of(table, estimand) if people is None else people
+    if reason := too_little(estimand, data, len(alive), (parameters, values_), floors, whose):
+        return all_for(reason)
     data.x = data.x if len(alive) == data.x.shape[1] else data.x[:, alive]
     names_ = [labels[j] for j in alive]
     solve = partial(_multinomial, equations) if kind == "multinomial" else _SOLVERS.get(kind, _generalised)
-    moved = Moves(scaled=not survival, clusters=_clusters(table, estimand))
-    groups = len(table) if moved.clusters is None else len(np.unique(moved.clusters[data.place]))
-    if estimand.cluster and groups < max(floors.residual_df, 2):
-        return all_for(f"{groups} clusters: fewer than {floors.residual_df} tell no error")
-    if kind == "rmst_regression" and (reason := _to_pseudo_values(data, float(estimand.tau or 0), floors)):
+    moved = Moves(scaled=not survival, clusters=whose)
+    if kind in REPEATED:
+        solve, moved = _of_clusters(estimand, whose, data)
+    if kind == "rmst_regression" and (reason := to_pseudo_values(data, float(estimand.tau or 0), floors)):
         return all_for(reason)
     data = episodes(data, [design.windows.get(name) for name in names_])
     fitted = solve(names_, data, estimand, floors, moved) if names_ or constant else {}
     if kind == "poisson":
-        result.dispersion = _dispersion(data, [fitted.get(name, "") for name in names_], fitted.get(INTERCEPT))
+        result.dispersion = dispersion(data, [fitted.get(name, "") for name in names_], fitted.get(INTERCEPT))
     for base, label in shown:
         answer = result.answers.get(base) or fitted[label]
         result.answers[label] = design.reasons.get(base, answer) if isinstance(answer, str) else answer
@@ -131,8 +131,9 @@ def model_answers(
     for label, (place, pushes) in moved.rows.items():
         own = np.bincount(place, pushes * scale_of.get(label, 1.0), minlength=len(table))
         result.influence[label] = np.asarray(own, dtype=float)
-    _whole_curves(result, design)
+    whole_curves(result, design)
     result.answers = {label: result.answers[label] for _, label in shown}
+    result.attrs |= moved.figures
     if survival and kind != "rmst_regression":
         result.attrs = {"events": int(data.y.sum())}
     if kind == "schoenfeld" and moved.labels and np.isfinite(moved.cov).all():
@@ -149,21 +150,6 @@ def _global_test(answers: Sequence[Answer], cov: Array) -> dict[str, float]:
     return {"chisq": chisq, "df": len(theta), "p": float(chi2.sf(chisq, len(theta)))}
 
 
-def _to_pseudo_values(data: ModelRows, horizon: float, floors: LeastRows) -> str:
-    """Make of each row's outcome its pseudo-value of the restricted mean, or say why the rows have none.
-
-    The mean of all rows and n times what the row moves it by, as R's `survival::pseudo` (Andersen, Klein 2003).
-    """
-    counts = CountedTimes.of(data.duration, data.y)
-    if counts.time[-1] < horizon and counts.at_risk[-1] > counts.events[-1]:
-        return f"follow-up ends before {horizon:g} at this site"
-    if counts.events[counts.time < horizon].sum() < max(floors.events, 1):
-        return f"fewer than {max(floors.events, 1)} events before {horizon:g} at this site"
-    mean, moves = restricted_mean_moves(counts, horizon)
-    data.y = mean + len(moves) * moves
-    return ""
-
-
 def _codes(table: QuestionRows, outcome: str, levels: dict[str, Sequence[Any]]) -> Array:
     """An outcome with levels as the places of its levels; NaN where missing."""
     _, place = membership(parse(outcome), table, levels)
@@ -174,8 +160,7 @@ def _model_data(
     table: QuestionRows, estimand: Estimand, design: TermColumns, levels: dict[str, Sequence[Any]]
 ) -> tuple[ModelRows, dict[str, int]]:
     """The complete rows of a model, and in how many of the others each term is not finite."""
-    kind, survival = estimand.kind, estimand.kind in SURVIVAL
-    must = KINDS[kind].outcome
+    survival, must = estimand.kind in SURVIVAL, estimand.outcome_kind
     if must in LEVELLED:
         y = _codes(table, estimand.outcome, levels)
     else:
@@ -215,48 +200,19 @@ def _model_data(
     return data.rows(others & np.isfinite(data.x).all(axis=1) & np.isfinite(data.offset)), broken
 
 
-def _clusters(table: QuestionRows, estimand: Estimand) -> NDArray[np.int64] | None:
-    """Of each row what it is summed with for a sandwich variance; None where the errors are of another kind."""
-    if estimand.cluster:
-        return np.asarray(pd.factorize(table[estimand.cluster])[0], dtype=np.int64)
-    return np.arange(len(table)) if estimand.kind == "cox" and estimand.robust else None
-
-
-def _whole_curves(result: QuestionResult, design: TermColumns) -> None:
-    """Leave no coefficient of a curve that lacks another."""
-    for curve in design.curves:
-        lost = next((f"{one}: {result.answers[one]}" for one in curve if isinstance(result.answers[one], str)), "")
-        result.answers |= dict.fromkeys(curve if lost else [], f"its curve has no estimate ({lost})")
-
-
-def _dispersion(data: ModelRows, terms: Sequence[Answer], level: Answer | None) -> float:
-    """Mean squared Pearson residual of counts; 1 where a term has no answer, so that no mean is known.
-
-    Source: P. McCullagh, J. A. Nelder (1989), Generalized Linear Models, section 6.2.
-    """
-    if isinstance(level, str) or any(isinstance(one, str) for one in terms):
-        return 1.0
-    eta = data.offset + (level[0] if level else 0.0)
-    for column, one in zip(data.x.T, terms, strict=True):
-        eta = eta + float(one[0]) * column
-    mean = np.exp(np.clip(eta, -30, 30))
-    left = float(data.weights.sum()) - len(terms) - bool(level)
-    return float(data.weights @ ((data.y - mean) ** 2 / mean)) / max(left, 1.0)
-
-
-def _varying(result: QuestionResult, design: TermColumns, data: ModelRows, *, constant: bool, free: bool) -> list[int]:
-    """Columns that tell rows apart; those that do not get their reason."""
-    alive = []
-    for j, label in enumerate(design.labels):
-        if np.ptp(data.x[:, j]) == 0 and (constant or free or data.x[0, j] == 0):
-            empty_level = label in design.levelled and data.x[0, j] == 0
-            default = NO_ROWS if empty_level else "the column is constant at this site"
-            result.answers[label] = design.reasons.get(label, default)
-            if constant and data.x[0, j] != 0:
-                result.answers[INTERCEPT] = HANGS
-        else:
-            alive.append(j)
-    return alive
+def _of_clusters(
+    estimand: Estimand, whose: NDArray[np.int64] | None, data: ModelRows
+) -> tuple[Callable[..., dict[str, Answer]], Moves]:
+    """What fits a model of several rows of a person, and what takes its moves."""
+    if whose is None:
+        raise EstimateRefusal(
+            f"{estimand.kind} must know whose rows are one person's",
+            given="a table without repeated columns",
+            next_step="Name the column that says it: cluster = COLUMN.",
+        )
+    robust = estimand.kind == "gee" or bool(estimand.robust)
+    clusters = ClusterSums.of_labels(whose[data.place])
+    return partial(_clustered, clusters), Moves(scaled=False, clusters=whose if robust else None)
 
 
 class _NoMaximum(Exception):
@@ -276,7 +232,7 @@ def _fit(
     groups: list[list[int]] | None = None,
     equations: Sequence[str] = ("",),
 ) -> dict[str, Answer]:
-    """Fit the identified columns, the span of the others kept as nuisance; `why` words the exclusion of a column.
+    """Fit the identified columns, the span of the others kept as nuisance; `why` words a column's exclusion.
 
     Args:
         run: fits a matrix whose columns are centred (with a constant) and scaled, the constant first if there is one.
@@ -462,6 +418,35 @@ def _multinomial(
     except _NoMaximum:
         far = f"the terms together separate the outcome: {FAR}"
         return answers | {name + of: far for of in fitted for name in [*names_, INTERCEPT]}
+
+
+def _clustered(
+    clusters: ClusterSums, names_: list[str], data: ModelRows, estimand: Estimand, _: LeastRows, moved: Moves
+) -> dict[str, Answer]:
+    """Models of several rows of a person."""
+    exchangeable, wanted = estimand.corstr == "exchangeable", len(names_) + estimand.intercept
+    if estimand.kind == "gee" and exchangeable and clusters.pairs <= wanted:
+        reason = f"{clusters.pairs:.0f} pairs of rows of one person: corstr = independence needs none"
+        return dict.fromkeys([*names_, INTERCEPT], reason)
+
+    def run(matrix: Array) -> RegressionFit:
+        if estimand.kind == "mixed":
+            fit, share = random_intercept(matrix, data.y - data.offset, clusters)
+        else:
+            family = FAMILIES.get(estimand.like)
+            fit, share = estimating_equations(matrix, data.y, clusters, family, data.offset, exchangeable=exchangeable)
+        moved.figures["correlation"] = share
+        edge = np.ptp(fit.fitted) if estimand.family == "gaussian" else 1 - np.ptp(fit.fitted)
+        if not fit.converged or (estimand.family == "binomial" and edge < 1e-9):
+            raise _NoMaximum
+        return fit
+
+    more: dict[str, Any] = {"constant": estimand.intercept, "moved": moved, "place": data.place}
+    try:
+        return _fit(names_, data.x, _confounded(names_), run, **more)
+    except _NoMaximum:
+        moved.clear()
+        return dict.fromkeys([*names_, INTERCEPT], f"the equations have no solution that was found: {FAR}")
 
 
 def _quantile(

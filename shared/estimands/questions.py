@@ -14,15 +14,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from shared.errors import ParameterError
 from shared.estimands.fits.accelerated import Law
 from shared.estimands.fits.families import Robust
 from shared.estimands.fits.survival import Ties
-from shared.estimands.formulas import Node, RightSide, check_arithmetic, is_logical, names, parse, right_side
-from shared.estimands.kinds import CURVED, GROUPED, KINDS, LISTED, MODELS, OPTIONS, SURVIVAL, Kind, Scale
+from shared.estimands.formulas import LongRows, Node, RightSide, check_arithmetic, is_logical, names, parse, right_side
+from shared.estimands.kinds import CURVED, GROUPED, KINDS, LISTED, MODELS, OPTIONS, REPEATED, SURVIVAL, Kind, Scale
 from shared.estimands.splines import basis_of, edges_of, edges_text, settled, steps_of, unsettled
+
+if TYPE_CHECKING:
+    from shared.plans.repeated_rows import RepeatedRows
 
 __all__ = ["GROUPED", "INTERCEPT", "MODELS", "NETWORK", "SURVIVAL", "Estimand", "Kind", "Scale"]
 __all__ += ["parse_estimand", "parse_formula"]
@@ -50,6 +53,8 @@ NETWORK: Mapping[str, str] = {
 """Network estimands, in words, for messages."""
 ACROSS = ("assortativity", "recovery")
 """Those of a column, which stands after ~."""
+_LIKE: Mapping[str, Kind] = {"gaussian": "ols", "binomial": "logistic", "poisson": "poisson"}
+"""Family of a marginal regression to the kind of question whose coefficients it has."""
 _HINT = "Write for example: logistic(died) ~ age/10 + C(smoking)."
 
 
@@ -79,6 +84,9 @@ class Estimand:
         dist: law of the times of an accelerated failure time model.
         df: degrees of freedom of a flexible parametric model's baseline, as text.
         measure: of a two-by-two table: ``OR``, ``RR`` or ``RD``.
+        family, corstr: of a marginal regression (GEE) the outcome's law, and how a person's rows work together.
+        repeated: which columns a person has several of, as `LongRows.read` takes it; blank where each row is its own,
+            or where a plan will say it (`with_rows`).
         start, stop: time window of a Cox model: persons still at risk at `start`, events up to `stop`.
         by: column whose levels a Table 1 has apart; empty for one of all rows.
         breaks: edges of a histogram's bins, ``c(0, 5, 10)``, or how many there are between the public bounds.
@@ -123,6 +131,9 @@ class Estimand:
     of: str = ""
     contrast: Contrast = "RD"
     model: Kind = "logistic"
+    family: Literal["gaussian", "binomial", "poisson"] = "gaussian"
+    corstr: Literal["exchangeable", "independence"] = "exchangeable"
+    repeated: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -240,6 +251,12 @@ class Estimand:
             )
         if self.kind == "standardised":
             self._check_standardised()
+        if self.repeated:
+            object.__setattr__(self, "repeated", LongRows.read(self.repeated).text)
+            if self.cluster:
+                raise ParameterError("repeated rows must be a person's, or a cluster's", given="both")
+        if self.kind == "mixed" and self.robust not in ("", "HC0"):
+            raise ParameterError("robust errors of a mixed model must be HC0", given=self.robust)
         if self.start is not None and self.stop is not None and self.start >= self.stop:
             raise ParameterError("start must be before stop", given=f"{self.start:g} and {self.stop:g}")
 
@@ -255,9 +272,16 @@ class Estimand:
             raise ParameterError(f"{self.contrast} must be of a model of risks", given=f"model = {self.model}")
 
     @property
+    def like(self) -> Kind:
+        """The kind whose coefficients it has: its own, or that of its model or family."""
+        if self.kind in REPEATED:
+            return _LIKE[self.family]
+        return self.model if self.kind == "standardised" else self.kind
+
+    @property
     def outcome_kind(self) -> str:
         """What its outcome must be (`QuestionKind.outcome`); ``event`` of survival."""
-        kind = self.model if self.kind == "standardised" else self.kind
+        kind = self.like
         return "event" if kind in SURVIVAL else KINDS[kind].outcome if kind in KINDS else ""
 
     @property
@@ -268,6 +292,31 @@ class Estimand:
     def with_knots(self, quantile: Callable[[str, Sequence[float]], Any]) -> Estimand:
         """The same question with the knots that its curves lack (`shared.estimands.splines.settled`)."""
         return replace(self, terms=settled(self.terms, quantile)) if unsettled(self.terms) else self
+
+    def with_rows(self, plan: RepeatedRows | None) -> Estimand:
+        """The same question with the columns that are repeated, where it needs them and a plan has them.
+
+        Raises: ParameterError: its outcome is not one of them.
+        """
+        if plan is None or self.kind not in REPEATED or self.repeated or self.cluster:
+            return self
+        used = tuple(name for name in self.columns if name in plan.columns)
+        if not set(names(parse(self.outcome))) & set(used):
+            raise ParameterError(
+                f"{self.kind} must have an outcome that is repeated",
+                given=self.outcome,
+                next_step=f"Repeated columns: {', '.join(plan.columns)}. Or name a cluster: cluster = COLUMN.",
+            )
+        visit = plan.order if plan.visits and plan.order in self.columns else ""
+        return replace(
+            self,
+            repeated=LongRows(columns=used, rows=plan.rows, visit=visit, levels=plan.visits if visit else ()).text,
+        )
+
+    @property
+    def long(self) -> LongRows | None:
+        """Which columns are repeated; None where each row is its own."""
+        return LongRows.read(self.repeated) if self.repeated else None
 
     def with_breaks(self, bounds: Callable[[str], tuple[float, float]]) -> Estimand:
         """The same question with the edges of its bins, where it says how many: between the bounds of its column."""
@@ -325,13 +374,23 @@ class Estimand:
             return "identity" if self.measure == "RD" else "log"
         if self.kind == "standardised":
             return "log" if self.contrast in ("RR", "OR") else "identity"
+        if self.kind in REPEATED:
+            return KINDS[self.like].scale
         if self.kind == "network" and self.outcome in ("assortativity", "recovery", "modularity"):
             return "fisher_z" if self.outcome == "assortativity" else "identity"
         return KINDS[self.kind].scale
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """Columns it reads, each once: outcome first."""
+        """Columns it reads off a table, each once: outcome first."""
+        long = self.long
+        if long is None:
+            return self.row_columns
+        return tuple(dict.fromkeys(one for name in self.row_columns for one in long.wide(name)))
+
+    @cached_property
+    def row_columns(self) -> tuple[str, ...]:
+        """Columns it reads of one row, each once: outcome first; those of a table where none is repeated."""
         outcome = "" if self.kind == "network" else self.outcome
         pieces = (outcome, self.event, self.duration, self.competing, self.entry, *self.terms, *self.strata)
         texts = (text for text in (*pieces, self.offset, self.by, self.weights, self.cluster, self.subset) if text)

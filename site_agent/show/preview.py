@@ -166,7 +166,8 @@ def answers(plan: StudyPlan, table: pd.DataFrame) -> dict[tuple[str, str], Estim
     out: dict[tuple[str, str], Estimate | str] = {}
     for name, text in plan.estimands.items():
         try:
-            found = estimate(table, parse_estimand(text), study=plan.study, site="here", wave=1)
+            question = parse_estimand(text).with_rows(plan.dictionary.repeated)
+            found = estimate(table, question, study=plan.study, site="here", wave=1)
         except EstimateRefusal as refusal:
             out[name, ""] = refusal.must
             continue

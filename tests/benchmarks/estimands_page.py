@@ -45,8 +45,8 @@ HEAD = (
     "|---|---|---|---|---|---|---|",
 )
 NOT_BUILT = (
-    "Several rows per person: a dictionary has one row per person, and one who stands twice is refused. "
-    "So no GEE, no random intercept, no waves of one person in one model; errors by cluster are of persons in wards.",
+    "Of repeated rows: waves of one person in one model, random slopes, working correlations other than exchangeable "
+    "and independence, clusters of persons with several rows.",
     "Columns that vary with time; `exact` ties.",
 )
 

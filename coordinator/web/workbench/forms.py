@@ -14,7 +14,7 @@ from shared.estimands.kinds import KINDS, OPTIONS, Kind
 from shared.wire.analyst_messages import QueryRequest
 from shared.wire.message_limits import FORMULA_CAP
 
-__all__ = ["COMPARISONS", "asked", "formula"]
+__all__ = ["COMPARISONS", "asked", "formula", "with_repeated"]
 
 COMPARISONS = ("==", "!=", ">=", ">", "<=", "<")
 _LISTS = ("adjust",)
@@ -56,6 +56,23 @@ def asked(study: str, form: Sequence[tuple[str, str]], columns: Mapping[str, Map
         options["subset"] = subset
     made = text or formula(kind, given, chosen, columns)
     return QueryRequest(study=study, kind=kind, formula=made, options=options, **how)
+
+
+def with_repeated(columns: list[dict[str, Any]], repeated: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """The columns of a study, and what a model of repeated rows calls those that are repeated.
+
+    >>> one = {"name": "sbp_1", "kind": "continuous", "label": "pressure, visit 0"}
+    >>> shown = with_repeated([one], {"columns": ["sbp"], "order": "visit", "visits": [0, 6]})
+    >>> [(column["name"], column["label"]) for column in shown]
+    [('sbp_1', 'pressure, visit 0'), ('sbp', 'pressure'), ('visit', '')]
+    """
+    known, made = {column["name"]: column for column in columns}, []
+    for name in repeated["columns"] if repeated else ():
+        first = known.get(f"{name}_1")
+        made += [{**first, "name": name, "label": first["label"].rpartition(", ")[0]}] if first else []
+    if repeated and repeated.get("visits"):
+        made.append({"name": repeated["order"], "kind": "ordered", "label": "", "levels": repeated["visits"]})
+    return [*columns, *made]
 
 
 def formula(

@@ -357,7 +357,7 @@ class Pages:
     async def _form_values(self, request: Request, who: Analyst) -> dict[str, Any]:
         facts = await self._facts(request, who)
         described = await self._document(request, who, "describe", DescribeRequest(study=facts["study"]))
-        columns = described["columns"]
+        columns = forms.with_repeated(described["columns"], described.get("repeated"))
         kinds = {name: kind for name, kind in KINDS.items() if kind.asks}
         return {
             "study": facts["study"],
@@ -378,7 +378,8 @@ class Pages:
     async def _question(self, request: Request, who: Analyst) -> QueryRequest:
         study = request.path_params["study"]
         described = await self._document(request, who, "describe", DescribeRequest(study=study))
-        return forms.asked(study, request.state.form, {one["name"]: one for one in described["columns"]})
+        columns = forms.with_repeated(described["columns"], described.get("repeated"))
+        return forms.asked(study, request.state.form, {one["name"]: one for one in columns})
 
     async def _asked(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         """Ask, and show the answer; a question that is refused stands in its form again."""

@@ -141,6 +141,14 @@ ordinal <- function(study, formula, ...) ask(study, formula, "ordinal", ...)
 multinomial <- function(study, formula, ...) ask(study, formula, "multinomial", ...)
 
 #' @rdname ask
+#' @export
+gee <- function(study, formula, ...) ask(study, formula, "gee", ...)
+
+#' @rdname ask
+#' @export
+mixed <- function(study, formula, ...) ask(study, formula, "mixed", ...)
+
+#' @rdname ask
 #' @method quantile tributary_study
 #' @rawNamespace S3method(stats::quantile, tributary_study)
 quantile.tributary_study <- function(x, formula, tau = 0.5, ...) ask(x, formula, "quantile", tau = tau, ...)

@@ -233,7 +233,8 @@ class TablesPlan(Aggregates):
 
         released = self.released(plan, [(table, n)])
         hidden = coarse(released.tables, released.counts, n, released.variance)
-        planned = [parse_estimand(formula) for formula in plan.estimands.values()]
+        repeated = plan.dictionary.repeated
+        planned = [parse_estimand(formula).with_rows(repeated) for formula in plan.estimands.values()]
         asked = {name for question in planned if question.kind in MODELS for name in question.columns}
         words = [f"{name}: {how}" for name, how in hidden.items() if name in asked]
         return f"A planned model will have no answer about {'; '.join(words)}. {MORE_BINS}" if words else ""
