@@ -24,6 +24,7 @@ import httpx
 import numpy as np
 import pandas as pd
 from delivered import STUDIES, cohort, deliver, join
+from test_network_release import Ward, contacts_plan
 
 from coordinator.analyst.remote import Pass, connect
 from coordinator.services.analysts import Analysts
@@ -32,6 +33,7 @@ from coordinator.services.collect.server import CoordinatorServer
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey
 from shared.plans.plan import StudyPlan, sign_plan
+from shared.simulated import contact_networks
 from shared.wire.transport import SERVER_NAME
 
 SITES = {"alpha": 200, "beta": 160, "gamma": 120}
@@ -107,36 +109,56 @@ class House:
         self.authority = Authority.create(home, coordinator="tributary-hub", names=("127.0.0.1", "localhost"))
         store = Store.open(home)
         plan = StudyPlan.from_toml((STUDIES / "cvd.toml").read_text() + COLUMNS)
-        store.add_plan(sign_plan(plan, [lead]), plan)
-        self.plan, self._store, self._keys = plan, store, {}
-        for seed, (site, n) in enumerate(SITES.items()):
-            given = self.authority.invite(site, [plan.study], address="localhost:1", leads=[lead.public], days=300)
-            store.add_invitation(given)
-            self._keys[site] = join(store, given)
-            deliver(store, plan, site, self._keys[site], table(n, seed))
+        self.plan, self.sites, self._store, self._keys, self._lead = plan, tuple(SITES), store, {}, lead
+        tables = {site: table(n, seed) for seed, (site, n) in enumerate(SITES.items())}
+        self._publish(plan, tables)
         web = {"listen": "127.0.0.1:0", "certificate": "", "key": ""}
         self.running = CoordinatorServer(home, "127.0.0.1:0", analysts="127.0.0.1:0", web=web, analysis=PATIENT)
         self.url = f"https://127.0.0.1:{self.running.web_port}"
+        self.token, self.file = self._admit("ada", plan.study)
+
+    def _publish(self, plan: StudyPlan, tables: Mapping[str, pd.DataFrame]) -> None:
+        """Sign a plan, and deliver a release of it from each site."""
+        self._store.add_plan(sign_plan(plan, [self._lead]), plan)
+        for site, released in tables.items():
+            leads = [self._lead.public]
+            given = self.authority.invite(site, [plan.study], address="localhost:1", leads=leads, days=300)
+            self._store.add_invitation(given)
+            self._keys[site] = join(self._store, given)
+            deliver(self._store, plan, site, self._keys[site], released)
+
+    def _admit(self, name: str, study: str) -> tuple[Pass, Path]:
+        """A token of one study, and its file."""
         today = dt.datetime.now(dt.UTC).date()
-        account, token = Analysts(store).add("ada", studies=(plan.study,), role="analyst", days=30, today=today)
-        self.token = Pass(
+        account, token = Analysts(self._store).add(name, studies=(study,), role="analyst", days=30, today=today)
+        given = Pass(
             address=f"127.0.0.1:{self.running.analysts_port}",
             server_name=SERVER_NAME,
             ca_pem=self.authority.ca_pem,
-            name="ada",
+            name=name,
             role="analyst",
-            studies=(plan.study,),
+            studies=(study,),
             expires=account.expires.isoformat(),
             token=token,
         )
-        self.file = home / "ada.token.json"
-        self.token.save(self.file)
+        file = self.home / f"{name}.token.json"
+        given.save(file)
+        return given, file
 
-    def client(self) -> httpx.Client:
+    def client(self, token: Pass | None = None) -> httpx.Client:
         """Who asks over HTTPS with the token."""
         tls = ssl.create_default_context(cadata=self.token.ca_pem)
-        bearer = {"authorization": f"Bearer {self.token.token}"}
+        bearer = {"authorization": f"Bearer {(token or self.token).token}"}
         return httpx.Client(base_url=self.url, verify=tls, headers=bearer, timeout=120)
+
+    def networks(self, folder: Path) -> tuple[Pass, Path]:
+        """Publish a study of networks, of three wards' contacts; a token of it, and its file."""
+        plan, released = contacts_plan(coordinator="tributary-hub"), {}
+        for ward, files in contact_networks(np.random.default_rng(1), sites=3, n=200, mean_degree=12).items():
+            (folder / ward).mkdir()
+            released[ward] = Ward(folder / ward, *files).release(plan).table
+        self._publish(plan, released)
+        return self._admit("ned", plan.study)
 
     def second_wave(self) -> None:
         """Each site delivers again, persons of its own."""

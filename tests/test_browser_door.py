@@ -9,12 +9,13 @@ said of heterogeneity and noise, to the last printed digit, beside what Python p
 from __future__ import annotations
 
 import pytest
-from test_r_package import QUESTIONS, house  # noqa: F401
+from test_r_package import NETWORKS, QUESTIONS, TABLES, house  # noqa: F401
 from windows import chromium, enter, opened  # noqa: F401
 
 from coordinator.analyst.remote import connect
 from coordinator.analyst.show import pooled_text
 from coordinator.analyst.shown import pooled_line
+from coordinator.analyst.table_one import TableOne
 from shared.estimands.kinds import OPTIONS
 
 CHOSEN = {
@@ -60,13 +61,17 @@ def fill(window, name: str, value: str) -> None:
         field.fill(value)
 
 
-def asked(window, fields: dict[str, str]) -> None:
+def asked(window, fields: dict[str, str], study: str = "cvd") -> None:
     """Ask with these fields of the form, and wait for the answer's page."""
-    window.goto("/studies/cvd/ask")
+    window.goto(f"/studies/{study}/ask")
     if planned := fields.get("planned"):
         window.locator(f"[name=planned][value={planned}]").check()
+    if kind := fields.get("kind"):
+        fill(window, "kind", kind)
+    for name in fields.get("adjust", "").split():
+        window.locator(f"[name=adjust][value={name}]").check()
     for name, value in fields.items():
-        if name != "planned":
+        if name not in ("planned", "adjust"):
             fill(window, name, value)
     window.get_by_role("button", name="Ask", exact=True).click()
     window.wait_for_url("**/results/*")
@@ -107,3 +112,37 @@ def test_a_question_asked_by_choosing_alone_is_the_same(house, window, name):
     asked(window, CHOSEN[name])
     with connect(house.token) as connection:
         compared(window, connection["cvd"].query(one.kind, one.formula, **one.options))
+
+
+CHOSEN_TABLES = {
+    "table_one": {"adjust": "age smoking", "by": "arm"},
+    "crosstab": {"outcome": "smoking", "second": "arm"},
+    "histogram": {"outcome": "age", "breaks": "6"},
+}
+
+
+@pytest.mark.parametrize("one", TABLES, ids=lambda one: one.r)
+def test_a_table_asked_by_the_form_prints_the_cells_that_python_prints(house, window, one):
+    asked(window, {"kind": one.kind, **CHOSEN_TABLES[one.kind]})
+    with connect(house.token) as connection:
+        found = TableOne(connection["cvd"].query(one.kind, one.formula, **one.options).document)
+    assert window.url.endswith(found.id)
+    heads, rows = found.wide()
+    assert window.locator("[aria-label='All sites'] thead th").all_inner_texts() == heads
+    assert cells(window, "All sites") == rows
+    assert found.heading in window.inner_text("main")
+    with window.expect_download() as saved:
+        window.get_by_role("link", name="each site as CSV").click()
+    saved = saved.value.path().read_text(encoding="utf-8")
+    assert all(site in saved for site in (*house.sites, "all sites"))
+
+
+def test_a_network_is_asked_by_choosing(house, chromium, tmp_path):
+    token, _ = house.networks(tmp_path)
+    with opened(chromium, house.url, viewport={"width": 1280, "height": 900}) as page:
+        enter(page, token.token)
+        for path in ("", "/waves", "/budgets", "/releases", "/log"):
+            assert page.goto(f"/studies/contacts{path}").status == 200, path
+        asked(page, {"kind": "network", "statistic": "edge"}, "contacts")
+        with connect(token) as connection:
+            compared(page, connection["contacts"].query(NETWORKS[0].kind, NETWORKS[0].formula))

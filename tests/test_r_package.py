@@ -23,7 +23,7 @@ from coordinator.analyst.shown import pooled_line
 from coordinator.pooling.pool import pool
 from coordinator.web.workbench.asked_elsewhere import copies
 from shared.errors import ParameterError
-from shared.estimands.kinds import KINDS
+from shared.estimands.kinds import KINDS, OPTIONS
 from shared.estimands.questions import parse_formula
 
 
@@ -120,6 +120,7 @@ class Question:
     kind: str
     formula: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    study: str = "cvd"
 
     @property
     def text(self) -> str:
@@ -129,11 +130,12 @@ class Question:
     @property
     def argv(self) -> list[str]:
         """The command, by its own verb where that has the options."""
-        if not self.kind or not set(self.options) <= {*KINDS[self.kind].verb_options, "subset"}:
-            return ["query", "cvd", self.text]
+        named = self.kind and KINDS[self.kind].shape != "statistic"
+        if not named or not set(self.options) <= {*KINDS[self.kind].verb_options, "subset"}:
+            return ["query", self.study, self.text]
         said = self.formula.removeprefix("~ ").split(" + ") if KINDS[self.kind].shape == "columns" else [self.formula]
         options = [word for name, value in self.options.items() for word in (f"--{name}", f"{value}")]
-        return [self.kind.replace("_", "-"), "cvd", *said, *options]
+        return [self.kind.replace("_", "-"), self.study, *said, *options]
 
 
 QUESTIONS = (
@@ -277,8 +279,40 @@ QUESTIONS = (
         kind="logrank",
         formula="Surv(time, cvd) ~ arm + strata(smoking)",
     ),
+    Question(
+        r="linear(cvd, sbp ~ bs(age, knots = 55, degree = 2) + arm)",
+        kind="ols",
+        formula="sbp ~ bs(age, knots = 55, degree = 2) + arm",
+    ),
+    Question(
+        r="linear(cvd, sbp ~ age/10, weights = 'hdl')", kind="ols", formula="sbp ~ age/10", options={"weights": "hdl"}
+    ),
+    Question(
+        r="cox(cvd, Surv(visits, time, cvd) ~ sbp/10)",
+        kind="cox",
+        formula="Surv(time, cvd) ~ sbp/10",
+        options={"entry": "visits"},
+    ),
+    Question(
+        r="standardised(cvd, visits ~ arm + age, of = 'arm', model = 'poisson')",
+        kind="standardised",
+        formula="visits ~ arm + age",
+        options={"of": "arm", "model": "poisson"},
+    ),
     Question(r="planned(cvd, 'adjusted')", kind="", formula="adjusted"),
 )
+TABLES = (
+    Question(
+        r="table_one(cvd, ~ age + smoking, by = 'arm')",
+        kind="table_one",
+        formula="~ age + smoking",
+        options={"by": "arm"},
+    ),
+    Question(r="crosstab(cvd, ~ smoking + arm)", kind="crosstab", formula="~ smoking + arm"),
+    Question(r="histogram(cvd, ~ age, breaks = 6)", kind="histogram", formula="~ age", options={"breaks": "6"}),
+)
+"""Questions whose answer is a table of cells."""
+NETWORKS = (Question(r="network(contacts, ~ edge)", kind="network", formula="edge", study="contacts"),)
 TIDY = ("estimate", "std.error", "statistic", "p.value", "conf.low", "conf.high")
 FIGURES = ("beta", "se", "ci_lb", "ci_ub", "pval", "tau2", "I2", "QE")
 R_ASKS = """
@@ -300,8 +334,6 @@ refused <- tryCatch(cox(cvd, Surv(time, cvd) ~ spb/10), tributary_refusal = iden
 said <- list(rma = digits(c(fit$beta, fit$se)), code = refused$code, status = refused$status,
              said = conditionMessage(refused))
 cat(jsonlite::toJSON(said, auto_unbox = TRUE), "\\n", sep = "")
-table <- suppressMessages(table_one(cvd, ~ age + smoking, by = "arm"))
-cat(digits(table$estimate[!is.na(table$estimate)]), "\\n")
 cat(nrow(questions(cvd)), "\\n")
 knitr::knit(Sys.getenv("VIGNETTE"), Sys.getenv("KNITTED"), quiet = TRUE)
 """
@@ -316,18 +348,42 @@ def house(tmp_path_factory):
 
 def by_form(web: httpx.Client, one: Question) -> Any:
     """What the workbench's form is answered, sent without a browser (`test_browser_door.py` has one)."""
-    csrf = re.search('name="csrf" value="([^"]+)"', web.get("/studies/cvd/ask").text)[1]
+    place = f"/studies/{one.study}/ask"
+    csrf = re.search('name="csrf" value="([^"]+)"', web.get(place).text)[1]
     fields = {"kind": one.kind, "formula": one.formula} if one.kind else {"planned": one.formula}
-    sent = web.post("/studies/cvd/ask", data={"csrf": csrf, **fields, **{k: f"{v}" for k, v in one.options.items()}})
+    sent = web.post(place, data={"csrf": csrf, **fields, **{k: f"{v}" for k, v in one.options.items()}})
     assert sent.status_code == 303, sent.text
     return web.get(f"/v1{sent.headers['location']}").json()["answer"]
 
 
+def documents(one: Question, study: Any, web: httpx.Client, file: Any, capsys: Any) -> dict[str, Any]:
+    """Door to the document that a question is answered with."""
+    body = {"kind": one.kind, "formula": one.formula, "options": {k: f"{v}" for k, v in one.options.items()}}
+    https = web.post(f"/v1/studies/{one.study}/queries", json=body).json()
+    capsys.readouterr()
+    assert client.main([*one.argv, "--json", "--token", str(file)]) == 0
+    command = json.loads(capsys.readouterr().out)
+    python = study.query(one.kind, one.formula, **one.options).document
+    return {"Python": python, "HTTPS": https, "command": command, "form": by_form(web, one)}
+
+
+def test_no_question_of_the_documentation_is_missing_from_the_table_of_doors():
+    asked = (*QUESTIONS, *TABLES, *NETWORKS)
+    assert {one.kind for one in asked} == {*KINDS, ""}
+    options = {name for one in asked for name in one.options}
+    # Repeated columns are the plan's, which this study has none of: tests/test_repeated_models.py.
+    assert options == (set(OPTIONS) | {"subset"}) - {"repeated"}
+    page = (PAGE.parent / "estimands.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?`) \|", page, flags=re.MULTILINE)
+    named = [text for row in rows for text in re.findall(r"`([^`]+)`", row)]
+    kinds = {found[1] for text in named if (found := re.match(r"(\w+)\(", text)) and found[1] in KINDS}
+    assert kinds == set(KINDS)
+    functions = re.compile(r"([A-Za-z_]\w*)\(")
+    written = {name for text in named for name in functions.findall(text)} - {*KINDS, "C"}  # C is factor
+    assert written <= {name for one in asked for name in functions.findall(one.formula)}
+
+
 def test_every_question_has_the_same_figures_through_five_doors(r, house, tmp_path, capsys):
-    assert {one.kind for one in QUESTIONS} | {"table_one", "crosstab", "histogram", "network"} == {
-        *KINDS,
-        "",
-    }  # of rows, but for Table 1
     (tmp_path / "questions.R").write_text("".join(f"{one.r}\n" for one in QUESTIONS))
     printed = r(
         f"FIGURES <- c{FIGURES}; TIDY <- c{TIDY}\n{R_ASKS}",
@@ -344,15 +400,9 @@ def test_every_question_has_the_same_figures_through_five_doors(r, house, tmp_pa
         study = connection["cvd"]
         assert web.post("/sign-in", data={"token": house.token.token}).status_code == 303
         for one, found in zip(QUESTIONS, in_r, strict=True):
-            result = study.query(one.kind, one.formula, **one.options)
-            python, tidied = result.document, [x for name in TIDY for x in result.tidy()[name].dropna()]
-            body = {"kind": one.kind, "formula": one.formula, "options": {k: f"{v}" for k, v in one.options.items()}}
-            https = web.post("/v1/studies/cvd/queries", json=body).json()
-            capsys.readouterr()
-            assert client.main([*one.argv, "--json", "--token", str(house.file)]) == 0
-            command = json.loads(capsys.readouterr().out)
-            form = by_form(web, one)
-            for door, document in (("Python", python), ("HTTPS", https), ("command", command), ("form", form)):
+            tidy = study.query(one.kind, one.formula, **one.options).tidy()
+            tidied = [x for name in TIDY for x in tidy[name].dropna()]
+            for door, document in documents(one, study, web, house.file, capsys).items():
                 sites = [row["yi"] for row in document["estimates"]]
                 sites += [row["vi_sampling"] + row["vi_privacy"] for row in document["estimates"]]
                 pooled = [document["pooled"][name] for name in FIGURES]
@@ -366,7 +416,7 @@ def test_every_question_has_the_same_figures_through_five_doors(r, house, tmp_pa
             reference = next(other for other in table if other[0] == row[0])
             assert row[2:] == reference[2:], row[:2]
         assert len(table) == 5 * len(QUESTIONS)
-        # What stands around a number: metafor's own fit, the figure, the refusal, Table 1, and the record.
+        # What stands around a number: metafor's own fit, the figure, the refusal, and the record.
         answer = study.cox("Surv(time, cvd) ~ sbp/10")
         last = json.loads(printed[len(QUESTIONS)])
         assert [float(word) for word in last["rma"]] == pytest.approx([answer.beta, answer.se], rel=1e-6)
@@ -375,12 +425,55 @@ def test_every_question_has_the_same_figures_through_five_doors(r, house, tmp_pa
         with pytest.raises(ParameterError) as refused:
             study.cox("Surv(time, cvd) ~ spb/10")
         assert (last["code"], last["status"], last["said"]) == ("E_PARAMETER", 422, str(refused.value))
-        cells = [cell["estimate"] for cell in study.table_one("age", "smoking", by="arm").cells]
-        cells = [value for value in cells if value is not None]
-        assert [float(word) for word in printed[len(QUESTIONS) + 1].split()] == cells
-        assert int(printed[len(QUESTIONS) + 2]) == len(QUESTIONS) + 4
+        assert int(printed[len(QUESTIONS) + 1]) == len(QUESTIONS) + 3
     shown, there = (page(path.read_text(encoding="utf-8")).split() for path in (tmp_path / "r.md", PAGE))
     assert shown == there, "docs/r.md is not what R prints: python -m tests.doors"
+
+
+R_TABLES = """
+digits <- function(x) cat(sprintf("%.17g", stats::na.omit(unlist(x))), "\\n")
+cvd <- study(connect(Sys.getenv("TRIBUTARY_URL")), "cvd")
+contacts <- study(connect(Sys.getenv("TRIBUTARY_URL"), token = Sys.getenv("NETWORKS")), "contacts")
+for (asked in parse(text = readLines(Sys.getenv("QUESTIONS")))) {
+  table <- suppressMessages(eval(asked))
+  if (is.data.frame(table)) digits(t(table[c("estimate", "ci_lb", "ci_ub")])) else {
+    sites <- as.data.frame(table)
+    digits(c(table$document$pooled[FIGURES], sites$yi, sites$vi))
+  }
+}
+"""
+
+
+def figures(document: Mapping[str, Any]) -> list[float]:
+    """The cells of a table; of any other answer the pooled figures and the sites' estimates."""
+    if "cells" in document:
+        found = [cell[name] for cell in document["cells"] for name in ("estimate", "ci_lb", "ci_ub")]
+        return [value for value in found if value is not None]
+    rows = document["estimates"]
+    sites = [row["yi"] for row in rows] + [row["vi_sampling"] + row["vi_privacy"] for row in rows]
+    return [document["pooled"][name] for name in FIGURES] + sites
+
+
+def test_tables_and_networks_have_the_same_figures_through_five_doors(r, house, tmp_path, capsys):
+    asked, (token, file) = (*TABLES, *NETWORKS), house.networks(tmp_path)
+    (tmp_path / "questions.R").write_text("".join(f"{one.r}\n" for one in asked))
+    printed = r(
+        f"FIGURES <- c{FIGURES}; {R_TABLES}",
+        TRIBUTARY_URL=house.url,
+        TRIBUTARY_ANALYST_TOKEN=str(house.file),
+        NETWORKS=str(file),
+        QUESTIONS=str(tmp_path / "questions.R"),
+    ).splitlines()
+    for one, line in zip(asked, printed, strict=True):
+        mine = (token, file) if one.study == "contacts" else (house.token, house.file)
+        with connect(mine[0]) as connection, house.client(mine[0]) as web:
+            assert web.post("/sign-in", data={"token": mine[0].token}).status_code == 303
+            found = documents(one, connection[one.study], web, mine[1], capsys)
+            numbers = figures(found["Python"])
+            assert len(numbers) >= 14
+            assert [float(word) for word in line.split()] == numbers, one.r
+            for door, document in found.items():
+                assert (document["result"], figures(document)) == (found["Python"]["result"], numbers), (one.r, door)
 
 
 R_LOOKS = """

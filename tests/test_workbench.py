@@ -252,8 +252,15 @@ def test_columns_are_offered_with_their_meaning_unit_and_missing_share():
     column = {"name": "chol", "label": "total cholesterol", "unit": "mg/dL", "kind": "continuous", "levels": []}
     column |= {"missing_share": {"alpha": 0.02, "beta": 0.125}, "lacking": ["gamma"]}
     facts = {"estimands": {}, "delivered": [1], "sites": {"alpha": {}}}
-    values = {"facts": facts, "columns": [column], "kinds": KINDS, "options": {}, "methods": (), "tests": ()}
-    values |= {"study": "cvd", "here": "ask", "chosen": {"planned": "", "adjust": []}, "comparisons": ()}
+    values = {"facts": facts, "columns": [column], "kinds": KINDS, "options": {}, "statistics": {}}
+    values |= {
+        "study": "cvd",
+        "here": "ask",
+        "methods": (),
+        "tests": (),
+        "chosen": {"planned": "", "adjust": []},
+        "comparisons": (),
+    }
     session = SignedIn(name="ada", role="analyst", token="", csrf="")
     page = Pages(None, None, None)._draw("ask.html", session, refusal=None, **values).body.decode()
     said = "up to 12.5 % missing; not at gamma"
@@ -300,6 +307,10 @@ def test_a_sites_row_leads_to_its_parts_its_influence_and_the_others_without_it(
         ({"kind": "mean", "outcome": "sbp"}, ("mean", "sbp", {})),
         ({"kind": "difference", "outcome": "sbp", "group": "arm"}, ("difference", "sbp ~ arm", {})),
         ({"kind": "correlation", "outcome": "sbp", "second": "age"}, ("correlation", "~ sbp + age", {})),
+        ({"kind": "histogram", "outcome": "age", "second": "sbp"}, ("histogram", "~ age", {})),
+        ({"kind": "table_one", "adjust": "age", "by": "sex"}, ("table_one", "~ age", {"by": "sex"})),
+        ({"kind": "network", "statistic": "edge", "across": "sex"}, ("network", "edge", {})),
+        ({"kind": "network", "statistic": "recovery", "across": "sex"}, ("network", "recovery ~ sex", {})),
         ({"kind": "km", "time": "t", "event": "d", "at": "5"}, ("km", "Surv(t, d) ~ 1", {"at": "5"})),
         ({"kind": "ols", "outcome": "sbp", "exposure": "sex"}, ("ols", "sbp ~ C(sex)", {})),
         ({"kind": "ols", "outcome": "sbp", "exposure": "age", "ties": "efron"}, ("ols", "sbp ~ age", {})),
@@ -321,6 +332,8 @@ def test_a_form_is_the_question_that_was_chosen(given, made):
     [
         {"kind": "cox", "time": "t"},
         {"kind": "nonsense"},
+        {"kind": "network"},
+        {"kind": "network", "statistic": "recovery"},
         {"kind": "mean", "outcome": "sbp", "level": "high"},
         {"kind": "mean", "outcome": "sbp", "wave": "1.5"},
         {"kind": "mean", "outcome": "sbp", "subset_column": "sex", "subset_is": "==", "subset_value": 'a" | 1 == "1'},

@@ -75,8 +75,8 @@ class TableOne(Shown):
 
         return pd.DataFrame([{name: cell[name] for name in _COLUMNS} for cell in self.cells], columns=list(_COLUMNS))
 
-    def _wide(self, sites: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-        """Heads and rows of text: a column for each site and group."""
+    def wide(self, sites: Sequence[str] = (POOLED,)) -> tuple[list[str], list[list[str]]]:
+        """Heads and rows of text: a column for each site and group; by itself the pooled ones."""
         groups = list(dict.fromkeys(cell["group"] for cell in self.cells))
         places = [(site, group) for site in sites for group in groups]
         text = {
@@ -105,7 +105,7 @@ class TableOne(Shown):
         for caution in self.cautions:
             out.print(f"caution: {caution}")
         out.print(self.heading, style="bold")
-        heads, rows = self._wide((POOLED,))
+        heads, rows = self.wide()
         out.print(table(heads, rows))
         for joint in self.document["joint"]:
             out.print(f"independence: {joint['reason'] or joint['sentence']}")
@@ -119,7 +119,7 @@ class TableOne(Shown):
         """A table of HTML, with its heading and cautions."""
         from html import escape
 
-        heads, rows = self._wide(self.sites)
+        heads, rows = self.wide(self.sites)
         said = "".join(f"<p>{escape(text)}</p>\n" for text in self.cautions)
         lines = ["".join(f"<th>{escape(head)}</th>" for head in heads)]
         lines += ["".join(f"<td>{escape(text)}</td>" for text in row) for row in rows]
@@ -128,7 +128,7 @@ class TableOne(Shown):
 
     def latex(self) -> str:
         """A tabular of LaTeX, in a table with its heading as caption; cautions below."""
-        heads, rows = self._wide(self.sites)
+        heads, rows = self.wide(self.sites)
         lines = [" & ".join(map(_tex, row)) + r" \\" for row in (heads, *rows)]
         said = "".join(f"\n\n{_tex(text)}" for text in self.cautions)
         inside = "\n".join([lines[0], r"\hline", *lines[1:]])

@@ -35,7 +35,11 @@ def figure(given: Mapping[str, Any]) -> None:
     Raises: ParameterError (no such figure); IntegrityRefusal (another number than the one that was given).
     """
     result, path = result_of(given["document"]), Path(given["path"])
-    if given["kind"] in ("table", "curve", "dose-response"):
+    if given["kind"] == "table" and path.suffix == ".csv" and "cells" in given["document"]:
+        from coordinator.analyst.table_one import TableOne
+
+        TableOne(given["document"]).write(path)
+    elif given["kind"] in ("table", "curve", "dose-response"):
         result.export(path, given["kind"])
     else:
         result.forest(path, given["kind"])
@@ -69,7 +73,8 @@ def words(given: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         given: ``document``.
     Returns: `coordinator.analyst.show.PooledText` as plain values, with ``line`` (the pooled result), ``terms`` and
-        ``sensitivity`` (tables), ``mapped`` (of a harmonised answer: its sentences), and ``methods`` (for a paper).
+        ``sensitivity`` (tables), ``mapped`` (of a harmonised answer: its sentences), ``described`` (of a Table 1, a
+        cross-table or a histogram: the table itself, pooled), and ``methods`` (for a paper).
     Raises: IntegrityRefusal (another number than the one that was given).
     """
     from coordinator.analyst.elsewhere import methods_text
@@ -107,8 +112,19 @@ def words(given: Mapping[str, Any]) -> dict[str, Any]:
         "terms": terms,
         "sensitivity": {"heads": heads, "worded": heads[:1], "rows": rows},
         "mapped": document.get("harmonised", {}).get("lines", []),
+        "described": _described(document) if "cells" in document else None,
         "methods": methods_text(document),
     }
+
+
+def _described(document: Mapping[str, Any]) -> dict[str, Any]:
+    from coordinator.analyst.table_one import TableOne
+
+    found = TableOne(document)
+    heads, rows = found.wide()
+    joint = [f"independence: {one['reason'] or one['sentence']}" for one in document["joint"]]
+    shown = {**_table(heads, rows), "worded": heads[:2], "heading": found.heading}
+    return {**shown, "sentences": joint, "cautions": list(found.cautions)}
 
 
 def site_of(given: Mapping[str, Any]) -> dict[str, Any]:

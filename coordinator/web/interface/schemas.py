@@ -267,6 +267,7 @@ SCHEMAS: Mapping[str, Schema] = {
         terms={"oneOf": [_object(**_TABLE, cautions=_list(TEXT)), {"type": "null"}]},
         sensitivity=_object(**_TABLE),
         mapped=_list(TEXT),
+        described=_or_null(_object(**_TABLE, heading=TEXT, sentences=_list(TEXT), cautions=_list(TEXT))),
         methods=_list({"type": "string", "description": "Sentences for a paper's methods section."}),
     ),
     "AnswerSite": _object(

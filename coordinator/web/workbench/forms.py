@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from shared.errors import SchemaRefusal
 from shared.estimands.kinds import KINDS, OPTIONS, Kind
+from shared.estimands.questions import ACROSS
 from shared.wire.analyst_messages import QueryRequest
 from shared.wire.message_limits import FORMULA_CAP
 
@@ -81,8 +82,9 @@ def formula(
     """The formula of what was chosen, as in R.
 
     Args:
-        given: ``outcome`` or ``time`` and ``event``, ``exposure``, ``per``, ``group``, ``second``.
-        adjust: columns to adjust for.
+        given: ``outcome`` or ``time`` and ``event``, ``exposure``, ``per``, ``group``, ``second``; of a network
+            ``statistic``, and ``across`` which column where it needs one.
+        adjust: columns to adjust for, or those of a Table 1.
     Raises: SchemaRefusal: what the method needs was not chosen.
 
     >>> columns = {"sbp": {"kind": "continuous"}, "sex": {"kind": "nominal"}, "age": {"kind": "integer"}}
@@ -98,7 +100,11 @@ def formula(
             raise SchemaRefusal(f"{kind} must be given {words}", given="none", next_step=f"Choose {words}.")
         return given[name]
 
-    if known.survival:
+    if known.shape == "statistic":
+        left = need("statistic", "a statistic")
+    elif kind == "table_one":
+        left = " + ".join(dict.fromkeys(adjust))
+    elif known.survival:
         left = f"Surv({need('time', 'a time')}, {need('event', 'an event')})"
     else:
         left = need("outcome", "an outcome")
@@ -109,7 +115,10 @@ def formula(
     elif known.shape == "groups":
         made = f"{left} ~ {need('group', 'a column of groups')}"
     elif known.shape == "columns":
-        made = f"~ {left} + {need('second', 'a second column')}"
+        two = given.get("second") if kind in ("correlation", "crosstab") else ""
+        made = f"~ {left}" + (f" + {two}" if two else "")
+    elif known.shape == "statistic":
+        made = f"{left} ~ {need('across', 'a column')}" if left in ACROSS else left
     elif known.survival:
         made = f"{left} ~ {given.get('group') or '1'}"
     else:

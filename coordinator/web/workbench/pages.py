@@ -35,6 +35,7 @@ from coordinator.web.workbench.comparing import differences, site_rows
 from shared.base.canonical import parse_json
 from shared.errors import AccessRefusal, Refusal, RoleRefusal, SchemaRefusal, TooLarge
 from shared.estimands.kinds import KINDS, OPTIONS
+from shared.estimands.questions import NETWORK
 from shared.plans.dictionary import KINDS as COLUMN_KINDS
 from shared.privacy.stated import shown_delta, shown_epsilon, shown_price
 from shared.terminal import inert
@@ -358,13 +359,14 @@ class Pages:
         facts = await self._facts(request, who)
         described = await self._document(request, who, "describe", DescribeRequest(study=facts["study"]))
         columns = forms.with_repeated(described["columns"], described.get("repeated"))
-        kinds = {name: kind for name, kind in KINDS.items() if kind.asks}
+        options = (option for kind in KINDS.values() for option in kind.options)
         return {
             "study": facts["study"],
             "facts": facts,
             "columns": columns,
-            "kinds": kinds,
-            "options": {name: OPTIONS[name] for name in dict.fromkeys(o for k in kinds.values() for o in k.options)},
+            "kinds": KINDS,
+            "options": {name: OPTIONS[name] for name in dict.fromkeys(options)},
+            "statistics": NETWORK,
             "methods": METHODS,
             "tests": TESTS,
             "comparisons": forms.COMPARISONS,
