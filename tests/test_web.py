@@ -180,6 +180,18 @@ def test_a_result_is_drawn_from_its_document(web, answer, file, kind, begins):
     assert again.content == drawn.content
 
 
+def test_a_figure_in_lines_is_sent_compressed_to_whoever_takes_it_so_and_nothing_else_is(web, answer):
+    place = f"/v1/studies/cvd/results/{answer['result']}"
+    found = web.get(f"{place}/forest.svg")
+    assert found.headers["content-encoding"] == "gzip"
+    assert found.num_bytes_downloaded < len(found.content) / 4
+    plain = web.get(f"{place}/forest.svg", headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert plain.content == found.content
+    for path in (place, f"{place}/table.csv", f"{place}/forest.pdf"):
+        assert "content-encoding" not in web.get(path).headers, path
+
+
 # -- jobs -----------------------------------------------------------------------------------------------------------
 def test_a_job_says_how_far_it_is_and_gives_the_answer_of_the_question(web, answer):
     begun = web.post("/v1/studies/cvd/jobs", json={**QUESTION, "level": 0.9})

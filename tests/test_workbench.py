@@ -333,6 +333,7 @@ def test_a_form_is_the_question_that_was_chosen(given, made):
         {"kind": "cox", "time": "t"},
         {"kind": "nonsense"},
         {"kind": "network"},
+        {"kind": "table_one", "outcome": "sbp"},
         {"kind": "network", "statistic": "recovery"},
         {"kind": "mean", "outcome": "sbp", "level": "high"},
         {"kind": "mean", "outcome": "sbp", "wave": "1.5"},

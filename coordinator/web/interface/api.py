@@ -13,6 +13,7 @@ import functools
 import logging
 import threading
 import time
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -275,13 +276,20 @@ class Api:
         asked = await self._read(one, request)
         found = await self.handled(request, one, asked, who)
         if one.stream:
-            return self.file(found, (one.gives or {}).get(getattr(asked, "suffix", ""), one.reply))
+            return self.file(request, found, (one.gives or {}).get(getattr(asked, "suffix", ""), one.reply))
         data = found.json if isinstance(found, Document) else canonical_json(_view(found))
         return Response(data, media_type=JSON)
 
-    def file(self, parts: AsyncIterator[bytes], kind: str) -> Response:
-        """A file of this media type."""
-        headers = {"content-security-policy": SVG_POLICY} if kind == FILES["svg"] else {}
+    def file(self, request: Request, parts: AsyncIterator[bytes], kind: str) -> Response:
+        """A file of this media type; a drawing in lines is compressed for who takes it so.
+
+        Nothing else is: in a page or a document a secret stands beside texts of others, whose length would tell of it.
+        """
+        if kind != FILES["svg"]:
+            return StreamingResponse(parts, media_type=kind)
+        headers = {"content-security-policy": SVG_POLICY, "vary": "accept-encoding"}
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            headers["content-encoding"], parts = "gzip", _compressed(parts)
         return StreamingResponse(parts, media_type=kind, headers=headers)
 
     # -- getting a token ------------------------------------------------------------------------------------------
@@ -391,6 +399,14 @@ def said_of(job: Job) -> dict[str, Any]:
     elif job.state in ENDED and job.refusal is not None:
         said["problem"] = problem(job.refusal)
     return said
+
+
+async def _compressed(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same, as gzip has it."""
+    press = zlib.compressobj(wbits=31)
+    async for part in parts:
+        yield press.compress(part)
+    yield press.flush()
 
 
 async def _until_left(request: Request, gone: threading.Event) -> None:

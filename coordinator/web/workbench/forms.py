@@ -103,6 +103,8 @@ def formula(
     if known.shape == "statistic":
         left = need("statistic", "a statistic")
     elif kind == "table_one":
+        if not adjust:
+            raise SchemaRefusal("table_one must be given its columns", given="none", next_step="Choose its columns.")
         left = " + ".join(dict.fromkeys(adjust))
     elif known.survival:
         left = f"Surv({need('time', 'a time')}, {need('event', 'an event')})"

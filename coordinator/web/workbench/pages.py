@@ -480,11 +480,11 @@ class Pages:
             **{name: given.get(name, "") for name in ("results", "spending")},
         )
         found = await self._api.handled(request, _BY_NAME["looks_figure"], asked, who)
-        return self._api.file(found, FILES[asked.suffix])
+        return self._api.file(request, found, FILES[asked.suffix])
 
     async def _crate(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         asked = ExplainRequest(study=request.path_params["study"], result_id=request.path_params["result_id"])
-        return self._api.file(await self._api.handled(request, _BY_NAME["crate"], asked, who), ZIP)
+        return self._api.file(request, await self._api.handled(request, _BY_NAME["crate"], asked, who), ZIP)
 
     async def _compare(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         """Two answers side by side; with none or one of them, the newest to choose from."""
@@ -517,7 +517,8 @@ class Pages:
     async def _figure(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         path = request.path_params
         asked = FigureRequest(**{name: path[name] for name in ("study", "result_id", "kind", "suffix")})
-        return self._api.file(await self._api.handled(request, _BY_NAME["figure"], asked, who), FILES[asked.suffix])
+        found = await self._api.handled(request, _BY_NAME["figure"], asked, who)
+        return self._api.file(request, found, FILES[asked.suffix])
 
     async def _waves(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         study = request.path_params["study"]
