@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,7 +67,17 @@ def survival(n=N):
     return x, planned(4, ((TIME, EVENT),), {1: 2, 3: 2})
 
 
-WORLDS = pytest.mark.parametrize("made", [binary, count, score, survival])
+def partly(n=N):
+    """A measurement that three in ten lack; in its place stands what the encoder draws."""
+    rng, a, b = covariates(n)
+    y = (0.1 * a + 0.1 * b + 0.1 * rng.normal(size=n)).clip(-1, 1)
+    gone = rng.random(n) < special.expit(-1 + 0.5 * a)
+    x = np.column_stack([a, b + rng.random(n), gone + rng.random(n), np.where(gone, rng.uniform(-0.5, 0.5, n), y)])
+    outcomes = planned(4, ((2,), (3,)), {1: 2, 2: 2}, bounds={0: (-9.0, 9.0), 3: (-1.0, 1.0)})
+    return x, replace(outcomes, gates={3: 2})
+
+
+WORLDS = pytest.mark.parametrize("made", [binary, count, score, survival, partly])
 
 
 def many(x, laws, times=40, seed=7):
@@ -114,6 +125,21 @@ def test_the_log_determinant_is_that_of_differences(made):
     # A record within a step of an edge has another slope on either side.
     assert np.median(np.abs(found - told)) < 1e-4
     assert (np.abs(found - told) < 1e-2).mean() > 0.95
+
+
+def test_half_the_records_kept_change_neither_who_lacks_a_value_nor_the_values():
+    """What stands in the place of a missing value is no value: its latent is one like any other, and no extreme one."""
+    x, outcomes = partly(6000)
+    laws = fit_laws(x, outcomes)
+    z = laws.inverse(x)
+    assert np.abs(z[x[:, 2] >= 1, 3]).max() < 4.5
+    noised = z.copy()
+    noised[:, 2:] = np.sqrt(0.5) * z[:, 2:] + np.sqrt(0.5) * np.random.default_rng(4).standard_normal((len(z), 2))
+    drawn = laws.forward(noised)
+    kept, known = drawn[:, 2] < 1, x[:, 2] < 1
+    assert kept.mean() == pytest.approx(known.mean(), abs=0.02)
+    assert drawn[kept, 3].mean() == pytest.approx(x[known, 3].mean(), abs=0.01)
+    assert drawn[kept, 3].std() == pytest.approx(x[known, 3].std(), rel=0.05)
 
 
 @WORLDS

@@ -31,8 +31,8 @@ law          for                                                     cells
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -404,6 +404,8 @@ class TiltLaw(_Law):
         slope: (bins,), how steeply f0 grows within each bin.
         low, high: (m, bins): φ at the ends of each bin.
         coefficients: (features - 1, m), of θ.
+        blank: (3,): the column that is 1 or more where this one is missing, and between which codes what stands in its
+            place then lies evenly: that has a latent like any other. Empty where none is missing, or in older flows.
     """
 
     kind: ClassVar[int] = 1
@@ -416,15 +418,16 @@ class TiltLaw(_Law):
     low: Array
     high: Array
     coefficients: Array
+    blank: Array = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
-        for name in self.NAMES[1:]:
+        for name in (*self.NAMES[1:], "blank"):
             ndim = 2 if name in ("low", "high", "coefficients") else 1
             object.__setattr__(self, name, _frozen(getattr(self, name), name, ndim))
         bins, m, width = len(self.base), len(self.low), self.inputs.width
         fits = self.shift.shape == (width,) and self.coefficients.shape == (width - 1, m)
         fits = fits and self.edges.shape == (bins + 1,) and self.low.shape == self.high.shape == (m, bins)
-        fits = fits and self.slope.shape == (bins,)
+        fits = fits and self.slope.shape == (bins,) and self.blank.shape in ((0,), (3,))
         if not fits or bins < 1 or (np.diff(self.edges) <= 0).any():
             raise SchemaRefusal("a tilted outcome's arrays must fit one another, and its edges increase")
 
@@ -446,26 +449,42 @@ class TiltLaw(_Law):
     def draw(self, x: Array) -> None:
         """Latents in the outcome's column to values, in place."""
         mean, mass, steep = self.cells(x)
-        x[:, self.column] = mean + self._solve(x[:, self.column], mass, self.edges[:-1], self.edges[1:], steep)
+        v = x[:, self.column]
+        value = mean + self._solve(v, mass, self.edges[:-1], self.edges[1:], steep)
+        for gone, low, high in self._missing(x):
+            value = np.where(gone, self._solve(v, np.ones((len(x), 1)), low, high, None), value)
+        x[:, self.column] = value
 
     def undraw(self, x: Array, z: Array) -> Array:
         """Latents of records x into z, in place. Returns: log |det|, (n,)."""
         mean, mass, steep = self.cells(x)
         rest = x[:, self.column] - mean
-        z[:, self.column], slope, _ = self._place_of(rest, mass, self.edges[:-1], self.edges[1:], steep)
+        v, slope, _ = self._place_of(rest, mass, self.edges[:-1], self.edges[1:], steep)
+        for gone, low, high in self._missing(x):
+            other, across, _ = self._place_of(x[:, self.column], np.ones((len(x), 1)), low, high, None)
+            v, slope = np.where(gone, other, v), np.where(gone, across, slope)
+        z[:, self.column] = v
         return slope
+
+    def _missing(self, x: Array) -> Iterator[tuple[NDArray[np.bool_], Array, Array]]:
+        """Which rows of x have nothing here, and the ends of what stands there instead."""
+        if len(self.blank):
+            yield x[:, int(self.blank[0])] >= 1, self.blank[1:2], self.blank[2:]
 
     def to_arrays(self) -> Arrays:
         """Named arrays."""
-        return {"at": np.array([self.column])} | {name: getattr(self, name) for name in self.NAMES[1:]}
+        found = {"at": np.array([self.column])} | {name: getattr(self, name) for name in self.NAMES[1:]}
+        return found | ({"blank": self.blank} if len(self.blank) else {})
 
     NAMES: ClassVar[tuple[str, ...]] = ("at", "shift", "edges", "base", "slope", "low", "high", "coefficients")
+    LATER: ClassVar[tuple[str, ...]] = ("blank",)
 
     @classmethod
     def from_arrays(cls, inputs: OutcomeInputs, arrays: Mapping[str, NDArray[Any]]) -> TiltLaw:
         """The reverse of `to_arrays`. Raises: SchemaRefusal."""
         (column,) = _places(arrays["at"], 1)
-        return cls(column=column, inputs=inputs, **{name: arrays[name] for name in cls.NAMES[1:]})
+        given = {name: arrays[name] for name in (*cls.NAMES[1:], *cls.LATER) if name in arrays or name in cls.NAMES}
+        return cls(column=column, inputs=inputs, **given)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

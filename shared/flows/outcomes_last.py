@@ -75,7 +75,12 @@ class OutcomesLast(ArrayBijection):
         kinds = [int(kind) for kind in np.asarray(arrays.get("laws", np.zeros(0))).reshape(-1)]
         if np.asarray(arrays.get("d", np.zeros(0))).size != 1 or len(kinds) > 4096 or not set(kinds) <= set(_LAWS):
             raise SchemaRefusal("outcomes must say how many columns there are, and of which kind their laws are")
-        parts = [(*OutcomeInputs.NAMES, *_LAWS[kind].NAMES) for kind in kinds]
+        # Flows that were sealed before have no word of what stands in the place of a missing value.
+        more = [
+            [name for name in getattr(_LAWS[kind], "LATER", ()) if f"{name}{k}" in arrays]
+            for k, kind in enumerate(kinds)
+        ]
+        parts = [(*OutcomeInputs.NAMES, *_LAWS[kind].NAMES, *also) for kind, also in zip(kinds, more, strict=True)]
         require_arrays(
             arrays, {"d", "laws"} | {f"{name}{k}" for k, names in enumerate(parts) for name in names}, cls.kind
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from scipy import special
@@ -46,10 +47,19 @@ def tilt_law(x: Array, column: int, inputs: OutcomeInputs, planned: PlannedOutco
         law, channels, start = _tilted(column, inputs, shift, rest, features, counted, heaps, start)
         more = chosen_terms(inputs, atoms, channels) if last < ROUNDS - 1 else inputs
         if more is inputs:
-            return law
+            return replace(law, blank=_blank(column, gate, planned))
         inputs, features = more, more.features(rows)
         shift = _regression(features, value, inputs) if straight else np.zeros(inputs.width)
     raise AssertionError("the last round returns")
+
+
+def _blank(column: int, gate: int, planned: PlannedOutcomes) -> Array:
+    """Where what stands in the place of a missing value lies: as `shared.plans.encoding` draws it."""
+    if gate < 0 or column not in planned.bounds:
+        return np.zeros(0)
+    low, high = planned.bounds[column]
+    width = high - low
+    return np.array([gate, low + 0.25 * width, low + 0.75 * width + (column in planned.whole)], dtype=np.float64)
 
 
 def _require_spread(rest: Array, value: Array) -> None:
