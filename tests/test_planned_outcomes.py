@@ -19,6 +19,7 @@ from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
 from shared.plans.outcomes import planned_outcomes
 from shared.plans.plan import Floors, StudyPlan, Training
+from shared.plans.repeated_rows import RepeatedRows
 from shared.releases.receipt import planned_event
 from site_agent.release import sealed_state
 from site_agent.release.sealed_state import fitted_by
@@ -64,6 +65,23 @@ def test_whether_a_value_is_missing_is_drawn_before_the_value(plan):
     assert groups[:2] == [("marker missing",), ("marker",)]
     assert found.gates == {4: 5}
     assert found.levels[5] == 2
+
+
+def test_rows_of_a_person_are_drawn_one_after_the_other_what_is_no_outcome_first(plan):
+    number = Column(name="x", kind="continuous", lower=0, upper=1, missing="level")
+    columns = [Column(name="person", kind="person"), Column(name="arm", kind="binary"), Column(name="z", kind="binary")]
+    columns += [replace(number, name=f"{name}_{k}") for name in ("y", "dose") for k in (1, 2)]
+    repeated = RepeatedRows(rows=2, columns=("y", "dose"), order="visit", visits=(0, 6))
+    dictionary = Dictionary(name="rows", version=1, columns=tuple(columns), repeated=repeated)
+    asked = {"slope": "gee(y) ~ visit + arm + dose"}
+    changed = replace(plan, dictionary=dictionary, estimands=asked, training=Training(outcomes="last"))
+    found, names = planned_outcomes(changed), Encoder(dictionary=dictionary).columns
+    drawn = [names[j] for group in found.groups for j in group]
+    values = [f"{name}_{k}" for k in (1, 2) for name in ("dose", "y")]
+    assert drawn == [piece for name in values for piece in (f"{name} missing", name)]
+    assert set(found.gates) == {names.index(name) for name in values}
+    plain = replace(changed, estimands={"last": "ols(y_2) ~ y_1 + arm"})
+    assert [names[j] for group in planned_outcomes(plain).groups for j in group] == ["y_2 missing", "y_2"]
 
 
 def test_groups_are_no_outcomes_and_a_comparison_is_of_its_column(plan):

@@ -231,6 +231,17 @@ def test_a_person_without_all_rows_is_refused_where_the_plan_lets_none_be_missin
     assert any(line.name == "repeated rows" and line.state == "warn" for line in lines)
 
 
+def test_a_proposed_mapping_takes_several_rows_of_a_person_for_granted_where_the_plan_has_them():
+    from site_agent.records.mapping.suggesting import proposed
+
+    extract = table().rename(columns={"sbp": "SBP (mmHg)", "person": "person"})
+    found = proposed(extract, planned().dictionary, {})
+    assert found.mapped["columns"] == {"SBP (mmHg)": "sbp"}
+    assert not found.open
+    alone = planned().dictionary.source
+    assert "several" in proposed(extract, alone, {}).open["person"]
+
+
 @pytest.mark.parametrize("text", [VISITS, FIRST])
 def test_a_rehearsal_makes_up_rows_that_can_be_read(tmp_path, text):
     from shared.base.randomness import seeded_rng

@@ -336,3 +336,42 @@ def test_noisy_tables_answer_by_their_model_and_say_that_it_is_one():
     for row in rows:
         if row.yi is not None:
             assert row.vi > plain[row.term].vi
+
+
+def test_a_release_of_a_site_answers_as_its_records_do(tmp_path):
+    """From a file with a row for each visit to the answer: rows are persons, and half of the records is kept."""
+    from stage import postures
+    from stage.pipeline import TODAY, source
+    from test_repeated import KEY
+
+    from shared.mechanisms.latent_noise.plan import LatentNoisePlan
+    from shared.plans.plan import Floors, Training
+    from site_agent.records.table import read
+    from site_agent.release.pipeline.making import make_release
+
+    plan = replace(
+        planned(),
+        estimands={"slope": "gee(sbp) ~ visit/6 + arm"},
+        release=LatentNoisePlan(w=0.5),
+        training=Training(flows=1, hidden=8, epochs=1, outcomes="last"),
+        floors=Floors(membership_auc=0.9, own_row_linkage=1.0, extreme_linkage=1.0),
+    )
+    rows = (
+        long(wide(500, 11)).drop(columns=["high", "falls"]).assign(person=lambda table: "p" + table.person.astype(str))
+    )
+    file = source(tmp_path, rows)
+    made = make_release(plan=plan, wave=1, source=file, site=postures.site(tmp_path), today=TODAY)
+    assert made.receipt.n == len(made.table) == rows.person.nunique()
+    assert tuple(made.table.columns) == plan.dictionary.names
+    assert made.receipt.covered[-1].startswith("A person's record is all of their rows")
+    question = parse_estimand("gee(sbp) ~ visit/6 + arm").with_rows(plan.dictionary.repeated)
+    levels = {"arm": ["control", "drug"]}
+    records = read(file, plan.dictionary, key=KEY).table
+    records = records.assign(arm=pd.Categorical.from_codes(records.arm.astype(int), ["control", "drug"]))
+    real = {row.term: row for row in estimate(records, question, levels=levels)}
+    drawn = [Draw(rows=len(made.table), w=0.5, fitted_on=len(made.table), outcomes_last=True)]
+    found = estimate(made.table, question, levels=levels)
+    for row in with_release_variance(found, made.table, question, drawn, levels=levels):
+        assert abs(row.yi - real[row.term].yi) < 4 * row.vi**0.5
+    missing = made.table[["sbp_1", "sbp_2", "sbp_3"]].isna().mean().to_numpy()
+    assert missing == pytest.approx(records[["sbp_1", "sbp_2", "sbp_3"]].isna().mean().to_numpy(), abs=0.06)

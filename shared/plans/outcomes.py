@@ -118,6 +118,8 @@ class _PlannedReads:
     def of(cls, plan: StudyPlan, columns: Mapping[str, Column], place: Mapping[str, int]) -> _PlannedReads:
         found = cls({}, {}, {})
         for one in _asked(plan):
+            for name, earlier in _row_by_row(one).items():
+                found.reads.setdefault(name, set()).update(earlier)
             own = [name for name in _names(one.outcome, one.event, one.competing, one.duration) if name in columns]
             read = [name for name in one.columns if name in columns and name not in own]
             for name in own:
@@ -136,13 +138,28 @@ class _PlannedReads:
         return found
 
 
+def _row_by_row(question: Estimand) -> dict[str, set[str]]:
+    """Of repeated columns: each to what is drawn before it, which is earlier rows, and in its row what is no outcome.
+
+    What only one of them has, that a visit did not take place, is then drawn once, and the others follow it.
+    """
+    long = question.long
+    if long is None:
+        return {}
+    own = [name for name in _names(question.outcome) if name in long.columns]
+    same = {name for name in question.row_columns if name not in (*long.columns, long.visit)}
+    order = [name for name in long.columns if name not in own] + own
+    drawn = [long.wide(name)[row] for row in range(long.rows) for name in order]
+    return {column: same | set(drawn[:k]) for k, column in enumerate(drawn)}
+
+
 def _asked(plan: StudyPlan) -> Iterator[Estimand]:
     """The questions of a plan that are of columns."""
     from shared.estimands.questions import parse_estimand
 
     for text in plan.estimands.values():
         try:
-            one = parse_estimand(text)
+            one = parse_estimand(text).with_rows(plan.dictionary.repeated)
         except ParameterError:
             continue  # a note in words, or a question of another mechanism
         if one.kind not in ("network", "correlation"):

@@ -146,9 +146,10 @@ def data_map(
     from site_agent.records.mapping import editing
 
     source = desk.config.source(study)
-    dictionary = desk.plans.plan(study).dictionary.source
+    planned = desk.plans.plan(study).dictionary
     if suggest or out:
-        return _suggested(study, source, dictionary, out, dry_run=dry_run)
+        return _suggested(study, source, planned, out, dry_run=dry_run)
+    dictionary = planned.source
     source = source if file is None else _of_file(file, source)
     every = [column.name for column in dictionary.columns if column.lower is not None]
     commas = every if decimal_comma == ["all"] else decimal_comma or []

@@ -114,7 +114,9 @@ def released(table: pd.DataFrame, encoder: Encoder, rng) -> dict[float, pd.DataF
     return at_weights(table, encoder, outcomes, rng)
 
 
-def at_weights(table: pd.DataFrame, encoder: Encoder, outcomes: PlannedOutcomes, rng) -> dict[float, pd.DataFrame]:
+def at_weights(
+    table: pd.DataFrame, encoder: Encoder, outcomes: PlannedOutcomes | None, rng
+) -> dict[float, pd.DataFrame]:
     """The patients' own table at w = 1, and what one flow of it releases at each smaller w."""
     encoded = encoder.encode(encoder.dictionary.check(table), rng)
     flow = fit_flow(encoded, START, rng, integer_columns=encoder.integer_columns, outcomes=outcomes).flow
@@ -129,6 +131,7 @@ def repetition(
     made_by: Callable[[Any, np.random.Generator], Mapping[float, pd.DataFrame]],
     questions: Mapping[str, Mapping[str, float]],
     levels: Mapping[str, Sequence[Any]],
+    sites: int = SITES,
 ) -> np.ndarray:
     """(w, sites, terms, 4): yi, sampling, privacy and naive variance; NaN where there is no answer.
 
@@ -138,8 +141,8 @@ def repetition(
         questions, levels: as of `measure`, as of `estimate`.
     """
     rng, generator = seeded_rng(1000 * seed + b), np.random.default_rng(2000 * seed + b)
-    out = np.full((len(WEIGHTS), SITES, sum(map(len, questions.values())), 4), np.nan)
-    for s in range(SITES):
+    out = np.full((len(WEIGHTS), sites, sum(map(len, questions.values())), 4), np.nan)
+    for s in range(sites):
         for k, (w, made) in enumerate(made_by(rng, generator).items()):
             rows, surrogate, at = QuestionRows(made.reset_index(drop=True)), SurrogateSampler(), 0
             for text, terms in questions.items():
@@ -229,7 +232,13 @@ def measure(
         for w, row in rows.items():
             print(cell, w, f"{row['fixed_z']['percent']:.1f} {row['default']['percent']:.1f}", end=" ")
             print(f"site {row['site']:.1f} bias {row['bias']:.4f} ± {row['bias_se']:.4f}")
-    results = {"asked": [LOW, HIGH], "repetitions": len(raw), "sites": SITES, "persons": PERSONS, "cells": cells}
+    results = {
+        "asked": [LOW, HIGH],
+        "repetitions": len(raw),
+        "sites": int(np.shape(raw)[2]),
+        "persons": PERSONS,
+        "cells": cells,
+    }
     print(record.write(name, results, seed, f"python -m tests.benchmarks.{name}"))
 
 

@@ -132,6 +132,7 @@ def proposed(
         table: as the file has it, under its names.
         columns, ignore: what is mapped already.
     """
+    repeated, dictionary = dictionary.repeated, dictionary.source
     wanted = {column.name: column for column in dictionary.columns}
     columns = dict(columns)
     taken = {*columns.values(), *(name for name in table.columns if name in wanted and name not in columns)}
@@ -165,7 +166,7 @@ def proposed(
     questions |= {
         name: "not in the study: under ignore, if it is not needed" for name in free if name not in {*used, *unclear}
     }
-    if dictionary.person in there:
+    if dictionary.person in there and repeated is None:
         persons = next(table[name] for name in table.columns if columns.get(name, name) == dictionary.person)
         if rows := int(persons.duplicated().sum()):
             questions[str(dictionary.person)] = (

@@ -51,7 +51,7 @@ class Tables(Frame):
             shown: TableSource = source
             questions: dict[str, str] = {}
             if request.query_params.get("proposals") == "yes":
-                shown, questions = _proposed(source, plan.dictionary.source)
+                shown, questions = _proposed(source, plan.dictionary)
             beside = tables.matching(shown, plan.dictionary, edges=plan.release.edges)
             check = request.query_params.get("check") == "yes"
             values |= {
