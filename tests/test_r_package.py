@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -476,6 +477,41 @@ def test_tables_and_networks_have_the_same_figures_through_five_doors(r, house, 
                 assert (document["result"], figures(document)) == (found["Python"]["result"], numbers), (one.r, door)
 
 
+def test_what_the_workbench_gives_to_copy_asks_the_same_question_in_r_and_in_python(r, house):
+    with connect(house.token) as connection:
+        some = "smoking == 'never' | smoking == 'former'"
+        document = connection["cvd"].cox("Surv(time, cvd) ~ sbp/10 + C(smoking)", subset=some).document
+    texts = dict(copies(document, house.url.removeprefix("https://")))
+    in_r = texts["R"].replace("NAME.token.json", str(house.file))
+    in_r = (
+        in_r.removesuffix("answer")
+        + "cat(sprintf('%.17g %.17g', answer$document$pooled$beta, answer$document$pooled$se))"
+    )
+    pooled = [document["pooled"][name] for name in ("beta", "se")]
+    assert [float(word) for word in r(in_r).split()] == pooled
+    scope = {}
+    exec(texts["Python"].replace("NAME.token.json", str(house.file)), scope)
+    assert [scope["answer"].document["pooled"][name] for name in ("beta", "se")] == pooled
+    assert scope["answer"].document["asked"] == document["asked"]
+
+
+@pytest.mark.parametrize("one", TABLES, ids=lambda one: one.r)
+def test_what_is_given_to_copy_of_a_table_gives_the_table(r, house, one, capsys):
+    with connect(house.token) as connection:
+        document = connection["cvd"].query(one.kind, one.formula, subset="age >= 50", **one.options).document
+    texts = {name: text.replace("NAME.token.json", str(house.file)) for name, text in copies(document, house.url[8:])}
+    scope = {}
+    exec(texts["Python"], scope)
+    assert scope["answer"].cells == document["cells"]
+    capsys.readouterr()
+    assert client.main([*shlex.split(texts["command"])[1:], "--json", "--token", str(house.file)]) == 0
+    assert json.loads(capsys.readouterr().out)["cells"] == document["cells"]
+    said = r(texts["R"].removesuffix("answer") + "cat(sprintf('%.17g', stats::na.omit(answer$estimate)))")
+    assert [float(word) for word in said.split()] == [
+        cell["estimate"] for cell in document["cells"] if cell["estimate"] is not None
+    ]
+
+
 R_LOOKS = """
 hub <- connect(Sys.getenv("TRIBUTARY_URL"))
 cvd <- study(hub, "cvd")
@@ -546,21 +582,3 @@ def test_looks_by_wave_have_the_same_figures_through_every_door(r, house, tmp_pa
         assert (list(one["results"]), list(one["missing"])) == (["2"], ["1"])
         refused = web.post("/v1/studies/cvd/looks", json={"formula": question, "spending": "bonferroni"}).json()
         assert refused["code"] == "E_PARAMETER"
-
-
-def test_what_the_workbench_gives_to_copy_asks_the_same_question_in_r_and_in_python(r, house):
-    with connect(house.token) as connection:
-        some = "smoking == 'never' | smoking == 'former'"
-        document = connection["cvd"].cox("Surv(time, cvd) ~ sbp/10 + C(smoking)", subset=some).document
-    texts = dict(copies(document, house.url.removeprefix("https://")))
-    in_r = texts["R"].replace("NAME.token.json", str(house.file))
-    in_r = (
-        in_r.removesuffix("answer")
-        + "cat(sprintf('%.17g %.17g', answer$document$pooled$beta, answer$document$pooled$se))"
-    )
-    pooled = [document["pooled"][name] for name in ("beta", "se")]
-    assert [float(word) for word in r(in_r).split()] == pooled
-    scope = {}
-    exec(texts["Python"].replace("NAME.token.json", str(house.file)), scope)
-    assert [scope["answer"].document["pooled"][name] for name in ("beta", "se")] == pooled
-    assert scope["answer"].document["asked"] == document["asked"]

@@ -103,6 +103,18 @@ def test_two_answers_stand_side_by_side_with_what_differs(web, reader, result, o
     assert "E_STATE" in reader.get("/studies/cvd/compare?a=0000&b=1111").text
 
 
+def test_an_answer_stands_beside_one_of_another_study_that_its_reader_may_read(stage, web, reader, result):
+    beside = web.post("/v1/studies/odd/queries", json={**QUESTION, "formula": "Surv(time, cvd) ~ sbp/10"}).json()
+    page = reader.get(f"/studies/cvd/compare?a={result['cvd']}&b=odd/{beside['result'][:16]}")
+    said = words(page)
+    assert pooled_line(beside) in said
+    assert "study cvd odd differs" in said
+    assert f"/studies/odd/results/{beside['result']}/forest.svg" in page.text
+    with stage.web() as client:
+        client.post("/sign-in", data={"token": stage.admit("one-study")})
+        assert client.get(f"/studies/cvd/compare?a={result['cvd']}&b=odd/{beside['result']}").status_code == 403
+
+
 def test_of_more_sites_than_a_page_holds_it_is_said_how_many_are_compared(reader, result, other, monkeypatch):
     monkeypatch.setattr("coordinator.web.workbench.pages.PAGE", 2)
     said = words(reader.get(f"/studies/cvd/compare?a={result['cvd']}&b={other}"))

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from shared.estimands.questions import Estimand, parse_estimand
+
 __all__ = ["copies", "copies_of_looks"]
 
 _OPENED = 'from tributary_meta import connect\n\nstudy = connect("NAME.token.json")["{study}"]\n'
@@ -29,6 +31,8 @@ def copies(answer: Mapping[str, Any], host: str) -> list[tuple[str, str]]:
     settings = ", ".join(f"{name}={value!r}" for name, value in how.items())
     opened = _OPENED.format(study=study)
     estimand = asked["estimand"]
+    if "cells" in answer:
+        return _of_table(study, parse_estimand(estimand), {name: how[name] for name in _POOLING[1:]}, host)
     if "harmonised" in asked:  # R asks no such question
         mapped = {"to": asked["to"], "formula": estimand, "densities": asked["densities"]}
         words = ", ".join(f"{name}={value!r}" for name, value in mapped.items())
@@ -40,7 +44,7 @@ def copies(answer: Mapping[str, Any], host: str) -> list[tuple[str, str]]:
         ]
     return [
         ("Python", f'{opened}answer = study.query("", {estimand!r}, {settings})\nanswer'),
-        ("R", _in_r(host, study, "ask", estimand, how)),
+        ("R", _in_r(host, study, "ask", json.dumps(estimand), how)),
         ("command", f"analyst query {study} {shlex.quote(estimand)} {pooling}"),
     ]
 
@@ -61,16 +65,34 @@ def copies_of_looks(found: Mapping[str, Any], host: str) -> list[tuple[str, str]
     options = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in how.items())
     return [
         ("Python", f"{_OPENED.format(study=study)}looks = study.monitor({estimand!r}, {settings})\nlooks"),
-        ("R", _in_r(host, study, "monitor", estimand, how)),
+        ("R", _in_r(host, study, "monitor", json.dumps(estimand), how)),
         ("command", f"analyst monitor {study} {shlex.quote(estimand)} {options}"),
     ]
 
 
-def _in_r(host: str, study: str, verb: str, estimand: str, how: Mapping[str, Any]) -> str:
-    name = {"ask": "answer", "monitor": "looks"}[verb]
+def _of_table(study: str, question: Estimand, how: Mapping[str, Any], host: str) -> list[tuple[str, str]]:
+    """A question whose answer is a table of cells, by its own verb: no one of its terms was asked for."""
+    verb = question.kind
+    given = {"by": question.by, "breaks": question.breaks if verb == "histogram" else "", "subset": question.subset}
+    options = {name: text for name, text in given.items() if text}
+    columns = ", ".join(map(repr, question.terms))
+    settings = ", ".join(f"{name}={value!r}" for name, value in {**options, **how}.items())
+    if verb == "histogram":  # a number of bins, or their edges
+        edges = question.breaks.replace("c(", "[").replace(")", "]")
+        settings = settings.replace(f"breaks={question.breaks!r}", f"breaks={edges}")
+    words = " ".join(shlex.quote(f"{word}") for one in {**options, **how}.items() for word in (f"--{one[0]}", one[1]))
+    return [
+        ("Python", f"{_OPENED.format(study=study)}answer = study.{verb}({columns}, {settings})\nanswer"),
+        ("R", _in_r(host, study, verb, f"~ {' + '.join(question.terms)}", {**options, **how})),
+        ("command", f"analyst {verb.replace('_', '-')} {study} {' '.join(question.terms)} {words}"),
+    ]
+
+
+def _in_r(host: str, study: str, verb: str, question: str, how: Mapping[str, Any]) -> str:
+    name = "looks" if verb == "monitor" else "answer"
     settings = ", ".join(f"{one} = {json.dumps(value)}" for one, value in how.items())
     return (
         "library(tributarymeta)\n\n"
         f'study <- study(connect({json.dumps(f"https://{host}")}, "NAME.token.json"), {json.dumps(study)})\n'
-        f"{name} <- {verb}(study, {json.dumps(estimand)}, {settings})\n{name}"
+        f"{name} <- {verb}(study, {question}, {settings})\n{name}"
     )

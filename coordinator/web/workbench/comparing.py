@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["differences", "site_rows"]
+__all__ = ["differences", "named", "site_rows"]
+
+
+def named(study: str, text: str) -> tuple[str, str]:
+    """Which answer is meant: one of this study by its id, one of another as ``STUDY/ID``; blank for none.
+
+    >>> named("cvd", "1f3a"), named("cvd", " lungs/9b2c "), named("cvd", "")
+    (('cvd', '1f3a'), ('lungs', '9b2c'), ('cvd', ''))
+    """
+    other, slash, result_id = text.strip()[:160].partition("/")
+    return (other, result_id) if slash else (study, other)
 
 
 def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[str, str, str, bool]]:
@@ -15,7 +25,7 @@ def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple
         left, right: what `AnalysisService.explain` says of each.
 
     >>> asked = {"estimand": "mean(sbp)", "method": "REML", "test": "adhoc", "level": 0.95}
-    >>> answer = {"asked": asked, "wave": 1, "planned": None, "effect": "Mean", "scale": "identity",
+    >>> answer = {"study": "cvd", "asked": asked, "wave": 1, "planned": None, "effect": "Mean", "scale": "identity",
     ...           "provenance": {"plan": {"version": 1}, "bundles": {"a": "north"}, "code": {"tributary": "1"}}}
     >>> other = {**answer, "wave": 2}
     >>> [row for row in differences({"answer": answer, "stale": []}, {"answer": other, "stale": []}) if row[3]]
@@ -26,6 +36,7 @@ def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple
         answer = one["answer"]
         asked, made = answer["asked"], answer["provenance"]
         return {
+            "study": answer["study"],
             "question": asked["estimand"],
             "term": str(asked.get("term", "")),
             "effect": f"{answer['effect']}, {answer['scale']} scale",

@@ -31,7 +31,7 @@ from coordinator.web.sign_in.sessions import COOKIE, Sessions, SignedIn
 from coordinator.web.workbench import forms
 from coordinator.web.workbench.asked_elsewhere import copies, copies_of_looks
 from coordinator.web.workbench.burndown import HEIGHT, WIDTH, course
-from coordinator.web.workbench.comparing import differences, site_rows
+from coordinator.web.workbench.comparing import differences, named, site_rows
 from shared.base.canonical import parse_json
 from shared.errors import AccessRefusal, Refusal, RoleRefusal, SchemaRefusal, TooLarge
 from shared.estimands.kinds import KINDS, OPTIONS
@@ -489,10 +489,10 @@ class Pages:
     async def _compare(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         """Two answers side by side; with none or one of them, the newest to choose from."""
         study = (await self._facts(request, who))["study"]
-        ids = [request.query_params.get(name, "").strip()[:64] for name in ("a", "b")]
+        ids = [request.query_params.get(name, "") for name in ("a", "b")]
         pair = []
-        for result_id in filter(None, ids):
-            asked = ExplainRequest(study=study, result_id=result_id)
+        for of, result_id in (found for text in ids if (found := named(study, text))[1]):
+            asked = ExplainRequest(study=of, result_id=result_id)
             explained = await self._document(request, who, "explain", asked)
             pair.append((explained, await self._document(request, who, "words", asked)))
         values: dict[str, Any] = {"ids": ids, "pair": pair if len(pair) == 2 else [], "differs": [], "sites": []}
