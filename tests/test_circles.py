@@ -154,6 +154,7 @@ DESK = "a desk opens what a decision works with, and is asked by it"
 SETTINGS = "a plan holds the settings of its mechanism, and these are asked with the whole plan"
 TIES: Mapping[tuple[str, str], str] = {
     ("shared.mechanisms.base", "shared.plans.plan"): SETTINGS,
+    ("shared.mechanisms.cross_products.plan", "shared.plans.plan"): SETTINGS,
     ("shared.mechanisms.densities.plan", "shared.plans.plan"): SETTINGS,
     ("shared.mechanisms.grand.answer", "shared.mechanisms.grand.plan"): "answers are typed by the settings they are of",
     ("shared.mechanisms.grand.answer", "shared.plans.plan"): SETTINGS,
@@ -186,6 +187,7 @@ CIRCLING_ROOMS: Mapping[frozenset[str], str] = {
         {
             "shared.plans",
             "shared.mechanisms",
+            "shared.mechanisms.cross_products",
             "shared.mechanisms.densities",
             "shared.mechanisms.grand",
             "shared.mechanisms.latent_noise",

@@ -24,6 +24,8 @@ from test_secure_sum import terms_of
 
 from shared.base.randomness import Noise, seeded_rng
 from shared.flows.base import Identity
+from shared.mechanisms.cross_products.plan import CrossProductsPlan
+from shared.mechanisms.cross_products.plan import noised as noised_products
 from shared.mechanisms.densities.local import LocalCounts
 from shared.mechanisms.densities.noise import Densities, Grid
 from shared.mechanisms.densities.scaling import Basis, Coefficients
@@ -294,6 +296,20 @@ def network_counts(block: int) -> Callable[[int, Any], Drawn]:
     return draw
 
 
+def cross_products(square: bool) -> Callable[[int, Any], Drawn]:
+    """Sums of squares, or of products, which count √2 times in the distance that is charged."""
+
+    def draw(n: int, rng: Any) -> Drawn:
+        release = CrossProductsPlan(epsilon=1.0, columns=("a", "b"), typical={"a": (0, 1), "b": (0, 1)})
+        plan: Any = SimpleNamespace(budget=SimpleNamespace(delta=1e-6))
+        event = release.event(plan)
+        sums = np.random.default_rng(5).integers(-(10**12), 10**12, n)
+        steps = noised_products(sums, np.full(n, square), event.sigma, rng) - sums
+        return Drawn(steps * 2.0**-20 * (1.0 if square else math.sqrt(2)), event.sigma, "gaussian")
+
+    return draw
+
+
 MECHANISMS: dict[str, Callable[[int, Any], Drawn]] = {
     "latent noise, w = 0": latent_noise(0.0),
     "latent noise, w = 0.02": latent_noise(0.02),
@@ -306,6 +322,8 @@ MECHANISMS: dict[str, Callable[[int, Any], Drawn]] = {
     "noisy tables": noisy_tables,
     "slicing": sliced_rows,
     "one share of a secure sum": shares_of_a_sum,
+    "cross-products, squares": cross_products(True),
+    "cross-products, products": cross_products(False),
     "noisy densities": noisy_densities,
     "smooth densities": smooth_densities,
     "local reports": local_reports,
@@ -390,6 +408,7 @@ def test_a_million_draws_have_the_scale_that_the_event_claims(name, record_prope
 
 # -- nothing draws, and nothing is charged, that is not tested here -----------------------------------------------
 DRAWN_IN = {
+    "shared/mechanisms/cross_products/plan.py",
     "shared/mechanisms/densities/noise.py",
     "shared/mechanisms/grand/noise.py",
     "shared/mechanisms/latent_noise/noise.py",

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from shared.errors import PlanRefusal
+from shared.mechanisms.cross_products.plan import CrossProductsPlan
 from shared.mechanisms.densities.plan import DensitiesPlan
 from shared.mechanisms.grand.plan import GrandPlan
 from shared.mechanisms.kinds import KINDS
@@ -146,6 +147,10 @@ def test_the_page_says_of_each_posture_and_mechanism_whether_it_is_offered():
         "tables": (TablesPlan(epsilon=1.0), None),
         "densities": (DensitiesPlan(densities=[["sbp"]], epsilon=1.0, persons=300), None),
         "moments": (moments, None),
+        "cross_products": (
+            CrossProductsPlan(epsilon=1.0, columns=("age", "sbp"), typical={"age": (50, 15), "sbp": (130, 20)}),
+            None,
+        ),
         "secure_sum": (summed, None),
         "slicing": (SlicingPlan(epsilon=5.0), None),
         "network_counts": (NetworkCountsPlan(epsilon=1.0, most_contacts=40), None),

@@ -24,6 +24,7 @@ from scipy import stats
 from shipped import Asked, Bench, Given, far, silent, study
 
 from shared.flows.affine import AffineAutoregressiveFlow
+from shared.mechanisms.cross_products.plan import CrossProductsPlan
 from shared.mechanisms.densities.plan import DensitiesPlan
 from shared.mechanisms.grand import noise as grand
 from shared.mechanisms.grand.edges import NEIGHBOURS
@@ -265,6 +266,13 @@ def network() -> Case:
     return Counted(plan, mixed(), scales)
 
 
+def cross_products() -> Case:
+    columns, typical = ("age", "male", "died"), {"age": (50, 15)}
+    plan = private(CrossProductsPlan(epsilon=0.7, columns=columns, typical=typical), MIXED)
+    (event,) = charged(plan)
+    return Case(plan, mixed(), {("gaussian", event.sigma): 3, ("gaussian", event.sigma / math.sqrt(2)): 6})
+
+
 FIGURES: dict[str, Callable[[], Case]] = {
     "tables": tables,
     "histograms": histograms,
@@ -272,6 +280,7 @@ FIGURES: dict[str, Callable[[], Case]] = {
     "smooth densities, order 4": smooth(4),
     "reports of each record": local,
     "moments": blocks,
+    "cross-products": cross_products,
     "moments, further out": lambda: blocks(30.0, declared=()),
     "moments, charged together": lambda: blocks(sensitivity="joint"),
     "slicing": slices,

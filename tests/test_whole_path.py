@@ -39,6 +39,7 @@ from shared.base.canonical import parse_json
 from shared.base.keys import Envelope, SigningKey
 from shared.base.randomness import Noise, seeded_rng
 from shared.errors import DifferencingRefusal, Refusal
+from shared.mechanisms.cross_products.plan import CrossProductsPlan
 from shared.mechanisms.densities.plan import DensitiesPlan
 from shared.mechanisms.grand.plan import GrandPlan
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
@@ -305,6 +306,9 @@ FIGURES: dict[str, Any] = {
         epsilon=0.8, outcome="binary", responses=("died",), covariates=("age", "male", "visits"), declared=("male",)
     ),
     "slicing": SlicingPlan(sigma=6.0, slices=12),
+    "cross-products": CrossProductsPlan(
+        epsilon=0.8, columns=("died", "age", "visits"), typical={"age": (50, 15), "visits": (3, 3)}
+    ),
     "histograms": DensitiesPlan(densities=[["age"], ["age", "visits"]], epsilon=0.5, bounds={"age": (30, 70)}),
     "smooth densities": DensitiesPlan(densities=[["age"]], epsilon=0.5, basis="daubechies3"),
     "quantiles": DensitiesPlan(densities=[["age"]], epsilon=0.5, basis="quantiles", level=2),

@@ -18,6 +18,7 @@ from shared.plans.plan import StudyPlan
 from shared.privacy.stated import shown_delta, shown_epsilon, shown_room
 
 if TYPE_CHECKING:
+    from shared.mechanisms.cross_products.plan import CrossProductsPlan
     from shared.mechanisms.moments.plan import MomentsPlan
     from shared.mechanisms.secure_sum.plan import SecureSumPlan
 
@@ -241,6 +242,8 @@ _UNSEEN = {
     "of an outcome differ in spread, that of a coefficient that is not declared is too sure. A declared coefficient "
     "is the regression's own all the same, the nearer the larger ε and the site: declare each one that will be "
     "read (docs/zoo.md).",
+    "cross-products": "A bend or an interaction that a model lacks leaves no trace in the sums. Persons far from the "
+    "plan's typical values are drawn in, which is put right as far as the columns are normal.",
     "noisy tables": "A coefficient hangs on where persons lie within their bins, which no count shows: with more than "
     "70 % of them in one bin it is not answered, below that it may be drawn towards zero by a little more than its "
     "interval allows. A hospital alone is drawn towards zero by the noise as well; several are read together and are "
@@ -261,6 +264,7 @@ def prices(plan: StudyPlan, *, figures: float = 1.0, private: float = 8.0) -> tu
         figures: ε of the mechanisms that release noisy figures; a plan's own is taken where it prescribes one.
         private: ε of latent noise with everything covered.
     """
+    from shared.mechanisms.cross_products.plan import CrossProductsPlan
     from shared.mechanisms.latent_noise.plan import LatentNoisePlan, mechanism
     from shared.mechanisms.moments.plan import MomentsPlan
     from shared.mechanisms.secure_sum.plan import SecureSumPlan
@@ -275,7 +279,7 @@ def prices(plan: StudyPlan, *, figures: float = 1.0, private: float = 8.0) -> tu
         # What a plan prices by its ε it must be shown at the w that follows from it, and not at another.
         w = mechanism(replace(plan, posture="local", private=None, reference={}, flow="")).w
         private = private if own.epsilon is None else own.epsilon
-    if isinstance(own, MomentsPlan | TablesPlan | SecureSumPlan) and own.epsilon is not None:
+    if isinstance(own, MomentsPlan | TablesPlan | SecureSumPlan | CrossProductsPlan) and own.epsilon is not None:
         figures = own.epsilon
     everything = "every person, and all that looks at a record"
     bare: dict[str, Any] = {"private": None, "reference": {}, "posture": "private"}
@@ -298,6 +302,9 @@ def prices(plan: StudyPlan, *, figures: float = 1.0, private: float = 8.0) -> tu
         _priced("noisy tables", plan, {**bare, "release": TablesPlan(epsilon=figures)}, everything),
     ]
     model = own if isinstance(own, MomentsPlan) else moments_of(plan, figures)
+    crossed = own if isinstance(own, CrossProductsPlan) else _cross_products_of(plan, model)
+    if crossed is not None:
+        lines.append(_priced("cross-products", plan, {**bare, "release": crossed}, everything))
     if model is None:
         why = "no planned model uses every column of the dictionary"
         lines.append(Price(name="noisy moments", epsilon=None, covered=why, width=None))
@@ -311,6 +318,20 @@ def prices(plan: StudyPlan, *, figures: float = 1.0, private: float = 8.0) -> tu
     if isinstance(summed, str):
         return *lines, Price(name="secure sum", epsilon=None, covered=f"not for this study: {summed}", width=None)
     return *lines, _priced_by_who(plan, {**bare, "release": summed})
+
+
+def _cross_products_of(plan: StudyPlan, model: MomentsPlan | None) -> CrossProductsPlan | None:
+    """Cross-products of a planned linear model's columns, on scales of the public bounds: the price knows no other."""
+    from shared.mechanisms.cross_products.plan import CrossProductsPlan
+
+    if model is None or model.outcome != "linear":
+        return None
+    columns = [plan.dictionary.column(name) for name in (*model.responses, *model.covariates)]
+    if not all(column.kind in ("continuous", "integer", "binary") for column in columns):
+        return None
+    spans = {column.name: column.span for column in columns if column.kind != "binary"}
+    typical = {name: ((low + high) / 2, (high - low) / 6) for name, (low, high) in spans.items()}
+    return CrossProductsPlan(epsilon=model.epsilon, columns=[column.name for column in columns], typical=typical)
 
 
 def _sum_of(plan: StudyPlan, model: MomentsPlan) -> SecureSumPlan | str:

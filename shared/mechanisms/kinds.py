@@ -16,6 +16,7 @@ KINDS: Mapping[str, str] = {
     "latent_noise": "shared.mechanisms.latent_noise.plan:LatentNoisePlan",
     "moments": "shared.mechanisms.moments.plan:MomentsPlan",
     "secure_sum": "shared.mechanisms.secure_sum.plan:SecureSumPlan",
+    "cross_products": "shared.mechanisms.cross_products.plan:CrossProductsPlan",
     "tables": "shared.mechanisms.tables.plan:TablesPlan",
     "slicing": "shared.mechanisms.slicing.plan:SlicingPlan",
     "densities": "shared.mechanisms.densities.plan:DensitiesPlan",

@@ -140,7 +140,9 @@ def on_rows(plan, pilots, answer, seed):
     rng = np.random.default_rng([seed, 5])
     own = []
     for site, figures in sites.items():
-        [rows] = release.synthetic(plan, figures, draws=1, rng=rng, effect=effects[site] / units)
+        # A site whose pilot settles on nothing has no place among the others: its rows are the pilot's.
+        effect = effects[site] / units if site in effects else None
+        [rows] = release.synthetic(plan, figures, draws=1, rng=rng, effect=effect)
         own.append(real(rows))
     yi, vi = zip(*own, strict=True)
     return pool(list(yi), list(vi), method="REML", test="adhoc")

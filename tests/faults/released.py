@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
+import test_cross_products
 import test_moments_factors
 import test_network_counts
 from test_network_release import contacts_plan
@@ -70,6 +71,9 @@ def _tables(small: StudyPlan) -> Iterator[tuple[str, StudyPlan, pd.DataFrame]]:
     moments = test_moments_factors.plan_of()
     table = moments.dictionary.check(test_moments_factors.records(0).head(PERSONS))
     yield "moments", moments, moments.release.draw(moments, table, seeded_rng(1))
+    pressure = test_cross_products.study()
+    people = test_cross_products.people(PERSONS, 1)
+    yield "cross-products", pressure, pressure.release.draw(pressure, people, seeded_rng(1))
     counts = test_network_counts.counting()
     ties = test_network_counts.drawn(rng, PERSONS, 0.2)
     exact = test_network_counts.measured(counts, ties, np.zeros(PERSONS))

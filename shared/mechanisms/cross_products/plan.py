@@ -1,0 +1,367 @@
+r"""Mechanism spec of cross-products: noisy sums of squares and products of columns, on scales that the plan gives.
+
+For hospitals of a few hundred persons who ask a linear model. Histograms, through which noisy moments look at a
+column, drown there; what a column's centre and spread are like is published, and the plan says it. With u a person's
+columns on these scales, its measurements drawn in where u is longer than R, and v = (1, u), the release is
+:math:`\sum v v'` with noise. For two persons
+
+.. math:: |v v' - w w'|_F^2 = |v|^4 + |w|^4 - 2 (v \cdot w)^2 \le 2 (1 + R^2)^2,
+
+with v at right angles to w, which there is for R ≥ 1. In the coordinates (squares, √2 times products) this is the
+Euclidean distance, so that a square has noise σ and a product σ / √2: one Gaussian mechanism, and any linear model of
+the columns is in it (`shared.mechanisms.cross_products.posterior`). The number of persons, 1 · 1 summed, is public.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from shared.errors import EstimateRefusal, MissingRefusal, SchemaRefusal
+from shared.mechanisms.base import Aggregates, Extent, Facts, must, widest
+from shared.plans.dictionary import NUMERIC
+from shared.privacy.accountant import Gaussian
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import NDArray
+
+    from shared.base.randomness import Noise
+    from shared.estimands.answer import Estimand, Estimate
+    from shared.mechanisms.cross_products.posterior import NoisyProducts
+    from shared.plans.plan import StudyPlan
+
+__all__ = ["COLUMNS", "CrossProductsPlan", "noised"]
+
+COLUMNS = ("first", "second", "value")
+"""Of the released table: two columns of the plan, ``1`` for none, and their products' noisy sum in steps of 2⁻²⁰."""
+_FEWEST, _MOST = 2, 20
+_GRID = 2.0**-20
+"""Of a person's products: sums of 2³⁰ persons are still exact."""
+_TWO_LEVELS = (0.5, 0.5)
+"""Centre and scale of a column of two levels, which are 0 and 1: they become -1 and 1."""
+_LONG = 0.8
+"""Mean squared length, over R², from which on many persons are drawn in."""
+_MOST_EPSILON = 50.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossProductsPlan(Aggregates):
+    """Every square and product of some columns, summed over all persons, with Gaussian noise.
+
+    Args:
+        epsilon: ε of one release at the budget's δ; the noise is solved for.
+        columns: outcomes and covariates alike: continuous, whole numbers, or of two levels.
+        typical: column to (centre, scale), about its mean and standard deviation as published. Nothing of it need be
+            right: what is off makes intervals wider. A column of two levels needs none.
+        radius: R, the length of u at which a person is drawn in; None for √(1.25 times the columns). Of thousands of
+            persons √(2 times the columns) is better: less noise is worth less there than less that is cut.
+    """
+
+    epsilon: float
+    columns: Sequence[str]
+    typical: Mapping[str, Sequence[float]]
+    radius: float | None = None
+    mechanism: Literal["cross_products"] = "cross_products"
+    title: ClassVar[str] = "cross-products"
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.epsilon, int | float) and not isinstance(self.epsilon, bool)
+        must(
+            number and 0 < self.epsilon <= _MOST_EPSILON,
+            f"release.epsilon must be in (0, {_MOST_EPSILON:g}]",
+            repr(self.epsilon)[:40],
+        )
+        listed = isinstance(self.columns, Sequence) and not isinstance(self.columns, str)
+        listed = listed and all(isinstance(name, str) for name in self.columns)
+        must(
+            listed and _FEWEST <= len(self.columns) <= _MOST and len(set(self.columns)) == len(self.columns),
+            f"release.columns must be {_FEWEST} to {_MOST} different columns",
+            repr(self.columns)[:60],
+        )
+        object.__setattr__(self, "columns", tuple(self.columns))
+        pairs = isinstance(self.typical, Mapping) and all(
+            isinstance(name, str) and isinstance(pair, Sequence) and len(pair) == 2 and all(map(_is_number, pair))
+            for name, pair in self.typical.items()
+        )
+        must(pairs, "release.typical must give a centre and a scale of each column", repr(self.typical)[:60])
+        typical = {name: (float(centre), float(scale)) for name, (centre, scale) in sorted(self.typical.items())}
+        must(all(scale > 0 for _, scale in typical.values()), "scales in release.typical must be positive", typical)
+        object.__setattr__(self, "typical", typical)
+        if self.radius is not None:
+            must(
+                _is_number(self.radius) and 1 <= self.radius <= 100,
+                "release.radius must be in 1..100",
+                repr(self.radius)[:40],
+            )
+
+    # -- what the plan fixes -------------------------------------------------------------------------------------
+    @property
+    def reach(self) -> float:
+        """R."""
+        return math.sqrt(1.25 * len(self.columns)) if self.radius is None else float(self.radius)
+
+    def event(self, plan: StudyPlan) -> Gaussian:
+        """One Gaussian mechanism, what rounding adds to its sensitivity included."""
+        from shared.privacy import calibration
+
+        q = len(self.columns)
+        # Of squares q, of products with 1 and with each other q (q + 1) / 2, each of which counts twice.
+        sensitivity = math.sqrt(2) * (1 + self.reach**2) * (1 + 1e-9) + math.sqrt(q + q * (q + 1)) * _GRID
+        found = calibration.calibrate(Gaussian, self.epsilon, plan.budget.delta, sensitivity=sensitivity)
+        assert isinstance(found, Gaussian)
+        return found
+
+    def scales(self, plan: StudyPlan) -> tuple[tuple[float, float], ...]:
+        """(centre, scale) of each column."""
+        return tuple(
+            self.typical.get(name, _TWO_LEVELS)  # type: ignore[misc]
+            for name in self.columns
+        )
+
+    def require(self, plan: StudyPlan) -> None:
+        """Columns of kinds that have products, each with its scale. Raises: PlanRefusal."""
+        super().require(plan)
+        known = plan.dictionary.names
+        for name in (*self.columns, *self.typical):
+            must(name in known, "release.columns and release.typical must be of the dictionary", name)
+        for name in self.columns:
+            column = plan.dictionary.column(name)
+            plain = column.kind in ("continuous", "integer", "binary")
+            must(plain, "release.columns must be continuous, integer or binary", f"{name}, which is {column.kind}")
+            must(column.missing != "level", "release.columns must not have missing values as a level", name)
+            must(
+                name in self.typical or column.kind == "binary",
+                "release.typical must give each numeric column's centre and scale",
+                f"none of {name}",
+            )
+        for name in self.typical:
+            must(name in self.columns, "release.typical must be of release.columns", name)
+        two = len(self.columns) - len(self.typical)
+        must(
+            self.reach**2 >= two + 1,
+            f"release.radius must be at least {math.sqrt(two + 1):.3g}, for {two} columns at -1 or 1 and the others",
+            f"{self.reach:g}",
+        )
+
+    # -- at the site ---------------------------------------------------------------------------------------------
+    def coded(self, plan: StudyPlan, records: pd.DataFrame) -> NDArray[np.float64]:
+        """(n, q) u of checked records, before anybody is drawn in. Raises: MissingRefusal."""
+        values = np.array(records[list(self.columns)], dtype=np.float64)
+        missing = int((~np.isfinite(values)).any(axis=1).sum())
+        if missing:
+            raise MissingRefusal("every row must have all columns of the plan", given=f"{missing} rows that do not")
+        for k, name in enumerate(self.columns):
+            column = plan.dictionary.column(name)
+            low, high = column.span if column.kind in NUMERIC else (0.0, 1.0)
+            values[:, k] = np.clip(values[:, k], low, high)
+        centre, scale = np.array(self.scales(plan)).T
+        return np.asarray((values - centre) / scale)
+
+    def products(self, plan: StudyPlan, records: pd.DataFrame) -> NDArray[np.int64]:
+        """(lines,) sums over checked records, in steps of the grid."""
+        u = self.coded(plan, records)
+        measured = self._measured
+        length = np.sqrt((u[:, measured] ** 2).sum(axis=1, keepdims=True))
+        u[:, measured] *= np.minimum(1.0, self._left / np.maximum(length, 1e-300))
+        v = np.column_stack([np.ones(len(u)), u])
+        return np.array(
+            [np.rint(v[:, i] * v[:, j] / _GRID).astype(np.int64).sum() for i, j in self._places()], dtype=np.int64
+        )
+
+    def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:
+        """The sums with noise, a line each."""
+        import pandas as pd
+
+        square = np.array([i == j for i, j in self._places()])
+        steps = noised(self.products(plan, records), square, self.event(plan).sigma, rng)
+        first, second = self._names()
+        return pd.DataFrame({"first": first, "second": second, "value": steps})
+
+    def clipped(self, plan: StudyPlan, records: pd.DataFrame) -> int:
+        """Records that are drawn in."""
+        return int((np.square(self.coded(plan, records)[:, self._measured]).sum(axis=1) > self._left**2).sum())
+
+    @property
+    def _measured(self) -> NDArray[np.bool_]:
+        """(q,) columns that are drawn in; those at -1 or 1 are not, and take their part of R² from the others."""
+        return np.array([name in self.typical for name in self.columns])
+
+    @property
+    def _left(self) -> float:
+        """Length to which the measured columns are drawn in."""
+        return math.sqrt(self.reach**2 - float((~self._measured).sum()))
+
+    def _places(self) -> Iterator[tuple[int, int]]:
+        """Squares, then products, as they are noised."""
+        places = range(len(self.columns) + 1)
+        yield from ((i, i) for i in places[1:])
+        yield from ((i, j) for i in places for j in places[i + 1 :])
+
+    def _names(self) -> tuple[list[str], list[str]]:
+        names = ("1", *self.columns)
+        pairs = [(names[i], names[j]) for i, j in self._places()]
+        return [first for first, _ in pairs], [second for _, second in pairs]
+
+    # -- what is said of it --------------------------------------------------------------------------------------
+    def facts(self, plan: StudyPlan) -> Facts:
+        """The noise on a square, and R."""
+        return Facts(
+            d=len(self.columns),
+            parameters={"sigma": self.event(plan).sigma, "radius": self.reach, "columns": float(len(self.columns))},
+            conditional_on="nothing: nothing was fitted on records",
+            model="central",
+        )
+
+    def details(self, plan: StudyPlan) -> str:
+        """Columns and noise, in half a line."""
+        sigma = self.event(plan).sigma
+        return (
+            f"squares and products of {len(self.columns)} columns, noise of {sigma:.4g} on the sum of a square, whose "
+            f"mean is about 1 a person, and of {sigma / math.sqrt(2):.4g} on a product's"
+        )
+
+    def extent(self, plan: StudyPlan, n: int) -> Extent:
+        """A line per square and product."""
+        words = widest(("1", *self.columns))
+        return Extent(rows=len(list(self._places())), texts={"first": words, "second": words}, numbers=1)
+
+    def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
+        """Exactly the plan's sums, in order: numbers on their grid that n persons and this noise can give."""
+        first, second = self._names()
+        if tuple(table.columns) != COLUMNS or table["first"].tolist() != first or table["second"].tolist() != second:
+            raise SchemaRefusal(
+                f"released cross-products must have columns {', '.join(COLUMNS)} and the plan's {len(first)} lines",
+                given=f"{len(table)} lines, or others",
+            )
+        if table["value"].dtype != np.dtype("int64"):
+            raise SchemaRefusal("released cross-products must be whole numbers", given=f"{table['value'].dtype}")
+        values = table["value"].to_numpy(dtype=np.float64) * _GRID
+        outside = int((np.abs(values) > n * self.reach**2 + 40 * self.event(plan).sigma).sum())
+        if outside:
+            raise SchemaRefusal(
+                "released cross-products must be possible for n persons and the noise of the plan",
+                given=f"{outside} are not",
+            )
+
+    # -- what the sums tell --------------------------------------------------------------------------------------
+    def noisy(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> NoisyProducts:
+        """The sums of a released table."""
+        from shared.mechanisms.cross_products.posterior import NoisyProducts
+
+        size = len(self.columns) + 1
+        sums = np.zeros((size, size))
+        i, j = np.array(list(self._places())).T
+        sums[i, j] = sums[j, i] = table["value"].to_numpy(dtype=np.float64) * _GRID
+        sums[0, 0] = n
+        return NoisyProducts(
+            n=n, sums=sums, sigma=self.event(plan).sigma, radius=self._left, measured=tuple(self._measured.tolist())
+        )
+
+    def doubt(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> str:
+        """Warning that many persons are drawn in, or that the noise drowns the sums; else empty."""
+        from shared.mechanisms.cross_products.posterior import regression
+
+        found = self.noisy(plan, table, n)
+        measured = [1 + k for k in np.flatnonzero(self._measured)]
+        squares = float(np.diag(found.sums)[measured].sum())
+        if squares > _LONG * self._left**2 * n + 2 * found.sigma * math.sqrt(len(measured)):
+            return (
+                "Many persons are longer than the plan's radius, and drawn in, which draws coefficients towards zero: "
+                "plan larger scales, or a larger radius."
+            )
+        try:
+            kept = regression(found, 0, range(1, len(self.columns))).kept
+        except EstimateRefusal:
+            kept = 0.0
+        if kept < 0.5:
+            return "Too few persons for the plan's price: noise is most of what the sums say, and intervals are wide."
+        return ""
+
+    def plans(self, plan: StudyPlan, question: Estimand) -> bool:
+        """Whether a question is a linear model of the columns."""
+        return self.terms(plan, question) is not None
+
+    def terms(self, plan: StudyPlan, question: Estimand) -> tuple[int, list[tuple[int, str, float]]] | None:
+        """(place of the outcome, (place, label, units) of each term) of a linear model of the columns; else None."""
+        from shared.estimands.questions import Estimand
+
+        plain = Estimand(kind="ols", terms=question.terms, outcome=question.outcome, per=question.per)
+        places = {name: k for k, name in enumerate(self.columns)}
+        if question.kind != "ols" or question != plain or question.outcome not in places or not question.terms:
+            return None
+        out = []
+        for term in question.terms:
+            name = term[2:-1] if term.startswith("C(") and term.endswith(")") else term
+            if name not in places or name == question.outcome:
+                return None
+            column = plan.dictionary.column(name)
+            two = column.kind == "binary"
+            if (name != term and not two) or (two and term in question.per):
+                return None
+            named = two and (name != term or any(isinstance(level, str) for level in column.levels))
+            label = f"{term}[{column.levels[1]}]" if named else question.label(term)
+            step = 1.0 if named or not two else float(column.levels[1]) - float(column.levels[0])
+            out.append((places[name], label, question.per.get(term, 1.0) / step))
+        return places[question.outcome], out
+
+    def answer(
+        self,
+        plan: StudyPlan,
+        tables: Sequence[tuple[pd.DataFrame, int]],
+        question: Estimand,
+        *,
+        levels: Mapping[str, Any],
+        **origin: Any,
+    ) -> list[Estimate]:
+        """The coefficients of a linear model of the columns. Raises: EstimateRefusal, of any other question."""
+        from shared.estimands.answer import Estimate
+        from shared.mechanisms.cross_products.posterior import NoisyProducts, regression
+
+        asked = self.terms(plan, question)
+        if asked is None:
+            raise EstimateRefusal(
+                "a release of cross-products must be asked for a linear model of its columns",
+                given=f"{question}",
+                next_step=f"Ask ols(OUTCOME ~ TERMS) among {', '.join(self.columns)}, without functions of them.",
+            )
+        outcome, terms = asked
+        found = NoisyProducts.added([self.noisy(plan, table, n) for table, n in tables])
+        seen = regression(found, outcome, [place for place, _, _ in terms])
+        scales = [scale for _, scale in self.scales(plan)]
+        out = []
+        for k, (place, label, units) in enumerate(terms):
+            unit = units * scales[outcome] / scales[place]
+            out.append(
+                Estimate(
+                    term=label,
+                    yi=float(seen.effects[k]) * unit,
+                    vi_sampling=float(seen.sampling[k]) * unit**2,
+                    vi_privacy=float(seen.noise[k]) * unit**2,
+                    n=found.n,
+                    scale=question.scale,
+                    how="posterior over the sums behind the noise",
+                    **origin,
+                )
+            )
+        return out
+
+
+def noised(steps: NDArray[np.int64], square: NDArray[np.bool_], sigma: float, rng: Noise) -> NDArray[np.int64]:
+    """Sums in steps of the grid, with noise of σ on a square and σ / √2 on a product.
+
+    Args:
+        square: (lines,) which of the sums are of squares. sigma: in the sums' unit.
+    """
+    out = steps.copy()
+    out[square] += rng.lattice_gaussian_steps(sigma, int(square.sum()), _GRID)
+    out[~square] += rng.lattice_gaussian_steps(sigma / math.sqrt(2), int((~square).sum()), _GRID)
+    return out
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
