@@ -9,6 +9,9 @@ import datetime as dt
 import hashlib
 import importlib.util
 import json
+import os
+import shutil
+import subprocess
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -202,6 +205,58 @@ def test_a_checkpoint_of_the_log_is_a_signed_note(released):
         opened_note(note.replace("\n7\n", "\n8\n"), note_verifier("hub", key.public))
     with pytest.raises(AssertionError):
         opened_note(note, note_verifier("other", key.public))
+
+
+OPENS_NOTES = """
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/mod/sumdb/note"
+)
+
+func main() {
+	verifier, err := note.NewVerifier(os.Args[1])
+	if err == nil {
+		var text []byte
+		text, _ = io.ReadAll(os.Stdin)
+		var opened *note.Note
+		if opened, err = note.Open(text, note.VerifierList(verifier)); err == nil {
+			fmt.Print(opened.Text)
+			return
+		}
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+"""
+GOCODE = Path("/usr/share/gocode")
+"""Where Debian's golang-golang-x-mod-dev lies."""
+
+
+@pytest.mark.skipif(
+    shutil.which("go") is None or not (GOCODE / "src/golang.org/x/mod/sumdb/note").is_dir(),
+    reason="Go and its golang.org/x/mod are not installed",
+)
+def test_a_checkpoint_of_the_log_is_opened_by_go_as_one_of_its_checksum_database(released, tmp_path):
+    hub, *_ = released
+    said = hub.lead("log", "head", "--note")
+    (tmp_path / "opens.go").write_text(OPENS_NOTES)
+    env = {**os.environ, "GO111MODULE": "off", "GOPATH": f"{GOCODE}", "GOCACHE": f"{tmp_path}", "CGO_ENABLED": "0"}
+    subprocess.run(["go", "build", "-o", "opens", "opens.go"], cwd=tmp_path, env=env, check=True, timeout=240)
+
+    def opened(note: str, key: str = said["note_key"]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([tmp_path / "opens", key], input=note, capture_output=True, text=True)
+
+    root = base64.b64encode(bytes.fromhex(said["root"])).decode()
+    assert opened(said["note"]).stdout == f"tributary-log/hub\n{said['size']}\n{root}\n"
+    altered = said["note"].replace(f"\n{said['size']}\n", f"\n{said['size'] + 1}\n")
+    other = note_verifier("hub", SigningKey.generate().public)
+    for refused in (opened(altered), opened(said["note"], other)):
+        assert (refused.returncode, refused.stdout) == (1, "")
 
 
 def test_an_audit_export_is_a_five_safes_crate(released):
