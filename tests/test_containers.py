@@ -54,6 +54,13 @@ def test_the_images_are_made_of_the_folder_of_wheels_and_of_no_index():
     assert targets <= set(stages())
 
 
+def test_what_libraries_test_themselves_with_is_left_out_by_the_line_that_the_page_gives():
+    [line] = re.findall(r"(?m)^(find .*)$", (ROOT / "docs" / "installing.md").read_text(encoding="utf-8"))
+    assert f" && {line}\n" in CONTAINERFILE
+    root = (DEPLOY / "containers" / "root.sh").read_text(encoding="utf-8")
+    assert f"\n{line.replace('/opt/tributary', chr(34) + '$out/opt/tributary' + chr(34))}\n" in root
+
+
 @pytest.mark.parametrize("path", ["compose.yaml", "flower/compose.yaml"])
 def test_a_compose_file_names_what_exists_and_no_service_of_it_is_root_or_writes_its_root(path):
     read = yaml.safe_load((DEPLOY / path).read_text(encoding="utf-8"))
