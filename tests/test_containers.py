@@ -102,6 +102,7 @@ def test_a_pod_is_not_root_writes_no_root_and_is_asked_where_it_answers():
     require_verb("coordinator", container["args"])
     assert POD["securityContext"]["runAsNonRoot"] is True
     assert POD["securityContext"]["runAsUser"] == 10001
+    assert POD["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch", "else the group may read the keys"
     assert POD["automountServiceAccountToken"] is False
     shut = container["securityContext"]
     assert (shut["readOnlyRootFilesystem"], shut["allowPrivilegeEscalation"]) == (True, False)

@@ -13,9 +13,9 @@ from membership import Clock, Membership
 from theatre import Theatre, plan_toml
 
 from coordinator.services.authority import Authority, encrypt_keys, rotate
-from shared.base.at_rest import KEY_FILE_VARIABLE, clear_pem, pem_of, private_key
+from shared.base.at_rest import KEY_FILE_VARIABLE, clear_pem, finding, pem_of, private_key
 from shared.base.keys import SigningKey
-from shared.errors import ParameterError, PassphraseRefusal, StateRefusal
+from shared.errors import ParameterError, PassphraseRefusal, StateRefusal, StorageRefusal
 from shared.wire.certificates import RENEW_DAYS, SITE_DAYS
 from site_agent.decide import key_files
 
@@ -26,6 +26,7 @@ CLEAR = b"BEGIN PRIVATE KEY"
 def secret(tmp_path, monkeypatch):
     path = tmp_path / "secret"
     path.write_text("5f" * 32 + "\n")
+    path.chmod(0o600)
     monkeypatch.setenv(KEY_FILE_VARIABLE, str(path))
     return path
 
@@ -62,6 +63,23 @@ def test_a_secret_that_is_short_or_gone_leaves_no_key_in_the_clear(tmp_path, sec
     with pytest.raises(StateRefusal, match="must be readable"):
         SigningKey.generate().save(path, of_machine=True)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("name", ["ca.key", "server.pem", "witness.pem"])
+def test_a_coordinator_whose_keys_others_may_read_is_refused(tmp_path, name):
+    made = Authority.create(tmp_path, coordinator="hub")
+    path = tmp_path / "ca" / name
+    path.chmod(0o660)
+    with pytest.raises(StorageRefusal, match=f"{name} must be readable by its owner only, got 0o660. chmod 600"):
+        Authority.load(tmp_path)
+    path.chmod(0o600)
+    assert Authority.load(tmp_path).fingerprint == made.fingerprint
+
+
+def test_a_secret_that_everybody_may_read_is_told(tmp_path, secret):
+    for mode, state in ((0o400, "ok"), (0o440, "ok"), (0o444, "warn")):
+        secret.chmod(mode)
+        assert finding([], tmp_path / "home", "coordinator serve")[0] == state
 
 
 def test_keys_from_before_are_encrypted_once_there_is_a_secret_and_everything_goes_on(tmp_path, monkeypatch):

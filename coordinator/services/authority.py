@@ -33,6 +33,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from shared.base import keys as key_files
 from shared.base.at_rest import machine_secret, named_or_new, pem_of, private_key
 from shared.base.chain import GENESIS
 from shared.base.clock import utc_now
@@ -141,10 +142,10 @@ class Authority:
     def load(cls, home: Path, *, now: Callable[[], dt.datetime] = utc_now) -> Authority:
         """The authority in `home`/ca.
 
-        Raises: StateRefusal (none there, or no witness key: another one would sign what no site believes),
-            CertificateRefusal (not readable).
+        Raises: StateRefusal (none, or no witness key), StorageRefusal (others may read it), CertificateRefusal.
         """
         folder = home / "ca"
+        key_files.require_private(*folder.glob("*.key"), *folder.glob("server.pem"))
         try:
             witness = _witness(folder) if (folder / "ca.pem").exists() else None
             line = _line(folder, witness)

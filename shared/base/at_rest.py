@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import stat
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -148,7 +149,10 @@ def finding(clear: Sequence[Path], home: Path, again: str) -> tuple[Literal["ok"
     if machine_secret() is None:
         fix = f"Keep {home.name}/ on an encrypted disk, or set {KEY_FILE_VARIABLE}: the manual, Keys at rest."
         return ("warn", f"not encrypted: {names}", fix) if clear else ("ok", "none lies in the clear", "")
-    if Path(os.environ[KEY_FILE_VARIABLE]).resolve().is_relative_to(home.resolve()):
+    secret = Path(os.environ[KEY_FILE_VARIABLE]).resolve()
+    if secret.stat().st_mode & stat.S_IRWXO:
+        return "warn", "every user of this machine may read their secret", f"chmod o= {secret.name}"
+    if secret.is_relative_to(home.resolve()):
         return "warn", "their secret lies in the same folder as they do", f"Move it, and set {KEY_FILE_VARIABLE} anew."
     if clear:
         return "warn", f"there is a secret for them, and not encrypted: {names}", f"Run {again}."

@@ -164,16 +164,10 @@ class SigningKey:
         missing passphrase), SignatureRefusal (not an Ed25519 key).
         """
         try:
-            mode = path.stat().st_mode
+            require_private(path)
             data = path.read_bytes()
         except FileNotFoundError:
             raise StateRefusal("the key file must exist", given=path.name, next_step="Create it with init.") from None
-        if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise StorageRefusal(
-                f"the key file {path.name} must be readable by its owner only",
-                given=oct(mode & 0o777),
-                next_step=f"chmod 600 {path.name}",
-            )
         key, cost = _opened(path, data, passphrase)
         made = cls(key)
         if passphrase is not None and not (cost is not None and cost.covers(COST)):
@@ -255,6 +249,18 @@ def _not_open(path: Path, passphrase: str | None) -> PassphraseRefusal:
         next_step="Type it once more: capitals, spaces and the keyboard's language count. One that is lost cannot be "
         "recovered; the operators' manual says under Passphrases how another key takes its place.",
     )
+
+
+def require_private(*paths: Path) -> None:
+    """Refuse a key's file that anybody but its owner may read. Raises: StorageRefusal, FileNotFoundError."""
+    for path in paths:
+        mode = path.stat().st_mode
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise StorageRefusal(
+                f"the key file {path.name} must be readable by its owner only",
+                given=oct(mode & 0o777),
+                next_step=f"chmod 600 {path.name}",
+            )
 
 
 def write_private(path: Path, data: bytes, *, new: bool = False) -> None:

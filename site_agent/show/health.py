@@ -6,7 +6,6 @@ import datetime as dt
 import math
 import os
 import shutil
-import stat
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from shared.base import at_rest
 from shared.base.clock import CLOCK_VARIABLE, utc_now
+from shared.base.keys import require_private
 from shared.errors import CertificateRefusal, NetworkRefusal, Refusal, StorageRefusal
 from shared.terminal import ChecklistLine
 from site_agent.decide.key_files import keys_in_clear
@@ -167,12 +167,8 @@ def _permissions(desk: Desk, today: dt.date) -> Finding:
     if not os.access(desk.home, os.W_OK):
         raise StorageRefusal("the site's folder must be writable", given="read-only", next_step="Check its owner.")
     for path in sorted((desk.home / "keys").rglob("*")):
-        mode = path.stat().st_mode
-        if path.is_file() and mode & (stat.S_IRWXG | stat.S_IRWXO):
-            name = path.relative_to(desk.home)
-            raise StorageRefusal(
-                f"{name} must be readable by its owner only", given=oct(mode & 0o777), next_step=f"chmod 600 {name}"
-            )
+        if path.is_file():
+            require_private(path)
     root = hasattr(os, "geteuid") and os.geteuid() == 0
     fix = "Run the agent as a user of its own."
     return ("warn" if root else "ok"), "keys are the owner's only" + (", but this runs as root" if root else ""), fix
