@@ -47,6 +47,7 @@ from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, StudyPlan, Wave
 from shared.releases import bundle as bundles
 from shared.releases.receipt import LABEL
+from shared.releases.table_file import read_table
 from shared.wire.analyst_messages import QueryRequest
 
 MB = 1 << 20
@@ -269,6 +270,21 @@ def test_a_word_longer_than_the_plans_is_never_written_out(hub):
 
 
 @pytest.mark.fault("F11", offered=1)
+@pytest.mark.parametrize("kind", ["words", "levels"])
+def test_words_that_are_no_text_are_refused_where_the_table_is_read(kind):
+    """A bundle of noisy tables with such a word was refused by whoever looked at it first, without a type."""
+    written = [b"above", b"\xff\xfe", b"below"]
+    ends = np.cumsum([0, *map(len, written)]).astype(np.int32)
+    column = pa.Array.from_buffers(
+        pa.string(), 3, [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(written))]
+    )
+    if kind == "levels":
+        column = pa.DictionaryArray.from_arrays(pa.array([0, 1, 1], pa.int32()), column)
+    data = parquet(pa.table({"cell": column}))
+    with pytest.raises(SchemaRefusal, match="readable"):
+        read_table(memoryview(data), ["cell"], 3, 1 << 20, None, lambda: None)
+
+
 @pytest.mark.parametrize("trick", ["deflated", "twice", "longer than the file", "comment", "outside"])
 def test_an_archive_with_a_trick_is_refused(hub, trick):
     data = hub.seal("north").path.read_bytes()

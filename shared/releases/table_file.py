@@ -67,6 +67,7 @@ def read_table(
                     taken += rows * longest if kinds[name] == "words" else 0
                     if taken > cap:
                         raise SchemaRefusal("the table must have the manifest's rows and fit in memory")
+                    column.validate(full=True)  # words must be UTF-8: nothing later looks before it reads them
                 if kinds[name] == "words":
                     column = column.cast(pa.schema([schema.field(name)], metadata=schema.metadata))
                 # Whatever dtypes the file claims, `Dictionary.validate_release` decides afterwards.
