@@ -20,6 +20,7 @@ from shared.errors import ConfigRefusal, DataFileRefusal, DictionaryRefusal, Pac
 from shared.plans.dictionary import Column, Dictionary
 from site_agent.config import Recoding, TableSource
 from site_agent.records import table as records
+from site_agent.records.readers.statistics import READERS
 
 SMALL = Dictionary(
     name="s",
@@ -193,6 +194,26 @@ def test_spss_gives_codes_and_what_it_declares_missing_is_missing(tmp_path):
     found = records.read(TableSource(path=tmp_path / "t.sav"), SMALL, key=KEY).table
     assert (found["sex"].tolist()[:2], int(found["sex"].isna().sum())) == ([0, 1], 1)
     assert found["chol"].isna().tolist() == [False, True, False]
+
+
+def test_a_column_that_two_of_an_spss_file_are_called_is_refused(tmp_path):
+    path = tmp_path / "t.sav"
+    pyreadstat.write_sav(pd.DataFrame({"pressure_one": [1.0], "pressure_two": [2.0]}), path)
+    path.write_bytes(path.read_bytes().replace(b"=pressure_two", b"=pressure_one"))
+    with pytest.raises(DataFileRefusal, match="a name of its own"):
+        READERS["spss"].columns(TableSource(path=path))
+
+
+def test_no_room_is_made_for_columns_that_a_stata_file_only_claims(tmp_path, monkeypatch):
+    path = tmp_path / "t.dta"
+    pyreadstat.write_dta(pd.DataFrame({"sbp": [1.0, 2.0]}), path, version=15)
+    whole = path.read_bytes()
+    assert READERS["stata"].columns(TableSource(path=path)) == ("sbp",)
+    monkeypatch.setattr(pyreadstat, "read_dta", lambda *_, **__: pytest.fail("the library makes the room"))
+    for claimed in (3 | 1 << 30, 200_000):
+        path.write_bytes(whole.replace(b"<K>\x01\x00\x00\x00</K>", b"<K>" + claimed.to_bytes(4, "little") + b"</K>"))
+        with pytest.raises(DataFileRefusal, match="whole Stata file"):
+            READERS["stata"].columns(TableSource(path=path))
 
 
 def test_a_double_holds_no_identifier_of_17_digits(tmp_path):

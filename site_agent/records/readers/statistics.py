@@ -5,6 +5,8 @@ Numbers come as codes and never as their labels, and what the file itself declar
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -63,7 +65,15 @@ class _ReadStat(FormatReader):
         if source.encoding != "utf-8":  # else what the file says of itself
             how["encoding"] = source.encoding
         try:
-            found: tuple[Any, Any] = getattr(pyreadstat, self.call)(str(source.path), **how)
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                found: tuple[Any, Any] = getattr(pyreadstat, self.call)(str(source.path), **how)
+            if any("duplicated" in str(one.message) for one in said):  # it would be read under a name of the library's
+                raise DataFileRefusal(
+                    f"each column of {source.path.name} must have a name of its own",
+                    given="a name that several have",
+                    next_step="Rename one of them where the extract is made.",
+                )
             return found
         except UnicodeError as error:
             raise self.unreadable(source, error) from None
@@ -83,6 +93,15 @@ class _Spss(_ReadStat):
 
 class _Stata(_ReadStat):
     whole, call = ("a whole Stata file", "a truncated or damaged one"), "read_dta"
+    COLUMNS = 120_000
+    """That Stata itself has at most. Room is made for as many as the header claims, before anything is read."""
+
+    def _read(self, source: TableSource, **how: Any) -> tuple[Any, Any]:
+        with source.path.open("rb") as file:
+            claimed = re.search(rb"<byteorder>(MSF|LSF)</byteorder><K>(.{2,4})</K>", file.read(256), re.DOTALL)
+        if claimed and int.from_bytes(claimed[2], "big" if claimed[1] == b"MSF" else "little") > self.COLUMNS:
+            raise self.unreadable(source, ValueError())
+        return super()._read(source, **how)
 
 
 class _Sas(_ReadStat):
