@@ -342,6 +342,7 @@ COMPUTE = {
     "shared/mechanisms/densities/plan.py",  # the noise that an ε asks for
     "shared/mechanisms/densities/local.py",  # the noise that a report's ε asks for
     "shared/mechanisms/tables/plan.py",  # the noise that an ε asks for
+    "shared/mechanisms/cross_products/plan.py",  # the noise that an ε asks for
     "shared/mechanisms/secure_sum/plan.py",  # the noise that an ε asks for
     "shared/mechanisms/secure_sum/price.py",  # by who looks together: by hand in test_secure_sum.py
     "site_agent/ledger/charge.py",  # what is shown of a single charge

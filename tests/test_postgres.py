@@ -107,21 +107,26 @@ def test_an_answer_to_a_commit_that_is_lost_is_asked_for_and_nothing_is_done_twi
 
 def test_a_transaction_that_ended_with_its_server_is_begun_again(base, postgres, monkeypatch):
     """The server dies with the commit before it, or after it: either way there is one entry."""
-    commit, when = base._engine.dialect.do_commit, ["before", "after"]
+    commit, when, starts = base._engine.dialect.do_commit, ["before", "after"], list[threading.Timer]()
 
     def crash(connection: psycopg.Connection) -> None:
         moment = when.pop() if when else ""
         if moment == "after":
             commit(connection)
         if moment:
+            for start in starts:  # it answers before the one who starts it has heard so
+                start.join()
             postgres.stop()
-            threading.Timer(0.3, postgres.start).start()
+            starts.append(threading.Timer(0.3, postgres.start))
+            starts[-1].start()
         commit(connection)
 
     monkeypatch.setattr(base._engine.dialect, "do_commit", crash)
     for number in range(3):
         assert base.write(lambda c: append_entry(c, {"kind": "test"}))[0] == number
     assert base.entries() == 3
+    for start in starts:
+        start.join()
 
 
 def test_a_server_that_has_no_connection_left_is_waited_for(url, tmp_path, postgres):
