@@ -84,7 +84,9 @@ class Terminal:
         ran = subprocess.run(
             self.script(block), env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600
         )
-        assert ran.returncode == 0, f"{block}\n{ran.stdout}\n{ran.stderr}"
+        if ran.returncode:
+            served = self.log.read_text(encoding="utf-8")[-3000:] if self.log.exists() else ""
+            raise AssertionError(f"{block}\n{ran.stdout}\n{ran.stderr}\nThe server's last lines:\n{served}")
         print(ran.stdout)
         return ran.stdout
 

@@ -552,7 +552,7 @@ def test_of_connections_that_have_come_and_gone_nothing_is_kept(authority):
         )
         return sum(mine(one) for one in gc.get_objects())
 
-    with analysts_port(authority, limits=CallLimits(guesses=1000, proving=5.0)) as server:
+    with analysts_port(authority, limits=CallLimits(guesses=1000, proving=60.0)) as server:
         come_and_go(server)  # with whatever is made once
         before = 0
         for _ in range(20):  # its own tasks come and go, too
