@@ -384,7 +384,7 @@ def synthetic(
     m: Draws = 1,
     draw: DrawNumber = 0,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Fetch the figures, which is recorded; fit and write nothing.")
+        bool, typer.Option("--dry-run", help="Fetch figures, and ask an opened sum, which is recorded; write nothing.")
     ] = False,
 ) -> VerbAnswer:
     """Draw synthetic rows on this machine from a site's noisy figures, where the plan lets analysts have them.
