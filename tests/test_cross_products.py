@@ -216,6 +216,28 @@ def test_intervals_of_three_hundred_persons_hold_the_truth():
     assert abs(np.mean(off)) < 0.25
 
 
+def test_columns_of_two_levels_alone_are_never_drawn_in_and_are_answered():
+    plan = study(columns=("sex", "drug"), typical={}, epsilon=8.0)
+    rng = np.random.default_rng(3)
+    sex = rng.integers(0, 2, 2_000)
+    records = pd.DataFrame({"sex": sex, "drug": (rng.random(2_000) < 0.3 + 0.3 * sex).astype(int)})
+    table = plan.release.draw(plan, records, seeded_rng(1))
+    found = answered(plan, [(table, 2_000)], "ols(drug ~ C(sex))")["C(sex)[male]"]
+    assert abs(found.yi - 0.3) < 4 * math.sqrt(found.vi_sampling + found.vi_privacy)
+    assert plan.release.doubt(plan, table, 2_000) == ""
+
+
+def test_a_number_of_two_values_may_be_asked_for_in_other_units():
+    other = tuple(replace(one, levels=(0, 5)) if one.name == "drug" else one for one in COLUMNS.columns)
+    plan = replace(study(), dictionary=replace(COLUMNS, columns=other))
+    records = people(400, 1)
+    records["drug"] *= 5
+    table = plan.release.draw(plan, records, seeded_rng(1))
+    one, five = (answered(plan, [(table, 400)], f"ols(sbp ~ age + {term})")[term] for term in ("drug", "drug/5"))
+    assert math.isclose(five.yi, 5 * one.yi)
+    assert math.isclose(five.vi_privacy, 25 * one.vi_privacy)
+
+
 def test_an_answer_is_the_same_at_every_call():
     plan = study()
     table = plan.release.draw(plan, people(400, 1), seeded_rng(1))

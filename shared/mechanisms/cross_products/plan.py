@@ -142,9 +142,10 @@ class CrossProductsPlan(Aggregates):
         for name in self.typical:
             must(name in self.columns, "release.typical must be of release.columns", name)
         two = len(self.columns) - len(self.typical)
+        least = two + bool(self.typical)
         must(
-            self.reach**2 >= two + 1,
-            f"release.radius must be at least {math.sqrt(two + 1):.3g}, for {two} columns at -1 or 1 and the others",
+            self.reach**2 >= least,
+            f"release.radius must be at least {math.sqrt(least):.3g}, for {two} columns at -1 or 1 and the others",
             f"{self.reach:g}",
         )
 
@@ -301,9 +302,9 @@ class CrossProductsPlan(Aggregates):
                 return None
             column = plan.dictionary.column(name)
             two = column.kind == "binary"
-            if (name != term and not two) or (two and term in question.per):
-                return None
             named = two and (name != term or any(isinstance(level, str) for level in column.levels))
+            if (name != term and not two) or (named and term in question.per):
+                return None
             label = f"{term}[{column.levels[1]}]" if named else question.label(term)
             step = 1.0 if named or not two else float(column.levels[1]) - float(column.levels[0])
             out.append((places[name], label, question.per.get(term, 1.0) / step))

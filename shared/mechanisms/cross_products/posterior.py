@@ -42,8 +42,8 @@ _LEAST_EIGENVALUE = 0.02
 """Of possible sums, per person: nearly equal columns, or a column that hardly varies, are no model."""
 _PRIOR = 1.0
 """Standard deviation of a coefficient, in scales of the outcome per scale of the covariate."""
-_MATCHES = 12
-"""Steps to the law whose drawn-in persons have the sums."""
+_MATCHES, _AGAIN = 12, 24
+"""Steps to the law whose drawn-in persons have the sums, and samples of persons over which that is taken again."""
 _RESIDUAL = (0.01, 4.0)
 """Possible residual variances, in squared scales of the outcome."""
 
@@ -126,28 +126,43 @@ def regression(found: NoisyProducts, outcome: int, covariates: Sequence[int]) ->
         )
     effects, inverse, residual = effects[possible, 1:], inverse[possible], residual[possible]
     patients = residual[:, None] * np.diagonal(inverse, axis1=1, axis2=2)[:, 1:]
-    weights = np.exp(-(effects**2) / (2 * _PRIOR**2))
+    weights = np.exp(((effects**2).min(axis=0) - effects**2) / (2 * _PRIOR**2))
     weights /= weights.sum(axis=0)
     mean = (weights * effects).sum(axis=0)
+    taken, wider = _drawn_in(found, outcome, covariates)
     return RegressionPosterior(
-        effects=mean + _drawn_in(found, outcome, covariates),
-        sampling=(weights * patients).sum(axis=0),
+        effects=mean + taken,
+        sampling=wider * (weights * patients).sum(axis=0),
         noise=(weights * (effects - mean) ** 2).sum(axis=0),
         kept=kept,
     )
 
 
-def _drawn_in(found: NoisyProducts, outcome: int, covariates: Sequence[int]) -> Array:
-    """(p,) what drawing persons in took from the coefficients, of a normal law with these sums."""
-    if not math.isfinite(found.radius):
-        return np.zeros(len(covariates))
+def _drawn_in(found: NoisyProducts, outcome: int, covariates: Sequence[int]) -> tuple[Array, Array]:
+    """(p,) what drawing persons in took from the coefficients, of a normal law with these sums; (p,) by what factor
+    the variance of a coefficient that has it back is larger than of one that lacks it, over `_AGAIN` samples of that.
+    """
+    nothing = np.zeros(len(covariates)), np.ones(len(covariates))
     q = len(found.sums) - 1
     points, measured = _normal_points(q), np.array(found.measured or [True] * q)
-    law = wanted = _possible(np.asarray(found.sums) / found.n)
-    for _ in range(_MATCHES):
-        law = _possible(law + wanted - _held(points, law, found.radius, measured))
-    held = _held(points, law, found.radius, measured)
-    return _slopes(law, outcome, covariates) - _slopes(held, outcome, covariates)
+    if not (math.isfinite(found.radius) and measured.any()):
+        return nothing
+
+    def both(wanted: Array) -> tuple[Array, Array]:
+        law = wanted = _possible(wanted)
+        for _ in range(_MATCHES):
+            law = _possible(law + wanted - _held(points, law, found.radius, measured)[0])
+        return _slopes(law, outcome, covariates), _slopes(wanted, outcome, covariates)
+
+    wanted = _possible(np.asarray(found.sums) / found.n)
+    whole, held = both(wanted)
+    v, rng = _held(points, wanted, math.inf, measured)[1], np.random.default_rng(20260101)
+    samples = []
+    for _ in range(_AGAIN):
+        some = v[rng.integers(0, len(v), found.n)]
+        samples.append(both(some.T @ some / len(some)))
+    spread = np.var(samples, axis=0)
+    return whole - held, np.maximum(spread[0] / np.maximum(spread[1], 1e-300), 1.0)
 
 
 def _noise(rng: np.random.Generator, draws: int, size: int, sigma: float) -> Array:
@@ -170,13 +185,13 @@ def _possible(moments: Array) -> Array:
     return np.asarray(out)
 
 
-def _held(points: Array, law: Array, radius: float, measured: NDArray[np.bool_]) -> Array:
-    """Second moments of (1, u) of a normal law, its persons' measurements drawn in."""
+def _held(points: Array, law: Array, radius: float, measured: NDArray[np.bool_]) -> tuple[Array, Array]:
+    """Second moments of (1, u) of a normal law, its persons' measurements drawn in; and (points, 1 + q) these."""
     mean = law[0, 1:]
     u = mean + points @ np.linalg.cholesky(law[1:, 1:] - np.outer(mean, mean)).T
     u[:, measured] *= np.minimum(1.0, radius / np.sqrt((u[:, measured] ** 2).sum(axis=1, keepdims=True)))
     v = np.column_stack([np.ones(len(u)), u])
-    return np.asarray(v.T @ v / len(v))
+    return np.asarray(v.T @ v / len(v)), v
 
 
 def _slopes(moments: Array, outcome: int, covariates: Sequence[int]) -> Array:
