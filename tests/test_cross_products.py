@@ -100,6 +100,15 @@ def test_two_persons_there_are_who_are_as_far_apart():
     assert np.linalg.norm((sums[0] - sums[1]) * weights) <= charged
 
 
+@pytest.mark.parametrize("typical", [(50.0, 1e-320), (50.0, 1e-200), (1e308, 1e-10)])
+def test_no_scale_of_a_plan_lets_a_person_move_more_than_is_charged(typical):
+    plan = study(typical={**TYPICAL, "age": typical})
+    records = people(2, 1).assign(age=[50.0, 51.0])
+    sums = [plan.release.products(plan, records.iloc[[k]]) * 2.0**-20 for k in (0, 1)]
+    weights = np.array([1.0 if i == j else math.sqrt(2) for i, j in plan.release._places()])
+    assert np.linalg.norm((sums[0] - sums[1]) * weights) <= plan.release.event(plan).sensitivity
+
+
 def test_the_price_is_the_plans_epsilon_and_noise_is_what_it_charges():
     plan = study()
     event = plan.release.event(plan)
@@ -127,6 +136,8 @@ def test_a_plan_is_the_same_read_back():
     [
         {"epsilon": 0.0},
         {"epsilon": True},
+        {"epsilon": 1e-9},  # noise that could not be drawn once the release is charged
+        {"epsilon": 0.001, "radius": 100},
         {"columns": ("age",)},
         {"columns": "age"},
         {"columns": ("age", "age")},
@@ -281,6 +292,30 @@ def test_scales_that_are_too_small_are_said():
         assert said in plan.release.doubt(plan, table, 2_000)
         assert bool(said) == bool(plan.release.doubt(plan, table, 2_000))
     assert plan.release.clipped(plan, records) > 1_000
+
+
+@pytest.mark.parametrize(
+    ("typical", "said"),
+    [
+        ({}, ""),
+        ({"age": (54.0, 130.0)}, "spread of age is far below"),
+        ({"sbp": (126.0, 5.0)}, "drawn in"),
+        ({"age": (80.0, 13.0), "sbp": (92.0, 17.0)}, "drawn in"),
+    ],
+)
+def test_answers_say_where_typical_values_are_so_far_off_that_they_miss_the_truth(typical, said):
+    plan = study(epsilon=3.0, typical={"age": (54.0, 13.0), "sbp": (126.0, 17.0), **typical})
+    table = plan.release.draw(plan, people(1_000, 5), seeded_rng(2))
+    assert said in plan.release.doubt(plan, table, 1_000)
+    for row in answered(plan, [(table, 1_000)]).values():
+        assert len(row.warnings) == bool(said)
+        assert all(said in one for one in row.warnings)
+
+
+def test_any_number_of_persons_that_a_site_says_is_answered():
+    sums = 10**12 * np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.5], [0.0, 0.5, 1.0]])
+    found = regression(NoisyProducts(n=10**12, sums=sums, sigma=1.0, radius=2.0), 1, [0])
+    assert 0.5 < found.effects[0] < 0.6
 
 
 def test_columns_that_say_the_same_are_no_model():

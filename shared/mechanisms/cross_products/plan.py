@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from shared.base.randomness import MAX_RATIO
 from shared.errors import EstimateRefusal, MissingRefusal, SchemaRefusal
 from shared.mechanisms.base import Aggregates, Extent, Facts, must, widest
 from shared.plans.dictionary import NUMERIC
@@ -46,6 +47,10 @@ _TWO_LEVELS = (0.5, 0.5)
 """Centre and scale of a column of two levels, which are 0 and 1: they become -1 and 1."""
 _LONG = 0.8
 """Mean squared length, over R², from which on many persons are drawn in."""
+_SPREAD = (0.1, 1.75)
+"""Variances, in squared scales, beyond which the plan's scale is so far off that intervals may miss the truth."""
+_FURTHEST = 1e150
+"""Of u, in scales: further off its square would overflow, and what is drawn in must be a number."""
 _MOST_EPSILON = 50.0
 
 
@@ -56,8 +61,9 @@ class CrossProductsPlan(Aggregates):
     Args:
         epsilon: ε of one release at the budget's δ; the noise is solved for.
         columns: outcomes and covariates alike: continuous, whole numbers, or of two levels.
-        typical: column to (centre, scale), about its mean and standard deviation as published. Nothing of it need be
-            right: what is off makes intervals wider. A column of two levels needs none.
+        typical: column to (centre, scale), about its mean and standard deviation as published. Off by one standard
+            deviation, or by a factor of two, it makes intervals wider; further off they may miss the truth, which
+            `doubt` and answers say where the sums tell it. A column of two levels needs none.
         radius: R, the length of u at which a person is drawn in; None for √(1.25 times the columns). Of thousands of
             persons √(2 times the columns) is better: less noise is worth less there than less that is cut.
     """
@@ -148,6 +154,12 @@ class CrossProductsPlan(Aggregates):
             f"release.radius must be at least {math.sqrt(least):.3g}, for {two} columns at -1 or 1 and the others",
             f"{self.reach:g}",
         )
+        sigma = self.event(plan).sigma
+        must(
+            sigma <= MAX_RATIO * _GRID,
+            f"release.epsilon must be so large that the noise is at most {MAX_RATIO * _GRID:.4g}",
+            f"noise of {sigma:.4g} on a square",
+        )
 
     # -- at the site ---------------------------------------------------------------------------------------------
     def coded(self, plan: StudyPlan, records: pd.DataFrame) -> NDArray[np.float64]:
@@ -161,7 +173,8 @@ class CrossProductsPlan(Aggregates):
             low, high = column.span if column.kind in NUMERIC else (0.0, 1.0)
             values[:, k] = np.clip(values[:, k], low, high)
         centre, scale = np.array(self.scales(plan)).T
-        return np.asarray((values - centre) / scale)
+        with np.errstate(over="ignore"):
+            return np.clip((values - centre) / scale, -_FURTHEST, _FURTHEST)
 
     def products(self, plan: StudyPlan, records: pd.DataFrame) -> NDArray[np.int64]:
         """(lines,) sums over checked records, in steps of the grid."""
@@ -264,23 +277,44 @@ class CrossProductsPlan(Aggregates):
         )
 
     def doubt(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> str:
-        """Warning that many persons are drawn in, or that the noise drowns the sums; else empty."""
+        """Warning that the plan's scales are far off, or that the noise drowns the sums; else empty."""
         from shared.mechanisms.cross_products.posterior import regression
 
         found = self.noisy(plan, table, n)
-        measured = [1 + k for k in np.flatnonzero(self._measured)]
-        squares = float(np.diag(found.sums)[measured].sum())
-        if squares > _LONG * self._left**2 * n + 2 * found.sigma * math.sqrt(len(measured)):
-            return (
-                "Many persons are longer than the plan's radius, and drawn in, which draws coefficients towards zero: "
-                "plan larger scales, or a larger radius."
-            )
+        said = [self._off_scale(found)]
         try:
             kept = regression(found, 0, range(1, len(self.columns))).kept
         except EstimateRefusal:
             kept = 0.0
         if kept < 0.5:
-            return "Too few persons for the plan's price: noise is most of what the sums say, and intervals are wide."
+            said.append(
+                "Too few persons for the plan's price: noise is most of what the sums say, and intervals are wide."
+            )
+        return " ".join(filter(None, said))
+
+    def _off_scale(self, found: NoisyProducts) -> str:
+        """Warning that many persons are drawn in, or that a column spreads by far more or less than its scale."""
+        measured = np.flatnonzero(self._measured)
+        n, squares, sums = found.n, np.diag(found.sums)[1 + measured], found.sums[0, 1 + measured]
+        if squares.sum() > _LONG * found.radius**2 * n + 2 * found.sigma * math.sqrt(len(measured)):
+            return (
+                "Many persons are longer than the plan's radius, and drawn in, which draws coefficients towards zero: "
+                "plan larger scales, or a larger radius."
+            )
+        spread = squares / n - (sums / n) ** 2
+        error = 2 * found.sigma / n * np.sqrt(1 + 2 * (sums / n) ** 2)
+        for name, low, high in zip(np.array(self.columns)[measured], spread - error, spread + error, strict=True):
+            if low > _SPREAD[1]:
+                return (
+                    f"{name} spreads far beyond the plan's scale, so that many persons are drawn in, which "
+                    "draws coefficients towards zero: plan a larger scale."
+                )
+            if low < _SPREAD[0]:
+                of = "is far below the plan's scale" if high < 0.25 else "is hidden by the noise"
+                return (
+                    f"The spread of {name} {of}: intervals rest on the plan's scale, and may miss the truth "
+                    "where that is far off; plan a scale like its standard deviation, or a larger ε."
+                )
         return ""
 
     def plans(self, plan: StudyPlan, question: Estimand) -> bool:
@@ -333,7 +367,7 @@ class CrossProductsPlan(Aggregates):
         outcome, terms = asked
         found = NoisyProducts.added([self.noisy(plan, table, n) for table, n in tables])
         seen = regression(found, outcome, [place for place, _, _ in terms])
-        scales = [scale for _, scale in self.scales(plan)]
+        scales, off = [scale for _, scale in self.scales(plan)], self._off_scale(found)
         out = []
         for k, (place, label, units) in enumerate(terms):
             unit = units * scales[outcome] / scales[place]
@@ -346,6 +380,7 @@ class CrossProductsPlan(Aggregates):
                     n=found.n,
                     scale=question.scale,
                     how="posterior over the sums behind the noise",
+                    warnings=(off,) if off else (),
                     **origin,
                 )
             )

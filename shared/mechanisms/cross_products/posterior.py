@@ -44,6 +44,8 @@ _PRIOR = 1.0
 """Standard deviation of a coefficient, in scales of the outcome per scale of the covariate."""
 _MATCHES, _AGAIN = 12, 24
 """Steps to the law whose drawn-in persons have the sums, and samples of persons over which that is taken again."""
+_MOST_DRAWN = 20_000
+"""Persons in each of these samples, at most: by what factor a variance is larger hangs no more on n then."""
 _RESIDUAL = (0.01, 4.0)
 """Possible residual variances, in squared scales of the outcome."""
 
@@ -121,8 +123,8 @@ def regression(found: NoisyProducts, outcome: int, covariates: Sequence[int]) ->
         raise EstimateRefusal(
             "the sums must be larger than their noise",
             given=f"{kept:.1%} of what they may be is a regression",
-            next_step="Too few persons for the plan's ε, or columns that say the same: plan fewer columns, or a "
-            "larger ε.",
+            next_step="Too few persons for the plan's ε, columns that say the same, or typical values that are far "
+            "off: plan fewer columns, a larger ε, or other typical values.",
         )
     effects, inverse, residual = effects[possible, 1:], inverse[possible], residual[possible]
     patients = residual[:, None] * np.diagonal(inverse, axis1=1, axis2=2)[:, 1:]
@@ -159,7 +161,7 @@ def _drawn_in(found: NoisyProducts, outcome: int, covariates: Sequence[int]) -> 
     v, rng = _held(points, wanted, math.inf, measured)[1], np.random.default_rng(20260101)
     samples = []
     for _ in range(_AGAIN):
-        some = v[rng.integers(0, len(v), found.n)]
+        some = v[rng.integers(0, len(v), min(found.n, _MOST_DRAWN))]
         samples.append(both(some.T @ some / len(some)))
     spread = np.var(samples, axis=0)
     return whole - held, np.maximum(spread[0] / np.maximum(spread[1], 1e-300), 1.0)
