@@ -57,6 +57,14 @@ def test_effects_of_rows_pool_to_the_sum_and_to_its_interval(tau, noise, seed):
     assert np.corrcoef(list(found.values()), standard)[0, 1] > 1 - 1e-9
 
 
+def test_pilots_that_agree_by_chance_are_drawn_as_far_apart_as_the_interval_says():
+    answer, total = pilots(2, tau=0.0, noise=0.2)
+    rows = [replace(one, yi=0.3 + 0.002 * (one.yi - 0.3)) for one in answer.estimates]
+    found = row_effects(replace(pool_estimates(rows, method="REML", test="adhoc"), summed=total))
+    again = pool(list(found.values()), [one.vi_sampling for one in rows], method="REML", test="adhoc")
+    assert math.isclose(again.ci_ub - again.ci_lb, total.ci_ub - total.ci_lb, rel_tol=1e-3)
+
+
 def test_without_a_sum_there_is_nothing_to_answer_as():
     answer, _ = pilots(1, tau=0.0, noise=0.0)
     with pytest.raises(EstimateRefusal, match="opened sum"):
@@ -108,31 +116,35 @@ def test_rows_are_of_the_pilot_until_the_sum_is_opened_and_answer_as_the_sum_the
     assert max(moved) > 0.3
 
 
-def test_an_analyst_draws_the_rows_that_the_coordinator_draws(stage):
-    """Over the network, the planned question asked once for the effect: the same bytes."""
-    if stage.hub.store.opened_sum(stage.plan.hash) is None:
-        stage.whole()
+def admitted(stage, name: str) -> tuple[Analysts, Pass]:
+    """An analyst of the study, at a coordinator that serves analysts."""
     analysts = Analysts(stage.hub.store)
-    account, token = analysts.add(
-        "ada", studies=("hearts",), role="analyst", days=30, today=dt.datetime.now(dt.UTC).date()
-    )
+    today = dt.datetime.now(dt.UTC).date()
+    account, token = analysts.add(name, studies=("hearts",), role="analyst", days=30, today=today)
     stage.server.stop(0)
     stage.server = stage.hub.serve(analysts="127.0.0.1:0")
-    given = Pass(
+    return analysts, Pass(
         address=f"127.0.0.1:{stage.server.analysts_port}",
         server_name=SERVER_NAME,
         ca_pem=stage.hub.authority.ca_pem,
-        name="ada",
+        name=name,
         role="analyst",
         studies=("hearts",),
         expires=account.expires.isoformat(),
         token=token,
     )
+
+
+def test_an_analyst_draws_the_rows_that_the_coordinator_draws(stage):
+    """Over the network, the planned question asked once for the effect: the same bytes."""
+    if stage.hub.store.opened_sum(stage.plan.hash) is None:
+        stage.whole()
+    analysts, given = admitted(stage, "ada")
     with connect(given) as connection:
         mine = connection["hearts"].synthetic("mid", number=3).draw().record
     theirs = synthesis(stage.hub.store, "hearts", "mid", number=3).draw().record
     assert mine["csv_sha256"] == theirs["csv_sha256"]
-    assert math.isclose(mine["effect"]["site"], theirs["effect"]["site"])
+    assert mine["effect"]["site"] == theirs["effect"]["site"]
     assert sorted(line.kind for line in analysts.record("hearts")) == ["query", "rows"]
 
 
@@ -141,12 +153,13 @@ def test_a_pilot_of_another_site_that_is_taken_back_takes_the_rows_with_it(stage
     if store.opened_sum(stage.plan.hash) is None:
         stage.whole()
     first, *_, last = stage.hospitals
-    planned = synthesis(store, "hearts", first)
     keys = stage.hospitals[last].keys
     APPROVERS[keys.release.public.key_id] = keys.steward
-    take_back(store, last, keys.release, study="hearts")
-    with pytest.raises(StateRefusal, match="stay the same"):
-        planned.draw()
-    assert synthesis(store, "hearts", first).record["effect"] == (
-        "of the site's pilot: the secure sum does not answer here"
-    )
+    with connect(admitted(stage, "grace")[1]) as connection:
+        planned = synthesis(store, "hearts", first), connection["hearts"].synthetic(first)
+        take_back(store, last, keys.release, study="hearts")
+        for one in planned:
+            with pytest.raises(StateRefusal, match="stay the same"):
+                one.draw()
+        for one in (synthesis(store, "hearts", first), connection["hearts"].synthetic(first)):
+            assert one.draw().record["effect"] == "of the site's pilot: the secure sum does not answer here"

@@ -380,8 +380,12 @@ class Study(Questions, Shown):
         if any(plan.release != plans[-1].release for plan in plans):
             raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
 
+        # Under a secure sum the other sites' pilots are behind the rows, too.
+        behind = "" if plans[-1].release.mechanism == "secure_sum" else site
+        before = self.releases(site=behind).document["held"] | {site: held}
+
         def still() -> None:
-            if self.releases(site=site).document["held"].get(site) != held:
+            if self.releases(site=behind).document["held"] != before:
                 raise StateRefusal(
                     "the releases must stay the same while rows are drawn", given="others", next_step="Draw again."
                 )

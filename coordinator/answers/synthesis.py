@@ -53,8 +53,6 @@ def synthesis(store: Store, study: str, site: str, *, wave: int = 0, **how: Any)
         return {stone.bundle_sha256 for stone in store.withdrawals(study)}
 
     used_by = {one.bundle_sha256 for one in releases}
-    if held.opened is not None:
-        used_by |= set(held.opened.document.pilots.values())
 
     def still() -> None:
         if taken() & used_by:
@@ -73,4 +71,7 @@ def synthesis(store: Store, study: str, site: str, *, wave: int = 0, **how: Any)
 
         return ask(store, study, held.wave, question, term=term, held=held).result
 
-    return Synthesis(plan, figures, still=still, **as_the_sum(plan, site, about, answered), **how)
+    found = as_the_sum(plan, site, about, answered)
+    if held.opened is not None and "drawn" in found:  # then every pilot of the sum is behind the rows
+        used_by |= set(held.opened.document.pilots.values())
+    return Synthesis(plan, figures, still=still, **found, **how)

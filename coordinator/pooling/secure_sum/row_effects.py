@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["as_the_sum", "row_effects"]
 
-_MOST_SPREAD = 8.0
+_MOST_SPREAD, _FURTHEST = 8.0, 1e6
 
 
 def row_effects(answer: PooledResult) -> dict[str, float]:
@@ -53,6 +53,8 @@ def row_effects(answer: PooledResult) -> dict[str, float]:
         return found.ci_ub - found.ci_lb - wanted
 
     share = 0.0 if wider(0.0) >= 0 else _MOST_SPREAD
+    while share and wider(share) < 0 and share < _FURTHEST:  # pilots that agree by chance
+        share *= 2
     if share and wider(share) > 0:
         share = float(optimize.brentq(wider, 0.0, share, xtol=1e-6))
     return dict(zip(answer.labels, _centred(total.estimate, share * apart, own), strict=True))
