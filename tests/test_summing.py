@@ -72,6 +72,7 @@ def test_of_yes_or_no_beside_a_column_of_levels_and_on_a_database_server_it_is_t
 
 
 # -- processes that end -----------------------------------------------------------------------------------------------
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("place", "time", "in_the_sum"),
     [
@@ -176,6 +177,7 @@ def test_a_process_that_begins_anew_between_keys_and_mask_sends_what_was_sealed_
     assert lost[-1] == {"north": "E_TRAINING"}, "nobody had to wait for it"
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("place", "time"),
     [
@@ -205,6 +207,7 @@ def test_a_coordinator_killed_at_any_step_goes_on_and_opens_one_sum(stage, monke
     assert [b"sum_opened" in one.entry for one in stage.hub.store.log()].count(True) == 1
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("step", list(SumStep))
 def test_below_the_threshold_nothing_is_opened_and_it_is_said(stage, monkeypatch, step):
     """Two of five are lost where one may be."""

@@ -105,7 +105,7 @@ class Hospital:
             envelope, bundle = self.outbox.envelope(made.hold.release_id), self.outbox.bundle(made.hold.release_id)
             self.outbox.delivered(made.hold.release_id, egress.send(envelope, bundle))
 
-    def give(self, *, wait: float = 30.0, held: float = 60.0, door=lambda egress: egress) -> None:
+    def give(self, *, wait: float = 30.0, held: float = 25.0, door=lambda egress: egress) -> None:
         with self.hub.egress(self.name, attempts=3, sleep=lambda _: None) as egress:
             giving.give(
                 plan=self.plan,
