@@ -247,6 +247,10 @@ def test_a_number_of_two_values_may_be_asked_for_in_other_units():
     one, five = (answered(plan, [(table, 400)], f"ols(sbp ~ age + {term})")[term] for term in ("drug", "drug/5"))
     assert math.isclose(five.yi, 5 * one.yi)
     assert math.isclose(five.vi_privacy, 25 * one.vi_privacy)
+    # As an outcome, too: the same sums, read with the levels 0 and 1, are a fifth of it.
+    outcome = "ols(drug ~ age)"
+    plain = answered(study(), [(table, 400)], outcome)["age"]
+    assert math.isclose(answered(plan, [(table, 400)], outcome)["age"].yi, 5 * plain.yi)
 
 
 def test_an_answer_is_the_same_at_every_call():
@@ -262,6 +266,7 @@ def test_an_answer_is_the_same_at_every_call():
         "ols(sbp ~ log(age))",
         "ols(sbp ~ age:drug)",
         "ols(sbp ~ sbp + age)",
+        "ols(sex ~ age)",
         "ols(sbp ~ age, robust=HC1)",
         "logistic(drug ~ age)",
         "mean(age)",

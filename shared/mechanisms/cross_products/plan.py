@@ -329,7 +329,10 @@ class CrossProductsPlan(Aggregates):
         places = {name: k for k, name in enumerate(self.columns)}
         if question.kind != "ols" or question != plain or question.outcome not in places or not question.terms:
             return None
-        out = []
+        levels, out = plan.dictionary.column(question.outcome).levels, []
+        if any(isinstance(level, str) for level in levels):
+            return None
+        size = float(levels[1]) - float(levels[0]) if levels else 1.0
         for term in question.terms:
             name = term[2:-1] if term.startswith("C(") and term.endswith(")") else term
             if name not in places or name == question.outcome:
@@ -341,7 +344,7 @@ class CrossProductsPlan(Aggregates):
                 return None
             label = f"{term}[{column.levels[1]}]" if named else question.label(term)
             step = 1.0 if named or not two else float(column.levels[1]) - float(column.levels[0])
-            out.append((places[name], label, question.per.get(term, 1.0) / step))
+            out.append((places[name], label, question.per.get(term, 1.0) / step * size))
         return places[question.outcome], out
 
     def answer(
