@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from delivered import cohort, cohort_plan, take_back
 from service import Hub, anchor_head
-from stage.analysis import ADJUSTED, Desk
+from stage.analysis import ADJUSTED, OTHER, Desk
 from stage.collect import refused
 from stage.recovery import PLAN
 
@@ -25,10 +25,10 @@ from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey
 from shared.errors import IntegrityRefusal, RoleRefusal, SignatureRefusal, StateRefusal
-from shared.wire.analyst_messages import EntriesRequest
+from shared.wire.analyst_messages import EntriesRequest, StudiesRequest
 from shared.wire.site_messages import WatchRequest
 from shared.wire.tree_heads import TreeHead, check_view, open_head
-from site_agent.egress import AcknowledgedReplies
+from site_agent.egress import AcknowledgedReplies, new_tls_identity
 
 TODAY = dt.date(2026, 5, 1)
 
@@ -48,6 +48,13 @@ def token(desk, name="ada", role="analyst"):
     path = desk.home / f"{name}.token.json"
     replace(desk.admit(name, role=role), witness=desk.authority.witness.public.hex).save(path)
     return path
+
+
+def revoke(desk, site):
+    """End the access of a site that has its certificate."""
+    csr = new_tls_identity(site)[1]
+    desk.store.set_certificate(site, "", desk.authority.issue(csr, site))
+    desk.store.revoke_site(site)
 
 
 def hack(home, *statements):
@@ -147,6 +154,50 @@ def test_a_hidden_word_that_releases_are_not_believed_is_found_by_whoever_reads_
         hack(desk.home, "DELETE FROM distrusted")
         assert connection.audit_log().undone == ((entry, "beta"),)
     refused(IntegrityRefusal, desk.store.verify_log)
+
+
+@pytest.mark.fault("F19", log_lies=2)
+def test_a_hidden_revocation_or_closing_of_a_wave_is_found_by_whoever_reads_the_whole_log(desk, capsys):
+    lead, analyst = token(desk, "eve", role="lead"), token(desk)
+    first = desk.store.entries()
+    desk.store.close_wave("cvd", 1, expected=("alpha", "beta", "gamma"), today=TODAY)
+    desk.store.reopen_wave("cvd", 1, reason="one is late", today=TODAY)
+    revoke(desk, "beta")
+    desk.running.service.start()  # signs the log as it is now
+    with connect(lead) as connection, connect(analyst) as other:
+        assert connection.audit_log().ended == ()
+        told = other.ask("Studies", StudiesRequest())
+        assert told["revocations"] == [{"site": "beta", "log_index": first + 2}]
+        assert [(one["wave"], one["closed"], one["log_index"]) for one in told["closings"]] == [
+            (1, True, first),
+            (1, False, first + 1),
+        ]
+        for table, hidden in (
+            ("revoked", ((first + 2, "the revocation of beta"),)),
+            ("wave_events", ((first, "the closing of wave 1 of cvd"), (first + 1, "the reopening of wave 1 of cvd"))),
+        ):
+            kept = desk.home / f"{table}.db"
+            hack(desk.home, f"VACUUM INTO '{kept}'")
+            hack(desk.home, f"DELETE FROM {table}")
+            assert connection.audit_log().ended == hidden
+            assert commands.main(["log-check", "--all", "--token", str(lead)]) == 30
+            said = capsys.readouterr().out
+            assert all(f"entry {at}: {what} is not shown" in said for at, what in hidden)
+            refused(IntegrityRefusal, desk.store.verify_log)
+            hack(desk.home, f"ATTACH '{kept}' AS kept", f"INSERT INTO {table} SELECT * FROM kept.{table}")
+        # One that is shown at a place where the log has another entry is none of the log's.
+        hack(desk.home, f"UPDATE revoked SET log_index = {first}")
+        assert connection.audit_log().ended == ((first + 2, "the revocation of beta"),)
+
+
+def test_an_analyst_is_shown_no_revocations_and_closings_of_other_studies(desk):
+    desk.publish(cohort_plan(**OTHER))
+    desk.add("lungs", "north", cohort(200, 7))
+    desk.store.close_wave("lungs", 1, expected=(), today=TODAY)
+    revoke(desk, "lungs-north")
+    with connect(token(desk)) as connection:
+        told = connection.ask("Studies", StudiesRequest())
+    assert (told["revocations"], told["closings"]) == ([], [])
 
 
 @pytest.mark.fault("F19", log_lies=1)

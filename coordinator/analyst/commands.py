@@ -348,7 +348,7 @@ def log_check(
         "against": None if other is None else other.size,
         "audit": None if found is None else plain(found),
     }
-    hidden, undone = (found.hidden, found.undone) if found is not None else ((), ())
+    hidden, undone, ended = (found.hidden, found.undone, found.ended) if found is not None else ((), (), ())
     taken = "a release of {} that was taken back is shown as if it stood"
     return VerbAnswer(
         answer,
@@ -358,7 +358,8 @@ def log_check(
         None if found is None else f"{found.releases} accepted releases in it.",
         *((f"entry {at}: a release of {site} that no study of this token shows", "red") for at, site in hidden),
         *((f"entry {at}: {taken.format(site)}", "red") for at, site in undone),
-        code=IntegrityRefusal.exit_code if undone or hidden else 0,
+        *((f"entry {at}: {what} is not shown", "red") for at, what in ended),
+        code=IntegrityRefusal.exit_code if undone or hidden or ended else 0,
     )
 
 

@@ -123,23 +123,24 @@ class Connection(Shown, Mapping[str, "Study"]):
             self.followed = FollowedLog(PublicKey(given.witness), look, memory)
 
     def audit_log(self) -> LogAudit:
-        """Read the whole log, for a lead's or an auditor's token: what it names and no study of the token shows.
+        """Read the whole log, for a lead's or an auditor's token: what it names and the coordinator does not show.
 
         Raises: RoleRefusal; StateRefusal (a token's file without the coordinator's key); IntegrityRefusal.
         """
         from coordinator.analyst.access.log_check import audit
-        from shared.wire.analyst_messages import EntriesRequest
+        from shared.wire.analyst_messages import EntriesRequest, StudiesRequest
 
-        followed = self.require_followed()
-        studies = {study: self.releases(study)["releases"] for study in self}
-        checked = followed.follow()
+        # The head comes first: what is logged meanwhile is shown, and held to no entry.
+        checked = self.require_followed().follow()
+        shown = self.ask("Studies", StudiesRequest())
+        studies = {one["study"]: self.releases(one["study"])["releases"] for one in shown["studies"]}
         entries: list[str] = []
         while len(entries) < checked.head.size:
             page = self.ask("Entries", EntriesRequest(after=len(entries)))["entries"]
             if not page:
                 break
             entries += page
-        return audit(checked, entries[: checked.head.size], studies)
+        return audit(checked, entries[: checked.head.size], studies, shown)
 
     def require_followed(self) -> FollowedLog:
         """The coordinator's log as this token follows it. Raises: StateRefusal: a file of an earlier version."""

@@ -176,12 +176,17 @@ class AnalysisService:
 
     # -- what there is ------------------------------------------------------------------------------------------
     def studies(self, call: Call, request: StudiesRequest) -> Document:
-        """The studies of the token: sites, waves, persons, postures, planned analyses."""
+        """The studies of the token: sites, waves, persons, postures, planned analyses; what the log says is over.
+
+        Whoever may read the whole log is shown all revocations, others those of sites that delivered to their studies.
+        """
         who = call.peer
         assert isinstance(who, Analyst)
         known = {stored.plan.study for stored in self._store.plans()}
         studies = [self._study(study) for study in who.studies if study in known]
-        return document_of({"analyst": who.site, "role": who.role, "studies": studies})
+        sites = None if who.role in DOWNLOADS else {site for one in studies for site in one["sites"]}
+        ended = self._watch.ended(who.studies, sites)
+        return document_of({"analyst": who.site, "role": who.role, "studies": studies, **ended})
 
     def _study(self, study: str) -> dict[str, Any]:
         plan = self._store.plan(study).plan

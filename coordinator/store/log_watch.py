@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,28 @@ class LogWatch:
         if size:
             self._write(work)
         return size, envelope
+
+    def ended(self, studies: Collection[str], sites: Collection[str] | None) -> dict[str, list[dict[str, Any]]]:
+        """Which sites were revoked, and which waves closed and opened again, by the log's order, with their places.
+
+        Args:
+            studies: whose waves.
+            sites: whose revocations; None for everybody's.
+        """
+        gone = sa.select(db.revoked.c.site, db.revoked.c.log_index).order_by(db.revoked.c.log_index)
+        names = ("study", "wave", "kind", "log_index")
+        waves = sa.select(*(db.wave_events.c[name] for name in names)).order_by(db.wave_events.c.log_index)
+        rows = self._read(lambda c: (c.execute(gone).all(), c.execute(waves).all()))
+        return {
+            "revocations": [
+                {"site": row.site, "log_index": row.log_index} for row in rows[0] if sites is None or row.site in sites
+            ],
+            "closings": [
+                {"study": row.study, "wave": row.wave, "closed": row.kind == "wave_closed", "log_index": row.log_index}
+                for row in rows[1]
+                if row.study in studies
+            ],
+        }
 
     # -- looks ------------------------------------------------------------------------------------------------------
     def view(self, request: WatchRequest, today: dt.date, *, site: str | None = None) -> LogView:

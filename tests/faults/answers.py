@@ -220,7 +220,9 @@ def _read(data: bytes) -> object:
 # -- a coordinator's log, as analysts read it ----------------------------------------------------------------------
 def _log() -> Iterator[Target]:
     release = {"kind": "release", "statement": "ab" * 32, "bundle": "cd" * 32, "site": "north"}
-    entries = [canonical_json(release).decode(), canonical_json({**release, "kind": "withdrawal"}).decode()]
+    closing = {"kind": "wave_closed", "study": "mini", "wave": 1}
+    others = ({**release, "kind": "withdrawal"}, closing, {"kind": "revocation", "site": "north"})
+    entries = [canonical_json(one).decode() for one in (release, *others)]
     studies = {"mini": [{"bundle_sha256": "cd" * 32, "withdrawn": "2026-01-05"}]}
 
     def head(said: list[str]) -> TreeHead:
@@ -234,7 +236,7 @@ def _log() -> Iterator[Target]:
         given = parse_json(data)
         said = given if isinstance(given, list) and all(isinstance(one, str) for one in given) else []
         view = CheckedView(head=head(said), envelope=b"{}", grew=(), restored=())
-        return audit(view, said, studies)
+        return audit(view, said, studies, {"revocations": [], "closings": []})
 
     def proven(data: bytes) -> object:
         given = parse_json(data)

@@ -2,13 +2,13 @@
 
 The key that signs the log's heads stands in the token's file. What was seen of the log is kept beside that file, so
 that the next session finds out what was changed between the two. An auditor's token may read the log entry by entry:
-with all of it nothing that it names can be left out of answers unseen.
+with all of it nothing that it names can be left out of answers, and nothing that is over shown as going on, unseen.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,12 +45,14 @@ class LogAudit:
         hidden: releases that stand in the log and in none of the studies: (entry, site).
         undone: entries by which a site, or the leads, took releases back that a study shows as if they stood:
             (entry, site).
+        ended: revocations, and closings and reopenings of waves of these studies, that are not shown: (entry, what).
     """
 
     head: TreeHead
     releases: int
     hidden: tuple[tuple[int, str], ...]
     undone: tuple[tuple[int, str], ...]
+    ended: tuple[tuple[int, str], ...] = ()
 
 
 class FollowedLog:
@@ -154,15 +156,29 @@ class FollowedLog:
                 write_private(self._memory, json.dumps(body).encode())
 
 
-def audit(checked: CheckedView, entries: Sequence[str], studies: Mapping[str, Sequence[Mapping[str, Any]]]) -> LogAudit:
-    """Hold every entry of a log against the releases that studies name.
+def audit(
+    checked: CheckedView,
+    entries: Sequence[str],
+    studies: Mapping[str, Sequence[Mapping[str, Any]]],
+    shown: Mapping[str, Any],
+) -> LogAudit:
+    """Hold every entry of a log against what the coordinator shows: releases, revocations, closings of waves.
 
     Args:
         checked: a look whose head is of these entries.
         entries: all of them, as texts.
         studies: study to its releases, as the coordinator tells them to analysts.
-    Raises: IntegrityRefusal (the entries are not those of the head).
+        shown: its list of studies, with ``revocations`` and ``closings``.
+    Raises: IntegrityRefusal (the entries are not those of the head; nothing is shown of what is over), SchemaRefusal.
     """
+    if not {"revocations", "closings"} <= shown.keys():
+        raise IntegrityRefusal(
+            "the coordinator must show which sites were revoked and which waves closed",
+            given="none of it",
+            next_step="Update the coordinator.",
+        )
+    over = {(one["log_index"], _revocation(one["site"])) for one in shown["revocations"]}
+    over |= {(one["log_index"], _turn(one["study"], one["wave"], one["closed"])) for one in shown["closings"]}
     from shared.base.merkle_tree import append, peaks_root
 
     peaks: tuple[bytes, ...] = ()
@@ -171,22 +187,43 @@ def audit(checked: CheckedView, entries: Sequence[str], studies: Mapping[str, Se
     if len(entries) != checked.head.size or peaks_root(peaks).hex() != checked.head.root:
         raise IntegrityRefusal("the log's entries must be those of its head", given="others")
     known = {one["bundle_sha256"]: one for releases in studies.values() for one in releases}
-    hidden, undone, count = [], [], 0
+    hidden, undone, ended, count = [], [], [], 0
     for place, entry in enumerate(entries):
-        kind, bundles, site = _entry(entry)
+        body = parse_json(entry.encode())
+        body = body if isinstance(body, dict) else {}
+        what = _ended(body, studies)
+        if what and (place, what) not in over:
+            ended.append((place, what))
+        kind, bundles, site = _entry(body)
         if kind == "release":
             count += 1
             if bundles[0] not in known:
                 hidden.append((place, site))
         elif any(bundle in known and not known[bundle]["withdrawn"] for bundle in bundles):
             undone.append((place, site))
-    return LogAudit(head=checked.head, releases=count, hidden=tuple(hidden), undone=tuple(undone))
+    return LogAudit(head=checked.head, releases=count, hidden=tuple(hidden), undone=tuple(undone), ended=tuple(ended))
 
 
-def _entry(text: str) -> tuple[str, list[str], str]:
+def _revocation(site: object) -> str:
+    return f"the revocation of {site}"
+
+
+def _turn(study: object, wave: object, closed: bool) -> str:
+    return f"the {'closing' if closed else 'reopening'} of wave {wave} of {study}"
+
+
+def _ended(body: Mapping[str, Any], studies: Collection[str]) -> str:
+    """What an entry says is over, or goes on after all; blank of other entries and of waves of other studies."""
+    kind = body.get("kind")
+    if kind == "revocation":
+        return _revocation(body.get("site"))
+    if kind in ("wave_closed", "wave_reopened") and body.get("study") in tuple(studies):
+        return _turn(body["study"], body.get("wave"), kind == "wave_closed")
+    return ""
+
+
+def _entry(body: Mapping[str, Any]) -> tuple[str, list[str], str]:
     """Kind of an entry, and the bundles and the site that it names, if it does. Raises: SchemaRefusal."""
-    body = parse_json(text.encode())
-    body = body if isinstance(body, dict) else {}
     kind, bundles = body.get("kind"), list[Any]()
     if kind in ("release", "withdrawal"):
         bundles = [body.get("bundle")]

@@ -78,6 +78,8 @@ SCHEMAS: Mapping[str, Schema] = {
                 note=TEXT,
             )
         ),
+        revocations=_list(_object("A site whose access ended at a place of the log.", site=TEXT, log_index=COUNT)),
+        closings=_list(_object("A wave closed or opened again.", study=TEXT, wave=COUNT, closed=FLAG, log_index=COUNT)),
     ),
     "Dictionary": _object(
         study=TEXT,
