@@ -12,11 +12,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from membership import Clock, Membership
 from theatre import Theatre, plan_toml
 
-from coordinator.services.authority import Authority, encrypt_keys, rotate
+from coordinator import cli
+from coordinator.services.authority import Authority, encrypt_keys, rotate, unattended
 from shared.base.at_rest import KEY_FILE_VARIABLE, clear_pem, finding, pem_of, private_key
 from shared.base.keys import SigningKey
 from shared.errors import ParameterError, PassphraseRefusal, StateRefusal, StorageRefusal
 from shared.wire.certificates import RENEW_DAYS, SITE_DAYS
+from site_agent import cli as site_cli
 from site_agent.decide import key_files
 
 CLEAR = b"BEGIN PRIVATE KEY"
@@ -63,6 +65,44 @@ def test_a_secret_that_is_short_or_gone_leaves_no_key_in_the_clear(tmp_path, sec
     with pytest.raises(StateRefusal, match="must be readable"):
         SigningKey.generate().save(path, of_machine=True)
     assert not path.exists()
+
+
+def test_whoever_sets_up_a_coordinator_is_told_how_each_key_lies_and_what_to_do(tmp_path, monkeypatch, capsys):
+    home = tmp_path / "hub"
+    setting_up = ["--home", str(home), "init", "--json"]
+    assert cli.main(setting_up) == 0
+    said = json.loads(capsys.readouterr().out)["keys_at_rest"]
+    clear = "ca/ca.key (mode 600), ca/server.pem (mode 600), ca/witness.pem (mode 600)"
+    assert (said["state"], said["detail"]) == ("warn", f"not encrypted: {clear}")
+    assert f"set {KEY_FILE_VARIABLE}" in said["fix"]
+    assert finding(unattended(home), home, "coordinator serve") == tuple(said.values())
+    (home / "ca" / "server.pem").chmod(0o640)
+    state, detail, fix = finding(unattended(home), home, "coordinator serve")
+    assert (state, "ca/server.pem" in detail, fix) == ("warn", True, "In hub/: chmod 600 ca/server.pem")
+    (home / "ca" / "server.pem").chmod(0o600)
+    path = tmp_path / "secret"
+    path.write_text("5f" * 32)
+    path.chmod(0o600)
+    monkeypatch.setenv(KEY_FILE_VARIABLE, str(path))
+    assert finding(unattended(home), home, "coordinator serve")[2] == "Run coordinator serve."
+    encrypt_keys(home)
+    state, detail, _ = finding(unattended(home), home, "coordinator serve")
+    assert (state, detail[-len(clear) :]) == ("ok", clear)
+
+
+def test_whoever_sets_up_a_site_is_told_how_each_key_lies(tmp_path, monkeypatch, capsys):
+    made = Authority.create(tmp_path / "hub", coordinator="hub")
+    invited = made.invite("north", ["storm"], address="localhost:1", leads=[SigningKey.generate().public])
+    (tmp_path / "north.json").write_bytes(invited.to_bytes())
+    monkeypatch.setenv("TRIBUTARY_PASSPHRASE", "a passphrase of twelve")
+    given = ["--invitation", str(tmp_path / "north.json"), "--approver", "steward", "--json"]
+    with pytest.raises(SystemExit, match="^0$"):
+        site_cli.main(["init", "--home", str(tmp_path / "north"), *given])
+    said = json.loads(capsys.readouterr().out)["keys_at_rest"]
+    assert (said["state"], said["detail"]) == (
+        "warn",
+        "not encrypted: keys/release.pem (mode 600), keys/tls.pem (mode 600)",
+    )
 
 
 @pytest.mark.parametrize("name", ["ca.key", "server.pem", "witness.pem"])

@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -65,10 +65,11 @@ def init(
             given=f"{home}",
             next_step=f"Edit its {FILE_NAME}, or choose another --home.",
         )
+    made: dict[str, Any] = {"home": str(home), "name": name, "address": address, "names": config.names}
     if dry_run:
-        made = {"home": str(home), "name": name, "address": address, "names": config.names, "created": False}
-        return VerbAnswer(made, f"would create {home} for {name} at {address}")
-    from coordinator.services.authority import Authority
+        return VerbAnswer({**made, "created": False}, f"would create {home} for {name} at {address}")
+    from coordinator.services.authority import Authority, unattended
+    from shared.base import at_rest
     from shared.base.keys import write_private
     from shared.base.passphrases import chosen
 
@@ -85,15 +86,13 @@ def init(
         store.bundles.try_out()
         store.bundles.claim(authority.witness.public.hex)
         write_private(home / FILE_NAME, config.to_toml().encode())
-    made = {
-        "home": str(home),
-        "name": name,
-        "address": address,
-        "names": config.names,
+    state, detail, fix = at_rest.finding(unattended(home), home, "coordinator serve")
+    made |= {
         "ca_fingerprint": authority.fingerprint,
         "leads": fingerprints,
         "threshold": threshold,
         "passphrase": not unlocked,
+        "keys_at_rest": {"state": state, "detail": detail, "fix": fix},
         "created": True,
     }
     return VerbAnswer(
@@ -108,6 +107,7 @@ def init(
         (f"No passphrase on the key of {', '.join(unlocked)}: whoever reads this folder can sign plans.", "yellow")
         if unlocked
         else None,
+        (f"Keys at rest: {detail}. {fix}".rstrip(), "yellow" if state == "warn" else ""),
         ("next: coordinator plan new STUDY", "cyan"),
     )
 

@@ -50,10 +50,10 @@ __all__ = [
     "WARNED_BEFORE_END",
     "Authority",
     "encrypt_keys",
-    "keys_in_clear",
     "replace_authority",
     "rotate",
     "server_credentials",
+    "unattended",
 ]
 
 RENEW_DAYS = SERVER_DAYS // 2
@@ -388,17 +388,17 @@ def _witness(folder: Path) -> SigningKey:
     return SigningKey.load(path)
 
 
-def keys_in_clear(home: Path) -> list[Path]:
-    """Files of ``ca/`` that hold a private key unencrypted."""
-    return unencrypted(sorted((home / "ca").glob("*")))
+def unattended(home: Path) -> list[Path]:
+    """Files that may hold a private key which is opened unattended: those of ``ca/``."""
+    return sorted((home / "ca").glob("*"))
 
 
 def encrypt_keys(home: Path) -> list[Path]:
-    """Encrypt what `keys_in_clear` names, where this machine has a secret; the files that changed."""
-    if machine_secret() is None or not keys_in_clear(home):
+    """Encrypt what lies in the clear of `unattended`, where this machine has a secret; the files that changed."""
+    if machine_secret() is None or not unencrypted(unattended(home)):
         return []
     with _alone(home / "ca"):
-        return encrypt_at_rest(keys_in_clear(home))
+        return encrypt_at_rest(unattended(home))
 
 
 def key_name(number: int) -> str:

@@ -188,9 +188,9 @@ def _bundles(store: Store) -> Iterable[Finding]:
 
 
 def _keys_at_rest(config: CoordinatorConfig) -> Iterable[Finding]:
-    from coordinator.services.authority import keys_in_clear
+    from coordinator.services.authority import unattended
 
-    yield at_rest.finding(keys_in_clear(config.home), config.home, "coordinator serve")
+    yield at_rest.finding(unattended(config.home), config.home, "coordinator serve")
 
 
 def _database(store: Store) -> Iterable[Finding]:

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 __all__ = ["KEY_FILE_VARIABLE", "clear_pem", "finding", "machine_secret", "pem_of", "private_key", "relocked"]
-__all__ += ["TOKEN_SCHEME", "named_or_new"]
+__all__ += ["CLEAR_BLOCK", "TOKEN_SCHEME", "key_state", "named_or_new"]
 
 KEY_FILE_VARIABLE = "TRIBUTARY_KEY_FILE"
 FEWEST_BYTES, MOST_BYTES = 32, 1023  # OpenSSL takes no more
 HIDDEN = "-----BEGIN ENCRYPTED PRIVATE KEY-----"
+CLEAR_BLOCK = re.compile(rb"-----BEGIN (EC )?PRIVATE KEY-----.*?-----END (EC )?PRIVATE KEY-----\n?", re.DOTALL)
 _BLOCK = re.compile(rb"-----BEGIN ENCRYPTED PRIVATE KEY-----.*?-----END ENCRYPTED PRIVATE KEY-----\n?", re.DOTALL)
 
 
@@ -136,27 +137,56 @@ def clear_pem(pem: str, name: str) -> str:
     return key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()).decode()
 
 
-def finding(clear: Sequence[Path], home: Path, again: str) -> tuple[Literal["ok", "warn"], str, str]:
-    """A line of ``doctor`` about keys at rest: state, what was found, what to do.
+def key_state(data: bytes) -> Literal["", "not encrypted", "encrypted", "in a token"]:
+    """How a file holds its private keys: one in the clear counts before all others. Blank where it holds none.
+
+    >>> key_state(b"pkcs11:token=site;object=release"), key_state(b"-----BEGIN CERTIFICATE-----")
+    ('in a token', '')
+    """
+    if data.startswith(TOKEN_SCHEME.encode()):
+        return "in a token"
+    if CLEAR_BLOCK.search(data):
+        return "not encrypted"
+    return "encrypted" if HIDDEN.encode() in data else ""
+
+
+def finding(files: Sequence[Path], home: Path, again: str) -> tuple[Literal["ok", "warn"], str, str]:
+    """A line of ``doctor`` about keys at rest: state, how each file lies and who may read it, what to do.
 
     Args:
-        clear: files with a private key that lie unencrypted.
+        files: those that may hold a private key.
         home: the folder that holds them; a secret in it goes wherever they go.
         again: the command that encrypts them where there is a secret.
     Raises: as of `machine_secret`.
     """
-    names = ", ".join(path.relative_to(home).as_posix() for path in clear)
+    kept: dict[str, list[str]] = {}
+    loose = []
+    for path in filter(Path.is_file, files):
+        if state := key_state(path.read_bytes()):
+            name, mode = path.relative_to(home).as_posix(), stat.S_IMODE(path.stat().st_mode)
+            kept.setdefault(state, []).append(f"{name} (mode {mode:o})")
+            loose += [name] if mode & 0o077 else []
+    clear = ", ".join(kept.pop("not encrypted", ()))
+    others = "".join(f"; {state}: {', '.join(names)}" for state, names in sorted(kept.items()))
+    if loose:
+        return (
+            "warn",
+            f"not their owner alone may open {', '.join(loose)}",
+            f"In {home.name}/: chmod 600 {' '.join(loose)}",
+        )
     if machine_secret() is None:
         fix = f"Keep {home.name}/ on an encrypted disk, or set {KEY_FILE_VARIABLE}: the manual, Keys at rest."
-        return ("warn", f"not encrypted: {names}", fix) if clear else ("ok", "none lies in the clear", "")
+        return (
+            ("warn", f"not encrypted: {clear}{others}", fix) if clear else ("ok", f"none lies in the clear{others}", "")
+        )
     secret = Path(os.environ[KEY_FILE_VARIABLE]).resolve()
     if secret.stat().st_mode & stat.S_IRWXO:
         return "warn", "every user of this machine may read their secret", f"chmod o= {secret.name}"
     if secret.is_relative_to(home.resolve()):
         return "warn", "their secret lies in the same folder as they do", f"Move it, and set {KEY_FILE_VARIABLE} anew."
     if clear:
-        return "warn", f"there is a secret for them, and not encrypted: {names}", f"Run {again}."
-    return "ok", f"encrypted by the secret that {KEY_FILE_VARIABLE} names", ""
+        return "warn", f"there is a secret for them, and not encrypted: {clear}{others}", f"Run {again}."
+    return "ok", f"encrypted by the secret that {KEY_FILE_VARIABLE} names{others}", ""
 
 
 def named_or_new(path: Path) -> EllipticCurvePrivateKey:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import os
-import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,7 +24,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from shared.base.at_rest import machine_secret, pem_of, private_key
+from shared.base.at_rest import CLEAR_BLOCK, machine_secret, pem_of, private_key
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.durable import fsync_folder, name_once, own_part
 from shared.base.locked import KeyCost, is_locked, lock, unlock
@@ -286,12 +285,9 @@ def write_private(path: Path, data: bytes, *, new: bool = False) -> None:
         raise StorageRefusal(f"{path.name} must be writable", given=error.strerror or "an error") from error
 
 
-_CLEAR = re.compile(rb"-----BEGIN (EC )?PRIVATE KEY-----.*?-----END (EC )?PRIVATE KEY-----\n?", re.DOTALL)
-
-
 def unencrypted(files: Iterable[Path]) -> list[Path]:
     """Those of the files that hold a private key as PEM in the clear."""
-    return [path for path in files if path.is_file() and _CLEAR.search(path.read_bytes())]
+    return [path for path in files if path.is_file() and CLEAR_BLOCK.search(path.read_bytes())]
 
 
 def encrypt_at_rest(files: Iterable[Path]) -> list[Path]:
@@ -305,7 +301,7 @@ def encrypt_at_rest(files: Iterable[Path]) -> list[Path]:
     changed = unencrypted(files)
     for path in changed:
         data = path.read_bytes()
-        write_private(path, _CLEAR.sub(lambda found: pem_of(private_key(found[0], path.name)), data))  # noqa: B023
+        write_private(path, CLEAR_BLOCK.sub(lambda found: pem_of(private_key(found[0], path.name)), data))  # noqa: B023
     return changed
 
 

@@ -40,14 +40,18 @@ def init(
     dry_run: Dry = False,
 ) -> VerbAnswer:
     """Make this site's folder and keys from an invitation. Nothing is sent."""
+    from shared.base import at_rest
     from shared.base.passphrases import chosen, opened
     from site_agent.decide.joining import first_run
+    from site_agent.decide.key_files import unattended
 
     place = desk.home
     invited = first_run.invitation_of(invitation, today())
     config = first_run.intended(place, invited, approver or [], courier=courier)
     fingerprint = "" if dry_run else first_run.make(config, invited, opened=opened, chosen=chosen)
     names = list(config.approvers)
+    state, detail, fix = at_rest.finding(unattended(config), place, "site-agent run --once")
+    lying = None if dry_run else {"state": state, "detail": detail, "fix": fix}
     answer = {
         "site": config.site,
         "home": place,
@@ -57,6 +61,7 @@ def init(
         "approvers": names,
         "fingerprint": fingerprint,
         "ca_fingerprint": config.ca_fingerprint,
+        "keys_at_rest": lying,
         "dry_run": dry_run,
     }
 
@@ -66,6 +71,7 @@ def init(
         ("its authority", config.ca_fingerprint),
         ("approvers", ", ".join(names)),
         *([("fingerprint", fingerprint)] if fingerprint else []),
+        *([("keys at rest", f"{detail}. {fix}".rstrip())] if lying else []),
     ]
     aloud = ("", "Read the fingerprint to the study lead on the telephone. The lead accepts this site by it.")
     return VerbAnswer(

@@ -28,11 +28,11 @@ __all__ = [
     "encrypt_keys",
     "keep_snapshot_key",
     "keep_tag_key",
-    "keys_in_clear",
     "put_in_force",
     "put_snapshot_in_force",
     "release_key",
     "snapshot_keys",
+    "unattended",
 ]
 
 
@@ -52,20 +52,20 @@ def release_key(config: SiteConfig) -> SigningKey:
     return SigningKey.load(config.release_key)
 
 
-def keys_in_clear(config: SiteConfig) -> list[Path]:
-    """Files with a private key that the agent opens unattended, and that lie unencrypted."""
-    return unencrypted(sorted(config.release_key.parent.glob("*.pem")))
+def unattended(config: SiteConfig) -> list[Path]:
+    """Files that may hold a private key which the agent opens unattended."""
+    return sorted(config.release_key.parent.glob("*.pem"))
 
 
 def encrypt_keys(config: SiteConfig) -> list[Path]:
-    """Encrypt what `keys_in_clear` names, where this machine has a secret; the files that changed.
+    """Encrypt what lies in the clear of `unattended`, where this machine has a secret; the files that changed.
 
     Raises: LockedRefusal, when somebody works in this folder.
     """
-    if machine_secret() is None or not keys_in_clear(config):
+    if machine_secret() is None or not unencrypted(unattended(config)):
         return []
     with StateLock(config.home):
-        return encrypt_at_rest(keys_in_clear(config))
+        return encrypt_at_rest(unattended(config))
 
 
 def put_in_force(config: SiteConfig) -> None:

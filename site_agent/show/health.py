@@ -16,7 +16,7 @@ from shared.base.clock import CLOCK_VARIABLE, utc_now
 from shared.base.keys import require_private
 from shared.errors import CertificateRefusal, NetworkRefusal, Refusal, StorageRefusal
 from shared.terminal import ChecklistLine
-from site_agent.decide.key_files import keys_in_clear
+from site_agent.decide.key_files import unattended
 from site_agent.ledger.files import require_settled
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _permissions(desk: Desk, today: dt.date) -> Finding:
 
 
 def _keys_at_rest(desk: Desk, today: dt.date) -> Finding:
-    return at_rest.finding(keys_in_clear(desk.config), desk.home, "site-agent run --once")
+    return at_rest.finding(unattended(desk.config), desk.home, "site-agent run --once")
 
 
 def _authority(desk: Desk, today: dt.date) -> Finding:
