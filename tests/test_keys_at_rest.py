@@ -96,7 +96,7 @@ def test_whoever_sets_up_a_site_is_told_how_each_key_lies(tmp_path, monkeypatch,
     (tmp_path / "north.json").write_bytes(invited.to_bytes())
     monkeypatch.setenv("TRIBUTARY_PASSPHRASE", "a passphrase of twelve")
     given = ["--invitation", str(tmp_path / "north.json"), "--approver", "steward", "--json"]
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         site_cli.main(["init", "--home", str(tmp_path / "north"), *given])
     said = json.loads(capsys.readouterr().out)["keys_at_rest"]
     assert (said["state"], said["detail"]) == (

@@ -1,8 +1,9 @@
 """Hostile clients beside honest hospitals: how long an honest release waits for its acknowledgement.
 
-python -m tests.benchmarks.front [seconds [--memory]]
+python -m tests.benchmarks.front [seconds] [--sites 120 --rate 2] [--memory] [--no-record]
 
-One coordinator serves its three ports. Eight honest sites deliver a release each, wait a second, and deliver the next;
+One coordinator serves its three ports. Eight honest sites deliver a release each, wait a second, and deliver the next
+(`--sites`: so many, of which `--rate` a second begin to deliver; then the two parts with deliveries alone are taken);
 two analysts ask on over gRPC and one over HTTPS. First alone, then beside 500 hostile connections that are made again
 whenever they are closed: silent TCP connections, TLS connections without a call, handshakes of one byte a second,
 calls without token or message, calls of a revoked site and of an invitation that has served, accepted sites whose
@@ -13,6 +14,7 @@ delivers: what the coordinator's memory grows by then is the crowd's. A weight i
 every process of the coordinator holds, and what the serving one holds once the allocator has given back what is free.
 """
 
+import argparse
 import asyncio
 import contextlib
 import datetime as dt
@@ -31,6 +33,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 SITES, SLOW, WAVES = 8, 16, 100
+ARRIVING = 15  # seconds after which the crowd is there, where it is not watched alone
 LONGER = 5  # times as long as anything else the crowd is there alone
 COUNTED = 200  # connections of each kind whose cost is taken
 MIX = {
@@ -272,8 +275,9 @@ def hostile(ports, shown, pipe):
     def dripping(site):
         from shared.base.keys import Envelope
         from site_agent import egress
+        from site_agent.egress import pieces
 
-        egress.CHUNK_BYTES = 1000
+        egress.CHUNK_BYTES = pieces.CHUNK_BYTES = 40  # minutes a bundle
         certificate, pem, envelope, path = site
         while True:
             door = egress.Egress(
@@ -405,14 +409,17 @@ def costs(hub, pid, shown):
     return found
 
 
-def measure(hub, sealed, analyst, browser, seconds, serving):
-    """Deliver for `seconds`: how long each took from the first dialling to the acknowledgement."""
+def measure(hub, sealed, rate, analyst, browser, seconds, serving):
+    """How long deliveries took from dialling to the acknowledgement; `rate` a second begin, for `seconds`."""
     from shared.errors import Refusal
 
     end, taken, asked, read, memory = time.monotonic() + seconds, [], [], [], {}
     failed, ended = {"sites": 0, "analysts": 0, "https": 0}, threading.Event()
 
-    def delivering(site):
+    pause = len(sealed) / rate
+
+    def delivering(number, site):
+        time.sleep(number / rate)
         while time.monotonic() < end and sealed[site]:
             one = sealed[site].pop(0)
             began = time.monotonic()
@@ -423,7 +430,7 @@ def measure(hub, sealed, analyst, browser, seconds, serving):
             except Refusal as refusal:
                 failed["sites"] += 1
                 sys.stderr.write(f"{refusal}\n")
-            time.sleep(1.0)
+            time.sleep(pause)
 
     def asking():
         from shared.wire.analyst_messages import StudiesRequest
@@ -454,7 +461,7 @@ def measure(hub, sealed, analyst, browser, seconds, serving):
             time.sleep(0.5)
 
     weighing = threading.Thread(target=lambda: memory.update(watched(serving.pid, ended)))
-    honest = [threading.Thread(target=delivering, args=(site,)) for site in sealed]
+    honest = [threading.Thread(target=delivering, args=one) for one in enumerate(sealed)]
     honest += [threading.Thread(target=asking) for _ in range(2)]
     honest.append(threading.Thread(target=reading))
     for thread in [weighing, *honest]:
@@ -471,8 +478,8 @@ def measure(hub, sealed, analyst, browser, seconds, serving):
     }
 
 
-def main():
-    """Measure, print, and write the result."""
+def main(seconds, sites, rate):
+    """What was measured with so many honest sites."""
     from service import Hub, SiteKeys
 
     from coordinator.services.analysts import Analysts
@@ -480,14 +487,14 @@ def main():
     from shared.wire.transport import SERVER_NAME, Client, Credentials
     from site_agent.egress import Egress
 
-    seconds = float(sys.argv[1]) if sys.argv[1:] else 60.0
     files()
     home = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
-    names = [f"site{number}" for number in range(SITES)]
+    waves = min(WAVES, 3 + round(2 * seconds * rate / sites))  # more than a site has time to deliver
+    names = [f"site{number}" for number in range(sites)]
     hub = Hub(home / "hub", study(), *names, *(f"slow{number}" for number in range(SLOW)), "gone")
     hub.store.revoke_site("gone")
     sealed = {
-        site: [hub.seal(site, wave=k, release_id=f"{n:02x}{k:030x}") for k in range(1, WAVES + 1)]
+        site: [hub.seal(site, wave=k, release_id=f"{n:02x}{k:030x}") for k in range(1, waves + 1)]
         for n, site in enumerate(names)
     }
     today = dt.datetime.now(dt.UTC).date()
@@ -558,17 +565,19 @@ def main():
         "enrol": f"/{SERVICE}/Enrol",
     }
     results = {"load_average_before": os.getloadavg()[0]}
-    results["a connection that opens nothing"] = costs(hub, serving.pid, shown)
-    results["alone"] = measure(hub, sealed, analyst, browser, seconds / 3, serving)
+    whole = sites == SITES  # what more sites change nothing of is taken with the usual number
+    if whole:
+        results["a connection that opens nothing"] = costs(hub, serving.pid, shown)
+    results["alone"] = measure(hub, sealed, rate, analyst, browser, seconds / 3, serving)
     ours, theirs = get_context("spawn").Pipe()
     crowd = get_context("spawn").Process(target=hostile, args=((hub.port, analysts, web), shown, theirs), daemon=True)
     crowd.start()
     ended = threading.Event()
-    threading.Timer(LONGER * seconds, ended.set).start()
-    results["500 hostile connections alone"] = {
-        "memory": {"every_ten_seconds_mb": watched(serving.pid, ended), **weighed(serving)}
-    }
-    results["beside 500 hostile connections"] = measure(hub, sealed, analyst, browser, seconds, serving)
+    threading.Timer(LONGER * seconds if whole else ARRIVING, ended.set).start()
+    crowded = {"memory": {"every_ten_seconds_mb": watched(serving.pid, ended), **weighed(serving)}}
+    if whole:
+        results["500 hostile connections alone"] = crowded
+    results["beside 500 hostile connections"] = measure(hub, sealed, rate, analyst, browser, seconds, serving)
     ours.send("how often")
     results["opened"] = ours.recv()
     crowd.kill()
@@ -577,8 +586,7 @@ def main():
     log.close()
     told = (home / "log").read_text(errors="replace").splitlines()
     results["lines of the log"] = len(told)
-    results["mix"] = MIX
-    return results, seconds
+    return results | {"mix": MIX, "sites": sites, "rate": rate, "seconds": seconds}
 
 
 def memory_alone(measured):
@@ -591,10 +599,21 @@ def memory_alone(measured):
 
 
 if __name__ == "__main__":
-    measured, lasted = main()
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.front")
+    parser.add_argument("seconds", type=float, nargs="?", default=60.0)
+    parser.add_argument("--sites", type=int, default=SITES, help="honest sites, at most 200")
+    parser.add_argument("--memory", action="store_true", help="record memory and CPU time alone")
+    parser.add_argument("--no-record", action="store_true")
+    parser.add_argument("--rate", type=float, default=float(SITES), help="deliveries that begin a second, of all sites")
+    given = parser.parse_args()
+    if given.memory and given.sites != SITES:
+        parser.error(f"--memory is taken with {SITES} sites")
+    measured = main(given.seconds, given.sites, given.rate)
     sys.stdout.write(json.dumps(measured, indent=1) + "\n")
-    if "--no-record" not in sys.argv:
+    if not given.no_record:
         from tests.benchmarks import record
 
-        name, found = ("front_memory", memory_alone(measured)) if "--memory" in sys.argv else ("front", measured)
-        sys.stdout.write(f"{record.write(name, found | {'seconds': lasted}, 0)}\n")
+        name, found = ("front_memory", memory_alone(measured)) if given.memory else ("front", measured)
+        if given.sites != SITES:
+            name += f"_{given.sites}"
+        sys.stdout.write(f"{record.write(name, found, 0)}\n")
