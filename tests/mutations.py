@@ -71,6 +71,7 @@ SUM_INFLUENCES = "shared/mechanisms/secure_sum/influences.py"
 SUM_PLAN = "shared/mechanisms/secure_sum/plan.py"
 SUM_SITE = "shared/mechanisms/secure_sum/site.py"
 SUM_TERMS = "shared/mechanisms/secure_sum/terms.py"
+SUM_VECTORS = "shared/mechanisms/secure_sum/vectors.py"
 PRIVACY = "shared/privacy/accountant.py"
 RENYI = "shared/privacy/renyi.py"
 SLICING_LOSS = "shared/privacy/slicing_loss.py"
@@ -1631,6 +1632,36 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=[
             "test_secure_sum_answers.py::test_no_two_rows_are_further_apart_than_the_bounds_say_and_some_are_that_far"
         ],
+    ),
+    mutation(
+        "a site's vectors as long as a coordinator's whitening makes them",
+        (SUM_VECTORS, "    u = held(vectors.T, reach).T\n", "    u = vectors\n"),
+        tests=[
+            "test_secure_sum_vectors.py::test_rows_stay_within_the_plan_s_bound_whatever_weights_whitening_and_place_are_sent"
+        ],
+    ),
+    mutation(
+        "products in a secure sum of several coefficients too long to be free",
+        (
+            SUM_VECTORS,
+            "np.where(i == j, 1.0, math.sqrt(2)) / (math.sqrt(2) * reach)",
+            "np.where(i == j, 1.0, 2.0) / reach",
+        ),
+        tests=[
+            "test_secure_sum_vectors.py::test_vectors_at_their_farthest_are_at_the_bound_and_longer_products_would_be_beyond_it"
+        ],
+    ),
+    mutation(
+        "the reach of a sum of several coefficients taken for its sensitivity",
+        (SUM_PLAN, "            sensitivity=2 * self.reach,\n", "            sensitivity=self.reach,\n"),
+        tests=[
+            "test_secure_sum_vectors.py::test_a_plan_s_sum_is_charged_for_that_bound_and_costs_what_one_coefficient_costs"
+        ],
+    ),
+    mutation(
+        "an opened sum read whose sites' vectors were whitened differently",
+        ("shared/mechanisms/secure_sum/sent_look.py", "return self.start, self.whitening", "return (self.start,)"),
+        tests=["test_secure_sum_vectors.py::test_looks_that_no_one_answer_can_be_read_from_are_refused"],
     ),
     mutation(
         "half the noise, in the level that a site tells before a secure sum",

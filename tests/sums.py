@@ -18,7 +18,7 @@ from shared.mechanisms.secure_sum.influences import noisy_level
 from shared.mechanisms.secure_sum.messages import Lists
 from shared.mechanisms.secure_sum.opened import OpenedSum, SumPart
 from shared.mechanisms.secure_sum.plan import SecureSumPlan
-from shared.mechanisms.secure_sum.sent_look import SentLook
+from shared.mechanisms.secure_sum.sent_look import AnySentLook, look_sent
 from shared.plans.plan import StudyPlan
 from shared.simulated import cvd_cohorts
 
@@ -125,7 +125,7 @@ def cohorts_plan(keys: Mapping[str, SigningKey], epsilon: float, **release: Any)
 class Parts:
     """What each site adds to a sum, by its place: its look, the level that it gave, and its numbers in whole steps."""
 
-    looks: Mapping[int, SentLook]
+    looks: Mapping[int, AnySentLook]
     levels: Mapping[int, tuple[float, float]]
     values: Sequence[NDArray[np.int64]]
 
@@ -142,10 +142,10 @@ class Parts:
         design, bounds = release.first(plan.budget.delta).design(plan), release.bounds(plan)
         data = {at: design.matrices(plan.dictionary.check(table)) for at, table in enumerate(tables)}
         places, sigma = pilot_places(plan, pilots), release.level_event(plan).sigma
-        first = {at: look.look(len(data[at][0]), bounds, design) for at, look in places.before().items()}
+        first = {at: look_sent(look, len(data[at][0]), bounds, design) for at, look in places.before().items()}
         levels = {at: noisy_level(look, *data[at], sigma, noise) for at, look in first.items()}
         looks, terms = places.after(levels), release.terms(plan)
-        rows = {at: look.look(len(data[at][0]), bounds, design).rows(*data[at]) for at, look in looks.items()}
+        rows = {at: look_sent(look, len(data[at][0]), bounds, design).rows(*data[at]) for at, look in looks.items()}
         return Parts(looks=looks, levels=levels, values=[terms.whole_steps(rows[at]) for at in sorted(rows)])
 
     def opened(self, plan: StudyPlan, coordinator: SumCoordinator, digests: Mapping[int, str]) -> OpenedSum:

@@ -59,7 +59,7 @@ def world(epsilon, lost=()):
 
 def test_with_little_noise_the_sum_is_the_records_own_answer():
     plan, pilots, opened = world(100.0)
-    answer = read_sum(plan, opened, pilots)
+    [answer] = read_sum(plan, opened, pilots)
     exact = pool(*zip(*map(real, TABLES.values()), strict=True), method="REML", test="adhoc")
     assert answer.sites == tuple(TABLES)
     assert abs(answer.estimate - exact.beta) < 0.35 * exact.se
@@ -69,9 +69,9 @@ def test_with_little_noise_the_sum_is_the_records_own_answer():
 @pytest.mark.parametrize("lost", [(), (2,)])
 def test_what_is_read_is_of_the_survivors_and_told_per_any_unit(lost):
     plan, pilots, opened = world(8.0, lost)
-    answer = read_sum(plan, opened, pilots)
+    [answer] = read_sum(plan, opened, pilots)
     assert answer.sites == tuple(name for at, name in enumerate(TABLES) if at not in lost)
-    wide = read_sum(plan, opened, pilots, level=0.99)
+    [wide] = read_sum(plan, opened, pilots, level=0.99)
     assert wide.estimate == answer.estimate
     assert wide.ci_ub - wide.ci_lb > answer.ci_ub - answer.ci_lb
     [rows] = plan.release.synthetic(plan, list(pilots.values())[:1], draws=1, rng=np.random.default_rng(1))
@@ -115,14 +115,14 @@ def test_the_noise_told_is_the_noise_that_was_added():
     answers = [
         read_sum(
             plan, replace(opened, total=tuple(map(float, sum(values) + opened.sigma * rng.standard_normal(2)))), pilots
-        )
+        )[0]
         for _ in range(40)
     ]
     spread = np.var([one.estimate for one in answers], ddof=1)
     assert 0.5 < spread / answers[0].noise < 1.8
     # What was opened is one of them.
     centre = np.mean([one.estimate for one in answers])
-    assert abs(read_sum(plan, opened, pilots).estimate - centre) < 4.5 * math.sqrt(answers[0].noise)
+    assert abs(read_sum(plan, opened, pilots)[0].estimate - centre) < 4.5 * math.sqrt(answers[0].noise)
 
 
 # -- through the coordinator ---------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def test_a_planned_question_is_the_pilots_until_the_sum_is_opened_and_the_sum_th
     # It is where the same records' sum without noise leads to, but for the noise that it says.
     exact = replace(opened, total=tuple(map(float, stage.exact(opened))))
     pilots = {at: (store.table(store.by_bundle(one)), 400) for at, one in opened.pilots.items()}
-    quiet = read_sum(stage.plan, exact, pilots)
+    [quiet] = read_sum(stage.plan, exact, pilots)
     assert 0 < abs(total.estimate - quiet.estimate) < 6 * math.sqrt(total.noise)
     # Per unit and level as asked.
     single = ask(store, "hearts", 1, "cox(time, cvd) ~ sbp + age", level=0.9).result.summed
@@ -247,4 +247,5 @@ def test_the_demo_s_plan_of_a_sum_names_who_joined_and_costs_what_was_asked_for(
     # It answers the very question of the demo's other plans.
     shipped = StudyPlan.from_toml((STUDIES / "cohorts.toml").read_text())
     assert set(plan.estimands.values()) <= set(shipped.estimands.values())
-    assert plan.release.summed_term(plan, parse_estimand(plan.estimands["adjusted"])) == ("sbp/10", 10.0)
+    [(label, term)] = plan.release.summed_terms(plan, parse_estimand(plan.estimands["adjusted"])).items()
+    assert (label, term.units, term.per) == ("sbp/10", 10.0, 1.0)

@@ -320,12 +320,12 @@ def ask(
     if question.kind in DESCRIBED and not term:  # no one number is its answer: the first that there is
         chosen = next((one for one in terms if not isinstance(found[one], Refusal)), chosen)
     estimates = tuple(row for row in rows if row.term == chosen)
-    total, unsummed = _summed(store, held, question, level)
-    if total is not None:
-        label, answer = total
+    totals, unsummed = _summed(store, held, question, level)
+    for label, answer in totals.items():
         pilots = found[label]  # whose cautions are of what each site released, and notes beside a sum
         found |= {} if isinstance(pilots, Refusal) else {label: replace(pilots, summed=answer, doubts=())}
-        unsummed = "" if label == chosen else f"The plan's secure sum is of {label}. {_ALONE}"
+    if totals and chosen not in totals:
+        unsummed = f"The plan's secure sum is of {' and '.join(totals)}. {_ALONE}"
     result = found.pop(chosen)
     if isinstance(result, Refusal):
         raise result
@@ -362,11 +362,11 @@ def ask(
 
 def _summed(
     store: Store, held: ReleaseSelection, question: Estimand, level: float
-) -> tuple[tuple[str, SummedAnswer] | None, str]:
-    """The secure sum's answer with the term that it is of, or why there is none: blank under any other plan."""
+) -> tuple[dict[str, SummedAnswer], str]:
+    """The secure sum's answer to each term that it is of, or why there is none: blank under any other plan."""
     releases = [release for several in held.parts.values() for release in several]
     if any(release.receipt.mechanism != "secure_sum" for release in releases):
-        return None, ""
+        return {}, ""
     from coordinator.pooling.secure_sum.reading import read_sum
     from shared.mechanisms.secure_sum.plan import SecureSumPlan
 
@@ -374,23 +374,23 @@ def _summed(
     plan_hash = releases[-1].plan_hash if stored is None else stored.document.terms.plan
     plan = next(one.plan for one in store.plans() if one.plan.hash == plan_hash)
     assert isinstance(plan.release, SecureSumPlan)
-    of = plan.release.summed_term(plan, question)
-    if of is None:
-        return None, f"The plan's secure sum is of another question. {_ALONE}"
+    terms = plan.release.summed_terms(plan, question)
+    if not terms:
+        return {}, f"The plan's secure sum is of another question. {_ALONE}"
     if stored is None:
-        return None, f"The secure sum is not opened yet. {_ALONE}"
+        return {}, f"The secure sum is not opened yet. {_ALONE}"
     sites, there = tuple(plan.release.members), {release.bundle_sha256: release for release in releases}
     gone = ", ".join(sites[at] for at, digest in stored.document.pilots.items() if digest not in there)
     if gone:
-        return None, f"The secure sum was taken over a release of {gone} that is not in this answer. {_ALONE}"
+        return {}, f"The secure sum was taken over a release of {gone} that is not in this answer. {_ALONE}"
     taken = {stone.bundle_sha256 for stone in store.withdrawals(plan.study)}
     pilots = {at: there[digest] for at, digest in stored.document.pilots.items()}
     tables = {at: (rows_of(store, [one], taken), one.receipt.n) for at, one in pilots.items()}
     try:
-        answer = read_sum(plan, stored.document, tables, level=level)
+        answers = read_sum(plan, stored.document, tables, level=level)
     except EstimateRefusal as refusal:
-        return None, f"The secure sum cannot be read: {refusal} {_ALONE}"
-    return (of[0], answer.per(of[1] / plan.release.units)), ""
+        return {}, f"The secure sum cannot be read: {refusal} {_ALONE}"
+    return {label: answers[of.place].per(of.per) for label, of in terms.items()}, ""
 
 
 def _pooled(

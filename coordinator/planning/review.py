@@ -322,11 +322,12 @@ def _secure_sum(plan: StudyPlan) -> list[ChecklistLine]:
     rows = "; ".join(f"{who}: ε {shown_epsilon(epsilon)}" for who, epsilon in release.seen_by(plan).items())
     lines = [ChecklistLine(name="who looks", detail=rows)]
     asked = [parse_estimand(formula) for formula in plan.estimands.values()]
-    if not any(release.summed_term(plan, question) for question in asked):
+    if not any(release.summed_terms(plan, question) for question in asked):
         kind = "cox" if release.outcome == "survival" else "logistic"
         model = f"{kind}({', '.join(release.responses)}) ~ {' + '.join(release.covariates)}"
         detail = "no planned analysis is answered by it: what each site releases by itself answers all others"
-        fix = f"Plan {model}, the coefficient's units as in {release.coefficient}/{release.units:g}."
+        units = " and ".join(f"{name}/{per:g}" for name, per in release.coefficients.items())
+        fix = f"Plan {model}, the coefficient's units as in {units}."
         lines.append(ChecklistLine(name="secure sum", state="warn", detail=detail, fix=fix))
     return lines
 

@@ -112,7 +112,7 @@ def arm(tables, epsilon, seed, given):
     signing = [keys[name] for name in release.members]
     coordinator, cost = through_messages(terms, signing, walk.values, noise.spawn(len(keys)))
     opened = walk.opened(plan, coordinator, {at: f"{at:064x}" for at in pilots})
-    answer, own = read_sum(plan, opened, pilots), pilot_places(plan, pilots).pooled(tuple(pilots))
+    [answer], own = read_sum(plan, opened, pilots), pilot_places(plan, pilots).pooled(tuple(pilots))
     rows = on_rows(plan, pilots, answer, seed)
     return {
         "sum": [answer.estimate, answer.ci_lb, answer.ci_ub],
@@ -131,18 +131,18 @@ def on_rows(plan, pilots, answer, seed):
     """The planned regression on each site's synthetic rows, which follow the sum, pooled as anybody would."""
     release, names = plan.release, tuple(plan.release.members)
     question = release.question(plan)
-    label, units = release.summed_term(plan, question)
+    [(label, term)] = release.summed_terms(plan, question).items()
     sites = {names[at]: [pilot] for at, pilot in pilots.items()}
     origins = {site: {"study": "cvd", "site": site, "wave": 1} for site in sites}
     found = release.together(plan, sites, question, origins=origins)
     seen = pool_estimates([row for rows in found.values() for row in rows if row.term == label])
-    effects = row_effects(replace(seen, summed=answer.per(units / release.units)))
+    effects = row_effects(replace(seen, summed=answer.per(term.per)))
     rng = np.random.default_rng([seed, 5])
     own = []
     for site, figures in sites.items():
         # A site whose pilot settles on nothing has no place among the others: its rows are the pilot's.
-        effect = effects[site] / units if site in effects else None
-        [rows] = release.synthetic(plan, figures, draws=1, rng=rng, effect=effect)
+        own_effect = {term.column: effects[site] / term.units} if site in effects else None
+        [rows] = release.synthetic(plan, figures, draws=1, rng=rng, effects=own_effect)
         own.append(real(rows))
     yi, vi = zip(*own, strict=True)
     return pool(list(yi), list(vi), method="REML", test="adhoc")

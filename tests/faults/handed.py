@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from shared.errors import SchemaRefusal
 from shared.mechanisms.secure_sum import messages
 from shared.mechanisms.secure_sum.messages import ToldLevel
 from shared.mechanisms.secure_sum.opened import OpenedSum
+from shared.mechanisms.secure_sum.sent_look import SentLook, SentModel, SentVectorLook
 from shared.mechanisms.secure_sum.steps import LookOrder
 from shared.plans.federated import FederatedFlow
 from shared.wire.site_messages import LogView
@@ -58,10 +60,8 @@ def handed(folder: Path, key: SigningKey) -> Iterator[Target]:
     yield _summed()
     opened = opened_by(Ring(terms_of(), lost={3: "masked"}), 2.0)
     yield Target("opened sum", (opened.to_bytes(),), OpenedSum.from_bytes)
-    asked = LookOrder(look=next(iter(opened.parts.values())).look, pilots=opened.pilots)
-    yield Target(
-        "secure sum's looks", (asked.to_bytes(opened.terms),), lambda data: LookOrder.from_bytes(data, opened.terms)
-    )
+    asked = [LookOrder(look=look, pilots=opened.pilots).to_bytes(opened.terms) for look in _looks(opened)]
+    yield Target("secure sum's looks", tuple(asked), lambda data: LookOrder.from_bytes(data, opened.terms))
     flow = trained(folder / "trained").canonical
     yield Target("trained flow", (flow,), lambda data: FederatedFlow.from_bytes(data))
     yield _grown(key)
@@ -109,6 +109,15 @@ def _summed() -> Target:
         return kind.from_bytes(data, terms)
 
     return Target("secure sum's messages", tuple(seen.values()), read)
+
+
+def _looks(opened: OpenedSum) -> tuple[SentLook, SentVectorLook]:
+    """One of one coefficient, and one of two."""
+    one = next(iter(opened.parts.values())).look
+    assert isinstance(one, SentLook)
+    two = {name: (getattr(one, name),) * 2 for name in ("start", "along", "means")}
+    same = {item.name: getattr(one, item.name) for item in fields(SentModel)}
+    return one, SentVectorLook(**same, **two, weights=(0.4, 1.0), whitening=((1.0, 0.1), (0.1, 2.0)))
 
 
 def _grown(key: SigningKey) -> Target:

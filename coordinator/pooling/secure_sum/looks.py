@@ -11,7 +11,8 @@ import numpy as np
 from shared.errors import EstimateRefusal
 from shared.mechanisms.secure_sum.influences import SumLook, level_of, look
 from shared.mechanisms.secure_sum.plan import SecureSumPlan
-from shared.mechanisms.secure_sum.sent_look import SentLook
+from shared.mechanisms.secure_sum.sent_look import AnySentLook, sent
+from shared.mechanisms.secure_sum.vectors import VectorBounds, VectorLook, vector_look
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,56 +32,65 @@ class PilotPlaces:
     """Where the pilots have each site, by its place among the plan's members.
 
     Args:
-        effects: (estimate, variance) of the coefficient, per unit of the bounds.
-        start: their pooled coefficient, from which all records are looked at.
+        effects: of each summed coefficient (estimate, variance), per unit of the bounds.
+        start: their pooled coefficients, from which all records are looked at.
     """
 
     plan: StudyPlan
     places: Mapping[int, SitePlace]
-    effects: Mapping[int, tuple[float, float]]
-    start: float
+    effects: Mapping[int, tuple[tuple[float, float], ...]]
+    start: tuple[float, ...]
 
-    def pooled(self, sites: tuple[int, ...]) -> PooledResult:
-        """The pilots' own random-effects answer of these sites, in this order."""
+    def pooled(self, sites: tuple[int, ...], coefficient: int = 0) -> PooledResult:
+        """The pilots' own random-effects answer of these sites, in this order, of a summed coefficient by its place."""
         from coordinator.pooling.pool import pool
 
         release = _release(self.plan)
         names = tuple(release.members)
-        yi, vi = zip(*(self.effects[site] for site in sites), strict=True)
+        yi, vi = zip(*(self.effects[site][coefficient] for site in sites), strict=True)
         return pool(list(yi), list(vi), labels=[names[site] for site in sites], method="REML", test="adhoc")
 
-    def before(self) -> dict[int, SentLook]:
+    def before(self) -> dict[int, AnySentLook]:
         """Each site's look before it has told its level."""
-        bounds = _release(self.plan).bounds(self.plan)
-        return {
-            site: SentLook.of(look(place, self.start, 0.0, bounds), self.start, 0.0)
-            for site, place in self.places.items()
-        }
+        return {site: sent(self._look(site, 0.0), self.start, 0.0) for site in self.places}
 
-    def looks(self, levels: Mapping[int, tuple[float, float]]) -> dict[int, SumLook]:
+    def looks(self, levels: Mapping[int, tuple[float, float]]) -> dict[int, SumLook | VectorLook]:
         """Each site's look at the level that it told, without a weight.
 
         Args:
             levels: events and charges, as told.
         """
-        release = _release(self.plan)
-        bounds, sigma = release.bounds(self.plan), release.level_event(self.plan).sigma
-        return {
-            site: look(self.places[site], self.start, level_of(*levels[site], sigma), bounds) for site in sorted(levels)
-        }
-
-    def after(self, levels: Mapping[int, tuple[float, float]]) -> dict[int, SentLook]:
-        """Each site's look, with its weight among the sites that told their level."""
-        from coordinator.pooling.secure_sum.summed import weighed
-
         sigma = _release(self.plan).level_event(self.plan).sigma
-        found = self.looks(levels)
-        sites = tuple(found)
-        looks, _ = weighed([found[site] for site in sites], self.pooled(sites))
-        return {
-            site: SentLook.of(one, self.start, level_of(*levels[site], sigma))
-            for site, one in zip(sites, looks, strict=True)
-        }
+        return {site: self._look(site, level_of(*levels[site], sigma)) for site in sorted(levels)}
+
+    def weighed(
+        self, looks: Mapping[int, SumLook | VectorLook]
+    ) -> tuple[dict[int, SumLook | VectorLook], tuple[float, ...]]:
+        """The looks with what goes over all of them, weights and whitening; τ̄² of each summed coefficient."""
+        from coordinator.pooling.secure_sum.summed import weighed
+        from coordinator.pooling.secure_sum.vectors import weighed_vectors
+
+        release, sites = _release(self.plan), tuple(looks)
+        single = [one for one in looks.values() if isinstance(one, SumLook)]
+        if single:
+            found, tau2 = weighed(single, self.pooled(sites))
+            return dict(zip(sites, found, strict=True)), (tau2,)
+        several = [one for one in looks.values() if isinstance(one, VectorLook)]
+        pilots = [self.pooled(sites, at) for at in range(len(self.start))]
+        vectors, between = weighed_vectors(several, pilots, release.terms(self.plan).sigma)
+        return dict(zip(sites, vectors, strict=True)), between
+
+    def after(self, levels: Mapping[int, tuple[float, float]]) -> dict[int, AnySentLook]:
+        """Each site's look, with its weight among the sites that told their level."""
+        sigma = _release(self.plan).level_event(self.plan).sigma
+        looks, _ = self.weighed(self.looks(levels))
+        return {site: sent(one, self.start, level_of(*levels[site], sigma)) for site, one in looks.items()}
+
+    def _look(self, site: int, level: float) -> SumLook | VectorLook:
+        bounds = _release(self.plan).bounds(self.plan)
+        if isinstance(bounds, VectorBounds):
+            return vector_look(self.places[site], self.start, level, bounds)
+        return look(self.places[site], self.start[0], level, bounds)
 
 
 def pilot_places(plan: StudyPlan, tables: Mapping[int, tuple[pd.DataFrame, int]]) -> PilotPlaces:
@@ -99,14 +109,22 @@ def pilot_places(plan: StudyPlan, tables: Mapping[int, tuple[pd.DataFrame, int]]
         raise EstimateRefusal(
             "the pilots of a secure sum must determine effects", given="figures that do not"
         ) from None
-    effects = {}
-    for site, place in found.items():
-        seen, column = place.effects, bounds.column
-        variance = float(seen.sampling[column] + seen.privacy[column]) * bounds.unit**2
-        effects[site] = (bounds.unit * float(seen.effects[column]), variance + (_UNSETTLED if seen.lost else 0.0))
-    yi, vi = zip(*effects.values(), strict=True)
-    start = pool(list(yi), list(vi), method="REML", test="adhoc").beta
-    return PilotPlaces(plan=plan, places=found, effects=effects, start=float(start))
+    columns = bounds.columns if isinstance(bounds, VectorBounds) else (bounds.column,)
+    units = bounds.units if isinstance(bounds, VectorBounds) else (bounds.unit,)
+    effects = {site: _effects(place, columns, units) for site, place in found.items()}
+    start = []
+    for at in range(len(columns)):
+        yi, vi = zip(*(one[at] for one in effects.values()), strict=True)
+        start.append(float(pool(list(yi), list(vi), method="REML", test="adhoc").beta))
+    return PilotPlaces(plan=plan, places=found, effects=effects, start=tuple(start))
+
+
+def _effects(place: SitePlace, columns: tuple[int, ...], units: tuple[float, ...]) -> tuple[tuple[float, float], ...]:
+    seen, more = place.effects, _UNSETTLED if place.effects.lost else 0.0
+    return tuple(
+        (unit * float(seen.effects[at]), float(seen.sampling[at] + seen.privacy[at]) * unit**2 + more)
+        for at, unit in zip(columns, units, strict=True)
+    )
 
 
 def _release(plan: StudyPlan) -> SecureSumPlan:

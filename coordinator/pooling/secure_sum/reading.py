@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import astuple, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from coordinator.pooling.secure_sum.answer import SummedAnswer
 from coordinator.pooling.secure_sum.looks import pilot_places
-from coordinator.pooling.secure_sum.summed import summed, weighed
+from coordinator.pooling.secure_sum.summed import summed
+from coordinator.pooling.secure_sum.vectors import summed_vector
 from shared.errors import IntegrityRefusal
-from shared.mechanisms.secure_sum.sent_look import SentLook
+from shared.mechanisms.secure_sum.influences import SumLook
+from shared.mechanisms.secure_sum.sent_look import AnySentLook, SentLook, SentVectorLook, sent
+from shared.mechanisms.secure_sum.vectors import VectorLook
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,13 +31,13 @@ _CLOSE = 1e-5
 
 def read_sum(
     plan: StudyPlan, opened: OpenedSum, tables: Mapping[int, tuple[pd.DataFrame, int]], *, level: float = 0.95
-) -> SummedAnswer:
-    """The pooled coefficient, per unit of the plan's bounds.
+) -> tuple[SummedAnswer, ...]:
+    """The pooled coefficients in the order of the plan's (`SecureSumPlan.coefficients`), each per its unit there.
 
     Args:
         plan: under which the sum was opened.
         tables: of every pilot that the opened sum names, by the place of its site, each with its number of records.
-        level: coverage of the interval.
+        level: coverage of the intervals.
     Raises: IntegrityRefusal (not a sum of this plan, or looks that these pilots do not give), SignatureRefusal, and
         EstimateRefusal and SchemaRefusal where the pilots' own answer is refused.
     """
@@ -43,26 +46,32 @@ def read_sum(
         raise IntegrityRefusal("a sum must be read from the pilots that it was taken over", given="others")
     places, sites = pilot_places(plan, tables), opened.survivors.sites
     found = places.looks({site: (part.events, part.charges) for site, part in opened.parts.items()})
-    looks = []
+    looks = {}
     for site in sites:
-        sent = opened.parts[site].look
-        looks.append(replace(found[site], weight=sent.weight, cut=sent.cut))
-        if not _same(SentLook.of(looks[-1], places.start, sent.level), sent):
+        had = opened.parts[site].look
+        looks[site] = _as_sent(found[site], had)
+        if not _same(sent(looks[site], places.start, had.level), had):
             raise IntegrityRefusal("a look must be the one that the pilots give", given=f"another of site {site}")
-    _, tau2 = weighed(looks, places.pooled(sites))
+    _, tau2 = places.weighed(looks)
     names = tuple(plan.release.members)  # type: ignore[attr-defined]
-    return summed(
-        looks,
-        np.array(opened.total),
-        opened.sigma,
-        opened.start,
-        tau2,
-        sites=[names[site] for site in sites],
-        level=level,
-    )
+    shown: Any = {"sites": [names[site] for site in sites], "level": level}
+    total, single = np.array(opened.total), [one for one in looks.values() if isinstance(one, SumLook)]
+    if single:
+        return (summed(single, total, opened.sigma, opened.start[0], tau2[0], **shown),)
+    several = [one for one in looks.values() if isinstance(one, VectorLook)]
+    return summed_vector(several, total, opened.sigma, opened.start, tau2, **shown)
 
 
-def _same(one: SentLook, other: SentLook) -> bool:
+def _as_sent(look: SumLook | VectorLook, had: AnySentLook) -> SumLook | VectorLook:
+    """With what hangs on the sites that told their level, of whom some may be no survivors."""
+    if isinstance(look, SumLook) and isinstance(had, SentLook):
+        return replace(look, weight=had.weight, cut=had.cut)
+    assert isinstance(look, VectorLook)
+    assert isinstance(had, SentVectorLook)
+    return replace(look, weights=np.array(had.weights), whitening=np.array(had.whitening))
+
+
+def _same(one: AnySentLook, other: AnySentLook) -> bool:
     """Whether two looks have the same numbers, but for the last digits."""
     parts = zip(astuple(one), astuple(other), strict=True)
     return all(np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=_CLOSE, atol=_CLOSE) for a, b in parts)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["as_the_sum", "row_effects"]
 
 _MOST_SPREAD, _FURTHEST = 8.0, 1e6
+_RULE = "The rows of all sites, each asked the planned question, pool to the secure sum's answer and interval."
 
 
 def row_effects(answer: PooledResult) -> dict[str, float]:
@@ -74,15 +75,19 @@ def as_the_sum(
     if not isinstance(plan.release, SecureSumPlan):
         return {"about": about}
     question = plan.release.question(plan)
-    of = plan.release.summed_term(plan, question)
-    result = None if of is None else answered(question, of[0])
-    if of is None or result is None or result.summed is None or site not in result.labels:
+    said, effects = [], {}
+    for term, of in plan.release.summed_terms(plan, question).items():
+        result = answered(question, term)
+        if result.summed is None or site not in result.labels:
+            continue
+        found = row_effects(result)[site]
+        said.append({"term": term, "pooled": result.summed.estimate, "site": found, "rule": _RULE})
+        effects[of.column] = found / of.units
+    if not said:
         return {"about": about | {"effect": "of the site's pilot: the secure sum does not answer here"}}
-    found = row_effects(result)[site]
-    effect = {"term": of[0], "pooled": result.summed.estimate, "site": found}
-    words = "The rows of all sites, each asked the planned question, pool to the secure sum's answer and interval."
-    drawn = partial(plan.release.synthetic, effect=found / of[1])
-    return {"about": about | {"effect": effect | {"rule": words}}, "drawn": drawn}
+    drawn = partial(plan.release.synthetic, effects=effects)
+    # Of one coefficient as it always was said.
+    return {"about": about | ({"effect": said[0]} if len(said) == 1 else {"effects": said}), "drawn": drawn}
 
 
 def _centred(mean: float, apart: Sequence[float] | np.ndarray, own: Sequence[float]) -> list[float]:

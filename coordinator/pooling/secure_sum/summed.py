@@ -31,10 +31,10 @@ from coordinator.pooling.secure_sum.answer import SummedAnswer
 from shared.errors import EstimateRefusal
 from shared.mechanisms.secure_sum.influences import SumLook
 
-__all__ = ["heterogeneity", "summed", "weighed"]
+__all__ = ["LEAST_SLOPE", "heterogeneity", "summed", "weighed"]
 
 Array = NDArray[np.float64]
-_LEAST_SLOPE = 0.5
+LEAST_SLOPE = 0.5
 """Share of the expected squares that the sum is taken to have at least, whatever its noise says."""
 
 
@@ -102,7 +102,7 @@ def summed(
     beyond = float(sum(look.weight * look.beyond for look in looks))
     squares = float(total[1]) / looks[0].bounds.bend / float((a * held).sum())
     w = a * slope
-    information = float(w.sum()) * max(squares, _LEAST_SLOPE)
+    information = float(w.sum()) * max(squares, LEAST_SLOPE)
     estimate = start + (float(total[0]) - beyond) / information
     share, own = w / w.sum(), np.array([1 / look.precision for look in looks])
     noise, cut = (sigma / information) ** 2, float((share**2 * (held / slope**2 - own)).sum())

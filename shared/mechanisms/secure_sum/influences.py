@@ -18,6 +18,7 @@ are charged with. So each site tells its events and these charges, with noise of
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,7 +31,7 @@ from shared.mechanisms.moments.influence import direction
 from shared.mechanisms.moments.outcomes import Binary, Outcome, Survival
 from shared.mechanisms.moments.together import SitePlace
 
-__all__ = ["Bounds", "SumLook", "level_of", "look", "noisy_level"]
+__all__ = ["Bounds", "ModelAt", "Seen", "SumLook", "level_of", "look", "noisy_level", "seen"]
 
 Array = NDArray[np.float64]
 
@@ -72,26 +73,53 @@ class Bounds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SumLook:
-    """Where one site's records are looked at from, and what the public model expects of them there.
+class ModelAt:
+    """The public model of one site at a place: of one coefficient as of several.
 
     Args:
-        n: public number of records. bounds: of the plan.
-        outcome, centre, scale, effects: the public model. along: (p,) d, in the coefficient's unit.
-        means: (intervals,) d'x̄.
-        chance, psi: (points, cases) probabilities under the model, sum to the number of points; influences.
-        weight: a. cut: C.
+        n: public number of records. outcome, centre, scale, effects: the model.
+        chance: (points, cases) probabilities under it, which sum to the number of points.
     """
 
     n: int
-    bounds: Bounds
     outcome: Outcome
     centre: Array
     scale: Array
     effects: Array
+    chance: Array
+
+    def influences(self, x: Array, y: Array, along: Array, means: Array) -> Array:
+        """(directions, n) of records.
+
+        Args:
+            x: (n, p) covariates. y: (n, columns) outcomes. along: (directions, p) d. means: (directions, intervals).
+        """
+        standard = np.clip((x - self.centre) / self.scale, -CUT, CUT)
+        eta = self.effects[:, 0] + standard @ self.effects[:, 1:].T
+        return self.outcome.influence(y, eta, along @ standard.T, means)
+
+    def charges(self, x: Array, y: Array) -> Array:
+        """(n,) events that each record is expected to have had in its own time, at most 1."""
+        standard = np.clip((x - self.centre) / self.scale, -CUT, CUT)
+        eta = self.effects[:, 0] + standard @ self.effects[:, 1:].T
+        intervals = len(self.outcome.edges) - 1 if isinstance(self.outcome, Survival) else 1
+        left = self.outcome.influence(y, eta, np.ones((1, len(x))), np.zeros((1, intervals)))[0]
+        return np.clip(y[:, -1] - left, 0.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumLook(ModelAt):
+    """Where one site's records are looked at from, and what the public model expects of them there.
+
+    Args:
+        bounds: of the plan. along: (p,) d, in the coefficient's unit. means: (intervals,) d'x̄.
+        psi: (points, cases) influences.
+        weight: a. cut: C.
+    """
+
+    bounds: Bounds
     along: Array
     means: Array
-    chance: Array
     psi: Array
     weight: float = 1.0
     cut: float = math.inf
@@ -108,21 +136,12 @@ class SumLook:
         Args:
             x: (n, p) covariates. y: (n, columns) outcomes.
         """
-        standard = np.clip((x - self.centre) / self.scale, -CUT, CUT)
-        eta = self.effects[:, 0] + standard @ self.effects[:, 1:].T
-        found = self.outcome.influence(y, eta, (standard @ self.along)[None], self.means[None])[0]
+        found = self.influences(x, y, self.along[None], self.means[None])[0]
         # Once more, here where records are: no coordinator's weight or cut may make a row longer.
         weight, most = min(max(self.weight, 0.0), 1.0), min(max(self.cut, 0.0), self.bounds.most)
         cut = min(most, self.bounds.reach / weight) if weight > 0 else 0.0
         q = np.clip(found, -cut, cut)
         return np.column_stack([weight * q, weight * self.bounds.bend * q**2])
-
-    def charges(self, x: Array, y: Array) -> Array:
-        """(n,) events that each record is expected to have had in its own time, at most 1."""
-        standard = np.clip((x - self.centre) / self.scale, -CUT, CUT)
-        eta = self.effects[:, 0] + standard @ self.effects[:, 1:].T
-        left = self.outcome.influence(y, eta, np.ones((1, len(x))), np.zeros((1, len(self.means))))[0]
-        return np.clip(y[:, -1] - left, 0.0, 1.0)
 
     @property
     def precision(self) -> float:
@@ -152,41 +171,65 @@ class SumLook:
         return float((self.chance * value).sum()) * self.n / len(self.chance)
 
 
-def look(place: SitePlace, coefficient: float, level: float, bounds: Bounds) -> SumLook:
-    """The look of a site at a coefficient that all sites are looked at with, per unit of the bounds.
+@dataclass(frozen=True)
+class Seen:
+    """A site's model at a place, looked at along several coefficients.
 
     Args:
+        model: without directions. along: (coefficients, p). means: (coefficients, intervals).
+        psi: (coefficients, points, cases).
+    """
+
+    model: ModelAt
+    along: Array
+    means: Array
+    psi: Array
+
+
+def seen(place: SitePlace, at: Mapping[int, float], units: Sequence[float], level: float) -> Seen:
+    """A site at the coefficients that all sites are looked at with.
+
+    Args:
+        at: covariate's place to its coefficient, per unit. units: of each, in the same order.
         level: what is added to the place's linear predictor: 0, or `level_of`.
     Raises: ParameterError, for an outcome that is neither survival nor yes or no.
     """
-    model, theta, j = place.model, place.theta, bounds.column
+    model, theta = place.model, place.theta
     if not isinstance(model.outcome, Survival | Binary):
         raise ParameterError("a secure sum's outcome must be survival or yes or no", given="another")
-    factor = float(model.lens.scale[j]) / bounds.unit
+    factors = [float(model.lens.scale[j]) / unit for j, unit in zip(at, units, strict=True)]
     margins = [model.margin(k, theta.shift[k], theta.stretch[k]) for k in range(model.p)]
     x = model.points(margins, theta.z)
     effects = theta.effects.copy()
-    effects[0, 1 + j] = coefficient * factor
+    for (j, coefficient), factor in zip(at.items(), factors, strict=True):
+        effects[0, 1 + j] = coefficient * factor
     effects[0, 0] += level
     eta, standard = model.predictor(effects, x), np.clip(model.lens.standard(x), -CUT, CUT)
-    to = direction(model.outcome, eta, standard, j)
-    along, means = to.along * factor, to.means * factor
+    to = [direction(model.outcome, eta, standard, j) for j in at]
+    along = np.array([one.along * factor for one, factor in zip(to, factors, strict=True)])
+    means = np.array([one.means * factor for one, factor in zip(to, factors, strict=True)])
     chance, cases = model.outcome.cases(eta)
-    return SumLook(
+    found = ModelAt(
         n=place.effects.n,
-        bounds=bounds,
         outcome=model.outcome,
         centre=model.lens.centre,
         scale=model.lens.scale,
         effects=effects,
-        along=along,
-        means=means,
         chance=chance,
-        psi=model.outcome.influence(cases, eta, (standard @ along)[None], means[None])[0],
     )
+    return Seen(found, along, means, model.outcome.influence(cases, eta, along @ standard.T, means))
 
 
-def noisy_level(at: SumLook, x: Array, y: Array, sigma: float, noise: Noise) -> tuple[float, float]:
+def look(place: SitePlace, coefficient: float, level: float, bounds: Bounds) -> SumLook:
+    """The look of a site at a coefficient that all sites are looked at with, per unit of the bounds.
+
+    Args and Raises: as of `seen`.
+    """
+    found = seen(place, {bounds.column: coefficient}, [bounds.unit], level)
+    return SumLook(**vars(found.model), bounds=bounds, along=found.along[0], means=found.means[0], psi=found.psi[0])
+
+
+def noisy_level(at: ModelAt, x: Array, y: Array, sigma: float, noise: Noise) -> tuple[float, float]:
     """Events of a site's records, and what they are charged with, each with rounded normal noise.
 
     Replacing a record moves the two by √2 at most, in ℓ₂.

@@ -18,7 +18,7 @@ from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import IntegrityRefusal, ParameterError, SchemaRefusal
 from shared.mechanisms.secure_sum.influences import level_of
 from shared.mechanisms.secure_sum.messages import Agreement, Lists, Survivors
-from shared.mechanisms.secure_sum.sent_look import SentLook
+from shared.mechanisms.secure_sum.sent_look import AnySentLook, is_within, read_look
 from shared.mechanisms.secure_sum.terms import MOST, SumTerms
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class SumPart:
         events, charges: as it told them, with their noise (`influences.noisy_level`).
     """
 
-    look: SentLook
+    look: AnySentLook
     events: float
     charges: float
 
@@ -94,9 +94,10 @@ class OpenedSum:
         return self.terms.share_sigma * math.sqrt(len(self.parts))
 
     @property
-    def start(self) -> float:
-        """The coefficient that all sites were looked at with."""
-        return next(iter(self.parts.values())).look.start
+    def start(self) -> tuple[float, ...]:
+        """The coefficients that all sites were looked at with."""
+        start = next(iter(self.parts.values())).look.start
+        return start if isinstance(start, tuple) else (start,)
 
     @property
     def sha256(self) -> str:
@@ -122,13 +123,13 @@ class OpenedSum:
         signed = Agreement(about=Lists.SURVIVORS, digest=digest, signatures=self.signatures)
         signed.require(terms, Lists.SURVIVORS, digest)
         bounds, sigma = release.bounds(plan), release.level_event(plan).sigma
+        common = next(iter(self.parts.values())).look.common
         for part in self.parts.values():
             look = part.look
-            _holds(look.start == self.start, "all sites of a sum must be looked at from one place", "others")
+            _holds(look.common == common, "all sites of a sum must be looked at from one place", "others")
             level = level_of(part.events, part.charges, sigma)
             _holds(math.isclose(look.level, level, abs_tol=1e-9), "a look's level must be the one told", "another")
-            within = look.cut <= bounds.most and look.weight * look.cut <= bounds.reach * (1 + 1e-9)
-            _holds(within, "a look's weight and cut must be within the plan's bounds", "others")
+            _holds(is_within(look, bounds), "a look's weight and cut must be within the plan's bounds", "others")
         largest = len(sites) * terms.largest + _SIGMAS * self.sigma
         possible = len(self.total) == terms.coordinates and all(abs(one) <= largest for one in self.total)
         _holds(possible, f"a sum of {len(sites)} sites must be {terms.coordinates} numbers of their size", "others")
@@ -174,7 +175,7 @@ def _read(body: Any) -> OpenedSum:
     for site, part in _by_place(body["parts"]).items():
         if set(part) != {field.name for field in fields(SumPart)}:
             raise ValueError
-        look = SentLook.from_canonical(part["look"])
+        look = read_look(part["look"])
         parts[site] = SumPart(look=look, events=_number(part["events"]), charges=_number(part["charges"]))
     return OpenedSum(
         terms=terms,

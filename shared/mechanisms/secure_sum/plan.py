@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -21,6 +21,7 @@ from shared.mechanisms.secure_sum.influences import Bounds
 from shared.mechanisms.secure_sum.price import TrustRow, trust_rows
 from shared.mechanisms.secure_sum.steps import SumStep
 from shared.mechanisms.secure_sum.terms import SumTerms
+from shared.mechanisms.secure_sum.vectors import MOST_COEFFICIENTS, VectorBounds, coordinates
 from shared.privacy import calibration
 from shared.privacy.accountant import Composition, Event, Gaussian
 from shared.privacy.gaussian import gaussian_epsilon
@@ -34,27 +35,43 @@ if TYPE_CHECKING:
     from shared.estimands.answer import Estimand, Estimate
     from shared.plans.plan import StudyPlan
 
-__all__ = ["SecureSumPlan"]
+__all__ = ["SecureSumPlan", "SummedTerm"]
 
 _NUMBERS = 2
-"""That are summed: of the influences, and of their squares."""
+"""That are summed of one coefficient: of the influences, and of their squares."""
 _ROUNDED = 1.01
 """What rounding to the grid adds to the sensitivity is a hundredth at most, and is paid for beforehand."""
 _LEAST_SHARE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
+class SummedTerm:
+    """A term of a question whose coefficient is summed.
+
+    Args:
+        place: among `SecureSumPlan.coefficients`. column: among the pilot's covariates.
+        units: for which the question asks it. per: the same in units of the sum.
+    """
+
+    place: int
+    column: int
+    units: float
+    per: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class SecureSumPlan(Aggregates):
-    """One coefficient, of which every site's part is hidden in the sum of all.
+    """One coefficient or several, of which every site's part is hidden in the sum of all.
 
     Args:
         epsilon: of pilot, level and sum together, per patient, with the plan's colluders; δ is the budget's.
         outcome, responses, covariates, horizon, bins, time_bins: of the pilot, as of `MomentsPlan`.
         coefficient: the covariate whose coefficient is summed. units: of it, for which the coefficient is told.
+        further: covariates whose coefficients are summed with it, as one vector, to the units of each.
         members: site to the public key by which it signs its releases, hexadecimal: a site's new key is a new plan.
         drop_outs, colluders: d and c of `SumTerms`.
         pilot, level: shares of μ²; the sum has the rest.
-        reach, least, most: of the `Bounds` on a record's influence.
+        reach, least, most: of the `Bounds` on a record's influence. Of several coefficients `reach` alone, in no unit.
     """
 
     epsilon: float
@@ -74,8 +91,10 @@ class SecureSumPlan(Aggregates):
     horizon: float | None = None
     bins: int = 32
     time_bins: int = 16
+    further: Mapping[str, float] = field(default_factory=dict)
     mechanism: Literal["secure_sum"] = "secure_sum"
     title: ClassVar[str] = "secure sum"
+    later: ClassVar[tuple[str, ...]] = ("further",)
     follow: ClassVar[int] = len(SumStep)
     bundle_of: ClassVar[tuple[float, float]] = MomentsPlan.bundle_of
 
@@ -90,6 +109,7 @@ class SecureSumPlan(Aggregates):
             "release.coefficient must be one of release.covariates",
             repr(self.coefficient)[:60],
         )
+        self._require_further()
         must(self.outcome in ("survival", "binary"), "release.outcome must be survival or binary", self.outcome)
         members = self.members
         named = isinstance(members, Mapping) and all(isinstance(part, str) for one in members.items() for part in one)
@@ -107,6 +127,28 @@ class SecureSumPlan(Aggregates):
         )
         must(self.least <= self.most, "release.least must not be above release.most", f"{self.least:g}, {self.most:g}")
 
+    def _require_further(self) -> None:
+        given = self.further
+        named = isinstance(given, Mapping) and all(
+            isinstance(units, int | float) and not isinstance(units, bool) and 0 < units < math.inf
+            for units in given.values()
+        )
+        must(named, "release.further must be a table of covariates, each with its units", repr(given)[:60])
+        object.__setattr__(self, "further", {name: float(given[name]) for name in sorted(given)})
+        must(
+            set(given) <= {*self.covariates} - {self.coefficient} and len(given) < MOST_COEFFICIENTS,
+            f"release.further must be of at most {MOST_COEFFICIENTS - 1} of release.covariates other than "
+            "release.coefficient",
+            ", ".join(map(repr, given))[:60],
+        )
+        usual = {item.name: item.default for item in fields(self) if item.name in ("least", "most")}
+        must(
+            not given or all(getattr(self, name) == value for name, value in usual.items()),
+            "release.least and release.most must be left out of a plan with release.further: they are of one "
+            "coefficient's unit",
+            f"{self.least:g} and {self.most:g}",
+        )
+
     # -- its parts -----------------------------------------------------------------------------------------------
     def first(self, delta: float) -> MomentsPlan:
         """The pilot, at its own ε."""
@@ -115,15 +157,23 @@ class SecureSumPlan(Aggregates):
             outcome=self.outcome,
             responses=self.responses,
             covariates=self.covariates,
-            exposures=(self.coefficient,),
+            exposures=tuple(self.coefficients),
             horizon=self.horizon,
             bins=self.bins,
             time_bins=self.time_bins,
         )
 
-    def bounds(self, plan: StudyPlan) -> Bounds:
+    @property
+    def coefficients(self) -> Mapping[str, float]:
+        """Covariates whose coefficients are summed, `coefficient` the first, to the units of each."""
+        return {self.coefficient: self.units, **self.further}
+
+    def bounds(self, plan: StudyPlan) -> Bounds | VectorBounds:
         """On what one record adds to the sum."""
         columns = self._first(plan).design(plan).spec.covariates
+        if self.further:
+            places = tuple(columns.index(name) for name in self.coefficients)
+            return VectorBounds(columns=places, units=tuple(self.coefficients.values()), reach=self.reach)
         return Bounds(
             column=columns.index(self.coefficient),
             unit=self.units,
@@ -172,7 +222,7 @@ class SecureSumPlan(Aggregates):
             members=tuple(self.members.values()),
             drop_outs=self.drop_outs,
             colluders=self.colluders,
-            coordinates=_NUMBERS,
+            coordinates=coordinates(len(self.coefficients)) if self.further else _NUMBERS,
             sensitivity=2 * self.reach,
             sigma=_ROUNDED * 2 * self.reach / mu,
             # A site's million records at their longest rows; a larger sum is brought to it.
@@ -184,11 +234,10 @@ class SecureSumPlan(Aggregates):
         """One wave, a coefficient that the pilot has, and terms that a sum can have. Raises: PlanRefusal."""
         super().require(plan)
         must(len(plan.waves) == 1, "a secure sum must have one wave: a site joins one sum, once", len(plan.waves))
-        must(
-            self.coefficient in self._first(plan).design(plan).spec.covariates,
-            "release.coefficient must not be nominal",
-            self.coefficient,
-        )
+        design = self._first(plan).design(plan).spec.covariates
+        must(self.coefficient in design, "release.coefficient must not be nominal", self.coefficient)
+        nominal = [name for name in self.further if name not in design]
+        must(not nominal, "release.further must not be nominal", ", ".join(nominal))
         try:
             self._priced(plan)
         except (ParameterError, SchemaRefusal) as refusal:
@@ -233,7 +282,8 @@ class SecureSumPlan(Aggregates):
     def details(self, plan: StudyPlan) -> str:
         """Coefficient, sites and noise, in half a line."""
         return (
-            f"{self.coefficient} in one sum of {len(self.members)} sites, {self.drop_outs} of which may drop out; "
+            f"{' and '.join(self.coefficients)} in one sum of {len(self.members)} sites, {self.drop_outs} of which "
+            "may drop out; "
             f"noise of {self._priced(plan).sigma:.4g} on the sum; pilot: {self._first(plan).details(plan)}"
         )
 
@@ -272,15 +322,14 @@ class SecureSumPlan(Aggregates):
         *,
         draws: int,
         rng: np.random.Generator,
-        effect: float | None = None,
+        effects: Mapping[int, float] | None = None,
     ) -> list[pd.DataFrame]:
         """Tables drawn of the pilots' fit.
 
         Args:
-            effect: of the summed coefficient behind the rows, per unit of its covariate; the pilots' own if left out,
-                and then nothing of the sum is in them.
+            effects: summed coefficients behind the rows, by the place of the covariate and per unit of it; the pilots'
+                own where left out, and then nothing of the sum is in them.
         """
-        effects = None if effect is None else {self.bounds(plan).column: effect}
         return self._first(plan).synthetic(plan, tables, draws=draws, rng=rng, effects=effects)
 
     def plans(self, plan: StudyPlan, question: Estimand) -> bool:
@@ -299,11 +348,17 @@ class SecureSumPlan(Aggregates):
             return Estimand(kind="cox", terms=terms, duration=self.responses[0], event=self.responses[1])
         return Estimand(kind="logistic", terms=terms, outcome=self.responses[0])
 
-    def summed_term(self, plan: StudyPlan, question: Estimand) -> tuple[str, float] | None:
-        """(label, units) of the term whose coefficient is summed; None where the question is not the planned model."""
-        column = self.bounds(plan).column
+    def summed_terms(self, plan: StudyPlan, question: Estimand) -> dict[str, SummedTerm]:
+        """Label to the terms whose coefficients are summed; none where the question is not the planned model."""
+        bounds = self.bounds(plan)
+        columns = bounds.columns if isinstance(bounds, VectorBounds) else (bounds.column,)
         terms = self._first(plan).planned_terms(plan, question) or []
-        return next(((label, units) for at, label, units in terms if at == column), None)
+        own = tuple(self.coefficients.values())
+        return {
+            label: SummedTerm(place=columns.index(at), column=at, units=units, per=units / own[columns.index(at)])
+            for at, label, units in terms
+            if at in columns
+        }
 
     def answer(
         self,

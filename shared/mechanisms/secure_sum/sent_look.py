@@ -1,15 +1,15 @@
 """The look of a site as it is sent to it: all that decides what its records add, in plain numbers.
 
-What the model expects of the records (`SumLook.chance`, `SumLook.psi`) stays with whoever pools: a site needs none of
-it. Whatever numbers stand here, `SumLook.rows` holds the plan's bounds.
+What the model expects of the records (`ModelAt.chance`, `SumLook.psi`) stays with whoever pools: a site needs none of
+it. Whatever numbers stand here, `SumLook.rows` and `VectorLook.rows` hold the plan's bounds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,36 +17,31 @@ from numpy.typing import NDArray
 from shared.errors import ParameterError, SchemaRefusal
 from shared.mechanisms.moments.noise import Design
 from shared.mechanisms.moments.outcomes import Binary, Outcome, Survival
-from shared.mechanisms.secure_sum.influences import Bounds, SumLook
+from shared.mechanisms.secure_sum.influences import Bounds, ModelAt, SumLook
+from shared.mechanisms.secure_sum.vectors import VectorBounds, VectorLook
 
-__all__ = ["SentLook"]
+__all__ = ["AnySentLook", "SentLook", "SentModel", "SentVectorLook", "is_within", "look_sent", "read_look", "sent"]
 
 Numbers = tuple[float, ...]
+Rows = tuple[Numbers, ...]
 _MOST = 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentLook:
-    """What `SumLook.rows` and `SumLook.charges` are made with.
+class SentModel:
+    """What `ModelAt.charges` is made with, and every look.
 
     Args:
-        start: the coefficient that all sites are looked at with, per unit of the bounds.
         level: what was added to the linear predictor: 0 before the site has told its level.
-        weight, cut: a and C.
-        centre, scale, along: (p,). effects: (predictors, 1 + p). means: (intervals,).
+        centre, scale: (p,). effects: (predictors, 1 + p).
         edges, cumulative: (intervals + 1,) of a survival outcome's baseline; empty of yes or no.
         base: log odds of a yes-or-no outcome where the predictor is 0; 0 of survival.
     """
 
-    start: float
     level: float
-    weight: float
-    cut: float
     centre: Numbers
     scale: Numbers
-    effects: tuple[Numbers, ...]
-    along: Numbers
-    means: Numbers
+    effects: Rows
     edges: Numbers
     cumulative: Numbers
     base: float
@@ -54,45 +49,40 @@ class SentLook:
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            rows = value if item.name == "effects" else (value,) if item.type == "Numbers" else ((value,),)
+            rows = value if item.type == "Rows" else (value,) if item.type == "Numbers" else ((value,),)
             if not (isinstance(rows, tuple) and all(isinstance(row, tuple) for row in rows)):
                 raise SchemaRefusal(f"a look's {item.name} must be numbers", given="another")
             if not all(type(one) is float and abs(one) <= _MOST for row in rows for one in row):
                 raise SchemaRefusal(f"a look's {item.name} must be finite numbers", given="others")
-        if not (self.cut >= 0 and 0 <= self.weight <= 1 and all(one > 0 for one in self.scale)):
-            raise SchemaRefusal("a look's cut, weight and scales must not be negative", given="others")
+        if not all(one > 0 for one in self.scale):
+            raise SchemaRefusal("a look's scales must be positive", given="others")
 
     @staticmethod
-    def of(look: SumLook, start: float, level: float) -> SentLook:
-        """What is sent of a look. A cut without an end is sent as the bounds' most, which is the same."""
-        outcome = look.outcome
+    def _told(model: ModelAt, level: float) -> dict[str, Any]:
+        outcome = model.outcome
         if not isinstance(outcome, Survival | Binary):
             raise ParameterError("a secure sum's outcome must be survival or yes or no", given="another")
-        return SentLook(
-            start=float(start),
-            level=float(level),
-            weight=float(look.weight),
-            cut=min(float(look.cut), look.bounds.most),
-            centre=_listed(look.centre),
-            scale=_listed(look.scale),
-            effects=tuple(_listed(row) for row in look.effects),
-            along=_listed(look.along),
-            means=_listed(look.means),
-            edges=_listed(outcome.edges) if isinstance(outcome, Survival) else (),
-            cumulative=_listed(outcome.cumulative) if isinstance(outcome, Survival) else (),
-            base=float(outcome.level) if isinstance(outcome, Binary) else 0.0,
-        )
+        return {
+            "level": float(level),
+            "centre": _listed(model.centre),
+            "scale": _listed(model.scale),
+            "effects": _rows(model.effects),
+            "edges": _listed(outcome.edges) if isinstance(outcome, Survival) else (),
+            "cumulative": _listed(outcome.cumulative) if isinstance(outcome, Survival) else (),
+            "base": float(outcome.level) if isinstance(outcome, Binary) else 0.0,
+        }
 
-    def look(self, n: int, bounds: Bounds, design: Design) -> SumLook:
-        """The look at a site of n records, if it is one at the plan's figures.
+    def _model(self, n: int, design: Design, along: Rows, means: Rows) -> ModelAt:
+        """The model at a site of n records, if it is one at the plan's figures.
 
         Raises: SchemaRefusal: of another number of columns or intervals, or times that do not ascend.
         """
         survival = design.spec.outcome == "survival"
         predictors = 2 if survival else 1
-        shape = [(len(self.centre), design.p), (len(self.scale), design.p), (len(self.along), design.p)]
+        shape = [(len(self.centre), design.p), (len(self.scale), design.p), *((len(row), design.p) for row in along)]
         shape += [(len(self.effects), predictors), *((len(row), 1 + design.p) for row in self.effects)]
-        shape += [(len(self.cumulative), len(self.edges)), (len(self.means), max(len(self.edges) - 1, 1))]
+        shape += [(len(self.cumulative), len(self.edges))]
+        shape += [(len(row), max(len(self.edges) - 1, 1)) for row in means]
         if any(have != need for have, need in shape) or (len(self.edges) > 1) is not survival:
             raise SchemaRefusal("a look must have the plan's columns and intervals", given="others")
         edges, cumulative = np.array(self.edges), np.array(self.cumulative)
@@ -101,19 +91,13 @@ class SentLook:
         outcome: Outcome = Binary(self.base)
         if survival:
             outcome = Survival(edges=edges, cumulative=cumulative, staying=np.zeros(len(edges)), events=0.5)
-        return SumLook(
+        return ModelAt(
             n=n,
-            bounds=bounds,
             outcome=outcome,
             centre=np.array(self.centre),
             scale=np.array(self.scale),
             effects=np.array(self.effects),
-            along=np.array(self.along),
-            means=np.array(self.means),
             chance=np.zeros((0, 0)),
-            psi=np.zeros((0, 0)),
-            weight=self.weight,
-            cut=self.cut,
         )
 
     def to_canonical(self) -> dict[str, Any]:
@@ -124,17 +108,175 @@ class SentLook:
             for name, value in body.items()
         }
 
-    @staticmethod
-    def from_canonical(body: Any) -> SentLook:
+    @classmethod
+    def from_canonical(cls, body: Any) -> Self:
         """The reverse of `to_canonical`. Raises: SchemaRefusal."""
-        names = {item.name for item in fields(SentLook)}
+        names = {item.name for item in fields(cls)}
         if not isinstance(body, Mapping) or body.keys() != names:
             raise SchemaRefusal(f"a look must have {', '.join(sorted(names))}", given="others")
-        return SentLook(**{name: _frozen(value) for name, value in body.items()})
+        return cls(**{name: _frozen(value) for name, value in body.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentLook(SentModel):
+    """What `SumLook.rows` is made with.
+
+    Args:
+        start: the coefficient that all sites are looked at with, per unit of the bounds.
+        weight, cut: a and C.
+        along: (p,). means: (intervals,).
+    """
+
+    start: float
+    weight: float
+    cut: float
+    along: Numbers
+    means: Numbers
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.cut >= 0 and 0 <= self.weight <= 1):
+            raise SchemaRefusal("a look's cut and weight must not be negative", given="others")
+
+    @staticmethod
+    def of(look: SumLook, start: float, level: float) -> SentLook:
+        """What is sent of a look. A cut without an end is sent as the bounds' most, which is the same."""
+        return SentLook(
+            **SentModel._told(look, level),
+            start=float(start),
+            weight=float(look.weight),
+            cut=min(float(look.cut), look.bounds.most),
+            along=_listed(look.along),
+            means=_listed(look.means),
+        )
+
+    def look(self, n: int, bounds: Bounds, design: Design) -> SumLook:
+        """The look at a site of n records, if it is one at the plan's figures.
+
+        Raises: SchemaRefusal: of another number of columns or intervals, or times that do not ascend.
+        """
+        return SumLook(
+            **vars(self._model(n, design, (self.along,), (self.means,))),
+            bounds=bounds,
+            along=np.array(self.along),
+            means=np.array(self.means),
+            psi=np.zeros((0, 0)),
+            weight=self.weight,
+            cut=self.cut,
+        )
+
+    def within(self, bounds: Bounds) -> bool:
+        """Whether weight and cut are what the plan allows."""
+        return self.cut <= bounds.most and self.weight * self.cut <= bounds.reach * (1 + 1e-9)
+
+    @property
+    def common(self) -> tuple[Any, ...]:
+        """What all sites of a sum must be looked at with."""
+        return (self.start,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentVectorLook(SentModel):
+    """What `VectorLook.rows` is made with.
+
+    Args:
+        start: (coefficients,) that all sites are looked at with, each per unit of the bounds.
+        weights: (coefficients,) a. whitening: (coefficients, coefficients) M.
+        along: (coefficients, p). means: (coefficients, intervals).
+    """
+
+    start: Numbers
+    weights: Numbers
+    whitening: Rows
+    along: Rows
+    means: Rows
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(0 <= one <= 1 for one in self.weights):
+            raise SchemaRefusal("a look's weights must be from 0 to 1", given="others")
+        sizes = {len(self.start), len(self.whitening), len(self.along), len(self.means), *map(len, self.whitening)}
+        if sizes != {len(self.weights)}:
+            raise SchemaRefusal("a look must be along as many coefficients in all its parts", given="others")
+
+    @staticmethod
+    def of(look: VectorLook, start: Sequence[float], level: float) -> SentVectorLook:
+        """What is sent of a look."""
+        return SentVectorLook(
+            **SentModel._told(look, level),
+            start=tuple(float(one) for one in start),
+            weights=_listed(look.weights),
+            whitening=_rows(look.whitening),
+            along=_rows(look.along),
+            means=_rows(look.means),
+        )
+
+    def look(self, n: int, bounds: VectorBounds, design: Design) -> VectorLook:
+        """The look at a site of n records, if it is one at the plan's figures.
+
+        Raises: SchemaRefusal: of another number of coefficients, columns or intervals, or times that do not ascend.
+        """
+        if len(self.weights) != len(bounds.columns):
+            raise SchemaRefusal("a look must be along the plan's coefficients", given="others")
+        return VectorLook(
+            **vars(self._model(n, design, self.along, self.means)),
+            bounds=bounds,
+            along=np.array(self.along),
+            means=np.array(self.means),
+            psi=np.zeros((len(self.weights), 0, 0)),
+            weights=np.array(self.weights),
+            whitening=np.array(self.whitening),
+        )
+
+    def within(self, bounds: VectorBounds) -> bool:
+        """Whether it is along the plan's coefficients, and they can be told apart."""
+        several = len(bounds.columns)
+        return len(self.weights) == several and np.linalg.matrix_rank(np.array(self.whitening)) == several
+
+    @property
+    def common(self) -> tuple[Any, ...]:
+        """What all sites of a sum must be looked at with."""
+        return self.start, self.whitening
+
+
+AnySentLook = SentLook | SentVectorLook
+
+
+def read_look(body: Any) -> AnySentLook:
+    """A look of one coefficient or of several, as `to_canonical` wrote it. Raises: SchemaRefusal."""
+    several = isinstance(body, Mapping) and "whitening" in body
+    return SentVectorLook.from_canonical(body) if several else SentLook.from_canonical(body)
+
+
+def sent(look: SumLook | VectorLook, start: Sequence[float], level: float) -> AnySentLook:
+    """What is sent of a look at these coefficients."""
+    if isinstance(look, VectorLook):
+        return SentVectorLook.of(look, start, level)
+    return SentLook.of(look, start[0], level)
+
+
+def look_sent(sent: AnySentLook, n: int, bounds: Bounds | VectorBounds, design: Design) -> SumLook | VectorLook:
+    """The look at a site of n records. Raises: SchemaRefusal: another than the plan's."""
+    if isinstance(sent, SentVectorLook) and isinstance(bounds, VectorBounds):
+        return sent.look(n, bounds, design)
+    if isinstance(sent, SentLook) and isinstance(bounds, Bounds):
+        return sent.look(n, bounds, design)
+    raise SchemaRefusal("a look must be along the plan's coefficients", given="others")
+
+
+def is_within(sent: AnySentLook, bounds: Bounds | VectorBounds) -> bool:
+    """Whether a sum that was looked at so can be read under the plan's bounds."""
+    if isinstance(sent, SentVectorLook):
+        return isinstance(bounds, VectorBounds) and sent.within(bounds)
+    return isinstance(bounds, Bounds) and sent.within(bounds)
 
 
 def _listed(values: NDArray[np.float64]) -> Numbers:
     return tuple(float(value) for value in values)
+
+
+def _rows(values: NDArray[np.float64]) -> Rows:
+    return tuple(_listed(row) for row in values)
 
 
 def _frozen(value: Any) -> Any:

@@ -21,7 +21,7 @@ from shared.mechanisms.secure_sum.messages import (
     SumAssent,
     ToldLevel,
 )
-from shared.mechanisms.secure_sum.sent_look import SentLook
+from shared.mechanisms.secure_sum.sent_look import AnySentLook, read_look
 from shared.mechanisms.secure_sum.terms import SumTerms
 
 __all__ = ["LookOrder", "SiteAnswer", "SumStep", "site_answer"]
@@ -88,7 +88,7 @@ class LookOrder:
         look: its own. pilots: place to the SHA-256 of the release, of all by which the looks were found.
     """
 
-    look: SentLook
+    look: AnySentLook
     pilots: Mapping[int, str]
 
     def to_bytes(self, terms: SumTerms) -> bytes:
@@ -112,7 +112,7 @@ class LookOrder:
         ):
             raise SchemaRefusal("pilots must be named by their site's place and their SHA-256", given="others")
         found = LookOrder(
-            look=SentLook.from_canonical(body["look"]),
+            look=read_look(body["look"]),
             pilots={places[place]: digest for place, digest in pilots.items()},
         )
         if found.to_bytes(terms) != data:

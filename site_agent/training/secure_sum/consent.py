@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import IntegrityRefusal, SchemaRefusal, StateRefusal
+from shared.mechanisms.secure_sum.sent_look import SentLook
 from shared.mechanisms.secure_sum.steps import LookOrder, SumStep
 from shared.privacy.stated import shown_delta, shown_epsilon
 from shared.wire.rounds import RoundOrder
@@ -104,16 +105,33 @@ def _sentences(member: SumMember, order: LookOrder) -> tuple[str, ...]:
     release, bounds = member.release, member.release.bounds(member.plan)
     sites, delta = len(terms.members), shown_delta(plan.budget.delta)
     rows = "; ".join(f"{who}: ε = {shown_epsilon(epsilon)}" for who, epsilon in release.seen_by(plan).items())
+    of, units = release.coefficient, f"{release.units:g}"
+    if isinstance(look, SentLook):
+        added = (
+            f"{sites} sites add up two numbers each, about the coefficient of {of} per {units}: how far this site's "
+            "records would move it from where all sites are looked at, and how much they say of it."
+        )
+        seen = (
+            f"coefficient {look.start:.4g}, weight {look.weight:.3g}, influences cut at {look.cut:.3g}, "
+            f"level {look.level:+.3g}"
+        )
+    else:
+        several = ", ".join(f"{name} per {per:g}" for name, per in release.coefficients.items())
+        added = (
+            f"{sites} sites add up {terms.coordinates} numbers each, about the coefficients of {several}: how far this "
+            "site's records would move each from where all sites are looked at, and how much they say of each. One "
+            "noise is shared out among them, and a record moves all together by no more than it would move one."
+        )
+        places = [f"{start:.4g} (weight {weight:.3g})" for start, weight in zip(look.start, look.weights, strict=True)]
+        seen = f"coefficients {', '.join(places)}, level {look.level:+.3g}"
     return (
-        f"{sites} sites add up two numbers each, about the coefficient of {release.coefficient} per {release.units:g}: "
-        "how far this site's records would move it from where all sites are looked at, and how much they say of it.",
+        added,
         f"The coordinator sees the sum of all and no site's part. {terms.threshold} sites must stay to the end: with "
         "fewer nothing is opened, and the charge stays.",
         f"The sum carries noise of standard deviation {terms.sigma:.4g} at least, of which this site adds its share "
         f"({terms.share_sigma:.4g}). A record counts for {bounds.reach:g} at most, whatever the coordinator sends.",
         f"What holds of a patient, pilot and level included, by who looks together: {rows}; each at δ = {delta}.",
-        f"The coordinator's look: coefficient {look.start:.4g}, weight {look.weight:.3g}, influences cut at "
-        f"{look.cut:.3g}, level {look.level:+.3g}.",
+        f"The coordinator's look: {seen}.",
         "After this consent the six steps of the sum need nobody. With the fourth of them, masked numbers, this site's "
         "part is given and cannot be taken back.",
     )

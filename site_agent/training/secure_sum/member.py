@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 
 from shared.errors import PlanRefusal, StateRefusal
 from shared.mechanisms.secure_sum.plan import SecureSumPlan
+from shared.mechanisms.secure_sum.sent_look import look_sent
 from shared.mechanisms.secure_sum.steps import SumStep
 from shared.mechanisms.secure_sum.terms import SumTerms
 from shared.plans.plan import StudyPlan
 
 if TYPE_CHECKING:
     from shared.mechanisms.secure_sum.influences import SumLook
-    from shared.mechanisms.secure_sum.sent_look import SentLook
+    from shared.mechanisms.secure_sum.sent_look import AnySentLook
+    from shared.mechanisms.secure_sum.vectors import VectorLook
     from site_agent.config import TableSource
     from site_agent.ledger.book import Hold, Ledger
     from site_agent.release.site import WorkingSite
@@ -188,11 +190,11 @@ class OwnRecords:
         x, y = design.matrices(table.table.iloc[chosen].reset_index(drop=True))
         return OwnRecords(member=member, x=x, y=y, n=len(rows.source))
 
-    def look(self, sent: SentLook) -> SumLook:
+    def look(self, sent: AnySentLook) -> SumLook | VectorLook:
         """The look at these records that was sent, within the plan's bounds. Raises: SchemaRefusal."""
         release, plan = self.member.release, self.member.plan
-        return sent.look(self.n, release.bounds(plan), release.first(plan.budget.delta).design(plan))
+        return look_sent(sent, self.n, release.bounds(plan), release.first(plan.budget.delta).design(plan))
 
-    def steps(self, sent: SentLook) -> NDArray[np.int64]:
+    def steps(self, sent: AnySentLook) -> NDArray[np.int64]:
         """(coordinates,) what the records add to the sum, in whole steps, without noise."""
         return self.member.terms.whole_steps(self.look(sent).rows(self.x, self.y))

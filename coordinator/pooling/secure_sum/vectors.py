@@ -1,0 +1,140 @@
+r"""Several coefficients from one secure sum: how its noise is shared out among them, and what is read from it.
+
+Each coefficient is weighed and read as one alone is (`coordinator.pooling.secure_sum.summed`): of its own pilots come
+its weights a and τ̄², and :math:`\hat\theta = \theta_0 + (F - B) / (S G / H)` with F and G of the sums of vectors and of
+their products, taken back by the inverse of M. With P the variances of the answers and Σ what the public models expect
+of :math:`\sum_i n_i E[(a \circ \psi)(a \circ \psi)']`, each coefficient in units of its √P,
+
+.. math:: M \propto \Sigma^{-1/4} P^{-1/2}
+
+leaves the answers the least noise, in the mean of squared standard errors, for vectors of one mean squared length: of
+tr(S⁻¹) where tr(SΣ) is 1 the least is at S = M'M ∝ Σ^{-1/2}. Its size says how near a record's vector is drawn in: as
+little as leaves what drawing in and noise do to the answers near its least under the public models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.pooling.pool import PooledResult
+from coordinator.pooling.secure_sum.answer import SummedAnswer
+from coordinator.pooling.secure_sum.summed import LEAST_SLOPE, heterogeneity
+from shared.errors import EstimateRefusal
+from shared.mechanisms.secure_sum.vectors import VectorLook, products
+
+__all__ = ["summed_vector", "weighed_vectors"]
+
+Array = NDArray[np.float64]
+_LEAST_KNOWN = 1e-3
+"""Of the largest eigenvalue of Σ: a direction of which the records say nothing takes no more than that."""
+_SIZES = np.geomspace(0.3, 60, 40)
+"""Of a vector's reach, in standard deviations of one of its coordinates over all records."""
+_WIDER = 0.25
+"""Share of the least that is given for a further reach: where much is drawn in, a model that lacks something shows."""
+
+
+def weighed_vectors(
+    looks: Sequence[VectorLook], pilots: Sequence[PooledResult], sigma: float
+) -> tuple[tuple[VectorLook, ...], tuple[float, ...]]:
+    """The looks with their weights, the largest of each coefficient 1, and with M; τ̄² of each coefficient.
+
+    Args:
+        pilots: of each coefficient, of the same sites, in the same order and the same unit.
+        sigma: of the sum's noise in each number.
+    """
+    own = 1 / np.array([look.precision for look in looks])
+    weights, tau2 = np.empty_like(own), []
+    for k, of in enumerate(pilots):
+        more = np.maximum(np.array(of.vi) - own[:, k], 0.1 * np.array(of.vi))
+        found, between = heterogeneity(np.array(of.yi), own[:, k], more)
+        weights[:, k] = found * own[:, k]
+        tau2.append(between)
+    weights /= weights.max(axis=0)
+    given = [replace(look, weights=one) for look, one in zip(looks, weights, strict=True)]
+    whitening = _whitening(given, np.array(tau2), sigma)
+    return tuple(replace(look, whitening=whitening) for look in given), tuple(tau2)
+
+
+def _whitening(looks: Sequence[VectorLook], tau2: Array, sigma: float) -> Array:
+    reach, several = looks[0].bounds.reach, len(looks[0].weights)
+    covariance, between = np.zeros((several, several)), np.zeros(several)
+    for look in looks:
+        psi = (look.weights[:, None, None] * look.psi).reshape(several, -1)
+        covariance += (psi * look.chance.ravel()) @ psi.T * look.n / len(look.chance)
+        between += tau2 * (look.weights * look.precision) ** 2
+    patients = np.diag(covariance) + between
+    if not (np.diag(covariance) > 0).all():
+        raise EstimateRefusal("the records must say something of every coefficient", given="nothing of one")
+    values, vectors = np.linalg.eigh(covariance / np.sqrt(np.outer(patients, patients)))
+    rooted = (vectors * np.maximum(values, _LEAST_KNOWN * values[-1]) ** -0.25) @ vectors.T
+    # So that a coordinate has the mean square of 1 over all records, as the sizes have it.
+    unit = rooted / np.sqrt(patients)
+    unit *= np.sqrt(several * sum(look.n for look in looks) / np.trace(unit @ covariance @ unit.T))
+    noise = np.square(np.linalg.inv(unit)).sum(axis=1) * (sigma / reach) ** 2
+    # In squares of F: what drawing in takes, for each size.
+    lost = np.zeros((several, len(_SIZES)))
+    for look in looks:
+        weighted = np.square(look.weights[:, None, None] * look.psi) * look.chance * look.n / len(look.chance)
+        length = np.sqrt(np.square(np.tensordot(unit * look.weights, look.psi, 1)).sum(axis=0)).ravel()
+        for at, size in enumerate(_SIZES):  # one after the other: all at once are gigabytes
+            gone = 1 - np.minimum(1.0, size / np.maximum(length, 1e-300))
+            lost[:, at] += weighted.reshape(several, -1) @ gone**2
+    worse = ((lost + noise[:, None] * np.square(_SIZES)) / patients[:, None]).mean(axis=0)
+    near = np.flatnonzero(worse <= (1 + _WIDER) * worse.min())
+    return np.asarray(unit * reach / _SIZES[near[-1]])
+
+
+def summed_vector(
+    looks: Sequence[VectorLook],
+    total: Array,
+    sigma: float,
+    start: Sequence[float],
+    tau2: Sequence[float],
+    *,
+    sites: Sequence[str],
+    level: float = 0.95,
+) -> tuple[SummedAnswer, ...]:
+    """The answer of each coefficient of a sum that is opened.
+
+    Args:
+        looks: of the survivors. total: (coordinates,) as `shared.mechanisms.secure_sum.vectors` has them.
+        sigma: of the noise in each. start: the coefficients that all looks are at. tau2: of `weighed_vectors`.
+        sites: names of the survivors. level: coverage of the intervals.
+    Raises: EstimateRefusal, where the looks expect nothing of the records, or M cannot be taken back.
+    """
+    several, reach = len(start), looks[0].bounds.reach
+    try:
+        back = np.linalg.inv(looks[0].whitening)
+    except np.linalg.LinAlgError:
+        raise EstimateRefusal("a sum's coefficients must be told apart by its whitening", given="not") from None
+    a, shares = np.array([look.weights for look in looks]), [look.share for look in looks]
+    slope = np.array([look.expected(share) for look, share in zip(looks, shares, strict=True)])
+    kept = np.array([look.expected(share**2) for look, share in zip(looks, shares, strict=True)])
+    beyond = np.array([look.beyond(share) for look, share in zip(looks, shares, strict=True)])
+    own = 1 / np.array([look.precision for look in looks])
+    if not (slope > 0).all():
+        raise EstimateRefusal("every site's records must say something of each coefficient", given="a site's do not")
+    moved = back @ total[:several] - (a * beyond).sum(axis=0)
+    squares = np.diag(back @ products(total, several, reach) @ back.T) / (a**2 * kept).sum(axis=0)
+    w = a * slope
+    information = w.sum(axis=0) * np.maximum(squares, LEAST_SLOPE)
+    share = w / w.sum(axis=0)
+    noise = np.square(back).sum(axis=1) * (sigma / information) ** 2
+    cut = (share**2 * (kept / slope**2 - own)).sum(axis=0)
+    variance = (share**2 * (own + np.array(tau2))).sum(axis=0) + cut + noise
+    return tuple(
+        SummedAnswer(
+            estimate=float(start[k] + moved[k] / information[k]),
+            variance=float(variance[k]),
+            noise=float(noise[k]),
+            cut=float(cut[k]),
+            tau2=float(tau2[k]),
+            sites=tuple(sites),
+            level=level,
+        )
+        for k in range(several)
+    )

@@ -1,0 +1,174 @@
+r"""What a site adds to a secure sum of several coefficients: of each record one vector of influences.
+
+With ψ the influences of the coefficients at a public place, a the site's weights, one for each coefficient, and M a
+matrix that is the same for all sites, a record's vector is
+
+.. math:: u = M \, (a \circ \psi) \, \min(1, A / |M (a \circ \psi)|),
+
+and its row is u with the products of its coordinates beside it, :math:`(u, \; b \, u u')`, those off the diagonal once
+and times √2, b = 1 / (√2 A). No two rows are further apart than 2 A, as u alone would be. For the squared distance is
+
+.. math:: f(u, v) = |u - v|^2 + b^2 (|u|^4 - 2 (u'v)^2 + |v|^4),
+
+whose second derivative in u is no less than 2 - 4 b² |v|² ≥ 0: it is convex in each, and largest where both have the
+length A. There, with D = |u - v|², it is D (1 + b² (4 A² - D) / 2), which ascends until D = 1 / b² + 2 A² = 4 A², where
+it is 4 A². So all products, which tell how much the records say of each coefficient, cost nothing beside the sum of u.
+
+M is of the coordinator's choice: it shares one noise out among the coefficients, and each is read from the sum of u by
+its inverse. Whatever M, weights and place a coordinator sends, A is held by `VectorLook.rows`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.errors import ParameterError
+from shared.mechanisms.moments.influence import held
+from shared.mechanisms.moments.together import SitePlace
+from shared.mechanisms.secure_sum.influences import ModelAt, seen
+
+__all__ = ["MOST_COEFFICIENTS", "VectorBounds", "VectorLook", "coordinates", "products", "rows_of", "vector_look"]
+
+Array = NDArray[np.float64]
+
+MOST_COEFFICIENTS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorBounds:
+    """The plan's.
+
+    Args:
+        columns: of the coefficients, among the covariates. units: of each covariate, for which its coefficient is told.
+        reach: A, in no unit: M has it.
+    """
+
+    columns: tuple[int, ...]
+    units: tuple[float, ...]
+    reach: float
+
+    def __post_init__(self) -> None:
+        listed = 1 < len(self.columns) == len(set(self.columns)) == len(self.units) <= MOST_COEFFICIENTS
+        if not (listed and self.reach > 0 and min(self.columns) >= 0 and min(self.units) > 0):
+            raise ParameterError(
+                f"bounds must be of 2 to {MOST_COEFFICIENTS} coefficients, each once, and positive", given=repr(self)
+            )
+
+    @property
+    def sensitivity(self) -> float:
+        """Of a site's rows, in ℓ₂, when one record is replaced: 2 A."""
+        return 2 * self.reach
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorLook(ModelAt):
+    """Where one site's records are looked at from for several coefficients, and what the public model expects of them.
+
+    Args:
+        bounds: of the plan. along: (coefficients, p) d, each in its unit. means: (coefficients, intervals) d'x̄.
+        psi: (coefficients, points, cases) influences.
+        weights: (coefficients,) a. whitening: (coefficients, coefficients) M, the same at all sites.
+    """
+
+    bounds: VectorBounds
+    along: Array
+    means: Array
+    psi: Array
+    weights: Array
+    whitening: Array
+
+    def rows(self, x: Array, y: Array) -> Array:
+        """(n, `coordinates`) what each record adds, of which no two are further apart than the bounds' sensitivity.
+
+        Args:
+            x: (n, p) covariates. y: (n, columns) outcomes.
+        """
+        found = self.influences(x, y, self.along, self.means)
+        return rows_of((self.whitening @ (self.weights[:, None] * found)).T, self.bounds.reach)
+
+    @property
+    def share(self) -> Array:
+        """(points, cases) of each vector that is left when it is drawn in to A."""
+        white = np.tensordot(self.whitening * self.weights, self.psi, 1)
+        return np.minimum(1.0, self.bounds.reach / np.maximum(np.sqrt(np.square(white).sum(axis=0)), 1e-300))
+
+    @property
+    def precision(self) -> Array:
+        """(coefficients,) n E[ψ²]: the precision that all of the site's records give each."""
+        return self.expected(1.0)
+
+    def expected(self, factor: Array | float) -> Array:
+        """(coefficients,) n E[factor ψ²].
+
+        Args:
+            factor: (points, cases): `share`, for how fast a sum falls with its coefficient.
+        """
+        return np.asarray((self.chance * factor * self.psi**2).sum(axis=(1, 2)) * self.n / len(self.chance))
+
+    def beyond(self, share: Array) -> Array:
+        """(coefficients,) n E[q - ψ]: what drawing in takes from the sum, on average."""
+        return np.asarray((self.chance * (share - 1) * self.psi).sum(axis=(1, 2)) * self.n / len(self.chance))
+
+
+def coordinates(coefficients: int) -> int:
+    """Numbers that are summed: of the vector, and of the products of its coordinates.
+
+    >>> coordinates(2), coordinates(10)
+    (5, 65)
+    """
+    return coefficients + coefficients * (coefficients + 1) // 2
+
+
+def rows_of(vectors: Array, reach: float) -> Array:
+    """(n, `coordinates`) rows of vectors of any length, no two further apart than twice the reach.
+
+    Args:
+        vectors: (n, coefficients).
+
+    >>> rows_of(np.array([[3.0, 4.0], [0.0, 0.5]]), 1.0).round(3)
+    array([[0.6  , 0.8  , 0.255, 0.48 , 0.453],
+           [0.   , 0.5  , 0.   , 0.   , 0.177]])
+    """
+    u = held(vectors.T, reach).T
+    i, j = np.triu_indices(u.shape[1])
+    return np.hstack([u, u[:, i] * u[:, j] * _bend(i, j, reach)])
+
+
+def products(numbers: Array, coefficients: int, reach: float) -> Array:
+    """(coefficients, coefficients) Σ u u' of a sum of rows.
+
+    >>> products(rows_of(np.array([[0.6, 0.8]]), 2.0)[0], 2, 2.0).round(2)
+    array([[0.36, 0.48],
+           [0.48, 0.64]])
+    """
+    i, j = np.triu_indices(coefficients)
+    found = np.zeros((coefficients, coefficients))
+    found[i, j] = found[j, i] = numbers[coefficients:] / _bend(i, j, reach)
+    return found
+
+
+def vector_look(place: SitePlace, start: Sequence[float], level: float, bounds: VectorBounds) -> VectorLook:
+    """The look of a site at the coefficients that all sites are looked at with, each per unit of the bounds.
+
+    Its weights and M are 1 until they are known. Args and Raises: as of `influences.seen`.
+    """
+    found = seen(place, dict(zip(bounds.columns, start, strict=True)), bounds.units, level)
+    several = len(bounds.columns)
+    return VectorLook(
+        **vars(found.model),
+        bounds=bounds,
+        along=found.along,
+        means=found.means,
+        psi=found.psi,
+        weights=np.ones(several),
+        whitening=np.eye(several),
+    )
+
+
+def _bend(i: NDArray[np.int64], j: NDArray[np.int64], reach: float) -> Array:
+    return np.where(i == j, 1.0, math.sqrt(2)) / (math.sqrt(2) * reach)
