@@ -35,6 +35,9 @@ soak: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.honest 100 --epsilon 1 --world misfit
 	@$(BIN)/python -m tests.benchmarks.secure_sum
 	@$(BIN)/python -m tests.benchmarks.secure_sum --world misfit
+	@$(BIN)/python -m tests.benchmarks.secure_sum_vector
+	@$(BIN)/python -m tests.benchmarks.secure_sum_vector --world misfit
+	@$(BIN)/python -m tests.benchmarks.secure_sum_vector --covariates 10
 	@$(BIN)/python -m tests.benchmarks.honest_outcomes
 	@$(BIN)/python -m tests.benchmarks.honest_comparison 20
 
