@@ -43,6 +43,17 @@ SAYS = {
 
 
 def test_every_block_of_the_first_ten_minutes_does_what_the_page_says(tmp_path):
+    for walk in ("first", "once more"):
+        (tmp_path / walk).mkdir()
+        try:
+            return walked(tmp_path / walk)
+        except AssertionError as error:
+            # Of a thousand harmless draws two are refused, as the page says.
+            if walk != "first" or "E_CHECKS" not in str(error) or "equal-rows" not in str(error):
+                raise
+
+
+def walked(tmp_path):
     blocks = re.findall(r"^```sh\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
     assert len(blocks) == len(SAYS)
     terminal = Terminal(tmp_path)

@@ -200,6 +200,41 @@ def test_a_straight_logistic_world_gives_the_coefficients_of_statsmodels():
     assert found == pytest.approx(sm.Logit(x[:, 2] >= 1, design(x)).fit(disp=False).params[1], rel=2e-3)
 
 
+def lacking(seed, levelled, n=900):
+    """(records, outcomes, pairs): a death, a treatment, and a confounder that a third lack."""
+    rng = np.random.default_rng(seed)
+    c = (rng.random(n) < 0.5) * 2.0 if levelled else rng.normal(size=n)
+    treated = (rng.random(n) < special.expit(1.2 * c)).astype(float)
+    died = rng.random(n) < special.expit(-1 + 0.5 * treated + 0.9 * c)
+    gone = rng.random(n) < 0.35
+    ends = [treated + rng.random(n), died + rng.random(n)]
+    if levelled:
+        x = np.column_stack([np.where(gone, 2, c / 2) + rng.random(n), *ends])
+        return x, planned(3, ((2,),), {0: 3, 1: 2, 2: 2}, bounds={}), ((0, 1),)
+    x = np.column_stack([np.where(gone, rng.uniform(-0.5, 0.5, n), c), gone + rng.random(n), *ends])
+    return x, replace(planned(4, ((3,),), {1: 2, 2: 2, 3: 2}), gates={0: 1}), ((1, 0), (1, 2))
+
+
+@pytest.mark.parametrize("levelled", [False, True])
+def test_a_confounder_that_many_lack_is_not_in_the_effect_among_those_who_have_it(levelled):
+    """A planned regression leaves out who lacks it, and whose treatment carries what the confounder does."""
+
+    def effect(x):
+        kept = x[x[:, 0] < 2] if levelled else x[x[:, 1] < 1]
+        seen = np.floor(kept[:, 0]) if levelled else kept[:, 0]
+        given = np.column_stack([np.ones(len(kept)), np.floor(kept[:, -2]), seen])
+        return sm.Logit(kept[:, -1] >= 1, given).fit(disp=False)
+
+    mixed, apart = [], []
+    for seed in range(6):
+        x, outcomes, pairs = lacking(seed, levelled)
+        real = effect(x)
+        for off, one in ((mixed, outcomes), (apart, replace(outcomes, left_out=pairs))):
+            off.append((effect(many(x, fit_laws(x, one))).params[1] - real.params[1]) / real.bse[1])
+    assert np.mean(mixed) > 0.35, "a world in which it matters"
+    assert abs(np.mean(apart)) < 0.2
+
+
 def test_a_poisson_regression_on_drawn_counts_is_that_on_the_records():
     x, outcomes = count()
     real = sm.GLM(np.floor(x[:, 2]), design(x), family=sm.families.Poisson()).fit()

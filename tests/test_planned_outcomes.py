@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,8 +22,9 @@ from shared.plans.outcomes import planned_outcomes
 from shared.plans.plan import Floors, StudyPlan, Training
 from shared.plans.repeated_rows import RepeatedRows
 from shared.releases.receipt import planned_event
-from site_agent.release import sealed_state
+from site_agent.release import fitting, sealed_state
 from site_agent.release.sealed_state import fitted_by
+from tests.benchmarks import missing_confounder as lacking
 
 COLUMNS = Dictionary(
     name="all",
@@ -45,7 +47,7 @@ def named(plan, **questions):
     changed = replace(plan, dictionary=COLUMNS, estimands=questions, training=Training(outcomes="last"))
     found = planned_outcomes(changed)
     names = Encoder(dictionary=COLUMNS).columns
-    return None if found is None else [tuple(names[j] for j in group) for group in found.groups], found
+    return None if found is None else [tuple(names[j] for j in group) for group in found.outcomes], found
 
 
 def test_a_time_and_its_event_come_last_and_together(plan):
@@ -81,7 +83,7 @@ def test_rows_of_a_person_are_drawn_one_after_the_other_what_is_no_outcome_first
     assert drawn == [piece for name in values for piece in (f"{name} missing", name)]
     assert set(found.gates) == {names.index(name) for name in values}
     plain = replace(changed, estimands={"last": "ols(y_2) ~ y_1 + arm"})
-    assert [names[j] for group in planned_outcomes(plain).groups for j in group] == ["y_2 missing", "y_2"]
+    assert [names[j] for group in planned_outcomes(plain).outcomes for j in group] == ["y_2 missing", "y_2"]
 
 
 def test_groups_are_no_outcomes_and_a_comparison_is_of_its_column(plan):
@@ -92,6 +94,37 @@ def test_groups_are_no_outcomes_and_a_comparison_is_of_its_column(plan):
 def test_products_and_squares_that_a_question_reads_are_told(plan):
     _, found = named(plan, a="poisson(visits) ~ age * arm + I(sbp^2)")
     assert set(found.products) == {(2, 6), (3, 3)}
+
+
+def test_numbers_that_may_be_missing_are_drawn_after_what_has_no_stand_in(plan):
+    _, found = named(plan, a="ols(sbp) ~ age")
+    names = Encoder(dictionary=COLUMNS).columns
+    assert [names[j] for group in found.groups[: found.covariates] for j in group] == ["marker missing", "marker"]
+    assert found.groups[found.covariates :] == found.outcomes
+    alone = Dictionary(name="two", version=1, columns=(COLUMNS.column("marker"), COLUMNS.column("grade")))
+    changed = replace(plan, dictionary=alone, estimands={"a": "ordinal(grade) ~ marker"})
+    found = planned_outcomes(replace(changed, training=Training(outcomes="last")))
+    assert (found.covariates, found.groups) == (0, ((2,),)), "laws must have something to read"
+
+
+def test_what_leaves_a_record_out_of_a_question_is_told_with_what_else_it_reads(plan):
+    lacking = (replace(one, missing="level") if one.name == "arm" else one for one in COLUMNS.columns)
+    dictionary = replace(COLUMNS, columns=tuple(lacking))
+    asked = replace(plan, dictionary=dictionary, estimands={"a": "poisson(visits) ~ age + marker + arm"})
+    asked = replace(asked, training=Training(outcomes="last"))
+    found, names = planned_outcomes(asked), Encoder(dictionary=dictionary).columns
+    gates = {(names[one], names[other]) for one, other in found.left_out}
+    assert gates == {
+        (gate, other)
+        for gate, own in (("marker missing", "marker"), ("arm", "arm"))
+        for other in ("age", "marker", "arm")
+        if other != own
+    }
+    # A flow that was sealed before there were any of these is still the plan's.
+    without = replace(found, left_out=())
+    assert (without.groups, without.products) == (found.groups, found.products)
+    assert b"left_out" not in asked.canonical
+    assert named(plan, a="poisson(visits) ~ age + sbp")[1].left_out == ()
 
 
 def test_columns_that_are_all_outcomes_are_left_to_one_flow(plan):
@@ -133,6 +166,9 @@ def test_a_sealed_flow_serves_no_plan_whose_outcomes_are_others(plan):
     assert fitted_by(first) == fitted_by(replace(first, version=2))
     assert fitted_by(first) != fitted_by(replace(first, training=Training()))
     assert fitted_by(first) != fitted_by(replace(first, estimands={"a": "ols(sbp) ~ age", "b": "mean(visits)"}))
+    assert fitted_by(first) == "d2cae27938994eba38e7be682f183888ee65724afd75eb72ff294e601d9ae679", (
+        "as it was before covariates were drawn last"
+    )
 
 
 # -- from the table to the sealed release -----------------------------------------------------------------------------
@@ -166,6 +202,21 @@ def test_noise_of_one_record_moves_that_records_row_alone():
     changed[7] = x[8]
     one, other = (noise.release(rows, seeded_rng(4)) for rows in (x, changed))
     assert np.array_equal(np.delete(one, 7, axis=0), np.delete(other, 7, axis=0))
+
+
+def test_who_lacks_a_number_takes_nothing_from_how_it_differs_between_groups():
+    plan = StudyPlan.from_toml(
+        lacking.PLAN.format(w=0.0, question=lacking.QUESTIONS["event"]) + lacking.OUTCOMES["event"]
+    )
+    now, before = [], []
+    for seed in (1, 2, 3):
+        records = plan.dictionary.check(lacking.hospital("event", seed))
+        real, error = lacking.apart(records)
+        now.append((lacking.apart(lacking.released(plan, records, seed))[0] - real) / error)
+        with mock.patch.object(fitting, "planned_outcomes", lacking.mixed):
+            before.append((lacking.apart(lacking.released(plan, records, seed))[0] - real) / error)
+    assert np.mean(before) < -1.5, "a world in which it matters"
+    assert abs(np.mean(now)) < 1
 
 
 def test_a_release_with_outcomes_last_is_sealed_appended_to_and_audited(tmp_path):

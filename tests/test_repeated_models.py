@@ -159,6 +159,14 @@ def test_what_has_no_answer_has_a_reason_and_never_a_number():
     alone = table.assign(sbp_2=np.nan, sbp_3=np.nan)
     assert any("pairs of rows of one person" in one for one in reasons(alone))
     assert reasons(table.assign(sbp_1=120, sbp_2=120, sbp_3=120)) == {"the outcome is constant at this site"}
+    own = 120 + np.arange(60.0) % 7
+    alike = table.assign(sbp_1=own, sbp_2=own, sbp_3=own)
+    assert any("no solution that was found" in one for one in reasons(alike))
+    drug = (table.arm == "drug") * 2.0
+    for kind in ("gee(sbp", "mixed(sbp", "gee(sbp, family = poisson"):
+        told = table.assign(sbp_1=2 + drug, sbp_2=2 + drug, sbp_3=2 + drug)
+        text = QUESTION.replace("gee(sbp", kind).replace("visit/6 + ", "")
+        assert reasons(told, text) == {"the terms determine the outcome: there is no residual variance"}
     nobody = table.assign(sbp_1=np.nan, sbp_2=np.nan, sbp_3=np.nan)
     assert "no complete rows at this site" in reasons(nobody)
     split = table.assign(**{f"high_{k}": (table.arm == "drug").astype(float) for k in (1, 2, 3)})
@@ -213,6 +221,11 @@ def test_a_plan_says_which_columns_are_repeated():
     assert question.with_rows(repeated) == question
     assert str(parse_estimand("mixed(sbp) ~ arm").with_rows(repeated)) == "mixed(sbp, repeated = c(sbp, 3)) ~ arm"
     assert parse_estimand("ols(sbp_1) ~ arm").with_rows(repeated) == parse_estimand("ols(sbp_1) ~ arm")
+    for visits in ("0, 12", "12, 6, 0"):  # row 2 is of month 6, whatever a question calls it
+        with pytest.raises(ParameterError, match="the plan's levels"):
+            parse_estimand(QUESTION.replace("0, 6, 12", visits)).with_rows(repeated)
+    first = parse_estimand(QUESTION.replace("0, 6, 12", "0, 6"))
+    assert first.with_rows(repeated) == first
     with pytest.raises(ParameterError, match="an outcome that is repeated"):
         parse_estimand("gee(arm) ~ visit").with_rows(repeated)
     import datetime as dt
@@ -348,6 +361,21 @@ def test_noisy_figures_answer_with_their_noise_or_say_why_not(name):
         if row.yi is not None:
             assert row.vi > 1.2 * plain[row.term].vi
             assert abs(row.yi - plain[row.term].yi) < 4 * row.vi**0.5
+
+
+@pytest.mark.parametrize("planned_", ["gee(arm) ~ visit", "Mean pressure, in words."])
+def test_a_planned_analysis_that_is_no_question_stops_no_check_of_a_sealed_release(planned_):
+    from shared.base.randomness import seeded_rng
+    from site_agent.show import preview
+
+    plan = replace(_figures_of("tables"), estimands={"slope": planned_})
+    table = wide(800, 9, missing=0)[list(plan.dictionary.names)]
+    table = table.assign(**{f"sbp_{k}": table[f"sbp_{k}"].clip(upper=199) for k in (1, 2, 3)})
+    records = replace(plan.dictionary, repeated=None).check(table.assign(person=[f"{i}" for i in range(len(table))]))
+    released = plan.release.draw(plan, plan.release.measure(plan, records, seeded_rng(5)), seeded_rng(6))
+    assert plan.release.doubt(plan, released, len(table)) == ""
+    [why] = preview.answers(plan, table).values()
+    assert isinstance(why, str)
 
 
 def test_a_release_of_a_site_answers_as_its_records_do(tmp_path):

@@ -56,6 +56,7 @@ from shared.estimands.questions import INTERCEPT, Estimand
 
 __all__ = ["model_answers"]
 
+EXACT = "the terms determine the outcome: there is no residual variance"
 LEVELLED = ("ordered", "levels")
 """What outcomes must be that are read as the places of their levels."""
 Array = NDArray[np.float64]
@@ -299,7 +300,7 @@ def _ols(names_: list[str], data: ModelRows, estimand: Estimand, _: LeastRows, m
 
     answers = _fit(names_, data.x, _confounded(names_), run, constant=constant, moved=moved, place=data.place)
     if exact:
-        return dict.fromkeys([*names_, INTERCEPT], "the terms determine the outcome: there is no residual variance")
+        return dict.fromkeys([*names_, INTERCEPT], EXACT)
     return answers
 
 
@@ -429,15 +430,20 @@ def _clustered(
         reason = f"{clusters.pairs:.0f} pairs of rows of one person: corstr = independence needs none"
         return dict.fromkeys([*names_, INTERCEPT], reason)
 
+    exact = False
+
     def run(matrix: Array) -> RegressionFit:
+        nonlocal exact
         if estimand.kind == "mixed":
             fit, share = random_intercept(matrix, data.y - data.offset, clusters)
         else:
             family = FAMILIES.get(estimand.like)
             fit, share = estimating_equations(matrix, data.y, clusters, family, data.offset, exchangeable=exchangeable)
         moved.figures["correlation"] = share
+        left = data.y - fit.fitted - (data.offset if estimand.kind == "mixed" else 0.0)
+        exact = bool(np.square(left).mean() <= 1e-18 * np.var(data.y - data.offset))
         edge = np.ptp(fit.fitted) if estimand.family == "gaussian" else 1 - np.ptp(fit.fitted)
-        if not fit.converged or (estimand.family == "binomial" and edge < 1e-9):
+        if exact or not fit.converged or (estimand.family == "binomial" and edge < 1e-9):
             raise _NoMaximum
         return fit
 
@@ -446,6 +452,8 @@ def _clustered(
         return _fit(names_, data.x, _confounded(names_), run, **more)
     except _NoMaximum:
         moved.clear()
+        if exact:
+            return dict.fromkeys([*names_, INTERCEPT], EXACT)
         return dict.fromkeys([*names_, INTERCEPT], f"the equations have no solution that was found: {FAR}")
 
 

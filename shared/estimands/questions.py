@@ -296,8 +296,16 @@ class Estimand:
     def with_rows(self, plan: RepeatedRows | None) -> Estimand:
         """The same question with the columns that are repeated, where it needs them and a plan has them.
 
-        Raises: ParameterError: its outcome is not one of them.
+        Raises: ParameterError: its outcome is not one of them, or its visits are not the plan's.
         """
+        if plan is not None and (long := self.long) and long.visit == plan.order and plan.visits:
+            there = plan.visits[: long.rows]
+            if long.levels != there:
+                raise ParameterError(
+                    f"{plan.order} must have the plan's levels, of which row k is the k-th",
+                    given=long.text,
+                    next_step=f"Write {replace(long, levels=there).text}, or leave repeated out.",
+                )
         if plan is None or self.kind not in REPEATED or self.repeated or self.cluster:
             return self
         used = tuple(name for name in self.columns if name in plan.columns)

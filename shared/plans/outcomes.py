@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PlannedOutcomes", "planned_outcomes"]
 
+_MOST_LEFT_OUT = 30
+"""Pairs that are kept apart at most: each is a term more of every law."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedOutcomes:
@@ -27,11 +30,15 @@ class PlannedOutcomes:
     Args:
         d: encoded columns.
         groups: in the order in which they are drawn, each of one column, or of a time and its event.
+        covariates: how many of the first groups are no outcomes: numbers that may be missing, and whether they are. In
+            a missing one's place stands what the encoder draws, of which a flow would make values.
         levels: encoded column to its levels, of levelled ones.
         whole: columns of whole numbers that are no levels.
         gates: column to the one that says that its value is missing.
         bounds: column to the least and the largest code that a released value may have.
         products: pairs of columns whose product a planned question reads; a column with itself for its square.
+        left_out: pairs of a column whose last level is that a value is missing, so that a planned question leaves its
+            record out, and a column that the question reads beside it.
     """
 
     d: int
@@ -41,10 +48,17 @@ class PlannedOutcomes:
     gates: Mapping[int, int]
     bounds: Mapping[int, tuple[float, float]]
     products: tuple[tuple[int, int], ...] = ()
+    left_out: tuple[tuple[int, int], ...] = ()
+    covariates: int = 0
+
+    @property
+    def outcomes(self) -> tuple[tuple[int, ...], ...]:
+        """Groups of outcomes."""
+        return self.groups[self.covariates :]
 
     @property
     def drawn(self) -> tuple[int, ...]:
-        """All columns of outcomes, ascending."""
+        """All columns that are drawn last, ascending."""
         return tuple(sorted(column for group in self.groups for column in group))
 
 
@@ -65,14 +79,14 @@ def _named(plan: StudyPlan) -> PlannedOutcomes | None:
     place = {name: j for j, name in enumerate(encoder.columns)}
     columns = {column.name: column for column in plan.dictionary.released}
     reads = _PlannedReads.of(plan, columns, place)
-    groups: list[tuple[int, ...]] = []
-    for group in _ordered(reads, columns):
-        for name in group:
-            if f"{name} missing" in place:
-                groups.append((place[f"{name} missing"],))
-        groups.append(tuple(place[name] for name in group))
-    drawn = {j for group in groups for j in group}
-    if not drawn or len(drawn) == encoder.d:
+    asked = _placed(_ordered(reads, columns), place)
+    own = {j for group in asked for j in group}
+    lacking = [name for name in columns if place[name] not in own and f"{name} missing" in place]
+    before = _placed([(name,) for name in lacking], place)
+    if len(own) + len(before) == encoder.d:
+        before = []  # something must be there that laws can read
+    groups = [*before, *asked]
+    if not groups or len(own) == encoder.d:
         return None
     levels: dict[int, int] = {}
     whole, gates, bounds = [], {}, {}
@@ -92,12 +106,23 @@ def _named(plan: StudyPlan) -> PlannedOutcomes | None:
     return PlannedOutcomes(
         d=encoder.d,
         groups=tuple(groups),
+        covariates=len(before),
         levels=levels,
         whole=frozenset(whole),
         gates=gates,
         bounds=bounds,
         products=tuple(reads.products),
+        left_out=tuple(reads.left_out)[:_MOST_LEFT_OUT],
     )
+
+
+def _placed(names: list[tuple[str, ...]], place: Mapping[str, int]) -> list[tuple[int, ...]]:
+    """Each group's encoded columns, after whether its value is missing."""
+    groups: list[tuple[int, ...]] = []
+    for group in names:
+        groups += [(place[f"{name} missing"],) for name in group if f"{name} missing" in place]
+        groups.append(tuple(place[name] for name in group))
+    return groups
 
 
 @dataclass(frozen=True)
@@ -108,15 +133,17 @@ class _PlannedReads:
         reads: outcome to the columns that its questions read beside it.
         events: time to the event that ends it.
         products: pairs of encoded columns that a term multiplies.
+        left_out: of `PlannedOutcomes`.
     """
 
     reads: dict[str, set[str]]
     events: dict[str, str]
     products: dict[tuple[int, int], None]
+    left_out: dict[tuple[int, int], None]
 
     @classmethod
     def of(cls, plan: StudyPlan, columns: Mapping[str, Column], place: Mapping[str, int]) -> _PlannedReads:
-        found = cls({}, {}, {})
+        found = cls({}, {}, {}, {})
         for one in _asked(plan):
             for name, earlier in _row_by_row(one).items():
                 found.reads.setdefault(name, set()).update(earlier)
@@ -130,6 +157,11 @@ class _PlannedReads:
                     found.events[one.duration] = events[0]
             for term in one.terms:
                 found.products.update(dict.fromkeys(_products(term, place)))
+            lacking = {
+                name: place.get(f"{name} missing", place[name]) for name in read if columns[name].missing == "level"
+            }
+            pairs = [(gate, place[other]) for name, gate in lacking.items() for other in read if other != name]
+            found.left_out.update(dict.fromkeys(pairs))
         for name, column in columns.items():
             if column.kind in ("event", "time"):
                 found.reads.setdefault(name, set())

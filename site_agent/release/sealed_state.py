@@ -139,12 +139,14 @@ def fitted_by(plan: StudyPlan) -> str:
     body = plan.to_canonical()
     said = {key: body[key] for key in ("posture", "training", "private", "holdout", "reference")}
     # What latents are, and where their noise is centred, besides w and R: absent where a plan does not say it.
-    # Absent likewise: which columns are drawn last follows from the planned questions.
+    # Absent likewise: which outcomes are drawn last follows from the planned questions; which covariates, from the
+    # dictionary, and flows that were sealed before that are still the plan's.
     if plan.training.outcomes != "joint":
         from shared.plans.outcomes import planned_outcomes
 
         last = planned_outcomes(plan)
-        said["outcomes"] = None if last is None else [list(map(list, last.groups)), list(map(list, last.products))]
+        asked = (last.outcomes, last.products) if last is not None and last.outcomes else None
+        said["outcomes"] = asked and [[list(one) for one in part] for part in asked]
     release = body["release"]
     said |= {key: release[key] for key in ("shrink", "carry", "vary") if key in release}
     return sha256_hex(canonical_json({**said, "flow": plan.flow} if plan.flow else said))

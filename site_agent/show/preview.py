@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.errors import EstimateRefusal
+from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import Estimate, estimate, parse_estimand
 from shared.plans.dictionary import NUMERIC, Column
 
@@ -168,7 +168,7 @@ def answers(plan: StudyPlan, table: pd.DataFrame) -> dict[tuple[str, str], Estim
         try:
             question = parse_estimand(text).with_rows(plan.dictionary.repeated)
             found = estimate(table, question, study=plan.study, site="here", wave=1)
-        except EstimateRefusal as refusal:
+        except (EstimateRefusal, ParameterError) as refusal:
             out[name, ""] = refusal.must
             continue
         out |= {(name, one.term): one for one in found}

@@ -29,6 +29,8 @@ __all__ = ["ClusterSums", "estimating_equations", "random_intercept"]
 
 Array = NDArray[np.float64]
 _STEPS = 100
+_ALIKE = 1 - 1e-9
+"""The largest α: rows of one cluster that are all alike leave no error of what differs within it."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def estimating_equations(
             residual = (y - mu) / root
             if exchangeable:
                 alpha = _alpha(residual, clusters, p)
-            if not -1 / (most - 1 or 1) < alpha < 1:
+            if not -1 / (most - 1 or 1) < alpha < _ALIKE:
                 break
             pulled = x * root[:, None]
             bread = np.linalg.pinv(pulled.T @ _decorrelated(pulled, clusters, alpha))
@@ -122,7 +124,7 @@ def _alpha(residual: Array, clusters: ClusterSums, p: int) -> float:
     """The moment estimate of the correlation within clusters."""
     scale = float(residual @ residual) / (len(residual) - p)
     total = float((clusters.over(residual) ** 2).sum() - residual @ residual) / 2
-    return total / scale / (clusters.pairs - p)
+    return total / scale / (clusters.pairs - p) if scale else 0.0
 
 
 def _decorrelated(values: Array, clusters: ClusterSums, alpha: float) -> Array:

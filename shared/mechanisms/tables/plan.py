@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -233,9 +234,11 @@ class TablesPlan(Aggregates):
 
         released = self.released(plan, [(table, n)])
         hidden = coarse(released.tables, released.counts, n, released.variance)
-        repeated = plan.dictionary.repeated
-        planned = [parse_estimand(formula).with_rows(repeated) for formula in plan.estimands.values()]
-        asked = {name for question in planned if question.kind in MODELS for name in question.columns}
+        asked: set[str] = set()
+        for formula in plan.estimands.values():
+            with suppress(ParameterError):  # an analysis in words
+                question = parse_estimand(formula).with_rows(plan.dictionary.repeated)
+                asked.update(question.columns if question.kind in MODELS else ())
         words = [f"{name}: {how}" for name, how in hidden.items() if name in asked]
         return f"A planned model will have no answer about {'; '.join(words)}. {MORE_BINS}" if words else ""
 

@@ -110,7 +110,11 @@ def _starts(inputs: OutcomeInputs) -> dict[int, list[int]]:
 
 
 def asked_products(inputs: OutcomeInputs, planned: PlannedOutcomes) -> Array:
-    """Products that a planned question names, in the columns' own units."""
+    """Products that a planned question names, in the columns' own units; and of what leaves a record out of it.
+
+    The others' effects among those who are left out are not theirs among those who are read: without terms of their
+    own, a confounder that is missing would be in the effects of all.
+    """
     of = _starts(inputs)
     rows = [
         (a, b, 0.0)
@@ -120,6 +124,10 @@ def asked_products(inputs: OutcomeInputs, planned: PlannedOutcomes) -> Array:
         for b in of[other]
         if one != other or a == b
     ]
+    for gate, other in planned.left_out:
+        if gate in of and other in of:
+            rows += [(min(of[gate][-1], b), max(of[gate][-1], b), 0.0) for b in of[other]]
+    rows = list(dict.fromkeys(rows))
     return np.array(rows, dtype=np.float64).reshape(-1, 3)
 
 
