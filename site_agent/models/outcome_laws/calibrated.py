@@ -45,7 +45,7 @@ def calibrated(
     to_covariates: Callable[[Array], Array],
     generator: np.random.Generator,
 ) -> OutcomesLast:
-    """The same laws, turned.
+    """The same laws, those of outcomes turned.
 
     Args:
         x: (n, d) records they were fitted on.
@@ -60,8 +60,8 @@ def calibrated(
     fresh = generator.standard_normal((copies // 4, 1, n, x.shape[1]))
     drawn = to_covariates((fresh * signs[None, :, None, :]).reshape(copies * n, -1))
     out: list[Law] = []
-    for law in laws.laws:
-        turned = _turned(law, x, drawn, planned)
+    for k, law in enumerate(laws.laws):
+        turned = law if k < planned.covariates else _turned(law, x, drawn, planned)
         out.append(turned)
         _draw(turned, drawn)
     return replace(laws, laws=tuple(out))

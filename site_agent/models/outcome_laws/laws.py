@@ -52,8 +52,9 @@ def fit_laws(x: Array, planned: PlannedOutcomes) -> OutcomesLast:
 
 def laws_cost(n: int, planned: PlannedOutcomes) -> tuple[float, float]:
     """What fitting laws to n records and putting them right takes at most: (seconds, megabytes)."""
-    groups = len(planned.groups)
-    # As measured for counts, the slowest, at 300 and 20,000 records; about a dozen tables of records by bins.
+    # As measured for counts, the slowest, at 300 and 20,000 records; about a dozen tables of records by bins. A number
+    # that may be missing is not put right, and took a tenth, as whether it is missing.
+    groups = len(planned.outcomes) + planned.covariates / 10
     return groups * (1.0 + 7e-4 * n), 8e-6 * 26 * (12 * n + 40_000) + 8e-6 * 4 * max(n, 7_500) * planned.d
 
 
