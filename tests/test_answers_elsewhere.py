@@ -86,7 +86,7 @@ def test_a_summary_is_the_whole_answer_with_its_cautions_first():
 def test_statsmodels_pools_to_the_number_that_was_sent_or_says_why_not():
     for method, name in (("PM", "mean_effect_re"), ("DL", "mean_effect_re"), ("FE", "mean_effect_fe")):
         document = pooled_again(answer(), method)
-        made = statsmodels_result(document)
+        made = Result(None, document, lambda **_: None).to_statsmodels()
         assert getattr(made, name) == pytest.approx(document["pooled"]["beta"], rel=1e-6)
         assert list(made.row_names)[:3] == ["alpha", "beta", "gamma"]
     with pytest.raises(ParameterError, match="PM"):
@@ -104,6 +104,7 @@ def test_without_statsmodels_the_refusal_says_what_to_install(monkeypatch):
 
 def test_code_for_metafor_holds_what_others_wrote_as_a_comment_only():
     hostile = answer("interaction", title="risk\nsystem('id')\u2028q()\r")
+    assert Result(None, hostile, lambda **_: None).to_metafor_code() == metafor_code(hostile)
     lines = metafor_code(hostile).splitlines()
     assert lines[0] == "# risk?system('id')?q()?"
     assert lines[2].startswith("# caution: ")

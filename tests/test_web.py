@@ -253,6 +253,7 @@ REFUSED = [
     ("GET", "/v1/studies/cvd/releases/0000/rows", {}, None, 404, "E_STATE"),
     ("GET", "/v1/jobs/0000", {}, None, 404, "E_STATE"),
     ("POST", "/v1/studies/cvd/queries", {}, b"{}", 400, "E_SCHEMA"),
+    ("POST", "/v1/studies/cvd/queries", {}, b'{"kind": "cox", "formula": "\\ud800"}', 400, "E_SCHEMA"),
     ("POST", "/v1/studies/cvd/queries", {}, b'{"formula": "mean(sbp)", "level": "0.9"}', 400, "E_SCHEMA"),
     ("POST", "/v1/studies/cvd/queries", {}, b'{"formula": "mean(sbp)", "level": 2}', 400, "E_SCHEMA"),
     ("POST", "/v1/studies/cvd/queries", {}, b'{"formula": "mean(sbp)", "wave": true}', 400, "E_SCHEMA"),

@@ -63,9 +63,10 @@ def reader(stage, token):
 
 @pytest.fixture(scope="module")
 def result(stage, token) -> dict[str, str]:
-    """Study to the id of an answer in it; and a Table 1 of the odd one."""
+    """Study to the id of an answer in it; another, and a Table 1, of the odd one."""
     with stage.web(token) as client:
         asked = {study: client.post(f"/v1/studies/{study}/queries", json=QUESTION) for study in ("cvd", "odd")}
+        asked["other"] = client.post("/v1/studies/odd/queries", json=QUESTION | {"method": "DL", "test": "z"})
         asked["table"] = client.post("/v1/studies/odd/queries", json={"formula": "table_one(age, sbp)"})
         return {study: answered.json()["result"] for study, answered in asked.items()}
 
@@ -547,6 +548,7 @@ def test_no_page_has_a_barrier_that_axe_finds_and_none_is_wider_than_its_window(
     enter(window, token)
     answer = f"/studies/odd/results/{result['odd']}"
     paths = ["/", "/design", *(f"/studies/odd{one}" for one in PAGES), answer, f"{answer}/sites/odd-alpha"]
+    paths += [f"/studies/odd/compare?a={result['odd']}&b={result['other']}"]
     paths += [f"/studies/odd/looks?results={result['odd']}&spending=pocock", f"/studies/odd/results/{result['table']}"]
     for path in paths:
         window.goto(path)

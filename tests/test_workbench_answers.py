@@ -275,7 +275,11 @@ def test_at_twice_the_size_nothing_is_cut_off_and_nothing_is_lost(stage, chromiu
     size = {"width": 640, "height": 400}
     with opened(chromium, stage.url, viewport=size, device_scale_factor=2) as page:
         enter(page, token)
-        paths = [*(f"/studies/cvd{one}" for one in PAGES), f"/studies/cvd/results/{result['cvd']}"]
+        paths = [*(f"/studies/cvd{one}" for one in PAGES), f"/studies/cvd/results/{result['cvd']}", "/design"]
+        paths += [
+            f"/studies/odd/compare?a={result['odd']}&b={result['other']}",
+            f"/studies/odd/results/{result['table']}",
+        ]
         for path in paths:
             page.goto(path)
             assert fits(page), path

@@ -32,14 +32,13 @@ def canonical_json(value: Any) -> bytes:
     b'{"a":[true,null,"\\xc3\\xa9"],"b":1.5}'
     """
     try:
-        text = _CANONICAL.encode(value)
+        return _CANONICAL.encode(value).encode()
     except (TypeError, ValueError) as error:
         raise SchemaRefusal("a hashed value must be plain JSON without NaN or infinity", given=str(error)) from None
-    return text.encode()
 
 
 def parse_json(data: bytes, *, cap: int = 1 << 20, made: Callable[[Pairs], dict[str, Any]] = dict) -> Any:
-    """Read JSON bytes of at most `cap` bytes; duplicate keys, NaN and deep nesting are refused.
+    """Read JSON bytes of at most `cap` bytes; duplicate keys, NaN, deep nesting and half a character are refused.
 
     Args:
         made: makes each object from its pairs.
@@ -52,7 +51,10 @@ def parse_json(data: bytes, *, cap: int = 1 << 20, made: Callable[[Pairs], dict[
         raise SchemaRefusal(f"a JSON document must have at most {cap} bytes", given=f"{len(data)}")
 
     try:
-        return _decoder(made).decode(data.decode("utf-8"))
+        found = _decoder(made).decode(data.decode("utf-8"))
+        if b"\\u" in data:  # the one way to write half of a character, which no text in UTF-8 can hold
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
     except (ValueError, RecursionError) as error:
         raise SchemaRefusal("the document must be JSON", given=type(error).__name__) from None
 
