@@ -48,7 +48,7 @@ def test_every_block_of_the_first_ten_minutes_does_what_the_page_says(tmp_path):
         try:
             return walked(tmp_path / walk)
         except AssertionError as error:
-            # Of a thousand harmless draws two are refused, as the page says.
+            # Now and then a harmless draw is refused, as the page says; two in a row are none.
             if walk != "first" or "E_CHECKS" not in str(error) or "equal-rows" not in str(error):
                 raise
 
