@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from delivered import TODAY, cohort, cohort_plan, join, quarantine, take_back
-from web_stage import HOSTILE, QUESTION, WebStage, stage  # noqa: F401
+from web_stage import HOSTILE, QUESTION, WebStage, stage, words  # noqa: F401
 from windows import axe, barriers, chromium, enter, fits, window  # noqa: F401
 
 from coordinator.analyst.show import p_shown
@@ -69,12 +69,6 @@ def result(stage, token) -> dict[str, str]:
         asked["other"] = client.post("/v1/studies/odd/queries", json=QUESTION | {"method": "DL", "test": "z"})
         asked["table"] = client.post("/v1/studies/odd/queries", json={"formula": "table_one(age, sbp)"})
         return {study: answered.json()["result"] for study, answered in asked.items()}
-
-
-def words(page) -> str:
-    import html
-
-    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page.text)).split())
 
 
 def csrf(client, path="/studies/cvd/ask") -> str:
@@ -470,13 +464,13 @@ def test_the_page_itself_works_out_that_a_release_stands_in_a_log_that_only_grew
         root = stage.store.log()[back - 1].root
         window.evaluate("seen => localStorage.setItem('log', JSON.stringify(seen))", {"size": back, "root": root})
         assert f"from the log of {back} entries that this browser saw before" in first_proof(window)
-    for seen, words in (
+    for seen, said in (
         ({"size": 3, "root": "ab" * 32}, "another one than when this browser last looked"),
         ({"size": head.size, "root": "ab" * 32}, "another one than when this browser last looked"),
         ({"size": head.size + 1, "root": head.root}, f"it had {head.size + 1}"),
     ):
         window.evaluate("seen => localStorage.setItem('log', JSON.stringify(seen))", seen)
-        assert words in first_proof(window)
+        assert said in first_proof(window)
 
 
 @pytest.mark.parametrize(

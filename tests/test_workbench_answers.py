@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 from doors import SITES as HOUSES
 from doors import House
-from test_workbench import PAGES, Read, csrf, reader, result, token, words  # noqa: F401
-from web_stage import HOSTILE, QUESTION, stage  # noqa: F401
+from test_workbench import PAGES, Read, csrf, reader, result, token  # noqa: F401
+from web_stage import HOSTILE, QUESTION, stage, words  # noqa: F401
 from windows import chromium, enter, fits, opened, window  # noqa: F401
 
 from coordinator.analyst.elsewhere import methods_text

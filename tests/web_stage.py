@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import html
 import json
+import re
 import ssl
 import time
 from collections.abc import Iterator
@@ -38,7 +40,11 @@ class WebStage:
 
     def __init__(self, home: Path, url: str = ""):
         self.home, self.lead = home, SigningKey.generate()
-        self.authority = Authority.create(home, coordinator="tributary-hub", names=("127.0.0.1", "localhost"))
+        there = (home / "coordinator.toml").exists()
+        names = ("127.0.0.1", "localhost")
+        self.authority = (
+            Authority.load(home) if there else Authority.create(home, coordinator="tributary-hub", names=names)
+        )
         self.store = Store.open(home, url)
         self.analysts = Analysts(self.store)
         self.keys: dict[str, SigningKey] = {}
@@ -93,6 +99,11 @@ ODD = {
     "w = 0.8  ": "w = 0.0  ",
 }
 """Changes of the shipped study: texts of others that a page must show as letters; and releases that no ε is said of."""
+
+
+def words(page: httpx.Response) -> str:
+    """What a page says, without its mark-up."""
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page.text)).split())
 
 
 def web_stage(home: Path) -> WebStage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,14 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.options import DryRun, app, labelled, lead_keys, open_store, verb
-from coordinator.config import FILE_NAME, STORE_VARIABLE, CoordinatorConfig
+from coordinator.config import FILE_NAME, STORE_VARIABLE, CoordinatorConfig, WebConfig
+from shared.base.canonical import sha256_hex
 from shared.errors import ParameterError, StateRefusal
 from shared.terminal import VerbAnswer, console
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Mapping
 
-
+AT_HOME = ("127.0.0.1", "0.0.0.0", "localhost", "[::1]", "[::]")
+"""Where a server listens that a browser on the same machine reaches as itself."""
 Database = Annotated[
     str, typer.Option("--store", help=f"URL of the database; SQLite in the home folder, or {STORE_VARIABLE}.")
 ]
@@ -39,6 +42,7 @@ def init(
     lead: Annotated[list[str] | None, typer.Option("--lead", help="Name of a lead's key; repeat for several.")] = None,
     threshold: Annotated[int, typer.Option("--threshold", help="Lead signatures that a plan must carry.")] = 1,
     analysts: Annotated[str, typer.Option("--analysts", help="host:port that analysts dial; none if left out.")] = "",
+    over_https: Annotated[str, typer.Option("--web", help="host:port that browsers dial; none if left out.")] = "",
     database: Database = "",
     bundles: Bundles = "",
     dry_run: DryRun = False,
@@ -54,17 +58,13 @@ def init(
         names=tuple(dict.fromkeys([host, *(san or [])])),
         threshold=threshold,
         analysts=analysts,
+        web=WebConfig(address=over_https) if over_https else None,
         store=database,
         bundles=bundles,
     )
     leads = list(dict.fromkeys(lead or ["lead"]))
     _require_leads(leads, threshold)
-    if (home / FILE_NAME).exists():
-        raise StateRefusal(
-            "the home folder must be new",
-            given=f"{home}",
-            next_step=f"Edit its {FILE_NAME}, or choose another --home.",
-        )
+    _require_new(home)
     made: dict[str, Any] = {"home": str(home), "name": name, "address": address, "names": config.names}
     if dry_run:
         return VerbAnswer({**made, "created": False}, f"would create {home} for {name} at {address}")
@@ -73,11 +73,11 @@ def init(
     from shared.base.keys import write_private
     from shared.base.passphrases import chosen
 
-    secrets = {who: chosen(who, optional=True) for who in leads}  # first: one that is too short leaves no folder
+    passphrases = {who: chosen(who, optional=True) for who in leads}  # first: one that is too short leaves no folder
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
-    fingerprints = {who: _lead_key(home / "keys", who, passphrase) for who, passphrase in secrets.items()}
-    unlocked = [who for who, passphrase in secrets.items() if passphrase is None]
+    fingerprints = {who: _lead_key(home / "keys", who, passphrase) for who, passphrase in passphrases.items()}
+    unlocked = [who for who, passphrase in passphrases.items() if passphrase is None]
     # The settings are written last: an init that was interrupted is started again, and takes up its authority.
     there = all((home / "ca" / name).exists() for name in ("ca.key", "ca.pem"))
     authority = Authority.load(home) if there else Authority.create(home, coordinator=name, names=config.names)
@@ -110,6 +110,16 @@ def init(
         (f"Keys at rest: {detail}. {fix}".rstrip(), "yellow" if state == "warn" else ""),
         ("next: coordinator plan new STUDY", "cyan"),
     )
+
+
+def _require_new(home: Path) -> None:
+    """Raises: StateRefusal."""
+    if (home / FILE_NAME).exists():
+        raise StateRefusal(
+            "the home folder must be new",
+            given=f"{home}",
+            next_step=f"Edit its {FILE_NAME}, or choose another --home.",
+        )
 
 
 def _lead_key(folder: Path, who: str, passphrase: str | None) -> str:
@@ -166,6 +176,19 @@ def passphrase(
     )
 
 
+def _first_code(config: CoordinatorConfig, web: Mapping[str, str] | None) -> str:
+    """What lets in the first person, by a browser on this machine; blank where none is wanted.
+
+    It is shown on a terminal alone: a service's log keeps it from nobody who may read logs.
+    """
+    if not web or web["issuer"] or web["listen"].rpartition(":")[0] not in AT_HOME or not sys.stdout.isatty():
+        return ""
+    from coordinator.services.analysts import Analysts
+
+    with open_store(config) as store:
+        return "-".join(secrets.token_hex(2) for _ in range(4)) if Analysts(store).nobody() else ""
+
+
 @app.command(rich_help_panel="Set up")
 def serve(
     context: typer.Context,
@@ -196,6 +219,9 @@ def serve(
                 next_step="Add [web] to coordinator.toml.",
             )
         web |= {"listen": over_https}
+    code = _first_code(config, web)
+    if web and code:
+        web |= {"first": sha256_hex(code.encode())}
 
     def ready(port: int) -> None:
         console().print(f"{config.name} answers on {host}:{port}; sites dial {config.address}; stop with Ctrl-C")
@@ -203,6 +229,11 @@ def serve(
             console().print(f"analysts are answered on {asked}; they dial {config.analysts or asked}")
         if web and config.web:
             console().print(f"and over HTTPS on {web['listen']}: https://{config.web.address}")
+            if code:
+                place = f"https://127.0.0.1:{web['listen'].rpartition(':')[2]}/sign-in"
+                console().print(
+                    f"Nobody has been let in yet. In a browser on this machine: {place} with the code {code}"
+                )
         sys.stdout.flush()
 
     def watched(port: int) -> None:

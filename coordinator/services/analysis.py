@@ -106,7 +106,7 @@ class AnalysisService:
         today: Callable[[], dt.date],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._analysts = store, Analysts(store, quotas)
+        self._store, self.analysts = store, Analysts(store, quotas)
         self._watch = LogWatch(store)
         self.delivered = release_selection.DeliveredSites(store)
         """What each site has delivered, remembered."""
@@ -125,7 +125,7 @@ class AnalysisService:
 
     def start(self) -> None:
         """Begin what the first question would have to wait for."""
-        self._analysts.prune()
+        self.analysts.prune()
         self._engine.start()
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class AnalysisService:
     # -- who may ------------------------------------------------------------------------------------------------
     def identify(self, token: str) -> Analyst:
         """The analyst of a token, within its rate limit. Raises: AccessRefusal, RateRefusal."""
-        who = self.signed_in(token) or self._analysts.identify(token, today=self._today())
+        who = self.signed_in(token) or self.analysts.identify(token, today=self._today())
         self.rate.take(who.serial)
         return who
 
@@ -297,7 +297,7 @@ class AnalysisService:
         except Exception as caught:
             # A look that gave no number was a look all the same: the paper counts it apart.
             refusal = caught if isinstance(caught, Refusal) else Refusal("The coordinator could not answer")
-            self._analysts.note(
+            self.analysts.note(
                 who,
                 study=request.study,
                 kind="refused",
@@ -352,7 +352,7 @@ class AnalysisService:
         with self._guard:
             turn = self._turns.setdefault(result_id, _QueryLock())
         with turn:
-            data = self._analysts.answer(study, result_id)
+            data = self.analysts.answer(study, result_id)
             if data is None:
                 given: dict[str, Any] = {"store": self._store.place, "study": study, "held": selection_of(held)}
                 given |= {"estimand": str(found), "maps": maps, "result": result_id, "rests": rests}
@@ -370,13 +370,13 @@ class AnalysisService:
                     numbers=made["numbers"],
                     today=self._today(),
                 )
-                data = self._analysts.give(who, canonical_json(document), beside=saved, **line(document))
+                data = self.analysts.give(who, canonical_json(document), beside=saved, **line(document))
                 self._given += 1
                 if self._given % PRUNE_EVERY == 0:
-                    self._analysts.prune()
+                    self.analysts.prune()
                 return self._cautioned(Document(json=data), rests)
         document = parse_json(data, cap=MESSAGE_CAP)
-        self._analysts.note(who, **line(document))
+        self.analysts.note(who, **line(document))
         if "log" in document["provenance"]:
             return self._cautioned(Document(json=data), rests)
         return self._cautioned(document_of(self._proven(document)), rests)  # kept by a version that proved nothing
@@ -439,7 +439,7 @@ class AnalysisService:
         studies = [request.study, *([document["asked"]["densities"]] if "densities" in document["asked"] else [])]
         releases = [release_document(release) for study in studies for release in found if release.study == study]
         version = document["provenance"]["plan"]["version"]
-        asked = self._analysts.record(request.study, subject=document["result"])
+        asked = self.analysts.record(request.study, subject=document["result"])
         return document_of(
             {
                 "result": document["result"],
@@ -453,8 +453,8 @@ class AnalysisService:
 
     def kept(self, request: ExplainRequest) -> dict[str, Any]:
         """The answer that is kept under an id, or under the one id that begins so. Raises: StateRefusal."""
-        result_id = self._analysts.result_id(request.study, request.result_id)
-        data = self._analysts.answer(request.study, result_id) if result_id else None
+        result_id = self.analysts.result_id(request.study, request.result_id)
+        data = self.analysts.answer(request.study, result_id) if result_id else None
         if data is None:
             raise StateRefusal(
                 "the result must be one that is kept in this study",
@@ -521,7 +521,7 @@ class AnalysisService:
     def log(self, call: Call, request: LogRequest) -> Document:
         """The record of a study: every question, answered or refused. Downloads are shown to leads and auditors."""
         who = self.admitted(call, request.study)
-        lines = self._analysts.record(request.study, after=request.after)
+        lines = self.analysts.record(request.study, after=request.after)
         last = lines[-1].number if len(lines) == PAGE else None
         shown = [line for line in lines if line.kind != "rows" or who.role in DOWNLOADS]
         return document_of({"study": request.study, "lines": self._lines(request.study, shown), "next": last})
@@ -569,7 +569,7 @@ class AnalysisService:
         with tempfile.NamedTemporaryFile(prefix="tributary-rows-") as file:
             given = {"store": self._store.place, "study": request.study, "bundle": release.bundle_sha256}
             self.computed("coordinator.services.compute.tasks:rows", {**given, "path": file.name}, who, call)
-            self._analysts.note(
+            self.analysts.note(
                 who, study=request.study, kind="rows", subject=release.release_id, question=place, today=self._today()
             )
             while data := file.read(CHUNK_BYTES):

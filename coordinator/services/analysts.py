@@ -49,7 +49,7 @@ DAYS = 365
 OVERLAP = 30  # days
 PAGE = 1000
 T = TypeVar("T")
-_NOBODY = sha256_hex(b"")
+_NO_TOKEN = sha256_hex(b"")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +124,10 @@ def _new(
     return account, token, {**values, "studies": json.dumps(studies), "token_sha256": sha256_hex(token.encode())}
 
 
+def _nobody(c: sa.Connection) -> bool:
+    return c.execute(sa.select(_tokens.c.id).limit(1)).first() is None
+
+
 class Analysts:
     """Tokens, answers and the record, in the coordinator's database.
 
@@ -139,11 +143,20 @@ class Analysts:
 
     # -- tokens -------------------------------------------------------------------------------------------------
     def add(
-        self, name: str, *, studies: Sequence[str], role: str = "analyst", days: int = DAYS, today: dt.date
+        self,
+        name: str,
+        *,
+        studies: Sequence[str],
+        role: str = "analyst",
+        days: int = DAYS,
+        today: dt.date,
+        first: bool = False,
     ) -> tuple[Account, str]:
         """A new token: its account, and the token itself, which nobody can read again.
 
-        Raises: ParameterError.
+        Args:
+            first: only if there was never one before.
+        Raises: ParameterError; StateRefusal (not the first).
         """
         plain = name.isascii() and name.replace("-", "").replace("_", "").replace(".", "").isalnum()
         if not (plain and len(name) <= 64):
@@ -153,8 +166,18 @@ class Analysts:
         if not studies:
             raise ParameterError("a token must be for a study", given="none", next_step="Name it with --study.")
         account, token, values = _new(name, tuple(dict.fromkeys(studies)), role, days, today)
-        self._write(lambda c: c.execute(_tokens.insert().values(**values)))
+
+        def work(c: sa.Connection) -> None:
+            if first and not _nobody(c):
+                raise StateRefusal("the first token must be made while there is none", given="another")
+            c.execute(_tokens.insert().values(**values))
+
+        self._write(work)
         return account, token
+
+    def nobody(self) -> bool:
+        """Whether no token was ever made."""
+        return self._read(_nobody)
 
     def replaceable(self, name: str, *, today: dt.date) -> Account:
         """The one token in force of a name, or the one of an id. Raises: StateRefusal (none, or several)."""
@@ -230,7 +253,7 @@ class Analysts:
         """The analyst of a token. Raises: AccessRefusal: one answer for unknown, expired and revoked alike."""
         public = token.partition(".")[0][:16]
         row = self._read(lambda c: c.execute(sa.select(_tokens).where(_tokens.c.id == public)).first())
-        stored = row.token_sha256 if row is not None else _NOBODY
+        stored = row.token_sha256 if row is not None else _NO_TOKEN
         same = hmac.compare_digest(stored, sha256_hex(token.encode()))
         account = _account(row) if row is not None else None
         if account is None or not same or account.state(today) != "in force":

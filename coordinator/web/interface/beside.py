@@ -22,7 +22,6 @@ from coordinator.answers import resolving, waves
 from coordinator.answers.release_selection import page_of
 from coordinator.answers.spending import spending
 from coordinator.store.log_watch import LogWatch
-from coordinator.store.schema import analyst_tokens
 from coordinator.store.schema import asked as _lines
 from coordinator.store.site_certificates import outlook
 from coordinator.web.interface.crate import crate
@@ -53,7 +52,7 @@ from shared.wire.transport import Call
 
 if TYPE_CHECKING:
     from coordinator.services.analysis import AnalysisService
-    from coordinator.services.analysts import Analyst
+    from coordinator.services.analysts import Account, Analyst
     from coordinator.store.rows import AcceptedRelease, ReleaseLine
     from coordinator.store.store import Store
 
@@ -90,8 +89,22 @@ class DerivedDocuments:
 
     def first(self) -> list[str] | None:
         """The studies that are here while nobody holds a token; None once somebody does."""
-        if self._store.read(lambda c: c.execute(sa.select(analyst_tokens.c.id).limit(1)).first()) is not None:
-            return None
+        return self._studies() if self._service.analysts.nobody() else None
+
+    def first_token(self, name: str) -> tuple[Account, str]:
+        """The first token, a lead's of all the studies here, made while nobody holds one.
+
+        Raises: ParameterError (the name); StateRefusal (somebody does, or there is no study).
+        """
+        if not (studies := self._studies()):
+            raise StateRefusal(
+                "there must be a study before somebody can be let in to it",
+                given="none",
+                next_step="Make one: coordinator plan new STUDY, then coordinator plan sign.",
+            )
+        return self._service.analysts.add(name, studies=studies, role="lead", today=self._today(), first=True)
+
+    def _studies(self) -> list[str]:
         return sorted({stored.plan.study for stored in self._store.plans()})
 
     def check(self, call: Call, request: QueryRequest) -> Document:

@@ -26,14 +26,14 @@ from coordinator.pooling import METHODS, TESTS
 from coordinator.web.interface.api import Api, connection_of, said_of
 from coordinator.web.interface.operations import FILES, OPERATIONS, ZIP, Operation
 from coordinator.web.interface.problems import PROBLEM, problem
-from coordinator.web.sign_in.provider import BEGUN
 from coordinator.web.sign_in.sessions import COOKIE, Sessions, SignedIn
 from coordinator.web.workbench import forms
 from coordinator.web.workbench.asked_elsewhere import copies, copies_of_looks
 from coordinator.web.workbench.burndown import HEIGHT, WIDTH, course
 from coordinator.web.workbench.comparing import differences, named, site_rows
+from coordinator.web.workbench.entrance import Entrance
 from shared.base.canonical import parse_json
-from shared.errors import AccessRefusal, Refusal, RoleRefusal, SchemaRefusal, TooLarge
+from shared.errors import AccessRefusal, Refusal, RoleRefusal, SchemaRefusal
 from shared.estimands.kinds import KINDS, OPTIONS
 from shared.estimands.questions import NETWORK
 from shared.plans.dictionary import KINDS as COLUMN_KINDS
@@ -91,12 +91,21 @@ class Pages:
         sessions: who is signed in.
         person: makes the identity of who signed in by a provider.
         provider: by which people sign in; None for tokens alone.
+        house, first: as of `coordinator.web.workbench.entrance.Entrance`.
     """
 
     def __init__(
-        self, api: Api, sessions: Sessions, person: Callable[..., Analyst], provider: Provider | None = None
+        self,
+        api: Api,
+        sessions: Sessions,
+        person: Callable[..., Analyst],
+        provider: Provider | None = None,
+        *,
+        house: Callable[[], Mapping[str, str]] = dict,
+        first: str = "",
     ) -> None:
         self._api, self._sessions, self._person, self._provider = api, sessions, person, provider
+        self._entrance = Entrance(api, sessions, provider, house=house, first=first, draw=self._draw, form=self._form)
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(FOLDER),
             autoescape=True,
@@ -143,9 +152,7 @@ class Pages:
         }
         return [
             *(Route(f"/{name}", functools.partial(self._asset, name)) for name in ASSETS),
-            Route("/sign-in", self._sign_in, methods=["GET", "POST"]),
-            Route("/sign-in/away", self._away, methods=["GET"]),
-            Route("/sign-in/back", self._back, methods=["GET"]),
+            *self._entrance.routes(),
             *(Route(path, self._for_reader(view), methods=["GET"]) for path, view in seen.items()),
             *(Route(path, self._for_sender(view), methods=["POST"]) for path, view in done.items()),
         ]
@@ -167,7 +174,7 @@ class Pages:
             except AccessRefusal as refusal:
                 if refusal.code == "E_ACCESS" and "token" in refusal.must and "study" not in refusal.must:
                     await places.looked_up(functools.partial(self._sessions.leave, cookie))
-                    return self._draw("sign_in.html", None, refusal=refusal, first=None, status=401)
+                    return self._draw("sign_in.html", None, refusal=refusal, first=None, by_code=False, status=401)
                 return self._refused(request, session, refusal)
             except Refusal as refusal:
                 return self._refused(request, session, refusal)
@@ -232,67 +239,6 @@ class Pages:
     # -- in and out -------------------------------------------------------------------------------------------------
     async def _asset(self, name: str, request: Request) -> Response:
         return Response(self._assets[name], media_type=ASSETS[name], headers={"cache-control": "max-age=300"})
-
-    async def _sign_in(self, request: Request) -> Response:
-        connection = connection_of(request)
-        if connection is not None:
-            connection.proved(f"address {connection.address}", named=False)
-        first = await self._first(request)
-        if request.method == "GET":
-            return self._draw("sign_in.html", None, refusal=None, first=first)
-        try:
-            token = dict(await self._form(request)).get("token", "").strip()
-            who = await self._api.identified(request, token or "none")
-        except (AccessRefusal, SchemaRefusal, TooLarge) as refusal:
-            if connection is not None:
-                connection.strike()
-            return self._draw("sign_in.html", None, refusal=refusal, first=first, status=401)
-        except Refusal as refusal:
-            status = problem(refusal)["status"]
-            return self._draw("sign_in.html", None, refusal=refusal, first=first, status=status)
-        answer = RedirectResponse("/", status_code=303)
-        entered = functools.partial(self._sessions.enter, who.site, who.role, token)
-        cookie = await self._api.places.looked_up(entered)
-        answer.set_cookie(COOKIE, cookie, secure=True, httponly=True, samesite="strict", path="/")
-        return answer
-
-    async def _away(self, request: Request) -> Response:
-        """To the provider, if there is one."""
-        if self._provider is None:
-            return RedirectResponse("/sign-in", status_code=303)
-        try:
-            cookie, place = await self._provider.begin()
-        except Refusal as refusal:
-            status = problem(refusal)["status"]
-            return self._draw("sign_in.html", None, refusal=refusal, first=None, status=status)
-        answer = RedirectResponse(place, status_code=303)
-        # The provider sends the browser back from another site: a stricter cookie would not come along.
-        answer.set_cookie(BEGUN, cookie, max_age=600, secure=True, httponly=True, samesite="lax", path="/")
-        return answer
-
-    async def _back(self, request: Request) -> Response:
-        """From the provider: a session, or why there is none."""
-        if self._provider is None:
-            return RedirectResponse("/sign-in", status_code=303)
-        try:
-            found = await self._provider.finish(request.cookies.get(BEGUN, ""), request.query_params)
-        except Refusal as refusal:
-            status = 401 if isinstance(refusal, AccessRefusal) else problem(refusal)["status"]
-            return self._draw("sign_in.html", None, refusal=refusal, first=None, status=status)
-        entered = functools.partial(self._sessions.enter, found.name, found.role, "", found)
-        cookie = await self._api.places.looked_up(entered)
-        # A page of this site that goes on by itself: a strict cookie does not follow a redirect from another site.
-        answer = self._draw("entered.html", None)
-        answer.set_cookie(COOKIE, cookie, secure=True, httponly=True, samesite="strict", path="/")
-        answer.delete_cookie(BEGUN, path="/", secure=True, httponly=True, samesite="lax")
-        return answer
-
-    async def _first(self, request: Request) -> Any:
-        """What is to be done first: said on this machine alone, while nobody holds a token."""
-        connection = connection_of(request)
-        if connection is None or connection.address != "127.0.0.1":
-            return None
-        return await self._api.places.looked_up(self._api.derived.first)
 
     async def _sign_out(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         await self._api.places.looked_up(functools.partial(self._sessions.leave, request.cookies.get(COOKIE, "")))
