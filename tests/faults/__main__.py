@@ -3,8 +3,9 @@
 ``--full`` repeats each as often as is asked (hours); without it each runs as often as about twenty minutes allow, and
 the file says how often that was. What each test counted is kept (``.faults/``), so that a run that is stopped, by
 ``--minutes`` or by hand, goes on where it was the next time, as long as no program and no test has changed meanwhile;
-the file says what was not run. With names only these faults run, and the file is left alone; what they counted goes
-into it by the next run without names, which begins nothing more under ``--minutes 0``.
+the file says what was not run. With names only these faults run, and the file is left alone (``--full`` writes another
+one, ``faults_again.json``); what they counted goes into it by the next run without names, which begins nothing more
+under ``--minutes 0``.
 
 A fault is held where each of its tests ran and passed; of a full run it is also asked that they made no fewer cases
 than `Fault.asked`. What is below is said in any run.
@@ -264,7 +265,7 @@ def main() -> int:
         for name in results[kind]:
             print(f"{kind.replace('_', ' ')}: {name}")
     print(results["line"])
-    if not given.faults:
+    if given.full or not given.faults:
         results |= {
             "full": given.full,
             "minutes": round(sum(one["tenths"] for one in kept.values()) / 600, 1),
@@ -272,7 +273,9 @@ def main() -> int:
             "not_run": sum(fault.get("not_run", 0) for fault in results["faults"].values()),
             "below": [name for name, fault in results["faults"].items() if "below" in fault],
         }
-        record.write("faults", results, seed=0, command="make faults" + (" FULL=1" if given.full else ""))
+        named = f"python -m tests.faults {' '.join(given.faults)} --full"
+        command = named if given.faults else "make faults" + (" FULL=1" if given.full else "")
+        record.write("faults_again" if given.faults else "faults", results, seed=0, command=command)
     held = all(one["held"] for one in results["faults"].values())
     return int(not held or bool(counted.failed) or not (given.faults or _hold(results)))
 
