@@ -280,6 +280,45 @@ def test_a_refusal_is_a_problem_document_that_says_what_to_do(web, verb, path, h
     assert ("www-authenticate" in answered.headers) == (status == 401)
 
 
+WRONG_VERBS = [
+    ("DELETE", "/v1/studies", "GET, HEAD"),
+    ("OPTIONS", "/v1/studies", "GET, HEAD"),
+    ("GET", "/v1/studies/cvd/queries", "POST"),
+    ("HEAD", "/v1/studies/cvd/queries", "POST"),
+    ("TRACE", "/v1/studies/cvd/queries", "POST"),
+    ("PUT", "/v1/jobs/0000", "DELETE, GET, HEAD"),
+    ("POST", "/v1", "GET, HEAD"),
+    ("POST", "/v1/openapi.json", "GET, HEAD"),
+    ("POST", "/", "GET, HEAD"),
+    ("PATCH", "/design", "GET, HEAD, POST"),
+    ("DELETE", "/sign-in", "GET, HEAD, POST"),
+    ("GET", "/sign-out", "POST"),
+    ("HEAD", "/studies/cvd/begin", "POST"),
+    ("PURGE", "/style.css", "GET, HEAD"),
+]
+
+
+@pytest.mark.parametrize(("verb", "path", "allowed"), WRONG_VERBS)
+def test_a_wrong_verb_at_an_address_is_a_problem_that_says_which_it_takes(web, verb, path, allowed):
+    answered = web.request(verb, path, headers={"accept": "text/html"})
+    assert (answered.status_code, answered.headers["allow"]) == (405, allowed)
+    assert answered.headers["content-type"] == "application/problem+json"
+    assert {name: answered.headers[name] for name in HEADERS} == dict(HEADERS)
+    if verb == "HEAD":
+        assert answered.content == b""
+        return
+    said = answered.json()
+    require_schema(said, "Problem")
+    assert (said["status"], said["code"], said["given"]) == (405, "E_USAGE", repr(verb))
+    assert allowed in said["next_step"]
+
+
+@pytest.mark.parametrize(("verb", "path"), [("OPTIONS", "/v2/studies"), ("GET", "/v1/studies/"), ("PURGE", "/none")])
+def test_an_address_that_is_none_is_unknown_by_any_verb(web, verb, path):
+    answered = web.request(verb, path, follow_redirects=False)
+    assert (answered.status_code, answered.json()["status"]) == (404, 404)
+
+
 def test_roles_hold_here_as_well(stage):
     with stage.web(stage.admit("audrey", role="auditor")) as auditor, stage.web(stage.admit("ann")) as analyst:
         refused = auditor.post("/v1/studies/cvd/queries", json=QUESTION)

@@ -221,7 +221,13 @@ def _signed_in(sessions: Sessions, person: Callable[..., Analyst], token: str) -
 
 def application(api: Api, pages: Pages) -> Starlette:
     """The application that answers."""
-    return Starlette(routes=[*pages.routes(), *api.routes()], middleware=[Middleware(_Counted), Middleware(_Headers)])
+    app = Starlette(
+        routes=[*pages.routes(), *api.routes()],
+        middleware=[Middleware(_Counted), Middleware(_Headers)],
+        exception_handlers={404: api.unknown, 405: api.wrong_verb},
+    )
+    app.router.redirect_slashes = False  # an address of another form is unknown, and no way to one that is not
+    return app
 
 
 class _Counted:

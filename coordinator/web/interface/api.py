@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from coordinator.web.interface.beside import DerivedDocuments
 from coordinator.web.interface.jobs import ENDED, Job, Jobs
@@ -29,7 +29,16 @@ from coordinator.web.interface.places import Places
 from coordinator.web.interface.problems import PROBLEM, problem, problem_kind
 from shared import software_version
 from shared.base.canonical import canonical_json, parse_json
-from shared.errors import AccessRefusal, NetworkRefusal, RateRefusal, Refusal, SchemaRefusal, TooLarge, UnknownMethod
+from shared.errors import (
+    AccessRefusal,
+    NetworkRefusal,
+    RateRefusal,
+    Refusal,
+    SchemaRefusal,
+    TooLarge,
+    UnknownMethod,
+    UsageRefusal,
+)
 from shared.terminal import plain
 from shared.wire import protocol
 from shared.wire.analyst_messages import Document
@@ -113,7 +122,6 @@ class Api:
             Route(f"/{API}", self._version),
             Route(f"/{API}/openapi.json", self._openapi),
             Route(f"/{API}/problems/{{code}}", self._problem_kind),
-            Route("/{version:path}", self._unknown, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
         ]
 
     # -- one call -----------------------------------------------------------------------------------------------
@@ -368,15 +376,29 @@ class Api:
     async def _problem_kind(self, request: Request) -> Response:
         with suppress(KeyError):
             return JSONResponse(problem_kind(request.path_params["code"]))
-        return await self._unknown(request)
+        return await self.unknown(request)
 
-    async def _unknown(self, request: Request) -> Response:
+    async def unknown(self, request: Request, _: Exception | None = None) -> Response:
+        """The answer at an address that there is none of."""
         refusal = UnknownMethod(
             f"the address must be one of version {API} of the interface",
             given=repr(request.url.path[:80]),
             next_step=f"See /{API}/openapi.json; a client of another version is to be updated.",
         )
         return self._refused(refusal, None, "unknown", connection_of(request))
+
+    async def wrong_verb(self, request: Request, _: Exception | None = None) -> Response:
+        """The answer to a verb that the address does not take, with those that it takes on any of its routes."""
+        there = [one for one in request.app.routes if one.matches(request.scope)[0] is not Match.NONE]
+        allowed = ", ".join(sorted({verb for one in there for verb in one.methods}))
+        refusal = UsageRefusal(
+            "the verb must be one that the address takes",
+            given=repr(request.method[:20]),
+            next_step=f"It takes {allowed}.",
+        )
+        response = self._refused(refusal, None, "unknown", connection_of(request), 405)
+        response.headers["allow"] = allowed
+        return response
 
 
 def _view(view: LogView) -> dict[str, Any]:
