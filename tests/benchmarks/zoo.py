@@ -10,6 +10,9 @@ coordinator's estimate, variance and pooling. What is held against the records i
 * flow: the same distance for so many rows drawn from the sites' flows that no noise is left: their misfit alone;
 * held: how often the released 95 % interval holds the records' pooled estimate, and the law's own answer;
 * width: of the released interval over that of the records'; I², released and real;
+* site_held, site_apart: of single sites' answers, how often the interval holds the site's own records' answer, and how
+  far from it they lie in its standard errors (median); site_lost: how often the records have an answer and the release
+  has none;
 * cautioned, of answers whose interval holds the records' and of those whose does not: how often a caution stood by
   (`PooledResult.doubts`); told: how often the records' answer lay within the distance that the answer tells.
 
@@ -25,12 +28,14 @@ import argparse
 import datetime as dt
 import hashlib
 import json
+import math
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -162,6 +167,8 @@ def cell(
                 entry = _held_against([one for one in got if one is not None], _pooled(real[:size], term))
                 if entry:
                     entry |= {"term": term, "w": w, "flow": _misfit(drawn_out[:size], real[:size], term)}
+                    drawn_rows = [list(chain(*released[w, b][:size])) for b in range(draws)]
+                    entry |= by_site(drawn_rows, list(chain(*real[:size])), term)
                     terms.append(entry | (_by_law(got, _pooled(real[:size], term), truth[term]) if truth else {}))
         out.append(
             {
@@ -201,6 +208,24 @@ def _held_against(got: Sequence[PooledResult], truly: PooledResult | None) -> di
         "alike": float(np.mean([one.tau2 <= 0 for one in got])),
         "denial": [denial(one) for one in got],
         "missed": [not one for one in held],
+    }
+
+
+def by_site(draws: Sequence[Sequence[Estimate]], real: Sequence[Estimate], term: str) -> dict[str, float]:
+    """What single sites' answers are beside those of their own records; empty where these have none."""
+    truly = {row.site: row for row in real if row.term == term and row.yi is not None}
+    got = [row for rows in draws for row in rows if row.term == term and row.site in truly]
+    away = [
+        (abs(row.yi - one.yi), math.sqrt(row.vi + row.vi_common), math.sqrt(one.vi))
+        for row in got
+        if row.yi is not None and row.vi is not None and (one := truly[row.site]).yi is not None and one.vi
+    ]
+    if not away:
+        return {}
+    return {
+        "site_held": float(np.mean([far <= 1.959964 * own for far, own, _ in away])),
+        "site_apart": float(np.median([far / records for far, _, records in away])),
+        "site_lost": 1 - len(away) / (len(draws) * len(truly)),
     }
 
 
@@ -245,6 +270,9 @@ KEPT = (
     "right_cautioned",
     "wrong_cautioned",
     "told",
+    "site_held",
+    "site_apart",
+    "site_lost",
 )
 
 
@@ -279,6 +307,7 @@ def summary(cells: Sequence[dict[str, Any]], w: float) -> dict[str, Any]:
         "width": float(np.median([row["width"] for row in rows])),
         "I2_excess": float(excess.mean()),
     }
+    out |= sites_alone(rows)
     known = [row for row in rows if "law_held" in row]
     if known:
         out["law_held"] = float(100 * np.mean([row["law_held"] for row in known]))
@@ -290,6 +319,15 @@ def summary(cells: Sequence[dict[str, Any]], w: float) -> dict[str, Any]:
     out |= {name: float(100 * np.mean([row[name] for row in rows])) for name in ("told", "alike")}
     out |= told_apart([v for row in rows for v in row["denial"]], [v for row in rows for v in row["missed"]])
     return {key: round(value, 3) if isinstance(value, float) else value for key, value in out.items()}
+
+
+def sites_alone(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Of terms: what single sites' answers are beside their own records', in percent and standard errors."""
+    known = [row for row in rows if "site_held" in row]
+    if not known:
+        return {}
+    shares = {name: 100 * float(np.mean([row[name] for row in known])) for name in ("site_held", "site_lost")}
+    return {**shares, "site_apart": float(np.median([row["site_apart"] for row in known]))}
 
 
 def told_apart(signal: Sequence[float], wrong: Sequence[bool]) -> dict[str, float]:

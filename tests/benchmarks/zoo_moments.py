@@ -11,6 +11,7 @@ against the records, by term and ε:
 * held: how often the released 95 % interval holds the records' pooled estimate; width: over that of the records';
 * doubt, unlike, strong: how well each tells wrong answers from right ones: the share of its variance that is doubt
   about the model, how unlike its sites are (Q over its degrees of freedom), its distance from 0 in its own errors;
+* site_held, site_apart, site_lost: of single sites, as in `tests.benchmarks.zoo`;
 * I2, I2_real; cautioned: how often a caution stood by (`PooledResult.doubts`), where the interval held and where it
   did not.
 
@@ -41,7 +42,7 @@ from shared.mechanisms.slicing.plan import SlicingPlan
 from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.plan import Budget, StudyPlan, Wave
 from tests.benchmarks import record, worlds
-from tests.benchmarks.zoo import SEED, cells_of, listed, seed_of, told_apart
+from tests.benchmarks.zoo import SEED, by_site, cells_of, listed, seed_of, sites_alone, told_apart
 
 KINDS = ("binary", "count", "linear", "survival")
 
@@ -146,7 +147,8 @@ def cell(
         for epsilon in epsilons if truly is not None else ():
             got = [one for rows in found[epsilon] if (one := _pooled(rows, term)) is not None]
             if got and truly is not None:
-                terms.append({"term": term, "epsilon": epsilon, **_held_against(got, truly)})
+                sites_own = by_site(found[epsilon], [row for rows in real for row in rows], term)
+                terms.append({"term": term, "epsilon": epsilon, **_held_against(got, truly), **sites_own})
     return told | {"terms": terms}
 
 
@@ -200,6 +202,7 @@ def summary(cells: Sequence[dict[str, Any]], epsilon: float) -> dict[str, Any]:
         out |= {f"{name}_median": float(np.median(size)), f"{name}_p95": float(np.quantile(size, 0.95))}
     out["width"] = float(np.median([row["width"] for row in rows]))
     out["I2_excess"] = float(np.mean([row["I2"] - row["I2_real"] for row in rows]))
+    out |= sites_alone(rows)
     for name in ("right", "wrong"):
         if total(name):
             out[f"{name}_cautioned"] = 100 * total(f"{name}_cautioned") / total(name)
@@ -226,12 +229,15 @@ def summaries(cells: Sequence[dict[str, Any]], epsilons: Sequence[float]) -> dic
 
 
 KEPT = ("real", "bias_own", "bias_real", "held", "width", "I2", "I2_real", "right_cautioned", "wrong_cautioned")
+KEPT += ("site_held", "site_apart", "site_lost")
 
 
 def brief(one: dict[str, Any]) -> dict[str, Any]:
     """A cell as it is kept: per term its figures, to three digits."""
     terms = {
-        f"{row['term']}, epsilon={row['epsilon']:g}": " ".join(f"{name}={row[name]:.3g}" for name in KEPT)
+        f"{row['term']}, epsilon={row['epsilon']:g}": " ".join(
+            f"{name}={row[name]:.3g}" for name in KEPT if name in row
+        )
         for row in one.get("terms", ())
     }
     return {key: value for key, value in one.items() if key != "terms"} | {"terms": terms}
