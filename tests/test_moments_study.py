@@ -286,9 +286,31 @@ def test_another_question_is_answered_from_synthetic_rows_and_says_so(study, tab
     assert abs(row.yi - real.yi) < 5 * math.sqrt(row.vi)
 
 
-def test_an_interaction_is_refused_because_the_figures_hold_none(study, drawn):
-    with pytest.raises(EstimateRefusal, match="no interaction"):
-        answer(study, drawn["alpha"], PERSONS["alpha"], "cox(time, cvd) ~ sbp * age")
+SHAPES = [
+    "cox(time, cvd) ~ sbp * age",
+    "cox(time, cvd) ~ sbp/10 + age/10 + I((age/10)^2)",
+    "cox(time, cvd) ~ sbp/10 + poly(age, 2, raw = TRUE)",
+    "cox(time, cvd) ~ age/10 + log(age)",
+    "cox(time, cvd) ~ age/10 + by_time(sbp, c(2, 5))",
+    "schoenfeld(time, cvd) ~ sbp/10",
+]
+"""Of a real table's count, bent in age by -.45 (-.51 to -.39), rows drawn of the fit said 0 (-.04 to .04)."""
+
+
+@pytest.mark.parametrize("question", SHAPES)
+def test_an_interaction_or_a_curve_is_refused_because_the_figures_hold_none(study, drawn, question):
+    with pytest.raises(EstimateRefusal, match="no interaction, no curve and no change with time"):
+        answer(study, drawn["alpha"], PERSONS["alpha"], question)
+
+
+@pytest.mark.parametrize("question", SHAPES)
+def test_plan_check_says_that_such_a_planned_analysis_will_be_refused(question):
+    text = (STUDIES / "cohorts.toml").read_text().replace("[estimands]", f"[estimands]\nbent = '{question}'")
+    _, lines = review(text, today=dt.date(2026, 1, 1), recipient="tributary-hub")
+    [line] = [line for line in lines if line.name == "estimand bent"]
+    assert line.state == "warn"
+    assert "none would be found" in line.detail
+    assert "keeps rows" in line.fix
 
 
 def test_releases_of_different_persons_weigh_by_their_variance_and_their_rows_are_put_together(study, drawn):

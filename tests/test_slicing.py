@@ -368,6 +368,16 @@ def test_an_answer_is_not_drawn_to_no_association_by_what_noise_drowns(plan, sig
     assert row.yi > (35 if sigma < 1 else 0)
 
 
+@pytest.mark.parametrize("question", ["ols(sbp) ~ age * sex", "ols(sbp) ~ age/10 + I((age/10)^2)"])
+def test_an_interaction_or_a_curve_is_refused_because_lines_hold_none(plan, table, question):
+    study = replace(plan, release=SlicingPlan(sigma=1.0), posture="private", estimands={})
+    records = study.dictionary.check(table)
+    lines = study.release.draw(study, records, seeded_rng(11))
+    told = {"study": "mini", "site": "north", "wave": 1, "receipts": ()}
+    with pytest.raises(EstimateRefusal, match="no interaction, no curve"):
+        study.release.answer(study, [(lines, len(records))], parse_estimand(question), levels={}, **told)
+
+
 @pytest.mark.parametrize("n", [30, 3])
 @pytest.mark.parametrize("release", [SlicingPlan(sigma=2.0), TablesPlan(sigma=5.0)], ids=["slicing", "tables"])
 def test_of_few_persons_an_answer_is_wide_or_says_why_there_is_none(plan, release, n):

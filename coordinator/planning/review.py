@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from coordinator.planning.attack_limits import attack_line
@@ -194,6 +195,11 @@ def _estimand(plan: StudyPlan, name: str, formula: str) -> ChecklistLine:
         if follow_up.kind != "time":
             fix = f"Declare {question.duration} with kind = 'time'."
             return ChecklistLine(name=label, state="warn", detail=f"{question.duration} is no follow-up time", fix=fix)
+    try:
+        if isinstance(plan.release, Aggregates):
+            plan.release.require_shapes(question)
+    except Refusal as refusal:
+        return replace(ChecklistLine.of(label, refusal), state="warn")
     if isinstance(plan.release, Aggregates) and not plan.release.plans(plan, question):
         detail = (
             "another model than the figures are of: its answers come from rows drawn of the fit, less sure than said"

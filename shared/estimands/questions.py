@@ -20,7 +20,17 @@ from shared.errors import ParameterError
 from shared.estimands.fits.accelerated import Law
 from shared.estimands.fits.families import Robust
 from shared.estimands.fits.survival import Ties
-from shared.estimands.formulas import LongRows, Node, RightSide, check_arithmetic, is_logical, names, parse, right_side
+from shared.estimands.formulas import (
+    BASES,
+    LongRows,
+    Node,
+    RightSide,
+    check_arithmetic,
+    is_logical,
+    names,
+    parse,
+    right_side,
+)
 from shared.estimands.kinds import CURVED, GROUPED, KINDS, LISTED, MODELS, OPTIONS, REPEATED, SURVIVAL, Kind, Scale
 from shared.estimands.splines import basis_of, edges_of, edges_text, settled, steps_of, unsettled
 
@@ -55,6 +65,7 @@ ACROSS = ("assortativity", "recovery")
 """Those of a column, which stands after ~."""
 _LIKE: Mapping[str, Kind] = {"gaussian": "ols", "binomial": "logistic", "poisson": "poisson"}
 """Family of a marginal regression to the kind of question whose coefficients it has."""
+_BENT = tuple(f"{name}(" for name in BASES)
 _HINT = "Write for example: logistic(died) ~ age/10 + C(smoking)."
 
 
@@ -395,6 +406,27 @@ class Estimand:
         if long is None:
             return self.row_columns
         return tuple(dict.fromkeys(one for name in self.row_columns for one in long.wide(name)))
+
+    @cached_property
+    def shapes(self) -> tuple[str, ...]:
+        """Terms beyond straight effects: products, powers, curves, a column's further terms, changes with time.
+
+        >>> parse_estimand("ols(sbp) ~ age/10 + I((age/10)^2) + sex + bmi").shapes
+        ('I((age/10)^2)',)
+        >>> parse_estimand("cox(years, died) ~ age + by_time(arm, c(2, 5)) + arm:sex + log(bmi)").shapes
+        ('by_time(arm, c(2, 5))', 'arm:sex')
+        """
+        if self.kind == "schoenfeld":
+            return self.terms
+        found, straight = [], set[str]()
+        for term in self.terms:
+            of = tuple(names(parse(term)))
+            product = len(of) > 1 and (":" in term or "*" in term)
+            if product or "^" in term or term.startswith(_BENT) or straight & {*of}:
+                found.append(term)
+            else:
+                straight |= {*of}
+        return tuple(found)
 
     @cached_property
     def row_columns(self) -> tuple[str, ...]:

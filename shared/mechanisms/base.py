@@ -305,6 +305,19 @@ class Aggregates(Answering):
     Its posture is ``private``: whatever looks at a record is in the price.
     """
 
+    straight: ClassVar[bool] = False
+    """Whether the figures hold no product of covariates and no curve, so that none would ever be found in them."""
+
+    def require_shapes(self, question: Estimand) -> None:
+        """Raises: EstimateRefusal: an interaction or a curve where the figures hold none."""
+        if self.straight and question.shapes:
+            raise EstimateRefusal(
+                f"a question to {self.title} must have no interaction, no curve and no change with time: their figures "
+                "hold none, and none would be found",
+                given=", ".join(question.shapes),
+                next_step="Ask without it, or plan a mechanism that keeps rows.",
+            )
+
     def require(self, plan: StudyPlan) -> None:
         """Posture ``private``, nothing that only a flow would need, and waves that append or refresh."""
         must(plan.private is None, f"[private] must not be given with release.mechanism {self.mechanism!r}", "one")

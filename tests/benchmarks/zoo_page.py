@@ -70,6 +70,8 @@ LATER_FIGURES = {
     "zoo_tables_packaged": f"--worlds {PACKAGED} --mechanism tables --epsilon 1,3 --draws 2",
 }
 """Records of the tables that belong to neither half."""
+UNSEEN = "zoo_unseen"
+"""The record of `tests.benchmarks.zoo_unseen`: tables that the project had never used."""
 NAMES = {
     "zoo_moments": "noisy moments, as a new plan has them",
     "zoo_tables": "noisy tables",
@@ -114,9 +116,13 @@ quite. A dash is a figure that was not measured, or of which there is no case.
 
 
 def results(name: str) -> dict[str, Any] | None:
-    """What a benchmark recorded; None where it has not run."""
+    """What a benchmark recorded, or of ``name/part`` a part of it; None where it has not run."""
+    name, _, part = name.partition("/")
     path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else None
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))["results"]
+    return found.get(part) if part else found
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -150,7 +156,7 @@ def cautioned(name: str, found: Mapping[str, Any]) -> str:
     """Of wrong and of right answers of a record, how many a caution stands by; † where that is of older code."""
     wrong, right = int(found.get("wrong", 0)), int(found.get("right", 0))
     stood = round(wrong * found.get("wrong_cautioned", 0.0) / 100)
-    dagger = " †" if older(name, "summaries/all/right_cautioned") else ""
+    dagger = " †" if name and older(name.partition("/")[0], "summaries/all/right_cautioned") else ""
     return f"{stood} of {wrong}; {number(found, 'right_cautioned', 1) if right else '–'} %{dagger}"
 
 
@@ -404,6 +410,8 @@ def bars() -> str:
 
 def page() -> str:
     """The whole page."""
+    from tests.benchmarks.zoo_unseen_page import section
+
     tuned = ", ".join(name.replace("_", " ") for name in worlds.TUNING)
     parts = [
         HEAD,
@@ -429,6 +437,7 @@ def page() -> str:
         AFTER,
         later(),
         by_mechanism(LATER_NAMES, own_sites=True),
+        section(),
         "## Declaring every coefficient\n",
         SPREADS,
         by_mechanism(DECLARED),
@@ -549,6 +558,7 @@ def measure() -> None:
             half = [] if name in LATER | LATER_FIGURES else ["--half", "reporting"]
             words = [*half, *settings.split(), "--name", name]
             subprocess.run([sys.executable, "-m", f"tests.benchmarks.{module}", *words], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "tests.benchmarks.zoo_unseen"], cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ Each part of the record has the shape that `tests.benchmarks.zoo` and `zoo_momen
 
 * latent: outcomes last, w = 0.8 and 0; the planned questions, squares and products among them;
 * declared, none: noisy moments at ε = 1, every coefficient declared, and none;
-* tables: noisy tables at ε = 1; planned: what either says to a question with a square or a product;
+* tables: noisy tables at ε = 1; planned: what noisy moments say to a question with a square or a product;
 * rows: the equal-rows check on every part of a table, two draws a weight.
 
 A cell that takes ten minutes is stopped, and listed as such.
@@ -25,6 +25,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from shared.errors import Refusal
+from shared.estimands.questions import parse_estimand
+from shared.mechanisms.base import Aggregates
 from shared.plans.plan import Training
 from tests.benchmarks import equal_rows, record, worlds, zoo, zoo_moments
 from tests.benchmarks.worlds.unseen import NAMES, STRAIGHT
@@ -64,9 +67,18 @@ def cell(part: str, name: str, kind: str, draws: int, seed: int) -> dict[str, An
         for site in range(worlds.world(name).sites):
             counts += equal_rows.table(name, kind, WHOLE, site, 2) or Counter({"refused before a fit": 1})
         return {"counts": dict(counts)}
-    asked = name if part == "planned" else name + STRAIGHT
+    if part == "planned":
+        plan = zoo_moments.plan_of(worlds.world(name + STRAIGHT), kind, EPSILON)
+        assert isinstance(plan.release, Aggregates)
+        try:
+            plan.release.require_shapes(parse_estimand(worlds.world(name).question(kind)))
+        except Refusal as refusal:
+            return {"refused": str(refusal)}
+        return {}
     mechanism = "tables" if part == "tables" else "moments"
-    return zoo_moments.cell(asked, kind, WHOLE, 0, (EPSILON,), draws, mechanism, part == "declared", seed=seed)
+    return zoo_moments.cell(
+        name + STRAIGHT, kind, WHOLE, 0, (EPSILON,), draws, mechanism, part == "declared", seed=seed
+    )
 
 
 def measured(part: str, names: Sequence[str], draws: int, seed: int) -> Iterator[dict[str, Any]]:
@@ -88,7 +100,7 @@ def measured(part: str, names: Sequence[str], draws: int, seed: int) -> Iterator
 
 def results_of(part: str, cells: Sequence[dict[str, Any]], draws: int) -> dict[str, Any]:
     """A part as it is kept."""
-    if part == "rows":
+    if part in ("rows", "planned"):
         return {"cells": list(cells)}
     brief: Callable[[dict[str, Any]], dict[str, Any]] = zoo.brief if part == "latent" else zoo_moments.brief
     summaries = zoo.summaries(cells, WEIGHTS) if part == "latent" else zoo_moments.summaries(cells, (EPSILON,))

@@ -103,6 +103,7 @@ class MomentsPlan(Aggregates):
     score: Literal["influence", "residual"] = "influence"
     mechanism: Literal["moments"] = "moments"
     title: ClassVar[str] = "noisy moments"
+    straight: ClassVar[bool] = True
     bundle_of: ClassVar[tuple[float, float]] = (0.008, 4e-5)
     before: ClassVar[Mapping[str, Any]] = {"sensitivity": "blocks", "margins": "lognormal", "score": "residual"}
 
@@ -325,7 +326,8 @@ class MomentsPlan(Aggregates):
         Releases of different persons: coefficients are combined by inverse variance, rows are put together. Of several
         sites the coefficients are better told by `together`.
 
-        Raises: EstimateRefusal: an interaction, of which the figures tell nothing; no synthetic table supports it.
+        Raises: EstimateRefusal: an interaction or a curve, of which the figures tell nothing; no synthetic table
+            supports it.
         """
         design = self.design(plan)
         releases = tuple(self.release(plan, table, n).to_bytes() for table, n in tables)
@@ -334,13 +336,7 @@ class MomentsPlan(Aggregates):
             alone = [_fitted(data, design, True) for data in releases]
             how = _BOOTSTRAPPED if any(cohort.bootstrapped for cohort in alone) else _ALONE
             return _coefficients([effects_of(cohort) for cohort in alone], design, question, how, origin)
-        mixed = [term for term in question.terms if ":" in term]
-        if mixed:
-            raise EstimateRefusal(
-                "a question to noisy moments must have no interaction: they hold none, and none would be found",
-                given=", ".join(mixed),
-                next_step="Ask without it, or plan a mechanism that keeps rows.",
-            )
+        self.require_shapes(question)
         cohorts = [_fitted(data, design, True) for data in releases]
         doubts = tuple(dict.fromkeys(filter(None, map(_doubt, cohorts))))
         persons = sum(cohort.n for cohort in cohorts)

@@ -94,6 +94,7 @@ class SecureSumPlan(Aggregates):
     further: Mapping[str, float] = field(default_factory=dict)
     mechanism: Literal["secure_sum"] = "secure_sum"
     title: ClassVar[str] = "secure sum"
+    straight: ClassVar[bool] = True
     later: ClassVar[tuple[str, ...]] = ("further",)
     follow: ClassVar[int] = len(SumStep)
     bundle_of: ClassVar[tuple[float, float]] = MomentsPlan.bundle_of

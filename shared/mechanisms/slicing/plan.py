@@ -45,6 +45,7 @@ class SlicingPlan(Aggregates):
     slices: int | None = None
     mechanism: Literal["slicing"] = "slicing"
     title: ClassVar[str] = "slicing"
+    straight: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         given = [name for name in ("epsilon", "sigma") if getattr(self, name) is not None]
@@ -162,9 +163,13 @@ class SlicingPlan(Aggregates):
         levels: Mapping[str, Any],
         **origin: Any,
     ) -> list[Estimate]:
-        """Five synthetic tables' answers together: see `shared.mechanisms.slicing.projections`."""
+        """Five synthetic tables' answers together: see `shared.mechanisms.slicing.projections`.
+
+        Raises: EstimateRefusal: an interaction or a curve; lines hold how two columns go together, and no more.
+        """
         from shared.mechanisms.slicing.projections import answer
 
+        self.require_shapes(question)
         return answer(self.code(plan), self._moments(plan, tables), question, levels=levels, **origin)
 
     def _moments(self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]]) -> ProjectedMoments:
