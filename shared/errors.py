@@ -39,6 +39,7 @@ EXTRAS = {
     "sqlalchemy": "sql",
     "psycopg": "postgres",
     "pkcs11": "pkcs11",
+    "Crypto": "secure-sum",
     "distributed": "dask",
     "s3fs": "object-store",
     "matplotlib": "figures",

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 import sys
 import tomllib
+from contextlib import closing
+from importlib.metadata import packages_distributions
 
 import pytest
 import typer
+from stage import summed
 from stage.pipeline import kinds, quick, release, site, source
 
 from coordinator.demo import demo
+from coordinator.store.store import Store
+from coordinator.training.secure_sum.walk import run_sum
 from shared import errors
+from shared.base.keys import SigningKey
 from shared.errors import EXTRAS, PackageRefusal, PlanRefusal
 from shared.plans.plan import StudyPlan
-from shared.terminal import PARTS, run
-from tests.sources import ROOT
+from shared.terminal import OWN, PARTS, run
+from tests.sources import ROOT, production
 
 __all__ = ["quick", "site"]  # the fixtures
-OPTIONAL = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+OPTIONAL = PROJECT["optional-dependencies"]
 FIRST = (ROOT / "deploy" / "studies" / "first.toml").read_text(encoding="utf-8")
 
 
@@ -29,11 +37,44 @@ def without(monkeypatch, *modules: str) -> None:
     monkeypatch.setattr(errors, "find_spec", lambda name: None if name in modules else found(name))
 
 
+BESIDE = {"click", "markupsafe", "botocore", "statsmodels", "grpc_tools"}
+"""Part of typer, Jinja2 and s3fs; with a refusal of its own; for who works on the code."""
+
+
+def brought_by(*parts: str) -> set[str]:
+    """The modules that are there with these extras, and without any."""
+    lines = [*PROJECT["dependencies"], *(line for part in parts for line in OPTIONAL[part])]
+    names = {re.split(r"[^\w.-]", line)[0].lower().replace("_", "-") for line in lines}
+    found = packages_distributions().items()
+    return {module for module, by in found if names & {one.lower().replace("_", "-") for one in by}}
+
+
 def test_every_module_named_in_a_refusal_is_brought_by_its_extra():
     for module, extra in EXTRAS.items():
-        brought = {re.split(r"[^\w-]", line)[0].lower() for line in OPTIONAL[extra]}
-        assert {module, f"python-{module}"} & brought
+        assert module in brought_by(extra), extra
     assert {part for parts in PARTS.values() for part in parts.split(",")} <= OPTIONAL.keys()
+
+
+@pytest.mark.parametrize(
+    ("package", "parts"), [("site_agent", ["site"]), ("coordinator", ["coordinator"]), ("shared", ["site"])]
+)
+def test_what_a_package_imports_comes_with_it_or_is_named_where_it_lacks(package, parts):
+    """Else the refusal names a command that does not bring it."""
+    known = {*sys.stdlib_module_names, *OWN, *brought_by(*parts), *EXTRAS, *BESIDE}
+    imported = {
+        name.partition(".")[0]: path
+        for path, tree in production()
+        if path.startswith(f"{package}/")
+        for node in ast.walk(tree)
+        for name in (
+            [one.name for one in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert {name: path for name, path in imported.items() if name not in known} == {}
 
 
 def test_a_plan_that_says_nothing_of_an_engine_keeps_its_hash_and_one_that_does_has_another():
@@ -63,12 +104,26 @@ def test_a_plan_that_asks_for_nflows_is_refused_before_the_charge_where_torch_la
     assert kinds(site) == ["genesis"]
 
 
+def test_a_secure_sum_is_refused_before_the_charge_and_before_anybody_is_asked_where_its_library_lacks(
+    tmp_path, site, table, monkeypatch
+):
+    asked = summed.planned({name: SigningKey.generate() for name in summed.NAMES})
+    without(monkeypatch, "Crypto")
+    with pytest.raises(PackageRefusal) as caught:
+        release(asked, site, source(tmp_path, table), today=summed.TODAY)
+    assert caught.value.next_step == "pip install 'tributary-meta[secure-sum]'"
+    assert kinds(site) == ["genesis"]
+    with closing(Store.open(tmp_path)) as store, pytest.raises(PackageRefusal, match="coordinator,secure-sum"):
+        run_sum(home=tmp_path, store=store, plan=asked, key=SigningKey.generate())
+
+
 @pytest.mark.parametrize(
     ("name", "module", "extras"),
     [
         ("site-agent", "networkx", "site,graphml"),
         ("site-agent", "starlette.applications", "site"),
         ("coordinator", "flwr", "coordinator,federated"),
+        ("site-agent", "Crypto.Protocol", "site,secure-sum"),
         ("analyst", "matplotlib.figure", "client,figures"),
         ("analyst", "grpc", "client"),
     ],

@@ -54,6 +54,7 @@ def demo(
     require("grpc", "sqlalchemy", "pyarrow", "matplotlib", "starlette", part="site,coordinator")
     options = DemoOptions(study=study, seed=seed, scale=scale, sites=sites, data=data, epsilon=epsilon)
     shown = play_of(options)
+    require(*shown.needs, part="site,coordinator")
     if epsilon is not None and study != "cohorts":
         raise ParameterError("--epsilon must come with --study cohorts", given=study)
     out.mkdir(parents=True, exist_ok=True)

@@ -120,6 +120,7 @@ class MomentsPlay(Cohorts):
     `HOSPITALS` the demo does without.
     """
 
+    needs = ("Crypto",)
     figure_each = True
     covers = "every record covered, but of latent noise each row given the flow"
 

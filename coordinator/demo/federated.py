@@ -30,6 +30,7 @@ WAIT = "10"
 class FederatedPlay(Cohorts):
     """Twelve cohorts train one flow; with `DemoOptions.sites` the largest so many."""
 
+    needs = ("flwr",)
     covers = "every record covered, by this and the training's"
 
     def plans(self, today: dt.date) -> dict[str, str]:

@@ -63,12 +63,13 @@ class DemoOptions:
 class Play(ABC):
     """One study of the demo.
 
-    `shipped` names the file of its plan in deploy/studies, where that is not the study's name. `covers` ends the
-    sentence "ε at the plan's δ, …" below a figure. `figure_each`: arms with a price of their own have a figure each,
-    beside the one of all.
+    `shipped` names the file of its plan in deploy/studies, where that is not the study's name. `needs` are modules that
+    not everybody installs. `covers` ends the sentence "ε at the plan's δ, …" below a figure. `figure_each`: arms with a
+    price of their own have a figure each, beside the one of all.
     """
 
     shipped: ClassVar[str] = ""
+    needs: ClassVar[tuple[str, ...]] = ()
     covers: str = "every record covered"
     figure_each: ClassVar[bool] = True
 

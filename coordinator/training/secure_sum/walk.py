@@ -18,7 +18,7 @@ from coordinator.pooling.secure_sum.looks import PilotPlaces, pilot_places
 from coordinator.services.collect.sum_queue import SumQueue
 from shared.base.clock import utc_now
 from shared.base.failpoints import reach
-from shared.errors import PlanRefusal, Refusal, StateRefusal
+from shared.errors import PlanRefusal, Refusal, StateRefusal, require
 from shared.mechanisms.secure_sum.coordinator import SumCoordinator
 from shared.mechanisms.secure_sum.messages import (
     KeyOffer,
@@ -118,6 +118,7 @@ def run_sum(
         known = store.opened_sum(plan.hash)
         if known is not None:
             return known.document
+        require("Crypto", part="coordinator")
         return _Walk(store, plan, key, progress, without).whole(timeout, sleep, clock)
 
 

@@ -125,14 +125,16 @@ def of_other_studies(plan: StudyPlan, ledger: Ledger, space: str) -> tuple[dict[
 def require_able(plan: StudyPlan, source: TableSource) -> None:
     """See that this site can make the release and open it again, before anything is charged.
 
-    Raises: PackageRefusal: what fits the flow or reads the tables is not installed; TooLarge: its approver could not
-        be shown it, by the plan and the rows of the table.
+    Raises: PackageRefusal: what fits the flow, adds up or reads the tables is not installed; TooLarge: its approver
+        could not be shown it, by the plan and the rows of the table.
     """
     from site_agent.records.readers import reader
     from site_agent.release.pipeline.opened import TABLE_CAP
 
     if plan.posture in ("local", "holdout") and plan.training.by_nflows:
         require("torch", "nflows")
+    if plan.release.follow:  # the secure sum, whose charge is this one
+        require("Crypto")
     require(*(module for place in (source, source.edges) if place for module in reader(place).needs))
     if not source.path.exists():  # what is read after the charge refuses it, in words
         return

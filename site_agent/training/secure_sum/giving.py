@@ -34,6 +34,7 @@ from shared.errors import (
     StateRefusal,
     TrainingRefusal,
     machine_failures,
+    require,
 )
 from shared.mechanisms.secure_sum.influences import noisy_level
 from shared.mechanisms.secure_sum.messages import Agreement, Roster, SealedShares, Survivors, ToldLevel
@@ -86,6 +87,7 @@ def give(
         door, today, locked, rng: as of `site_agent.training.rounds.take_part`.
     Raises: any `Refusal`; nothing is lost by it while the process lives and no keys were offered.
     """
+    require("Crypto")
     work = SumWork(plan, source, site, door, rng, progress)
     began = time.monotonic()
     asked, pause = began, SOONEST
