@@ -282,7 +282,7 @@ def test_sides_of_different_versions_work_together_or_both_say_what_to_do(tmp_pa
     for there, older in ((SpokenVersions(1, 1), "the other side"), (SpokenVersions(4, 5), "this side")):
         metadata = [("x", "y"), (protocol.PROTOCOL_KEY, there.text)]
         said = refused(NetworkRefusal, lambda m=metadata: judged(m, SpokenVersions(2, 3)))
-        assert said.next_step.startswith(f"Update {older}: pip install")
+        assert said.next_step.startswith(f"Update {older}: install the newer version")
     # 0.2.0 says nothing, and what cannot be read is nothing.
     for metadata in ((), ((protocol.PROTOCOL_KEY, "9" * 40),), ((protocol.PROTOCOL_KEY, b"1-1"),)):
         assert SpokenVersions.of(metadata) == SpokenVersions(1, 1)

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shared import DISTRIBUTION
 from shared.errors import NetworkRefusal
 
 __all__ = ["PROTOCOL_KEY", "SPOKEN", "SpokenVersions", "require_common"]
@@ -47,12 +46,12 @@ SPOKEN = SpokenVersions(1, 1)
 
 
 def require_common(metadata: Iterable[tuple[str, str | bytes]], here: SpokenVersions) -> None:
-    """Refuse a side with which no version is in common. Raises: NetworkRefusal, naming the command that ends it."""
+    """Refuse a side with which no version is in common. Raises: NetworkRefusal, naming the side to update."""
     there = SpokenVersions.of(metadata)
     if there.newest < here.oldest or here.newest < there.oldest:
         older = "the other side" if there.newest < here.oldest else "this side"
         raise NetworkRefusal(
             "both sides must speak a version of the protocol in common",
             given=f"{here.text} here, {there.text} there",
-            next_step=f"Update {older}: pip install --upgrade {DISTRIBUTION}, then start it again.",
+            next_step=f"Update {older}: install the newer version in its place, then start it again.",
         )
