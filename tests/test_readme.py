@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,21 @@ def test_the_commands_are_targets_of_the_makefile():
     for target in targets:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
     assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_the_table_of_packages_names_each_with_the_extras_that_bring_it():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    users = {name: lines for name, lines in extras.items() if name not in ("rivals", "notebooks", "docs", "dev")}
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \|$", README.split("What stands below them")[1], re.MULTILINE)
+    said = {
+        package: brought for names, brought in rows for package in re.findall(r"[\w-]+", re.sub(r"\(.*?\)", "", names))
+    }
+    for line in project["dependencies"]:
+        assert said[re.split(r"[^\w-]", line)[0]] == "always", line
+    for extra, lines in users.items():
+        for line in lines:
+            assert f"`{extra}`" in said[re.split(r"[^\w-]", line)[0]], (extra, line)
 
 
 def test_every_linked_page_exists():
