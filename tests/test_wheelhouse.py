@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -25,6 +26,22 @@ there/bin/python -m pip install --quiet --disable-pip-version-check --no-index -
   --find-links "$1/wheels" -r "$1/requirements.txt"
 export PATH="$PWD/there/bin:$PATH"
 """
+IN_A_ROOT = """
+set -eu
+mount --make-rprivate /
+mount --bind "$1" "$1"
+mount -o remount,bind,ro "$1"
+mount --bind "$2" "$1/state"
+mount -t tmpfs -o mode=1777 tmpfs "$1/tmp"
+mount -t proc proc "$1/proc"
+mount --rbind /dev "$1/dev"
+ip link set lo up
+test -z "$(ip route)"
+cd "$1/state"
+exec chroot "$1" setpriv --reuid 10001 --regid 10001 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all \
+  env -i PATH=/opt/tributary/bin:/usr/bin:/bin HOME=/state OMP_NUM_THREADS=1 bash -c "cd; $3"
+"""
+"""A root filesystem, read-only, as nobody in particular, without a line: as deploy/containers/try.sh."""
 SERVE = """
 coordinator serve > serve.log 2>&1 &
 trap "kill $!" EXIT
@@ -113,24 +130,55 @@ def test_a_release_is_made_from_the_versions_tag_and_with_a_key_only(folders, tm
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.soak
-def test_two_folders_of_one_commit_are_the_same_and_install_where_there_is_no_network(tmp_path):
+@pytest.fixture(scope="module")
+def wheelhouse(tmp_path_factory):
+    """A folder of what git has, made with an index."""
     if os.geteuid() or shutil.which("unshare") is None:
         pytest.skip("a network namespace wants root")
-    for name, more in (("one", []), ("two", ["--wheels", str(tmp_path / "one" / "wheels")])):  # the index is asked once
-        made = [sys.executable, str(ROOT / "deploy" / "release.py"), str(tmp_path / name), *more]
-        subprocess.run(made, check=True, timeout=3000)
-    sums = (tmp_path / "one" / "SHA256SUMS").read_bytes()
-    assert sums == (tmp_path / "two" / "SHA256SUMS").read_bytes()
-    subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=tmp_path / "one", check=True)
-    assert json.loads((tmp_path / "one" / "sbom.cdx.json").read_text())["bomFormat"] == "CycloneDX"
+    return made(tmp_path_factory.mktemp("made") / "one")
+
+
+def made(out: Path, *more: str) -> Path:
+    subprocess.run([sys.executable, str(ROOT / "deploy" / "release.py"), str(out), *more], check=True, timeout=3000)
+    return out
+
+
+@pytest.mark.soak
+def test_two_folders_of_one_commit_are_the_same_and_install_where_there_is_no_network(
+    wheelhouse, tmp_path, record_property
+):
+    second = made(tmp_path / "two", "--wheels", str(wheelhouse / "wheels"))  # the index is asked once
+    sums = (wheelhouse / "SHA256SUMS").read_bytes()
+    assert sums == (second / "SHA256SUMS").read_bytes()
+    subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=wheelhouse, check=True)
+    assert json.loads((wheelhouse / "sbom.cdx.json").read_text())["bomFormat"] == "CycloneDX"
     env = {
         "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
         "HOME": str(tmp_path),
         "PIP_CONFIG_FILE": "/dev/null",
     }
     script = WITHOUT_A_ROUTE + first_ten_minutes()
-    alone = ["unshare", "--net", "bash", "-c", script, "-", str(tmp_path / "one")]
+    alone = ["unshare", "--net", "bash", "-c", script, "-", str(wheelhouse)]
     ran = subprocess.run(alone, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=1800)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
     assert "<svg" in (tmp_path / "first" / "forest.svg").read_text(encoding="utf-8")
+    record_property("wheels", len(list((wheelhouse / "wheels").iterdir())))
+
+
+@pytest.mark.soak
+def test_on_a_root_filesystem_without_a_network_the_first_ten_minutes_pass(wheelhouse, record_property):
+    if shutil.which("mmdebstrap") is None:
+        pytest.skip("mmdebstrap is not installed")
+    # Devices are made in it, which memory may forbid.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        root, state = Path(folder) / "root", Path(folder) / "state"
+        built = ["sh", str(ROOT / "deploy" / "containers" / "root.sh"), str(wheelhouse), str(root), "900"]
+        size = subprocess.run(built, check=True, capture_output=True, text=True, timeout=1800).stdout.split()[-2]
+        state.mkdir(mode=0o700)
+        os.chown(state, 10001, 10001)
+        alone = ["unshare", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child"]
+        words = [*alone, "bash", "-c", IN_A_ROOT, "-", str(root), str(state), "set -eu\n" + first_ten_minutes()]
+        ran = subprocess.run(words, capture_output=True, text=True, timeout=1800)
+        assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
+        assert "<svg" in (state / "first" / "forest.svg").read_text(encoding="utf-8")
+    record_property("mb", int(size))
