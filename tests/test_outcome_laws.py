@@ -235,6 +235,26 @@ def test_a_confounder_that_many_lack_is_not_in_the_effect_among_those_who_have_i
     assert abs(np.mean(apart)) < 0.2
 
 
+def test_a_curve_that_is_planned_is_in_the_law_though_records_would_not_ask_for_it():
+    """Bent by two to three standard errors: too little for a score test among many, and what the question is about."""
+
+    def square(x):
+        given = np.column_stack([design(x), x[:, 0] ** 2])
+        return sm.Logit(x[:, 2] >= 1, given).fit(disp=False)
+
+    off, kept = [], []
+    for seed in range(6):
+        rng, a, b = covariates(seed=seed)
+        died = rng.random(N) < special.expit(-0.7 + 0.3 * a + 0.5 * b - 0.13 * a**2)
+        x = np.column_stack([a, b + rng.random(N), died + rng.random(N)])
+        real = square(x)
+        for found, curves in ((off, ()), (kept, (0,))):
+            law = fit_laws(x, replace(planned(3, ((BINARY,),), {1: 2, 2: 2}), curves=curves))
+            found.append((square(many(x, law)).params[3] - real.params[3]) / real.bse[3])
+    assert np.mean(off) > 0.7, "a world in which it matters"
+    assert np.abs(kept).max() < 0.35
+
+
 def test_a_poisson_regression_on_drawn_counts_is_that_on_the_records():
     x, outcomes = count()
     real = sm.GLM(np.floor(x[:, 2]), design(x), family=sm.families.Poisson()).fit()

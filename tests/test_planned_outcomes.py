@@ -96,6 +96,18 @@ def test_products_and_squares_that_a_question_reads_are_told(plan):
     assert set(found.products) == {(2, 6), (3, 3)}
 
 
+def test_a_column_of_which_a_question_reads_a_curve_is_told_and_is_in_no_digest(plan):
+    """A flow that was sealed before curves were read is still its plan's: later waves draw through it."""
+    bent = {"a": "poisson(visits) ~ ns(age, df = 3) + poly(sbp, 2, raw = TRUE) + arm"}
+    _, found = named(plan, **bent)
+    assert (found.products, found.curves) == ((), (2, 3))
+    straight, curved = (
+        replace(plan, dictionary=COLUMNS, estimands=asked, training=Training(outcomes="last"))
+        for asked in ({"a": "poisson(visits) ~ age + sbp + arm"}, bent)
+    )
+    assert fitted_by(curved) == fitted_by(straight)
+
+
 def test_numbers_that_may_be_missing_are_drawn_after_what_has_no_stand_in(plan):
     _, found = named(plan, a="ols(sbp) ~ age")
     names = Encoder(dictionary=COLUMNS).columns

@@ -327,6 +327,16 @@ def test_what_rows_may_not_hold_of_times_is_said_before_the_number(question, w, 
     assert said in " ".join(told.warnings)
 
 
+def test_an_effect_by_stretches_of_time_says_that_rows_may_not_hold_its_change():
+    """Of a real trial, half a year before and after, flows without the records drew both ends to their mean."""
+    table, question = reference()[0], parse_estimand("cox(time, event) ~ by_time(arm, c(3)) + age")
+    own = estimate(table, question)
+    told = with_release_variance(own, table, question, [Draw(rows=300, w=0.8, fitted_on=300)])
+    said = ["changes with time" in " ".join(row.warnings) for row in told]
+    assert said == [row.term.startswith("by_time(") for row in own]
+    assert sum(said) == 2
+
+
 @pytest.mark.parametrize("kind", CLUSTERED)
 def test_errors_by_cluster_are_those_of_r(kind):
     table = pd.read_csv(HERE / "generalised.csv")

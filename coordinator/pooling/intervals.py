@@ -459,7 +459,7 @@ def with_release_variance(
             warnings.append(_SKEWED)
         if question.kind == "aft" and any(draw.w < _LITTLE for draw in draws):
             warnings.append(_TIMES)
-        if question.kind == "schoenfeld":
+        if question.kind == "schoenfeld" or row.term.startswith("by_time("):
             warnings.append(_CHANGES)
         if question.cluster:
             warnings.append(_ALIKE)

@@ -37,6 +37,8 @@ class PlannedOutcomes:
         gates: column to the one that says that its value is missing.
         bounds: column to the least and the largest code that a released value may have.
         products: pairs of columns whose product a planned question reads; a column with itself for its square.
+        curves: columns of which a planned question reads a curve (`shared.estimands.splines.CURVES`): no digest has
+            them, and flows that were sealed before they were read are still the plan's.
         left_out: pairs of a column whose last level is that a value is missing, so that a planned question leaves its
             record out, and a column that the question reads beside it.
     """
@@ -48,6 +50,7 @@ class PlannedOutcomes:
     gates: Mapping[int, int]
     bounds: Mapping[int, tuple[float, float]]
     products: tuple[tuple[int, int], ...] = ()
+    curves: tuple[int, ...] = ()
     left_out: tuple[tuple[int, int], ...] = ()
     covariates: int = 0
 
@@ -112,6 +115,7 @@ def _named(plan: StudyPlan) -> PlannedOutcomes | None:
         gates=gates,
         bounds=bounds,
         products=tuple(reads.products),
+        curves=tuple(reads.curves),
         left_out=tuple(reads.left_out)[:_MOST_LEFT_OUT],
     )
 
@@ -133,6 +137,7 @@ class _PlannedReads:
         reads: outcome to the columns that its questions read beside it.
         events: time to the event that ends it.
         products: pairs of encoded columns that a term multiplies.
+        curves: encoded columns of which a term is a curve.
         left_out: of `PlannedOutcomes`.
     """
 
@@ -140,10 +145,13 @@ class _PlannedReads:
     events: dict[str, str]
     products: dict[tuple[int, int], None]
     left_out: dict[tuple[int, int], None]
+    curves: dict[int, None]
 
     @classmethod
     def of(cls, plan: StudyPlan, columns: Mapping[str, Column], place: Mapping[str, int]) -> _PlannedReads:
-        found = cls({}, {}, {}, {})
+        from shared.estimands.splines import CURVES
+
+        found = cls({}, {}, {}, {}, {})
         for one in _asked(plan):
             for name, earlier in _row_by_row(one).items():
                 found.reads.setdefault(name, set()).update(earlier)
@@ -157,6 +165,9 @@ class _PlannedReads:
                     found.events[one.duration] = events[0]
             for term in one.terms:
                 found.products.update(dict.fromkeys(_products(term, place)))
+                if term.startswith(tuple(f"{name}(" for name in CURVES)):
+                    bent = [name for name in _names(term) if name in columns and not columns[name].levels]
+                    found.curves.update(dict.fromkeys(place[name] for name in bent))
             lacking = {
                 name: place.get(f"{name} missing", place[name]) for name in read if columns[name].missing == "level"
             }

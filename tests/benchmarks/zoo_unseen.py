@@ -6,6 +6,8 @@ Each part of the record has the shape that `tests.benchmarks.zoo` and `zoo_momen
 * latent: outcomes last, w = 0.8 and 0; the planned questions, squares and products among them;
 * declared, none: noisy moments at ε = 1, every coefficient declared, and none;
 * tables: noisy tables at ε = 1; planned: what noisy moments say to a question with a square or a product;
+* curves_tuning, curves: latent noise again, asked polynomials and splines; on two tables it was seen what to mend, the
+  others were looked at after;
 * rows: the equal-rows check on every part of a table, two draws a weight.
 
 A cell that takes ten minutes is stopped, and listed as such.
@@ -30,7 +32,7 @@ from shared.estimands.questions import parse_estimand
 from shared.mechanisms.base import Aggregates
 from shared.plans.plan import Training
 from tests.benchmarks import equal_rows, record, worlds, zoo, zoo_moments
-from tests.benchmarks.worlds.unseen import NAMES, STRAIGHT
+from tests.benchmarks.worlds.unseen import BENT, BENT_TUNING, CURVES, NAMES, STRAIGHT
 
 SEED = 20261128
 WHOLE = 10**9
@@ -38,7 +40,8 @@ WHOLE = 10**9
 LIMIT = 600
 """Seconds of one cell."""
 WEIGHTS, EPSILON = (0.8, 0.0), 1.0
-PARTS = ("latent", "declared", "none", "tables", "planned", "rows")
+PARTS = ("latent", "declared", "none", "tables", "planned", "curves_tuning", "curves", "rows")
+OF_ROWS = ("latent", "curves_tuning", "curves")
 
 
 @contextmanager
@@ -59,9 +62,9 @@ def within(seconds: int) -> Iterator[None]:
 
 def cell(part: str, name: str, kind: str, draws: int, seed: int) -> dict[str, Any]:
     """One table and type of outcome through one part."""
-    if part == "latent":
+    if part in OF_ROWS:
         training = Training(outcomes="last")
-        return zoo.cell(name, kind, WHOLE, (0,), WEIGHTS, draws, training)[0]
+        return zoo.cell(name + (CURVES if part != "latent" else ""), kind, WHOLE, (0,), WEIGHTS, draws, training)[0]
     if part == "rows":
         counts: Counter[str] = Counter()
         for site in range(worlds.world(name).sites):
@@ -85,7 +88,10 @@ def measured(part: str, names: Sequence[str], draws: int, seed: int) -> Iterator
     """The cells of a part, from small tables to large ones."""
     for name in names:
         world = worlds.world(name)
-        for kind in world.kinds:
+        kinds = world.kinds
+        if part.startswith("curves"):
+            kinds = (BENT[name][0],) if name in BENT and (name in BENT_TUNING) == (part == "curves_tuning") else ()
+        for kind in kinds:
             if part == "planned" and "I(" not in world.question(kind) and "*" not in world.question(kind):
                 continue
             told = {"world": name, "kind": kind, "n": WHOLE, "sites": world.sites}
@@ -102,9 +108,9 @@ def results_of(part: str, cells: Sequence[dict[str, Any]], draws: int) -> dict[s
     """A part as it is kept."""
     if part in ("rows", "planned"):
         return {"cells": list(cells)}
-    brief: Callable[[dict[str, Any]], dict[str, Any]] = zoo.brief if part == "latent" else zoo_moments.brief
-    summaries = zoo.summaries(cells, WEIGHTS) if part == "latent" else zoo_moments.summaries(cells, (EPSILON,))
-    mechanism = {"latent": "latent noise", "tables": "tables"}.get(part, "moments")
+    brief: Callable[[dict[str, Any]], dict[str, Any]] = zoo.brief if part in OF_ROWS else zoo_moments.brief
+    summaries = zoo.summaries(cells, WEIGHTS) if part in OF_ROWS else zoo_moments.summaries(cells, (EPSILON,))
+    mechanism = "latent noise" if part in OF_ROWS else "tables" if part == "tables" else "moments"
     kept = {"draws": draws, "sites": 0, "mechanism": mechanism, "summaries": summaries}
     return kept | {"cells": [brief(one) for one in cells]}
 

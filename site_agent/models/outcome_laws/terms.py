@@ -110,7 +110,7 @@ def _starts(inputs: OutcomeInputs) -> dict[int, list[int]]:
 
 
 def asked_products(inputs: OutcomeInputs, planned: PlannedOutcomes) -> Array:
-    """Products that a planned question names, in the columns' own units; and of what leaves a record out of it.
+    """Products and curves that a planned question names, in the columns' own units; and of what leaves a record out.
 
     The others' effects among those who are left out are not theirs among those who are read: without terms of their
     own, a confounder that is missing would be in the effects of all.
@@ -124,6 +124,8 @@ def asked_products(inputs: OutcomeInputs, planned: PlannedOutcomes) -> Array:
         for b in of[other]
         if one != other or a == b
     ]
+    for a in (of[column][0] for column in planned.curves if column in of):
+        rows += [(a, a, 0.0), *((a, -1, bend) for bend in _BENDS)]
     for gate, other in planned.left_out:
         if gate in of and other in of:
             rows += [(min(of[gate][-1], b), max(of[gate][-1], b), 0.0) for b in of[other]]

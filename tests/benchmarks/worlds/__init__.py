@@ -90,7 +90,7 @@ def world(name: str) -> HardWorld:
         if name in made:
             return made[name]
     for tables in (others, packaged, unseen):
-        if name.removesuffix(unseen.STRAIGHT) in tables.NAMES:
+        if name.removesuffix(unseen.STRAIGHT).removesuffix(unseen.CURVES) in tables.NAMES:
             return tables.table(name)
     return real.table(name)
 
