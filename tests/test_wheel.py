@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -15,8 +16,9 @@ import pytest
 
 from coordinator.demo import main as demo
 from shared import DISTRIBUTION
-from tests.sources import PACKAGES, ROOT
+from tests.sources import PACKAGES, ROOT, parsed
 
+MODULE = ROOT / "tributary_meta.py"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "tributary_meta.py", *PACKAGES)
 
@@ -60,6 +62,16 @@ def test_whatever_the_code_reads_beside_itself_travels(installed):
         assert (installed / package / "py.typed").exists()
     shipped = {path.name for path in (ROOT / "deploy" / "studies").glob("*.toml")}
     assert {path.name for path in (installed / "coordinator" / "demo" / "studies").iterdir()} == shipped
+
+
+def test_type_checkers_are_told_the_types_of_the_analysts_module(installed):
+    """`py.typed` counts in packages alone: of a module of one file mypy takes every name for Any."""
+    import tributary_meta
+
+    stubs = ast.parse((installed / "tributary_meta-stubs" / "__init__.pyi").read_text(encoding="utf-8")).body
+    assert [ast.unparse(one) for one in stubs] == [ast.unparse(one) for one in parsed(MODULE).body[-len(stubs) :]]
+    named = {name.name for one in stubs if isinstance(one, ast.ImportFrom) for name in one.names}
+    assert named == set(tributary_meta.__all__)
 
 
 def test_the_page_of_the_index_links_nothing_that_is_not_there(installed):
