@@ -11,7 +11,7 @@ import pytest
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 from test_page import browser, ready, released, served  # noqa: F401
 from test_page_alone import fresh  # noqa: F401
-from windows import axe, barriers  # noqa: F401
+from windows import Keys, Mouse, axe, barriers  # noqa: F401
 
 from shared.errors import AuditRefusal
 
@@ -127,58 +127,6 @@ def test_on_a_phone_a_burnt_charge_has_room_for_its_reason_and_a_check_for_its_r
     assert pill["x"] + pill["width"] <= row["x"] + row["width"] - 12
     chromium.goto(f"http://127.0.0.1:{browser.port}/release/{release_id}")
     assert chromium.locator(".checks td:nth-child(2)").first.bounding_box()["width"] > WIDTHS["phone"] / 2
-
-
-class Mouse:
-    """A form as somebody fills it who sees and points."""
-
-    def __init__(self, window: sync_api.Page) -> None:
-        self.window = window
-
-    def fill(self, field: sync_api.Locator, text: str) -> None:
-        field.fill(text)
-
-    def check(self, box: sync_api.Locator) -> None:
-        box.check()
-
-    def choose(self, field: sync_api.Locator, option: str) -> None:
-        field.select_option(option)
-
-    def press(self, button: sync_api.Locator) -> None:
-        button.click()
-
-
-class Keys(Mouse):
-    """The same by the keyboard alone, from the top of the page: what no Tab reaches cannot be used."""
-
-    def reach(self, wanted: sync_api.Locator) -> None:
-        for _ in range(200):
-            if wanted.evaluate("element => element === document.activeElement"):
-                assert wanted.evaluate("e => getComputedStyle(e).outlineStyle") != "none", "where one is must be seen"
-                return
-            self.window.keyboard.press("Tab")
-        raise AssertionError(f"no Tab reaches {wanted}")
-
-    def fill(self, field: sync_api.Locator, text: str) -> None:
-        self.reach(field)
-        self.window.keyboard.press("Control+A")
-        self.window.keyboard.type(text)
-
-    def check(self, box: sync_api.Locator) -> None:
-        self.reach(box)
-        if not box.is_checked():
-            self.window.keyboard.press("Space")
-        assert box.is_checked()
-
-    def choose(self, field: sync_api.Locator, option: str) -> None:
-        self.reach(field)
-        self.window.keyboard.type(option)
-        assert field.input_value() == option
-
-    def press(self, button: sync_api.Locator) -> None:
-        self.reach(button)
-        with self.window.expect_navigation():
-            self.window.keyboard.press("Enter")
 
 
 @pytest.mark.sampled(every=3)

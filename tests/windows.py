@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,3 +89,60 @@ def barriers(window, axe, *, rules: tuple[str, ...] = ()) -> list[str]:
     how = {"resultTypes": ["violations"], **({"runOnly": list(rules)} if rules else {})}
     violations = window.evaluate("how => axe.run(how).then(found => found.violations)", how)
     return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in violations]
+
+
+class Mouse:
+    """A form as somebody fills it who sees and points."""
+
+    def __init__(self, window: Any) -> None:
+        self.window = window
+
+    def fill(self, field: Any, text: str) -> None:
+        field.fill(text)
+
+    def check(self, box: Any) -> None:
+        box.check()
+
+    def choose(self, field: Any, option: str) -> None:
+        field.select_option(option)
+
+    def press(self, button: Any) -> None:
+        button.click()
+
+
+class Keys(Mouse):
+    """The same by the keyboard alone, from the top of the page: what no Tab reaches cannot be used."""
+
+    def reach(self, wanted: Any) -> None:
+        for _ in range(200):
+            if wanted.evaluate("element => element === document.activeElement"):
+                assert wanted.evaluate("e => getComputedStyle(e).outlineStyle") != "none", "where one is must be seen"
+                return
+            self.window.keyboard.press("Tab")
+        raise AssertionError(f"no Tab reaches {wanted}")
+
+    def fill(self, field: Any, text: str) -> None:
+        self.reach(field)
+        self.window.keyboard.press("Control+A")
+        self.window.keyboard.type(text)
+
+    def check(self, box: Any) -> None:
+        self.reach(box)
+        if not box.is_checked():
+            self.window.keyboard.press("Space")
+        assert box.is_checked()
+
+    def choose(self, field: Any, option: str) -> None:
+        self.reach(field)
+        self.window.keyboard.type(option)
+        assert field.input_value() == option
+
+    def press(self, button: Any) -> None:
+        """A button or a link that leads to another page."""
+        with self.window.expect_navigation():
+            self.act(button)
+
+    def act(self, button: Any) -> None:
+        """One that changes this page, or opens a part of it."""
+        self.reach(button)
+        self.window.keyboard.press("Enter")
