@@ -1,16 +1,19 @@
-"""A study with 20,000 releases: what listing them costs, and how large every page of it is.
+"""A study with 20,000 releases: what its lists and an answer of its 500 sites cost, and how large every page of it is.
 
 python -m tests.benchmarks.many_releases [sites [waves]]
 
 500 sites deliver 40 waves each under ``refresh``, a receipt, statement and signed head each, through the code that
 accepts what was uploaded; bundles are on disk for the newest wave alone, since lists read none. Then a coordinator
-answers over HTTPS, and each list and page is asked for as a lead: the first time after it started, and again. CPU
-seconds are those of the process that answers analysts.
+answers over HTTPS, and each list and page is asked for as a lead: the first time after it started, and again. Two
+questions of the newest wave are asked, and their pages, too. A page's bytes are those that are sent, its pictures with
+it. CPU seconds are those of the process that answers analysts.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import os
+import re
 import sys
 import tempfile
 import time
@@ -20,6 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 SEED = 26
+QUESTIONS = {"model": "cox(time, cvd) ~ sbp/10 + age/10", "curve": "km(time, cvd, at = 5)"}
 
 
 def plan_of(waves: int):
@@ -86,6 +90,45 @@ def filled(home: Path, sites: int, waves: int):
     return stage
 
 
+def pages_of(results, sites):
+    """Name of a page of a study of so many sites to its address.
+
+    Args:
+        results: ids of two answers.
+    """
+    study, last = "/studies/cvd", -(-sites // 50)
+    one, two = results
+    return {
+        "Studies": "/",
+        "Study": study,
+        "Ask": f"{study}/ask",
+        "Answer": f"{study}/results/{one}",
+        "Answer, a curve": f"{study}/results/{two}",
+        "Site of an answer": f"{study}/results/{one}/sites/site-{sites:03}",
+        "Comparison": f"{study}/compare?a={one}&b={two}",
+        "Sites": f"{study}/sites",
+        "Sites, last page": f"{study}/sites?page={last}",
+        "Waves": f"{study}/waves",
+        "Waves, last page": f"{study}/waves?page={last}",
+        "Budgets": f"{study}/budgets",
+        "Releases": f"{study}/releases",
+        "Log": f"{study}/log",
+        "Design": "/design",
+    }
+
+
+def sent(web, path):
+    """An answer, and the bytes that were sent for it and for the pictures on it."""
+    size = 0
+    with web.stream("GET", path) as answer:
+        answer.read()
+        size += answer.num_bytes_downloaded
+    assert answer.status_code == 200, (path, answer.status_code, answer.text[:400])
+    for picture in sorted(set(re.findall(r'<img src="([^"]+)"', answer.text))):
+        size += sent(web, picture)[1]
+    return answer, size
+
+
 def asked(stage, paths, web):
     """Path to what each answer took: CPU seconds of the process that answers, seconds, bytes."""
     from tests.benchmarks.analysis_load import spent
@@ -94,19 +137,31 @@ def asked(stage, paths, web):
     for name, path in paths.items():
         pid = stage.running._analysis.pid
         before, begun = spent(pid), time.perf_counter()
-        answer = web.get(path)
+        _, size = sent(web, path)
         seconds = time.perf_counter() - begun
-        assert answer.status_code == 200, (path, answer.status_code, answer.text[:400])
         cpu = round(spent(pid) - before, 2)
-        found[name] = {"cpu_s": cpu, "seconds": round(seconds, 3), "bytes": len(answer.content)}
+        found[name] = {"cpu_s": cpu, "seconds": round(seconds, 3), "bytes": size}
         print(f"{name}: {found[name]}", flush=True)
     return found
+
+
+def answered(web):
+    """The ids of the answers to the two questions, and the seconds that each took."""
+    ids, seconds = [], {}
+    for name, formula in QUESTIONS.items():
+        begun = time.perf_counter()
+        answer = web.post("/v1/studies/cvd/queries", json={"formula": formula})
+        seconds[name] = round(time.perf_counter() - begun, 1)
+        assert answer.status_code == 200, answer.text[:400]
+        ids.append(answer.json()["result"])
+    return ids, seconds
 
 
 def main(sites: int = 500, waves: int = 40) -> None:
     """Make the study, serve it, ask for every list and page twice, and write what they took."""
     from tests.benchmarks import record
 
+    load = round(os.getloadavg()[0], 1)
     with tempfile.TemporaryDirectory(prefix="many-releases-") as folder:
         begun = time.perf_counter()
         stage = filled(Path(folder) / "hub", sites, waves)
@@ -128,29 +183,28 @@ def main(sites: int = 500, waves: int = 40) -> None:
                     "budgets": "/v1/studies/cvd/budgets",
                 }
                 listed = asked(stage, lists, web)
+                ids, questions = answered(web)
             with stage.web() as web:
                 web.post("/sign-in", data={"token": token})
-                study = "/studies/cvd"
-                pages = {
-                    "Studies": "/",
-                    "Study": study,
-                    "Ask": f"{study}/ask",
-                    "Waves": f"{study}/waves",
-                    "Waves, last page": f"{study}/waves?page={-(-sites // 50)}",
-                    "Budgets": f"{study}/budgets",
-                    "Releases": f"{study}/releases",
-                    "Releases, older": f"{study}/releases?after={middle}",
-                    "Log": f"{study}/log",
-                }
-                asked(stage, pages, web)
+                pages = pages_of(ids, sites) | {"Releases, older": f"/studies/cvd/releases?after={middle}"}
+                unread = asked(stage, pages, web)
                 seen = asked(stage, pages, web)
         finally:
             stage.running.stop(1)
             stage.store.close()
-    results = {"sites": sites, "waves": waves, "releases": sites * waves, "made_s": made, "first": first}
+    results = {
+        "sites": sites,
+        "waves": waves,
+        "releases": sites * waves,
+        "made_s": made,
+        "first": first,
+        "load_before": load,
+    }
     results |= {
         "lists": listed,
         "pages": seen,
+        "pages, the first time": unread,
+        "questions_s": questions,
         "largest": max(one["bytes"] for one in (*listed.values(), *seen.values())),
     }
     print(record.write("many_releases", results, SEED))
