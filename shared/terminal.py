@@ -63,8 +63,12 @@ __all__ = [
 # What a terminal acts upon instead of showing it: control characters (but for a line's end), and marks that turn the
 # direction of text so that it reads otherwise than it is.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-FORMULA = re.compile(r"[=@\t\r]|[+-].*[|!=]|[+-][^0-9.].*\(")
-"""Begins what a spreadsheet reads as a formula; a sign alone, or before a number, is none."""
+FORMULA = re.compile(
+    r"(?s)^(?=[\t\r\n])|(?:^|[;\t\r\n])(?=[=@＝＠]|[-+－＋](?:.*[|!=＝]|(?:.*[-+*/^&(,;:%<>{@])?\s*[^\W\d][\w.]*\s*\())"
+)
+"""The place before what a spreadsheet reads as a formula; a sign before no call, as in ``-1 to 3``, begins none.
+Full-width signs are signs in some languages' spreadsheets (https://owasp.org/www-community/attacks/CSV_Injection), and
+where the decimal sign is a comma a semicolon begins another cell, also in a file of commas."""
 WIDTH = 100
 """Columns when nobody says otherwise (a pipe, a log file)."""
 PARTS = {"site-agent": "site", "coordinator": "coordinator", "analyst": "client", "tributary": "site,coordinator"}
@@ -78,12 +82,17 @@ LEAST = 8
 def inert(value: Any) -> Any:
     """Text of others as letters only: nothing in it turns the direction of what follows, or is acted upon.
 
-    Text that is mark-up of our own (`__html__`), and what is no text, stays as it is.
+    Mark-up (`__html__`) stays mark-up: texts of others stand in it, too. A path becomes text; others stay as they are.
 
     >>> inert("a\u202eb\x1b[2J")
     'ab[2J'
     """
-    return _COMMANDS.sub("", value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str):
+        return value
+    letters = _COMMANDS.sub("", value)
+    return type(value)(letters) if hasattr(value, "__html__") else letters
 
 
 def application(help_text: str, *, bare: bool = False) -> typer.Typer:
@@ -565,13 +574,13 @@ def without_formulas(table: pd.DataFrame) -> pd.DataFrame:
     """The table as a CSV may hold it: an apostrophe stands before a text that a spreadsheet would run as a formula.
 
     >>> import pandas as pd
-    >>> table = pd.DataFrame({"level": ["=A1()", "-1 to 3"], "n": [1, 2]})
+    >>> table = pd.DataFrame({"level": ["=A1()", "-1 to 3", "a;=A1"], "n": [1, 2, 3]})
     >>> without_formulas(table).to_csv(index=False)
-    "level,n\\n'=A1(),1\\n-1 to 3,2\\n"
+    "level,n\\n'=A1(),1\\n-1 to 3,2\\na;'=A1,3\\n"
     """
 
     def still(value: Any) -> Any:
-        return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+        return FORMULA.sub(r"\g<0>'", value) if isinstance(value, str) else value
 
     texts = [place for place, kind in enumerate(table.dtypes) if kind.kind not in "biufcmM"]
     columns = {table.columns[place]: table.iloc[:, place].map(still) for place in texts}

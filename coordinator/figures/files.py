@@ -11,6 +11,7 @@ from xml.sax.saxutils import escape
 
 from coordinator.figures.style import FONT, LEAST_LETTERS, check_file, style
 from shared.errors import ParameterError
+from shared.terminal import inert
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,9 +27,14 @@ def save(figure: Figure, path: str | Path, *, title: str = "", description: str 
     Raises: ParameterError: another suffix, or a width at which its letters would be too small to print.
     """
     import matplotlib as mpl
+    from matplotlib.text import Text
 
     target, how = Path(path), style()
     check_file(target)
+    # XML has no place for control characters: one of them in a level, and nobody could open the figure.
+    title, description = inert(title), inert(description)
+    for text in figure.findobj(Text):
+        text.set_text(inert(text.get_text()))
     kind = {"tif": "tiff"}.get(target.suffix.lower().lstrip("."), target.suffix.lower().lstrip("."))
     known: dict[str, dict[str, Any]] = {
         "svg": {"Date": None, "Creator": None},
@@ -55,13 +61,12 @@ def save(figure: Figure, path: str | Path, *, title: str = "", description: str 
         content = re.sub(rb"%%CreationDate:[^\n]*\n", b"", content, count=1)
         content = re.sub(rb"%%Title:[^\n]*\n", b"", content, count=1)
     if kind == "svg":  # a screen reader reads title and desc only as the first children of the root
-        text = content.decode()
-        start = text.index("<svg")
-        end = text.index(">", start)
+        drawn = content.decode()
+        end = drawn.index(">", drawn.index("<svg"))
         said = f'\n <title id="title">{escape(title)}</title>\n <desc id="desc">{escape(description)}</desc>'
-        head = text[:end] + ' role="img" aria-labelledby="title desc">'
+        head = drawn[:end] + ' role="img" aria-labelledby="title desc">'
         # Verdana is as wide as DejaVu Sans: where that is not installed, columns stay where they are.
-        body = text[end + 1 :].replace(f"'{FONT}'", f"'{FONT}', Verdana, sans-serif")
+        body = drawn[end + 1 :].replace(f"'{FONT}'", f"'{FONT}', Verdana, sans-serif")
         content = (head + said + body).encode()
     target.write_bytes(content)
 

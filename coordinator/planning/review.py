@@ -154,7 +154,7 @@ def _dictionary(plan: StudyPlan) -> list[ChecklistLine]:
         if column.kind == "time" and not column.event
     ]
     cells = {c.name: [c.name, *(level for level in c.levels if isinstance(level, str))] for c in released}
-    if formulas := [name for name, texts in cells.items() if any(map(FORMULA.match, texts))]:
+    if formulas := [name for name, texts in cells.items() if any(map(FORMULA.search, texts))]:
         fix = "Begin it with a letter: a spreadsheet runs such a cell of an exported table as a formula."
         detail = f"a name or level that is a formula, in {', '.join(map(repr, formulas))}"
         lines.append(ChecklistLine(name="levels", state="fail", detail=detail, fix=fix))

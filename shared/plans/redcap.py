@@ -19,6 +19,7 @@ from typing import Any
 
 from shared.errors import DataFileRefusal, DictionaryRefusal, Refusal
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
+from shared.terminal import FORMULA
 
 __all__ = ["FromRedcap", "from_redcap", "to_redcap"]
 
@@ -77,7 +78,7 @@ def from_redcap(text: str, *, name: str) -> FromRedcap:
     for place, row in enumerate(rows):
         field_name = row[NAME].strip()
         try:
-            label = "" if row[LABEL] == field_name else row[LABEL]
+            label = "" if row[LABEL] == field_name else row[LABEL].strip()
             columns += _columns(row) if place else [Column(name=field_name, kind="person", label=label)]
         except _Left as why:
             left_out[field_name] = str(why)
@@ -202,7 +203,9 @@ def _choices(text: str) -> list[tuple[str, str]]:
 
 def _row(column: Column) -> dict[str, str]:
     """A column as a field, and in its annotation what a field does not say."""
-    row = {NAME: column.name, LABEL: column.label or column.name, KIND: "text"}
+    label = column.label or column.name
+    # A blank that is taken off where it is read: a spreadsheet runs no text that begins with one.
+    row = {NAME: column.name, LABEL: f" {label}" if FORMULA.match(label) else label, KIND: "text"}
     if column.kind == "person":
         return row
     if column.missing != "level":

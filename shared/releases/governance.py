@@ -17,6 +17,7 @@ from uuid import NAMESPACE_URL, uuid5
 from shared import DISTRIBUTION, software_version
 from shared.base.canonical import canonical_json
 from shared.errors import StateRefusal
+from shared.terminal import inert
 
 __all__ = ["CONTROLS", "SATRE", "bill_of_materials", "controls_page", "host_of", "in_table", "write_pack"]
 
@@ -176,7 +177,7 @@ def controls_page() -> str:
 def in_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     """Lines of a table in Markdown; what people typed breaks no cell."""
     lines = [head, ["---"] * len(head), *rows]
-    cells = [[re.sub(r"[|<>`\r\n]+", " ", str(cell)) for cell in row] for row in lines]
+    cells = [[re.sub(r"[|<>`\r\n]+", " ", inert(str(cell))).replace("[", "\\[") for cell in row] for row in lines]
     return [f"| {' | '.join(row)} |" for row in cells]
 
 

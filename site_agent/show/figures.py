@@ -21,6 +21,7 @@ from scipy import special
 from shared.errors import ParameterError
 from shared.plans.dictionary import Column, Dictionary
 from shared.privacy.stated import FLOW, shown_delta, shown_epsilon
+from shared.terminal import inert
 from site_agent.show.preview import margin
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ _STYLE: Any = {
     "xtick.labelsize": _SMALL,
     "ytick.labelsize": _SMALL,
     "text.color": _INK,
+    "text.parse_math": False,  # a unit or a level with two dollar signs is no formula
 }
 _STAYS = "stays at the site"
 NOT_MEANINGFUL = 10.0
@@ -63,8 +65,8 @@ def _page(width: float, height: float, title: str, detail: str) -> Figure:
 
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
-    figure.text(0.3 / width, 1 - 0.34 / height, title, size=_TITLE, weight="bold", va="center")
-    figure.text(0.3 / width, 1 - 0.60 / height, detail, size=_SMALL, color=_GREY, va="center")
+    figure.text(0.3 / width, 1 - 0.34 / height, inert(title), size=_TITLE, weight="bold", va="center")
+    figure.text(0.3 / width, 1 - 0.60 / height, inert(detail), size=_SMALL, color=_GREY, va="center")
     figure.text(1 - 0.3 / width, 0.16 / height, _STAYS, size=_SMALL - 1, color=_GREY, ha="right", va="center")
     return figure
 
@@ -245,7 +247,8 @@ def _labels(axes: Axes, x: float, ends: Sequence[tuple[str, float, str]]) -> Non
                 at[k + 1] += overlap / 2
         at = [min(max(y, tall[k] / 2 - 0.05), 1.06 - tall[k] / 2) for k, y in enumerate(at)]
     for y, (_, text, colour) in zip(at, ordered, strict=True):
-        axes.text(1.03, y, text, transform=axes.transAxes, color=colour, size=_SMALL, va="center", linespacing=1.15)
+        style: dict[str, Any] = {"color": colour, "size": _SMALL, "va": "center", "linespacing": 1.15}
+        axes.text(1.03, y, inert(text), transform=axes.transAxes, **style)
 
 
 # -- the attackers' hits ----------------------------------------------------------------------------------------
@@ -336,7 +339,7 @@ def _margin(axes: Axes, column: Column, real: pd.Series, released: pd.Series) ->
 
     unit = f", {column.unit}" if column.unit else ""
     found = margin(column, real, released)
-    axes.set_title(f"{column.name}{unit}", loc="left", size=_TEXT, color=_INK, pad=5)
+    axes.set_title(inert(f"{column.name}{unit}"), loc="left", size=_TEXT, color=_INK, pad=5)
     if any(found.missing):
         before, after = found.missing
         axes.set_title(f"missing {before:.0%} → {after:.0%}", loc="right", size=_SMALL - 1, color=_GREY, pad=5)
@@ -368,6 +371,7 @@ def _margin(axes: Axes, column: Column, real: pd.Series, released: pd.Series) ->
 
 
 def _short(text: str, most: int) -> str:
+    text = inert(text)
     return text if len(text) <= max(3, most) else text[: max(2, most - 1)] + "…"
 
 

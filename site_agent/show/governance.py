@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shared.mechanisms.kinds import KINDS
 from shared.privacy.stated import shown_price
 from shared.releases.governance import bill_of_materials, controls_page, host_of, in_table
+from shared.terminal import inert
 
 if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
@@ -78,7 +80,8 @@ def risk_appetite(desk: Desk, today: dt.date) -> dict[str, Any]:
 def _flow(desk: Desk, plans: list[StudyPlan]) -> str:
     """The data flow as a Mermaid diagram: what crosses the hospital's border, and by whose word."""
     config = desk.config
-    way = "files carried by a courier, encrypted" if config.courier else f"TLS 1.3, mutual, to {config.address}"
+    address = re.sub(r"[^\w.:\[\]-]", " ", config.address)  # within a quoted label
+    way = "files carried by a courier, encrypted" if config.courier else f"TLS 1.3, mutual, to {address}"
     lines = ["flowchart LR", f'  subgraph hospital["{config.site}: records stay here"]']
     for number, plan in enumerate(plans):
         table = f'    t{number}[("table of {plan.study}")] -->|read, by the approved plan| a{number}'
@@ -204,4 +207,5 @@ def _threats(desk: Desk) -> str:
 
 
 def _plain(text: str) -> str:
-    return " ".join(str(text).split())
+    """Text of others in a page of Markdown, as letters: no mark-up of HTML, no link."""
+    return re.sub(r"[\\`<\[]", r"\\\g<0>", inert(" ".join(str(text).split())))

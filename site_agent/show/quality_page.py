@@ -5,6 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from shared.terminal import inert
+
 if TYPE_CHECKING:
     from site_agent.records.quality import ColumnPicture, Finding, QualityReport
 
@@ -47,7 +49,7 @@ def page(report: QualityReport, *, study: str, file: str, day: str) -> str:
         for names, count in report.patterns.items():
             parts.append(f"<tr><td>{count:,}</td><td>{escape(', '.join(names)) or 'nothing'}</td></tr>")
         parts.append("</table>")
-    return "\n".join([*parts, "</body></html>\n"])
+    return inert("\n".join([*parts, "</body></html>\n"]))
 
 
 # -- inside -----------------------------------------------------------------------------------------------------
