@@ -155,6 +155,19 @@ def test_a_release_says_what_changed_since_the_sites_wave_before(tmp_path):
     assert page.text.count("What changed since wave 1: persons") == 3
 
 
+def test_receipts_of_a_site_are_read_without_those_of_all_others(tmp_path, monkeypatch):
+    house, read = House(tmp_path / "hub"), []
+    house.second_wave()
+    store = house.running._analysis.web.api.derived._store
+    whole = store.releases_of
+    monkeypatch.setattr(store, "releases_of", lambda asked: read.extend(some := [*asked]) or whole(some))
+    with house.client() as client:
+        first, second = client.get(f"/v1/studies/cvd/receipts?site={min(HOUSES)}").json()["receipts"]
+    house.running.stop(1)
+    assert second["since"]["wave"] == 1
+    assert {*read} <= {first["bundle_sha256"], second["bundle_sha256"]}
+
+
 def test_what_changed_is_against_the_newest_earlier_wave_that_was_not_withdrawn():
     def line(wave, site="north", withdrawn=""):
         facts = {"release_id": f"{site}{wave}", "bundle_sha256": f"b-{site}{wave}", "withdrawn": withdrawn}

@@ -302,7 +302,8 @@ class DerivedDocuments:
         Each has beside it what changed since the site's wave before.
         """
         self._service.admitted(call, request.study)
-        earlier = before(self._store.release_lines(request.study, withdrawn=True))
+        lines = self._store.release_lines(request.study, withdrawn=True)
+        earlier = before([one for one in lines if request.site in ("", one.site)])
         known = {} if request.most else self._store.releases_of(earlier.values())
 
         def said_of(release: AcceptedRelease) -> dict[str, Any]:
