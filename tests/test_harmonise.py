@@ -392,7 +392,7 @@ def over_https(desk, token, found) -> None:
         refused = web.post("/v1/studies/cvd/queries", json={**asked, "to": ""})
         assert (refused.status_code, refused.json()["code"]) == (400, "E_SCHEMA")
     texts = dict(copies(found.document, "hub:1"))
-    assert set(texts) == {"Python", "command"}
+    assert list(texts) == ["Python", "R", "command"]
     scope = {"study": SimpleNamespace(harmonise=lambda *words, **how: (words, how))}
     words, how = eval(texts["Python"].split("answer = ")[1].split("\n")[0], scope)
     assert (words, how["to"], how["formula"]) == (("chol,hdl",), "north", found.document["asked"]["estimand"])
@@ -554,7 +554,8 @@ def test_r_is_given_the_same_two_answers_and_prints_them_side_by_side(desk, tmp_
     token = desk.save(desk.admit("rosa", studies=("cvd", "cvd-densities", "cvd-pair")))
     library = tmp_path / "library"
     library.mkdir()
-    printed = installed(library)(
+    run = installed(library)
+    printed = run(
         f"""cvd <- study(connect("https://127.0.0.1:{desk.running.web_port}", {str(token)!r}), "cvd")
         one <- harmonise(cvd, "chol", to = "north", hdl ~ chol/10, kind = "ols")
         rows <- as.data.frame(one)
@@ -567,6 +568,11 @@ def test_r_is_given_the_same_two_answers_and_prints_them_side_by_side(desk, tmp_
     )
     with connect(token) as connection:
         found = connection["cvd"].harmonise("chol", to="north", formula="hdl ~ chol/10", kind="ols")
+    copied = dict(copies(found.document, f"127.0.0.1:{desk.running.web_port}"))["R"]
+    copied = copied.replace("NAME.token.json", str(token)).removesuffix("answer")
+    said = run(f"{copied}cat(class(answer)[1], sprintf('%.17g', unlist(answer$document$pooled[c('beta', 'se')])))")
+    assert said.split()[0] == "tributary_harmonised"
+    assert [float(word) for word in said.split()[1:]] == [found.document["pooled"][name] for name in ("beta", "se")]
     rows, lines = found.to_frame(), printed.splitlines()
     for name, line in zip(("yi", "vi", "yi_harmonised", "vi_harmonised", "vi_map"), lines, strict=False):
         own = rows["vi_sampling"] + rows["vi_privacy"] if name == "vi" else rows[name]

@@ -33,13 +33,15 @@ def copies(answer: Mapping[str, Any], host: str) -> list[tuple[str, str]]:
     estimand = asked["estimand"]
     if "cells" in answer:
         return _of_table(study, parse_estimand(estimand), {name: how[name] for name in _POOLING[1:]}, host)
-    if "harmonised" in asked:  # R asks no such question
+    if "harmonised" in asked:
         mapped = {"to": asked["to"], "formula": estimand, "densities": asked["densities"]}
         words = ", ".join(f"{name}={value!r}" for name, value in mapped.items())
         column, to = shlex.quote(asked["harmonised"]), shlex.quote(asked["to"])
+        in_r = ", ".join(map(json.dumps, (asked["harmonised"], asked["to"], estimand)))
         named = f"--to {to} --question {shlex.quote(estimand)} --densities {shlex.quote(asked['densities'])}"
         return [
             ("Python", f"{opened}answer = study.harmonise({asked['harmonised']!r}, {words}, {settings})\nanswer"),
+            ("R", _in_r(host, study, "harmonise", in_r, {"densities": asked["densities"], **how})),
             ("command", f"analyst harmonise {study} {column} {named} {pooling}"),
         ]
     return [
