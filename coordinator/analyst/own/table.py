@@ -33,10 +33,11 @@ __all__ = ["OwnTable", "column", "counts", "read_table"]
 _MEASURES = {"OR": ("log", "Odds ratio"), "RR": ("log", "Risk ratio"), "RD": ("identity", "Risk difference")}
 
 
-def read_table(path: Path) -> pd.DataFrame:
+def read_table(path: str | Path) -> pd.DataFrame:
     """A table from .csv, .tsv or .parquet; semicolons and decimal commas are read as such. Raises: DataFileRefusal."""
     import pandas as pd
 
+    path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".tsv", ".parquet"):
         step = "In the spreadsheet: File, Save as, CSV UTF-8." if suffix.startswith((".xls", ".ods")) else ""
