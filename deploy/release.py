@@ -65,7 +65,7 @@ def build(out: Path) -> Path:
         # The rights of files are in the wheel, and git keeps no more than one bit of them.
         subprocess.run(["chmod", "-R", "u=rwX,go=rX", str(tree)], check=True)
         made = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), str(tree)]
-        subprocess.run(made, check=True, env=env)
+        subprocess.run(made, check=True, env=env, umask=0o022)  # and what is built from it takes ours
     (wheel,) = out.glob("tributary_meta-*.whl")
     return wheel
 

@@ -138,8 +138,9 @@ def wheelhouse(tmp_path_factory):
     return made(tmp_path_factory.mktemp("made") / "one")
 
 
-def made(out: Path, *more: str) -> Path:
-    subprocess.run([sys.executable, str(ROOT / "deploy" / "release.py"), str(out), *more], check=True, timeout=3000)
+def made(out: Path, *more: str, umask: int = 0o022) -> Path:
+    words = [sys.executable, str(ROOT / "deploy" / "release.py"), str(out), *more]
+    subprocess.run(words, check=True, timeout=3000, umask=umask)
     return out
 
 
@@ -147,7 +148,7 @@ def made(out: Path, *more: str) -> Path:
 def test_two_folders_of_one_commit_are_the_same_and_install_where_there_is_no_network(
     wheelhouse, tmp_path, record_property
 ):
-    second = made(tmp_path / "two", "--wheels", str(wheelhouse / "wheels"))  # the index is asked once
+    second = made(tmp_path / "two", "--wheels", str(wheelhouse / "wheels"), umask=0o077)  # the index is asked once
     sums = (wheelhouse / "SHA256SUMS").read_bytes()
     assert sums == (second / "SHA256SUMS").read_bytes()
     subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=wheelhouse, check=True)
