@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -98,14 +99,20 @@ _soaked: dict[str, dict[str, object]] = {}
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note what a soak test counted (`record_property`), for `make soak`'s file."""
+    """Note what a soak test counted (`record_property`), for `make soak`'s file, and how long each test took."""
+    _took[_function(report.nodeid)] += report.duration
     if os.environ.get("TRIBUTARY_SOAK") and report.when == "call" and "soak" in report.keywords:
         counts = dict(report.user_properties)
         _soaked[report.nodeid.split("/")[-1]] = {"outcome": report.outcome, "seconds": round(report.duration), **counts}
 
 
-def pytest_sessionfinish() -> None:
-    """Write `tests/benchmarks/results/soak.json`; a test that was not run this time keeps its earlier line."""
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write `tests/benchmarks/results/soak.json`; a test that was not run this time keeps its earlier line.
+
+    And, where that is asked, which tests take longest.
+    """
+    if os.environ.get("TRIBUTARY_LONG") and not hasattr(session.config, "workerinput"):
+        LONG.write_text(json.dumps(sorted(name for name, _ in _took.most_common(LONGEST)), indent=1) + "\n")
     if not _soaked:
         return
     from benchmarks import record
@@ -115,6 +122,11 @@ def pytest_sessionfinish() -> None:
     record.write("soak", {**earlier, **_soaked}, seed=0, command="make soak")
 
 
+LONG = Path(__file__).with_name("long_tests.json")
+"""The tests that take longest, all their cases together. Every run of CI tries them all; where somebody waits (`make
+test` without ``CI``) they take turns, a part each day. Written by ``TRIBUTARY_LONG=1 CI=true make test``."""
+LONGEST, TURNS, WHOLE = 400, 8, 4000
+_took: Counter[str] = Counter()
 WHOLE_ON_POSTGRES = {"test_store.py", "test_upgrade.py"}
 EVERY = 10  # of the tests of other files that ask for `database`, so many are one part: another one each day
 
@@ -140,6 +152,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.user_properties.append(("tally", dict(mark.kwargs)))
     yield
     left = {*_left_out([item for item in items if item in there], EVERY)}
+    if len(items) > WHOLE and not os.environ.get("CI"):
+        long = {*json.loads(LONG.read_text())}
+        names = sorted({name for item in items if (name := _function(item.nodeid)) in long})
+        later = {*names} - {*part_of_today(names, TURNS, say=False)}
+        left |= {item for item in items if _function(item.nodeid) in later}
     alike: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
         for mark in item.iter_markers("sampled"):
@@ -150,6 +167,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
+
+
+def _function(nodeid: str) -> str:
+    """The test that a case is of: ``test_x.py::test_y``."""
+    return nodeid.split("[")[0].removeprefix("tests/")
 
 
 def _left_out(cases: list[pytest.Item], every: int) -> list[pytest.Item]:

@@ -1,4 +1,4 @@
-"""What `make test` repeats less often than `make soak`, so that nothing goes untried for long.
+"""What `make test` repeats less often than `make soak`, or CI, so that nothing goes untried for long.
 
 Kills, races and sweeps have many alike cases. The quick suite runs every k-th of them and another part each day; the
 part of today is printed with a failure, and ``TRIBUTARY_PART`` repeats it anywhere. Of a parametrised test whose cases

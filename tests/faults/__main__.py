@@ -265,6 +265,8 @@ def main() -> int:
         for name in results[kind]:
             print(f"{kind.replace('_', ' ')}: {name}")
     print(results["line"])
+    if given.faults:  # the others had no chance to fail
+        results["invariants"] = {name: one for name, one in results["invariants"].items() if name in wanted}
     if given.full or not given.faults:
         results |= {
             "full": given.full,
