@@ -135,6 +135,13 @@ def test_a_coefficient_that_is_not_declared_is_named_by_its_column(tables):
     assert "stage not declared" in plan.release.doubtful(plan)[0][0]
 
 
+def test_plan_check_says_which_level_stands_first(plan):
+    """Of a real table whose first level a quarter has, three levels' effects were 2.5 of the records' errors off."""
+    [(detail, fix)] = plan.release.doubtful(plan)
+    assert detail.startswith("stage with a column of its own")
+    assert "level first that most persons" in fix
+
+
 @pytest.mark.parametrize(("levels", "refused"), [(15, False), (16, True)])
 def test_levels_count_as_covariates_before_anything_is_read(levels, refused):
     column = replace(STAGE, levels=tuple(f"ward {k}" for k in range(levels)))

@@ -286,6 +286,22 @@ def test_another_question_is_answered_from_synthetic_rows_and_says_so(study, tab
     assert abs(row.yi - real.yi) < 5 * math.sqrt(row.vi)
 
 
+def test_plan_check_warns_of_a_covariate_that_most_may_have_none_of():
+    """Of two real tables no coefficient was answered for cigarettes a day, of which five in six smoke none."""
+    column = "[dictionary.columns.cigs]\nkind = 'integer'\nlower = 0\nupper = 60\n\n[dictionary.columns.age]"
+    text = (STUDIES / "cohorts.toml").read_text().replace("[dictionary.columns.age]", column)
+    some = text.replace('"hdl", "sbp"]', '"hdl", "sbp", "cigs"]')
+    for cells, state in ((32, "warn"), (61, "ok")):
+        given = some.replace('mechanism = "moments"', f'mechanism = "moments"\nbins = {cells}')
+        _, lines = review(given, today=dt.date(2026, 1, 1), recipient="tributary-hub")
+        [line] = [line for line in lines if line.name == "declared"]
+        assert (line.state, "cigs from 0" in line.detail, "bands" in line.fix) == (
+            state,
+            state == "warn",
+            state == "warn",
+        )
+
+
 SHAPES = [
     "cox(time, cvd) ~ sbp * age",
     "cox(time, cvd) ~ sbp/10 + age/10 + I((age/10)^2)",

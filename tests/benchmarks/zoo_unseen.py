@@ -6,6 +6,8 @@ Each part of the record has the shape that `tests.benchmarks.zoo` and `zoo_momen
 * latent: outcomes last, w = 0.8 and 0; the planned questions, squares and products among them;
 * declared, none: noisy moments at ε = 1, every coefficient declared, and none;
 * tables: noisy tables at ε = 1; planned: what noisy moments say to a question with a square or a product;
+* nominal: noisy moments with next to no noise (ε = 30), every coefficient declared, of tables with nominal covariates,
+  whose binary outcomes alone; what they are wrong by there no ε mends;
 * curves_tuning, curves: latent noise again, asked polynomials and splines; on two tables it was seen what to mend, the
   others were looked at after;
 * rows: the equal-rows check on every part of a table, two draws a weight.
@@ -39,8 +41,8 @@ WHOLE = 10**9
 """More patients than a table has: all of them."""
 LIMIT = 600
 """Seconds of one cell."""
-WEIGHTS, EPSILON = (0.8, 0.0), 1.0
-PARTS = ("latent", "declared", "none", "tables", "planned", "curves_tuning", "curves", "rows")
+WEIGHTS, EPSILON, LITTLE_NOISE = (0.8, 0.0), 1.0, 30.0
+PARTS = ("latent", "declared", "none", "tables", "planned", "nominal", "curves_tuning", "curves", "rows")
 OF_ROWS = ("latent", "curves_tuning", "curves")
 
 
@@ -79,9 +81,12 @@ def cell(part: str, name: str, kind: str, draws: int, seed: int) -> dict[str, An
             return {"refused": str(refusal)}
         return {}
     mechanism = "tables" if part == "tables" else "moments"
-    return zoo_moments.cell(
-        name + STRAIGHT, kind, WHOLE, 0, (EPSILON,), draws, mechanism, part == "declared", seed=seed
-    )
+    declared, asked = part in ("declared", "nominal"), name + STRAIGHT
+    return zoo_moments.cell(asked, kind, WHOLE, 0, (_epsilon(part),), draws, mechanism, declared, seed=seed)
+
+
+def _epsilon(part: str) -> float:
+    return LITTLE_NOISE if part == "nominal" else EPSILON
 
 
 def measured(part: str, names: Sequence[str], draws: int, seed: int) -> Iterator[dict[str, Any]]:
@@ -91,6 +96,9 @@ def measured(part: str, names: Sequence[str], draws: int, seed: int) -> Iterator
         kinds = world.kinds
         if part.startswith("curves"):
             kinds = (BENT[name][0],) if name in BENT and (name in BENT_TUNING) == (part == "curves_tuning") else ()
+        if part == "nominal":
+            nominal = any(column.kind == "nominal" for column in world.columns)
+            kinds = ("binary",) if nominal and "binary" in world.outcomes else ()
         for kind in kinds:
             if part == "planned" and "I(" not in world.question(kind) and "*" not in world.question(kind):
                 continue
@@ -109,7 +117,7 @@ def results_of(part: str, cells: Sequence[dict[str, Any]], draws: int) -> dict[s
     if part in ("rows", "planned"):
         return {"cells": list(cells)}
     brief: Callable[[dict[str, Any]], dict[str, Any]] = zoo.brief if part in OF_ROWS else zoo_moments.brief
-    summaries = zoo.summaries(cells, WEIGHTS) if part in OF_ROWS else zoo_moments.summaries(cells, (EPSILON,))
+    summaries = zoo.summaries(cells, WEIGHTS) if part in OF_ROWS else zoo_moments.summaries(cells, (_epsilon(part),))
     mechanism = "latent noise" if part in OF_ROWS else "tables" if part == "tables" else "moments"
     kept = {"draws": draws, "sites": 0, "mechanism": mechanism, "summaries": summaries}
     return kept | {"cells": [brief(one) for one in cells]}

@@ -207,6 +207,21 @@ class MomentsPlan(Aggregates):
             )
             fix = 'Give it kind = "nominal", or its levels as numbers.'
             found.append((detail, fix))
+        heaps = ", ".join(c.name for c in columns if c.kind == "integer" and 0 == c.span[0] <= c.span[1] - self.bins)
+        if heaps:
+            detail = (
+                f"{heaps} from 0 with more values than the {self.bins} cells of its histogram: where seven in ten "
+                "persons are in one cell, as those who have none, no coefficient is answered, and that is seen once it "
+                "is paid for"
+            )
+            found.append((detail, "Plan it in bands, as a nominal column, or within narrower bounds."))
+        if nominal := factors_of(self.covariates, plan.dictionary):
+            detail = (
+                f"{', '.join(one.column.name for one in nominal)} with a column of its own for each level but the "
+                "first: the planned model lets levels overlap, and where few persons have the first one effects are "
+                "drawn towards it, at any epsilon (docs/zoo.md)"
+            )
+            found.append((detail, "Write the level first that most persons are expected to have."))
         response = plan.dictionary.column(self.responses[0])
         if self.outcome == "linear" and response.kind == "integer":
             detail = (
@@ -413,8 +428,8 @@ def _seen(releases: Sequence[bytes], design: Design) -> list[tuple[MomentsReleas
         raise EstimateRefusal(
             "the histograms must show how the covariates of the planned model are spread",
             given=unseen,
-            next_step="Plan narrower bounds for it, or more bins: its coefficient and the others would be off "
-            "by more than any interval.",
+            next_step="Plan it in bands, as a nominal column, or within narrower bounds (more bins only where "
+            "hospitals have thousands): its coefficient and the others would be off by more than any interval.",
         )
     return given
 
