@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from coordinator.pooling.pool import pool
-from coordinator.pooling.secure_sum.summed import heterogeneity, summed, weighed
+from coordinator.pooling.secure_sum.summed import Heterogeneity, heterogeneity, summed, weighed
 from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.fits.families import FAMILIES
@@ -146,7 +146,8 @@ def test_the_pooled_step_is_the_random_effects_estimate_of_the_records():
     w = 1 / (vi + exact.tau2)
     looks = [replace(one, weight=float(a), cut=1e6) for one, a in zip(looks, w * vi / (w * vi).max(), strict=True)]
     total = sum(one.rows(x, y).sum(axis=0) for one, (x, y) in zip(looks, data, strict=True))
-    answer = summed(looks, total, 1e-9, exact.beta + 0.02, exact.tau2, sites=NAMES)
+    known = {"law": np.ones(1), "tau": np.array([exact.tau2**0.5]), "exact": (w / w.sum())[None]}
+    answer = summed(looks, total, 1e-9, exact.beta + 0.02, Heterogeneity(own=vi, **known), sites=NAMES)
     assert answer.estimate == pytest.approx(exact.beta, abs=0.15 * exact.se)
     assert answer.ci_ub - answer.ci_lb == pytest.approx(2 * stats.t.ppf(0.975, 5) * math.sqrt(1 / w.sum()), rel=0.15)
 
@@ -154,9 +155,9 @@ def test_the_pooled_step_is_the_random_effects_estimate_of_the_records():
 def test_the_noise_and_the_cut_are_in_the_interval():
     _, data, theirs, _ = cohorts()
     pilots = pool(*zip(*theirs, strict=True), method="REML", test="adhoc")
-    looks, tau2 = weighed(looks_at(pilots.beta, NARROW), pilots)
+    looks, between = weighed(looks_at(pilots.beta, NARROW), pilots)
     total = sum(one.rows(x, y).sum(axis=0) for one, (x, y) in zip(looks, data, strict=True))
-    quiet, loud = (summed(looks, total, sigma, pilots.beta, tau2, sites=NAMES) for sigma in (1.0, 100.0))
+    quiet, loud = (summed(looks, total, sigma, pilots.beta, between, sites=NAMES) for sigma in (1.0, 100.0))
     assert loud.noise == pytest.approx(1e4 * quiet.noise)
     assert loud.variance - quiet.variance == pytest.approx(loud.noise - quiet.noise)
     assert quiet.cut > 0
@@ -164,10 +165,26 @@ def test_the_noise_and_the_cut_are_in_the_interval():
     # Four hundred draws of the noise spread the estimate as the variance says.
     rng = np.random.default_rng(5)
     drawn = [
-        summed(looks, total + 100 * rng.standard_normal(2) * [1, 0], 100.0, pilots.beta, tau2, sites=NAMES).estimate
+        summed(looks, total + 100 * rng.standard_normal(2) * [1, 0], 100.0, pilots.beta, between, sites=NAMES).estimate
         for _ in range(400)
     ]
     assert np.var(drawn) / loud.noise == pytest.approx(1, abs=0.25)
+
+
+def test_what_weights_are_told_to_cost_is_what_they_cost_where_tau_is_one_that_the_prior_expects():
+    """Of 8 sites whose own variances differ by more than a hundred, over τ from the prior, cut where it has no mean."""
+    rng = np.random.default_rng(12)
+    own = np.array([0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.1, 0.12]) ** 2
+    typical, lost, told = math.sqrt(1 / (1 / own).mean()), [], []
+    for _ in range(600):
+        chance = rng.uniform(0, 0.75)
+        tau = typical * chance / (1 - chance)
+        exact = 1 / (own + tau**2)
+        found = heterogeneity(rng.standard_normal(8) * np.sqrt(2 * own + tau**2), own, own)
+        lost.append(((found.weights - exact / exact.sum()) ** 2 * (own + tau**2)).sum())
+        told.append(found.astray(found.weights))
+    assert 0.6 < np.mean(told) / np.mean(lost) < 2.5
+    assert found.astray(np.full(8, 1 / 8)) > found.astray(found.weights)
 
 
 def test_heterogeneity_is_averaged_and_not_set_to_nothing_by_noise():
@@ -176,17 +193,17 @@ def test_heterogeneity_is_averaged_and_not_set_to_nothing_by_noise():
     found = []
     for _ in range(300):
         estimates = 0.15 + rng.standard_normal(12) * np.sqrt(own + more + tau**2)
-        weights, tau2 = heterogeneity(estimates, own, more)
-        assert weights.sum() == pytest.approx(1)
-        found.append(tau2)
+        one = heterogeneity(estimates, own, more)
+        assert one.weights.sum() == pytest.approx(1)
+        found.append(one.tau2)
     assert np.quantile(found, 0.02) > 0.01**2
     assert 0.5 * tau**2 < np.median(found) < 2 * tau**2
 
 
 def test_with_no_heterogeneity_seen_large_sites_weigh_more_and_with_much_all_alike():
     own = np.array([0.01, 0.01, 0.04, 0.04, 0.01]) ** 2
-    alike, _ = heterogeneity(np.full(5, 0.1), own, np.zeros(5))
-    apart, _ = heterogeneity(np.array([-1.0, 1.0, 0.0, 2.0, -2.0]), own, np.zeros(5))
+    alike = heterogeneity(np.full(5, 0.1), own, np.zeros(5)).weights
+    apart = heterogeneity(np.array([-1.0, 1.0, 0.0, 2.0, -2.0]), own, np.zeros(5)).weights
     assert alike[0] / alike[2] > 4
     assert apart[0] / apart[2] == pytest.approx(1, abs=0.05)
 

@@ -165,7 +165,7 @@ def test_the_noise_told_of_each_coefficient_is_the_noise_that_was_added():
         x, y = design.matrices(plan.dictionary.check(table))
         total += look_sent(opened.parts[at].look, len(x), bounds, design).rows(x, y).sum(axis=0)
     levels = {at: (part.events, part.charges) for at, part in opened.parts.items()}
-    looks, tau2 = places.weighed(places.looks(levels))
+    looks, differing = places.weighed(places.looks(levels))
     rng = np.random.default_rng(7)
     drawn = [
         summed_vector(
@@ -173,7 +173,7 @@ def test_the_noise_told_of_each_coefficient_is_the_noise_that_was_added():
             total + opened.sigma * rng.standard_normal(len(total)),
             opened.sigma,
             places.start,
-            tau2,
+            differing,
             sites=list(TABLES),
         )
         for _ in range(200)

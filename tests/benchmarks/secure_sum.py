@@ -16,7 +16,7 @@ whoever looks with all other sites: the masks cancel in both, so what is drawn i
 With a folder, every repetition is kept there, and a run that was stopped goes on where it was.
 
 python -m tests.benchmarks.secure_sum [repetitions] [first seed] [--epsilon 0.5,1] [--world fits|misfit]
-  [--folder FOLDER] [--pilot SHARE] [--reach A] [--least C] [--name NAME] [--summary]
+  [--folder FOLDER] [--no-rows] [--pilot SHARE] [--reach A] [--least C] [--name NAME] [--summary]
 """
 
 import argparse
@@ -113,14 +113,14 @@ def arm(tables, epsilon, seed, given):
     coordinator, cost = through_messages(terms, signing, walk.values, noise.spawn(len(keys)))
     opened = walk.opened(plan, coordinator, {at: f"{at:064x}" for at in pilots})
     [answer], own = read_sum(plan, opened, pilots), pilot_places(plan, pilots).pooled(tuple(pilots))
-    rows = on_rows(plan, pilots, answer, seed)
-    return {
+    rows = on_rows(plan, pilots, answer, seed) if given.rows else None
+    return ({} if rows is None else {"on_rows": [rows.beta, rows.ci_lb, rows.ci_ub]}) | {
         "sum": [answer.estimate, answer.ci_lb, answer.ci_ub],
         "variance": answer.variance,
         "noise": answer.noise,
         "cut": answer.cut,
+        "weights": answer.weights,
         "pilot": [own.beta, own.ci_lb, own.ci_ub],
-        "on_rows": [rows.beta, rows.ci_lb, rows.ci_ub],
         "tau2": answer.tau2,
         "rows": [[row.colluders, row.epsilon] for row in trust_rows(planned_event(plan).events[:2], [terms], DELTA)],
         "cost": cost,
@@ -165,7 +165,7 @@ def summary(runs):
     out = {"real": {"coverage": held(real_ones), "tau": float(np.mean([run["tau2"] ** 0.5 for run in runs]))}}
     for name in runs[0]["cells"]:
         cells = [run["cells"][name] for run in runs]
-        for which in ("sum", "pilot", "on_rows"):
+        for which in ("sum", "pilot", *(["on_rows"] if "on_rows" in cells[0] else [])):
             ours = np.array([cell[which] for cell in cells])
             gaps = np.exp(ours[:, 0]) - np.exp(real_ones[:, 0])
             widths = (ours[:, 2] - ours[:, 1]) / (real_ones[:, 2] - real_ones[:, 1])
@@ -182,12 +182,13 @@ def summary(runs):
                 "width_median": float(np.median(widths)),
             }
         squared = (np.array([cell["sum"][0] for cell in cells]) - real_ones[:, 0]) ** 2
-        stated = np.array([cell["noise"] + cell["cut"] for cell in cells])
+        stated = np.array([cell["noise"] + cell["cut"] + cell["weights"] for cell in cells])
         out[f"{name} sum"] |= {
             "squared_error_over_stated": float(squared.mean() / stated.mean()),
             "rows": cells[0]["rows"],
             "noise": float(np.sqrt(np.mean([cell["noise"] for cell in cells]))),
             "cut": float(np.sqrt(np.mean([cell["cut"] for cell in cells]))),
+            "weights": float(np.sqrt(np.mean([cell["weights"] for cell in cells]))),
             "tau": float(np.mean([cell["tau2"] ** 0.5 for cell in cells])),
         }
     return out
@@ -258,6 +259,7 @@ def main():
     parser.add_argument("--reach", type=float, default=SecureSumPlan.reach)
     parser.add_argument("--least", type=float, default=SecureSumPlan.least)
     parser.add_argument("--name", default="", help="of the result's file, where it is another than the world's")
+    parser.add_argument("--no-rows", dest="rows", action="store_false", help="leave out a user's regression on rows")
     parser.add_argument("--summary", action="store_true", help="print, and write no result")
     given = parser.parse_args()
     runs = []

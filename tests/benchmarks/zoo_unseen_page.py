@@ -104,7 +104,8 @@ BENT = """
 Asked a polynomial or a spline in place of a square, flows drew both it and what goes with it wrong, by up to three of
 the records' errors: a law of the outcome had the squares that a plan writes out, and curves only where the records ask
 for one loudly. Laws have a planned curve as well since (decision 28); by two tables it was seen what to do, and the
-others are as they were after it. Nothing else of this part moved by it.
+others are as they were after it. Of those, one more, a spline of mgus, had been seen to fail before: births, nhefs,
+schools and covid alone were wholly unseen. Nothing else of this part moved by it.
 """
 ALONE = """
 One hospital by itself, beside what its own records say. Of noisy figures they are parts of a few hundred patients at

@@ -21,6 +21,8 @@ class SummedAnswer:
     Args:
         estimate: on the analysis scale, per unit of the bounds, or of the question (`per`).
         variance: all of it. noise: the part from the sum's noise. cut: the part from what the cut takes.
+        weights: by what the weights may lie from those of the records' own answer; with noise and cut the expected
+            squared distance to that answer. Nothing in answers from before it was told.
         tau2: τ̄², the mean of τ² under what the pilots say of it, which is in `variance`.
         sites: whose numbers are in the sum.
         level: coverage of the interval, Student's with one degree of freedom less than sites.
@@ -33,6 +35,7 @@ class SummedAnswer:
     tau2: float
     sites: tuple[str, ...]
     level: float = 0.95
+    weights: float = 0.0
 
     @property
     def se(self) -> float:
@@ -70,7 +73,7 @@ class SummedAnswer:
         >>> one.per(10.0).estimate, round(one.per(10.0).se, 9), round(one.ci_ub - one.estimate, 2)
         (1.0, 2.0, 0.86)
         """
-        parts = {name: getattr(self, name) * units**2 for name in ("variance", "noise", "cut", "tau2")}
+        parts = {name: getattr(self, name) * units**2 for name in ("variance", "noise", "cut", "weights", "tau2")}
         return replace(self, estimate=self.estimate * units, **parts)
 
     def data(self, scale: Scale) -> dict[str, Any]:
@@ -83,6 +86,7 @@ class SummedAnswer:
             **{name: getattr(self, name) for name in ("se", "zval", "pval", "ci_lb", "ci_ub", "tau2", "variance")},
             "noise": self.noise,
             "cut": self.cut,
+            "weights": self.weights,
             "sites": list(self.sites),
             "level": self.level,
             "shown": {name: shown(value, scale) for name, value in ends.items()},
@@ -92,4 +96,5 @@ class SummedAnswer:
     def of(data: dict[str, Any]) -> SummedAnswer:
         """The answer that `data` told."""
         names = ("variance", "noise", "cut", "tau2", "level")
-        return SummedAnswer(estimate=data["beta"], sites=tuple(data["sites"]), **{name: data[name] for name in names})
+        known = {name: data[name] for name in names} | {"weights": data.get("weights", 0.0)}
+        return SummedAnswer(estimate=data["beta"], sites=tuple(data["sites"]), **known)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from coordinator.pooling.pool import PooledResult
+    from coordinator.pooling.secure_sum.summed import Heterogeneity
     from shared.mechanisms.moments.together import SitePlace
     from shared.plans.plan import StudyPlan
 
@@ -65,16 +66,16 @@ class PilotPlaces:
 
     def weighed(
         self, looks: Mapping[int, SumLook | VectorLook]
-    ) -> tuple[dict[int, SumLook | VectorLook], tuple[float, ...]]:
-        """The looks with what goes over all of them, weights and whitening; τ̄² of each summed coefficient."""
+    ) -> tuple[dict[int, SumLook | VectorLook], tuple[Heterogeneity, ...]]:
+        """The looks with what goes over all of them; how sites differ in each summed coefficient."""
         from coordinator.pooling.secure_sum.summed import weighed
         from coordinator.pooling.secure_sum.vectors import weighed_vectors
 
         release, sites = _release(self.plan), tuple(looks)
         single = [one for one in looks.values() if isinstance(one, SumLook)]
         if single:
-            found, tau2 = weighed(single, self.pooled(sites))
-            return dict(zip(sites, found, strict=True)), (tau2,)
+            found, differing = weighed(single, self.pooled(sites))
+            return dict(zip(sites, found, strict=True)), (differing,)
         several = [one for one in looks.values() if isinstance(one, VectorLook)]
         pilots = [self.pooled(sites, at) for at in range(len(self.start))]
         vectors, between = weighed_vectors(several, pilots, release.terms(self.plan).sigma)

@@ -52,14 +52,14 @@ def read_sum(
         looks[site] = _as_sent(found[site], had)
         if not _same(sent(looks[site], places.start, had.level), had):
             raise IntegrityRefusal("a look must be the one that the pilots give", given=f"another of site {site}")
-    _, tau2 = places.weighed(looks)
+    _, between = places.weighed(looks)
     names = tuple(plan.release.members)  # type: ignore[attr-defined]
     shown: Any = {"sites": [names[site] for site in sites], "level": level}
     total, single = np.array(opened.total), [one for one in looks.values() if isinstance(one, SumLook)]
     if single:
-        return (summed(single, total, opened.sigma, opened.start[0], tau2[0], **shown),)
+        return (summed(single, total, opened.sigma, opened.start[0], between[0], **shown),)
     several = [one for one in looks.values() if isinstance(one, VectorLook)]
-    return summed_vector(several, total, opened.sigma, opened.start, tau2, **shown)
+    return summed_vector(several, total, opened.sigma, opened.start, between, **shown)
 
 
 def _as_sent(look: SumLook | VectorLook, had: AnySentLook) -> SumLook | VectorLook:

@@ -16,12 +16,17 @@ The interval is Student's with K - 1 degrees of freedom, on the variance
           \qquad v_i = \frac{n_i E[q^2]}{(n_i E[q \psi])^2},
 
 v_i with what the cut costs, and τ̄² the mean of τ² under its posterior law.
+
+From the records' own pooled answer it lies by the noise, by what the cut costs, and by its weights p, since nobody
+knows the τ that the records' own weights w(τ) follow: the mean of :math:`\sum (p_i - w_i(\tau))^2 (1 / J_i + \tau^2)`
+under what the pilots say of τ. An answer tells the three parts beside its variance.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,22 +36,51 @@ from coordinator.pooling.secure_sum.answer import SummedAnswer
 from shared.errors import EstimateRefusal
 from shared.mechanisms.secure_sum.influences import SumLook
 
-__all__ = ["LEAST_SLOPE", "heterogeneity", "summed", "weighed"]
+__all__ = ["LEAST_SLOPE", "Heterogeneity", "heterogeneity", "summed", "weighed"]
 
 Array = NDArray[np.float64]
 LEAST_SLOPE = 0.5
 """Share of the expected squares that the sum is taken to have at least, whatever its noise says."""
 
 
-def heterogeneity(estimates: Array, own: Array, more: Array) -> tuple[Array, float]:
-    """(K,) normalised random-effects weights and τ̄², averaged over what estimates with more noise say of τ.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Heterogeneity:
+    """What pilots say of how sites differ, of one coefficient.
+
+    Args:
+        own: (K,) variances that the records alone leave.
+        law: (values,) probabilities of values of τ. tau: (values,) these. exact: (values, K) weights that go with each.
+    """
+
+    own: Array
+    law: Array
+    tau: Array
+    exact: Array
+
+    @property
+    def weights(self) -> Array:
+        """(K,) normalised random-effects weights, averaged over τ."""
+        return np.asarray(self.law @ self.exact)
+
+    @property
+    def tau2(self) -> float:
+        """τ̄²."""
+        return float(self.law @ self.tau**2)
+
+    def astray(self, share: Array) -> float:
+        """The expected squared distance that other weights (K,), which sum to 1, make to the answer at the true τ."""
+        return float(self.law @ ((share - self.exact) ** 2 * (self.own + self.tau[:, None] ** 2)).sum(axis=1))
+
+
+def heterogeneity(estimates: Array, own: Array, more: Array) -> Heterogeneity:
+    """Random-effects weights by what estimates with more noise say of τ.
 
     Args:
         estimates: (K,) of the pilots. own: (K,) variances that the records alone would leave.
         more: (K,) variances of the pilots beside these.
 
-    >>> weights, tau2 = heterogeneity(np.array([0.1, 0.1, 0.1]), np.array([0.01, 0.01, 0.04]), np.zeros(3))
-    >>> weights.round(2), tau2 < 0.02
+    >>> found = heterogeneity(np.array([0.1, 0.1, 0.1]), np.array([0.01, 0.01, 0.04]), np.zeros(3))
+    >>> found.weights.round(2), found.tau2 < 0.02
     (array([0.43, 0.43, 0.15]), True)
     """
     typical = math.sqrt(1 / float((1 / own).mean()))
@@ -61,20 +95,20 @@ def heterogeneity(estimates: Array, own: Array, more: Array) -> tuple[Array, flo
         weights.append(exact / exact.sum())
     law = np.exp(np.array(logs) - max(logs))
     law /= law.sum()
-    return law @ np.array(weights), float(law @ grid**2)
+    return Heterogeneity(own=own, law=law, tau=grid, exact=np.array(weights))
 
 
-def weighed(looks: Sequence[SumLook], pilots: PooledResult) -> tuple[tuple[SumLook, ...], float]:
-    """The looks with their weights, the largest 1, and τ̄².
+def weighed(looks: Sequence[SumLook], pilots: PooledResult) -> tuple[tuple[SumLook, ...], Heterogeneity]:
+    """The looks with their weights, the largest 1, and how sites differ.
 
     Args:
         pilots: of the same sites, in the same order and the same unit.
     """
     own = np.array([1 / look.precision for look in looks])
     estimates, variances = np.array(pilots.yi), np.array(pilots.vi)
-    weights, tau2 = heterogeneity(estimates, own, np.maximum(variances - own, 0.1 * variances))
-    a = weights * own
-    return tuple(look.weighing(float(one)) for look, one in zip(looks, a / a.max(), strict=True)), tau2
+    between = heterogeneity(estimates, own, np.maximum(variances - own, 0.1 * variances))
+    a = between.weights * own
+    return tuple(look.weighing(float(one)) for look, one in zip(looks, a / a.max(), strict=True)), between
 
 
 def summed(
@@ -82,7 +116,7 @@ def summed(
     total: Array,
     sigma: float,
     start: float,
-    tau2: float,
+    between: Heterogeneity,
     *,
     sites: Sequence[str],
     level: float = 0.95,
@@ -91,7 +125,7 @@ def summed(
 
     Args:
         looks: of the survivors. total: (2,) F, and G times the bounds' bend. sigma: of the noise in it.
-        start: the coefficient that all looks are at. tau2: of `weighed`. sites: names of the survivors.
+        start: the coefficient that all looks are at. between: of `weighed`. sites: names of the survivors.
         level: coverage of the interval.
     Raises: EstimateRefusal, where the looks expect nothing of the records.
     """
@@ -106,7 +140,6 @@ def summed(
     estimate = start + (float(total[0]) - beyond) / information
     share, own = w / w.sum(), np.array([1 / look.precision for look in looks])
     noise, cut = (sigma / information) ** 2, float((share**2 * (held / slope**2 - own)).sum())
-    variance = float((share**2 * (own + tau2)).sum()) + cut + noise
-    return SummedAnswer(
-        estimate=estimate, variance=variance, noise=noise, cut=cut, tau2=tau2, sites=tuple(sites), level=level
-    )
+    variance = float((share**2 * (own + between.tau2)).sum()) + cut + noise
+    parts = {"noise": noise, "cut": cut, "weights": between.astray(share), "tau2": between.tau2}
+    return SummedAnswer(estimate=estimate, variance=variance, **parts, sites=tuple(sites), level=level)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from coordinator.pooling.pool import PooledResult
 from coordinator.pooling.secure_sum.answer import SummedAnswer
-from coordinator.pooling.secure_sum.summed import LEAST_SLOPE, heterogeneity
+from coordinator.pooling.secure_sum.summed import LEAST_SLOPE, Heterogeneity, heterogeneity
 from shared.errors import EstimateRefusal
 from shared.mechanisms.secure_sum.vectors import VectorLook, products
 
@@ -39,24 +39,23 @@ _WIDER = 0.25
 
 def weighed_vectors(
     looks: Sequence[VectorLook], pilots: Sequence[PooledResult], sigma: float
-) -> tuple[tuple[VectorLook, ...], tuple[float, ...]]:
-    """The looks with their weights, the largest of each coefficient 1, and with M; τ̄² of each coefficient.
+) -> tuple[tuple[VectorLook, ...], tuple[Heterogeneity, ...]]:
+    """The looks with their weights, the largest of each coefficient 1, and with M; how sites differ in each.
 
     Args:
         pilots: of each coefficient, of the same sites, in the same order and the same unit.
         sigma: of the sum's noise in each number.
     """
     own = 1 / np.array([look.precision for look in looks])
-    weights, tau2 = np.empty_like(own), []
+    weights, differing = np.empty_like(own), []
     for k, of in enumerate(pilots):
         more = np.maximum(np.array(of.vi) - own[:, k], 0.1 * np.array(of.vi))
-        found, between = heterogeneity(np.array(of.yi), own[:, k], more)
-        weights[:, k] = found * own[:, k]
-        tau2.append(between)
+        differing.append(heterogeneity(np.array(of.yi), own[:, k], more))
+        weights[:, k] = differing[-1].weights * own[:, k]
     weights /= weights.max(axis=0)
     given = [replace(look, weights=one) for look, one in zip(looks, weights, strict=True)]
-    whitening = _whitening(given, np.array(tau2), sigma)
-    return tuple(replace(look, whitening=whitening) for look in given), tuple(tau2)
+    whitening = _whitening(given, np.array([one.tau2 for one in differing]), sigma)
+    return tuple(replace(look, whitening=whitening) for look in given), tuple(differing)
 
 
 def _whitening(looks: Sequence[VectorLook], tau2: Array, sigma: float) -> Array:
@@ -93,7 +92,7 @@ def summed_vector(
     total: Array,
     sigma: float,
     start: Sequence[float],
-    tau2: Sequence[float],
+    differing: Sequence[Heterogeneity],
     *,
     sites: Sequence[str],
     level: float = 0.95,
@@ -102,7 +101,7 @@ def summed_vector(
 
     Args:
         looks: of the survivors. total: (coordinates,) as `shared.mechanisms.secure_sum.vectors` has them.
-        sigma: of the noise in each. start: the coefficients that all looks are at. tau2: of `weighed_vectors`.
+        sigma: of the noise in each. start: the coefficients that all looks are at. differing: of `weighed_vectors`.
         sites: names of the survivors. level: coverage of the intervals.
     Raises: EstimateRefusal, where the looks expect nothing of the records, or M cannot be taken back.
     """
@@ -125,13 +124,15 @@ def summed_vector(
     share = w / w.sum(axis=0)
     noise = np.square(back).sum(axis=1) * (sigma / information) ** 2
     cut = (share**2 * (kept / slope**2 - own)).sum(axis=0)
-    variance = (share**2 * (own + np.array(tau2))).sum(axis=0) + cut + noise
+    tau2 = np.array([one.tau2 for one in differing])
+    variance = (share**2 * (own + tau2)).sum(axis=0) + cut + noise
     return tuple(
         SummedAnswer(
             estimate=float(start[k] + moved[k] / information[k]),
             variance=float(variance[k]),
             noise=float(noise[k]),
             cut=float(cut[k]),
+            weights=differing[k].astray(share[:, k]),
             tau2=float(tau2[k]),
             sites=tuple(sites),
             level=level,
