@@ -20,7 +20,7 @@ from contextlib import closing
 import pytest
 from delivered import cohort_plan
 from web_stage import WebStage, words
-from windows import axe, barriers, chromium, fits, opened  # noqa: F401
+from windows import axe, barriers, chromium, fits, keep, opened  # noqa: F401
 
 from coordinator.analyst.remote import Pass
 from coordinator.cli import main
@@ -95,12 +95,10 @@ def test_who_serves_reads_a_code_and_has_a_studys_answer_in_a_browser_without_an
 ):
     terminal, store = served
     url, code = terminal.until(CODE).groups()
-    looks = os.environ.get("TRIBUTARY_SCREENSHOTS")
     with opened(chromium, url, viewport={"width": 1280, "height": 900}) as window:
 
         def see(name: str) -> None:
-            if looks:
-                window.screenshot(path=f"{looks}/{name}.png", full_page=True)
+            keep(window, name)
             assert fits(window), name
             assert barriers(window, axe) == [], name
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from delivered import TODAY, cohort, cohort_plan, join, quarantine, take_back
 from web_stage import HOSTILE, QUESTION, WebStage, stage, words  # noqa: F401
-from windows import axe, barriers, chromium, enter, fits, window  # noqa: F401
+from windows import axe, barriers, chromium, enter, fits, keep, window  # noqa: F401
 
 from coordinator.analyst.show import p_shown
 from coordinator.pooling.diagnostics import influence
@@ -551,4 +551,5 @@ def test_no_page_has_a_barrier_that_axe_finds_and_none_is_wider_than_its_window(
                 closed.click()
         found[path] = barriers(window, axe, rules=rules)
         assert fits(window), path
+        keep(window, re.sub(r"\W+", "-", path.partition("?")[0].replace(result["odd"], "odd")).strip("-") or "studies")
     assert {path: names for path, names in found.items() if names} == {}

@@ -78,6 +78,12 @@ def enter(window, token) -> None:
     window.wait_for_url("**/")
 
 
+def keep(window, name: str) -> None:
+    """A picture of the whole page in the folder that ``TRIBUTARY_SCREENSHOTS`` names, to be looked at."""
+    if folder := os.environ.get("TRIBUTARY_SCREENSHOTS"):
+        window.screenshot(path=f"{folder}/{name}-{window.viewport_size['width']}.png", full_page=True)
+
+
 def fits(window) -> bool:
     """Whether nothing but what scrolls by itself is wider than the window."""
     return bool(window.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
