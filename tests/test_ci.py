@@ -33,7 +33,8 @@ def run(bare: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("user", [0, 1000])
-def test_what_cannot_be_installed_is_said_with_the_reason_and_as_the_last_words(bare, user):
+def test_what_cannot_be_installed_is_said_with_the_reason_and_again_before_the_suite(bare, user):
+    program(bare / "make", '[ "$1" != test ] || { echo 1 passed >&2; }')
     (bare / "id").unlink()
     program(bare / "id", f"echo {user}")
     said = run(bare)
@@ -41,12 +42,13 @@ def test_what_cannot_be_installed_is_said_with_the_reason_and_as_the_last_words(
     reason = "Unable to fetch some archives" if user == 0 else "only root installs packages"
     assert reason in said.stderr
     begun, _, last = said.stderr.partition("==== NOT TESTED in this run, for lack of programs ====")
+    assert last.rstrip().endswith("1 passed"), "a run's last line is the suite's own"
     for words in ("every page in a real browser", "the R package", "axe-core"):
         assert words in begun
         assert words in last
 
 
-def test_they_are_the_last_words_of_a_run_that_fails_too(bare):
+def test_they_are_the_last_words_of_a_run_that_fails_before_the_suite(bare):
     program(bare / "make", "exit 3")
     said = run(bare)
     assert said.returncode == 3
