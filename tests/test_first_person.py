@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from delivered import cohort_plan
@@ -146,8 +147,12 @@ def stage(tmp_path) -> Iterator[WebStage]:
 def test_a_wrong_code_a_wrong_name_and_a_form_of_another_site_make_no_token(stage):
     with stage.web() as client:
         wrong = client.post("/sign-in/first", data={**FORM, "code": "0123-4567-89ab-cdee"})
-        assert (wrong.status_code, "the one that coordinator serve printed" in words(wrong)) == (403, True)
-        assert client.post("/sign-in/first", data={"name": "ada"}).status_code == 403
+        assert (wrong.status_code, "the one that coordinator serve printed" in words(wrong)) == (422, True)
+        assert 'name="name" value="ada"' in wrong.text
+        assert client.post("/sign-in/first", data={"name": "ada"}).status_code == 422
+        long = client.post("/sign-in/first", data={**FORM, "name": "<zz>" * 3000}).text
+        assert "<zz" not in long
+        assert long.count("zz") < 100
         assert client.post("/sign-in/first", data={**FORM, "name": "<b>"}).status_code == 422
         assert client.post("/sign-in/first", data=FORM, headers={"origin": "https://elsewhere.org"}).status_code == 400
         assert client.get("/sign-in/first").status_code in (404, 405)
@@ -182,6 +187,20 @@ def test_without_a_terminal_no_code_is_made(tmp_path, capfd):
     made(tmp_path / "hub", *free_ports(3))
     config = CoordinatorConfig.load(tmp_path / "hub")
     assert _first_code(config, config.web_settings) == ""
+
+
+def test_without_an_address_for_analysts_no_code_is_made(tmp_path, monkeypatch):
+    from coordinator.cli.setting_up import _first_code
+    from coordinator.config import CoordinatorConfig
+
+    web, analysts, sites = free_ports(3)
+    made(tmp_path / "hub", web, analysts, sites)
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    config = CoordinatorConfig.load(tmp_path / "hub")
+    assert re.fullmatch(r"([0-9a-f]{4}-){3}[0-9a-f]{4}", _first_code(config, config.web_settings))
+    assert _first_code(replace(config, analysts=""), config.web_settings) == ""
+    assert _first_code(config, config.web_settings | {"listen": f"[::1]:{web}"}) == ""
 
 
 def test_a_study_must_be_there_before_somebody_is_let_in_to_it(tmp_path):

@@ -143,7 +143,7 @@ def test_a_first_run_is_explained_on_this_machine_until_somebody_holds_a_token(t
     stage.start()
     try:
         with stage.web() as client:
-            assert "coordinator analyst add NAME --study cvd" in words(client.get("/sign-in"))
+            assert "coordinator analyst add NAME --study STUDY" in words(client.get("/sign-in"))
             stage.admit()
             assert "coordinator analyst add" not in words(client.get("/sign-in"))
     finally:

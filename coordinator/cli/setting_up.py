@@ -20,7 +20,7 @@ from shared.terminal import VerbAnswer, console
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-AT_HOME = ("127.0.0.1", "0.0.0.0", "localhost", "[::1]", "[::]")
+AT_HOME = ("127.0.0.1", "0.0.0.0", "localhost", "[::]")
 """Where a server listens that a browser on the same machine reaches as itself."""
 Database = Annotated[
     str, typer.Option("--store", help=f"URL of the database; SQLite in the home folder, or {STORE_VARIABLE}.")
@@ -179,9 +179,12 @@ def passphrase(
 def _first_code(config: CoordinatorConfig, web: Mapping[str, str] | None) -> str:
     """What lets in the first person, by a browser on this machine; blank where none is wanted.
 
-    It is shown on a terminal alone: a service's log keeps it from nobody who may read logs.
+    It is shown on a terminal alone: a service's log keeps it from nobody who may read logs. And only where analysts
+    have an address, which stands in the token's file that the first person is shown.
     """
-    if not web or web["issuer"] or web["listen"].rpartition(":")[0] not in AT_HOME or not sys.stdout.isatty():
+    if not web or web["issuer"] or not config.analysts or web["listen"].rpartition(":")[0] not in AT_HOME:
+        return ""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return ""
     from coordinator.services.analysts import Analysts
 

@@ -160,7 +160,7 @@ class Analysts:
         """
         plain = name.isascii() and name.replace("-", "").replace("_", "").replace(".", "").isalnum()
         if not (plain and len(name) <= 64):
-            raise ParameterError("an analyst's name must be a plain word", given=repr(name))
+            raise ParameterError("an analyst's name must be a plain word", given=repr(name[:64]))
         if role not in ROLES:
             raise ParameterError(f"a role must be one of {', '.join(ROLES)}", given=repr(role))
         if not studies:

@@ -16,7 +16,7 @@ from coordinator.web.interface.problems import problem
 from coordinator.web.sign_in.provider import BEGUN
 from coordinator.web.sign_in.sessions import COOKIE, Sessions
 from shared.base.canonical import sha256_hex
-from shared.errors import AccessRefusal, Refusal, SchemaRefusal, TooLarge
+from shared.errors import AccessRefusal, ParameterError, Refusal, SchemaRefusal, TooLarge
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -64,7 +64,7 @@ class Entrance:
 
     async def _sign_in(self, request: Request) -> Response:
         connection, first = _met(request), await self._first(request)
-        if request.method == "GET":
+        if request.method != "POST":
             return self._door(first)
         try:
             token = dict(await self._form(request)).get("token", "").strip()
@@ -77,8 +77,8 @@ class Entrance:
             return self._door(first, refusal, problem(refusal)["status"])
         return await self._entered(RedirectResponse("/", status_code=303), who.site, who.role, token)
 
-    def _door(self, first: Any, refusal: Refusal | None = None, status: int = 200) -> Response:
-        values = {"refusal": refusal, "first": first, "by_code": bool(self._code)}
+    def _door(self, first: Any, refusal: Refusal | None = None, status: int = 200, name: str = "") -> Response:
+        values = {"refusal": refusal, "first": first, "by_code": bool(self._code), "given_name": name}
         return self._draw("sign_in.html", None, status=status, **values)
 
     async def _entered(self, answer: Response, *who: Any) -> Response:
@@ -92,24 +92,27 @@ class Entrance:
         connection, first = _met(request), await self._first(request)
         if first is None or not self._code:
             return RedirectResponse("/sign-in", status_code=303)
+        name = ""
         try:
             given = dict(await self._form(request))
-            shown = sha256_hex(given.get("code", "").strip().lower().encode())
+            name = given.get("name", "").strip()[:65]
+            shown = sha256_hex("".join(given.get("code", "").lower().split()).encode())
             if not secrets.compare_digest(shown, self._code):
-                raise AccessRefusal(
-                    "the code must be the one that coordinator serve printed", given="another", next_step="Look again."
+                raise ParameterError(
+                    "the code must be the one that coordinator serve printed",
+                    given="another",
+                    next_step="It is a new one at each start.",
                 )
-            make = functools.partial(self._api.derived.first_token, given.get("name", "").strip())
+            house = self._house()  # before the token: it is shown once
+            make = functools.partial(self._api.derived.first_token, name)
             account, token = await self._api.places.looked_up(make)
         except Refusal as refusal:
             if connection is not None:
                 connection.strike()
-            return self._door(first, refusal, problem(refusal)["status"])
+            return self._door(first, refusal, problem(refusal)["status"], name)
         own = {"name": account.name, "role": account.role, "studies": list(account.studies)}
         own |= {"expires": account.expires.isoformat(), "token": token}
-        page = self._draw(
-            "first_token.html", None, account=account, file=json.dumps({**self._house(), **own}, indent=1)
-        )
+        page = self._draw("first_token.html", None, account=account, file=json.dumps({**house, **own}, indent=1))
         return await self._entered(page, account.name, account.role, token)
 
     async def _away(self, request: Request) -> Response:
@@ -140,9 +143,9 @@ class Entrance:
         return answer
 
     async def _first(self, request: Request) -> Any:
-        """What is to be done first: said on this machine alone, while nobody holds a token."""
+        """What is to be done first: said on this machine alone, while nobody holds a token and no provider is set."""
         connection = connection_of(request)
-        if connection is None or connection.address not in ("127.0.0.1", "::1"):
+        if self._provider is not None or connection is None or connection.address != "127.0.0.1":
             return None
         return await self._api.places.looked_up(self._api.derived.first)
 

@@ -174,7 +174,9 @@ class Pages:
             except AccessRefusal as refusal:
                 if refusal.code == "E_ACCESS" and "token" in refusal.must and "study" not in refusal.must:
                     await places.looked_up(functools.partial(self._sessions.leave, cookie))
-                    return self._draw("sign_in.html", None, refusal=refusal, first=None, by_code=False, status=401)
+                    return self._draw(
+                        "sign_in.html", None, refusal=refusal, first=None, by_code=False, given_name="", status=401
+                    )
                 return self._refused(request, session, refusal)
             except Refusal as refusal:
                 return self._refused(request, session, refusal)
