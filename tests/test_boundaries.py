@@ -26,7 +26,8 @@ SERVED = {
 SERVED |= {("site_agent/show/page/frame.py", "jinja2")}
 SERVED |= {(f"coordinator/training/{name}.py", "flwr") for name in ("dialled_grid", "strategies")}
 SERVED |= {
-    (f"coordinator/web/{name}.py", "starlette") for name in ("interface/api", "workbench/entrance", "workbench/pages")
+    (f"coordinator/web/{name}.py", "starlette")
+    for name in ("interface/api", "workbench/sign_in_pages", "workbench/pages")
 }
 SERVED |= {("coordinator/web/workbench/pages.py", "jinja2")}
 SERVED |= {("coordinator/web/server.py", name) for name in ("starlette", "uvicorn")}

@@ -11,7 +11,7 @@ import pytest
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 from test_page import browser, ready, released, served  # noqa: F401
 from test_page_alone import fresh  # noqa: F401
-from windows import Keys, Mouse, axe, barriers  # noqa: F401
+from windows import Keys, Mouse, axe, barriers, keep  # noqa: F401
 
 from shared.errors import AuditRefusal
 
@@ -139,12 +139,11 @@ def test_a_site_is_made_mapped_and_releases_by_its_forms(fresh, table, chromium,
     On each page nothing is wider than the window, and axe-core finds no barrier.
     """
     site, browser = fresh
-    looks, hand = os.environ.get("TRIBUTARY_SCREENSHOTS"), hand(chromium)
+    hand = hand(chromium)
 
     def see(name: str) -> str:
         chromium.wait_for_load_state()
-        if looks:
-            chromium.screenshot(path=f"{looks}/{name}-{chromium.viewport_size['width']}.png", full_page=True)
+        keep(chromium, name)
         assert fits(chromium), name
         assert barriers(chromium, axe) == [], name
         return chromium.inner_text("main")

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from delivered import cohort, cohort_plan
 from stage.analysis import Desk
+from stage.ports import free_port
 
 from coordinator.analyst.commands import connect
 from coordinator.services.compute import cluster as compute
@@ -74,12 +75,6 @@ def wait_for(look):
 def answers(port: int) -> bool:
     with socket.socket() as found:
         return found.connect_ex(("127.0.0.1", port)) == 0
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class Machines:

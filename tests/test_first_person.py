@@ -10,17 +10,16 @@ import pty
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
 from delivered import cohort_plan
-from web_stage import WebStage, words
+from stage.ports import free_ports
+from web_stage import WEB, WebStage, words
 from windows import axe, barriers, chromium, fits, keep, opened  # noqa: F401
 
 from coordinator.analyst.remote import Pass
@@ -31,15 +30,7 @@ from shared.base.canonical import sha256_hex
 
 CODE = re.compile(r"In a browser on this machine: (https://\S+)/sign-in with the code ((?:[0-9a-f]{4}-){3}[0-9a-f]{4})")
 FORM = {"code": "0123-4567-89ab-cdef", "name": "ada"}
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports of loopback that nobody has."""
-    with closing(socket.socket()) as one, closing(socket.socket()) as two, closing(socket.socket()) as three:
-        held = (one, two, three)[:number]
-        for each in held:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in held]
+WEB_WITH_CODE = {**WEB, "first_code": sha256_hex(FORM["code"].encode())}
 
 
 def made(home, web: int, analysts: int, sites: int) -> None:
@@ -137,8 +128,7 @@ def test_who_serves_reads_a_code_and_has_a_studys_answer_in_a_browser_without_an
 def stage(tmp_path) -> Iterator[WebStage]:
     stage = WebStage(tmp_path / "hub")
     stage.publish(cohort_plan(), sites={})
-    web = {"listen": "127.0.0.1:0", "certificate": "", "key": "", "first": sha256_hex(FORM["code"].encode())}
-    stage.start(web=web)
+    stage.start(web=WEB_WITH_CODE)
     yield stage
     stage.running.stop(0.2)
     stage.store.close()
@@ -205,7 +195,7 @@ def test_without_an_address_for_analysts_no_code_is_made(tmp_path, monkeypatch):
 
 def test_a_study_must_be_there_before_somebody_is_let_in_to_it(tmp_path):
     stage = WebStage(tmp_path / "hub")
-    stage.start(web={"listen": "127.0.0.1:0", "certificate": "", "key": "", "first": sha256_hex(FORM["code"].encode())})
+    stage.start(web=WEB_WITH_CODE)
     try:
         with stage.web() as client:
             assert "Let me in" not in client.get("/sign-in").text

@@ -15,7 +15,6 @@ import json
 import os
 import re
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from pathlib import Path
 import pytest
 import yaml
 from service import Hub
+from stage.ports import free_port
 from test_federating import PLAN, WHOLE, Hospital
 
 from coordinator.training import dialled
@@ -56,12 +56,6 @@ rate = 0.2
 noise_multiplier = 1.0
 quorum = 2
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def until(holds, what: str, every: float = 0.5) -> None:

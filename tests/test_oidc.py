@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 from doors import installed, lacking
+from stage.ports import free_port
 from web_stage import WEB, web_stage
 
 from coordinator.analyst.access import sign_in
@@ -31,12 +31,6 @@ from coordinator.web.sign_in.sessions import COOKIE, IDLE, OF_ONE, UNCONFIRMED, 
 from shared.errors import AccessRefusal, NetworkRefusal, RateRefusal, StateRefusal
 
 SCRIPT = Path(__file__).with_name("oidc_provider.mjs")
-
-
-def free_port() -> int:
-    with socket.socket() as line:
-        line.bind(("127.0.0.1", 0))
-        return line.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

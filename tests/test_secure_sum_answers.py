@@ -146,7 +146,7 @@ def test_the_pooled_step_is_the_random_effects_estimate_of_the_records():
     w = 1 / (vi + exact.tau2)
     looks = [replace(one, weight=float(a), cut=1e6) for one, a in zip(looks, w * vi / (w * vi).max(), strict=True)]
     total = sum(one.rows(x, y).sum(axis=0) for one, (x, y) in zip(looks, data, strict=True))
-    known = {"law": np.ones(1), "tau": np.array([exact.tau2**0.5]), "exact": (w / w.sum())[None]}
+    known = {"posterior": np.ones(1), "tau": np.array([exact.tau2**0.5]), "weights_at": (w / w.sum())[None]}
     answer = summed(looks, total, 1e-9, exact.beta + 0.02, Heterogeneity(own=vi, **known), sites=NAMES)
     assert answer.estimate == pytest.approx(exact.beta, abs=0.15 * exact.se)
     assert answer.ci_ub - answer.ci_lb == pytest.approx(2 * stats.t.ppf(0.975, 5) * math.sqrt(1 / w.sum()), rel=0.15)
@@ -182,9 +182,9 @@ def test_what_weights_are_told_to_cost_is_what_they_cost_where_tau_is_one_that_t
         exact = 1 / (own + tau**2)
         found = heterogeneity(rng.standard_normal(8) * np.sqrt(2 * own + tau**2), own, own)
         lost.append(((found.weights - exact / exact.sum()) ** 2 * (own + tau**2)).sum())
-        told.append(found.astray(found.weights))
+        told.append(found.expected_loss(found.weights))
     assert 0.6 < np.mean(told) / np.mean(lost) < 2.5
-    assert found.astray(np.full(8, 1 / 8)) > found.astray(found.weights)
+    assert found.expected_loss(np.full(8, 1 / 8)) > found.expected_loss(found.weights)
 
 
 def test_heterogeneity_is_averaged_and_not_set_to_nothing_by_noise():

@@ -20,7 +20,7 @@ from shared.terminal import VerbAnswer, console
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-AT_HOME = ("127.0.0.1", "0.0.0.0", "localhost", "[::]")
+LOCAL_HOSTS = ("127.0.0.1", "0.0.0.0", "localhost", "[::]")
 """Where a server listens that a browser on the same machine reaches as itself."""
 Database = Annotated[
     str, typer.Option("--store", help=f"URL of the database; SQLite in the home folder, or {STORE_VARIABLE}.")
@@ -182,7 +182,7 @@ def _first_code(config: CoordinatorConfig, web: Mapping[str, str] | None) -> str
     It is shown on a terminal alone: a service's log keeps it from nobody who may read logs. And only where analysts
     have an address, which stands in the token's file that the first person is shown.
     """
-    if not web or web["issuer"] or not config.analysts or web["listen"].rpartition(":")[0] not in AT_HOME:
+    if not web or web["issuer"] or not config.analysts or web["listen"].rpartition(":")[0] not in LOCAL_HOSTS:
         return ""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return ""
@@ -224,7 +224,7 @@ def serve(
         web |= {"listen": over_https}
     code = _first_code(config, web)
     if web and code:
-        web |= {"first": sha256_hex(code.encode())}
+        web |= {"first_code": sha256_hex(code.encode())}
 
     def ready(port: int) -> None:
         console().print(f"{config.name} answers on {host}:{port}; sites dial {config.address}; stop with Ctrl-C")

@@ -169,7 +169,11 @@ class Analysts:
 
         def work(c: sa.Connection) -> None:
             if first and not _nobody(c):
-                raise StateRefusal("the first token must be made while there is none", given="another")
+                raise StateRefusal(
+                    "the first token must be made while there is none",
+                    given="another",
+                    next_step="Sign in with it, or have its holder make you one: coordinator analyst add.",
+                )
             c.execute(_tokens.insert().values(**values))
 
         self._write(work)

@@ -119,7 +119,8 @@ def analysts_server(
         limits: settings of `CallLimits`.
         web: ``listen`` (``host:port`` to bind for HTTPS), and the files ``certificate`` and ``key``, blank for the
             coordinator's own; ``analysts`` (``host:port`` that gRPC is dialled at) and ``witness`` (the log's key), for
-            who signs in from a notebook; ``first`` (SHA-256, hex, of the code for the first token); None for no HTTPS.
+            who signs in from a notebook; ``first_code`` (SHA-256, hex, of the code for the first token); None for no
+            HTTPS.
         further: ``observe``, as of `Server`, if anybody is.
     Raises: NetworkRefusal (the port is taken); CertificateRefusal (one that cannot be used).
     """
@@ -197,7 +198,7 @@ def _web_server(
         known = {"address": web["analysts"], "server_name": SERVER_NAME, "witness": web.get("witness", "")}
         return {**known, "ca_pem": credentials().ca_pem}
 
-    further = {"person": Analyst, "signing": signing, "house": house, "first": web.get("first", ""), **served}
+    further = {"person": Analyst, "signing": signing, "house": house, "first_code": web.get("first_code", ""), **served}
     return WebServer(service, store, today, web["listen"], credentials=own, **further)
 
 

@@ -78,7 +78,7 @@ class WebServer:
         person: makes the identity of who signed in by a provider.
         signing: settings of `coordinator.web.sign_in.provider.Provider`; None for tokens alone.
         house: gives what a token's file says of this coordinator, see `coordinator.web.sign_in.device`.
-        first: SHA-256, hex, of the code by which the first token may be made in a browser; blank for none.
+        first_code: SHA-256, hex, of the code by which the first token may be made in a browser; blank for none.
         observe: told what became of each call, on the loop's thread.
     Raises: NetworkRefusal (the port cannot be bound), CertificateRefusal (the certificate cannot be used).
     """
@@ -96,7 +96,7 @@ class WebServer:
         person: Callable[..., Analyst],
         signing: Mapping[str, Any] | None = None,
         house: Callable[[], Mapping[str, str]] = dict,
-        first: str = "",
+        first_code: str = "",
         observe: Callable[[Decision], None] | None = None,
     ) -> None:
         self._credentials, self._shown = credentials, credentials()
@@ -123,7 +123,7 @@ class WebServer:
                 door=self._door,
                 observe=observe,
             )
-            pages = Pages(self.api, self._sessions, person, self._provider, house=house, first=first)
+            pages = Pages(self.api, self._sessions, person, self._provider, house=house, first_code=first_code)
             self._on_loop(self._start(application(self.api, pages)))
         except BaseException:
             if door is not None:

@@ -129,6 +129,8 @@ class MechanismPlan(ABC):
     title: ClassVar[str] = ""
     follow: ClassVar[int] = 0
     """Rounds that follow a release's delivery under the same charge."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Modules that not everybody installs, as they are imported (`shared.errors.require`)."""
     draws_rows: ClassVar[bool] = False
     """True if the released table holds synthetic rows of the dictionary."""
     later: ClassVar[tuple[str, ...]] = ()

@@ -49,27 +49,28 @@ class Heterogeneity:
 
     Args:
         own: (K,) variances that the records alone leave.
-        law: (values,) probabilities of values of τ. tau: (values,) these. exact: (values, K) weights that go with each.
+        tau: (values,) of τ. posterior: (values,) their probabilities. weights_at: (values, K) weights at each.
     """
 
     own: Array
-    law: Array
     tau: Array
-    exact: Array
+    posterior: Array
+    weights_at: Array
 
     @property
     def weights(self) -> Array:
         """(K,) normalised random-effects weights, averaged over τ."""
-        return np.asarray(self.law @ self.exact)
+        return np.asarray(self.posterior @ self.weights_at)
 
     @property
     def tau2(self) -> float:
         """τ̄²."""
-        return float(self.law @ self.tau**2)
+        return float(self.posterior @ self.tau**2)
 
-    def astray(self, share: Array) -> float:
+    def expected_loss(self, share: Array) -> float:
         """The expected squared distance that other weights (K,), which sum to 1, make to the answer at the true τ."""
-        return float(self.law @ ((share - self.exact) ** 2 * (self.own + self.tau[:, None] ** 2)).sum(axis=1))
+        lost = (share - self.weights_at) ** 2 * (self.own + self.tau[:, None] ** 2)
+        return float(self.posterior @ lost.sum(axis=1))
 
 
 def heterogeneity(estimates: Array, own: Array, more: Array) -> Heterogeneity:
@@ -95,7 +96,7 @@ def heterogeneity(estimates: Array, own: Array, more: Array) -> Heterogeneity:
         weights.append(exact / exact.sum())
     law = np.exp(np.array(logs) - max(logs))
     law /= law.sum()
-    return Heterogeneity(own=own, law=law, tau=grid, exact=np.array(weights))
+    return Heterogeneity(own=own, tau=grid, posterior=law, weights_at=np.array(weights))
 
 
 def weighed(looks: Sequence[SumLook], pilots: PooledResult) -> tuple[tuple[SumLook, ...], Heterogeneity]:
@@ -141,5 +142,5 @@ def summed(
     share, own = w / w.sum(), np.array([1 / look.precision for look in looks])
     noise, cut = (sigma / information) ** 2, float((share**2 * (held / slope**2 - own)).sum())
     variance = float((share**2 * (own + between.tau2)).sum()) + cut + noise
-    parts = {"noise": noise, "cut": cut, "weights": between.astray(share), "tau2": between.tau2}
+    parts = {"noise": noise, "cut": cut, "weights": between.expected_loss(share), "tau2": between.tau2}
     return SummedAnswer(estimate=estimate, variance=variance, **parts, sites=tuple(sites), level=level)

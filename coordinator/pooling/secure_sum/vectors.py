@@ -132,7 +132,7 @@ def summed_vector(
             variance=float(variance[k]),
             noise=float(noise[k]),
             cut=float(cut[k]),
-            weights=differing[k].astray(share[:, k]),
+            weights=differing[k].expected_loss(share[:, k]),
             tau2=float(tau2[k]),
             sites=tuple(sites),
             level=level,

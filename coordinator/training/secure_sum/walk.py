@@ -118,7 +118,7 @@ def run_sum(
         known = store.opened_sum(plan.hash)
         if known is not None:
             return known.document
-        require("Crypto", part="coordinator")
+        require(*plan.release.needs, part="coordinator")
         return _Walk(store, plan, key, progress, without).whole(timeout, sleep, clock)
 
 

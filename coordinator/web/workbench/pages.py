@@ -31,7 +31,7 @@ from coordinator.web.workbench import forms
 from coordinator.web.workbench.asked_elsewhere import copies, copies_of_looks
 from coordinator.web.workbench.burndown import HEIGHT, WIDTH, course
 from coordinator.web.workbench.comparing import differences, named, site_rows
-from coordinator.web.workbench.entrance import Entrance
+from coordinator.web.workbench.sign_in_pages import SignInPages
 from shared.base.canonical import parse_json
 from shared.errors import AccessRefusal, Refusal, RoleRefusal, SchemaRefusal
 from shared.estimands.kinds import KINDS, OPTIONS
@@ -91,7 +91,7 @@ class Pages:
         sessions: who is signed in.
         person: makes the identity of who signed in by a provider.
         provider: by which people sign in; None for tokens alone.
-        house, first: as of `coordinator.web.workbench.entrance.Entrance`.
+        house, first_code: as of `coordinator.web.workbench.sign_in_pages.SignInPages`.
     """
 
     def __init__(
@@ -102,10 +102,11 @@ class Pages:
         provider: Provider | None = None,
         *,
         house: Callable[[], Mapping[str, str]] = dict,
-        first: str = "",
+        first_code: str = "",
     ) -> None:
         self._api, self._sessions, self._person, self._provider = api, sessions, person, provider
-        self._entrance = Entrance(api, sessions, provider, house=house, first=first, draw=self._draw, form=self._form)
+        how: dict[str, Any] = {"house": house, "first_code": first_code, "draw": self._draw, "form": self._form}
+        self._sign_in = SignInPages(api, sessions, provider, **how)
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(FOLDER),
             autoescape=True,
@@ -152,7 +153,7 @@ class Pages:
         }
         return [
             *(Route(f"/{name}", functools.partial(self._asset, name)) for name in ASSETS),
-            *self._entrance.routes(),
+            *self._sign_in.routes(),
             *(Route(path, self._for_reader(view), methods=["GET"]) for path, view in seen.items()),
             *(Route(path, self._for_sender(view), methods=["POST"]) for path, view in done.items()),
         ]
@@ -174,9 +175,7 @@ class Pages:
             except AccessRefusal as refusal:
                 if refusal.code == "E_ACCESS" and "token" in refusal.must and "study" not in refusal.must:
                     await places.looked_up(functools.partial(self._sessions.leave, cookie))
-                    return self._draw(
-                        "sign_in.html", None, refusal=refusal, first=None, by_code=False, given_name="", status=401
-                    )
+                    return self._sign_in.page(None, refusal, 401)
                 return self._refused(request, session, refusal)
             except Refusal as refusal:
                 return self._refused(request, session, refusal)

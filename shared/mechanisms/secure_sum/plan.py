@@ -97,6 +97,7 @@ class SecureSumPlan(Aggregates):
     straight: ClassVar[bool] = True
     later: ClassVar[tuple[str, ...]] = ("further",)
     follow: ClassVar[int] = len(SumStep)
+    needs: ClassVar[tuple[str, ...]] = ("Crypto",)
     bundle_of: ClassVar[tuple[float, float]] = MomentsPlan.bundle_of
 
     def __post_init__(self) -> None:

@@ -133,8 +133,7 @@ def require_able(plan: StudyPlan, source: TableSource) -> None:
 
     if plan.posture in ("local", "holdout") and plan.training.by_nflows:
         require("torch", "nflows")
-    if plan.release.follow:  # the secure sum, whose charge is this one
-        require("Crypto")
+    require(*plan.release.needs)
     require(*(module for place in (source, source.edges) if place for module in reader(place).needs))
     if not source.path.exists():  # what is read after the charge refuses it, in words
         return

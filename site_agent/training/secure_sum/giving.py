@@ -87,7 +87,7 @@ def give(
         door, today, locked, rng: as of `site_agent.training.rounds.take_part`.
     Raises: any `Refusal`; nothing is lost by it while the process lives and no keys were offered.
     """
-    require("Crypto")
+    require(*plan.release.needs)
     work = SumWork(plan, source, site, door, rng, progress)
     began = time.monotonic()
     asked, pause = began, SOONEST

@@ -64,6 +64,21 @@ def followed(time: str, event: str, upper: float) -> tuple[Column, ...]:
     return Column(name=time, kind="time", upper=upper, decimals=2, event=event), Column(name=event, kind="event")
 
 
+def integer(name: str, lower: int, upper: int) -> Column:
+    """A column of whole numbers."""
+    return Column(name=name, kind="integer", lower=lower, upper=upper)
+
+
+def number(name: str, lower: float, upper: float, decimals: int) -> Column:
+    """A column of numbers with so many decimals."""
+    return Column(name=name, kind="continuous", lower=lower, upper=upper, decimals=decimals)
+
+
+def binary(*names: str) -> tuple[Column, ...]:
+    """Columns of 0 and 1."""
+    return tuple(Column(name=name, kind="binary") for name in names)
+
+
 def _framingham(folder: Path) -> HardWorld:
     frame = pd.read_csv(folder / "framingham.csv")
     frame = frame[(frame["PERIOD"] == 1) & (frame["PREVCHD"] == 0) & (frame["PREVSTRK"] == 0)]

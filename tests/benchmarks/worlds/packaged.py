@@ -17,7 +17,7 @@ import pandas as pd
 
 from shared.plans.dictionary import Column
 from tests.benchmarks.worlds import HardWorld
-from tests.benchmarks.worlds.others import followed, made, years
+from tests.benchmarks.worlds.others import binary, followed, integer, made, number, years
 
 __all__ = ["NAMES", "TUNING", "table"]
 
@@ -35,18 +35,6 @@ def _read(folder: Path, path: str) -> pd.DataFrame:
     return pd.read_csv(folder / f"{path}.csv", index_col=0)
 
 
-def _integer(name: str, lower: int, upper: int) -> Column:
-    return Column(name=name, kind="integer", lower=lower, upper=upper)
-
-
-def _number(name: str, lower: float, upper: float, decimals: int) -> Column:
-    return Column(name=name, kind="continuous", lower=lower, upper=upper, decimals=decimals)
-
-
-def _binary(*names: str) -> tuple[Column, ...]:
-    return tuple(Column(name=name, kind="binary") for name in names)
-
-
 def _rwm(folder: Path) -> HardWorld:
     frame = _read(folder, "COUNT/rwm5yr")
     frame["hospital"] = (frame["hospvis"] > 0).astype(int)
@@ -56,12 +44,12 @@ def _rwm(folder: Path) -> HardWorld:
         frame,
         frame["year"],
         columns=(
-            _integer("age", 18, 80),
-            *_binary("female", "married", "outwork"),
-            _number("educ", 5, 20, 1),
-            _number("hhninc", 0, 40, 2),
+            integer("age", 18, 80),
+            *binary("female", "married", "outwork"),
+            number("educ", 5, 20, 1),
+            number("hhninc", 0, 40, 2),
         ),
-        outcomes={"binary": _binary("hospital"), "count": (_integer("docvis", 0, 150),)},
+        outcomes={"binary": binary("hospital"), "count": (integer("docvis", 0, 150),)},
         terms="age/10 + female + married + outwork + educ + hhninc",
     )
 
@@ -79,12 +67,12 @@ def _ofp(folder: Path) -> HardWorld:
         frame,
         frame["region"],
         columns=(
-            _integer("age", 60, 115),
-            *_binary("male", "poor_health", "private"),
-            _integer("numchron", 0, 12),
-            _integer("school", 0, 20),
+            integer("age", 60, 115),
+            *binary("male", "poor_health", "private"),
+            integer("numchron", 0, 12),
+            integer("school", 0, 20),
         ),
-        outcomes={"binary": _binary("stayed"), "count": (_integer("ofp", 0, 120),)},
+        outcomes={"binary": binary("stayed"), "count": (integer("ofp", 0, 120),)},
         terms="age/10 + male + poor_health + private + numchron + school",
     )
 
@@ -96,8 +84,8 @@ def _azpro(folder: Path) -> HardWorld:
         "days in hospital after a heart procedure, never 0, and two laws of them",
         frame,
         4,
-        columns=_binary("procedure", "sex", "admit", "age75"),
-        outcomes={"count": (_integer("los", 0, 120),), "linear": (_integer("los", 0, 120),)},
+        columns=binary("procedure", "sex", "admit", "age75"),
+        outcomes={"count": (integer("los", 0, 120),), "linear": (integer("los", 0, 120),)},
         terms="procedure + sex + admit + age75",
     )
 
@@ -113,11 +101,11 @@ def _nwtco(folder: Path) -> HardWorld:
         frame,
         4,
         columns=(
-            _integer("age", 0, 240),
-            *_binary("unfavourable"),
+            integer("age", 0, 240),
+            *binary("unfavourable"),
             Column(name="stage", kind="nominal", levels=("I", "II", "III", "IV")),
         ),
-        outcomes={"binary": _binary("rel"), "survival": followed("years", "rel", 18)},
+        outcomes={"binary": binary("rel"), "survival": followed("years", "rel", 18)},
         terms="age/12 + unfavourable + stage",
     )
 
@@ -134,12 +122,12 @@ def _vietnam(folder: Path) -> HardWorld:
         frame,
         (frame["commune"] - 1) * 16 // 194,
         columns=(
-            _integer("age", 0, 110),
-            *_binary("male", "married", "insurance"),
-            _integer("educ", 0, 15),
-            _number("lnhhexp", 0, 7, 2),
+            integer("age", 0, 110),
+            *binary("male", "married", "insurance"),
+            integer("educ", 0, 15),
+            number("lnhhexp", 0, 7, 2),
         ),
-        outcomes={"binary": _binary("ill"), "count": (_integer("pharvis", 0, 40),)},
+        outcomes={"binary": binary("ill"), "count": (integer("pharvis", 0, 40),)},
         terms="age/10 + male + married + insurance + educ + lnhhexp",
     )
 
@@ -157,12 +145,12 @@ def _hdma(folder: Path) -> HardWorld:
         frame,
         3,
         columns=(
-            _number("dir", 0, 3, 3),
-            _number("lvr", 0, 2, 3),
-            *_binary("black", "pbcr", "self"),
-            _integer("ccs", 1, 6),
+            number("dir", 0, 3, 3),
+            number("lvr", 0, 2, 3),
+            *binary("black", "pbcr", "self"),
+            integer("ccs", 1, 6),
         ),
-        outcomes={"binary": _binary("deny")},
+        outcomes={"binary": binary("deny")},
         terms="dir + lvr + black + pbcr + self + ccs",
     )
 
@@ -177,14 +165,14 @@ def _australia(folder: Path) -> HardWorld:
         frame,
         5,
         columns=(
-            _integer("age", 15, 80),
-            *_binary("sex"),
-            _number("income", 0, 2, 2),
-            _integer("illness", 0, 6),
-            _integer("actdays", 0, 14),
-            _integer("hscore", 0, 12),
+            integer("age", 15, 80),
+            *binary("sex"),
+            number("income", 0, 2, 2),
+            integer("illness", 0, 6),
+            integer("actdays", 0, 14),
+            integer("hscore", 0, 12),
         ),
-        outcomes={"binary": _binary("admitted"), "count": (_integer("doctorco", 0, 12),)},
+        outcomes={"binary": binary("admitted"), "count": (integer("doctorco", 0, 12),)},
         terms="age/10 + sex + income + illness + actdays + hscore",
     )
 
@@ -201,8 +189,8 @@ def _aids(folder: Path) -> HardWorld:
         "Australian patients: two rare ways of transmission; parts are states of 226 to 1,780",
         frame,
         frame["state"],
-        columns=(_integer("age", 0, 95), *_binary("blood", "drugs", "late")),
-        outcomes={"binary": _binary("died"), "survival": followed("years", "died", 9)},
+        columns=(integer("age", 0, 95), *binary("blood", "drugs", "late")),
+        outcomes={"binary": binary("died"), "survival": followed("years", "died", 9)},
         terms="age/10 + blood + drugs + late",
     )
 
@@ -219,8 +207,8 @@ def _wages(folder: Path) -> HardWorld:
         "Ontario: wages skewed, their spread grows with schooling, bent in age",
         frame,
         4,
-        columns=(_integer("age", 15, 100), *_binary("male"), _integer("education", 0, 20)),
-        outcomes={"binary": _binary("well_paid"), "linear": (_number("wages", 0, 60, 1),)},
+        columns=(integer("age", 15, 100), *binary("male"), integer("education", 0, 20)),
+        outcomes={"binary": binary("well_paid"), "linear": (number("wages", 0, 60, 1),)},
         terms="age/10 + male + education",
     )
 
@@ -235,14 +223,14 @@ def _unemployed(folder: Path) -> HardWorld:
         frame,
         4,
         columns=(
-            _integer("age", 15, 70),
-            *_binary("insured"),
-            _number("reprate", 0, 2.5, 3),
-            _number("disrate", 0, 1.1, 3),
-            _number("logwage", 0, 10, 2),
-            _integer("tenure", 0, 45),
+            integer("age", 15, 70),
+            *binary("insured"),
+            number("reprate", 0, 2.5, 3),
+            number("disrate", 0, 1.1, 3),
+            number("logwage", 0, 10, 2),
+            integer("tenure", 0, 45),
         ),
-        outcomes={"binary": _binary("censor1"), "survival": _spells()},
+        outcomes={"binary": binary("censor1"), "survival": _spells()},
         terms="age/10 + insured + reprate + disrate + logwage + tenure",
     )
 

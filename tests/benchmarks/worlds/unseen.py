@@ -22,7 +22,7 @@ import pandas as pd
 
 from shared.plans.dictionary import Column
 from tests.benchmarks.worlds import HardWorld
-from tests.benchmarks.worlds.others import followed, made, years
+from tests.benchmarks.worlds.others import binary, followed, integer, made, number, years
 
 __all__ = ["BENT", "BENT_TUNING", "CURVES", "NAMES", "STRAIGHT", "table"]
 
@@ -88,18 +88,6 @@ def _read(package: str, item: str) -> pd.DataFrame:
     return data(package, item)
 
 
-def _integer(name: str, lower: int, upper: int) -> Column:
-    return Column(name=name, kind="integer", lower=lower, upper=upper)
-
-
-def _number(name: str, lower: float, upper: float, decimals: int) -> Column:
-    return Column(name=name, kind="continuous", lower=lower, upper=upper, decimals=decimals)
-
-
-def _binary(*names: str) -> tuple[Column, ...]:
-    return tuple(Column(name=name, kind="binary") for name in names)
-
-
 def _nominal(name: str, *levels: str) -> Column:
     return Column(name=name, kind="nominal", levels=levels)
 
@@ -134,11 +122,11 @@ def _colon() -> HardWorld:
         3,
         columns=(
             _nominal("arm", "Obs", "Lev", "Lev+5FU"),
-            _integer("age", 18, 95),
-            *_binary("sex", "obstruct", "adhere"),
-            _integer("nodes", 0, 40),
+            integer("age", 18, 95),
+            *binary("sex", "obstruct", "adhere"),
+            integer("nodes", 0, 40),
         ),
-        outcomes={"binary": _binary("recurred"), "survival": followed("years", "died", 10)},
+        outcomes={"binary": binary("recurred"), "survival": followed("years", "died", 10)},
         terms="arm + age/10 + sex + obstruct + adhere + nodes",
     )
 
@@ -154,13 +142,13 @@ def _mgus() -> HardWorld:
         frame,
         3,
         columns=(
-            _integer("age", 18, 100),
-            *_binary("male"),
-            _number("hgb", 4, 20, 1),
-            _number("creat", 0, 25, 1),
-            _number("mspike", 0, 4, 1),
+            integer("age", 18, 100),
+            *binary("male"),
+            number("hgb", 4, 20, 1),
+            number("creat", 0, 25, 1),
+            number("mspike", 0, 4, 1),
         ),
-        outcomes={"binary": _binary("progressed"), "survival": followed("years", "death", 40)},
+        outcomes={"binary": binary("progressed"), "survival": followed("years", "death", 40)},
         terms="age/10 + male + hgb + creat + mspike",
     )
 
@@ -179,9 +167,9 @@ def _ebmt() -> HardWorld:
         columns=(
             _nominal("disease", "AML", "ALL", "CML"),
             _nominal("age", "<=20", "20-40", ">40"),
-            *_binary("mismatch", "depleted"),
+            *binary("mismatch", "depleted"),
         ),
-        outcomes={"binary": _binary("recovered"), "survival": followed("years", "failed", 8)},
+        outcomes={"binary": binary("recovered"), "survival": followed("years", "failed", 8)},
         terms="disease + age + mismatch + depleted",
     )
 
@@ -198,12 +186,12 @@ def _opt() -> HardWorld:
         frame,
         frame["Clinic"],
         columns=(
-            *_binary("treated"),
-            _integer("age", 14, 50),
-            _integer("bmi", 12, 70),
-            *_binary("smokes", "black"),
+            *binary("treated"),
+            integer("age", 14, 50),
+            integer("bmi", 12, 70),
+            *binary("smokes", "black"),
         ),
-        outcomes={"binary": _binary("preterm"), "linear": (_integer("weight", 0, 6000),)},
+        outcomes={"binary": binary("preterm"), "linear": (integer("weight", 0, 6000),)},
         terms="treated + age/10 + bmi + smokes + black",
     )
 
@@ -221,8 +209,8 @@ def _covid() -> HardWorld:
         "tests of a children's hospital: one in twenty positive, ages of children and of staff; parts are clinics",
         frame,
         frame["clinic_name"].where(large, "others"),
-        columns=(_number("age", 0, 110, 1), *_binary("female"), _integer("day", 0, 120)),
-        outcomes={"binary": _binary("positive")},
+        columns=(number("age", 0, 110, 1), *binary("female"), integer("day", 0, 120)),
+        outcomes={"binary": binary("positive")},
         terms="age/10 + female + day/10",
     )
 
@@ -238,13 +226,13 @@ def _nhefs() -> HardWorld:
         frame,
         3,
         columns=(
-            *_binary("quit", "sex", "race"),
-            _integer("age", 20, 80),
-            _integer("smoked", 0, 90),
+            *binary("quit", "sex", "race"),
+            integer("age", 20, 80),
+            integer("smoked", 0, 90),
             _nominal("exercise", "much", "moderate", "little"),
-            _number("weight", 30, 180, 2),
+            number("weight", 30, 180, 2),
         ),
-        outcomes={"binary": _binary("death"), "linear": (_number("gain", -50, 60, 2),)},
+        outcomes={"binary": binary("death"), "linear": (number("gain", -50, 60, 2),)},
         terms="quit + sex + race + age/10 + I((age/10)^2) + smoked/10 + I((smoked/10)^2) + exercise + weight/10"
         " + I((weight/10)^2)",
     )
@@ -261,7 +249,7 @@ def _prostate() -> HardWorld:
         frame,
         8,
         columns=(
-            *_binary("poor"),
+            *binary("poor"),
             _nominal("stage", "T1ab", "T1c", "T2"),
             _nominal("age", "66-69", "70-74", "75-79", "80+"),
         ),
@@ -278,11 +266,11 @@ def _botswana() -> HardWorld:
         frame,
         5,
         columns=(
-            _integer("age", 15, 50),
-            _integer("educ", 0, 22),
-            *_binary("electric", "urban", "catholic"),
+            integer("age", 15, 50),
+            integer("educ", 0, 22),
+            *binary("electric", "urban", "catholic"),
         ),
-        outcomes={"count": (_integer("children", 0, 20),)},
+        outcomes={"count": (integer("children", 0, 20),)},
         terms="age/10 + I((age/10)^2) + educ + electric + urban + catholic",
     )
 
@@ -296,12 +284,12 @@ def _births() -> HardWorld:
         frame,
         3,
         columns=(
-            _integer("cigs", 0, 60),
-            _number("income", 0, 70, 1),
-            _integer("parity", 1, 10),
-            *_binary("male", "white"),
+            integer("cigs", 0, 60),
+            number("income", 0, 70, 1),
+            integer("parity", 1, 10),
+            *binary("male", "white"),
         ),
-        outcomes={"binary": _binary("low"), "linear": (_integer("ounces", 0, 320),)},
+        outcomes={"binary": binary("low"), "linear": (integer("ounces", 0, 320),)},
         terms="cigs + income/10 + parity + male + white",
     )
 
@@ -316,11 +304,11 @@ def _contraception() -> HardWorld:
         frame,
         _parts(frame["district"], 5),
         columns=(
-            _number("age", -20, 25, 2),
-            *_binary("town"),
+            number("age", -20, 25, 2),
+            *binary("town"),
             _nominal("children", "0", "1", "2", "3+"),
         ),
-        outcomes={"binary": _binary("uses")},
+        outcomes={"binary": binary("uses")},
         terms="age/10 + I((age/10)^2) + town + children",
     )
 
@@ -335,8 +323,8 @@ def _schools() -> HardWorld:
         "pupils in 160 schools, ten groups of schools: an interaction, and a covariate that a school has as one",
         frame,
         _parts(frame["school"], 10),
-        columns=(_number("ses", -5, 4, 2), *_binary("catholic"), _number("others_ses", -2, 2, 2)),
-        outcomes={"linear": (_number("score", -5, 30, 2),)},
+        columns=(number("ses", -5, 4, 2), *binary("catholic"), number("others_ses", -2, 2, 2)),
+        outcomes={"linear": (number("score", -5, 30, 2),)},
         terms="ses * catholic + others_ses",
     )
 
@@ -349,8 +337,8 @@ def _medpar() -> HardWorld:
         "days in hospital, never 0, up to 116; few emergencies; parts are four groups of hospitals",
         frame,
         _parts(frame["provnum"], 4),
-        columns=(*_binary("hmo", "white", "age80"), _nominal("admitted", "elective", "urgent", "emergency")),
-        outcomes={"binary": _binary("died"), "count": (_integer("los", 0, 150),)},
+        columns=(*binary("hmo", "white", "age80"), _nominal("admitted", "elective", "urgent", "emergency")),
+        outcomes={"binary": binary("died"), "count": (integer("los", 0, 150),)},
         terms="hmo + white + age80 + admitted",
     )
 
