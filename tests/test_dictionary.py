@@ -111,3 +111,10 @@ def test_checking_never_changes_the_source(dictionary):
     before = table.copy(deep=True)
     dictionary.check(table)
     pd.testing.assert_frame_equal(table, before)
+
+
+@pytest.mark.parametrize("name", [[None] * 5000, {"a": ["x"] * 5000}, 7])
+def test_a_name_that_is_none_is_refused_in_a_line_however_long_it_is(name):
+    with pytest.raises(DictionaryRefusal, match="name must be text") as found:
+        Column.from_canonical({"name": name, "kind": "binary"})
+    assert len(str(found.value)) < 200

@@ -200,11 +200,12 @@ class Column:
     def from_canonical(cls, given: Mapping[str, Any]) -> Column:
         """Read plain values; an unknown key is refused."""
         known = {field.name for field in fields(cls)}
-        closed(given, known, where=f"column {given.get('name', '?')!r}", refusal=DictionaryRefusal)
+        where = f"column {str(given.get('name', '?'))[:60]!r}"  # which may be anything, and as long
+        closed(given, known, where=where, refusal=DictionaryRefusal)
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
         for name, value in values.items():
             if not isinstance(value, _PLAIN[name]) or isinstance(value, bool):
-                raise DictionaryRefusal(f"column {given.get('name', '?')!r}: {name} must be {_PLAIN_WORDS[name]}")
+                raise DictionaryRefusal(f"{where}: {name} must be {_PLAIN_WORDS[name]}")
         try:
             return cls(**values)
         except TypeError:
