@@ -18,7 +18,7 @@ from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
 from shared.simulated import gaussian_table
 from site_agent.models.flow import FlowSettings, fit_flow, refit_flow
-from site_agent.release.audit import distances
+from site_agent.release.audit import controlled, distances
 from site_agent.release.audit.attacks import attack, run_audit
 from site_agent.release.audit.controlled import table_attacks
 from site_agent.release.audit.distances import linkage, membership_auc, twins
@@ -598,6 +598,13 @@ def test_inference_finds_a_planted_leak_in_one_column_and_only_there(dictionary)
     found = tables(dictionary, members, make_table(400, 2), leaky)
     assert found["inference of grade"].excess.low > 0.3
     assert found["inference of sex"].excess.low <= 0
+
+
+def test_attacks_on_tables_find_the_same_however_few_distances_are_held_at_once(dictionary, monkeypatch):
+    parts = [make_table(n, seed) for seed, n in enumerate((400, 200, 300), 1)]
+    found = tables(dictionary, *parts)
+    monkeypatch.setattr(controlled, "_AT_ONCE", 5 * 300 * len(dictionary.released))
+    assert tables(dictionary, *parts) == found
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 2, 40), (60, 3, 60)])

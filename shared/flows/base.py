@@ -32,7 +32,7 @@ __all__ = [
 
 Array = NDArray[np.float64]
 Arrays = dict[str, NDArray[Any]]
-BLOCK = 8192
+BLOCK = 1024
 """Rows at a time: bounds the memory of a pass through the networks."""
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 

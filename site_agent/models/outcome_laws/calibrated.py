@@ -32,7 +32,7 @@ Law = LevelLaw | TiltLaw | HazardLaw
 
 ROWS, LEAST_COPIES, MOST_COPIES = 30_000, 4, 60
 """Simulated rows in all, and the least and the most tables of as many rows as there are records."""
-STEPS, _BLOCK = 4, 8192
+STEPS, _BLOCK = 4, 1024
 _RIDGE, _FAR, _NEAR, _NEWTON = 0.05, 4.0, 5e-3, 2
 Regression = Callable[[Array, Any, Array | None], tuple[Array, Array]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -27,6 +28,8 @@ NEAR_ENOUGH = 0.05
 """A number is guessed right within this share of its column's public range."""
 MOST_TARGETS = 2000
 _MOST_PAIRS = 8_000_000
+_AT_ONCE = 1 << 19
+"""Pairs and columns: their distances stay in a core's own cache."""
 
 
 def table_attacks(
@@ -137,38 +140,59 @@ def _neighbours(
 
     Distances are Gower's: the share of the public range between numbers, 1 between levels and from a missing value.
     """
-    n, c = len(targets[0]), len(columns)
+    n, c, rows = len(targets[0]), len(columns), len(table[0])
     linked, guessed = np.zeros(n, dtype=bool), np.zeros((n, c), dtype=bool)
-    k = min(NEIGHBOURS, len(table[0]))
-    for rows in np.array_split(np.arange(n), max(1, n // 64)):
-        if not len(rows):
-            continue
-        apart = [_gower(column, v[rows], t) for column, v, t in zip(columns, targets, table, strict=True)]
-        total = np.sum(apart, axis=0)
+    k = min(NEIGHBOURS, rows)
+    gowers = [_Gower.of(column, values) for column, values in zip(columns, table, strict=True)]
+    few = max(1, _AT_ONCE // (c * rows))
+    for of_one_half in np.array_split(np.arange(n), max(1, n // 64)):
         half = draws.permutation(c)[: c // 2]
-        one = np.sum([apart[j] for j in half], axis=0)
-        near = [np.argpartition(part, k - 1, axis=1)[:, :k] for part in (one, total - one)]
-        linked[rows] = (near[0][:, :, None] == near[1][:, None, :]).any(axis=(1, 2))
-        for j, column in enumerate(columns):
-            best = np.argmin(total - apart[j], axis=1)
-            guess, truth = table[j][best], targets[j][rows]
-            reach = NEAR_ENOUGH * (column.span[1] - column.span[0]) if column.kind in NUMERIC else 0.0
-            guessed[rows, j] = (np.abs(guess - truth) <= reach) | (np.isnan(guess) & np.isnan(truth))
+        for at in (of_one_half[i : i + few] for i in range(0, len(of_one_half), few)):
+            apart = [gower.apart(v[at]) for gower, v in zip(gowers, targets, strict=True)]
+            total, one = apart[0].copy(), np.zeros_like(apart[0])
+            for j in range(1, c):
+                total += apart[j]
+            for j in half:
+                one += apart[j]
+            near = [np.argpartition(part, k - 1, axis=1)[:, :k] for part in (one, total - one)]
+            linked[at] = (near[0][:, :, None] == near[1][:, None, :]).any(axis=(1, 2))
+            for j, column in enumerate(columns):
+                best = np.argmin(np.subtract(total, apart[j], out=one), axis=1)
+                guess, truth = table[j][best], targets[j][at]
+                reach = NEAR_ENOUGH * (column.span[1] - column.span[0]) if column.kind in NUMERIC else 0.0
+                guessed[at, j] = (np.abs(guess - truth) <= reach) | (np.isnan(guess) & np.isnan(truth))
     return linked, guessed
 
 
-def _gower(column: Column, targets: Array, table: Array) -> NDArray[np.float32]:
-    """Distances in one column, (k, n)."""
-    a, b = targets.astype(np.float32)[:, None], table.astype(np.float32)
-    if column.kind in NUMERIC:
-        out = np.abs(a - b) / np.float32(column.span[1] - column.span[0])
-    else:
-        out = (a != b).astype(np.float32)
-    missing_a, missing_b = np.isnan(a), np.isnan(b)
-    if missing_a.any() or missing_b.any():
-        out = np.where(missing_a | missing_b, np.float32(1), out)
-        out[missing_a & missing_b] = 0
-    return np.asarray(out, dtype=np.float32)
+@dataclass(frozen=True, eq=False)
+class _Gower:
+    """Distances from one column of a table, as single precision holds them; `width` is 0 where it has levels."""
+
+    values: NDArray[np.float32]
+    missing: Flags | None
+    width: np.float32
+
+    @classmethod
+    def of(cls, column: Column, values: Array) -> _Gower:
+        missing = np.isnan(values)
+        width = column.span[1] - column.span[0] if column.kind in NUMERIC else 0.0
+        return cls(values.astype(np.float32), missing if missing.any() else None, np.float32(width))
+
+    def apart(self, targets: Array) -> NDArray[np.float32]:
+        """(k, n)."""
+        a = targets.astype(np.float32)[:, None]
+        if self.width:
+            out = a - self.values
+            np.abs(out, out=out)
+            out /= self.width
+        else:
+            out = (a != self.values).astype(np.float32)
+        gone = np.isnan(a)
+        if self.missing is not None or gone.any():
+            there = self.missing if self.missing is not None else np.zeros(len(self.values), dtype=bool)
+            out[gone | there] = 1
+            out[gone & there] = 0
+        return out
 
 
 def _excess(name: str, attack: Flags, control: Flags, *, level: float = 0.95) -> Excess:

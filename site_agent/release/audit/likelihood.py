@@ -15,6 +15,9 @@ from site_agent.release.audit.report import FALSE_ALARMS, LikelihoodAttack
 
 __all__ = ["latents_of", "likelihood_attack", "likelihood_ratios", "signals", "trade_off", "weighed"]
 
+_AT_ONCE = 1 << 17
+"""Pairs of a candidate and a released row: they stay in a core's own cache while they are weighed."""
+
 
 def weighed(
     mechanism: LatentNoise, *, members: Array, held_back: Array, released: Array, bounded: bool = False
@@ -108,7 +111,7 @@ def likelihood_ratios(candidates: Array, released: Array, *, w: float | Array) -
     variance = np.broadcast_to(1 - np.asarray(w, dtype=np.float64), len(candidates))
     square = (released**2).sum(axis=1)
     out = np.empty(len(candidates))
-    step = max(1, 2_000_000 // len(released))
+    step = max(4, _AT_ONCE // len(released))
     for at in range(0, len(candidates), step):
         s, v = candidates[at : at + step], variance[at : at + step, None]
         terms = (s @ released.T) / v + square * (0.5 - 0.5 / v)
