@@ -292,6 +292,12 @@ def test_postgresql_gives_the_rows_that_sqlite_gives(tmp_path, monkeypatch, post
     found = records.whole(TableSource(path=path, database="CDM")).astype(object)
     rows = [tuple(None if pd.isna(value) else value for value in row) for row in found.itertuples(index=False)]
     assert [tuple(str(v) if hasattr(v, "year") else v for v in row) for row in rows] == ROWS
+    engine = create_engine(postgres)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE cdm.cdm_source AS SELECT 'v6.0' AS cdm_version"))
+    engine.dispose()
+    with pytest.raises(DataFileRefusal, match=r"version 5, got cdm_version 'v6\.0'"):
+        records.whole(TableSource(path=path, database="CDM"))
 
 
 @pytest.mark.parametrize(
@@ -314,6 +320,34 @@ def test_a_definition_that_says_something_else_is_refused(change, words, tmp_pat
         cohort(tmp_path, text.replace(*change))
     with pytest.raises(UsageRefusal, match="dialect"):
         omop.select(cohort(tmp_path), "oracle")
+
+
+@pytest.mark.parametrize(
+    ("told", "given"),
+    [
+        (["v5.4"], ""),
+        (["CDM v5.3.1", None], ""),
+        (["5"], ""),
+        ([], ""),
+        (["v6.0"], "'v6.0'"),
+        (["5.4", "4.0"], "'4.0'"),
+        (["OMOP CDM v6.0"], "v6.0"),
+        (["50"], "'50'"),
+    ],
+)
+def test_a_select_for_one_version_is_put_to_no_cdm_of_another(cdm, tmp_path, told, given):
+    with sqlite3.connect(tmp_path / "cdm.sqlite") as db:
+        pd.DataFrame({"cdm_version": told}, dtype=object).to_sql("cdm_source", db, index=False)
+    db.close()
+    if not given:
+        assert len(records.whole(cdm)) == 3
+        return
+    with pytest.raises(DataFileRefusal, match=r"an OMOP CDM of version 5, got cdm_version") as found:
+        records.header(cdm)
+    assert given in str(found.value)
+    by_hand = tmp_path / "by-hand.sql"
+    by_hand.write_text(cdm.path.read_text().split("\n", 1)[1])
+    assert len(records.whole(replace(cdm, path=by_hand))) == 3, "a SELECT of the hospital's own is its own"
 
 
 def test_a_database_that_is_no_cdm_is_refused_in_the_databases_words(cdm, tmp_path, monkeypatch):

@@ -48,6 +48,7 @@ def columns(source: TableSource | Edges) -> tuple[str, ...]:
     from sqlalchemy.exc import OperationalError, ProgrammingError
 
     with _opened(source) as (connection, query):
+        _require_version(source, connection)
         try:
             found = connection.execute(text(f"SELECT * FROM ({query}) AS t WHERE 1 = 0"))
         except (OperationalError, ProgrammingError) as error:  # not DataError: a value that could not be converted
@@ -55,6 +56,31 @@ def columns(source: TableSource | Edges) -> tuple[str, ...]:
                 raise
             raise _not_understood(source, error) from None
         return tuple(map(str, found.keys()))
+
+
+def _require_version(source: TableSource | Edges, connection: Any) -> None:
+    """That a SELECT for an OMOP CDM is put to one of its version, where the database says which it is.
+
+    Another version has other columns under the same names of tables: a statement may run there and mean another thing.
+    Raises: DataFileRefusal.
+    """
+    if source.format != "sql":
+        return
+    from sqlalchemy import column, inspect, select, table
+
+    from site_agent.records.standards import omop
+
+    schema = omop.source_of(source.path.read_text(encoding="utf-8", errors="replace"))
+    if schema is None or not inspect(connection).has_table("cdm_source", schema=schema or None):
+        return
+    told = connection.execute(select(column("cdm_version")).select_from(table("cdm_source", schema=schema or None)))
+    others = [version for (version,) in told if version is not None and not omop.VERSION.match(str(version))]
+    if others:
+        raise DataFileRefusal(
+            f"the database of {source.path.name} must be an OMOP CDM of version 5",
+            given=f"cdm_version {str(others[0])[:20]!r} in its cdm_source",
+            next_step="Ask for a database of version 5, or write the SELECT for this one by hand.",
+        )
 
 
 def _not_understood(source: TableSource | Edges, error: DBAPIError) -> DataFileRefusal:

@@ -21,7 +21,7 @@ from typing import Any
 from shared.base.canonical import closed
 from shared.errors import ConfigRefusal, UsageRefusal
 
-__all__ = ["DIALECTS", "CohortDefinition", "read", "select"]
+__all__ = ["DIALECTS", "CohortDefinition", "read", "select", "source_of"]
 
 DIALECTS = ("sqlite", "postgresql")
 TABLES: Mapping[str, tuple[str, str, str]] = {
@@ -34,6 +34,9 @@ TABLES: Mapping[str, tuple[str, str, str]] = {
     "death": ("cause_concept_id", "death_date", ""),
 }
 """Table of the CDM to its columns of concept, date and value."""
+VERSION = re.compile(r"\s*(?:OMOP)?\s*(?:CDM)?\s*v?\.?\s*5(?:\.|\s|$)", re.IGNORECASE)
+"""Of ``cdm_source.cdm_version``, in which people write it as they like: v5.4, CDM v5.3.1, 5."""
+_TOLD_BY = re.compile(r"-- An OMOP CDM of version 5, by (?:(\w+)\.)?cdm_source\.")
 TAKE = ("last", "first", "max", "min", "mean", "any")
 LONGEST = 366 * 120
 """Days before or after the index date."""
@@ -133,6 +136,7 @@ def select(cohort: CohortDefinition, dialect: str) -> str:
     columns.append("e.end_date")
     _, date, _ = TABLES[cohort.entry.table]
     lines = [
+        f"-- An OMOP CDM of version 5, by {at}cdm_source.",
         "-- Persons by their first record of the entry's concepts, and what is read of them; written by",
         "-- site-agent data omop. It reads and writes nothing.",
         "WITH first_record AS (",
@@ -153,6 +157,16 @@ def select(cohort: CohortDefinition, dialect: str) -> str:
         f"FROM entered e JOIN {at}person p ON p.person_id = e.person_id",
     ]
     return "\n".join(lines) + "\n"
+
+
+def source_of(query: str) -> str | None:
+    """The schema whose ``cdm_source`` says which version the database of a written SELECT is; None of any other query.
+
+    >>> source_of("-- An OMOP CDM of version 5, by cdm.cdm_source.\\nSELECT 1"), source_of("SELECT 1")
+    ('cdm', None)
+    """
+    found = _TOLD_BY.match(query)
+    return None if found is None else found[1] or ""
 
 
 # -- inside -----------------------------------------------------------------------------------------------------
