@@ -125,7 +125,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 LONG = Path(__file__).with_name("long_tests.json")
 """The tests that take longest, all their cases together. Every run of CI tries them all; where somebody waits (`make
 test` without ``CI``) they take turns, a part each day. Written by ``TRIBUTARY_LONG=1 CI=true make test``."""
-LONGEST, TURNS, WHOLE = 400, 8, 4000
+LONGEST, TURNS, WHOLE = 700, 8, 4000
 _took: Counter[str] = Counter()
 WHOLE_ON_POSTGRES = {"test_store.py", "test_upgrade.py"}
 EVERY = 10  # of the tests of other files that ask for `database`, so many are one part: another one each day
