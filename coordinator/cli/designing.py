@@ -1,4 +1,4 @@
-"""How a plan begins: ``plan new``, by hand or by question and answer, and ``plan design``, from the accuracy wanted."""
+"""How a plan begins, ``plan new`` and ``plan design``, and what its next waves will bring, ``wave forecast``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.options import DryRun, Json, PlanFile, plan_app, today, verb
+from coordinator.cli.options import DryRun, Json, PlanFile, Study, plan_app, today, verb, wave_app
 from coordinator.cli.plan import plan_text, recipient, write_draft
 from shared.errors import ParameterError, StateRefusal
-from shared.privacy.stated import shown_epsilon, shown_price
+from shared.privacy.stated import shown_column, shown_epsilon, shown_price
 from shared.terminal import VerbAnswer, checklist, number, plain, tabled
 
 if TYPE_CHECKING:
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from coordinator.planning.design import FrontierPoint, PlanDesign, Target
+    from coordinator.planning.forecast import ForecastTerm
+    from coordinator.store.store import Store
     from shared.plans.plan import StudyPlan
 
-__all__ = ["plan_design", "plan_new"]
+__all__ = ["plan_design", "plan_new", "wave_forecast"]
 
 
 @verb(plan_app, "new")
@@ -254,7 +256,7 @@ def _analysis(value: float | None, what: str, scale: str) -> float | None:
 
 
 def _shown(half: float, scale: str) -> str:
-    return f"× {math.exp(half):.3g}" if scale == "log" else f"± {number(half)}"
+    return f"× {math.exp(half):.4g}" if scale == "log" else f"± {number(half)}"
 
 
 def _screen(found: PlanDesign, target: Target, file: Path, made: Path | None) -> list[Any]:
@@ -300,4 +302,75 @@ def _screen(found: PlanDesign, target: Target, file: Path, made: Path | None) ->
         parts.append((f"next: coordinator plan check {made}", "cyan"))
     else:
         parts.append((f"next: coordinator plan design {file} … --out PLAN.toml writes the plan", "cyan"))
+    return parts
+
+
+@verb(wave_app, "forecast")
+def wave_forecast(
+    store: Store,
+    study: Study,
+    question: Annotated[str, typer.Option("--question", help="A planned question; all of them if left out.")] = "",
+    half_width: Annotated[
+        float | None,
+        typer.Option("--half-width", help="Wanted, with --question: of a ratio a factor, as 1.25."),
+    ] = None,
+    later: Annotated[
+        float | None,
+        typer.Option("--later", help="New persons of a site in each wave; what waves so far brought if left out."),
+    ] = None,
+) -> VerbAnswer:
+    """How narrow the next waves will make the planned intervals, from released figures alone."""
+    from coordinator.planning.forecast import forecast
+    from shared.estimands.questions import parse_estimand
+
+    wanted = None
+    if half_width is not None:
+        planned = store.plan(study).plan.estimands
+        if question not in planned:
+            rule = "a half-width must be wanted of one planned question"
+            raise ParameterError(rule, given=question or "no --question", next_step=f"Planned: {', '.join(planned)}.")
+        wanted = _analysis(half_width, "half-width", parse_estimand(planned[question]).scale)
+    found = forecast(store, study, later=later, question=question, wanted=wanted)
+    source = "as the waves so far have brought" if found.measured else "as given"
+    parts: list[Any] = [
+        (f"{study}, after wave {found.wave}: {found.persons:,} persons", "bold"),
+        f"{number(found.later)} new persons of an average site are released in each wave, {source}; sites differ as "
+        "they do now",
+    ]
+    for one in found.terms:
+        parts += ["", *_ahead(one, wanted, found.epsilon_given)]
+    return VerbAnswer(plain(found), *parts)
+
+
+def _ahead(one: ForecastTerm, wanted: float | None, given: str) -> list[Any]:
+    """What the screen shows of one term; of sites that seem to be alike no second half-width."""
+    name = f"{one.question}, {one.term}" if one.term else one.question
+    if one.why:
+        return [(name, "bold"), (f"no forecast: {one.why}", "dim")]
+    prices = {f"{wave.number}": (wave.total, given) for wave in one.waves if wave.total is not None}
+    charged, cells = shown_column(prices, "ε charged by then")
+    rows: list[list[Any]] = [["now", "", "", _shown(one.now, one.scale), "", ""]]
+    for wave in one.waves:
+        halves = [_shown(half, one.scale) for half in (wave.half_width, wave.alike)]
+        rows.append([wave.number, wave.opens, f"{wave.persons:,}", *halves, cells.get(f"{wave.number}", "–")])
+    heads = ["wave", "opens", "persons", "half-width", "if sites were alike", charged]
+    differ = any(row[3] != row[4] for row in rows[1:])
+    if not differ:
+        heads, rows = [heads[k] for k in (0, 1, 2, 3, 5)], [[row[k] for k in (0, 1, 2, 3, 5)] for row in rows]
+    parts: list[Any] = [
+        (f"{name}; {one.sites} sites", "bold"),
+        tabled(heads, rows, right=["wave", *heads[2:]]),
+        (
+            f"no number of persons of these sites goes below {_shown(one.least, one.scale)}"
+            if one.least
+            else "the sites do not seem to differ: each further person narrows it",
+            "dim",
+        ),
+    ]
+    if wanted is not None and one.now <= wanted:
+        parts.append((f"{_shown(wanted, one.scale)} is reached already", "bold green"))
+    elif wanted is not None and one.reached:
+        parts.append((f"{_shown(wanted, one.scale)} is reached with wave {one.reached}", "bold green"))
+    elif wanted is not None:
+        parts.append((f"{_shown(wanted, one.scale)} is not reached by the planned waves", "bold yellow"))
     return parts

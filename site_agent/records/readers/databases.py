@@ -73,8 +73,8 @@ def _require_version(source: TableSource | Edges, connection: Any) -> None:
     schema = omop.source_of(source.path.read_text(encoding="utf-8", errors="replace"))
     if schema is None or not inspect(connection).has_table("cdm_source", schema=schema or None):
         return
-    told = connection.execute(select(column("cdm_version")).select_from(table("cdm_source", schema=schema or None)))
-    others = [version for (version,) in told if version is not None and not omop.VERSION.match(str(version))]
+    found = connection.execute(select(column("cdm_version")).select_from(table("cdm_source", schema=schema or None)))
+    others = [version for (version,) in found if version is not None and not omop.VERSION.match(str(version))]
     if others:
         raise DataFileRefusal(
             f"the database of {source.path.name} must be an OMOP CDM of version 5",
