@@ -9,11 +9,21 @@ import sys
 import time
 from pathlib import Path
 
-from shared.base import keys
+from shared.base import keys, locked
 from shared.base.locked import KeyCost
 
 keys.COST = KeyCost(n=2, r=1)  # as in conftest.py, of which these processes know nothing
 SEEN: list[str] = []
+GUESSES: list[str] = []
+derive = locked.derive
+
+
+def counted(passphrase, salt, cost):
+    GUESSES.append(passphrase)
+    return derive(passphrase, salt, cost)
+
+
+locked.derive = counted
 
 
 def main(argv):
@@ -29,9 +39,16 @@ def main(argv):
         raise RuntimeError("as it was told to")
     if verb == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if verb == "make":
+        made = keys.SigningKey.generate()
+        made.save(Path(rest[0]), rest[1])
+        print(json.dumps({"key": made.public.hex, "guesses": len(GUESSES)}))
     if verb == "open":
         key = keys.SigningKey.load(Path(rest[0]), rest[1])
-        print(json.dumps({"key": key.public.hex}))
+        print(json.dumps({"key": key.public.hex, "guesses": len(GUESSES)}))
+    if verb == "work":
+        while time.process_time() < float(rest[0]):
+            pass
     if verb == "stay":
         Path(rest[0]).write_text(str(os.getpid()))
         time.sleep(60)

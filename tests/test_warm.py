@@ -15,7 +15,6 @@ from coordinator.demo.catalogue import play_of
 from coordinator.demo.play import DemoOptions
 from coordinator.demo.stage import DemoStage
 from coordinator.demo.warm import Cold, EndedCommand, Warm
-from shared.base.keys import SigningKey
 from shared.errors import ChecksRefusal, StateRefusal
 
 TESTS = Path(__file__).parent
@@ -51,25 +50,28 @@ def test_a_command_ends_as_one_that_is_started_anew(warm):
         assert ("as it was told to" in ours.err) == (argv == ["break"])
 
 
-def test_a_key_that_a_person_has_opened_is_open_for_that_hospital_alone(warm, tmp_path):
+def test_what_a_passphrase_opened_at_a_place_is_paid_for_once_there_and_nowhere_else(warm, tmp_path):
     path, word = tmp_path / "steward.pem", "correct horse battery"
-    key = SigningKey.generate()
-    key.save(path, word)
-    for at in ("north", "south"):
-        assert told(warm.run("small_command", ["open", str(path), word], {}, at=at))["key"] == key.public.hex
-    warm.open_key("north", path, word)
-    path.unlink()
-    assert told(warm.run("small_command", ["open", str(path), word], {}, at="north"))["key"] == key.public.hex
-    assert warm.run("small_command", ["open", str(path), "another passphrase"], {}, at="north").code == 1
-    assert warm.run("small_command", ["open", str(path), word], {}, at="south").code == 1
+    made = told(warm.run("small_command", ["make", str(path), word], {}, at="north"))
+    assert made["guesses"] == 1
+    for at, guesses in (("north", 0), ("south", 1), ("south", 0), ("north", 0), ("", 1), ("", 1)):
+        found = told(warm.run("small_command", ["open", str(path), word], {}, at=at))
+        assert (found["key"], found["guesses"]) == (made["key"], guesses), at
 
 
-def test_a_passphrase_that_opens_nothing_leaves_every_command_to_ask(warm, tmp_path):
-    path = tmp_path / "steward.pem"
-    SigningKey.generate().save(path, "correct horse battery")
-    warm.open_key("east", path, "another passphrase")
+def test_what_is_open_at_a_place_is_still_read_from_its_file_and_opened_by_its_passphrase(warm, tmp_path):
+    path, word = tmp_path / "steward.pem", "correct horse battery"
+    told(warm.run("small_command", ["make", str(path), word], {}, at="east"))
     assert warm.run("small_command", ["open", str(path), "another passphrase"], {}, at="east").code == 1
-    assert warm.run("small_command", ["open", str(path), "correct horse battery"], {}, at="east").code == 0
+    path.chmod(0o644)
+    assert "StorageRefusal" in warm.run("small_command", ["open", str(path), word], {}, at="east").err
+    path.unlink()
+    assert "StateRefusal" in warm.run("small_command", ["open", str(path), word], {}, at="east").err
+
+
+def test_of_a_command_it_is_told_what_it_took(warm):
+    idle, busy = (warm.run("small_command", [verb, *rest], {}) for verb, *rest in (["tell", "a"], ["work", "0.3"]))
+    assert idle.cpu < 0.25 < busy.cpu < 3
 
 
 def gone(pid: int, seconds: float = 10) -> bool:
@@ -101,7 +103,7 @@ def test_what_goes_on_is_told_to_stop_and_what_is_left_ends_with_the_line(tmp_pa
         one.stop(10)
         assert one.poll() == -15
         assert gone(first)
-    assert gone(second)
+    assert not Path(f"/proc/{second}").exists(), "the warm process waits for what it has ended"
     with pytest.raises((StateRefusal, KeyError)):
         made.run("small_command", ["tell", "a"], {})
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["STATE_MARK", "DemoStage"]
 
 STATE_MARK = "state"
+LEAD = "the lead"
+"""Where the coordinator's commands are run: no hospital has a name with a space."""
 
 
 @dataclass(kw_only=True)
@@ -61,16 +63,14 @@ class DemoStage:
         self.plans = self.play.plans(dt.date.today())
 
     # -- processes ------------------------------------------------------------------------------------------------
-    def command(self, module: str, *arguments: str, at: str = "") -> Any:
+    def command(self, module: str, *arguments: str, at: str, env: Mapping[str, str] | None = None) -> Any:
         """Run one command line to its end and return its JSON answer. Raises: the Refusal that it reported.
 
         Args:
-            at: the hospital at which it is run; blank for the coordinator's.
+            at: the place at which it is run: a hospital, or the lead's desk.
         """
-        env = {"TRIBUTARY_PASSPHRASE": self.passphrase}
-        if at:
-            env["TRIBUTARY_SITE_HOME"] = str(self.home(at))
-        made = self.launcher.run(module, [*arguments, "--json"], env, at=at)
+        given_env = {"TRIBUTARY_PASSPHRASE": self.passphrase, **(env or {})}
+        made = self.launcher.run(module, [*arguments, "--json"], given_env, at=at)
         answer = json.loads(made.out) if made.out.strip().startswith(("{", "[")) else {}
         if made.code:
             refused = answer.get("refused", {}) if isinstance(answer, dict) else {}
@@ -82,11 +82,11 @@ class DemoStage:
 
     def coordinator(self, *arguments: str) -> Any:
         """One `coordinator` command."""
-        return self.command("coordinator.cli", "--home", str(self.hub), *arguments)
+        return self.command("coordinator.cli", "--home", str(self.hub), *arguments, at=LEAD)
 
     def agent(self, site: str, *arguments: str) -> Any:
         """One `site-agent` command at a hospital."""
-        return self.command("site_agent.cli", *arguments, at=site)
+        return self.command("site_agent.cli", *arguments, at=site, env={"TRIBUTARY_SITE_HOME": str(self.home(site))})
 
     def home(self, site: str) -> Path:
         """The hospital's state folder."""
@@ -150,7 +150,6 @@ class DemoStage:
         studies = [part for study in self.plans for part in ("--study", study)]
         self.coordinator("invite", site, *studies, "--out", str(invitation))
         made = self.agent(site, "init", "--invitation", str(invitation), "--approver", "steward")
-        self.launcher.open_key(site, self.home(site) / "keys" / "approvers" / "steward.pem", self.passphrase)
         self.agent(site, "join")
         self.coordinator("accept", site, "--fingerprint", made["fingerprint"])
         self.agent(site, "join")

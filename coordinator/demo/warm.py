@@ -3,8 +3,8 @@
 A command of a hospital needs a tenth of a second, and Python needs one or two to import what it is made of; a demo has
 two hundred of them. So one *warm* process imports and then forks a child per command, with the command's own
 arguments, environment and streams, which runs the same `main` as the installed program. What a command leaves in memory
-is gone with it. A hospital may be a process of its own between the two (`hospital`): there a person who decides four
-times in one sitting types a passphrase once (`open_key`), and every decision finds the key open.
+is gone with it. Between the two there may be a process of one place, a hospital or the lead's desk: there a person who
+decides four times in one sitting pays once for what a passphrase opens, and every later command finds it open.
 
 The warm process has one thread, opens no connection and reads no file of the study. It ends with the line to the demo,
 and its children with it. Where the system cannot fork safely, every command is started anew (`Cold`).
@@ -64,17 +64,44 @@ PRELOADED = (
     "coordinator.services.collect.server",
     "coordinator.services.authority",
     "coordinator.store.store",
+    # What some commands import when they need it.
+    "google.protobuf.descriptor_pb2",
+    "grpc._channel",
+    "cryptography.hazmat.backends.openssl",
+    "cryptography.hazmat.primitives.ciphers.aead",
+    "cryptography.hazmat.primitives.kdf.scrypt",
+    "pyarrow.pandas_compat",
+    "scipy.interpolate",
+    "scipy.optimize",
+    "coordinator.planning.review",
+    "shared.mechanisms.moments.draw",
+    "site_agent.decide.airlock.approval",
+    "site_agent.decide.airlock.drawing",
+    "site_agent.decide.airlock.overview",
+    "site_agent.decide.airlock.plan_approval",
+    "site_agent.decide.airlock.tables",
+    "site_agent.decide.joining.first_run",
+    "site_agent.decide.key_files",
+    "site_agent.identity",
+    "site_agent.models.outcome_laws.laws",
+    "site_agent.release.fitting",
+    "site_agent.release.pipeline.before_draw",
+    "site_agent.show.screens",
 )
 """Modules that the demo's commands are made of. None of them starts a thread when it is imported."""
 
 
 @dataclass(frozen=True)
 class EndedCommand:
-    """A command that has run to its end: its exit code (minus the signal that ended it) and what it wrote."""
+    """A command that has run to its end: its exit code (minus the signal that ended it) and what it wrote.
+
+    `cpu` are CPU seconds of its process and of those that it waited for; None where nobody counted.
+    """
 
     code: int
     out: str
     err: str
+    cpu: float | None = None
 
 
 class RunningCommand(Protocol):
@@ -93,15 +120,11 @@ class Launcher(Protocol):
     """How the demo starts a command line."""
 
     def run(self, module: str, argv: Sequence[str], env: Mapping[str, str], *, at: str = "") -> EndedCommand:
-        """Run it to its end. `at` names the hospital at which it is run."""
+        """Run it to its end. `at` names the place at which it is run: what a passphrase opened there stays open."""
         ...
 
     def start(self, module: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> RunningCommand:
         """Start it; what it writes goes to `log`."""
-        ...
-
-    def open_key(self, at: str, path: Path, passphrase: str) -> None:
-        """A person at a hospital opens a key for the decisions of this sitting."""
         ...
 
     def close(self) -> None:
@@ -144,9 +167,6 @@ class Cold:
                     env={**self.env, **env},
                 )
             )
-
-    def open_key(self, at: str, path: Path, passphrase: str) -> None:
-        """Each command opens it anew."""
 
     def close(self) -> None:
         """Nothing is left to end."""
@@ -195,13 +215,14 @@ class Warm:
         self._lock = Lock()
 
     def run(self, module: str, argv: Sequence[str], env: Mapping[str, str], *, at: str = "") -> EndedCommand:
-        """Run it to its end: forked from the warm process, or from the hospital that it is `at`."""
+        """Run it to its end: forked from the warm process, or from the place that it is `at`."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             begun = self._order(at, _command(module, argv, env), out.fileno(), err.fileno())
             code = begun.wait()
             out.seek(0)
             err.seek(0)
-            return EndedCommand(code, out.read().decode(errors="replace"), err.read().decode(errors="replace"))
+            wrote, complained = (stream.read().decode(errors="replace") for stream in (out, err))
+            return EndedCommand(code, wrote, complained, cpu=begun.cpu)
 
     def start(self, module: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> RunningCommand:
         """Start it; what it writes goes to `log`."""
@@ -209,10 +230,6 @@ class Warm:
             begun = self._order("", _command(module, argv, env), stream.fileno(), stream.fileno())
         self._begun.append(begun)
         return begun
-
-    def open_key(self, at: str, path: Path, passphrase: str) -> None:
-        """A hospital's process opens a key, at the price of one guess, for all that is forked from it."""
-        self._order(at, {"open": [str(path), passphrase]}).wait()
 
     def close(self) -> None:
         """End the warm process, and all that was forked from it."""
@@ -233,7 +250,7 @@ class Warm:
             if at and at not in self._lines:
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 with theirs:
-                    _send(self._lines[""], {"hospital": at}, [theirs.fileno()])
+                    _send(self._lines[""], {"place": at}, [theirs.fileno()])
                 self._lines[at] = ours
             line = self._lines[at]
             ours, theirs = socket.socketpair()
@@ -243,24 +260,26 @@ class Warm:
 
 
 class _Forked:
-    """The demo's end of the line about one child: its process id, then its exit code."""
+    """The demo's end of the line about one child: its process id, then its exit code and CPU seconds."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
         self._read = line.makefile("rb")
         self._code: int | None = None
-        self._pid = self._next()
+        self.cpu: float | None = None
+        self._pid = int(self._next())
 
-    def _next(self) -> int:
+    def _next(self) -> bytes:
         line = self._read.readline()
         if not line.endswith(b"\n"):
             self.close()
             raise StateRefusal("the process that the demo's commands are forked from must live", given="it has ended")
-        return int(line)
+        return line
 
     def wait(self) -> int:
         if self._code is None:
-            self._code = self._next()
+            code, cpu = self._next().split()
+            self._code, self.cpu = int(code), float(cpu)
             self.close()
         return self._code
 
@@ -315,67 +334,135 @@ def main(line_number: int, modules: Sequence[str]) -> None:
         _serve(line)
 
 
-def _serve(line: socket.socket) -> None:
-    """Fork what is ordered, and say how it ended, until the line closes."""
+@dataclass(frozen=True)
+class _Child:
+    """A command at work: the demo's line about it, and the end of a pipe at which it says what it derived."""
+
+    line: socket.socket
+    derived: int
+
+    def close(self) -> None:
+        self.line.close()
+        os.close(self.derived)
+
+
+def _serve(line: socket.socket, typed: _Typed | None = None) -> None:
+    """Fork what is ordered, and say how it ended, until the line closes.
+
+    Args:
+        typed: what passphrases of this place have made; None where nothing is kept.
+    """
     woken, wake = socket.socketpair()
     for end in (woken, wake):
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # only so that the system tells of it
     signal.set_wakeup_fd(wake.fileno())
-    alive: dict[int, socket.socket] = {}
+    alive: dict[int, _Child] = {}
     while True:
         ready, _, _ = select.select([line, woken], [], [])
         if woken in ready:
             woken.recv(4096)
-            _reap(alive)
+            _reap(alive, typed)
         if line not in ready:
             continue
         data, handles, _, _ = socket.recv_fds(line, ORDER_CAP, 4)
         if not data:
+            _end(alive)
             return
         order = json.loads(data)
-        if "open" in order:
-            with socket.socket(fileno=handles[0]) as asked:
-                asked.sendall(b"%d\n" % os.getpid())
-                asked.sendall(b"%d\n" % _open(*order["open"]))
-            continue
+        derived, derives = os.pipe()
+        os.set_blocking(derived, False)
         pid = os.fork()
         if not pid:
             signal.set_wakeup_fd(-1)
-            for end in (line, woken, wake, *alive.values()):
+            for end in (line, woken, wake):
                 end.close()
-            _become(order, handles)
-        if "hospital" in order:
+            for child in alive.values():
+                child.close()
+            os.close(derived)
+            _become(order, handles, typed, derives)
+        os.close(derives)
+        if "place" in order:
             os.close(handles.pop())
+            os.close(derived)
             continue
-        alive[pid] = socket.socket(fileno=handles.pop(0))
-        alive[pid].sendall(b"%d\n" % pid)
+        alive[pid] = _Child(socket.socket(fileno=handles.pop(0)), derived)
+        alive[pid].line.sendall(b"%d\n" % pid)
         for handle in handles:
             os.close(handle)
 
 
-def _reap(alive: dict[int, socket.socket]) -> None:
-    """Say of every child that has ended how it did."""
+def _reap(alive: dict[int, _Child], typed: _Typed | None) -> None:
+    """Say of every child that has ended how it did, and keep what it derived."""
     with contextlib.suppress(ChildProcessError):
         while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status, used = os.wait4(-1, os.WNOHANG)
             if not pid:
                 return
             if pid in alive:
-                with alive.pop(pid) as line, contextlib.suppress(OSError):
-                    line.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+                child = alive.pop(pid)
+                if typed is not None:
+                    typed.keep(child.derived)
+                with contextlib.suppress(OSError):
+                    child.line.sendall(
+                        b"%d %.6f\n" % (os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime)
+                    )
+                child.close()
 
 
-def _become(order: Mapping[str, Any], handles: list[int]) -> NoReturn:
-    """Be a hospital or a command; never returns."""
+def _end(alive: Mapping[int, _Child]) -> None:
+    """End what is still at work, and wait for it and for the places, whose lines have closed as well."""
+    for pid in alive:
+        os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+
+
+class _Typed:
+    """What the passphrases that were typed at one place have made, by passphrase, salt and price.
+
+    A guess is paid for when a command makes it, and that command tells the process of the place before it ends.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[str, str] = {}
+
+    def keep(self, pipe: int) -> None:
+        """What a command that has ended wrote."""
+        with contextlib.suppress(BlockingIOError):
+            for line in os.read(pipe, ORDER_CAP).splitlines():
+                self._made |= json.loads(line)
+
+    def work(self, pipe: int) -> None:
+        """In a command: take what is there, and tell of what is made beside it."""
+        from shared.base import locked
+
+        derive = locked.derive
+
+        def key(passphrase: str, salt: bytes, cost: locked.KeyCost) -> bytes:
+            asked = json.dumps([passphrase, salt.hex(), cost.n, cost.r, cost.p])
+            if asked not in self._made:
+                self._made[asked] = derive(passphrase, salt, cost).hex()
+                os.write(pipe, json.dumps({asked: self._made[asked]}).encode() + b"\n")
+            return bytes.fromhex(self._made[asked])
+
+        locked.derive = key
+
+
+def _become(order: Mapping[str, Any], handles: list[int], typed: _Typed | None, derives: int) -> NoReturn:
+    """Be a place or a command; never returns."""
     code = 1
     try:
         _die_with_parent()
-        if "hospital" in order:
+        if "place" in order:
+            os.close(derives)
             with socket.socket(fileno=handles[0]) as line:
-                _serve(line)
+                _serve(line, _Typed())
             code = 0
         else:
+            if typed is not None:
+                typed.work(derives)
             code = _run(order, handles)
     except SystemExit as leave:
         code = leave.code if isinstance(leave.code, int) else 0 if leave.code is None else 1
@@ -400,25 +487,6 @@ def _run(order: Mapping[str, Any], handles: list[int]) -> int:
         os.close(handle)
     sys.argv = [order["run"], *order["argv"]]
     importlib.import_module(order["run"]).main(order["argv"])
-    return 0
-
-
-def _open(path: str, passphrase: str) -> int:
-    """Open a key for every process that is forked from this one from now on. Returns 0, or 1 if it does not open."""
-    from shared.base.keys import SigningKey
-    from shared.errors import Refusal
-
-    load = SigningKey.load
-    try:
-        opened = load(Path(path), passphrase)
-    except Refusal:
-        return 1
-
-    def loaded(asked: Path, given: str | None = None) -> SigningKey:
-        same = given == passphrase and asked.resolve() == Path(path).resolve()
-        return opened if same else load(asked, given)
-
-    SigningKey.load = loaded  # type: ignore[method-assign, assignment]
     return 0
 
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, fields
 from shared.base.canonical import canonical_json, parse_json
 from shared.errors import ParameterError, SchemaRefusal
 
-__all__ = ["KeyCost", "is_locked", "lock", "unlock"]
+__all__ = ["KeyCost", "derive", "is_locked", "lock", "unlock"]
 
 FORMAT = "tributary-locked-key/1"
 BEGIN, END = "-----BEGIN TRIBUTARY ENCRYPTED KEY-----", "-----END TRIBUTARY ENCRYPTED KEY-----"
@@ -76,7 +76,7 @@ def lock(secret: bytes, passphrase: str, cost: KeyCost) -> bytes:
     salt = os.urandom(16)
     head = {"format": FORMAT, "kdf": "scrypt", **asdict(cost), "salt": salt.hex()}
     # The key is used once: a salt of its own makes it, so that the nonce may be fixed.
-    hidden = ChaCha20Poly1305(_key(passphrase, salt, cost)).encrypt(bytes(12), secret, canonical_json(head))
+    hidden = ChaCha20Poly1305(derive(passphrase, salt, cost)).encrypt(bytes(12), secret, canonical_json(head))
     body = base64.b64encode(canonical_json({**head, "hidden": hidden.hex()})).decode()
     return "\n".join([BEGIN, *textwrap.wrap(body, 64), END, ""]).encode()
 
@@ -106,12 +106,13 @@ def unlock(data: bytes, passphrase: str) -> tuple[bytes, KeyCost] | None:
             next_step="Restore the file from a backup, or update this program.",
         ) from None
     try:
-        return ChaCha20Poly1305(_key(passphrase, salt, cost)).decrypt(bytes(12), hidden, canonical_json(body)), cost
+        return ChaCha20Poly1305(derive(passphrase, salt, cost)).decrypt(bytes(12), hidden, canonical_json(body)), cost
     except InvalidTag:
         return None
 
 
-def _key(passphrase: str, salt: bytes, cost: KeyCost) -> bytes:
+def derive(passphrase: str, salt: bytes, cost: KeyCost) -> bytes:
+    """The 32 bytes that a passphrase makes with a file's salt, at the price of one guess."""
     from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
     return Scrypt(salt=salt, length=32, n=cost.n, r=cost.r, p=cost.p).derive(passphrase.encode())

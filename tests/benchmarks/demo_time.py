@@ -1,0 +1,106 @@
+"""What a newcomer waits for: wall and CPU of `tributary demo` and of `tributary demo --study first`, and of each verb.
+
+Run: ``python -m tests.benchmarks.demo_time [cvd] [first]``, on an idle machine: the load before each stands beside it.
+Each is the installed program, whole, in a process of its own; its CPU seconds are those of all its processes, the
+coordinator's server and the warm process among them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks import record
+
+BARS = {"cvd": 30.0, "first": 10.0}
+"""Seconds of the wall clock, on two idle cores."""
+
+
+def verb(module: str, argv: list[str]) -> str:
+    """The program and the words of a command line that say what is done.
+
+    >>> verb("site_agent.cli", ["plan", "fetch", "cvd", "--json"])
+    'site-agent plan fetch'
+    >>> verb("coordinator.cli", ["--home", "/x", "invite", "north", "--out", "y"])
+    'coordinator invite'
+    """
+    words = argv[2:] if argv[0] == "--home" else argv
+    said = words[: 2 if words[0] in ("plan", "data") else 1]
+    return " ".join([module.partition(".")[0].replace("_", "-"), *said])
+
+
+def one(study: str, out: Path) -> None:
+    """Run the demo in this process, and write what its commands took; never returns."""
+    from coordinator import demo
+    from coordinator.demo.warm import EndedCommand, Warm
+
+    took: dict[str, list[float]] = defaultdict(list)
+
+    class Counted(Warm):
+        def run(self, module: str, argv: Any, env: Any, *, at: str = "") -> EndedCommand:
+            ended = super().run(module, argv, env, at=at)
+            took[verb(module, list(argv))].append(ended.cpu or 0.0)
+            return ended
+
+    demo.launcher = Counted
+    try:
+        demo.main(["demo", "--study", study, "--out", str(out)])
+    finally:
+        found = {name: {"commands": len(cpu), "cpu_s": round(sum(cpu), 2)} for name, cpu in sorted(took.items())}
+        (out / "verbs.json").write_text(json.dumps(found))
+
+
+def measured(study: str) -> dict[str, Any]:
+    """Wall and CPU seconds of one demo."""
+    with tempfile.TemporaryDirectory() as name:
+        out, load, begun = Path(name) / "out", os.getloadavg()[0], time.monotonic()
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tests.benchmarks.demo_time", "one", study, str(out)],
+            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+        assert child.stdout is not None
+        text = child.stdout.read()
+        _, status, used = os.wait4(child.pid, 0)
+        wall = time.monotonic() - begun
+        if status:
+            raise SystemExit(text)
+        # Seconds after which a line of progress was told: where the time goes.
+        steps = [(float(at), int(done), int(of)) for at, done, of in re.findall(r"^ *(\d+) s +(\d+)/(\d+)", text, re.M)]
+        return {
+            "wall_s": round(wall, 1),
+            "cpu_s": round(used.ru_utime + used.ru_stime, 1),
+            "of_it_kernel_s": round(used.ru_stime, 1),
+            "load_before": round(load, 2),
+            "last_step_s": steps[-1][0],
+            "bar_s": BARS[study],
+            "within": wall <= BARS[study],
+            "verbs": json.loads((out / "verbs.json").read_text()),
+        }
+
+
+def main() -> None:
+    """Measure and write."""
+    if sys.argv[1:2] == ["one"]:
+        one(sys.argv[2], Path(sys.argv[3]))
+        return
+    results = {study: measured(study) for study in sys.argv[1:] or BARS}
+    for study, found in results.items():
+        print(study, {name: value for name, value in found.items() if name != "verbs"})
+        for name, took in sorted(found["verbs"].items(), key=lambda item: -item[1]["cpu_s"]):
+            print(f"  {name:28s} {took['commands']:3d} {took['cpu_s']:7.2f} s")
+    if len(results) == len(BARS):
+        record.write("demo_time", results, seed=1)
+
+
+if __name__ == "__main__":
+    main()
