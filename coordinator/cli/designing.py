@@ -17,8 +17,6 @@ from shared.privacy.stated import shown_column, shown_epsilon, shown_price
 from shared.terminal import VerbAnswer, checklist, number, plain, tabled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from rich.console import Console
 
     from coordinator.planning.design import FrontierPoint, PlanDesign, Target
@@ -77,9 +75,10 @@ def _guided(context: typer.Context, study: str, path: Path, *, dry_run: bool) ->
     from coordinator.planning.interview import interview
     from coordinator.planning.plan_form import first_form, judged
     from shared.terminal import ChecklistLine
+    from shared.terminal.prompts import terminal_prompt
 
     form = {**first_form(coordinator=recipient(context), today=today()), "study": study}
-    filled = interview(form, _asked, lambda text: typer.secho(f"\n{text}", bold=True, err=True))
+    filled = interview(form, terminal_prompt, lambda text: typer.secho(f"\n{text}", bold=True, err=True))
     found = judged({"form": filled, "today": f"{today()}"})
     if not dry_run:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,27 +104,6 @@ def _guided(context: typer.Context, study: str, path: Path, *, dry_run: bool) ->
         "epsilon_given": found["given"],
     }
     return VerbAnswer({**facts, "checks": [asdict(line) for line in lines]}, show)
-
-
-def _asked(
-    question: str, default: str, *, among: Mapping[str, str] | None = None, check: Callable[[str], None] | None = None
-) -> str:
-    """Ask on standard error until the answer will do; a choice by its name or its number."""
-    names = list(among or ())
-    for place, (name, words) in enumerate((among or {}).items(), 1):
-        typer.echo(f"  {place}  {name}: {words}", err=True)
-    while True:
-        text = str(typer.prompt(question, default=default, err=True, show_default=bool(default))).strip()
-        if text.isdigit() and 1 <= int(text) <= len(names):
-            text = names[int(text) - 1]
-        try:
-            if names and text not in names:
-                raise ParameterError(f"it must be one of {', '.join(names)}", given=repr(text)[:60])
-            if check is not None:
-                check(text)
-            return text
-        except ParameterError as refusal:
-            typer.secho(f"  {refusal}", fg="red", err=True)
 
 
 @dataclass(frozen=True, kw_only=True)

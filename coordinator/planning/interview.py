@@ -9,13 +9,16 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from coordinator.planning.plan_form import MECHANISMS, toml_of
 from shared.errors import ParameterError, Refusal
 
-__all__ = ["Prompt", "interview"]
+if TYPE_CHECKING:
+    from shared.terminal.prompts import Prompt
+
+__all__ = ["interview"]
 
 OUTCOMES = {
     "event": "yes or no, as death within 30 days",
@@ -29,25 +32,6 @@ KINDS = {
 }
 _MODELS = {"event": "logistic", "time": "cox", "measurement": "ols", "count": "poisson"}
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.]{0,63}")
-
-
-class Prompt(Protocol):
-    """One question to a person, until `check` accepts the answer."""
-
-    def __call__(
-        self,
-        question: str,
-        default: str,
-        *,
-        among: Mapping[str, str] | None = None,
-        check: Callable[[str], None] | None = None,
-    ) -> str:
-        """The answer as it was typed; `default` where nothing was.
-
-        Args:
-            among: the only answers that there are, with a word on each.
-            check: refuses an answer by a `Refusal`, which is shown, and the question asked again.
-        """
 
 
 def interview(form: dict[str, Any], prompt: Prompt, say: Callable[[str], None]) -> dict[str, Any]:

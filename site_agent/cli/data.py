@@ -116,6 +116,7 @@ Derive = Annotated[Words, _repeated("NAME=FORMULA", "As in 'age=completed years 
 AsIs = Annotated[Words, _repeated("NAME", "Take its values as they stand again")]
 FromFile = Annotated[Path | None, typer.Option("--file", help="Take the whole mapping from a file.")]
 Suggest = Annotated[bool, typer.Option("--suggest", help="Propose a mapping of this extract; nothing is kept.")]
+Guide = Annotated[bool, typer.Option("--guide", help="Ask for it, one thing after the other, each checked.")]
 Out = Annotated[Path | None, typer.Option(help="Of --suggest: the file to write, for --file.")]
 
 
@@ -138,6 +139,7 @@ def data_map(
     as_is: AsIs = None,
     file: FromFile = None,
     suggest: Suggest = False,
+    guide: Guide = False,
     out: Out = None,
     dry_run: Dry = False,
 ) -> VerbAnswer:
@@ -149,6 +151,8 @@ def data_map(
     planned = desk.plans.plan(study).dictionary
     if suggest or out:
         return _suggested(study, source, planned, out, dry_run=dry_run)
+    if guide:
+        return _mapping(desk, study, _guided(source, planned), dry_run=dry_run)
     dictionary = planned.source
     source = source if file is None else _of_file(file, source)
     every = [column.name for column in dictionary.columns if column.lower is not None]
@@ -186,6 +190,20 @@ def data_map(
         replace(source, columns=columns, ignore=tuple(dict.fromkeys(n for n in ignored if n not in columns))),
         dry_run=dry_run,
     )
+
+
+def _guided(source: TableSource, dictionary: Dictionary) -> TableSource:
+    """The source as its steward says, question by question, on standard error."""
+    from shared.terminal.prompts import terminal_prompt
+    from site_agent.records import table as records
+    from site_agent.records.mapping import asking
+
+    def say(text: str) -> None:
+        typer.secho(text, bold=True, err=True)
+
+    table = records.whole(source)
+    mapped = asking.guided(table, dictionary, source.columns, source.ignore, terminal_prompt, say)
+    return replace(source, **mapped)
 
 
 def _of_file(file: Path, source: TableSource) -> TableSource:

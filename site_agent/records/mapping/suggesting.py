@@ -25,7 +25,7 @@ from site_agent.records.mapping.units import conversion, known, known_spelling
 if TYPE_CHECKING:
     from shared.plans.dictionary import Column, Dictionary
 
-__all__ = ["Proposal", "proposed", "suggestions"]
+__all__ = ["Proposal", "analyte_of", "date_forms", "proposed", "recoding_of", "suggestions"]
 
 FORMS = ("iso", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y", "%d.%m.%Y %H:%M")
 # 8507 and 8532 are OMOP's concepts of male and female.
@@ -143,7 +143,7 @@ def proposed(
     for name in table.columns:
         to = columns.get(name, name)
         if to in wanted and name not in ignore and wanted[to].kind != "person":
-            recoding, question = _recoding(table[name], name, wanted[to])
+            recoding, question = recoding_of(table[name], name, wanted[to])
             if recoding.words:
                 values[to] = recoding
             if question:
@@ -178,8 +178,27 @@ def proposed(
     )
 
 
-# -- inside -----------------------------------------------------------------------------------------------------
-def _recoding(values: pd.Series, name: str, column: Column) -> tuple[Recoding, str]:
+def date_forms(values: pd.Series, name: str) -> list[str]:
+    """The forms in which all of (n,) values can be read as dates: ``file`` where the file says that they are.
+
+    >>> date_forms(pd.Series(["03.04.2024"]), "seen"), date_forms(pd.Series(["03/04/2024"]), "seen")
+    (['%d.%m.%Y'], ['%d/%m/%Y', '%m/%d/%Y'])
+    """
+    if blank(values).all() or values.dtype.kind in "iufb":
+        return []
+    if values.dtype.kind == "M":
+        return ["file"]
+    fit = []
+    for form in ("file", *FORMS):
+        try:
+            dates(values, DateForm(form=form), name)
+        except Refusal:
+            continue
+        fit.append(form)
+    return ["file"] if "file" in fit else fit
+
+
+def recoding_of(values: pd.Series, name: str, column: Column) -> tuple[Recoding, str]:
     """How a column's values might be read, and what only the steward can say."""
     text = values.astype("string").str.strip()
     known_text = text[~blank(values)]
@@ -200,6 +219,19 @@ def _recoding(values: pd.Series, name: str, column: Column) -> tuple[Recoding, s
     return Recoding(decimal=decimal, levels=missing, unit=unit, analyte=analyte), question
 
 
+def analyte_of(unit: str, name: str, column: Column) -> str | None:
+    """What is measured where a file's unit becomes a column's: blank where the units tell; None where none is known."""
+    said = f"{column.name} {column.label} {name}".lower()
+    for analyte in ("", *(of for part, of in _ANALYTE_NAMES.items() if part in said)):
+        try:
+            conversion(unit, column.unit, analyte)
+        except Refusal:
+            continue
+        return analyte
+    return None
+
+
+# -- inside -----------------------------------------------------------------------------------------------------
 def _unknown(text: pd.Series) -> list[str]:
     return sorted(word for word in text.unique() if word.lower() in UNKNOWN)
 
@@ -247,35 +279,15 @@ def _unit(name: str, column: Column) -> tuple[str, str]:
     unit = found[1]
     if known_spelling(unit) == known_spelling(column.unit):
         return "", ""
-    said = f"{column.name} {column.label} {name}".lower()
-    for analyte in ("", *(of for part, of in _ANALYTE_NAMES.items() if part in said)):
-        try:
-            conversion(unit, column.unit, analyte)
-        except Refusal:
-            continue
-        return unit, analyte
-    return "", ""
+    analyte = analyte_of(unit, name, column)
+    return ("", "") if analyte is None else (unit, analyte)
 
 
 def _dates(table: pd.DataFrame, names: Sequence[str]) -> tuple[dict[str, DateForm], dict[str, str]]:
     """Columns whose values are dates in one form, and those that could be of two."""
     found, unclear = {}, {}
     for name in names:
-        values = table[name]
-        if blank(values).all() or values.dtype.kind in "iufb":
-            continue
-        if values.dtype.kind == "M":
-            found[name] = DateForm(form="file")
-            continue
-        fit = []
-        for form in ("file", *FORMS):
-            try:
-                dates(values, DateForm(form=form), name)
-            except Refusal:
-                continue
-            fit.append(form)
-        if "file" in fit:
-            fit = ["file"]
+        fit = date_forms(table[name], name)
         if len(fit) == 1:
             found[name] = DateForm(form=fit[0])
         elif fit:

@@ -1,0 +1,285 @@
+"""A mapping by question and answer: what ``site-agent data map STUDY --guide`` asks, one thing after the other.
+
+It begins from what could be proposed (`site_agent.records.mapping.suggesting`) and asks about each part of it, and then
+about what only the steward can say. Of the file's values counts are shown, as everywhere, and none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import Refusal, UsageRefusal
+from shared.plans.dictionary import LEVELLED, NUMERIC
+from site_agent.records.mapping import editing
+from site_agent.records.mapping.declared import DateForm, FollowUp, Recoding, Steps
+from site_agent.records.mapping.formulas import SPANS, columns_of, parsed
+from site_agent.records.mapping.recoding import recoded
+from site_agent.records.mapping.suggesting import analyte_of, date_forms, proposed, recoding_of
+from site_agent.records.mapping.units import conversion, known_spelling
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from shared.plans.dictionary import Column, Dictionary
+    from shared.terminal.prompts import Prompt
+
+__all__ = ["guided"]
+
+_UNITS = {"d": "days", "wk": "weeks", "mo": "months", "a": "years"}
+_SAMPLE_CAP = 20
+"""Answers that one column's values may take; more of them are written in the file, by --file."""
+
+
+def guided(
+    table: pd.DataFrame,
+    dictionary: Dictionary,
+    columns: Mapping[str, str],
+    ignore: Sequence[str],
+    prompt: Prompt,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """A mapping as `site_agent.records.mapping.document.text` takes it, salt apart.
+
+    Args:
+        table: as the file has it, under its names. columns, ignore: what is mapped already.
+        prompt: asks the steward. say: tells them something.
+    """
+    guide = _Guide(table, dictionary.source, prompt, say)
+    start = proposed(table, dictionary, columns, ignore)
+    guide.names(start.mapped["columns"], known=columns)
+    guide.made(start.mapped["steps"])
+    guide.recoded()
+    guide.unused(tuple(ignore))
+    if dictionary.repeated is None and dictionary.person is not None:
+        guide.persons(dictionary.person)
+    steps = Steps(dates=guide.dates, derive=guide.derive, follow_up=guide.follow)
+    return {"columns": guide.columns, "ignore": guide.ignore, "values": guide.values, "steps": steps}
+
+
+class _Guide:
+    """The mapping as far as it has been said."""
+
+    def __init__(self, table: pd.DataFrame, dictionary: Dictionary, prompt: Prompt, say: Callable[[str], None]) -> None:
+        self.table, self.dictionary, self.prompt, self.say = table, dictionary, prompt, say
+        self.columns: dict[str, str] = {}
+        self.ignore: tuple[str, ...] = ()
+        self.values: dict[str, Recoding] = {}
+        self.dates: dict[str, DateForm] = {}
+        self.derive: dict[str, str] = {}
+        self.follow: FollowUp | None = None
+
+    @property
+    def there(self) -> dict[str, str]:
+        """Dictionary column to the file's."""
+        wanted = set(self.dictionary.names) | {self.dictionary.person}
+        own = {name: name for name in self.table.columns if name in wanted and name not in self.columns}
+        return own | {to: name for name, to in self.columns.items()}
+
+    @property
+    def lacking(self) -> list[Column]:
+        made = {*self.derive, *((self.follow.time, self.follow.event) if self.follow else ())}
+        return [c for c in self.dictionary.columns if c.name not in self.there and c.name not in made]
+
+    @property
+    def free(self) -> list[str]:
+        """Columns of the file that are nothing yet."""
+        used = {*self.there.values(), *self.dates, *(_dated(self.follow) if self.follow else ())}
+        used |= {of for name, formula in self.derive.items() for of in columns_of(formula, name)}
+        return [name for name in self.table.columns if name not in used]
+
+    def yes(self, question: str) -> bool:
+        return self.prompt(f"{question} yes or no", "yes", check=_yes_or_no)[0].lower() == "y"
+
+    # -- which column is which ------------------------------------------------------------------------------------
+    def names(self, suggested: Mapping[str, str], *, known: Mapping[str, str]) -> None:
+        self.columns = dict(known)
+        if found := len(self.there):
+            self.say(f"Found by name: {found} of {len(self.dictionary.columns)} columns")
+        for name, to in suggested.items():
+            if name not in known and self.yes(f"{_named(self.dictionary.column(to))}: is it the file's {name!r}?"):
+                self.columns[name] = to
+
+    # -- what is made of others -----------------------------------------------------------------------------------
+    def made(self, suggested: Steps) -> None:
+        """Columns that the file lacks: another column of it, a formula, or a follow-up of dates."""
+        for name, formula in suggested.derive.items():
+            if self.yes(f"{name}: is it made as {formula}?"):
+                self.derive[name] = formula
+                self.dates |= {of: form for of, form in suggested.dates.items() if of in columns_of(formula, name)}
+        follow = suggested.follow_up
+        if follow is not None and self.yes(
+            f"{follow.time} from {follow.start}, to {follow.end} or {follow.last}, in {follow.unit}: is that so?"
+        ):
+            self.follow = follow
+            self.dates |= {of: form for of, form in suggested.dates.items() if of in _dated(follow)}
+        for column in self.lacking:
+            if column in self.lacking:  # a follow-up makes two of them
+                self._lacking(column)
+
+    def _lacking(self, column: Column) -> None:
+        among = f" Columns left: {', '.join(self.free)}." if self.free else ""
+        if column.kind == "time" and self.yes(f"{_named(column)} is not in the file. Is it counted between dates?"):
+            self._follow_up(column)
+            return
+        self.say(f"{_named(column)} is not in the file.{among}")
+
+        def known(text: str) -> None:
+            if text.startswith("="):
+                formula = text[1:].strip()
+                parsed(formula, column.name)
+                _in_file(
+                    columns_of(formula, column.name),
+                    [*self.table.columns, *self.there],
+                    "a formula must read columns that there are",
+                )
+            elif text:
+                _in_file([text], self.free, "it must be one of the file's columns that is nothing yet")
+
+        text = self.prompt("Its name in the file, or = and a formula; nothing leaves it open", "", check=known)
+        if text.startswith("="):
+            self.derive[column.name] = text[1:].strip()
+            for name in columns_of(self.derive[column.name], column.name):
+                if name not in self.there:
+                    self._date(name, asked=False)
+        elif text:
+            self.columns[text] = column.name
+
+    def _follow_up(self, time: Column) -> None:
+        def date(text: str) -> None:
+            _in_file([text], [*self.dates, *self.free], "a date must be one of the columns")
+            if not date_forms(self.table[text], text):
+                raise UsageRefusal("its values must be dates in one form", given="others", next_step="Name another.")
+
+        def date_or_none(text: str) -> None:
+            if text:
+                date(text)
+
+        start = self.prompt("Column of the date from which it counts", "", check=date)
+        end = self.prompt("Column of the date of the event, empty where it did not happen", "", check=date)
+        last = self.prompt("Column of the last date without it; nothing for one day for all", "", check=date_or_none)
+        until = "" if last else self.prompt("The day until which all are followed (YYYY-MM-DD)", "", check=_day)
+        unit = _UNITS.get(known_spelling(time.unit)) or self.prompt(
+            f"{time.name} is in", "days", among=dict.fromkeys(SPANS, "")
+        )
+        event = time.event if time.event in [column.name for column in self.lacking] else ""
+        self.follow = FollowUp(time=time.name, event=event, start=start, end=end, last=last, until=until, unit=unit)
+        for name in _dated(self.follow):
+            self._date(name)
+
+    def _date(self, name: str, *, asked: bool = True) -> None:
+        """How a column writes its dates, where it does: asked where it could be in two ways."""
+        forms = date_forms(self.table[name], name)
+        if name in self.dates or not (forms or asked):
+            return
+        form = forms[0] if len(forms) == 1 else self.prompt(f"{name} writes its dates as", "", among=_among(forms))
+        self.dates[name] = DateForm(form=form)
+
+    # -- values ---------------------------------------------------------------------------------------------------
+    def recoded(self) -> None:
+        for column in self.dictionary.columns:
+            name = self.there.get(column.name)
+            if name is None or column.kind == "person":
+                continue
+            how = recoding_of(self.table[name], name, column)[0]
+            if how.words and not self.yes(f"{column.name}: {how.words}. Is that so?"):
+                how = Recoding()
+            self._values(column, name, how)
+
+    def _values(self, column: Column, name: str, how: Recoding) -> None:
+        """Ask for the values that the dictionary does not have, until none is left or nothing is said."""
+        which = f"one of {', '.join(map(str, column.levels))}" if column.kind in LEVELLED else "a number"
+        for _ in range(_SAMPLE_CAP):
+            rows, different = _unread(self.table[name], how, column)
+            if not rows:
+                break
+
+            def level(text: str, how: Recoding = how) -> None:
+                if text:
+                    editing.values({column.name: how}, self.dictionary, [], [f"{column.name}:{text}"], [], {})
+
+            self.say(f"{column.name}: {rows} rows hold {different} values that are not {which}.")
+            text = self.prompt("VALUE=LEVEL, VALUE= for one that is missing; nothing leaves them", "", check=level)
+            if not text:
+                break
+            pair = [f"{column.name}:{text}"]
+            how = editing.values({column.name: how}, self.dictionary, [], pair, [], {})[column.name]
+        if column.kind in NUMERIC and column.unit and not how.unit:
+            how = self._unit(column, name, how)
+        if how.words:
+            self.values[column.name] = how
+
+    def _unit(self, column: Column, name: str, how: Recoding) -> Recoding:
+        """Ask for the file's unit where most values are impossible in the dictionary's."""
+        values = column.compare(recoded(self.table[name], how, column))[0].dropna()
+        low, high = column.span
+        outside = int((~values.between(low, high)).sum())
+        if 2 * outside <= len(values):
+            return how
+        self.say(f"{column.name}: {outside} of {len(values)} values are outside {low:g} to {high:g} {column.unit}.")
+
+        def known(text: str) -> None:
+            if text and analyte_of(text, name, column) is None:
+                conversion(text, column.unit)  # which says why
+
+        unit = self.prompt("The file's unit, as mmol/L; nothing leaves it", "", check=known)
+        return replace(how, unit=unit, analyte=analyte_of(unit, name, column) or "") if unit else how
+
+    # -- the rest -------------------------------------------------------------------------------------------------
+    def unused(self, ignore: Sequence[str]) -> None:
+        left = [name for name in self.free if name not in ignore]
+        self.ignore = tuple(ignore)
+        if left and self.yes(f"Not in the study: {', '.join(left)}. Leave them out?"):
+            self.ignore = (*ignore, *left)
+
+    def persons(self, person: str) -> None:
+        name = self.there.get(person)
+        if name is not None and (rows := int(self.table[name].duplicated().sum())):
+            self.say(f"{rows} rows of persons who have several: which counts is said under [persons] of the mapping.")
+
+
+def _named(column: Column) -> str:
+    more = ", ".join(part for part in (column.label, column.unit or ", ".join(map(str, column.levels))) if part)
+    return f"{column.name} ({more})" if more else column.name
+
+
+def _dated(follow: FollowUp) -> list[str]:
+    return [name for name in (follow.start, follow.end, follow.last) if name]
+
+
+def _among(forms: Sequence[str]) -> dict[str, str]:
+    words = {"%d": "day", "%m": "month", "%Y": "year"}
+    return {form: "".join(words.get(f"%{part[:1]}", part[:1]) + part[1:] for part in form.split("%")) for form in forms}
+
+
+def _in_file(names: Sequence[str], there: Sequence[str], rule: str) -> None:
+    absent = [name for name in names if name not in there]
+    if absent:
+        raise UsageRefusal(f"{rule}: {', '.join(there)}", given=", ".join(map(repr, absent)), next_step="Type one.")
+
+
+def _yes_or_no(text: str) -> None:
+    if text.lower() not in ("yes", "y", "no", "n"):
+        raise UsageRefusal("it must be yes or no", given=repr(text)[:60])
+
+
+def _day(text: str) -> None:
+    FollowUp(time="t", start="s", end="e", unit="days", until=text)
+
+
+def _unread(values: pd.Series, how: Recoding, column: Column) -> tuple[int, int]:
+    """Rows, and different values in them, that are no value of the column as they are read."""
+    import pandas as pd
+
+    try:
+        read = recoded(values, how, column)
+    except Refusal:
+        read = values
+    # Bounds and missing values are no question of how it is read: `data check` speaks of those.
+    known = replace(column, missing="level").compare(read)[0].notna()
+    text = values.astype("string").str.strip().fillna("")
+    codes = [code for code in column.missing_codes if isinstance(code, float)]
+    gone = text.isin(["", "NA", "NaN", "nan", *column.missing_codes, *(v for v, to in how.levels.items() if not to)])
+    wrong = ~known & ~gone & ~pd.to_numeric(text, errors="coerce").isin(codes)
+    return int(wrong.sum()), int(text[wrong].nunique())

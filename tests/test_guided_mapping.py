@@ -1,0 +1,136 @@
+"""A mapping by question and answer: whatever the extract, what comes of it is the study's table; no value is shown."""
+
+# ruff: noqa: F811  (a fixture is imported by its name)
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from conftest import make_table
+from site_desk import hospital  # noqa: F401
+from test_mapping import ROWS, STUDY
+from test_records import CANARY, KEY, write
+
+from shared.errors import Refusal
+from site_agent.records import table as records
+from site_agent.records.mapping.asking import guided
+
+
+class Steward:
+    """Answers by what the question begins with, else the default; remembers all that was shown."""
+
+    def __init__(self, answers, wrong=None):
+        self.answers = {start: list(text) if isinstance(text, list) else [text] for start, text in answers.items()}
+        self.wrong, self.shown, self.refused = dict(wrong or {}), [], []
+
+    def __call__(self, question, default, *, among=None, check=None):
+        self.shown += [question, *(among or {})]
+        key = next((start for start in self.answers if question.startswith(start)), None)
+        for text in self.wrong.pop(key, []):
+            with pytest.raises(Refusal) as refusal:
+                check(text)
+            self.refused.append(str(refusal.value))
+        text = (
+            default if key is None else self.answers[key].pop(0) if len(self.answers[key]) > 1 else self.answers[key][0]
+        )
+        assert not among or text in among, question
+        if check:
+            check(text)
+        return text
+
+    def say(self, text):
+        self.shown.append(text)
+
+
+def asked(folder, table, steward, dictionary=STUDY):
+    source = write(folder, table, delimiter=";")
+    return replace(source, **guided(records.whole(source), dictionary, {}, (), steward, steward.say))
+
+
+GERMAN = ROWS.rename(columns={"sex": "Geschlecht", "chol": "Cholesterin (mmol/l)", "aufnahme": "Aufnahmetag"})
+
+
+def test_where_all_can_be_proposed_yes_is_enough(tmp_path):
+    steward = Steward({})
+    source = asked(tmp_path, GERMAN, steward)
+    assert records.problems(source, STUDY) == ()
+    found = records.read(source, STUDY, key=KEY).table
+    assert found["age"].tolist() == [57, 50, 49, 60]
+    assert found["died"].tolist() == [0, 1, 0, 0]
+    assert any("is it the file's 'Geschlecht'?" in text for text in steward.shown)
+
+
+def test_what_could_not_be_guessed_is_asked_and_a_wrong_answer_is_asked_again(tmp_path):
+    """Dates of two forms under names that say nothing, levels of the hospital's own, a column under another name."""
+    slashes = {name: GERMAN[name].str.replace(".", "/") for name in ("geb", "Aufnahmetag", "tod", "kontakt")}
+    slashes["geb"] = pd.Series(["01/07/1952", "01/07/1960", "02/07/1960", "1/1/1950"])
+    slashes["Aufnahmetag"] = pd.Series(["01/02/2010", "1/7/2010", "1/7/2010", "01/01/2010"])
+    table = GERMAN.assign(**slashes).rename(columns={"geb": "d1", "Aufnahmetag": "d2", "tod": "d3", "kontakt": "d4"})
+    table["Geschlecht"] = [f"{CANARY}1", "b", "b", f"{CANARY}1"]
+    table = table.rename(columns={"Cholesterin (mmol/l)": "Wert"}).assign(ward=["x", "y", "x", "y"])
+    steward = Steward(
+        {
+            "Its name in the file": ["= completed years between d1 and d2", "Wert"],
+            "d1 writes": "%d/%m/%Y",
+            "d2 writes": "%d/%m/%Y",
+            "Column of the date from": "d2",
+            "Column of the date of the event": "d3",
+            "Column of the last date": "d4",
+            "d4 writes": "%d/%m/%Y",
+            "d3 writes": "%d/%m/%Y",
+            "VALUE=LEVEL": [f"{CANARY}1=female", "b=male"],
+            "The file's unit": "mmol/L",
+        },
+        wrong={
+            "Its name in the file": ["= completed years between d1", "=[d9] + 1", "Werte"],
+            "Column of the date from": ["ward", "d9"],
+            "VALUE=LEVEL": ["b", "b=males"],
+            "The file's unit": ["furlong"],
+        },
+    )
+    source = asked(tmp_path, table, steward)
+    assert {name: form.form for name, form in source.steps.dates.items()} == dict.fromkeys(
+        ("d1", "d2", "d3", "d4"), "%d/%m/%Y"
+    )
+    assert source.steps.derive == {"age": "completed years between d1 and d2"}
+    assert source.steps.follow_up.unit == "years"
+    assert dict(source.values["sex"].levels) == {f"{CANARY}1": "female", "b": "male"}
+    assert (source.values["chol"].unit, source.values["chol"].analyte) == ("mmol/L", "cholesterol")
+    assert source.ignore == ("ward",)
+    assert records.problems(source, STUDY) == ()
+    assert records.read(source, STUDY, key=KEY).table["age"].tolist() == [57, 50, 49, 60]
+    assert len(steward.refused) == 8
+    assert CANARY not in "".join(steward.shown), "a count is shown, and no value"
+    assert "4 rows hold 2 values that are not one of female, male" in " ".join(steward.shown)
+
+
+def test_what_is_left_open_stays_open_and_is_told_by_the_check(tmp_path):
+    table = ROWS.drop(columns=["kontakt", "tod"]).assign(sex=["w", "q", "q", "w"])
+    no = {"time (": "no", "Its name in the file": "", "VALUE=LEVEL": "", "Not in the study": "no"}
+    source = asked(tmp_path, table, Steward(no))
+    assert {*source.steps.made} == {"age"}
+    assert source.ignore == ()
+    told = " ".join(f"{one.must} {one.given}" for one in records.problems(source, STUDY))
+    for name in ("'time'", "'died'"):
+        assert name in told
+
+
+def test_at_a_terminal_the_mapping_is_kept_at_the_end_and_not_before(hospital, plan, tmp_path, monkeypatch):
+    at = hospital.joined().approved(plan)
+    table = make_table(300).rename(columns={"sex": "Geschlecht"})
+    table["Geschlecht"] = table["Geschlecht"].map({"male": "m", "female": "w"})
+    path = tmp_path / "auszug.csv"
+    table.assign(ward="a").to_csv(path, index=False)
+    at("data", "add", str(path), "--as", "mini")
+    settings = (at.home / "site.toml").read_bytes()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"yes\n")))
+    at("data", "map", "mini", "--guide", expect=1)
+    assert (at.home / "site.toml").read_bytes() == settings, "whoever leaves has said nothing"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"maybe\ny\n\n\n\n\n\n")))
+    kept = json.loads(at("data", "map", "mini", "--guide", "--json").partition("\nFound by name")[0])
+    assert kept["values"] == {"sex": {"levels": {"m": "male", "w": "female"}}}
+    assert kept["ignored"] == ["ward"]
+    assert at.json("data", "check", "mini")["problems"] == []
