@@ -118,22 +118,16 @@ class StudyCharges:
 
         names: dict[tuple[tuple[float, ...], float | None], int] = {}
         known: dict[tuple[int, float | None], int] = {}  # most charges hold one curve: it is hashed once
-        price = []
-        for charge in self.charges:
+        having: list[int] = []  # of each price, the charges that have it, as bits
+        for k, charge in enumerate(self.charges):
             same = (id(charge.rdp), charge.pure)
             if same not in known:
                 known[same] = names.setdefault((charge.rdp, charge.pure), len(names))
-            price.append(known[same])
+                having += [0] * (len(names) - len(having))
+            having[known[same]] |= 1 << k
         prices = list(names)
         curves = [np.asarray(rdp, dtype=np.float64) for rdp, _ in prices]
-        counted = set()
-        for mask in self.classes(upto):
-            counts = [0] * len(prices)
-            while mask:
-                low = mask & -mask
-                counts[price[low.bit_length() - 1]] += 1
-                mask ^= low
-            counted.add(tuple(counts))
+        counted = {tuple((mask & bits).bit_count() for bits in having) for mask in self.classes(upto)}
         for times in counted:
             held = [(k, many) for k, many in enumerate(times) if many]
             curve = sum((many * curves[k] for k, many in held), np.zeros(_orders()))

@@ -214,13 +214,20 @@ def _resumed(hold: Hold, *, plan_hash: str, event: Mapping[str, Any], delta: flo
 def charges_of(book: Book, study: str) -> StudyCharges:
     """The charges of a study in order of reservation, each with whom it touches. Raises: IntegrityRefusal."""
     own = book.of(study)
-    place = {hold.release_id: k for k, hold in enumerate(own)}
+    place: dict[str, int] = {}
+    everybody: dict[tuple[int, float | None], Charge] = {}
     charges = []
     for hold in own:
         # Of a charge against everybody the list narrows nothing: whoever is written otherwise is not on it twice.
-        new = hold.touches == "new"
-        persons = persons_of(book, hold) if new else None
-        apart = frozenset(place[name] for name in beside(book, hold)) if new and not hold.drawn else None
+        if hold.touches != "new":
+            same = (id(hold.rdp), hold.epsilon_pure)
+            if same not in everybody:
+                everybody[same] = Charge(rdp=hold.rdp, pure=hold.epsilon_pure)
+            charges.append(everybody[same])
+            continue
+        place = place or {one.release_id: k for k, one in enumerate(own)}
+        apart = None if hold.drawn else frozenset(place[name] for name in beside(book, hold))
+        persons = persons_of(book, hold)
         charges.append(Charge(rdp=hold.rdp, pure=hold.epsilon_pure, persons=persons, beside=apart))
     return StudyCharges(charges)
 
