@@ -860,7 +860,7 @@ def test_keys_of_approvers_are_kept_with_their_signatures(ledger):
 
 
 def test_ten_thousand_entries_are_checked_once_and_read_from_memory_then(monkeypatch):
-    connection, previous = sqlite3.connect(":memory:"), GENESIS
+    connection, previous = sqlite3.connect("file::memory:", uri=True), GENESIS
     connection.execute("CREATE TABLE entries (seq, time, kind, body, previous, hash, signature)")
     for k in range(1, 10_001):
         body = {"study": "mini", "wave": k}
@@ -886,6 +886,88 @@ def test_ten_thousand_entries_are_checked_once_and_read_from_memory_then(monkeyp
         read()
     assert checked == [*range(1, 10_001), 5000]
     connection.close()
+
+
+@pytest.fixture(scope="module")
+def long_ledger(tmp_path_factory):
+    """Of a site that has made many releases."""
+    made = Ledger.create(tmp_path_factory.mktemp("long") / "ledger.db", KEY, site="north")
+    for wave in range(1, 13):
+        deliver(made, drawing(made, wave))
+    return made
+
+
+@pytest.mark.fault("F17")
+@pytest.mark.parametrize("old_sqlite", [False, True])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "UPDATE entries SET time = '2000-01-01T00:00:00Z' WHERE seq = 3",
+        "UPDATE entries SET kind = 'burn' WHERE seq = 3",
+        "UPDATE entries SET kind = CAST(kind AS BLOB) WHERE seq = 3",
+        "UPDATE entries SET body = CAST(replace(CAST(body AS TEXT), '4.0', '9.0') AS BLOB) WHERE seq = 2",
+        "UPDATE entries SET body = CAST(body AS TEXT) WHERE seq = 3",
+        "UPDATE entries SET body = x'00' || body WHERE seq = 3",
+        "UPDATE entries SET previous = upper(previous) WHERE seq = 3",
+        "UPDATE entries SET hash = (SELECT hash FROM entries WHERE seq = 4) WHERE seq = 3",
+        "UPDATE entries SET signature = zeroblob(64) WHERE seq = (SELECT max(seq) FROM entries)",
+        "UPDATE entries SET seq = 0 WHERE seq = 3",
+        "INSERT INTO entries SELECT 0, time, kind, body, previous, hash, signature FROM entries WHERE seq = 3",
+        "DELETE FROM entries WHERE seq = 3",
+        "DELETE FROM entries WHERE seq = (SELECT max(seq) FROM entries)",
+        "DELETE FROM entries WHERE seq > 9",
+        "DELETE FROM entries",
+        "UPDATE entries SET body = x'7b7d' WHERE seq = (SELECT max(seq) FROM entries)",
+    ],
+)
+def test_an_edit_under_a_running_agent_is_refused_at_its_next_transaction(
+    long_ledger, tmp_path, monkeypatch, edit, old_sqlite
+):
+    monkeypatch.setattr(entries_module, "_NAMED_MEMORY", (99,) if old_sqlite else (3, 36))
+    monkeypatch.setattr(entries_module, "_READ", {})
+    long_ledger.copy_to(tmp_path)
+    running = Ledger(tmp_path / "ledger.db", KEY, site="north")
+    assert running.holds() == long_ledger.holds()
+    assert running.entries()[-1].seq > 80
+    reserve(running, 99)
+    tampered(running, edit)
+    for asked in (running.holds, partial(reserve, running, 100)):
+        with pytest.raises(LedgerRefusal):
+            asked()
+
+
+@pytest.mark.fault("F17")
+def test_no_edit_of_how_the_table_compares_its_values_hides_another(long_ledger, tmp_path, monkeypatch):
+    monkeypatch.setattr(entries_module, "_READ", {})
+    long_ledger.copy_to(tmp_path)
+    running = Ledger(tmp_path / "ledger.db", KEY, site="north")
+    assert running.holds() == long_ledger.holds()
+    loose = "replace(sql, 'hash TEXT NOT NULL', 'hash TEXT NOT NULL COLLATE NOCASE')"
+    tampered(
+        running,
+        "UPDATE entries SET hash = upper(hash) WHERE seq = 3",
+        "PRAGMA writable_schema = ON",
+        f"UPDATE sqlite_master SET sql = {loose} WHERE name = 'entries'",
+    )
+    with pytest.raises(LedgerRefusal):
+        running.holds()
+
+
+def test_threads_that_read_and_write_a_long_ledger_see_each_entry_once(long_ledger, tmp_path, monkeypatch):
+    monkeypatch.setattr(entries_module, "_READ", {})
+    long_ledger.copy_to(tmp_path)
+    ledger, before = Ledger(tmp_path / "ledger.db", KEY, site="north"), len(long_ledger.entries())
+
+    def work(place):
+        for wave in range(20):
+            reserve(ledger, 1000 + 20 * place + wave)
+            found = ledger.entries()
+            assert [entry.seq for entry in found] == [*range(1, len(found) + 1)]
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert len(ledger.entries()) == before + 80 == ledger.verify()
+    assert next(iter(entries_module._READ.values())).copied > before
 
 
 def opened_anew(ledger, monkeypatch) -> tuple[Ledger, list[int]]:

@@ -63,7 +63,7 @@ class PublicKey:
     hex: str
 
     def __post_init__(self) -> None:
-        if len(self.hex) != 64 or any(digit not in "0123456789abcdef" for digit in self.hex):
+        if len(self.hex) != 64 or self.hex.strip("0123456789abcdef"):
             raise SchemaRefusal("a public key must be 64 lower-case hexadecimal digits", given=f"{len(self.hex)}")
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -190,8 +191,9 @@ class Chain:
             # Without it INSERT OR REPLACE deletes a row and passes by the trigger that forbids it.
             connection.execute("PRAGMA recursive_triggers = ON")
             connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            entries = read_entries(read_rows(connection), cached)
-            book = Book(connection, self.signer, self.site, entries, self.path, cached, tagger=self.tagger)
+            with _uncollected():
+                entries = read_entries(read_rows(connection, cached), cached)
+                book = Book(connection, self.signer, self.site, entries, self.path, cached, tagger=self.tagger)
             self._require_head(book, head)
             known = len(book.entries)
             yield book
@@ -268,7 +270,7 @@ class Chain:
         report = [str(row[0]) for row in book.connection.execute("PRAGMA integrity_check(1)")]
         if report != ["ok"]:
             raise broken("ledger.db must be an intact database", "a damaged page")
-        found = dict(book.connection.execute("SELECT name, sql FROM sqlite_master"))
+        found = dict(book.connection.execute("SELECT name, sql FROM main.sqlite_master"))
         if found != SCHEMA:
             raise broken("ledger.db must have the ledger's table and triggers", "another schema")
         for entry in book.entries:
@@ -314,6 +316,18 @@ class Chain:
         message = Envelope.encoding(HEAD_TYPE, head_payload(self.site, entry.seq, entry.hash))
         if not book.membership.signer_of(entry.seq).verifies(entry.signature, message):
             raise broken(f"entry {entry.seq} must be signed by the site's release key", "a signature that is not")
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector: of what is made here nothing is garbage, and it would walk through it all."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def reading(verb: Callable[Concatenate[Book, P], R]) -> Callable[Concatenate[Chain, P], R]:

@@ -22,7 +22,7 @@ from shared.base.keys import PublicKey
 from shared.errors import ParameterError, StateRefusal
 from shared.mechanisms.latent_noise.plan import CARRIED, CHARGED_EARLIER, FITTED_ON_THE_ROWS, TRAINED_APART
 from shared.privacy.stated import CHARGED_BEFORE, FLOW
-from site_agent.ledger.entries import Entry
+from site_agent.ledger.entries import Curve, Entry, orders
 
 __all__ = [
     "LOST_CAP",
@@ -334,12 +334,11 @@ def _stated(epsilon: float) -> float | None:
 
 def curve_of(price: Mapping[str, Any]) -> tuple[float, ...]:
     """The Rényi curve of a price (`price_of`), ∞ where undefined."""
-    return _curve(tuple(price["rdp"]))
+    curve = price["rdp"]
+    return curve.orders if isinstance(curve, Curve) else _curve(tuple(curve))
 
 
-@lru_cache(maxsize=64)
-def _curve(values: tuple[float | None, ...]) -> tuple[float, ...]:
-    return tuple(math.inf if value is None else float(value) for value in values)
+_curve = lru_cache(maxsize=64)(orders)
 
 
 def fold(holds: dict[str, Hold], entry: Entry) -> None:
