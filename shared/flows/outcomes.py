@@ -247,15 +247,18 @@ def _place(mass: Array, v: Array) -> tuple[NDArray[np.int64], Array]:
     from scipy import special
 
     rows, cells = np.arange(len(mass)), mass.shape[1]
-    below, above = np.cumsum(mass, axis=1), np.cumsum(mass[:, ::-1], axis=1)[:, ::-1]
     under, over = special.ndtr(v), special.ndtr(-v)
-    from_low = (under[:, None] >= below[:, :-1]).sum(axis=1)
-    from_high = cells - 1 - (over[:, None] >= above[:, 1:]).sum(axis=1)
     left = under < 0.5
-    cell = np.where(left, from_low, from_high).astype(np.int64)
-    own = mass[rows, cell]
-    part = np.where(left, (under - (below[rows, cell] - own)) / own, 1 - (over - (above[rows, cell] - own)) / own)
-    return cell, np.clip(part, 0.0, 1.0)
+    score = np.where(left, under, over)
+    # Each from the side on which its score loses no digits; cell by cell, so that a step goes along all rows.
+    turned = np.ascontiguousarray(np.where(left[:, None], mass, mass[:, ::-1]).T)
+    ends, at = np.empty_like(turned), np.zeros(len(v), dtype=np.int64)
+    ends[0] = turned[0]
+    for k in range(1, cells):
+        at += score >= ends[k - 1]
+        np.add(ends[k - 1], turned[k], out=ends[k])
+    part = (score - (ends[at, rows] - turned[at, rows])) / turned[at, rows]
+    return np.where(left, at, cells - 1 - at), np.clip(np.where(left, part, 1 - part), 0.0, 1.0)
 
 
 def _within(t: Array, steep: Array) -> Array:
@@ -356,16 +359,16 @@ class LevelLaw(_Law):
         """The columns it draws."""
         return (self.column,)
 
-    def shares(self, x: Array) -> Array:
+    def shares(self, x: Array, features: Array | None = None) -> Array:
         """(n, levels): probabilities of the levels."""
-        logits = self.inputs.features(x) @ self.coefficients
+        logits = (self.inputs.features(x) if features is None else features) @ self.coefficients
         odds = np.exp(logits - logits.max(axis=1, keepdims=True))
         return _normal(odds / odds.sum(axis=1, keepdims=True))
 
-    def draw(self, x: Array) -> None:
-        """Latents in the outcome's column to values, in place."""
+    def draw(self, x: Array, features: Array | None = None) -> None:
+        """Latents in the outcome's column to values, in place; `features` of x where the caller has them."""
         low = np.arange(self.coefficients.shape[1], dtype=np.float64)
-        x[:, self.column] = self._solve(x[:, self.column], self.shares(x), low, low + 1, None)
+        x[:, self.column] = self._solve(x[:, self.column], self.shares(x, features), low, low + 1, None)
 
     def undraw(self, x: Array, z: Array) -> Array:
         """Latents of records x into z, in place. Returns: log |det|, (n,)."""
@@ -436,9 +439,9 @@ class TiltLaw(_Law):
         """The columns it draws."""
         return (self.column,)
 
-    def cells(self, x: Array) -> tuple[Array, Array, Array]:
+    def cells(self, x: Array, features: Array | None = None) -> tuple[Array, Array, Array]:
         """(μ, probabilities of the bins, steepness within them): (n,), (n, bins), (n, bins)."""
-        features = self.inputs.features(x)
+        features = self.inputs.features(x) if features is None else features
         theta = features[:, 1:] @ self.coefficients
         low, high = (np.clip(theta @ part, -_STEEPEST, _STEEPEST) for part in (self.low, self.high))
         steep = high - low + self.slope
@@ -446,9 +449,9 @@ class TiltLaw(_Law):
         odds = np.exp(logs - logs.max(axis=1, keepdims=True))
         return features @ self.shift, _normal(odds / odds.sum(axis=1, keepdims=True)), steep
 
-    def draw(self, x: Array) -> None:
-        """Latents in the outcome's column to values, in place."""
-        mean, mass, steep = self.cells(x)
+    def draw(self, x: Array, features: Array | None = None) -> None:
+        """Latents in the outcome's column to values, in place; `features` of x where the caller has them."""
+        mean, mass, steep = self.cells(x, features)
         v = x[:, self.column]
         value = mean + self._solve(v, mass, self.edges[:-1], self.edges[1:], steep)
         for gone, low, high in self._missing(x):
@@ -539,9 +542,9 @@ class HazardLaw(_Law):
         """The columns it draws."""
         return (self.time, self.event)
 
-    def cells(self, x: Array) -> tuple[Array, Array, Array]:
+    def cells(self, x: Array, features: Array | None = None) -> tuple[Array, Array, Array]:
         """(probabilities of the bins, share of the event in each, steepness within them): (n, bins) each."""
-        features = self.inputs.features(x)[:, 1:]
+        features = (self.inputs.features(x) if features is None else features)[:, 1:]
         eta = [np.clip(features @ beta.T, -_STEEPEST, _STEEPEST)[:, self.segments] for beta in self.coefficients]
         other, own = (np.exp(rate + part) for rate, part in zip(self.rates, eta, strict=True))
         total = other + own
@@ -553,9 +556,9 @@ class HazardLaw(_Law):
         steep = -np.minimum(total, _STEEPEST) * self.timed
         return _normal(mass), np.clip(own / total, LEAST, 1 - LEAST), steep
 
-    def draw(self, x: Array) -> None:
-        """Latents in the time's and the event's columns to values, in place."""
-        mass, share, steep = self.cells(x)
+    def draw(self, x: Array, features: Array | None = None) -> None:
+        """Latents in the time's and the event's columns to values, in place; `features` of x where they are known."""
+        mass, share, steep = self.cells(x, features)
         time = self._solve(x[:, self.time], mass, self.edges[:-1], self.edges[1:], steep)
         cell = self._bin(time)
         own = share[np.arange(len(x)), cell]

@@ -61,19 +61,28 @@ def calibrated(
     drawn = to_covariates((fresh * signs[None, :, None, :]).reshape(copies * n, -1))
     out: list[Law] = []
     for k, law in enumerate(laws.laws):
-        turned = law if k < planned.covariates else _turned(law, x, drawn, planned)
+        if k < planned.covariates:
+            turned = law
+            _draw(turned, drawn)
+        else:
+            turned, drawn = _turned(law, x, drawn, planned)
         out.append(turned)
-        _draw(turned, drawn)
     return replace(laws, laws=tuple(out))
 
 
-def _draw(law: Law, rows: Array) -> None:
+def _draw(law: Law, rows: Array, features: Array | None = None) -> None:
     """In place, some rows at a time: a law's cells take thirty times the room of a row."""
     for first in range(0, len(rows), _BLOCK):
-        law.draw(rows[first : first + _BLOCK])
+        part = slice(first, first + _BLOCK)
+        law.draw(rows[part], None if features is None else features[part])
 
 
-def _turned(law: Law, x: Array, drawn: Array, planned: PlannedOutcomes) -> Law:
+def _features(law: Law, rows: Array) -> Array:
+    return np.concatenate([law.inputs.features(rows[at : at + _BLOCK]) for at in range(0, len(rows), _BLOCK)])
+
+
+def _turned(law: Law, x: Array, drawn: Array, planned: PlannedOutcomes) -> tuple[Law, Array]:
+    """The law turned, and the simulated rows with what it draws."""
     asked = len(asked_products(law.inputs, planned))
     own, there = (_design(law.inputs, rows, planned, asked) for rows in (x, drawn))
     regression = _REGRESSIONS[_kind(law, planned)]
@@ -81,15 +90,18 @@ def _turned(law: Law, x: Array, drawn: Array, planned: PlannedOutcomes) -> Law:
     curvature = regression(own, _outcome(law, x, planned), target)[1]
     se = np.sqrt(np.maximum(np.diag(np.linalg.pinv(curvature)), 0.0))
     best, least, before, longer = law, math.inf, np.zeros(0), 1.0
+    features = _features(law, drawn)  # a turn changes the law, and nothing that it reads
+    best_rows = drawn
     for step in range(STEPS + 1):
         rows = drawn.copy()
-        _draw(law, rows)
+        _draw(law, rows, features)
         change = _apart(regression, there, rows, law, planned, target, len(x), se)
         # In standard errors of the records' own: what is left of the distance.
         size = float(change @ curvature @ change)
+        best_rows = best_rows if step else rows
         if not size < least:
             break
-        best, least = law, size
+        best, best_rows, least = law, rows, size
         if step == STEPS or size < _NEAR:
             break
         if len(before):
@@ -98,7 +110,7 @@ def _turned(law: Law, x: Array, drawn: Array, planned: PlannedOutcomes) -> Law:
             longer = float(np.clip(longer / max(1 - left, 0.25), 1.0, 4.0))
         before = change
         law = _moved(law, -longer * change.reshape(target.shape, order="F"), asked, rows, planned)
-    return best
+    return best, best_rows
 
 
 def _apart(
