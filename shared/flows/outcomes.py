@@ -247,18 +247,15 @@ def _place(mass: Array, v: Array) -> tuple[NDArray[np.int64], Array]:
     from scipy import special
 
     rows, cells = np.arange(len(mass)), mass.shape[1]
+    below, above = np.cumsum(mass, axis=1), np.cumsum(mass[:, ::-1], axis=1)[:, ::-1]
     under, over = special.ndtr(v), special.ndtr(-v)
+    from_low = (under[:, None] >= below[:, :-1]).sum(axis=1)
+    from_high = cells - 1 - (over[:, None] >= above[:, 1:]).sum(axis=1)
     left = under < 0.5
-    score = np.where(left, under, over)
-    # Each from the side on which its score loses no digits; cell by cell, so that a step goes along all rows.
-    turned = np.ascontiguousarray(np.where(left[:, None], mass, mass[:, ::-1]).T)
-    ends, at = np.empty_like(turned), np.zeros(len(v), dtype=np.int64)
-    ends[0] = turned[0]
-    for k in range(1, cells):
-        at += score >= ends[k - 1]
-        np.add(ends[k - 1], turned[k], out=ends[k])
-    part = (score - (ends[at, rows] - turned[at, rows])) / turned[at, rows]
-    return np.where(left, at, cells - 1 - at), np.clip(np.where(left, part, 1 - part), 0.0, 1.0)
+    cell = np.where(left, from_low, from_high).astype(np.int64)
+    own = mass[rows, cell]
+    part = np.where(left, (under - (below[rows, cell] - own)) / own, 1 - (over - (above[rows, cell] - own)) / own)
+    return cell, np.clip(part, 0.0, 1.0)
 
 
 def _within(t: Array, steep: Array) -> Array:
