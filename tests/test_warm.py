@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ import pytest
 from coordinator.demo.catalogue import play_of
 from coordinator.demo.play import DemoOptions
 from coordinator.demo.stage import DemoStage
-from coordinator.demo.warm import Cold, EndedCommand, Warm
-from shared.errors import ChecksRefusal, StateRefusal
+from coordinator.demo.warm import Cold, EndedCommand, Warm, side_by_side
+from shared.errors import ChecksRefusal, ParameterError, StateRefusal
 
 TESTS = Path(__file__).parent
 ENV = {**os.environ, "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"}
@@ -106,6 +107,21 @@ def test_what_goes_on_is_told_to_stop_and_what_is_left_ends_with_the_line(tmp_pa
     assert not Path(f"/proc/{second}").exists(), "the warm process waits for what it has ended"
     with pytest.raises((StateRefusal, KeyError)):
         made.run("small_command", ["tell", "a"], {})
+
+
+def working(number: int) -> tuple[int, int]:
+    if number < 0:
+        raise ParameterError("a number must be positive", given=str(number))
+    return number, os.getpid()
+
+
+def test_independent_work_is_done_in_processes_beside_each_other_and_a_refusal_arrives():
+    done = side_by_side([partial(working, number) for number in range(5)])
+    assert [number for number, _ in done] == list(range(5))
+    assert os.getpid() not in {pid for _, pid in done}
+    assert side_by_side([partial(working, 7)]) == [(7, os.getpid())]
+    with pytest.raises(ParameterError, match="a number must be positive, got -1"):
+        side_by_side([partial(working, number) for number in (1, -1)])
 
 
 class Refusing:

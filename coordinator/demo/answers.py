@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from coordinator.demo.play import BASELINE, REAL, DemoAnswer, Play, Prices
+from coordinator.demo.warm import side_by_side
 from shared.privacy.stated import raised, shown_column, shown_epsilon, shown_price
 from shared.terminal import console
 
@@ -22,12 +24,16 @@ def write(answers: Mapping[str, DemoAnswer], play: Play, out: Path) -> None:
     """Figures (SVG, PDF, PNG), one table of all pooled values (CSV), and the same as JSON."""
     import pandas as pd
 
-    from coordinator.figures import forest as figures
     from coordinator.pooling.document import pooled_data
     from shared.terminal import plain
 
     rows: list[dict[str, Any]] = []
     document: dict[str, Any] = {}
+    drawings: list[Callable[[], None]] = []
+
+    def draw(*shown: PooledResult, **how: Any) -> None:
+        drawings.append(partial(_drawn, *shown, **how))
+
     for key, answer in answers.items():
         first, *others = answer.arms
         ratio = answer.arms[first].scale == "log"
@@ -43,7 +49,7 @@ def write(answers: Mapping[str, DemoAnswer], play: Play, out: Path) -> None:
         )
         caption = f"ε at the plan's δ{whose}, {play.covers}.{open_}{noise}{sums} Real records: only in this demo."
         for label in answer.arms if answer.apart and play.figure_each else ():
-            figures.forest(
+            draw(
                 answer.arms[label],
                 title=f"{answer.title}: {label}",
                 note=answer.question,
@@ -54,7 +60,7 @@ def write(answers: Mapping[str, DemoAnswer], play: Play, out: Path) -> None:
                 name=label,
                 path=out / f"forest_{key}_{re.sub(r'[^a-z0-9]+', '_', label)}.svg",
             )
-        figures.forest(
+        draw(
             answer.arms[first],
             title=answer.title,
             note=f"{answer.question}; {caption}",
@@ -70,8 +76,15 @@ def write(answers: Mapping[str, DemoAnswer], play: Play, out: Path) -> None:
         real = answer.arms.get(REAL)
         for label, result in answer.arms.items():
             rows.append(row(key, label, result, real, answer.priced(label)))
+    side_by_side(drawings)
     pd.DataFrame(rows).to_csv(out / "results.csv", index=False)
     (out / "results.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _drawn(result: PooledResult, **how: Any) -> None:
+    from coordinator.figures.forest import forest
+
+    forest(result, **how)
 
 
 def summed(result: PooledResult) -> PooledResult:

@@ -11,12 +11,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from coordinator.demo.warm import side_by_side
 from shared.errors import ParameterError
 
 if TYPE_CHECKING:
+    from coordinator.answers.queries import PooledAnswer
     from coordinator.demo.stage import DemoStage
     from coordinator.pooling.pool import PooledResult
     from shared.estimands.answer import Estimate
@@ -168,9 +171,6 @@ class SideBySide(Play):
 
     def answers(self, stage: DemoStage) -> dict[str, DemoAnswer]:
         """Every planned question and focus term: pooled from each plan's releases and from the real records."""
-        from coordinator.answers.queries import ask
-        from coordinator.config import CoordinatorConfig
-        from coordinator.store.store import Store
         from shared.plans.plan import StudyPlan
 
         plans = {study: StudyPlan.from_toml(text) for study, text in stage.plans.items()}
@@ -178,40 +178,46 @@ class SideBySide(Play):
         shown = next(iter(plans))
         # A person stands in every release: what they say of one person together is in the hospital's own account.
         priced = any(label != BASELINE for study, label in labels.items() if study != shown)
-        accounts = {site: stage.agent(site, "budget")["site"] for site in stage.tables} if priced else {}
+        accounts = stage.accounts() if priced else {}
         together = {site: (account["epsilon"], account["epsilon_given"]) for site, account in accounts.items()}
+        asked = [(name, formula, term) for name, formula in plans[shown].estimands.items() for term in self.focus]
+        arms = [
+            (name, term, labels[study], partial(answer_of, stage.hub, study, formula, term))
+            for name, formula, term in asked
+            for study in labels
+            if formula in plans[study].estimands.values()
+        ]
+        real = [partial(pooled_real, stage.tables, plans[shown], formula, term) for _, formula, term in asked]
+        # Nothing of this rests on anything else of it. Noisy figures of all hospitals are dearest, and come last.
+        work: list[Callable[[], Any]] = [*real, *(ask for *_, ask in arms)]
+        done = side_by_side(work, stage.workers)
+        pooled, found = done[: len(real)], done[len(real) :]
+        given: dict[tuple[str, str], dict[str, PooledAnswer]] = {}
+        for (name, term, label, _), answer in zip(arms, found, strict=True):
+            given.setdefault((name, term), {})[label] = answer
         answers: dict[str, DemoAnswer] = {}
-        with closing(Store.open(stage.hub, CoordinatorConfig.load(stage.hub).store)) as store:
-            for name, formula in plans[shown].estimands.items():
-                for term in self.focus:
-                    asked = {
-                        label: ask(store, study, 1, formula, term=term)
-                        for study, label in labels.items()
-                        if formula in plans[study].estimands.values()
-                    }
-                    first = asked[labels[shown]]
-                    key = f"{name}_{re.sub(r'[^a-z0-9]+', '', term)}" if len(self.focus) > 1 else name
-                    postures: dict[str, dict[str, None]] = {source.site: {} for source in first.sources}
-                    for answer in asked.values():
-                        for source in answer.sources:
-                            postures.setdefault(source.site, {})[source.posture] = None
-                    answers[key] = DemoAnswer(
-                        title=first.title,
-                        question=formula,
-                        term=term,
-                        arms={
-                            **{label: answer.result for label, answer in asked.items()},
-                            REAL: pooled_real(stage.tables, plans[shown], formula, term),
-                        },
-                        epsilon={source.site: source.price for source in first.sources},
-                        posture={source.site: " / ".join(postures[source.site]) for source in first.sources},
-                        others={
-                            label: {source.site: source.price for source in answer.sources}
-                            for label, answer in asked.items()
-                            if label != labels[shown]
-                        },
-                        together=together,
-                    )
+        for (name, formula, term), result in zip(asked, pooled, strict=True):
+            of = given[name, term]
+            first = of[labels[shown]]
+            key = f"{name}_{re.sub(r'[^a-z0-9]+', '', term)}" if len(self.focus) > 1 else name
+            postures: dict[str, dict[str, None]] = {source.site: {} for source in first.sources}
+            for answer in of.values():
+                for source in answer.sources:
+                    postures.setdefault(source.site, {})[source.posture] = None
+            answers[key] = DemoAnswer(
+                title=first.title,
+                question=formula,
+                term=term,
+                arms={**{label: answer.result for label, answer in of.items()}, REAL: result},
+                epsilon={source.site: source.price for source in first.sources},
+                posture={source.site: " / ".join(postures[source.site]) for source in first.sources},
+                others={
+                    label: {source.site: source.price for source in answer.sources}
+                    for label, answer in of.items()
+                    if label != labels[shown]
+                },
+                together=together,
+            )
         return answers
 
 
@@ -229,6 +235,16 @@ def setting(text: str, name: str) -> str:
     if found is None:
         raise ParameterError(f"the plan must set {name} on a line of its own", given="none")
     return found[1]
+
+
+def answer_of(hub: Path, study: str, formula: str, term: str) -> PooledAnswer:
+    """What the coordinator with this home answers, from the releases of wave 1."""
+    from coordinator.answers.queries import ask
+    from coordinator.config import CoordinatorConfig
+    from coordinator.store.store import Store
+
+    with closing(Store.open(hub, CoordinatorConfig.load(hub).store)) as store:
+        return ask(store, study, 1, formula, term=term)
 
 
 def pooled_real(tables: Mapping[str, Path], plan: StudyPlan, formula: str, term: str) -> PooledResult:

@@ -93,13 +93,12 @@ class DemoStage:
         return self.state / "hospitals" / site
 
     @contextmanager
-    def serving(self, address: str) -> Iterator[None]:
+    def serving(self) -> Iterator[RunningCommand]:
         """The coordinator's server as a process of its own, stopped by its own id."""
         argv = ["--home", str(self.hub), "serve"]
         server = self.launcher.start("coordinator.cli", argv, {}, self.state / "coordinator.log")
         try:
-            _await(address, server)
-            yield
+            yield server
         finally:
             server.stop(15)
 
@@ -120,13 +119,18 @@ class DemoStage:
             address = f"127.0.0.1:{probe.getsockname()[1]}"
         self.coordinator("init", "--address", address, "--listen", address)
         self.step("coordinator ready, keys made")
-        for study, text in self.plans.items():
-            path = self.state / f"{study}.toml"
-            path.write_text(text, encoding="utf-8")
-            self.coordinator("plan", "sign", str(path))
-        self.step("plans signed by the lead")
-        with self.serving(address), ThreadPoolExecutor(self.workers) as pool:
+        with self.serving() as server:  # it starts while the lead signs
+            for study, text in self.plans.items():
+                path = self.state / f"{study}.toml"
+                path.write_text(text, encoding="utf-8")
+                self.coordinator("plan", "sign", str(path))
+            self.step("plans signed by the lead")
+            _await(address, server)
             self.step(f"coordinator serving on {address}")
+            self._play()
+
+    def _play(self) -> None:
+        with ThreadPoolExecutor(self.workers) as pool:
             self.play.act(self, lambda scene: self._everywhere(pool, scene))
 
     def _everywhere(self, pool: ThreadPoolExecutor, scene: Callable[[str], None]) -> None:
@@ -141,6 +145,13 @@ class DemoStage:
             for future in futures:
                 future.cancel()
             raise
+
+    def accounts(self) -> dict[str, Any]:
+        """What each hospital's own account says of all its releases together."""
+        with ThreadPoolExecutor(self.workers) as pool:
+            return dict(
+                zip(self.tables, pool.map(lambda site: self.agent(site, "budget")["site"], self.tables), strict=True)
+            )
 
     # -- scenes ---------------------------------------------------------------------------------------------------
     def join(self, site: str) -> None:

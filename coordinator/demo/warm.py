@@ -17,6 +17,7 @@ import functools
 import gc
 import importlib
 import json
+import multiprocessing
 import os
 import select
 import signal
@@ -24,16 +25,28 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
-from typing import Any, NoReturn, Protocol
+from threading import Lock, Thread
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from shared.errors import StateRefusal
 
-__all__ = ["Cold", "EndedCommand", "Launcher", "RunningCommand", "Warm", "launcher", "main"]
+__all__ = [
+    "Cold",
+    "EndedCommand",
+    "Launcher",
+    "RunningCommand",
+    "Warm",
+    "importing",
+    "launcher",
+    "main",
+    "side_by_side",
+]
 
+Given = TypeVar("Given")
 ORDER_CAP = 1 << 16
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 PRELOADED = (
@@ -73,6 +86,7 @@ PRELOADED = (
     "pyarrow.pandas_compat",
     "scipy.interpolate",
     "scipy.optimize",
+    "scipy.stats",
     "coordinator.planning.review",
     "shared.mechanisms.moments.draw",
     "site_agent.decide.airlock.approval",
@@ -89,6 +103,17 @@ PRELOADED = (
     "site_agent.show.screens",
 )
 """Modules that the demo's commands are made of. None of them starts a thread when it is imported."""
+
+LATER = (
+    "coordinator.answers.queries",
+    "coordinator.figures.forest",
+    "coordinator.store.store",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.backends.backend_pdf",
+    "matplotlib.backends.backend_svg",
+    "scipy.stats",
+)
+"""Modules that the answers and figures at the end are made of."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +160,28 @@ class Launcher(Protocol):
 def launcher(env: Mapping[str, str]) -> Launcher:
     """A warm process where one may be forked from, else none."""
     return Warm(env) if sys.platform == "linux" else Cold(env)
+
+
+def importing(modules: Sequence[str] = LATER) -> Thread:
+    """A thread that imports modules, begun."""
+    thread = Thread(target=lambda: [importlib.import_module(name) for name in modules], daemon=True)
+    thread.start()
+    return thread
+
+
+def side_by_side(work: Sequence[Callable[[], Given]], workers: int = 2) -> list[Given]:
+    """What independent pieces of the demo's own work give, each computed in a process forked from this one.
+
+    Where the system cannot fork safely, one after another. The last begins first: what is dearest comes last.
+
+    >>> side_by_side([functools.partial(pow, 2, 3), functools.partial(pow, 3, 2)])
+    [8, 9]
+    """
+    if sys.platform != "linux" or min(workers, len(work)) < 2:
+        return [one() for one in work]
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
+        begun = [pool.submit(one) for one in reversed(work)]
+        return [one.result() for one in reversed(begun)]
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def verb(module: str, argv: list[str]) -> str:
     'coordinator invite'
     """
     words = argv[2:] if argv[0] == "--home" else argv
-    said = words[: 2 if words[0] in ("plan", "data") else 1]
+    said = words[: 2 if words[0] in ("plan", "data", "release") else 1]
     return " ".join([module.partition(".")[0].replace("_", "-"), *said])
 
 
