@@ -13,6 +13,7 @@ from service import LEAD, SMALL, Hub, anchor_head, small_table
 
 import coordinator.store.store as module
 from coordinator.store import schema as db
+from coordinator.store.engine import append_entry
 from coordinator.store.store import Store
 from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, SigningKey
@@ -356,3 +357,47 @@ def test_a_row_that_was_hidden_is_missed_by_its_entry(hub, hide, what):
         hub.store.verify_log()
     assert f", {what}, and no such {what} in the database" in caught.value.given
     assert hub.store.entries() == whole
+
+
+def test_what_a_reading_asks_further_is_of_the_same_moment(hub):
+    store = hub.store
+
+    def work(c):
+        before = store.entries()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(store.write, lambda own: append_entry(own, {"kind": "test"})).result()
+        assert store.read(lambda own: own) is c
+        assert store.entries() == before
+        assert store.tree().size == before + 1, "the log's tree is of what is committed"
+        return before
+
+    before = store.read(work)
+    assert store.entries() == before + 1
+
+
+def test_what_is_asked_while_writing_is_as_that_will_leave_it_and_goes_where_it_is_given_up(hub):
+    store, before = hub.store, hub.store.entries()
+
+    def work(c):
+        append_entry(c, {"kind": "test"})
+        assert store.read(lambda own: own) is c
+        assert store.entries() == before + 1
+        assert store.tree().size == before, "what may yet be given up is in no proof"
+        raise StateRefusal("a test must be given up", given="one that is")
+
+    with pytest.raises(StateRefusal):
+        store.write(work)
+    assert store.entries() == before == store.tree().size
+    assert store.verify_log() == before
+
+
+def test_a_delivery_asks_the_database_in_few_transactions(hub):
+    begun = []
+    with hub.serve():
+        sa.event.listen(hub.running.store._engine, "begin", begun.append)
+        for wave in (1, 2):
+            begun.clear()  # the first says more: which head is the newest, that the site's certificate has arrived
+            sealed = hub.seal("north", wave=wave, release_id=f"{wave:032x}", table=small_table(seed=wave))
+            with hub.egress("north") as egress:
+                egress.send(sealed.envelope, sealed.path)
+    assert 0 < len(begun) <= 16, "50 where each question was a transaction of its own"

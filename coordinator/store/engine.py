@@ -10,7 +10,8 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -65,6 +66,7 @@ class Database:
         self._writing = threading.Lock()
         self._writer, self._number = secrets.token_hex(16), 0
         self._nodes, self._growing = MerkleTree(), threading.Lock()
+        self._held = threading.local()
         self.shared = parsed.get_backend_name() == "postgresql"
         self._engine = opened(url)
         # Asked as a reader first: whoever only reads must not wait for a writer.
@@ -99,16 +101,24 @@ class Database:
             return refusal.given
         return "" if said == "ok" else said.splitlines()[0][:200]
 
-    def read(self, work: Callable[[sa.Connection], T]) -> T:
+    def read(self, work: Callable[[sa.Connection], T], *, apart: bool = False) -> T:
         """What `work` gives on a connection, all of it as of one moment; again where a database server was restarted.
 
+        What `work` itself asks of this database is read on the same connection: as of the same moment, and within a
+        transaction that writes as that one leaves it.
+
+        Args:
+            apart: not so; only what is committed.
         Raises: StorageRefusal.
         """
+        held: sa.Connection | None = getattr(self._held, "connection", None)
+        if held is not None and not apart:
+            return work(held)
         until = time.monotonic() + RESTART
         one_moment = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if self.shared else {}
         while True:
             try:
-                with self._engine.connect().execution_options(**one_moment) as connection:
+                with self._engine.connect().execution_options(**one_moment) as connection, self._holding(connection):
                     return work(connection)
             except DBAPIError as error:
                 if not _away(error) or time.monotonic() > until:
@@ -132,7 +142,8 @@ class Database:
                             if self.shared:
                                 connection.exec_driver_sql(ONE_WRITER)  # a commit under way has ended now
                             if not (asked and self._noted(connection) == self._number):
-                                done = work(connection)
+                                with self._holding(connection):
+                                    done = work(connection)
                                 if self.shared:
                                     self._note(connection)
                             asked = self.shared
@@ -146,6 +157,15 @@ class Database:
                 except DBAPIError as error:
                     raise storage_refusal(error) from None
         raise AssertionError("unreachable")
+
+    @contextmanager
+    def _holding(self, connection: sa.Connection) -> Iterator[None]:
+        before = getattr(self._held, "connection", None)
+        self._held.connection = connection
+        try:
+            yield
+        finally:
+            self._held.connection = before
 
     def _noted(self, c: sa.Connection) -> int | None:
         """Number of this process's last transaction that took place."""
@@ -219,7 +239,8 @@ class Database:
         """The log's tree as of now: what was read once is not read again, because entries are only ever added."""
         with self._growing:
             query = sa.select(db.log.c.leaf).where(db.log.c.index >= self._nodes.size).order_by(db.log.c.index)
-            for leaf in self.read(lambda c: c.execute(query).scalars().all()):
+            # An entry that is not committed yet may never be.
+            for leaf in self.read(lambda c: c.execute(query).scalars().all(), apart=True):
                 self._nodes.append(leaf)
         return self._nodes
 

@@ -134,6 +134,9 @@ class LogWatch:
             site: whose entries may be shown; every one where it is None.
         Raises: ParameterError (an entry of another site).
         """
+        return self._read(lambda c: self._view(request, today, site))
+
+    def _view(self, request: WatchRequest, today: dt.date, site: str | None) -> LogView:
         size, head = self.head(today)
         if not size:
             return LogView()
@@ -245,13 +248,17 @@ class LogWatch:
 
     def acknowledged(self, site: str, bundle_sha256: str) -> bool:
         """True if a site has shown that these bytes were acknowledged here before they were lost."""
-        query = sa.select(db.gaps.c.day).where((db.gaps.c.site == site) & (db.gaps.c.bundle_sha256 == bundle_sha256))
-        return self._read(lambda c: c.execute(query).first()) is not None
+        asked = {"site": site, "bundle": bundle_sha256}
+        return self._read(lambda c: c.execute(_GAP, asked).first()) is not None
 
     def comparisons(self) -> tuple[Comparison, ...]:
         """When each site last compared, by site and study."""
         query = sa.select(db.comparisons).order_by(db.comparisons.c.site, db.comparisons.c.study)
         return tuple(Comparison(**row) for row in self._read(lambda c: c.execute(query).mappings().all()))
+
+
+_GAP = sa.select(db.gaps.c.day).where(db.gaps.c.site == sa.bindparam("site"))
+_GAP = _GAP.where(db.gaps.c.bundle_sha256 == sa.bindparam("bundle"))
 
 
 def _rows(query: sa.Select[Any], c: sa.Connection) -> Sequence[Any]:

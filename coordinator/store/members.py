@@ -94,10 +94,8 @@ def add_plan(store: Database, envelope: Envelope, plan: StudyPlan) -> StoredPlan
 
 def plan_of(store: Database, study: str, version: int | None = None) -> StoredPlan:
     """The plan of `study`; the newest version unless one is named. Raises: PlanRefusal."""
-    query = sa.select(db.plans).where(db.plans.c.study == study).order_by(db.plans.c.version.desc()).limit(1)
-    if version is not None:
-        query = query.where(db.plans.c.version == version)
-    row = store.read(lambda c: c.execute(query).first())
+    query, given = (_NEWEST, {"study": study}) if version is None else (_VERSION, {"study": study, "version": version})
+    row = store.read(lambda c: c.execute(query, given).first())
     if row is None:
         what = study if version is None else f"{study} version {version}"
         raise PlanRefusal(UNKNOWN_PLAN, given=what, next_step="Ask the study lead which studies there are.")
@@ -185,7 +183,7 @@ def enrol(
 
 def enrolment(store: Database, site: str) -> RegisteredSite:
     """The site called `site`. Raises: StateRefusal, when it never asked to join."""
-    for found in _sites(store, db.sites.c.site == site):
+    for found in _sites(store, _NAMED, {"site": site}):
         return found
     known = [one.site for one in all_sites(store)]
     step = meant(site, known, what="It runs site-agent join with its invitation. Sites that have asked")
@@ -194,14 +192,23 @@ def enrolment(store: Database, site: str) -> RegisteredSite:
 
 def all_sites(store: Database) -> tuple[RegisteredSite, ...]:
     """All sites, by name."""
-    return _sites(store, sa.true())
+    return _sites(store, sa.select(db.sites).order_by(db.sites.c.site), {})
 
 
-def _sites(store: Database, where: sa.ColumnElement[bool]) -> tuple[RegisteredSite, ...]:
+# Asked in each call, and so written once: to write an SQL statement takes longer than to answer it.
+_REVOKED = sa.select(db.revoked).where(db.revoked.c.serial == sa.bindparam("serial"))
+_NAMED = sa.select(db.sites).where(db.sites.c.site == sa.bindparam("site"))
+_KEYS = sa.select(db.site_keys).where(db.site_keys.c.site.in_(sa.bindparam("sites", expanding=True)))
+_NEWEST = sa.select(db.plans).where(db.plans.c.study == sa.bindparam("study")).order_by(db.plans.c.version.desc())
+_NEWEST = _NEWEST.limit(1)
+_VERSION = _NEWEST.where(db.plans.c.version == sa.bindparam("version"))
+
+
+def _sites(store: Database, query: sa.Select[Any], given: dict[str, str]) -> tuple[RegisteredSite, ...]:
     def work(c: sa.Connection) -> tuple[RegisteredSite, ...]:
-        rows = c.execute(sa.select(db.sites).where(where).order_by(db.sites.c.site)).all()
+        rows = c.execute(query, given).all()
         keys: dict[str, list[Any]] = {row.site: [] for row in rows}
-        for key in c.execute(sa.select(db.site_keys).where(db.site_keys.c.site.in_(list(keys)))):
+        for key in c.execute(_KEYS, {"sites": list(keys)}):
             keys[key.site].append(key)
         return tuple(_site(row, keys[row.site]) for row in rows)
 
@@ -278,8 +285,9 @@ def revoke_site(store: Database, site: str) -> RegisteredSite:
 
 def require_site(store: Database, site: str, serial: str) -> RegisteredSite:
     """The accepted site that a certificate names. Raises: CertificateRefusal (revoked, or not accepted)."""
-    revoked = store.read(lambda c: c.execute(sa.select(db.revoked).where(db.revoked.c.serial == serial)).first())
-    found = _sites(store, db.sites.c.site == site)
+    revoked, found = store.read(
+        lambda c: (c.execute(_REVOKED, {"serial": serial}).first(), _sites(store, _NAMED, {"site": site}))
+    )
     if revoked is not None or not found or found[0].state != "accepted":
         raise CertificateRefusal(
             "the certificate must be of a site that takes part",

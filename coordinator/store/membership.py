@@ -223,13 +223,18 @@ def begin_anew(c: sa.Connection, site: str) -> None:
     c.execute(deputies.delete().where(deputies.c.site == site))
 
 
+# Asked in each call, and so written once.
+_KEYS = sa.select(db.site_keys).where(db.site_keys.c.site == sa.bindparam("site"))
+_DEPUTIES = sa.select(deputies).where(deputies.c.site == sa.bindparam("site"))
+
+
 def keyring(c: sa.Connection, site: str) -> SiteKeyring | None:
     """The keys of a site that are in force; None of a site that is not known."""
-    rows = c.execute(sa.select(db.site_keys).where(db.site_keys.c.site == site)).all()
+    rows = c.execute(_KEYS, {"site": site}).all()
     release = [PublicKey(row.public_key) for row in rows if row.role == "release"]
     if not release:
         return None
-    named = c.execute(sa.select(deputies).where(deputies.c.site == site))
+    named = c.execute(_DEPUTIES, {"site": site})
     return SiteKeyring(
         release=release[0],
         approvers={row.name: PublicKey(row.public_key) for row in rows if row.role == "approver"},

@@ -128,11 +128,26 @@ def accept_release(
     return store.write(work)
 
 
+def _many(name: str) -> sa.BindParameter[Any]:
+    return sa.bindparam(name, expanding=True)
+
+
+# Asked in each delivery, and so written once: to write an SQL statement takes longer than to answer it.
+_DELETED = sa.select(db.deletions.c.study).where(
+    db.deletions.c.plan_hash.in_(_many("plans"))
+    | db.deletions.c.plan_hash.in_(
+        sa.select(db.releases.c.plan_hash).where(db.releases.c.bundle_sha256.in_(_many("bundles")))
+    )
+)
+_TAKEN_BACK = sa.select(db.withdrawals.c.day).where(
+    (db.withdrawals.c.release_id == sa.bindparam("release_id"))
+    | (db.withdrawals.c.bundle_sha256 == sa.bindparam("bundle_sha256"))
+)
+
+
 def require_kept(c: sa.Connection, *, bundles: Collection[str] = (), plans: Collection[str] = ()) -> None:
     """Refuse what rests on bundles, or is of versions of plans (hashes), that were deleted. Raises: StateRefusal."""
-    of = sa.select(db.releases.c.plan_hash).where(db.releases.c.bundle_sha256.in_(bundles))
-    gone = sa.select(db.deletions.c.study).where(db.deletions.c.plan_hash.in_(plans) | db.deletions.c.plan_hash.in_(of))
-    study = c.execute(gone).scalar()
+    study = c.execute(_DELETED, {"bundles": list(bundles), "plans": list(plans)}).scalar()
     if study is not None:
         raise StateRefusal(
             "the retention of a study's releases must not be over",
@@ -151,23 +166,15 @@ def accepted(store: Database, statement: Statement) -> Acceptance | None:
 
 
 def _known(c: sa.Connection, statement: Statement) -> AcceptedRelease | None:
-    same_place = (
-        (db.releases.c.study == statement.study)
-        & (db.releases.c.wave == statement.wave)
-        & (db.releases.c.site == statement.site)
-    )
-    same = (db.releases.c.release_id == statement.release_id) | (db.releases.c.bundle_sha256 == statement.bundle_sha256)
-    withdrawn = (db.withdrawals.c.release_id == statement.release_id) | (
-        db.withdrawals.c.bundle_sha256 == statement.bundle_sha256
-    )
-    if c.execute(sa.select(db.withdrawals.c.day).where(withdrawn)).first() is not None:
+    names = ("study", "wave", "site", "release_id", "bundle_sha256")
+    given = {name: getattr(statement, name) for name in names}
+    if c.execute(_TAKEN_BACK, given).first() is not None:
         raise ReplayRefusal(
             "a release that was withdrawn must not come back",
             given="one that the site took back",
             next_step="A new release needs a new charge and another wave (site-agent history).",
         )
-    rows = c.execute(select_releases().where(same_place | same)).all()
-    found = [release_row(row) for row in rows]
+    found = [release_row(row) for row in c.execute(_taken_by(), given)]
     if not found:
         return None
     if len(found) == 1 and found[0].envelope.payload == statement.to_bytes():
@@ -177,6 +184,14 @@ def _known(c: sa.Connection, statement: Statement) -> AcceptedRelease | None:
         given="one that other bytes have taken",
         next_step="See site-agent history; a second release needs a second charge and another wave.",
     )
+
+
+@functools.cache
+def _taken_by() -> sa.Select[Any]:
+    """The query for releases that have a statement's place in the wave, its id or its bundle."""
+    same = {name: db.releases.c[name] == sa.bindparam(name) for name in ("study", "wave", "site")}
+    other = {name: db.releases.c[name] == sa.bindparam(name) for name in ("release_id", "bundle_sha256")}
+    return select_releases().where(sa.and_(*same.values()) | sa.or_(*other.values()))
 
 
 def quarantine(
@@ -488,6 +503,7 @@ def _envelope(data: bytes) -> Envelope:
     return Envelope.from_bytes(data)
 
 
+@functools.cache
 def select_releases() -> sa.Select[Any]:
     """The query for releases, each with its withdrawal and its standing approval."""
     standing = db.releases.c.release_id == db.standing.c.release_id

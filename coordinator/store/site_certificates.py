@@ -94,12 +94,13 @@ class SiteCertificates:
 
     # -- who may call -------------------------------------------------------------------------------------------
     def require(self, peer: Peer, today: dt.date) -> None:
-        """Refuse a site's certificate that another has followed, or that its present membership never had.
+        """Refuse a certificate that is revoked, that another has followed, or that its membership never had.
 
         Raises: CertificateRefusal.
         """
 
         def work(c: sa.Connection) -> tuple[sa.Row | None, sa.Row | None, str]:
+            self._store.require_site(peer.site, peer.serial)
             site = _site(c, peer.site)
             return _row(c, peer.serial), site, "" if site is None else _membership(c, site)
 
@@ -326,20 +327,26 @@ def issued_by(pem: str, believed: Sequence[str]) -> bool:
     return True
 
 
+# Asked in each call, and so written once.
+_ISSUED = sa.select(issued).where(issued.c.serial == sa.bindparam("serial"))
+_NAMED = sa.select(db.sites).where(db.sites.c.site == sa.bindparam("site"))
+_USED = sa.select(db.invitations.c.token_sha256).where(db.invitations.c.site == sa.bindparam("site"))
+_USED = _USED.where(db.invitations.c.used_for.is_not(None))
+
+
 def _row(c: sa.Connection, serial: str) -> sa.Row | None:
-    found: sa.Row | None = c.execute(sa.select(issued).where(issued.c.serial == serial)).first()
+    found: sa.Row | None = c.execute(_ISSUED, {"serial": serial}).first()
     return found
 
 
 def _site(c: sa.Connection, name: str) -> sa.Row | None:
-    found: sa.Row | None = c.execute(sa.select(db.sites).where(db.sites.c.site == name)).first()
+    found: sa.Row | None = c.execute(_NAMED, {"site": name}).first()
     return found
 
 
 def _membership(c: sa.Connection, site: sa.Row) -> str:
     """What tells a site's present membership from an earlier one: its request to join, and every token it has used."""
-    used = (db.invitations.c.site == site.site) & db.invitations.c.used_for.is_not(None)
-    tokens = c.execute(sa.select(db.invitations.c.token_sha256).where(used)).scalars()
+    tokens = c.execute(_USED, {"site": site.site}).scalars()
     return sha256_hex(" ".join([site.request_sha256, *sorted(tokens)]).encode())
 
 

@@ -152,11 +152,7 @@ class Ingest:
         try:
             receipt = self._opened(part, statement, plan)
             require_stated(receipt, statement)
-            if self._rules.acknowledged(statement):
-                self.require_once(receipt, plan)
-            else:
-                self.require_history(receipt, plan)
-                self.require_trained(receipt, plan)
+            self._store.read(lambda c: self._require_among(receipt, statement, plan))
             return receipt
         except (Refusal, MemoryError, OSError):
             raise
@@ -165,6 +161,14 @@ class Ingest:
             what = str(error) if isinstance(error, Failed) else type(error).__name__
             _log.error("unexpected %s in a bundle", what)
             raise SchemaRefusal("a bundle's content must be readable", given="another form") from None
+
+    def _require_among(self, receipt: Receipt, statement: Statement, plan: StudyPlan) -> None:
+        """Hold a release against all that is known here as of now."""
+        if self._rules.acknowledged(statement):
+            self.require_once(receipt, plan)
+        else:
+            self.require_history(receipt, plan)
+            self.require_trained(receipt, plan)
 
     def _opened(self, part: Path, statement: Statement, plan: StudyPlan) -> Receipt:
         """Open a bundle in a worker: with the usual room, and once more with little where that was not the end of it.

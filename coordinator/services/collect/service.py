@@ -39,7 +39,6 @@ from shared.errors import (
 )
 from shared.plans.standing import open_revocation
 from shared.releases.receipt import Receipt
-from shared.releases.statement import Statement
 from shared.wire.certificates import requested_key, require_issued_by
 from shared.wire.clocks import open_reading, unverified_reading, utc_now
 from shared.wire.signed_messages import (
@@ -201,7 +200,6 @@ class CollectionService:
         if peer.role == "site":
             if here.replaced:  # a connection from before a replacement goes on, and counts for nothing
                 require_issued_by(peer.certificate_pem, [*here.before, here.ca_pem])
-            self._store.require_site(peer.site, peer.serial)
             self.certificates.require(peer, self._today())
         else:
             self._store.require_invited(peer.site)
@@ -241,14 +239,17 @@ class CollectionService:
                 "an invitation's certificate may only ask to join", given="another call", next_step="Join first."
             )
         self._calls.take(call.peer.site)
-        site = self._store.require_site(call.peer.site, call.peer.serial)
+        today, peer = self._today(), call.peer
+        site = self._store.read(
+            lambda c: self._members.in_force(self._store.require_site(peer.site, peer.serial), today)
+        )
         self._tend()
         if call.peer.serial not in self._seen:
             with suppress(StorageRefusal):  # a full disk: the next call tells it again
                 self.certificates.arrived(call.peer, self._today())
                 self._store.arrived(call.peer.site, call.peer.serial)
                 self._seen.add(call.peer.serial)
-        return self._members.in_force(site, self._today())
+        return site
 
     # -- plans, anchors, status ---------------------------------------------------------------------------------
     def fetch_plan(self, call: Call, request: StudyRequest) -> SignedDocument:
@@ -471,16 +472,20 @@ class CollectionService:
         envelope = canonical_envelope(request.envelope)
         statement = self._rules.signed(site, envelope)
         call.digest = statement.bundle_sha256
-        known = self._answered(site, statement)
+
+        def decided() -> Envelope | None:
+            self._refused.require(site.site)
+            standing = None if request.standing is None else canonical_envelope(request.standing)
+            self._rules.planned(site, statement, envelope, standing)
+            return standing
+
+        known, standing = self._rules.answered_or(site, statement, decided)
         if known is not None:
             return Offered(acceptance=self._signed_for(site, known))
-        self._refused.require(site.site)
-        standing = None if request.standing is None else canonical_envelope(request.standing)
-        self._rules.planned(site, statement, envelope, standing)
         part = self._staging.part_of(site, statement.bundle_sha256)
         with self._staging.turn(part):
             # Another delivery of the same bytes may have ended while this one was being checked.
-            known = self._answered(site, statement)
+            known, _ = self._rules.answered_or(site, statement, lambda: None)
             if known is not None:
                 return Offered(acceptance=self._signed_for(site, known))
             reach("ingest.before_staging")
@@ -489,16 +494,6 @@ class CollectionService:
             write_private(part.with_suffix(".json"), b"\n".join(lines))
             reach("ingest.after_staging")
             return Offered(offset=min(size_of(part), statement.bundle_bytes))
-
-    def _answered(self, site: RegisteredSite, statement: Statement) -> Acceptance | None:
-        """The answer these bytes got before, if any. Raises: that answer, if it was a refusal of their content."""
-        known = self._store.accepted(statement)
-        if known is not None:
-            return known
-        for apart in self._store.quarantined(bundle_sha256=statement.bundle_sha256):
-            if apart.site == site.site:
-                raise apart.refusal
-        return None
 
     def _tend(self) -> None:
         """Once a day: delete what has expired, and say who is near a quota."""
@@ -559,10 +554,12 @@ class CollectionService:
             envelope, standing = staged[0], staged[1] if len(staged) > 1 else None
             # What the offer decided is decided again: hours may have passed, and a site may have been revoked.
             statement = self._rules.signed(site, envelope)
-            known = self._answered(site, statement)
+            known, plan = self._rules.answered_or(
+                site, statement, lambda: self._rules.planned(site, statement, envelope, standing)
+            )
             if known is not None:
                 return self._signed_for(site, known)
-            plan = self._rules.planned(site, statement, envelope, standing)
+            assert plan is not None
             yield from self._staging.receive(part, statement, first)
 
             def recheck(receipt: Receipt) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 from coordinator.services.membership import Members
 from coordinator.store.log_watch import LogWatch
@@ -24,8 +25,11 @@ from shared.plans.plan import StudyPlan
 from shared.plans.standing import STANDING_TYPE, broken_limit, open_standing
 from shared.releases.receipt import Receipt
 from shared.releases.statement import AGENT, STATEMENT_TYPE, Statement
+from shared.wire.site_messages import Acceptance
 
 __all__ = ["StatementRules", "canonical_envelope"]
+
+T = TypeVar("T")
 
 
 class StatementRules:
@@ -57,6 +61,24 @@ class StatementRules:
         """Raises: RoleRefusal, unless the lead has invited the site to the study."""
         if study not in site.studies:
             raise RoleRefusal("the site must be invited to the study", given=study, next_step="Ask the study lead.")
+
+    def answered_or(
+        self, site: RegisteredSite, statement: Statement, decided: Callable[[], T]
+    ) -> tuple[Acceptance, None] | tuple[None, T]:
+        """The acceptance that these bytes got before, or else what is `decided` of them, as of the same moment.
+
+        Raises: what they got before, if it was a refusal of their content; what `decided` raises.
+        """
+
+        def work(_: object) -> tuple[Acceptance, None] | tuple[None, T]:
+            known = self._store.accepted(statement)
+            if known is not None:
+                return known, None
+            for apart in self._store.quarantined(bundle_sha256=statement.bundle_sha256, site=site.site):
+                raise apart.refusal
+            return None, decided()
+
+        return self._store.read(work)
 
     def signed(self, site: RegisteredSite, envelope: Envelope) -> Statement:
         """The statement, when this site's release key signed it and it is about this site and this coordinator."""
