@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,6 +29,7 @@ from shared.estimands.design import (
     window,
 )
 from shared.estimands.fits.accelerated import accelerated
+from shared.estimands.fits.blocks import by_column, scaled_product
 from shared.estimands.fits.clustered import ClusterSums, estimating_equations, random_intercept
 from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.flexible import flexible
@@ -130,8 +132,7 @@ def model_answers(
             result.answers[label] = (answer[0] * units, answer[1] * units**2)
     result.correlations = correlations(moved.labels, moved.cov)
     for label, (place, pushes) in moved.rows.items():
-        own = np.bincount(place, pushes * scale_of.get(label, 1.0), minlength=len(table))
-        result.influence[label] = np.asarray(own, dtype=float)
+        result.influence[label] = _in_table(place, pushes * scale_of.get(label, 1.0), len(table))
     whole_curves(result, design)
     result.answers = {label: result.answers[label] for _, label in shown}
     result.attrs |= moved.figures
@@ -140,6 +141,13 @@ def model_answers(
     if kind == "schoenfeld" and moved.labels and np.isfinite(moved.cov).all():
         result.attrs |= _global_test([fitted[label] for label in moved.labels], moved.cov)
     return result
+
+
+def _in_table(place: NDArray[np.int64], pushes: Array, rows: int) -> Array:
+    """(rows,) what each row of the table moves an estimate by: the sum of its parts, 0 where it was not used."""
+    if np.array_equal(place, np.arange(rows)):
+        return pushes
+    return np.asarray(np.bincount(place, pushes, minlength=rows), dtype=float)
 
 
 def _global_test(answers: Sequence[Answer], cov: Array) -> dict[str, float]:
@@ -198,7 +206,9 @@ def _model_data(
         whole: NDArray[np.bool_] = np.all([np.isfinite(table.numbers(name)) for name in read], axis=0)
         design.broken[f"offset({estimand.offset})"] = whole & ~np.isfinite(data.offset)
     broken = {text: int((bad & others).sum()) for text, bad in design.broken.items() if (bad & others).any()}
-    return data.rows(others & np.isfinite(data.x).all(axis=1) & np.isfinite(data.offset)), broken
+    for column in data.x.T:
+        others &= np.isfinite(column)
+    return data.rows(others & np.isfinite(data.offset)), broken
 
 
 def _of_clusters(
@@ -253,15 +263,16 @@ def _fit(
     # Centred and scaled columns: a blood pressure in mmHg and a rate per day fit equally well.
     chosen = x if len(basis) == x.shape[1] else x[:, basis]
     centre = chosen.mean(axis=0) if see_constant else np.zeros(len(basis))
-    standard = chosen - centre
-    scale = np.sqrt((standard**2).mean(axis=0))
-    standard /= scale
-    fit = run(np.column_stack([np.ones(len(x)), standard]) if constant else standard)
-    back = np.diag(1 / scale)
+    scale = np.array([math.sqrt(float(np.mean((chosen[:, j] - centre[j]) ** 2))) for j in range(len(basis))])
+    fit = run(by_column(chosen, centre, scale, constant=constant))
+    back: Array = np.diag(1 / scale)
     if constant:
-        back = np.block([[np.ones((1, 1)), -(centre / scale)[None, :]], [np.zeros((len(basis), 1)), back]])
-    back = back if len(equations) == 1 else np.kron(np.eye(len(equations)), back)
-    pushes = fit.influence @ back.T
+        back = np.asarray(
+            np.block([[np.ones((1, 1)), -(centre / scale)[None, :]], [np.zeros((len(basis), 1)), back]]), dtype=float
+        )
+    if len(equations) > 1:
+        back = np.asarray(np.kron(np.eye(len(equations)), back), dtype=float)
+    pushes = scaled_product(fit.influence, np.ones(len(fit.influence)), back.T)
     cov = back @ fit.cov @ back.T if moved.clusters is None else moved.clustered(pushes, place)
     beta, variance = back @ fit.beta, np.diag(cov)
     placed = [(position, names_[j]) for position, j in enumerate(basis, start=int(constant)) if j in supported]
@@ -296,7 +307,9 @@ def _ols(names_: list[str], data: ModelRows, estimand: Estimand, _: LeastRows, m
         nonlocal exact
         fit = least_squares(matrix, y / spread, data.weights, robust)
         exact = -fit.loglik <= 1e-18 * float(data.weights.sum())
-        return replace(fit, beta=fit.beta * spread, cov=fit.cov * spread**2, influence=fit.influence * spread)
+        influence = fit.influence
+        influence *= spread
+        return replace(fit, beta=fit.beta * spread, cov=fit.cov * spread**2, influence=influence)
 
     answers = _fit(names_, data.x, _confounded(names_), run, constant=constant, moved=moved, place=data.place)
     if exact:

@@ -37,7 +37,7 @@ class Family:
         edge: the end of its means that a separating term reaches: ``both`` 0 and 1, ``zero``, or none.
         dispersion: whether its variance has a free scale, which is Pearson's χ² over its degrees of freedom.
         robust: the variance that is taken where the question names none.
-        both: (y, η) to score and observed at once, where they share most of their work.
+        whole: (y, η) to loglik, score and observed at once, where they share most of their work.
     """
 
     mean: Callable[[Array], Array]
@@ -52,11 +52,11 @@ class Family:
     edge: Literal["both", "zero", ""] = "zero"
     dispersion: bool = False
     robust: Robust = ""
-    both: Callable[[Array, Array], tuple[Array, Array]] | None = None
+    whole: Callable[[Array, Array], tuple[Array, Array, Array]] | None = None
 
-    def derivatives(self, y: Array, eta: Array) -> tuple[Array, Array]:
-        """(n,) score and observed information of each row."""
-        return self.both(y, eta) if self.both else (self.score(y, eta), self.observed(y, eta))
+    def at(self, y: Array, eta: Array) -> tuple[Array, Array, Array]:
+        """(n,) log-likelihood, score and observed information of each row."""
+        return self.whole(y, eta) if self.whole else (self.loglik(y, eta), self.score(y, eta), self.observed(y, eta))
 
 
 def _shrunk(y: Array, weights: Array) -> Array:
@@ -81,14 +81,17 @@ def _softplus(eta: Array) -> Array:
     return np.asarray(np.maximum(eta, 0.0) + np.log1p(np.exp(-np.abs(eta))))
 
 
-def _logistic_derivatives(y: Array, eta: Array) -> tuple[Array, Array]:
-    mu = _expit(eta)
-    return y - mu, mu * (1 - mu)
+def _logistic(y: Array, eta: Array) -> tuple[Array, Array, Array]:
+    """All of it by one exponential: of −|η|, which cannot overflow."""
+    small = np.exp(-np.abs(eta))
+    share = 1 / (1 + small)
+    mu = np.where(eta < 0, small * share, share)
+    return y * eta - np.maximum(eta, 0.0) - np.log1p(small), y - mu, small * share**2
 
 
-def _poisson_derivatives(y: Array, eta: Array) -> tuple[Array, Array]:
+def _poisson(y: Array, eta: Array) -> tuple[Array, Array, Array]:
     mu = np.exp(eta)
-    return y - mu, mu
+    return y * eta - mu, y - mu, mu
 
 
 _LOGISTIC = Family(
@@ -101,7 +104,7 @@ _LOGISTIC = Family(
     start=_shrunk,
     link=lambda mu: np.log(mu / (1 - mu)),
     edge="both",
-    both=_logistic_derivatives,
+    whole=_logistic,
 )
 _POISSON = Family(
     mean=np.exp,
@@ -112,7 +115,7 @@ _POISSON = Family(
     expected=np.exp,
     start=_raised,
     link=np.log,
-    both=_poisson_derivatives,
+    whole=_poisson,
 )
 
 
@@ -137,26 +140,27 @@ def _quantile(mu: Array) -> Array:
     return np.asarray(ndtri(mu))
 
 
-def _mills(eta: Array) -> Array:
-    """φ/Φ, finite wherever η is."""
-    return np.asarray(np.exp(-(eta**2) / 2 - _log_normal(eta)) / math.sqrt(2 * math.pi))
+def _probit(y: Array, eta: Array) -> tuple[Array, Array, Array]:
+    """Φ is even about 0, so an event at η is a non-event at −η."""
+    signed = np.where(y > 0, eta, -eta)
+    share = _log_normal(signed)
+    ratio = np.exp(-(eta**2) / 2 - share) / math.sqrt(2 * math.pi)
+    return share, np.where(y > 0, ratio, -ratio), ratio * (ratio + signed)
 
 
-def _probit_derivatives(y: Array, eta: Array) -> tuple[Array, Array]:
-    """Score and observed weight: Φ is even about 0, so an event at η is a non-event at −η."""
-    sign = np.where(y > 0, 1.0, -1.0)
-    ratio = _mills(sign * eta)
-    return sign * ratio, ratio * (ratio + sign * eta)
+def _probit_expected(eta: Array) -> Array:
+    """φ² / (Φ (1 − Φ))."""
+    return np.asarray(np.exp(-(eta**2) - _log_normal(eta) - _log_normal(-eta)) / (2 * math.pi))
 
 
 _PROBIT = Family(
     mean=_normal,
     slope=lambda eta: np.exp(-(eta**2) / 2) / math.sqrt(2 * math.pi),
     loglik=lambda y, eta: _log_normal(np.where(y > 0, eta, -eta)),
-    score=lambda y, eta: _probit_derivatives(y, eta)[0],
-    observed=lambda y, eta: _probit_derivatives(y, eta)[1],
-    both=_probit_derivatives,
-    expected=lambda eta: _mills(eta) * _mills(-eta),
+    score=lambda y, eta: _probit(y, eta)[1],
+    observed=lambda y, eta: _probit(y, eta)[2],
+    whole=_probit,
+    expected=_probit_expected,
     start=_shrunk,
     link=_quantile,
     edge="both",
@@ -233,7 +237,7 @@ def negative_binomial(theta: float) -> Family:
         score=lambda y, eta: theta * (y - np.exp(eta)) / (theta + np.exp(eta)),
         observed=lambda y, eta: (y + theta) * theta * np.exp(eta) / (theta + np.exp(eta)) ** 2,
         expected=lambda eta: theta * np.exp(eta) / (theta + np.exp(eta)),
-        both=None,
+        whole=None,
     )
 
 

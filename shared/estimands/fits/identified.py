@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.estimands.fits.blocks import ROWS
+
 __all__ = ["determined", "independent", "unseen", "within_strata"]
 
 Array = NDArray[np.float64]
@@ -18,14 +20,14 @@ def unseen(x: Array, constant: bool = True) -> list[list[int]]:
     That is so exactly when no vector of the null space of x, beside a constant if there is one, touches the column.
     """
     centre = x.mean(axis=0) if constant else np.zeros(x.shape[1])
-    apart = x - centre
-    scale = np.sqrt((apart**2).mean(axis=0))
-    standard = apart / np.where(scale > 0, scale, 1.0)
+    together = sum((_square(x[k : k + ROWS] - centre) for k in range(0, len(x), ROWS)), np.zeros((x.shape[1],) * 2))
+    scale = np.sqrt(np.diag(together) / max(len(x), 1))
     if scale.all():
         # Squares lose half the digits, and few columns are near enough to each other for that to be too few.
-        together = standard.T @ standard / len(x)
-        if np.linalg.eigvalsh(together)[:1].min(initial=1.0) > 1e-6:
+        correlation = together / len(x) / np.outer(scale, scale)
+        if np.linalg.eigvalsh(correlation)[:1].min(initial=1.0) > 1e-6:
             return [[] for _ in range(x.shape[1])]
+    standard = (x - centre) / np.where(scale > 0, scale, 1.0)
     standard[:, scale <= 1e-12 * (np.abs(x).max(axis=0, initial=0.0) + 1e-300)] = 0.0
     standard = np.column_stack([np.full(len(x), float(constant)), standard])
     # The triangular factor has the singular values and right vectors of the whole, in p rows instead of n.
@@ -40,6 +42,10 @@ def unseen(x: Array, constant: bool = True) -> list[list[int]]:
         joined = touched[touched[:, j]].any(axis=0) if touched[:, j].any() else np.zeros(x.shape[1], dtype=bool)
         groups.append([int(i) for i in np.flatnonzero(joined)])
     return groups
+
+
+def _square(part: Array) -> Array:
+    return part.T @ part
 
 
 def independent(x: Array, first: Sequence[int], constant: bool) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.estimands.fits.blocks import gram, scaled_product
 from shared.estimands.fits.regression import RegressionFit, newton
 
 __all__ = ["multinomial_logit"]
@@ -28,38 +29,37 @@ def multinomial_logit(x: Array, y: Array, weights: Array) -> RegressionFit:
     (True, array([-0.6931,  1.3863]))
     """
     codes = y.astype(np.int64)
-    (n, p), others = x.shape, int(codes.max())
-    is_level = (codes[:, None] == np.arange(1, others + 1)).astype(np.float64)
+    p, others = x.shape[1], int(codes.max())
+    is_level = (codes == np.arange(1, others + 1)[:, None]).astype(np.float64)
+    across = x.T
 
-    def chances(beta: Array) -> tuple[Array, Array]:
-        """(n, others) predictors, and their probabilities."""
-        eta = x @ beta.reshape(others, p).T
-        top = np.maximum(eta.max(axis=1), 0.0)
-        grown = np.exp(eta - top[:, None])
-        return eta, grown / (np.exp(-top) + grown.sum(axis=1))[:, None]
+    def chances(beta: Array) -> tuple[Array, Array, Array]:
+        """(others, n) predictors and their probabilities, and (n,) the log of what all levels' odds sum to."""
+        eta = beta.reshape(others, p) @ across
+        top = np.maximum(eta.max(axis=0), 0.0)
+        grown = np.exp(eta - top)
+        whole = np.exp(-top) + grown.sum(axis=0)
+        return eta, grown / whole, top + np.log(whole)
 
     def value(beta: Array) -> float:
-        eta, _ = chances(beta)
-        top = np.maximum(eta.max(axis=1), 0.0)
-        whole = top + np.log(np.exp(-top) + np.exp(eta - top[:, None]).sum(axis=1))
-        return float(weights @ ((eta * is_level).sum(axis=1) - whole))
-
-    def scores(beta: Array) -> Array:
-        pull = (is_level - chances(beta)[1]) * weights[:, None]
-        return (pull[:, :, None] * x[:, None, :]).reshape(n, others * p)
+        eta, _, whole = chances(beta)
+        return float(weights @ ((eta * is_level).sum(axis=0) - whole))
 
     def derivatives(beta: Array) -> tuple[Array, Array]:
         chance = chances(beta)[1]
         information = np.empty((others, p, others, p))
         for k in range(others):
             for j in range(k, others):
-                pull = weights * chance[:, k] * (float(k == j) - chance[:, j])
-                information[k, :, j, :] = information[j, :, k, :] = (x * pull[:, None]).T @ x
-        pull = (is_level - chance) * weights[:, None]
-        return np.asarray((pull.T @ x).ravel()), information.reshape(others * p, others * p)
+                pull = weights * chance[k] * (float(k == j) - chance[j])
+                information[k, :, j, :] = information[j, :, k, :] = gram(x, pull)
+        pull = (is_level - chance) * weights
+        return np.asarray((pull @ x).ravel()), information.reshape(others * p, others * p)
 
     with np.errstate(all="ignore"):
         beta, cov, reached, converged = newton(value, derivatives, np.zeros(others * p), iterations=60)
-        influence = scores(beta) @ cov
-    largest = np.abs(chances(beta)[0]).max(axis=1)
+        eta, chance, _ = chances(beta)
+        pull = (is_level - chance) * weights
+        by_level = [scaled_product(x, pull[k], cov[k * p : (k + 1) * p]) for k in range(others)]
+        influence = np.asarray(sum(by_level[1:], by_level[0]))
+    largest = np.abs(eta).max(axis=0)
     return RegressionFit(beta=beta, cov=cov, converged=converged, fitted=largest, loglik=reached, influence=influence)

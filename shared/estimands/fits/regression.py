@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.estimands.fits.blocks import gram, scaled_product
 from shared.estimands.fits.families import FAMILIES, Family, Robust, negative_binomial
 
 __all__ = ["RegressionFit", "Robust", "generalised", "least_squares", "newton", "overdispersed"]
@@ -57,13 +58,12 @@ def least_squares(x: Array, y: Array, weights: Array, robust: Robust = "") -> Re
         x: (n, p) of full rank. y: (n,). weights: (n,), positive.
         robust: a sandwich covariance as R's `sandwich::vcovHC`; empty for σ² (X'WX)⁻¹ with n − p degrees of freedom.
     """
-    weighted = x * weights[:, None]
-    gram = weighted.T @ x
-    size = np.linalg.eigvalsh(gram)
+    together = gram(x, weights)
+    size = np.linalg.eigvalsh(together)
     if size[0] > _WELL_APART * size[-1]:
-        bread = np.asarray(np.linalg.inv(gram), dtype=float)
-        beta = bread @ (weighted.T @ y)
-        beta = beta + bread @ (weighted.T @ (y - x @ beta))
+        bread = np.asarray(np.linalg.inv(together), dtype=float)
+        beta = bread @ (x.T @ (weights * y))
+        beta = beta + bread @ (x.T @ (weights * (y - x @ beta)))
     else:
         q, r = np.linalg.qr(x * np.sqrt(weights)[:, None])
         beta = np.asarray(np.linalg.solve(r, q.T @ (y * np.sqrt(weights))), dtype=float)
@@ -72,11 +72,11 @@ def least_squares(x: Array, y: Array, weights: Array, robust: Robust = "") -> Re
     residual = y - x @ beta
     rss = float(weights @ residual**2)
     if robust:
-        leverage = np.einsum("ij,jk,ik->i", weighted, bread, x, optimize=True)
+        leverage = np.einsum("ij,ij->i", scaled_product(x, weights, bread), x)
         cov = _sandwich(x, bread, weights * residual, np.asarray(leverage, dtype=float), robust)
     else:
         cov = bread * rss / (len(y) - x.shape[1])
-    influence = (x * (weights * residual)[:, None]) @ bread
+    influence = scaled_product(x, weights * residual, bread)
     return RegressionFit(beta=beta, cov=cov, converged=True, fitted=x @ beta, loglik=-rss, influence=influence)
 
 
@@ -84,7 +84,7 @@ def _sandwich(x: Array, bread: Array, score: Array, leverage: Array, robust: Rob
     n, p = x.shape
     room = np.maximum(1 - leverage, 1e-12)
     factor = {"HC0": 1.0, "HC1": n / (n - p), "HC2": 1 / room, "HC3": 1 / room**2}[robust]
-    meat = (x * (score**2 * factor)[:, None]).T @ x
+    meat = gram(x, score**2 * factor)
     return np.asarray(bread @ meat @ bread)
 
 
@@ -174,31 +174,38 @@ def generalised(
             mu = family.start(y, weights)
             mu = np.full(len(y), float(weights @ mu / weights.sum())) if family.flat else mu
             first = family.link(mu)
-            pull = np.sqrt(weights * family.expected(first))
-            pulled = x * (pull**2)[:, None]
+            square = weights * family.expected(first)
             # Somewhere to begin, so normal equations are good enough, and a fifth of the work of a decomposition.
-            start = np.asarray(np.linalg.lstsq(pulled.T @ x, pulled.T @ (first - offset), rcond=None)[0], float)
+            start = np.asarray(
+                np.linalg.lstsq(gram(x, square), x.T @ (square * (first - offset)), rcond=None)[0], float
+            )
+
+        seen: tuple[Array, Array, Array] = (np.full(x.shape[1], np.nan), x[:0], x[:0])
 
         def value(beta: Array) -> float:
-            return float(weights @ family.loglik(y, offset + x @ beta))
+            nonlocal seen
+            loglik, score, observed = family.at(y, offset + x @ beta)
+            seen = beta, score, observed
+            return float(weights @ loglik)
 
         def derivatives(beta: Array) -> tuple[Array, Array]:
-            score, observed = family.derivatives(y, offset + x @ beta)
-            return x.T @ (weights * score), (x * (weights * observed)[:, None]).T @ x
+            if not np.array_equal(seen[0], beta):
+                value(beta)
+            return x.T @ (weights * seen[1]), gram(x, weights * seen[2])
 
         beta, inverse, reached, converged = newton(value, derivatives, start, iterations=iterations)
         eta = offset + x @ beta
         score, expected = weights * family.score(y, eta), weights * family.expected(eta)
-        influence = (x * score[:, None]) @ inverse
+        influence = scaled_product(x, score, inverse)
         try:
-            cov = np.asarray(np.linalg.inv((x * expected[:, None]).T @ x), dtype=float)
+            cov = np.asarray(np.linalg.inv(gram(x, expected)), dtype=float)
         except np.linalg.LinAlgError:
             cov, converged = np.full_like(inverse, np.nan), False
         if robust:
-            cov = _sandwich(x, cov, score, expected * np.einsum("ij,jk,ik->i", x, cov, x), robust)
+            cov = _sandwich(x, cov, score, np.einsum("ij,ij->i", scaled_product(x, expected, cov), x), robust)
         elif family.dispersion:
-            seen = expected > 0
-            cov = cov * float((score[seen] ** 2 / expected[seen]).sum()) / (len(y) - x.shape[1])
+            some = expected > 0
+            cov = cov * float((score[some] ** 2 / expected[some]).sum()) / (len(y) - x.shape[1])
         fitted = family.mean(eta)
     return RegressionFit(beta=beta, cov=cov, converged=converged, fitted=fitted, loglik=reached, influence=influence)
 
@@ -230,7 +237,7 @@ def overdispersed(x: Array, y: Array, weights: Array, offset: Array, robust: Rob
         mu, family, p = fit.fitted, negative_binomial(theta), x.shape[1]
         eta = np.log(mu)
         joint = np.zeros((p + 1, p + 1))
-        joint[:p, :p] = (x * (weights * family.observed(y, eta))[:, None]).T @ x
+        joint[:p, :p] = gram(x, weights * family.observed(y, eta))
         joint[:p, p] = joint[p, :p] = -x.T @ (weights * mu * (y - mu) / (theta + mu) ** 2)
         by_theta, curved = _theta_derivatives(y, counts, mu, theta)
         joint[p, p] = -float(weights @ curved)
