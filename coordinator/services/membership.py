@@ -211,13 +211,12 @@ class Members:
 
     def in_force(self, site: RegisteredSite, today: dt.date) -> RegisteredSite:
         """The site with those approvers who may approve today."""
-        ring = self._read(lambda c: tables.keyring(c, site.site))
-        return site if ring is None or not ring.deputies else replace(site, approvers=ring.on(today))
+        ring = self._read(lambda c: tables.keyring(c, site.site) if tables.deputies_of(c, site.site) else None)
+        return site if ring is None else replace(site, approvers=ring.on(today))
 
     def stands_in(self, site: str) -> dict[str, str]:
         """Deputies of a site, each with the approver for whom they stand in."""
-        ring = self._read(lambda c: tables.keyring(c, site))
-        return {} if ring is None else {name: given[0] for name, given in ring.deputies.items()}
+        return {name: given[0] for name, given in self._read(lambda c: tables.deputies_of(c, site)).items()}
 
     def change_key(self, site: str, envelope: Envelope, today: dt.date) -> KeyChange:
         """Take a change of a site's keys: logged and in force at once, or, where the old key is lost, waiting.

@@ -87,8 +87,7 @@ class LogWatch:
             newest = sa.select(db.tree_heads).order_by(db.tree_heads.c.size.desc()).limit(1)
             row = self._read(lambda c: c.execute(newest).first())
             return (0, b"") if row is None else (int(row.size), bytes(row.envelope))
-        newest = sa.select(db.log.c.index, db.log.c.root).order_by(db.log.c.index.desc()).limit(1)
-        row = self._read(lambda c: c.execute(newest).first())
+        row = self._read(lambda c: c.execute(_NEWEST).first())
         return (0, b"") if row is None else (row[0] + 1, self.signer(today)(row[0] + 1, row[1]))
 
     def publish(self, today: dt.date) -> tuple[int, bytes]:
@@ -257,6 +256,7 @@ class LogWatch:
         return tuple(Comparison(**row) for row in self._read(lambda c: c.execute(query).mappings().all()))
 
 
+_NEWEST = sa.select(db.log.c.index, db.log.c.root).order_by(db.log.c.index.desc()).limit(1)
 _GAP = sa.select(db.gaps.c.day).where(db.gaps.c.site == sa.bindparam("site"))
 _GAP = _GAP.where(db.gaps.c.bundle_sha256 == sa.bindparam("bundle"))
 

@@ -234,12 +234,16 @@ def keyring(c: sa.Connection, site: str) -> SiteKeyring | None:
     release = [PublicKey(row.public_key) for row in rows if row.role == "release"]
     if not release:
         return None
-    named = c.execute(_DEPUTIES, {"site": site})
     return SiteKeyring(
         release=release[0],
         approvers={row.name: PublicKey(row.public_key) for row in rows if row.role == "approver"},
-        deputies={row.name: (row.deputy_of, row.until) for row in named},
+        deputies=deputies_of(c, site),
     )
+
+
+def deputies_of(c: sa.Connection, site: str) -> dict[str, tuple[str, str]]:
+    """Approvers of a site who stand in for others: name to (approver, ISO date until which)."""
+    return {row.name: (row.deputy_of, row.until) for row in c.execute(_DEPUTIES, {"site": site})}
 
 
 def logged(c: sa.Connection) -> dict[int, bytes]:

@@ -139,6 +139,9 @@ _DELETED = sa.select(db.deletions.c.study).where(
         sa.select(db.releases.c.plan_hash).where(db.releases.c.bundle_sha256.in_(_many("bundles")))
     )
 )
+_ARRIVED = sa.select(db.quarantine.c.envelope).where(
+    (db.quarantine.c.study == sa.bindparam("study")) & (db.quarantine.c.site == sa.bindparam("site"))
+)
 _TAKEN_BACK = sa.select(db.withdrawals.c.day).where(
     (db.withdrawals.c.release_id == sa.bindparam("release_id"))
     | (db.withdrawals.c.bundle_sha256 == sa.bindparam("bundle_sha256"))
@@ -225,15 +228,17 @@ def quarantined(
     store: Database, *, bundle_sha256: str | None = None, study: str | None = None, site: str | None = None
 ) -> tuple[Quarantined, ...]:
     """Releases whose content was refused."""
+    given = {"bundle_sha256": bundle_sha256, "study": study, "site": site}
+    given = {name: value for name, value in given.items() if value is not None}
+    query = _set_apart(tuple(given))
+    return tuple(Quarantined(**row) for row in store.read(lambda c: c.execute(query, given).mappings().all()))
+
+
+@functools.cache
+def _set_apart(names: tuple[str, ...]) -> sa.Select[Any]:
     query = sa.select(*(db.quarantine.c[name] for name in Quarantined.__dataclass_fields__))
-    if site is not None:
-        query = query.where(db.quarantine.c.site == site)
-    query = query.order_by(db.quarantine.c.study, db.quarantine.c.wave, db.quarantine.c.site)
-    if bundle_sha256 is not None:
-        query = query.where(db.quarantine.c.bundle_sha256 == bundle_sha256)
-    if study is not None:
-        query = query.where(db.quarantine.c.study == study)
-    return tuple(Quarantined(**row) for row in store.read(lambda c: c.execute(query).mappings().all()))
+    query = query.where(*(db.quarantine.c[name] == sa.bindparam(name) for name in names))
+    return query.order_by(db.quarantine.c.study, db.quarantine.c.wave, db.quarantine.c.site)
 
 
 def accepted_releases(
@@ -245,13 +250,17 @@ def accepted_releases(
     withdrawn: bool = False,
 ) -> tuple[AcceptedRelease, ...]:
     """Accepted releases, by study, wave and site; those that were withdrawn only if `withdrawn`."""
-    query = select_releases().order_by(db.releases.c.study, db.releases.c.wave, db.releases.c.site)
-    for column, value in ((db.releases.c.study, study), (db.releases.c.wave, wave), (db.releases.c.site, site)):
-        if value is not None:
-            query = query.where(column == value)
-    if not withdrawn:
-        query = query.where(VISIBLE)
-    return tuple(release_row(row) for row in store.read(lambda c: c.execute(query).all()))
+    given = {"study": study, "wave": wave, "site": site}
+    given = {name: value for name, value in given.items() if value is not None}
+    query = _accepted(tuple(given), withdrawn)
+    return tuple(release_row(row) for row in store.read(lambda c: c.execute(query, given).all()))
+
+
+@functools.cache
+def _accepted(names: tuple[str, ...], withdrawn: bool) -> sa.Select[Any]:
+    query = select_releases().where(*(db.releases.c[name] == sa.bindparam(name) for name in names))
+    query = query if withdrawn else query.where(VISIBLE)
+    return query.order_by(db.releases.c.study, db.releases.c.wave, db.releases.c.site)
 
 
 def release_lines(store: Database, study: str, *, withdrawn: bool = False) -> tuple[ReleaseLine, ...]:
@@ -379,10 +388,10 @@ def charged(store: Database, study: str, site: str) -> dict[str, tuple[int, Acce
 
     Accepted, withdrawn since, or quarantined: what arrived was drawn, whatever became of it.
     """
-    query = sa.select(db.quarantine.c.envelope).where((db.quarantine.c.study == study) & (db.quarantine.c.site == site))
     out: dict[str, tuple[int, AcceptedRelease | None]] = {}
-    for row in store.read(lambda c: c.execute(query).all()):
-        said = parse_json(Envelope.from_bytes(row.envelope).payload)
+    given = {"study": study, "site": site}
+    for envelope in store.read(lambda c: c.execute(_ARRIVED, given).scalars().all()):
+        said = parse_json(Envelope.from_bytes(envelope).payload)
         out[said["release_id"]] = (said["plan_version"], None)
     for release in accepted_releases(store, study, site=site, withdrawn=True):
         out[release.release_id] = (release.plan_version, release)

@@ -340,7 +340,7 @@ class StudyPlan:
         for site, table in self.federated.reference.items():
             _must_be_references({**self.reference, **table}, self.dictionary, f"federated.reference.{site}")
 
-    @property
+    @cached_property
     def canonical(self) -> bytes:
         """Canonical JSON of the plan: what is hashed and signed."""
         return canonical_json(self.to_canonical())

@@ -20,7 +20,6 @@ from coordinator.services.compute.workers import Busy, Ended, Failed, TaskLimits
 from coordinator.services.quotas import CallRate, expire_refused
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import AcceptedRelease, Store
-from shared.base.canonical import canonical_json
 from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope
@@ -185,7 +184,7 @@ class Ingest:
         given = {
             "path": str(part),
             "cap": min(TABLE_FACTOR * self._max_bundle, room),
-            "plan": canonical_json(plan.to_canonical()).decode(),
+            "plan": plan.canonical.decode(),
             "statement": statement.to_bytes().decode(),
         }
 
