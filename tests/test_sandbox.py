@@ -29,10 +29,10 @@ from coordinator.analyst.commands import connect
 from coordinator.config import Quotas
 from coordinator.services import analysis
 from coordinator.services.collect import ingest
-from coordinator.services.compute import workers
+from coordinator.services.compute import tasks, workers
 from coordinator.services.compute.tasks import ANSWERING, READING
 from coordinator.services.compute.workers import Busy, Ended, Failed, TaskLimits, Workers
-from shared.base.canonical import canonical_json, sha256_hex
+from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import (
     CertificateRefusal,
     EstimateRefusal,
@@ -529,6 +529,18 @@ def test_a_task_whose_caller_leaves_is_ended_and_frees_its_place(pool, tmp_path)
     assert pool._running == []
 
 
+def test_what_workers_are_forked_from_has_read_a_bundle_of_its_own_or_goes_on_without(monkeypatch, tmp_path):
+    read, whole = [], tasks.check_bundle
+    monkeypatch.setattr(tasks, "check_bundle", lambda given: read.append(whole(given)))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    tasks.read_own()
+    assert [parse_json(reply["receipt"].encode())["study"] for reply in read] == ["own"]
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    tasks.read_own()
+    assert len(read) == 1
+
+
 @pytest.mark.parametrize("imports", [READING, ANSWERING], ids=["reading", "answering"])
 def test_workers_are_forked_from_one_thread_with_what_they_need(imports):
     pool = Workers(imports=imports, places=1, limits=TaskLimits(memory=256 * MB, cpu=5, wall=120.0))
@@ -545,7 +557,7 @@ def test_a_bundle_is_read_with_nothing_left_to_import(hub, tmp_path):
     given["statement"] = sealed.statement.to_bytes().decode()
     script = (
         "import importlib, json, sys\n"
-        "for name in json.loads(sys.argv[1]): importlib.import_module(name)\n"
+        "for name in json.loads(sys.argv[1]): importlib.import_module(name.partition(':')[0])\n"
         "before = set(sys.modules)\n"
         "from coordinator.services.compute.tasks import check_bundle\n"
         "check_bundle(json.loads(sys.argv[2]))\n"

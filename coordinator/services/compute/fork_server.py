@@ -45,12 +45,15 @@ def main(arguments: list[str]) -> None:
     """Import what is asked for, then fork and end workers until the line closes.
 
     Args:
-        arguments: the line's file descriptor, and a JSON list of modules.
+        arguments: the line's file descriptor, and a JSON list of modules; after a colon, a function to call.
     """
     line = Connection(int(arguments[0]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who stops the server ends this line
     for name in json.loads(arguments[1]):
-        importlib.import_module(name)
+        module, _, first = name.partition(":")
+        found = importlib.import_module(module)
+        if first:
+            getattr(found, first)()
     gc.collect()
     gc.freeze()  # what was imported stays shared with the workers
     alive: set[int] = set()

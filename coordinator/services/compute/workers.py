@@ -104,7 +104,7 @@ class Workers:
     """A pool of worker processes. Safe for many threads; starts nothing before `start` or the first task.
 
     Args:
-        imports: modules that every worker has imported when it is forked.
+        imports: modules that every worker has imported when it is forked, ``module:function`` where one is called.
         places: tasks that run at the same time.
         limits: of one task.
         spares: further places, for owners who have waited and run nothing.
