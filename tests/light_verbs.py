@@ -83,7 +83,7 @@ VERBS = (
     _hub("studies"),
     _hub("sites"),
     _hub("doctor"),
-    _hub("invite south --study storm --out {folder}/south.json"),
+    _hub("invite south --study storm --out {folder}/south.json", once=True),
     _hub("accept north --fingerprint {fingerprint} --dry-run"),
     _hub("releases"),
     _hub("plan show storm", may=(*STORED, *PRICES)),

@@ -76,6 +76,7 @@ def measured(study: str) -> dict[str, Any]:
             raise SystemExit(text)
         # Seconds after which a line of progress was told: where the time goes.
         steps = [(float(at), int(done), int(of)) for at, done, of in re.findall(r"^ *(\d+) s +(\d+)/(\d+)", text, re.M)]
+        verbs = json.loads((out / "verbs.json").read_text())
         return {
             "wall_s": round(wall, 1),
             "cpu_s": round(used.ru_utime + used.ru_stime, 1),
@@ -84,7 +85,8 @@ def measured(study: str) -> dict[str, Any]:
             "last_step_s": steps[-1][0],
             "bar_s": BARS[study],
             "within": wall <= BARS[study],
-            "verbs": json.loads((out / "verbs.json").read_text()),
+            "commands": sum(one["commands"] for one in verbs.values()),
+            "verbs": verbs,
         }
 
 

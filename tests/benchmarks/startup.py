@@ -103,7 +103,12 @@ def main() -> None:
     results["help_most_s"] = max(one["cpu_s"] for one in results["help"].values())
     results["help_within"] = results["help_most_s"] <= HELP_BAR
     results["verbs"] = len(results["help"])
-    results["run_within"] = sum(one["within"] for one in results["run"].values())
+    run = results["run"]
+    results["run_verbs"] = len(run)
+    results["run_within"] = sum(one["within"] for one in run.values())
+    results["run_most_s"] = max(one["cpu_s"] for one in run.values() if not one["with_a_guess"])
+    if "site-agent approve" in run:
+        results["approve_beside_guess_s"] = round(run["site-agent approve"]["cpu_s"] - price, 3)
     print(f"help of {results['verbs']} verbs: at most {results['help_most_s']} s; run: {results['run_within']} within")
     if not given.quick:
         record.write("startup", results, seed=1)
