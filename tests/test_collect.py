@@ -246,6 +246,33 @@ def test_what_changed_during_an_upload_is_decided_again_in_the_commit(hub, monke
     assert hub.store.verify_log() == len(hub.store.log())
 
 
+def past_midnight(hub) -> None:
+    """The day has changed: whoever calls first has what has expired deleted."""
+    hub.running.service._tended = None
+
+
+def seen_by_nobody(hub) -> None:
+    """That the certificate has arrived could not be noted, for a full disk."""
+    hub.running.service._seen.clear()
+
+
+@pytest.mark.parametrize("meanwhile", [past_midnight, seen_by_nobody])
+def test_a_commit_waits_for_nothing_that_itself_waits_for_the_commit(hub, monkeypatch, meanwhile):
+    sealed, done = hub.seal("north"), []
+
+    def send():
+        with hub.egress("north", sleep=lambda seconds: None) as egress:
+            done.append(egress.send(sealed.envelope, sealed.path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ingest, "reach", lambda place: meanwhile(hub) if place == "ingest.before_commit" else None)
+        sending = threading.Thread(target=send, daemon=True)
+        sending.start()
+        sending.join(30)
+    assert len(done) == 1, "the store's one writer waits for itself"
+    assert hub.store.by_bundle(sealed.statement.bundle_sha256) is not None
+
+
 # -- anchors ----------------------------------------------------------------------------------------------------
 @pytest.mark.fault("F17")
 def test_a_ledger_only_grows_in_the_coordinators_eyes(hub):

@@ -401,3 +401,14 @@ def test_a_delivery_asks_the_database_in_few_transactions(hub):
             with hub.egress("north") as egress:
                 egress.send(sealed.envelope, sealed.path)
     assert 0 < len(begun) <= 16, "50 where each question was a transaction of its own"
+
+
+def test_a_transaction_that_writes_is_none_within_another(hub):
+    """It would wait for the other's end, and all who write after it."""
+
+    def twice(connection):
+        return hub.store.read(lambda c: hub.store.write(lambda inner: None))
+
+    with pytest.raises(RuntimeError, match="within another"):
+        hub.store.write(twice)
+    assert hub.store.write(lambda connection: 1) == 1, "and the next one is as before"

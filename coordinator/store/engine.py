@@ -130,8 +130,10 @@ class Database:
 
         Where the answer to a commit was lost, the database says whether it took place: nothing is done twice.
 
-        Raises: StorageRefusal.
+        Raises: StorageRefusal; RuntimeError within another that writes, whose end it would wait for without an end.
         """
+        if getattr(self._held, "writes", False):
+            raise RuntimeError("a transaction that writes must not be asked for within another")
         with self._writing:
             begun, asked = time.monotonic(), False
             self._number += 1
@@ -142,7 +144,7 @@ class Database:
                             if self.shared:
                                 connection.exec_driver_sql(ONE_WRITER)  # a commit under way has ended now
                             if not (asked and self._noted(connection) == self._number):
-                                with self._holding(connection):
+                                with self._holding(connection, writes=True):
                                     done = work(connection)
                                 if self.shared:
                                     self._note(connection)
@@ -159,13 +161,13 @@ class Database:
         raise AssertionError("unreachable")
 
     @contextmanager
-    def _holding(self, connection: sa.Connection) -> Iterator[None]:
-        before = getattr(self._held, "connection", None)
-        self._held.connection = connection
+    def _holding(self, connection: sa.Connection, *, writes: bool = False) -> Iterator[None]:
+        before = getattr(self._held, "connection", None), getattr(self._held, "writes", False)
+        self._held.connection, self._held.writes = connection, writes or before[1]
         try:
             yield
         finally:
-            self._held.connection = before
+            self._held.connection, self._held.writes = before
 
     def _noted(self, c: sa.Connection) -> int | None:
         """Number of this process's last transaction that took place."""

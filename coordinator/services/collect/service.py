@@ -239,10 +239,7 @@ class CollectionService:
                 "an invitation's certificate may only ask to join", given="another call", next_step="Join first."
             )
         self._calls.take(call.peer.site)
-        today, peer = self._today(), call.peer
-        site = self._store.read(
-            lambda c: self._members.in_force(self._store.require_site(peer.site, peer.serial), today)
-        )
+        site = self._in_force_now(call)
         self._tend()
         if call.peer.serial not in self._seen:
             with suppress(StorageRefusal):  # a full disk: the next call tells it again
@@ -250,6 +247,13 @@ class CollectionService:
                 self._store.arrived(call.peer.site, call.peer.serial)
                 self._seen.add(call.peer.serial)
         return site
+
+    def _in_force_now(self, call: Call) -> RegisteredSite:
+        """The accepted site that calls, as it is now: nothing is written, so it may be asked for within a commit."""
+        today, peer = self._today(), call.peer
+        return self._store.read(
+            lambda c: self._members.in_force(self._store.require_site(peer.site, peer.serial), today)
+        )
 
     # -- plans, anchors, status ---------------------------------------------------------------------------------
     def fetch_plan(self, call: Call, request: StudyRequest) -> SignedDocument:
@@ -563,10 +567,9 @@ class CollectionService:
             yield from self._staging.receive(part, statement, first)
 
             def recheck(receipt: Receipt) -> None:
-                now = self._site(call)
-                self._rules.signed(
-                    now, envelope
-                )  # by the key that is in force where it is logged: the site may have another
+                now = self._in_force_now(call)
+                # By the key that is in force where it is logged: the site may have another.
+                self._rules.signed(now, envelope)
                 self._rules.planned(now, statement, envelope, standing)
                 if self._rules.acknowledged(statement):
                     self._ingest.require_once(receipt, plan)
