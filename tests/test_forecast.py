@@ -78,6 +78,41 @@ def test_a_variance_falls_as_the_release_has_it(returning, release, becomes):
     assert grown(women, 100, 1, made) == pytest.approx(becomes), "of new persons as many are women"
 
 
+@pytest.mark.parametrize("returning", ["append", "refresh", "refit"])
+def test_rows_through_the_flow_of_the_first_wave_keep_its_error(tmp_path, returning):
+    """Which no number of rows brings down, but a flow that a wave fits anew."""
+    study = Study(tmp_path / "home", returning="append" if returning == "append" else "refresh", sites=SITES)
+    waves = [dataclasses.replace(one, refit=returning == "refit" and one.number > 1) for one in study.plan.waves]
+    noisy = dataclasses.replace(study.plan.release, w=0.05)
+    study.plan = dataclasses.replace(study.plan, waves=tuple(waves), release=noisy, version=2)
+    study.store.add_plan(sign_plan(study.plan, [study.lead]), study.plan)
+    first = {site: study.deliver(site, 1, n=400) for site in SITES}
+    (told,) = forecast(study.store, "cvd", later=400, question=QUESTION).terms
+    (row, *_) = ask(study.store, "cvd", 1, cohort_question(study.store)).result.estimates
+    ahead = [grown(row, row.n, k, study.plan) / row.vi for k in (1, 2, 3)]
+    for site in SITES:
+        for wave in (2, 3, 4):
+            n = 400 * (1 if returning == "append" else wave)
+            table = cohort(n, 100 * wave + sum(map(ord, site)))
+            flow = "" if returning == "refit" else first[site]
+            deliver(study.store, study.plan, site, study.keys[site], table, wave=wave, flow_of=flow)
+    found = [ask(study.store, "cvd", wave, cohort_question(study.store)).result.estimates for wave in (1, 2, 3, 4)]
+    came = [sum(1 / one.vi for one in rows) for rows in found]
+    assert ahead == pytest.approx([came[0] / one for one in came[1:]], rel=0.1)
+    assert ahead[0] == pytest.approx(0.5 if returning == "refit" else 0.75, abs=0.02)
+    assert told.least > 0 or returning == "refit"
+    study.store.close()
+
+
+def test_the_noise_of_several_releases_is_that_of_each(tmp_path):
+    """Five tables of 100 persons each: five more halve the variance, whatever share of it the noise has."""
+    shipped = StudyPlan.from_toml((STUDIES / "registries.toml").read_text())
+    plan = dataclasses.replace(shipped, returning="append", waves=monthly(10))
+    parts = {"yi": 0.2, "vi_sampling": 0.001, "vi_privacy": 0.01, "n": 500}
+    row = Estimate(study="s", site="A", wave=5, term="age", receipts=tuple("abcde"), **parts)
+    assert grown(row, 100, 5, plan) == pytest.approx(0.0055)
+
+
 def test_who_trains_is_in_no_answer(tmp_path):
     study = Study(tmp_path / "home")
     study.deliver("alpha", 1)

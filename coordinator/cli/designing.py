@@ -341,7 +341,9 @@ def _ahead(one: ForecastTerm, wanted: float | None, given: str) -> list[Any]:
         (
             f"no number of persons of these sites goes below {_shown(one.least, one.scale)}"
             if one.least
-            else "the sites do not seem to differ: each further person narrows it",
+            else "the sites do not seem to differ: each further person narrows it"
+            if one.sites > 1
+            else "one site tells nothing of how far sites differ",
             "dim",
         ),
     ]

@@ -3,8 +3,8 @@ r"""How wide a study's pooled intervals will be after its next waves, by what it
 A site's variance is split as its answer says, into that of patients and that of the noise. With N persons in place of n
 the first part is n/N times as large; the second as well where the noise is on rows, and (n/N)² times where it is on
 sums of a table that is released anew. New persons who are released by themselves are a further table beside the first.
-What lies between sites, what all sites may be off by alike, and how far their answers scatter beyond their variances
-stay as they are now:
+The error of a flow that later waves draw through as well stays: it is of those whom the flow was fitted on. What lies
+between sites, what all sites may be off by alike, and how far their answers scatter beyond their variances stay too:
 
 .. math:: h' = t_{K-1} \sqrt{s^2 \Bigl(\sum_i 1 / (v_i' + \hat\tau^2)\Bigr)^{-1} + c}
 """
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared.errors import ParameterError, Refusal, StateRefusal
+from shared.releases.receipt import refits
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -56,7 +57,8 @@ class ForecastTerm:
     Args:
         question, term: its planned name, and the term. scale: of the analysis.
         sites: that its pooled answer has. now: its half-width today, on the analysis scale.
-        least: half-width that no number of persons of these sites undercuts; 0 where they do not seem to differ.
+        least: half-width that no number of persons of these sites undercuts; 0 where they do not seem to differ, and no
+            flow stays.
         waves: those to come. reached: the first with the half-width that is wanted; 0 for none, or where none is named.
         why: why nothing is forecast of it; blank where something is.
     """
@@ -228,7 +230,7 @@ def term_ahead(
     waves = []
     for step, one in enumerate(ahead, 1):
         variances = [grown(row, later, step, plan) for row in used]
-        persons = sum(row.n for row in used) + round(later * step * len(used))
+        persons = sum(map(_persons, used)) + round(later * step * len(used))
         waves.append(
             ForecastWave(
                 number=one.number,
@@ -240,7 +242,9 @@ def term_ahead(
             )
         )
     now = found.critical * found.se
-    least = found.critical * math.sqrt(factor * found.tau2 / len(used) + found.shared)
+    stays = [found.tau2 + (0.0 if any(refits(plan, one) for one in ahead) else _of_flow(row, plan)) for row in used]
+    within = factor / sum(1 / one for one in stays) if all(stays) else 0.0
+    least = found.critical * math.sqrt(within + found.shared)
     reached = next((one.number for one in waves if wanted is not None and one.half_width <= wanted), 0)
     return ForecastTerm(
         question=name,
@@ -267,11 +271,32 @@ def grown(row: Estimate, later: float, waves: int, plan: StudyPlan) -> float:
     ('append', True, 0.02)
     """
     patients, noise = row.vi_sampling or 0.0, row.vi_privacy
-    now = row.n + row.n_missing + row.n_outside  # of new persons as large a share has no part in the answer
-    if plan.returning != "append" or plan.release.draws_rows:
+    now = _persons(row)
+    if plan.release.draws_rows:
+        flow = _of_flow(row, plan)
+        ahead = [one for one in plan.waves if one.number > row.wave][:waves]
+        fitted = max((k for k, one in enumerate(ahead, 1) if refits(plan, one)), default=0)
+        return (patients - flow + noise) * now / (now + later * waves) + flow * now / (now + later * fitted)
+    if plan.returning != "append":
         times = now / (now + later * waves)
-        return patients * times + noise * times ** (1 if plan.release.draws_rows else 2)
+        return patients * times + noise * times**2
     if not later:
         return patients + noise
     times = now / later
-    return 1 / (1 / (patients + noise) + waves / (patients * times + noise * times**2))
+    # Of several releases each has noise of its own, on the sums of its share of the persons.
+    new = patients * times + noise * times**2 / max(len(row.receipts), 1)
+    return 1 / (1 / (patients + noise) + waves / new)
+
+
+def _persons(row: Estimate) -> int:
+    """In a site's table: of new persons as large a share as of these has no part in the answer."""
+    return row.n + row.n_missing + row.n_outside
+
+
+def _of_flow(row: Estimate, plan: StudyPlan) -> float:
+    """Part of a variance that is the error of the flow behind the rows (`coordinator.pooling.intervals.parts`)."""
+    if not row.vi_naive:
+        return 0.0
+    kept = math.sqrt(max(0.0, 1 - row.vi_privacy / (row.vi_naive * row.sandwich_ratio)))
+    among = 0.0 if plan.posture == "holdout" else 2 * kept * (1 - kept)  # who is released has trained the flow
+    return max(0.0, (row.vi_sampling or 0.0) - row.vi_naive * (kept**2 + among))

@@ -31,8 +31,8 @@ WITHIN = 0.15
 
 
 def later_waves(plan: StudyPlan) -> StudyPlan:
-    """The plan with two further waves in which everybody is drawn anew."""
-    waves = [replace(plan.waves[0], number=k) for k in (1, *WAVES)]
+    """The plan with two further waves in which everybody is drawn anew, through a flow of all who are there then."""
+    waves = [replace(plan.waves[0], number=k, refit=k > 1) for k in (1, *WAVES)]
     return replace(plan, waves=tuple(waves), returning="refresh")
 
 
