@@ -298,6 +298,10 @@ def test_postgresql_gives_the_rows_that_sqlite_gives(tmp_path, monkeypatch, post
     engine.dispose()
     with pytest.raises(DataFileRefusal, match=r"version 5, got cdm_version 'v6\.0'"):
         records.whole(TableSource(path=path, database="CDM"))
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE cdm.cdm_source RENAME COLUMN cdm_version TO version"))
+    engine.dispose()
+    assert len(records.whole(TableSource(path=path, database="CDM"))) == len(ROWS), "it does not say its version"
 
 
 @pytest.mark.parametrize(
@@ -328,11 +332,16 @@ def test_a_definition_that_says_something_else_is_refused(change, words, tmp_pat
         (["v5.4"], ""),
         (["CDM v5.3.1", None], ""),
         (["5"], ""),
+        (["OMOP CDM Version 5.4"], ""),
+        (["OMOP_CDM_v5.3"], ""),
+        (["OMOP Common Data Model v5.3.1"], ""),
+        (["", "unknown"], ""),
         ([], ""),
         (["v6.0"], "'v6.0'"),
         (["5.4", "4.0"], "'4.0'"),
         (["OMOP CDM v6.0"], "v6.0"),
         (["50"], "'50'"),
+        (["Version 6"], "'Version 6'"),
     ],
 )
 def test_a_select_for_one_version_is_put_to_no_cdm_of_another(cdm, tmp_path, told, given):
@@ -348,6 +357,13 @@ def test_a_select_for_one_version_is_put_to_no_cdm_of_another(cdm, tmp_path, tol
     by_hand = tmp_path / "by-hand.sql"
     by_hand.write_text(cdm.path.read_text().split("\n", 1)[1])
     assert len(records.whole(replace(cdm, path=by_hand))) == 3, "a SELECT of the hospital's own is its own"
+
+
+def test_a_cdm_that_does_not_say_its_version_is_read(cdm, tmp_path):
+    with sqlite3.connect(tmp_path / "cdm.sqlite") as db:
+        db.execute("CREATE TABLE cdm_source (cdm_source_name TEXT)")
+    db.close()
+    assert len(records.whole(cdm)) == 3
 
 
 def test_a_database_that_is_no_cdm_is_refused_in_the_databases_words(cdm, tmp_path, monkeypatch):

@@ -67,18 +67,26 @@ def _require_version(source: TableSource | Edges, connection: Any) -> None:
     if source.format != "sql":
         return
     from sqlalchemy import column, inspect, select, table
+    from sqlalchemy.exc import OperationalError, ProgrammingError
 
     from site_agent.records.standards import omop
 
     schema = omop.source_of(source.path.read_text(encoding="utf-8", errors="replace"))
     if schema is None or not inspect(connection).has_table("cdm_source", schema=schema or None):
         return
-    found = connection.execute(select(column("cdm_version")).select_from(table("cdm_source", schema=schema or None)))
-    others = [version for (version,) in found if version is not None and not omop.VERSION.match(str(version))]
+    query: Any = select(column("cdm_version")).select_from(table("cdm_source", schema=schema or None))
+    try:
+        found = [omop.VERSION.search(str(version)) for (version,) in connection.execute(query)]
+    except (OperationalError, ProgrammingError) as error:  # no such column, or none for this account: it says nothing
+        if error.connection_invalidated:
+            raise
+        connection.rollback()
+        return
+    others = [one.string for one in found if one is not None and one[1] != "5"]
     if others:
         raise DataFileRefusal(
             f"the database of {source.path.name} must be an OMOP CDM of version 5",
-            given=f"cdm_version {str(others[0])[:20]!r} in its cdm_source",
+            given=f"cdm_version {others[0][:20]!r} in its cdm_source",
             next_step="Ask for a database of version 5, or write the SELECT for this one by hand.",
         )
 

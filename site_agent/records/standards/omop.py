@@ -34,8 +34,8 @@ TABLES: Mapping[str, tuple[str, str, str]] = {
     "death": ("cause_concept_id", "death_date", ""),
 }
 """Table of the CDM to its columns of concept, date and value."""
-VERSION = re.compile(r"\s*(?:OMOP)?\s*(?:CDM)?\s*v?\.?\s*5(?:\.|\s|$)", re.IGNORECASE)
-"""Of ``cdm_source.cdm_version``, in which people write it as they like: v5.4, CDM v5.3.1, 5."""
+VERSION = re.compile(r"(?<!\d)(\d{1,2})(?!\d)")
+"""Of ``cdm_source.cdm_version``, in which people write it as they like (v5.4, OMOP CDM Version 5.3.1, 5): its first."""
 _TOLD_BY = re.compile(r"-- An OMOP CDM of version 5, by (?:(\w+)\.)?cdm_source\.")
 TAKE = ("last", "first", "max", "min", "mean", "any")
 LONGEST = 366 * 120
