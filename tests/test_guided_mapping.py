@@ -15,8 +15,10 @@ from test_mapping import ROWS, STUDY
 from test_records import CANARY, KEY, write
 
 from shared.errors import Refusal
+from shared.terminal.prompts import terminal_prompt
 from site_agent.records import table as records
 from site_agent.records.mapping.asking import guided
+from site_agent.records.mapping.declared import Combination, DateForm, Recoding, Steps
 
 
 class Steward:
@@ -118,6 +120,36 @@ def test_what_is_left_open_stays_open_and_is_told_by_the_check(tmp_path):
         assert name in told
 
 
+def test_a_time_without_dates_can_be_left_at_each_of_its_questions(tmp_path):
+    for said in ({}, {"Column of the date from": "tod"}, {"Column of the date": "tod", "Column of the last": ""}):
+        table = ROWS.rename(columns={"aufnahme": "x"}).assign(x="?")
+        source = asked(tmp_path, table, Steward(said))
+        assert source.steps.follow_up is None
+
+
+def test_what_was_mapped_before_is_asked_about_and_stays(tmp_path):
+    """A factor, a formula and which rows of a person count: all of it the steward's, none of it proposed."""
+    source = write(tmp_path, pd.concat([ROWS, ROWS]).assign(chol="5,1"), delimiter=";")
+    values = {"chol": Recoding(decimal=",", factor=40)}
+    dates = {"kontakt": DateForm(form="%d.%m.%Y")}
+    persons = Combination(order="kontakt", take={"kontakt": "last"})
+    steps = Steps(persons=persons, dates=dates, derive={"age": "50", "time": "1"})
+    steward = Steward({})
+    made = guided(records.whole(source), STUDY, {}, (), steward, steward.say, values=values, steps=steps)
+    assert made["values"]["chol"] == values["chol"]
+    assert made["steps"].persons == persons
+    assert made["steps"].dates["kontakt"].form == "%d.%m.%Y"
+    assert dict(made["steps"].derive) == {"age": "50", "time": "1"}
+    assert made["steps"].follow_up is None
+    assert "chol: decimal comma, times 40. Is that so? yes or no" in steward.shown
+
+
+def test_a_choice_is_no_number_where_it_is_no_decimal(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("²\n2\n"))
+    assert terminal_prompt("Which", "", among={"a": "", "b": ""}) == "b"
+    assert "must be one of a, b" in capsys.readouterr().err
+
+
 def test_at_a_terminal_the_mapping_is_kept_at_the_end_and_not_before(hospital, plan, tmp_path, monkeypatch):
     at = hospital.joined().approved(plan)
     table = make_table(300).rename(columns={"sex": "Geschlecht"})
@@ -134,3 +166,4 @@ def test_at_a_terminal_the_mapping_is_kept_at_the_end_and_not_before(hospital, p
     assert kept["values"] == {"sex": {"levels": {"m": "male", "w": "female"}}}
     assert kept["ignored"] == ["ward"]
     assert at.json("data", "check", "mini")["problems"] == []
+    assert "must stand alone" in at("data", "map", "mini", "--guide", "--ignore", "ward", expect=2)

@@ -40,7 +40,7 @@ def terminal_prompt(
         typer.echo(f"  {place}  {name}{f': {words}' if words else ''}", err=True)
     while True:
         text = str(typer.prompt(question, default=default, err=True, show_default=bool(default))).strip()
-        if text.isdigit() and 1 <= int(text) <= len(names):
+        if text.isdecimal() and 1 <= int(text) <= len(names):
             text = names[int(text) - 1]
         try:
             if names and text not in names:

@@ -149,6 +149,14 @@ def data_map(
 
     source = desk.config.source(study)
     planned = desk.plans.plan(study).dictionary
+    words = {"factor": factor, "offset": offset, "unit": unit, "analyte": analyte}
+    said = [pairs, ignore, ignore_rest, accept, level, decimal_comma, *words.values(), date, derive, as_is, file]
+    if guide and any([*said, suggest, out]):
+        raise UsageRefusal(
+            "--guide must stand alone: it asks for all of the mapping",
+            given="other words beside it",
+            next_step=f"site-agent data map {study} --guide",
+        )
     if suggest or out:
         return _suggested(study, source, planned, out, dry_run=dry_run)
     if guide:
@@ -157,7 +165,6 @@ def data_map(
     source = source if file is None else _of_file(file, source)
     every = [column.name for column in dictionary.columns if column.lower is not None]
     commas = every if decimal_comma == ["all"] else decimal_comma or []
-    words = {"factor": factor, "offset": offset, "unit": unit, "analyte": analyte}
     formulas = editing.split(derive, "--derive NAME=FORMULA")
     source = replace(
         source,
@@ -202,7 +209,8 @@ def _guided(source: TableSource, dictionary: Dictionary) -> TableSource:
         typer.secho(text, bold=True, err=True)
 
     table = records.whole(source)
-    mapped = asking.guided(table, dictionary, source.columns, source.ignore, terminal_prompt, say)
+    known: dict[str, Any] = {"values": source.values, "steps": source.steps}
+    mapped = asking.guided(table, dictionary, source.columns, source.ignore, terminal_prompt, say, **known)
     return replace(source, **mapped)
 
 

@@ -39,23 +39,30 @@ def guided(
     ignore: Sequence[str],
     prompt: Prompt,
     say: Callable[[str], None],
+    *,
+    values: Mapping[str, Recoding] | None = None,
+    steps: Steps | None = None,
 ) -> dict[str, Any]:
     """A mapping as `site_agent.records.mapping.document.text` takes it, salt apart.
 
     Args:
-        table: as the file has it, under its names. columns, ignore: what is mapped already.
+        table: as the file has it, under its names. columns, ignore, values, steps: what is mapped already.
         prompt: asks the steward. say: tells them something.
     """
     guide = _Guide(table, dictionary.source, prompt, say)
     start = proposed(table, dictionary, columns, ignore)
     guide.names(start.mapped["columns"], known=columns)
-    guide.made(start.mapped["steps"])
-    guide.recoded()
+    known = steps or Steps()
+    guide.made(_before(known, start.mapped["steps"]))
+    guide.recoded(values or {})
     guide.unused(tuple(ignore))
-    if dictionary.repeated is None and dictionary.person is not None:
+    if known.persons is not None:
+        reads = (known.persons.order, *known.persons.take)
+        guide.dates |= {of: form for of, form in known.dates.items() if of in reads}
+    elif dictionary.repeated is None and dictionary.person is not None:
         guide.persons(dictionary.person)
-    steps = Steps(dates=guide.dates, derive=guide.derive, follow_up=guide.follow)
-    return {"columns": guide.columns, "ignore": guide.ignore, "values": guide.values, "steps": steps}
+    made = Steps(dates=guide.dates, persons=known.persons, derive=guide.derive, follow_up=guide.follow)
+    return {"columns": guide.columns, "ignore": guide.ignore, "values": guide.values, "steps": made}
 
 
 class _Guide:
@@ -120,8 +127,8 @@ class _Guide:
 
     def _lacking(self, column: Column) -> None:
         among = f" Columns left: {', '.join(self.free)}." if self.free else ""
-        if column.kind == "time" and self.yes(f"{_named(column)} is not in the file. Is it counted between dates?"):
-            self._follow_up(column)
+        dated = f"{_named(column)} is not in the file. Is it counted between dates?"
+        if column.kind == "time" and self.yes(dated) and self._follow_up(column):
             return
         self.say(f"{_named(column)} is not in the file.{among}")
 
@@ -146,20 +153,29 @@ class _Guide:
         elif text:
             self.columns[text] = column.name
 
-    def _follow_up(self, time: Column) -> None:
+    def _follow_up(self, time: Column) -> bool:
+        """Ask for its dates. Returns: whether they were said."""
+
         def date(text: str) -> None:
+            if not text:
+                return
             _in_file([text], [*self.dates, *self.free], "a date must be one of the columns")
             if not date_forms(self.table[text], text):
                 raise UsageRefusal("its values must be dates in one form", given="others", next_step="Name another.")
 
-        def date_or_none(text: str) -> None:
-            if text:
-                date(text)
-
-        start = self.prompt("Column of the date from which it counts", "", check=date)
-        end = self.prompt("Column of the date of the event, empty where it did not happen", "", check=date)
-        last = self.prompt("Column of the last date without it; nothing for one day for all", "", check=date_or_none)
-        until = "" if last else self.prompt("The day until which all are followed (YYYY-MM-DD)", "", check=_day)
+        start = self.prompt("Column of the date from which it counts; nothing if there is none", "", check=date)
+        if not start:
+            return False
+        event_date = "Column of the date of the event, empty where it did not happen; nothing if there is none"
+        end = self.prompt(event_date, "", check=date)
+        if not end:
+            return False
+        last = self.prompt("Column of the last date without it; nothing for one day for all", "", check=date)
+        until = ""
+        if not last:
+            until = self.prompt("The day until which all are followed (YYYY-MM-DD); nothing if none is", "", check=_day)
+            if not until:
+                return False
         unit = _UNITS.get(known_spelling(time.unit)) or self.prompt(
             f"{time.name} is in", "days", among=dict.fromkeys(SPANS, "")
         )
@@ -167,6 +183,7 @@ class _Guide:
         self.follow = FollowUp(time=time.name, event=event, start=start, end=end, last=last, until=until, unit=unit)
         for name in _dated(self.follow):
             self._date(name)
+        return True
 
     def _date(self, name: str, *, asked: bool = True) -> None:
         """How a column writes its dates, where it does: asked where it could be in two ways."""
@@ -177,12 +194,12 @@ class _Guide:
         self.dates[name] = DateForm(form=form)
 
     # -- values ---------------------------------------------------------------------------------------------------
-    def recoded(self) -> None:
+    def recoded(self, known: Mapping[str, Recoding]) -> None:
         for column in self.dictionary.columns:
             name = self.there.get(column.name)
             if name is None or column.kind == "person":
                 continue
-            how = recoding_of(self.table[name], name, column)[0]
+            how = known.get(column.name) or recoding_of(self.table[name], name, column)[0]
             if how.words and not self.yes(f"{column.name}: {how.words}. Is that so?"):
                 how = Recoding()
             self._values(column, name, how)
@@ -239,6 +256,19 @@ class _Guide:
             self.say(f"{rows} rows of persons who have several: which counts is said under [persons] of the mapping.")
 
 
+def _before(known: Steps, proposal: Steps) -> Steps:
+    """What is made already, and what is proposed of the columns that are not."""
+    follow = known.follow_up
+    if (
+        follow is None
+        and proposal.follow_up
+        and not {proposal.follow_up.time, proposal.follow_up.event} & {*known.made}
+    ):
+        follow = proposal.follow_up
+    derive = {name: formula for name, formula in proposal.derive.items() if name not in known.made} | dict(known.derive)
+    return Steps(dates={**proposal.dates, **known.dates}, derive=derive, follow_up=follow)
+
+
 def _named(column: Column) -> str:
     more = ", ".join(part for part in (column.label, column.unit or ", ".join(map(str, column.levels))) if part)
     return f"{column.name} ({more})" if more else column.name
@@ -265,7 +295,8 @@ def _yes_or_no(text: str) -> None:
 
 
 def _day(text: str) -> None:
-    FollowUp(time="t", start="s", end="e", unit="days", until=text)
+    if text:
+        FollowUp(time="t", start="s", end="e", unit="days", until=text)
 
 
 def _unread(values: pd.Series, how: Recoding, column: Column) -> tuple[int, int]:
