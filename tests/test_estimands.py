@@ -1113,3 +1113,14 @@ def test_four_hospitals_give_the_published_pooled_values():
         assert tuple(round(x, decimals) for x in (row.fixed.beta, row.fixed.se, row.beta, row.se)) == numbers
     assert round(pooled["exang"].I2) == 60
     assert [(e.label, "separates" in e.reason) for e in pooled["sex"].excluded] == [("switzerland", True)]
+
+
+def test_a_column_whose_squares_are_beyond_what_a_number_holds_costs_its_own_term_alone():
+    draw = np.random.default_rng(0)
+    table = pd.DataFrame({"x": draw.normal(size=200) * 1e200, **{name: draw.normal(size=200) for name in "zwuy"}})
+    with np.errstate(all="ignore"):
+        rows = by_term(ask(table, "ols(y) ~ x + z + w + u"))
+    assert rows["x"].reason == "the column is constant at this site"
+    assert [rows[name].yi for name in "zwu"] == pytest.approx(
+        [row.yi for row in ask(table, "ols(y) ~ z + w + u")], abs=1e-9
+    )
