@@ -861,7 +861,7 @@ def test_keys_of_approvers_are_kept_with_their_signatures(ledger):
 
 def test_ten_thousand_entries_are_checked_once_and_read_from_memory_then(monkeypatch):
     connection, previous = sqlite3.connect("file::memory:", uri=True), GENESIS
-    connection.execute("CREATE TABLE entries (seq, time, kind, body, previous, hash, signature)")
+    connection.execute(entries_module.TABLE)
     for k in range(1, 10_001):
         body = {"study": "mini", "wave": k}
         head = extend_head(previous, [entries_module.link_of(k, "2026-01-01T00:00:00Z", "charged", body)])
@@ -948,6 +948,25 @@ def test_no_edit_of_how_the_table_compares_its_values_hides_another(long_ledger,
         "UPDATE entries SET hash = upper(hash) WHERE seq = 3",
         "PRAGMA writable_schema = ON",
         f"UPDATE sqlite_master SET sql = {loose} WHERE name = 'entries'",
+    )
+    with pytest.raises(LedgerRefusal):
+        running.holds()
+
+
+@pytest.mark.fault("F17")
+@pytest.mark.parametrize("seq", ["seq", "seq + 0.5"])
+def test_no_row_hides_between_others_where_the_table_has_lost_its_key(long_ledger, tmp_path, monkeypatch, seq):
+    monkeypatch.setattr(entries_module, "_READ", {})
+    long_ledger.copy_to(tmp_path)
+    running = Ledger(tmp_path / "ledger.db", KEY, site="north")
+    assert running.holds() == long_ledger.holds()
+    assert running.holds() == long_ledger.holds()
+    tampered(
+        running,
+        "CREATE TABLE loose AS SELECT * FROM entries",
+        f"INSERT INTO loose SELECT {seq}, time, kind, body, previous, hash, signature FROM entries WHERE seq = 3",
+        "DROP TABLE entries",
+        "ALTER TABLE loose RENAME TO entries",
     )
     with pytest.raises(LedgerRefusal):
         running.holds()

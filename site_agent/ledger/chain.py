@@ -23,6 +23,7 @@ from shared.base.keys import Envelope, Signature, SigningKey
 from shared.errors import LedgerRefusal, Refusal
 from site_agent.ledger.entries import (
     HEAD_TYPE,
+    TABLE,
     WITNESSED,
     AnchoredHead,
     CheckedSignatures,
@@ -44,10 +45,6 @@ BUSY_SECONDS = 60.0
 CHECKED_TYPE = "application/vnd.tributary.ledger-checked+json"
 CHECK_EVERY = 32
 """From how many new entries on the signatures of a ledger that is opened are noted as verified up to its end."""
-_TABLE = (
-    "CREATE TABLE entries (seq INTEGER PRIMARY KEY, time TEXT NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL, "
-    "previous TEXT NOT NULL, hash TEXT NOT NULL, signature BLOB NOT NULL)"
-)
 _TRIGGERS = {
     "entries_append": (
         "CREATE TRIGGER entries_append BEFORE INSERT ON entries WHEN "
@@ -64,7 +61,7 @@ _TRIGGERS = {
         "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
     ),
 }
-SCHEMA = {"entries": _TABLE, **_TRIGGERS}
+SCHEMA = {"entries": TABLE, **_TRIGGERS}
 
 P = ParamSpec("P")
 R = TypeVar("R")

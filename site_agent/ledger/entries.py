@@ -28,6 +28,7 @@ __all__ = [
     "DECISION_TYPE",
     "HEAD_TYPE",
     "SIGNED",
+    "TABLE",
     "WITNESSED",
     "WITNESSED_AT_ONCE",
     "AnchoredHead",
@@ -230,6 +231,10 @@ class CheckedSignatures:
         return 0 < self.entries <= len(entries) and self.of(entries[: self.entries]) == self
 
 
+TABLE = (
+    "CREATE TABLE entries (seq INTEGER PRIMARY KEY, time TEXT NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL, "
+    "previous TEXT NOT NULL, hash TEXT NOT NULL, signature BLOB NOT NULL)"
+)
 _COLUMNS = ("seq", "time", "kind", "body", "previous", "hash", "signature")
 _TAIL = 64
 """Most rows that are compared one by one."""
@@ -266,6 +271,8 @@ class _Copy:
 
     def same(self, connection: sqlite3.Connection, count: int) -> int:
         """How many of the first `count` rows a ledger has as they are here, before one that it has otherwise."""
+        if connection.execute("SELECT sql FROM main.sqlite_master WHERE name = 'entries'").fetchall() != [(TABLE,)]:
+            return 0  # another table may hold further rows among these: one that has lost its key
         if self.name not in {name for _, name, _ in connection.execute("PRAGMA database_list")}:
             connection.execute(f"ATTACH 'file:/{self.name}?vfs=memdb&mode=ro' AS {self.name}")
         # The plus: as the values are, whatever the ledger's own table says that they are compared by.
