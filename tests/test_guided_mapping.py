@@ -150,6 +150,19 @@ def test_a_choice_is_no_number_where_it_is_no_decimal(monkeypatch, capsys):
     assert "must be one of a, b" in capsys.readouterr().err
 
 
+def test_an_event_that_befell_nobody_has_no_form_to_ask_for(tmp_path):
+    steward = Steward(
+        {
+            "Column of the date from": "aufnahme",
+            "Column of the date of the event": "ende",
+            "Column of the last": "kontakt",
+        }
+    )
+    source = asked(tmp_path, ROWS.rename(columns={"tod": "ende"}).assign(ende="", chol="200"), steward)
+    assert source.steps.follow_up.end == "ende"
+    assert records.read(source, STUDY, key=KEY).table["died"].tolist() == [0, 0, 0]
+
+
 def test_at_a_terminal_the_mapping_is_kept_at_the_end_and_not_before(hospital, plan, tmp_path, monkeypatch):
     at = hospital.joined().approved(plan)
     table = make_table(300).rename(columns={"sex": "Geschlecht"})

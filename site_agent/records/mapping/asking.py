@@ -14,6 +14,7 @@ from shared.errors import Refusal, UsageRefusal
 from shared.plans.dictionary import LEVELLED, NUMERIC
 from site_agent.records.mapping import editing
 from site_agent.records.mapping.declared import DateForm, FollowUp, Recoding, Steps
+from site_agent.records.mapping.evaluating import blank
 from site_agent.records.mapping.formulas import SPANS, columns_of, parsed
 from site_agent.records.mapping.recoding import recoded
 from site_agent.records.mapping.suggesting import analyte_of, date_forms, proposed, recoding_of
@@ -160,7 +161,7 @@ class _Guide:
             if not text:
                 return
             _in_file([text], [*self.dates, *self.free], "a date must be one of the columns")
-            if not date_forms(self.table[text], text):
+            if not self._forms(text):
                 raise UsageRefusal("its values must be dates in one form", given="others", next_step="Name another.")
 
         start = self.prompt("Column of the date from which it counts; nothing if there is none", "", check=date)
@@ -185,9 +186,13 @@ class _Guide:
             self._date(name)
         return True
 
+    def _forms(self, name: str) -> list[str]:
+        """How a column may write its dates: in any way where it has none, as of an event that befell nobody."""
+        return date_forms(self.table[name], name) or (["iso"] if blank(self.table[name]).all() else [])
+
     def _date(self, name: str, *, asked: bool = True) -> None:
         """How a column writes its dates, where it does: asked where it could be in two ways."""
-        forms = date_forms(self.table[name], name)
+        forms = self._forms(name)
         if name in self.dates or not (forms or asked):
             return
         form = forms[0] if len(forms) == 1 else self.prompt(f"{name} writes its dates as", "", among=_among(forms))
