@@ -259,3 +259,21 @@ def test_what_pandas_wrote_beside_an_arrow_table_is_not_read_and_may_be_damaged(
     damaged = (tmp_path / "x.arrow").read_bytes().replace(b'"pandas_type"', b'\xff"andas_type"')
     (tmp_path / "x.arrow").write_bytes(damaged)
     assert records.whole(TableSource(path=tmp_path / "x.arrow"))["age"].tolist() == [50.0, 61.0]
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_an_spss_file_that_claims_more_rows_than_it_has_bytes_is_refused_before_room_is_made(
+    compress, tmp_path, monkeypatch
+):
+    """A file of half a kilobyte that claims 538 million rows took four gigabytes before it was refused."""
+    path = tmp_path / "t.sav"
+    table = pd.DataFrame({"age": [float(age) for age in range(2000)]})
+    pyreadstat.write_sav(table, path, compress=compress)
+    assert records.count(TableSource(path=path)) == 2000
+    data = bytearray(path.read_bytes())
+    assert int.from_bytes(data[80:84], "little") == 2000
+    data[80:84] = b"\x20\x20\x20\x20"
+    path.write_bytes(data)
+    monkeypatch.setattr(pyreadstat, "read_sav", lambda *given, **how: pytest.fail("the library was asked"))
+    with pytest.raises(DataFileRefusal, match="a whole SPSS file"):
+        records.count(TableSource(path=path))

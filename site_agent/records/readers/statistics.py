@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shared.errors import DataFileRefusal, DictionaryRefusal, require
 from site_agent.records.readers.base import FormatReader
@@ -89,6 +89,19 @@ class _ReadStat(FormatReader):
 
 class _Spss(_ReadStat):
     whole, call = ("a whole SPSS file", "a truncated or damaged one"), "read_sav"
+    PACKED = 1100
+    """Times as large as its bytes what deflate packed may be."""
+
+    def _read(self, source: TableSource, **how: Any) -> tuple[Any, Any]:
+        # Room is made for as many rows as the header claims, before one is read: each takes a byte at least.
+        with source.path.open("rb") as file:
+            head = file.read(84)
+        order: Literal["little", "big"] = "little" if int.from_bytes(head[64:68], "little") in (2, 3) else "big"
+        claimed = int.from_bytes(head[80:84], order, signed=True)
+        packed = self.PACKED if head[:4] == b"$FL3" else 1
+        if claimed > packed * source.path.stat().st_size:
+            raise self.unreadable(source, ValueError())
+        return super()._read(source, **how)
 
 
 class _Stata(_ReadStat):
