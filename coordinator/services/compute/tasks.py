@@ -101,7 +101,7 @@ def read_own() -> None:
     from shared.releases.receipt import write_receipt
     from shared.releases.statement import Statement
 
-    begin, end = dt.date(2000, 1, 1), dt.date(2999, 1, 1)
+    begin, end, room = dt.date(2000, 1, 1), dt.date(2999, 1, 1), 1e6  # of a plan that nobody signs
     number = Column(name="number", kind="continuous", lower=0, upper=1)
     group = Column(name="group", kind="binary", levels=("a", "b"))
     plan = StudyPlan(
@@ -112,7 +112,7 @@ def read_own() -> None:
         coordinator="own",
         expires=end,
         release=LatentNoisePlan(w=0.8),
-        budget=Budget(epsilon=1e6),
+        budget=Budget(epsilon=room),
         waves=(Wave(number=1, opens=begin, closes=end),),
         dictionary=Dictionary(name="own", version=1, columns=(number, group)),
     )
