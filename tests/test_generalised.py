@@ -97,13 +97,13 @@ def test_every_family_is_the_derivative_of_its_likelihood():
         binary, mu = KINDS[name].outcome == "binary" and FAMILIES[name].start is not FAMILIES["poisson"].start, 0.0
         for y in (np.zeros(3), np.ones(3)) if name != "gamma" else (np.full(3, 0.4),):
             up, down = eta + step, eta - step
-            slope = (family.loglik(y, up) - family.loglik(y, down)) / (2 * step)
-            np.testing.assert_allclose(family.score(y, eta), slope, rtol=1e-6, atol=1e-8, err_msg=name)
-            curve = (family.score(y, down) - family.score(y, up)) / (2 * step)
-            np.testing.assert_allclose(family.observed(y, eta), curve, rtol=1e-6, atol=1e-8, err_msg=name)
+            (_, score, observed), above, below = (family.at(y, at) for at in (eta, up, down))
+            slope, curve = (above[0] - below[0]) / (2 * step), (below[1] - above[1]) / (2 * step)
+            np.testing.assert_allclose(score, slope, rtol=1e-6, atol=1e-8, err_msg=name)
+            np.testing.assert_allclose(observed, curve, rtol=1e-6, atol=1e-8, err_msg=name)
             mu = family.mean(eta)
         if binary:  # the expected information is the mean of the observed one
-            mixed = mu * family.observed(np.ones(3), eta) + (1 - mu) * family.observed(np.zeros(3), eta)
+            mixed = mu * family.at(np.ones(3), eta)[2] + (1 - mu) * family.at(np.zeros(3), eta)[2]
             np.testing.assert_allclose(family.expected(eta), mixed, rtol=1e-9, err_msg=name)
         np.testing.assert_allclose(
             family.slope(eta), (family.mean(eta + step) - family.mean(eta - step)) / (2 * step), rtol=1e-8

@@ -180,3 +180,19 @@ def test_at_a_terminal_the_mapping_is_kept_at_the_end_and_not_before(hospital, p
     assert kept["ignored"] == ["ward"]
     assert at.json("data", "check", "mini")["problems"] == []
     assert "must stand alone" in at("data", "map", "mini", "--guide", "--ignore", "ward", expect=2)
+
+
+def test_no_name_is_shown_of_a_first_line_that_may_be_a_patient(hospital, plan, tmp_path, monkeypatch):
+    at = hospital.joined().approved(plan)
+    table = make_table(300)
+    path = tmp_path / "without.csv"
+    table.set_axis([f"{CANARY}{k}" for k in range(table.shape[1])], axis=1).to_csv(path, index=False)
+    at("data", "add", str(path), "--as", "mini")
+    settings = (at.home / "site.toml").read_bytes()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
+    shown = at("data", "map", "mini", "--guide", expect=2)
+    assert "must hold the names of its columns" in " ".join(shown.split())
+    assert CANARY not in shown
+    assert (at.home / "site.toml").read_bytes() == settings
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"yes\n" + b"\n" * 40)))
+    assert f"Columns left: {CANARY}0" in at("data", "map", "mini", "--guide", "--dry-run")

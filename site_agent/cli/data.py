@@ -208,6 +208,9 @@ def _guided(source: TableSource, dictionary: Dictionary) -> TableSource:
     def say(text: str) -> None:
         typer.secho(text, bold=True, err=True)
 
+    if not records.named(source, dictionary)[0]:
+        say("Few names of the file's first line are the plan's, and none of them was shown: it might be a patient.")
+        asking.require_header(terminal_prompt)
     table = records.whole(source)
     known: dict[str, Any] = {"values": source.values, "steps": source.steps}
     mapped = asking.guided(table, dictionary, source.columns, source.ignore, terminal_prompt, say, **known)

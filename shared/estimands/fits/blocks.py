@@ -1,6 +1,6 @@
 """Weighted products of a tall matrix, some rows at a time: what a block makes stays in a core's cache.
 
-Whole, each of them writes a second matrix to memory and reads it back, which takes two thirds of the time.
+Whole, each of them writes a second matrix to memory and reads it back, which takes longer than the product itself.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ ROWS = 4096
 """Of a block: with a dozen columns a third of a megabyte."""
 
 
-def gram(x: Array, weights: Array, other: Array | None = None) -> Array:
-    """(p, q) X' diag(w) Z of (n, p) x and (n, q) `other`; x itself where that is None.
+def gram(x: Array, weights: Array) -> Array:
+    """(p, p) X' diag(w) X of (n, p) x and (n,) weights.
 
     >>> gram(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([1.0, 0.5]))
     array([[ 5.5,  8. ],
            [ 8. , 12. ]])
     """
-    z = x if other is None else other
-    out = np.zeros((x.shape[1], z.shape[1]))
+    out = np.zeros((x.shape[1], x.shape[1]))
     for k in range(0, len(x), ROWS):
-        out += (x[k : k + ROWS] * weights[k : k + ROWS, None]).T @ z[k : k + ROWS]
+        out += (x[k : k + ROWS] * weights[k : k + ROWS, None]).T @ x[k : k + ROWS]
     return out
 
 

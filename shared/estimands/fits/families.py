@@ -29,22 +29,19 @@ class Family:
 
     Args:
         mean: η to the mean μ. slope: η to dμ/dη.
-        loglik: (y, η) to each row's log-likelihood, up to what does not depend on η; −∞ outside the law.
-        score: (y, η) to its derivative by η.
-        observed: (y, η) to minus its second derivative; expected: η to the mean of that.
+        at: (y, η) to each row's log-likelihood, up to what does not depend on η and −∞ outside the law, its derivative
+            by η (the score), and minus its second (the observed information).
+        expected: η to the mean of the observed information.
         start: (y, weights) to means to begin from. link: μ to η.
         flat: begin from one mean for all rows, where others may lie outside the law.
         edge: the end of its means that a separating term reaches: ``both`` 0 and 1, ``zero``, or none.
         dispersion: whether its variance has a free scale, which is Pearson's χ² over its degrees of freedom.
         robust: the variance that is taken where the question names none.
-        whole: (y, η) to loglik, score and observed at once, where they share most of their work.
     """
 
     mean: Callable[[Array], Array]
     slope: Callable[[Array], Array]
-    loglik: Callable[[Array, Array], Array]
-    score: Callable[[Array, Array], Array]
-    observed: Callable[[Array, Array], Array]
+    at: Callable[[Array, Array], tuple[Array, Array, Array]]
     expected: Callable[[Array], Array]
     start: Callable[[Array, Array], Array]
     link: Callable[[Array], Array]
@@ -52,11 +49,6 @@ class Family:
     edge: Literal["both", "zero", ""] = "zero"
     dispersion: bool = False
     robust: Robust = ""
-    whole: Callable[[Array, Array], tuple[Array, Array, Array]] | None = None
-
-    def at(self, y: Array, eta: Array) -> tuple[Array, Array, Array]:
-        """(n,) log-likelihood, score and observed information of each row."""
-        return self.whole(y, eta) if self.whole else (self.loglik(y, eta), self.score(y, eta), self.observed(y, eta))
 
 
 def _shrunk(y: Array, weights: Array) -> Array:
@@ -76,11 +68,6 @@ def _expit_slope(eta: Array) -> Array:
     return mu * (1 - mu)
 
 
-def _softplus(eta: Array) -> Array:
-    """log(1 + e^η), in half the time of `numpy.logaddexp`."""
-    return np.asarray(np.maximum(eta, 0.0) + np.log1p(np.exp(-np.abs(eta))))
-
-
 def _logistic(y: Array, eta: Array) -> tuple[Array, Array, Array]:
     """All of it by one exponential: of −|η|, which cannot overflow."""
     small = np.exp(-np.abs(eta))
@@ -97,25 +84,19 @@ def _poisson(y: Array, eta: Array) -> tuple[Array, Array, Array]:
 _LOGISTIC = Family(
     mean=_expit,
     slope=_expit_slope,
-    loglik=lambda y, eta: y * eta - _softplus(eta),
-    score=lambda y, eta: y - _expit(eta),
-    observed=lambda y, eta: _expit_slope(eta),
+    at=_logistic,
     expected=_expit_slope,
     start=_shrunk,
     link=lambda mu: np.log(mu / (1 - mu)),
     edge="both",
-    whole=_logistic,
 )
 _POISSON = Family(
     mean=np.exp,
     slope=np.exp,
-    loglik=lambda y, eta: y * eta - np.exp(eta),
-    score=lambda y, eta: y - np.exp(eta),
-    observed=lambda y, eta: np.exp(eta),
+    at=_poisson,
     expected=np.exp,
     start=_raised,
     link=np.log,
-    whole=_poisson,
 )
 
 
@@ -156,10 +137,7 @@ def _probit_expected(eta: Array) -> Array:
 _PROBIT = Family(
     mean=_normal,
     slope=lambda eta: np.exp(-(eta**2) / 2) / math.sqrt(2 * math.pi),
-    loglik=lambda y, eta: _log_normal(np.where(y > 0, eta, -eta)),
-    score=lambda y, eta: _probit(y, eta)[1],
-    observed=lambda y, eta: _probit(y, eta)[2],
-    whole=_probit,
+    at=_probit,
     expected=_probit_expected,
     start=_shrunk,
     link=_quantile,
@@ -173,15 +151,12 @@ def _by_hazard(eta: Array) -> tuple[Array, Array]:
     return u, np.where(u > _LARGE, np.inf, np.expm1(np.minimum(u, _LARGE)))
 
 
-def _cloglog_score(y: Array, eta: Array) -> Array:
+def _cloglog(y: Array, eta: Array) -> tuple[Array, Array, Array]:
     u, grown = _by_hazard(eta)
-    return np.where(y > 0, u / grown, -u)
-
-
-def _cloglog_observed(y: Array, eta: Array) -> Array:
-    u, grown = _by_hazard(eta)
-    seen = np.where(u > _LARGE, 0.0, u / grown * (u * (grown + 1) / grown - 1))
-    return np.where(y > 0, seen, u)
+    ratio = u / grown
+    bent = np.where(u > _LARGE, 0.0, ratio * (u * (grown + 1) / grown - 1))
+    loglik = np.where(y > 0, np.log(-np.expm1(-u)), -u)
+    return loglik, np.where(y > 0, ratio, -u), np.where(y > 0, bent, u)
 
 
 def _cloglog_expected(eta: Array) -> Array:
@@ -192,31 +167,40 @@ def _cloglog_expected(eta: Array) -> Array:
 _CLOGLOG = Family(
     mean=lambda eta: -np.expm1(-np.exp(eta)),
     slope=lambda eta: np.exp(eta - np.exp(eta)),
-    loglik=lambda y, eta: np.where(y > 0, np.log(-np.expm1(-np.exp(eta))), -np.exp(eta)),
-    score=_cloglog_score,
-    observed=_cloglog_observed,
+    at=_cloglog,
     expected=_cloglog_expected,
     start=_shrunk,
     link=lambda mu: np.log(-np.log1p(-mu)),
     edge="both",
 )
+
+
+def _log_binomial(y: Array, eta: Array) -> tuple[Array, Array, Array]:
+    mu, rest = np.exp(eta), np.expm1(eta)  # a mean, and it less 1
+    inside = y * eta + (1 - y) * np.log1p(-np.exp(np.minimum(eta, 0.0)))
+    return np.where(eta < 0, inside, -np.inf), y + (1 - y) * mu / rest, (1 - y) * mu / rest**2
+
+
 _LOG_BINOMIAL = Family(
     mean=np.exp,
     slope=np.exp,
-    loglik=lambda y, eta: np.where(eta < 0, y * eta + (1 - y) * np.log1p(-np.exp(np.minimum(eta, 0.0))), -np.inf),
-    score=lambda y, eta: y - (1 - y) * np.exp(eta) / -np.expm1(eta),
-    observed=lambda y, eta: (1 - y) * np.exp(eta) / np.expm1(eta) ** 2,
+    at=_log_binomial,
     expected=lambda eta: np.exp(eta) / -np.expm1(eta),
     start=_shrunk,
     link=np.log,
     flat=True,
 )
+
+
+def _gamma(y: Array, eta: Array) -> tuple[Array, Array, Array]:
+    ratio = y * np.exp(-eta)
+    return -ratio - eta, ratio - 1, ratio
+
+
 _GAMMA = Family(
     mean=np.exp,
     slope=np.exp,
-    loglik=lambda y, eta: -y * np.exp(-eta) - eta,
-    score=lambda y, eta: y * np.exp(-eta) - 1,
-    observed=lambda y, eta: y * np.exp(-eta),
+    at=_gamma,
     expected=np.ones_like,
     start=lambda y, _: y,
     link=np.log,
@@ -231,14 +215,13 @@ def negative_binomial(theta: float) -> Family:
     >>> bool(np.isclose(negative_binomial(2.0).expected(np.zeros(1)), 2 / 3)[0])
     True
     """
-    return replace(
-        _POISSON,
-        loglik=lambda y, eta: y * eta - (y + theta) * np.log(theta + np.exp(eta)),
-        score=lambda y, eta: theta * (y - np.exp(eta)) / (theta + np.exp(eta)),
-        observed=lambda y, eta: (y + theta) * theta * np.exp(eta) / (theta + np.exp(eta)) ** 2,
-        expected=lambda eta: theta * np.exp(eta) / (theta + np.exp(eta)),
-        whole=None,
-    )
+
+    def at(y: Array, eta: Array) -> tuple[Array, Array, Array]:
+        mu = np.exp(eta)
+        total = theta + mu
+        return y * eta - (y + theta) * np.log(total), theta * (y - mu) / total, (y + theta) * theta * mu / total**2
+
+    return replace(_POISSON, at=at, expected=lambda eta: theta * np.exp(eta) / (theta + np.exp(eta)))
 
 
 FAMILIES: Mapping[str, Family] = {

@@ -195,7 +195,7 @@ def generalised(
 
         beta, inverse, reached, converged = newton(value, derivatives, start, iterations=iterations)
         eta = offset + x @ beta
-        score, expected = weights * family.score(y, eta), weights * family.expected(eta)
+        score, expected = weights * family.at(y, eta)[1], weights * family.expected(eta)
         influence = scaled_product(x, score, inverse)
         try:
             cov = np.asarray(np.linalg.inv(gram(x, expected)), dtype=float)
@@ -237,11 +237,12 @@ def overdispersed(x: Array, y: Array, weights: Array, offset: Array, robust: Rob
         mu, family, p = fit.fitted, negative_binomial(theta), x.shape[1]
         eta = np.log(mu)
         joint = np.zeros((p + 1, p + 1))
-        joint[:p, :p] = gram(x, weights * family.observed(y, eta))
+        _, score, observed = family.at(y, eta)
+        joint[:p, :p] = gram(x, weights * observed)
         joint[:p, p] = joint[p, :p] = -x.T @ (weights * mu * (y - mu) / (theta + mu) ** 2)
         by_theta, curved = _theta_derivatives(y, counts, mu, theta)
         joint[p, p] = -float(weights @ curved)
-        scores = np.column_stack([x * family.score(y, eta)[:, None], by_theta]) * weights[:, None]
+        scores = np.column_stack([x * score[:, None], by_theta]) * weights[:, None]
         moved = np.linalg.solve(joint, scores.T).T[:, :p]
     return replace(fit, influence=np.asarray(moved, dtype=float))
 

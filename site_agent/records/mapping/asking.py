@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from shared.plans.dictionary import Column, Dictionary
     from shared.terminal.prompts import Prompt
 
-__all__ = ["guided"]
+__all__ = ["guided", "require_header"]
 
 _UNITS = {"d": "days", "wk": "weeks", "mo": "months", "a": "years"}
-_SAMPLE_CAP = 20
-"""Answers that one column's values may take; more of them are written in the file, by --file."""
+MOST_VALUES = 20
+"""Values of one column that are asked for; more of them are written in a file, for --file."""
 
 
 def guided(
@@ -64,6 +64,17 @@ def guided(
         guide.persons(dictionary.person)
     made = Steps(dates=guide.dates, persons=known.persons, derive=guide.derive, follow_up=guide.follow)
     return {"columns": guide.columns, "ignore": guide.ignore, "values": guide.values, "steps": made}
+
+
+def require_header(prompt: Prompt) -> None:
+    """Have the steward say that a file's first line holds names, before any is shown. Raises: UsageRefusal."""
+    answer = prompt("Does its first line hold the names of columns? yes or no", "no", check=_yes_or_no)
+    if answer[0].lower() != "y":
+        raise UsageRefusal(
+            "the first line of the file must hold the names of its columns",
+            given="a line of which that was not said",
+            next_step="Write them there, or say how the file is read: site-agent data add FILE --delimiter.",
+        )
 
 
 class _Guide:
@@ -212,7 +223,7 @@ class _Guide:
     def _values(self, column: Column, name: str, how: Recoding) -> None:
         """Ask for the values that the dictionary does not have, until none is left or nothing is said."""
         which = f"one of {', '.join(map(str, column.levels))}" if column.kind in LEVELLED else "a number"
-        for _ in range(_SAMPLE_CAP):
+        for _ in range(MOST_VALUES):
             rows, different = _unread(self.table[name], how, column)
             if not rows:
                 break
