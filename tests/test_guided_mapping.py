@@ -14,7 +14,7 @@ from site_desk import hospital  # noqa: F401
 from test_mapping import ROWS, STUDY
 from test_records import CANARY, KEY, write
 
-from shared.errors import Refusal
+from shared.errors import DictionaryRefusal, Refusal
 from shared.terminal.prompts import terminal_prompt
 from site_agent.records import table as records
 from site_agent.records.mapping.asking import guided
@@ -182,12 +182,39 @@ def test_at_a_terminal_the_mapping_is_kept_at_the_end_and_not_before(hospital, p
     assert "must stand alone" in at("data", "map", "mini", "--guide", "--ignore", "ward", expect=2)
 
 
-def test_no_name_is_shown_of_a_first_line_that_may_be_a_patient(hospital, plan, tmp_path, monkeypatch):
+@pytest.fixture
+def without_header(hospital, plan, tmp_path):
+    """A site whose table may have a patient in its first line, one of whose values happens to be a planned name."""
     at = hospital.joined().approved(plan)
     table = make_table(300)
-    path = tmp_path / "without.csv"
-    table.set_axis([f"{CANARY}{k}" for k in range(table.shape[1])], axis=1).to_csv(path, index=False)
-    at("data", "add", str(path), "--as", "mini")
+    names = [f"{CANARY}{k}" for k in range(table.shape[1] - 1)]
+    table.set_axis([*names, "grade"], axis=1).to_csv(tmp_path / "without.csv", index=False)
+    at("data", "add", str(tmp_path / "without.csv"), "--as", "mini")
+    return at
+
+
+def test_no_verb_shows_a_name_of_a_first_line_that_may_be_a_patient(without_header):
+    at, code = without_header, DictionaryRefusal.exit_code
+    for verb in (("check",), ("quality",), ("map",), ("map", "--accept-suggestions", "--ignore-rest")):
+        for json_too in ((), ("--json",)):
+            shown = at("data", verb[0], "mini", *verb[1:], *json_too, expect=0 if verb[0] == "map" else code)
+            assert CANARY not in shown, verb
+    assert CANARY not in at("release", "mini", "--wave", "1", expect=code)
+
+
+def test_a_proposal_is_made_of_such_a_file_once_it_is_said_that_the_line_holds_names(without_header, monkeypatch):
+    at = without_header
+    for answer in (b"\n", b"no\n"):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(answer)))
+        shown = at("data", "map", "mini", "--suggest", expect=2)
+        assert "must hold the names of its columns" in " ".join(shown.split())
+        assert CANARY not in shown
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"yes\n")))
+    assert f"{CANARY}0: not in the study" in " ".join(at("data", "map", "mini", "--suggest").split())
+
+
+def test_no_name_is_shown_of_a_first_line_that_may_be_a_patient(without_header, monkeypatch):
+    at = without_header
     settings = (at.home / "site.toml").read_bytes()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
     shown = at("data", "map", "mini", "--guide", expect=2)

@@ -126,6 +126,18 @@ def ready(fresh, table):
     return site, browser
 
 
+def test_no_name_is_shown_of_a_first_line_that_may_be_a_patient(ready, table):
+    site, browser = ready
+    names = [f"CANARY-{k}" for k in range(table.shape[1] - 1)]
+    table.set_axis([*names, "grade"], axis=1).to_csv(site.folder / "without.csv", index=False)
+    site("data", "add", str(site.folder / "without.csv"), "--as", "mini")
+    for ask in ("", "?proposals=yes", "?check=yes"):
+        answer = browser.get(f"/data/mini{ask}")
+        assert answer.status == 200
+        assert "Names are not shown" in answer.words
+        assert "CANARY" not in answer.text, ask
+
+
 def test_a_work_that_breaks_off_does_not_look_done(ready, monkeypatch):
     from site_agent.decide.airlock import drawing
 

@@ -16,7 +16,10 @@ from site_desk import hospital  # noqa: F401
 
 from shared.errors import UsageRefusal
 from shared.plans.dictionary import Column, Dictionary
+from site_agent.config import TableSource
+from site_agent.records.mapping.declared import DateForm, Steps
 from site_agent.records.quality import assess, drift
+from site_agent.records.table import days
 from site_agent.show.quality_page import page
 
 STUDY = Dictionary(
@@ -140,6 +143,16 @@ def test_the_command_writes_a_page_that_only_its_owner_reads(hospital, plan, tmp
     table.assign(sbp="x").to_csv(tmp_path / "t.csv", index=False)
     broken = at.json("data", "quality", "mini", expect=40)
     assert [one["state"] for one in broken["findings"]] == ["fail"]
+
+
+def test_of_a_workbook_only_the_dates_of_the_mapping_are_read_for_their_order(tmp_path):
+    """A number of 17 digits in a column that is no part of the study is no fault of it: `data check` passes it by."""
+    path = tmp_path / "t.xlsx"
+    seen = pd.DataFrame({"seen": ["1.2.2020", "3.4.2020"], "long": [12345678901234567, 1]})
+    seen.to_excel(path, index=False)
+    mapped = TableSource(path=path, ignore=("long",), steps=Steps(dates={"seen": DateForm(form="%d.%m.%Y")}))
+    assert days(mapped)["seen"].dt.month.tolist() == [2, 4]
+    assert days(replace(mapped, steps=Steps())) == {}
 
 
 # -- between waves --------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from shared.plans.dictionary import Column, Dictionary
 from site_agent.config import Limits, SiteConfig, SiteFloors, TableSource
 from site_agent.records import readers
 from site_agent.records.identifiers import compared, normalised
+from site_agent.records.mapping.declared import Combination, Steps
 from site_agent.records.table import (
     header,
     named,
@@ -520,5 +521,12 @@ def test_a_first_line_with_one_lucky_word_is_not_taken_for_names(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("4711,81,male,sex\n4712,60,female,none\n")
     assert named(TableSource(path=path), dictionary) == (False, ())
+    lacking, beyond, *_ = found = problems(TableSource(path=path), dictionary)
+    shown = " ".join(map(words, (*found, refused(DictionaryRefusal, TableSource(path=path), dictionary))))
+    assert not re.search(r"4711|\b81|'male'", shown)
+    assert "no 'person', 'age', 'site'" in lacking.given
+    assert "3 that are not, and are not shown" in beyond.given
+    combined = Steps(persons=Combination())
+    assert "no 'person'" in problems(TableSource(path=path, steps=combined), dictionary)[0].given
     path.write_text("id,age,sex,ward\n4711,81,male,sex\n")
     assert named(TableSource(path=path), dictionary) == (True, ("id", "age", "sex", "ward"))

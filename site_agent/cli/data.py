@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy as np
+    import pandas as pd
     from numpy.typing import NDArray
     from rich.console import Console
 
@@ -202,19 +203,28 @@ def data_map(
 def _guided(source: TableSource, dictionary: Dictionary) -> TableSource:
     """The source as its steward says, question by question, on standard error."""
     from shared.terminal.prompts import terminal_prompt
+    from site_agent.records.mapping import asking
+
+    table = _shown(source, dictionary)
+    known: dict[str, Any] = {"values": source.values, "steps": source.steps}
+    mapped = asking.guided(table, dictionary, source.columns, source.ignore, terminal_prompt, _say, **known)
+    return replace(source, **mapped)
+
+
+def _say(text: str) -> None:
+    typer.secho(text, bold=True, err=True)
+
+
+def _shown(source: TableSource, dictionary: Dictionary) -> pd.DataFrame:
+    """The whole table, whose names may be shown: asked first where its first line might be a patient."""
+    from shared.terminal.prompts import terminal_prompt
     from site_agent.records import table as records
     from site_agent.records.mapping import asking
 
-    def say(text: str) -> None:
-        typer.secho(text, bold=True, err=True)
-
     if not records.named(source, dictionary)[0]:
-        say("Few names of the file's first line are the plan's, and none of them was shown: it might be a patient.")
+        _say("Few names of the file's first line are the plan's, and none of them was shown: it might be a patient.")
         asking.require_header(terminal_prompt)
-    table = records.whole(source)
-    known: dict[str, Any] = {"values": source.values, "steps": source.steps}
-    mapped = asking.guided(table, dictionary, source.columns, source.ignore, terminal_prompt, say, **known)
-    return replace(source, **mapped)
+    return records.whole(source)
 
 
 def _of_file(file: Path, source: TableSource) -> TableSource:
@@ -229,10 +239,9 @@ def _suggested(
     study: str, source: TableSource, dictionary: Dictionary, out: Path | None, *, dry_run: bool
 ) -> VerbAnswer:
     """A proposal of how the extract could be mapped, and what only the steward can say."""
-    from site_agent.records import table as records
     from site_agent.records.mapping import document, suggesting
 
-    found = suggesting.proposed(records.whole(source), dictionary, source.columns, source.ignore)
+    found = suggesting.proposed(_shown(source, dictionary), dictionary, source.columns, source.ignore)
     text = document.text(found.mapped)
     if out is not None and not dry_run:
         if out.exists():

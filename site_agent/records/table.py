@@ -14,7 +14,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -64,6 +64,7 @@ __all__ = [
 ]
 
 BLOCK = 1 << 20
+_NOT_SHOWN = "and are not shown: the first line might be a patient"
 _DATE = r"\d{1,2}[./]\d{1,2}[./]\d{2,4}|\d{4}-\d\d-\d\d"
 
 
@@ -265,11 +266,15 @@ def whole(source: TableSource) -> pd.DataFrame:
 
 def days(source: TableSource) -> dict[str, pd.Series]:
     """The columns of dates that a mapping reads, as days; those that cannot be read are left out."""
-    table, found = whole(source).rename(columns=dict(source.columns)), {}
-    for name, form in source.steps.dates.items():
+    names = [source.columns.get(name, name) for name in header(source)]
+    read = {name: names.index(name) for name in source.steps.dates if name in names}
+    if not read:
+        return {}
+    table, found = reader(source).table(source, list(read.values())).set_axis(list(read), axis=1), {}
+    for name in read:
         try:
-            found[name] = dates(table[name], form, name)
-        except (DataRefusal, KeyError):
+            found[name] = dates(table[name], source.steps.dates[name], name)
+        except DataRefusal:
             continue
     return found
 
@@ -280,13 +285,8 @@ def named(source: TableSource, dictionary: Dictionary) -> tuple[bool, tuple[str,
     Returns: (True, names), or (False, ()) when fewer than half of the planned columns are there under a name that is
         expected or like it: the line may be the first patient, one of whose values happens to be a column's name.
     """
-    names, dictionary = header(source), dictionary.source
-    expected = {column.name for column in dictionary.columns} | set(source.columns) | set(source.steps.reads)
-    known = set(names) & expected
-    known |= set(suggestions([name for name in names if name not in known], dictionary))
-    if 2 * len(known) >= len(dictionary.columns):
-        return True, names
-    return False, ()
+    names = header(source)
+    return (True, names) if _is_header(names, source, dictionary.source) else (False, ())
 
 
 def count(source: TableSource) -> int:
@@ -432,6 +432,14 @@ def _of_hospitals(source: TableSource, whose: pd.Series) -> tuple[list[DataRefus
     return found, rows
 
 
+def _is_header(names: Sequence[str], source: TableSource, dictionary: Dictionary) -> bool:
+    """Whether a file's first line can be names: half of the planned columns are expected there, or are like them."""
+    expected = {column.name for column in dictionary.columns} | set(source.columns) | set(source.steps.reads)
+    known = set(names) & expected
+    known |= set(suggestions([name for name in names if name not in known], dictionary))
+    return 2 * len(known) >= len(dictionary.columns)
+
+
 def _column_faults(source: TableSource, dictionary: Dictionary) -> tuple[DataRefusal, ...]:
     """Everything that is wrong with a table's column names and their mapping. Raises: DataFileRefusal (no file)."""
     names = header(source)
@@ -487,8 +495,9 @@ def _column_faults(source: TableSource, dictionary: Dictionary) -> tuple[DataRef
     known = {*expected, *made}
     unknown = [name for name, to in zip(names, renamed, strict=True) if name in used and to not in known]
     lacking = [name for name in expected if name not in targets]
+    shown = _is_header(names, source, dictionary)
     if lacking:
-        near = {to: name for name, to in suggestions(unknown, dictionary).items() if to in lacking}
+        near = {to: name for name, to in suggestions(unknown, dictionary).items() if to in lacking and shown}
         meant = "".join(f" {name}={to}" for to, name in near.items())
         step = f"Did you mean site-agent data map STUDY{meant}?" if near else "Map the names with site-agent data map."
         found.append(
@@ -502,8 +511,10 @@ def _column_faults(source: TableSource, dictionary: Dictionary) -> tuple[DataRef
         found.append(
             DictionaryRefusal(
                 "every column of the table must be in the dictionary, mapped, or ignored by name",
-                given=", ".join(map(repr, unknown)),
-                next_step="Map it, or site-agent data map STUDY --ignore NAME (or --ignore-rest).",
+                given=", ".join(map(repr, unknown)) if shown else f"{len(unknown)} that are not, {_NOT_SHOWN}",
+                next_step="Map it, or site-agent data map STUDY --ignore NAME (or --ignore-rest)."
+                if shown
+                else "Check that it has a header and which delimiter it uses, then site-agent data map STUDY --guide.",
             )
         )
     return tuple(found)
@@ -511,7 +522,7 @@ def _column_faults(source: TableSource, dictionary: Dictionary) -> tuple[DataRef
 
 def _identified(table: pd.DataFrame, dictionary: Dictionary, as_written: bool) -> pd.DataFrame:
     """The table with its identifiers as persons are told apart by them."""
-    if dictionary.person is None:
+    if dictionary.person is None or dictionary.person not in table.columns:
         return table
     return table.assign(**{dictionary.person: compared(table[dictionary.person], as_written=as_written)})
 

@@ -37,7 +37,8 @@ def prepared(
     Raises: DictionaryRefusal, MissingRefusal, UsageRefusal.
     """
     table = table.reset_index(drop=True)
-    absent = [name for name in steps.reads if name not in table.columns]
+    by = [dictionary.person] if steps.persons is not None and dictionary.person else []
+    absent = [name for name in (*by, *steps.reads) if name not in table.columns]
     if absent:
         raise DictionaryRefusal(
             "every column that the mapping reads must be in the table",

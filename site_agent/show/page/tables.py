@@ -50,7 +50,8 @@ class Tables(Frame):
             source = desk.config.source(study)
             shown: TableSource = source
             questions: dict[str, str] = {}
-            if request.query_params.get("proposals") == "yes":
+            trusted, names = records.named(source, plan.dictionary)
+            if request.query_params.get("proposals") == "yes" and trusted:
                 shown, questions = _proposed(source, plan.dictionary)
             beside = tables.matching(shown, plan.dictionary, edges=plan.release.edges)
             check = request.query_params.get("check") == "yes"
@@ -59,7 +60,7 @@ class Tables(Frame):
                 "beside": beside,
                 "proposed": shown is not source,
                 "questions": questions,
-                "names": records.named(source, plan.dictionary)[1],
+                "names": names,
                 "rows": [_row(column, shown, beside.target) for column in plan.dictionary.source.columns],
                 "found": tables.found(desk, study) if check else None,
             }
