@@ -35,7 +35,7 @@ DAY: Schema = {"type": "string", "format": "date"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 ABSENT = {
-    plans.StudyPlan: {"federated", "flow", "expected", "retention"},
+    plans.StudyPlan: {"federated", "flow", "expected", "retention", "quasi_identifiers"},
     Receipt: {"trained", "hospitals", "mapping"},
     RepeatedRows: {"visits"},
 }

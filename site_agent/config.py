@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from shared.base.canonical import closed
-from shared.errors import BudgetRefusal, ConfigRefusal, Refusal, StateRefusal
+from shared.errors import BudgetRefusal, ConfigRefusal, PlanRefusal, Refusal, StateRefusal
 from site_agent.records.mapping import document
 from site_agent.records.mapping.declared import Recoding
 from site_agent.records.mapping.toml_form import FILE_NAME, must, quoted, section
@@ -59,6 +59,7 @@ class SiteFloors:
     Args:
         still_present: least share of the persons of a study's earlier releases who must be in the table of a later one;
             no plan says it, and `STILL_PRESENT` is in force without it.
+        minimum_k: acts on plans of posture ``local``, which must then name their quasi-identifiers (`require_named`).
     """
 
     persons: int | None = None
@@ -69,11 +70,12 @@ class SiteFloors:
     approvals: int | None = None
     author_apart: bool | None = None
     still_present: float | None = None
+    minimum_k: int | None = None
 
     def __post_init__(self) -> None:
         apart = self.author_apart
         must(apart is None or isinstance(apart, bool), "floors.author_apart must be true or false", apart)
-        for name, least in (("persons", 50), ("rare_level", 10), ("approvals", 1)):
+        for name, least in (("persons", 50), ("rare_level", 10), ("approvals", 1), ("minimum_k", 10)):
             value = getattr(self, name)
             whole = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
             must(whole, f"floors.{name} must be a whole number of at least {least}", value, "Floors only tighten.")
@@ -89,6 +91,16 @@ class SiteFloors:
             share,
             "Floors only tighten.",
         )
+
+    def require_named(self, plan: StudyPlan) -> None:
+        """Raises: PlanRefusal, where this site asks for `minimum_k` of rows that follow records, and none is named."""
+        if self.minimum_k and plan.records_decide and not plan.quasi_identifiers:
+            raise PlanRefusal(
+                f"a plan must name its quasi-identifiers: this site asks for {self.minimum_k} persons who share each "
+                "combination of them",
+                given="none",
+                next_step="Ask the lead for a version with [quasi_identifiers], or leave minimum_k out of site.toml.",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +150,14 @@ class Limits:
     author_apart: bool = False
     difference: int = 10
     still_present: float = STILL_PRESENT
+    minimum_k: int = 0
+
+    @property
+    def class_size(self) -> int:
+        """Persons below which a combination of quasi-identifiers is told of at the site, refused or not."""
+        from shared.plans.plan import FEWEST_ALIKE
+
+        return max(FEWEST_ALIKE, self.minimum_k)
 
     @classmethod
     def of(cls, plan: Floors, site: SiteFloors) -> Limits:
@@ -444,7 +464,8 @@ class SiteConfig:
             *(f"{quoted(n)} = [{', '.join(map(quoted, keys))}]" for n, keys in sorted(self.retired_approvers.items())),
             "",
             "# The stricter of these and the plan's is in force: persons, rare_level, membership_auc,",
-            "# own_row_linkage, extreme_linkage, approvals, author_apart. still_present is the site's alone.",
+            "# own_row_linkage, extreme_linkage, approvals, author_apart, minimum_k.",
+            "# still_present is the site's alone.",
             "[floors]",
         ]
         for item in fields(SiteFloors):

@@ -1489,6 +1489,43 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=["test_gates.py::test_an_attack_that_breaks_down_on_these_records_holds_nothing_up"],
     ),
     mutation(
+        "one person more behind each combination of quasi-identifiers than is asked for",
+        (
+            "site_agent/release/pipeline/before_draw.py",
+            "counts.sharing < limits.minimum_k",
+            "counts.sharing <= limits.minimum_k",
+        ),
+        tests=["test_quasi_identifiers.py::test_as_many_as_the_plan_asks_for_are_enough"],
+    ),
+    mutation(
+        "a combination of few is drawn where the plan asks for more",
+        ("site_agent/release/pipeline/before_draw.py", "counts.sharing < limits.minimum_k", "False"),
+        tests=[
+            "test_quasi_identifiers.py::test_a_combination_of_fewer_than_the_plan_asks_for_is_refused_before_the_draw_and_no_figure_is_told"
+        ],
+    ),
+    mutation(
+        "combinations of quasi-identifiers decide where everybody is promised an epsilon",
+        (
+            "site_agent/release/pipeline/before_draw.py",
+            "if not plan.records_decide or rows.empty:",
+            "if rows.empty:",
+        ),
+        tests=[
+            "test_quasi_identifiers.py::test_where_everybody_released_is_promised_something_it_is_a_note_and_no_site_makes_more_of_it"
+        ],
+    ),
+    mutation(
+        "a class of as many as are asked for is told as too small",
+        ("site_agent/records/quasi_identifiers.py", "few = size < k", "few = size <= k"),
+        tests=["test_quasi_identifiers.py::test_a_class_is_all_who_share_their_bands_and_what_is_missing_is_one"],
+    ),
+    mutation(
+        "a floor of a site that looks at nothing",
+        ("site_agent/release/pipeline/population.py", "    floors.require_named(plan)\n", ""),
+        tests=["test_quasi_identifiers.py::test_a_site_that_asks_for_it_takes_no_plan_of_rows_that_names_none"],
+    ),
+    mutation(
         "a table that changed after the seal holds the release up",
         (PIPELINE, "elif not checks.carried_out(resumed, False):", "elif not resumed():"),
         tests=["test_gates.py::test_a_release_that_was_interrupted_is_held_alike_whatever_became_of_the_records"],

@@ -80,6 +80,13 @@ membership_auc = 0.55            # membership attack: highest AUC that passes
 own_row_linkage = 0.05           # share of records whose nearest released row is their own
 extreme_linkage = 0.20           # the same among the most extreme records
 approvals = 1                    # people who must sign a release at the site
+# minimum_k = 10                 # persons who must share each combination of the columns below; posture local
+
+# What others may know of a patient: column, and the width of the bands in which values count as one; 1 of levels.
+# Each site counts who shares a combination with few, before anything is charged (docs/operators-manual.md).
+# [quasi_identifiers]
+# age = 10
+# sex = 1
 
 # How large the study is expected to be. Nobody is held to it: plan check and plan cost warn by it where there are too
 # many sites for their size, or too few, for the paper's theorem on pooled answers.

@@ -27,6 +27,7 @@ from shared.plans.retention import Retention
 from shared.plans.training import PrivateTraining, Reference, Training
 
 __all__ = [
+    "FEWEST_ALIKE",
     "NEEDED",
     "PLAN_TYPE",
     "Budget",
@@ -45,6 +46,7 @@ __all__ = [
 
 PLAN_TYPE = "application/vnd.tributary.plan+json"
 PLAN_CAP = 1 << 20
+FEWEST_ALIKE = 10
 Posture = Literal["local", "holdout", "private", "public"]
 POSTURES: tuple[Posture, ...] = ("local", "holdout", "private", "public")
 Returning = Literal["append", "refresh", "frozen"]
@@ -114,6 +116,8 @@ class Floors:
         approval: ``after`` the draw, on the exact bytes, or ``before`` it: an approver signs in advance, no person sees
             the bytes before they leave, and so no choice is made by what is in them.
         leads: study leads who must sign the plan, where it asks for more than the coordinator's settings do.
+        minimum_k: persons who must share each combination of `StudyPlan.quasi_identifiers`, else nothing is drawn; 0
+            where the approver is told of smaller ones and decides.
     """
 
     persons: int = 50
@@ -126,7 +130,8 @@ class Floors:
     standing: bool = False
     approval: Literal["after", "before"] = "after"
     leads: int = 1
-    later: ClassVar[tuple[str, ...]] = ("approval", "leads")
+    minimum_k: int = 0
+    later: ClassVar[tuple[str, ...]] = ("approval", "leads", "minimum_k")
 
     def __post_init__(self) -> None:
         must(isinstance(self.author_apart, bool), "floors.author_apart must be true or false", self.author_apart)
@@ -145,6 +150,8 @@ class Floors:
             must(0 < getattr(self, name) <= 1, f"floors.{name} must be in (0, 1]", getattr(self, name))
         must(1 <= self.approvals <= 5, "floors.approvals must be in 1..5", self.approvals)
         must(1 <= self.leads <= 16, "floors.leads must be in 1..16", self.leads)
+        enough = self.minimum_k == 0 or self.minimum_k >= FEWEST_ALIKE
+        must(enough, f"floors.minimum_k must be at least {FEWEST_ALIKE}", self.minimum_k)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +212,8 @@ class StudyPlan:
             the place of [private]; with posture ``local``, to begin at (`Training.transfer`).
         expected: how large the lead expects the study to be; None where the plan does not say.
         retention: what becomes of the releases; None in plans from before it was asked for.
+        quasi_identifiers: columns that others may know of a patient: name to the width of the bands, in the column's
+            unit, within which two values count as one; 1 of levels. Of rows that follow single records, each.
         dictionary: columns, bounds and levels.
 
     `StudyPlan.from_toml(plan.to_toml())` is not promised; `from_bytes(plan.to_bytes())` is the identity.
@@ -234,6 +243,7 @@ class StudyPlan:
     flow: str = ""
     expected: Expected | None = None
     retention: Retention | None = None
+    quasi_identifiers: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("study", "coordinator"):
@@ -293,6 +303,7 @@ class StudyPlan:
             "floors.approval must be 'after' with posture 'local': its checks read records and may refuse the table",
             repr(self.floors.approval),
         )
+        self._require_quasi_identifiers()
         self.release.require(self)
 
     @property
@@ -302,6 +313,31 @@ class StudyPlan:
             and self.posture in ("local", "holdout")
             and self.training.margins == "normal_scores"
             and not getattr(self.release, "carry", "")
+        )
+
+    def _require_quasi_identifiers(self) -> None:
+        columns = {column.name: column for column in self.dictionary.released}
+        given = self.quasi_identifiers
+        unknown = [name for name in given if name not in columns]
+        must(not unknown, "[quasi_identifiers] must name columns of the dictionary", ", ".join(map(repr, unknown)))
+        for name, width in given.items():
+            number = isinstance(width, int | float) and not isinstance(width, bool) and 0 < width < math.inf
+            must(number, f"quasi_identifiers.{name} must be the width of a band, above 0", repr(width)[:40])
+            must(
+                columns[name].kind in NUMERIC or width == 1,
+                f"quasi_identifiers.{name} must be 1: its levels are no numbers",
+                width,
+            )
+        must(
+            not given or self.release.mechanism == "latent_noise",
+            "[quasi_identifiers] must go with rows that follow single records, which latent noise releases",
+            repr(self.release.mechanism),
+        )
+        must(
+            not self.floors.minimum_k or (bool(given) and self.records_decide),
+            "floors.minimum_k must go with [quasi_identifiers] and posture 'local': where everybody is promised an ε, "
+            "nothing that reads a record decides what leaves",
+            f"posture {self.posture!r}, {len(given)} quasi-identifiers",
         )
 
     def _require_federated(self) -> None:
@@ -392,7 +428,7 @@ class StudyPlan:
                 out[item.name] = [_plain(wave) for wave in value]
             elif item.name == "reference":
                 out[item.name] = {column: _plain(known) for column, known in value.items()}
-            elif item.name in ("federated", "flow", "expected", "retention"):
+            elif item.name in ("federated", "flow", "expected", "retention", "quasi_identifiers"):
                 # Absent, not null: plans that know nothing of it keep the hash they were approved by.
                 if value:
                     out[item.name] = _plain(value)
@@ -427,6 +463,7 @@ class StudyPlan:
             parts["dictionary"] = Dictionary.from_canonical(parts["dictionary"])
             parts["waves"] = tuple(read_section(Wave, wave, "waves") for wave in parts["waves"])
             parts["expires"] = _date(parts["expires"])
+            parts["quasi_identifiers"] = {str(k): v for k, v in dict(parts.get("quasi_identifiers", {})).items()}
             parts["estimands"] = {str(k): str(v) for k, v in dict(parts.get("estimands", {})).items()}
             return cls(**parts)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -17,7 +17,7 @@ from shared.base.canonical import canonical_json, closed, parse_json, sha256_hex
 from shared.errors import ReceiptRefusal, SchemaRefusal
 from shared.mechanisms.base import unit
 from shared.mechanisms.latent_noise.plan import ALSO_GIVEN, TRAINED_BEFORE, TRAINED_EARLIER
-from shared.plans.plan import StudyPlan, Wave
+from shared.plans.plan import FEWEST_ALIKE, StudyPlan, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy import meaning
 from shared.privacy.stated import CHARGED_BEFORE, FLOW
@@ -108,7 +108,7 @@ def _chosen_by(plan: StudyPlan) -> str:
         return (
             "Which table leaves: the site's checks and attack audit read the records, and refuse a table that fails "
             "them. What is stated holds of a table before that selection; a delivery shows that it passed."
-        )
+        ) + _shared_by_few(plan)
     if plan.floors.approval == "before":
         return (
             "When the plan's approver decided: before the draw. Nobody saw the table before it left, and no check or "
@@ -118,6 +118,25 @@ def _chosen_by(plan: StudyPlan) -> str:
         "The choice of whoever approves: the table may be held beside the site's own records before it is approved. No "
         "check or attack that reads a released record refuses or delays it, but a person may, and may have another "
         "drawn. Each draw is charged; the choice itself is not in the price."
+    )
+
+
+def _shared_by_few(plan: StudyPlan) -> str:
+    """What checks that read records tell of combinations of quasi-identifiers, where a plan names any."""
+    if not plan.quasi_identifiers:
+        return ""
+    named = ", ".join(
+        name if plan.dictionary.column(name).levels else f"{name} in bands of {width:g}"
+        for name, width in plan.quasi_identifiers.items()
+    )
+    if not plan.floors.minimum_k:
+        return (
+            f" Whether each combination of {named} among those drawn is of at least {FEWEST_ALIKE} persons, or of as "
+            "many as the site asks for, is told with the outcomes of its checks."
+        )
+    return (
+        f" So it shows that each combination of {named} among those drawn is of at least {plan.floors.minimum_k} "
+        "persons; a wave that waits may show that one is not."
     )
 
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from shared.plans.dictionary import Dictionary
+    from shared.terminal import ChecklistLine
     from site_agent.config import TableSource
+    from site_agent.records.quasi_identifiers import SmallClasses
     from site_agent.records.table import Records
 
 __all__ = ["data_add", "data_check", "data_map", "data_omop", "data_quality"]
@@ -460,6 +462,16 @@ def _mapping(desk: Desk, study: str, source: Any, *, dry_run: bool) -> VerbAnswe
     return VerbAnswer(answer, show)
 
 
+def _small(found: SmallClasses) -> ChecklistLine:
+    from shared.terminal import ChecklistLine
+
+    if not found.persons:
+        return ChecklistLine(name="quasi-identifiers", detail=f"each combination is of at least {found.k} persons")
+    said = f"{found.persons} of {found.of} persons are in {found.classes} combinations of fewer than {found.k}"
+    fix = "Who knows these of a patient may recognise the row: ask the study lead for wider bands or fewer columns."
+    return ChecklistLine(name="quasi-identifiers", state="warn", detail=said, fix=fix)
+
+
 @verb(data_app, "check")
 def data_check(desk: Desk, study: Study) -> VerbAnswer:
     """Hold the table against the dictionary: every problem, by column, rule and count."""
@@ -467,7 +479,7 @@ def data_check(desk: Desk, study: Study) -> VerbAnswer:
 
     source, table = desk.config.source(study), tables.found(desk, study)
     found, rows, left_out, unseen = table.problems, table.rows, table.left_out, table.unseen
-    network, hospitals = table.network, table.hospitals
+    network, hospitals, small = table.network, table.hospitals, table.small
     answer = {
         "study": study,
         "rows": rows,
@@ -475,6 +487,7 @@ def data_check(desk: Desk, study: Study) -> VerbAnswer:
         "network": network,
         "hospitals": hospitals,
         "recoded_never_seen": unseen,
+        "small_classes": None if small is None else {"k": small.k, "persons": small.persons, "classes": small.classes},
         "problems": [
             {"code": p.code, "must": p.must, "given": p.given, "next_step": p.next_step, "fixer": p.fixer}
             for p in found
@@ -499,6 +512,8 @@ def data_check(desk: Desk, study: Study) -> VerbAnswer:
         if hospitals:
             said = ", ".join(f"{name} {count}" for name, count in hospitals.items())
             lines.append(ChecklistLine(name=f"rows of {len(hospitals)} hospitals", detail=said))
+        if small is not None:
+            lines.append(_small(small))
         for name, count in unseen.items():
             said = f"{name}: {count} of {len(source.values[name].levels)} recoded values never occur"
             fix = f"If they are misspelt: site-agent data map {study} --as-is {name}, then --level again."

@@ -73,6 +73,7 @@ def plan_facts(at: Desk, plan: StudyPlan, day: dt.date) -> dict[str, Any]:
             "columns": columns,
             "figures": f"{plan.release.title}, {plan.release.details(plan)}" if _of_figures(plan) else "",
             "floors": asdict(Limits.of(plan.floors, at.config.floors)),
+            "quasi_identifiers": dict(plan.quasi_identifiers),
             "approval": plan.floors.approval,
             "approved_by": approval.approver if approval and approval.plan_hash == plan.hash else None,
             "changes": difference(before, plan) if before is not None and before.hash != plan.hash else [],

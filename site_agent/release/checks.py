@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shared.plans.plan import StudyPlan
+    from site_agent.records.quasi_identifiers import SmallClasses
 
 __all__ = [
     "Check",
@@ -202,6 +203,7 @@ def check_rows(
     beyond: float = 0.0,
     carried: str = "",
     vary: str = "",
+    alike: Callable[[], SmallClasses] | None = None,
     fresh: Sequence[bool] | None = None,
     decide: bool = True,
     flow_alone: bool = False,
@@ -217,13 +219,14 @@ def check_rows(
         chance: what that many tables drawn from no record hit, or as few of them as are enough.
         carried: column whose true values are released; blank for none.
         vary: how the noise depends on records (`release.vary`); blank where it does not.
+        alike: counts who shares a combination of the plan's quasi-identifiers with few; None where it names none.
         flow_alone: whether the rows are drawn from a flow alone that was fitted on their records (w = 0).
         beyond: share of records that the plan means to lie outside it, where it pulls them in (`LatentNoise.shrink`).
         fresh: which released rows were drawn for this release, where others were copied from an earlier one.
         decide: whether what reads `real` may refuse, or ask for a tick (`StudyPlan.records_decide`).
     """
     drawn = released if fresh is None else released[np.asarray(fresh)].reset_index(drop=True)
-    outliers = _outliers(beyond)
+    outliers, shared = _outliers(beyond), replace(_ALIKE, policy=float(limits.class_size))
     of_records: tuple[tuple[Check, Callable[[], Check]], ...] = (
         (
             _EQUAL,
@@ -234,6 +237,7 @@ def check_rows(
             ),
         ),
         (outliers, lambda: _clip(outliers, clipped(), len(real))),
+        *([(shared, lambda: _few_alike(shared, alike()))] if alike else []),
     )
     return (
         _dictionary(released, dictionary),
@@ -400,6 +404,11 @@ _MODEL = Check(
     threshold=MODEL_WARNING,
     policy=MODEL_WARNING,
 )
+_ALIKE = Check(
+    name="quasi-identifiers",
+    rule="each combination of the plan's quasi-identifiers should be shared by enough persons",
+    outcome="note",
+)
 _DEGREES = Check(
     name="degrees",
     rule="a released person should have about as many edges as the real ones have to those held out",
@@ -527,6 +536,17 @@ def _clip(rule: Check, clipped: int, n: int) -> Check:
         measured=float(clipped),
         threshold=float(np.floor(most * n)),
         detail="outliers are pulled in before noise is added; the count stays here",
+    )
+
+
+def _few_alike(rule: Check, found: SmallClasses) -> Check:
+    return replace(
+        rule,
+        outcome="warning" if found.persons else "passed",
+        measured=float(found.persons),
+        threshold=0.0,
+        detail=f"{found.persons} of {found.of} persons are in {found.classes} combinations of fewer than {found.k}; "
+        f"{found.kept} of their rows keep it; the counts stay here",
     )
 
 

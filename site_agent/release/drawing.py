@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
     from site_agent.config import Limits
     from site_agent.ledger.book import Hold
+    from site_agent.records.quasi_identifiers import SmallClasses
     from site_agent.records.table import Records
     from site_agent.release.checks import Check
     from site_agent.release.embeddings import EmbeddingBase
@@ -186,8 +187,22 @@ class RowRelease(Drawing):
             chance=self._chance,
             beyond=self._fitted.mechanism.beyond,
             carried=getattr(self.plan.release, "carry", ""),
+            alike=partial(self._alike, table, limits) if self.plan.quasi_identifiers else None,
             vary=getattr(self.plan.release, "vary", ""),
             flow_alone=planned_event(self.plan) == NoGuarantee(of="flow"),
+        )
+
+    def _alike(self, table: pd.DataFrame, limits: Limits) -> SmallClasses:
+        """Who of those drawn shares a combination of quasi-identifiers with few, and whose row keeps it."""
+        from site_agent.records.quasi_identifiers import small_classes
+
+        place = {row: k for k, row in enumerate(self.rows.source) if row >= 0}
+        return small_classes(
+            self._real,
+            self.plan.quasi_identifiers,
+            limits.class_size,
+            released=table.iloc[[place[row] for row in sorted(place)]],
+            dictionary=self.plan.dictionary,
         )
 
     def rehearse(self) -> None:

@@ -213,6 +213,11 @@ def _floors(out: Console, page: Mapping[str, Any], full: bool) -> None:
         )
         line = f"at least {floors['persons']:g} persons · signed by {floors['approvals']:g} of its approvers"
         out.print(line + (audit if local else ""))
+        if page["quasi_identifiers"]:
+            least = (
+                f" of at least {floors['minimum_k']:g} persons" if local and floors["minimum_k"] else " counted here"
+            )
+            out.print(f"each combination of {', '.join(page['quasi_identifiers'])}{least}")
     if page["approval"] == "before":
         out.print(
             "A release is approved before it is drawn (site-agent standing add); nobody sees it before it leaves."

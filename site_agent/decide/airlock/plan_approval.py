@@ -41,8 +41,9 @@ def asks_tick(plan: StudyPlan) -> bool:
 
 def asked(desk: Desk, study: str, *, name: str, today: dt.date) -> Asking:
     """The newest plan of a study, which `name` may approve now. Raises: ConfigRefusal (nobody of that name),
-    PlanRefusal (the plan is not meant for this site), BudgetRefusal (its first wave does not fit its own cap, or
-    somebody would see more of it than this site's cap lets them)."""
+    PlanRefusal (the plan is not meant for this site, or names no quasi-identifiers where the site asks for them),
+    BudgetRefusal (its first wave does not fit its own cap, or somebody would see more of it than this site's cap lets
+    them)."""
     from shared.releases.receipt import coverage
     from site_agent.decide.plan_facts import plan_facts
 
@@ -57,6 +58,7 @@ def asked(desk: Desk, study: str, *, name: str, today: dt.date) -> Asking:
             next_step="Ask the study lead for an amended plan.",
         )
     desk.config.budget.require_worst(plan)
+    desk.config.floors.require_named(plan)
     return Asking(plan=plan, page=page, not_covered=coverage(plan)[1])
 
 

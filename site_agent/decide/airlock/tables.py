@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from shared.plans.dictionary import Dictionary
     from site_agent.config import TableSource
     from site_agent.desk import Desk
+    from site_agent.records.quasi_identifiers import SmallClasses
 
 __all__ = ["Matching", "TableFound", "found", "matching", "newer", "placed"]
 
@@ -45,6 +46,7 @@ class TableFound:
         unseen: column to how many of its recoded values never occur.
         network: what a network has how many of; None of another study.
         hospitals: rows of each of several hospitals in one table.
+        small: who shares a combination of the plan's quasi-identifiers with few; None where it names none.
     """
 
     problems: tuple[Refusal, ...]
@@ -53,6 +55,7 @@ class TableFound:
     unseen: Mapping[str, int] = field(default_factory=dict)
     network: Mapping[str, int] | None = None
     hospitals: Mapping[str, int] = field(default_factory=dict)
+    small: SmallClasses | None = None
 
 
 def placed(path: Path, table: str, *, encoding: str | None, delimiter: str | None, database: str) -> dict[str, Any]:
@@ -115,7 +118,9 @@ def matching(source: TableSource, dictionary: Dictionary, *, edges: Any = None) 
 
 def found(desk: Desk, study: str) -> TableFound:
     """Read the table and hold it against the dictionary. Raises: ConfigRefusal (no table), DataFileRefusal."""
+    from site_agent.config import Limits
     from site_agent.records import table as records
+    from site_agent.records.quasi_identifiers import small_classes
 
     plan, source = desk.plans.plan(study), desk.config.source(study)
     how: dict[str, Any] = {"rules": plan.release.edges, "as_written": desk.ledger.as_written(study)}
@@ -126,6 +131,7 @@ def found(desk: Desk, study: str) -> TableFound:
     if problems:
         return TableFound(problems=problems)
     table = records.read(source, plan.dictionary, key=desk.snapshot_key(study), **how)
+    named, k = plan.quasi_identifiers, Limits.of(plan.floors, desk.config.floors).class_size
     return TableFound(
         problems=(),
         rows=table.rows,
@@ -133,4 +139,5 @@ def found(desk: Desk, study: str) -> TableFound:
         unseen=dict(table.unseen),
         network=None if table.contacts is None else table.contacts.counts,
         hospitals=dict(table.hospitals),
+        small=small_classes(table.table, named, k) if named else None,
     )

@@ -6,6 +6,7 @@ Enough persons, a δ that fits their number, and no population that differs from
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared.errors import (
@@ -15,6 +16,7 @@ from shared.errors import (
 )
 from shared.privacy.stated import shown_delta
 from site_agent.config import Limits
+from site_agent.records.quasi_identifiers import sharing
 from site_agent.release.checks import level_counts
 
 if TYPE_CHECKING:
@@ -22,7 +24,23 @@ if TYPE_CHECKING:
 
     from shared.plans.plan import StudyPlan
 
-__all__ = ["before_draw", "exact_counts"]
+__all__ = ["Counts", "before_draw", "counted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What is counted in the rows to draw where an exact count may decide: under posture ``local`` alone.
+
+    Args:
+        carried: rows that have each value of a column that is released without noise, absent values included.
+        sharing: fewest persons who share a combination of the plan's quasi-identifiers; None where it names none.
+    """
+
+    carried: tuple[int, ...] = ()
+    sharing: int | None = None
+
+
+_NONE = Counts()
 
 
 def before_draw(
@@ -38,7 +56,7 @@ def before_draw(
     leaving: int = 0,
     sizes: Collection[int] = (),
     held: int | None = None,
-    exact: Collection[int] = (),
+    counts: Counts = _NONE,
 ) -> None:
     """What must hold of the table before anything is fitted or drawn; a refusal here costs nothing.
 
@@ -54,10 +72,10 @@ def before_draw(
         leaving: all who would.
         sizes: rows of the study's earlier releases, where persons cannot be told apart.
         held: persons held out of a network, who are what its released persons are drawn from; None of other releases.
-        exact: of a column that is carried over without noise, `exact_counts` of the rows to draw.
+        counts: `counted` in the rows to draw.
     Raises: SmallN, DifferencingRefusal, ChecksRefusal.
     """
-    _require_enough(n, limits, waits=waits, held=held, exact=exact)
+    _require_enough(n, limits, waits=waits, held=held, counts=counts)
     most = n if total is None else total
     if not delta < 1 / (10 * most):
         raise ChecksRefusal(
@@ -90,8 +108,8 @@ def before_draw(
             )
 
 
-def _require_enough(n: int, limits: Limits, *, waits: bool, held: int | None, exact: Collection[int]) -> None:
-    """Refuse too few persons to draw, to draw from, or behind one exact count. Raises: SmallN."""
+def _require_enough(n: int, limits: Limits, *, waits: bool, held: int | None, counts: Counts) -> None:
+    """Refuse too few persons to draw, to draw from, behind one exact count, or who are alike. Raises: SmallN."""
     if n < limits.persons:
         if waits:
             raise SmallN(
@@ -113,7 +131,7 @@ def _require_enough(n: int, limits: Limits, *, waits: bool, held: int | None, ex
             next_step="Wait until the table has grown, or ask the study lead for a larger holdout; the reservation is "
             "kept and nothing was drawn.",
         )
-    if exact and min(exact) < limits.rare_level:
+    if counts.carried and min(counts.carried) < limits.rare_level:
         # How many it is stays unsaid: an absent value is as exact a figure as a rare one.
         raise SmallN(
             f"each value of a column that is carried over must stand in at least {limits.rare_level} rows to draw",
@@ -121,15 +139,23 @@ def _require_enough(n: int, limits: Limits, *, waits: bool, held: int | None, ex
             next_step="Wait until the table has grown, or ask the study lead to leave release.carry out; the "
             "reservation is kept and nothing was drawn.",
         )
+    if counts.sharing is not None and counts.sharing < limits.minimum_k:
+        raise SmallN(
+            f"each combination of the plan's quasi-identifiers must be shared by at least {limits.minimum_k} persons "
+            "to draw",
+            given="a combination of fewer",
+            next_step="Wait until the table has grown, or ask the study lead for wider bands in [quasi_identifiers]; "
+            "the reservation is kept and nothing was drawn. site-agent data check counts them.",
+        )
 
 
-def exact_counts(plan: StudyPlan, rows: pd.DataFrame) -> tuple[int, ...]:
-    """Of canonical rows to draw, how many have each value of the column carried over, absent values included.
-
-    Empty where the plan carries none.
-    """
-    carried = getattr(plan.release, "carry", "")
-    if not carried:
-        return ()
-    column = plan.dictionary.column(carried)
-    return level_counts(rows[carried], range(len(column.levels)), column)
+def counted(plan: StudyPlan, rows: pd.DataFrame) -> Counts:
+    """What is counted in canonical rows to draw, by the plan; nothing where everybody is promised an ε."""
+    if not plan.records_decide or rows.empty:
+        return _NONE
+    carried: tuple[int, ...] = ()
+    if name := getattr(plan.release, "carry", ""):
+        column = plan.dictionary.column(name)
+        carried = level_counts(rows[name], range(len(column.levels)), column)
+    named = plan.quasi_identifiers
+    return Counts(carried=carried, sharing=int(sharing(rows, named).min()) if named else None)

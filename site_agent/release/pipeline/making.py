@@ -76,7 +76,7 @@ def make_release(
     from site_agent.records import table as records
     from site_agent.release import fitting
     from site_agent.release.drawing import drawing_of
-    from site_agent.release.pipeline.before_draw import before_draw, exact_counts
+    from site_agent.release.pipeline.before_draw import before_draw, counted
 
     clock = ReleaseClock(progress, site.require_running)
     limits = Limits.of(plan.floors, site.floors)
@@ -84,7 +84,7 @@ def make_release(
     site.require_running()
     plan.require_current(today)
     require_open(plan, wave, today)
-    require_able(plan, source)
+    require_able(plan, source, site.floors)
     site.budget.require_worst(plan)
     rng = secure_rng() if rng is None else rng
     base = base_of(ledger, plan, wave)
@@ -147,7 +147,7 @@ def make_release(
         leaving=chosen.leaving,
         sizes=(*chosen.sizes, *unlike),
         held=len(chosen.train) if plan.release.edges is not None and plan.posture == "holdout" else None,
-        exact=exact_counts(plan, table.table.iloc[list(chosen.rows)]),
+        counts=counted(plan, table.table.iloc[list(chosen.rows)]),
     )
     drawing = drawing_of(plan, trained.flow if trained else None, embedding)
     drawing.take(table, everyone, chosen, sealed)

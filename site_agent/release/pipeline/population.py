@@ -15,7 +15,7 @@ from shared.plans.plan import StudyPlan
 from site_agent.release.protocol import Chosen
 
 if TYPE_CHECKING:
-    from site_agent.config import TableSource
+    from site_agent.config import SiteFloors, TableSource
     from site_agent.ledger.book import Hold, Ledger
     from site_agent.release.outbox import Outbox
 from site_agent.release.pipeline.opened import TABLE_CAP
@@ -122,15 +122,17 @@ def of_other_studies(plan: StudyPlan, ledger: Ledger, space: str) -> tuple[dict[
     return persons, sizes
 
 
-def require_able(plan: StudyPlan, source: TableSource) -> None:
+def require_able(plan: StudyPlan, source: TableSource, floors: SiteFloors) -> None:
     """See that this site can make the release and open it again, before anything is charged.
 
-    Raises: PackageRefusal: what fits the flow, adds up or reads the tables is not installed; TooLarge: its approver
-        could not be shown it, by the plan and the rows of the table.
+    Raises: PlanRefusal: the site asks for quasi-identifiers, and the plan names none; PackageRefusal: what fits the
+        flow, adds up or reads the tables is not installed; TooLarge: its approver could not be shown it, by the plan
+        and the rows of the table.
     """
     from site_agent.records.readers import reader
     from site_agent.release.pipeline.opened import TABLE_CAP
 
+    floors.require_named(plan)
     if plan.posture in ("local", "holdout") and plan.training.by_nflows:
         require("torch", "nflows")
     require(*plan.release.needs)

@@ -118,7 +118,7 @@ def rehearse(
     source = TableSource(path=(folder / "made-up.csv").resolve())
     # Under `holdout` both those who train and those who are released must be enough.
     split = min(plan.holdout, 1 - plan.holdout) if plan.posture == "holdout" else 1.0
-    made_up = made_up_table(plan, round(max(4 * limits.persons, 300) / split), rng)
+    made_up = made_up_table(plan, round(max(4 * limits.persons, 300) / split), rng, k=limits.minimum_k)
     made_up.to_csv(source.path, index=False)
     if plan.release.edges is not None:
         edges = Edges(path=(folder / "made-up-edges.csv").resolve())
@@ -147,10 +147,11 @@ def rehearse(
     return Rehearsal(folder=folder, release=release, refused=refused)
 
 
-def made_up_table(plan: StudyPlan, n: int, rng: Noise) -> pd.DataFrame:
+def made_up_table(plan: StudyPlan, n: int, rng: Noise, *, k: int = 0) -> pd.DataFrame:
     """A source table made from the dictionary alone: uniform within bounds and levels, a tenth missing where allowed.
 
-    Where a person may have several rows, each has as many as may be kept.
+    Where a person may have several rows, each has as many as may be kept. At least `k` share each combination of
+    quasi-identifiers, where the plan names any.
     It says nothing about any hospital, and therefore nothing about how well the study will work there.
     """
     import numpy as np
@@ -158,7 +159,7 @@ def made_up_table(plan: StudyPlan, n: int, rng: Noise) -> pd.DataFrame:
 
     if (repeated := plan.dictionary.repeated) is not None:
         wide = replace(plan, dictionary=replace(plan.dictionary, repeated=None))
-        return _rows_of(made_up_table(wide, n, rng), plan.dictionary, repeated)
+        return _rows_of(made_up_table(wide, n, rng, k=k), plan.dictionary, repeated)
     draws = rng.generator
     out: dict[str, Any] = {}
     for column in plan.dictionary.columns:
@@ -185,6 +186,9 @@ def made_up_table(plan: StudyPlan, n: int, rng: Noise) -> pd.DataFrame:
             spare = (column.span[0] + column.span[1]) / 2 if column.kind in ("continuous", "integer", "time") else None
             values[hit] = int(spare) if column.kind == "integer" and spare is not None else spare
         out[column.name] = values
+    if k and plan.quasi_identifiers:
+        whose = draws.permutation(np.arange(n) % max(1, n // k))
+        out |= {name: out[name][whose] for name in plan.quasi_identifiers}
     return pd.DataFrame(out)
 
 
