@@ -3,7 +3,9 @@
     python deploy/release.py OUT [--extras site,coordinator,client] [--wheels FOLDER] [--key release.pem] [--tag]
 
 `OUT/wheels` has our wheel and all that it needs on this platform, `OUT/requirements.txt` each with its SHA-256,
-`OUT/sbom.cdx.json` the same as CycloneDX, `OUT/SHA256SUMS` every file, and with a key (Ed25519, PEM) `SHA256SUMS.sig`.
+`OUT/sbom.cdx.json` the same as CycloneDX, `OUT/tributary-meta-VERSION.tar.gz` the source with its documents, service
+units and container builds, `OUT/man` the manual pages, `OUT/SHA256SUMS` every file, and with a key (Ed25519, PEM)
+`SHA256SUMS.sig`.
 The wheel is built from what git has committed, at the commit's time: the same commit gives the same bytes.
 """
 
@@ -21,8 +23,12 @@ import tempfile
 import tomllib
 import uuid
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from shared.releases.governance import component
 
 ROOT = Path(__file__).resolve().parents[1]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -52,22 +58,41 @@ def metadata(wheel: Path) -> Any:
         return email.message_from_string(archive.read(name).decode("utf-8"))
 
 
-def build(out: Path) -> Path:
-    """Our wheel, and the source as git has it: nothing that lies about in the working tree is in them."""
-    out.mkdir(parents=True, exist_ok=True)
-    env = {**os.environ, "SOURCE_DATE_EPOCH": git("log", "-1", "--format=%ct"), "PYTHONHASHSEED": "0"}
-    env.pop("PYTHONPATH", None)
+@contextmanager
+def committed() -> Iterator[Path]:
+    """The source as git has it, in a folder: nothing that lies about in the working tree is in it."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         tree.mkdir()
-        archive = subprocess.run(["git", "-C", str(ROOT), "archive", "HEAD"], check=True, capture_output=True).stdout
-        subprocess.run(["tar", "-x", "-C", str(tree)], input=archive, check=True)
+        subprocess.run(["tar", "-x", "-C", str(tree)], input=archive("tar"), check=True)
         # The rights of files are in the wheel, and git keeps no more than one bit of them.
         subprocess.run(["chmod", "-R", "u=rwX,go=rX", str(tree)], check=True)
-        made = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), str(tree)]
-        subprocess.run(made, check=True, env=env, umask=0o022)  # and what is built from it takes ours
+        yield tree
+
+
+def archive(form: str, prefix: str = "") -> bytes:
+    """What git has committed, as one file: ``tar`` or ``tar.gz``."""
+    words = ["git", "-C", str(ROOT), "archive", f"--format={form}", f"--prefix={prefix}", "HEAD"]
+    return subprocess.run(words, check=True, capture_output=True).stdout
+
+
+def build(tree: Path, out: Path) -> Path:
+    """Our wheel."""
+    out.mkdir(parents=True, exist_ok=True)
+    env = {**os.environ, "SOURCE_DATE_EPOCH": git("log", "-1", "--format=%ct"), "PYTHONHASHSEED": "0"}
+    env.pop("PYTHONPATH", None)
+    made = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), str(tree)]
+    subprocess.run(made, check=True, env=env, umask=0o022)  # and what is built from it takes ours
     (wheel,) = out.glob("tributary_meta-*.whl")
     return wheel
+
+
+def documents(tree: Path, out: Path) -> None:
+    """What whoever installs it reads and copies, and no wheel has: the source, and the manual pages."""
+    name = f"tributary-meta-{version()}"
+    (out / f"{name}.tar.gz").write_bytes(archive("tar.gz", f"{name}/"))
+    man = [sys.executable, str(tree / "deploy" / "man.py"), str(out / "man")]
+    subprocess.run(man, check=True, env={**os.environ, "PYTHONPATH": str(tree)}, stdout=subprocess.DEVNULL)
 
 
 def collect(wheel: Path, extras: str, source: Path | None = None) -> list[Path]:
@@ -118,16 +143,7 @@ def bill(wheels: list[Path], ours: Path, time: str) -> dict[str, Any]:
 
 
 def _component(wheel: Path) -> dict[str, Any]:
-    found = metadata(wheel)
-    name, version = re.sub(r"[-_.]+", "-", found["Name"]).lower(), found["Version"]
-    place = f"pkg:pypi/{name}@{version}"
-    part = {"type": "library", "bom-ref": place, "name": name, "version": version, "purl": place}
-    part["hashes"] = [{"alg": "SHA-256", "content": sha256(wheel)}]
-    if found["License-Expression"]:
-        part["licenses"] = [{"expression": found["License-Expression"]}]
-    elif found["License"]:
-        part["licenses"] = [{"license": {"name": found["License"].splitlines()[0][:100]}}]
-    return part
+    return {**component(metadata(wheel)), "hashes": [{"alg": "SHA-256", "content": sha256(wheel)}]}
 
 
 def sign(sums: Path, key: Path) -> None:
@@ -142,7 +158,9 @@ def sign(sums: Path, key: Path) -> None:
 
 def release(out: Path, extras: str, key: Path | None, source: Path | None = None) -> None:
     """Write the folder."""
-    ours = build(out / "wheels")
+    with committed() as tree:
+        ours = build(tree, out / "wheels")
+        documents(tree, out)
     wheels = collect(ours, extras, source)
     (out / "requirements.txt").write_text(requirements(wheels, ours, extras), encoding="utf-8")
     time = git("log", "-1", "--format=%cd", "--date=format-local:%Y-%m-%dT%H:%M:%SZ")

@@ -9,11 +9,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from light_verbs import PROGRAMS
 
 from tests.sources import ROOT
 
@@ -104,6 +106,40 @@ def test_each_wheel_is_pinned_by_its_hash_and_stands_in_the_bill(folders, tmp_pa
     assert bill["components"][0]["licenses"] == [{"license": {"name": "MIT"}}]
     assert bill == folders.bill([other, ours], ours, "2026-01-01T00:00:00Z")
     assert bill["serialNumber"] != folders.bill([ours], ours, "2026-01-01T00:00:00Z")["serialNumber"]
+
+
+def test_a_licence_is_its_name_and_not_the_first_line_of_its_text(folders, tmp_path):
+    """As kiwisolver, scipy and cycler have it, whose field is the whole text; Jinja2 has classifiers alone."""
+    osi = "Classifier: License :: OSI Approved ::"
+    text = f"License: =====\n        The Kiwi terms\n{osi} BSD License\nClassifier: Typing :: Typed"
+    for name, said, names in [
+        ("text", text, ["BSD License"]),
+        ("two", f"{osi} BSD License\n{osi} MIT License", ["BSD License", "MIT License"]),
+        ("field", f"License: BSD-3-Clause\n{osi} BSD License", ["BSD-3-Clause"]),
+        ("none", "Classifier: Typing :: Typed", []),
+    ]:
+        ours = wheel(tmp_path, name, said)
+        part = folders.bill(
+            [ours, wheel(tmp_path, "tributary_meta", "")], tmp_path / "tributary_meta-1.0-py3-none-any.whl", ""
+        )
+        assert [one["license"]["name"] for one in part["components"][0].get("licenses", [])] == names
+
+
+def test_the_folder_has_the_pages_and_units_that_whoever_installs_it_needs_the_same_twice(folders, tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        with folders.committed() as tree:
+            folders.documents(tree, tmp_path / name)
+    one, two = (
+        {p.relative_to(f): p.read_bytes() for p in f.rglob("*") if p.is_file()} for f in sorted(tmp_path.iterdir())
+    )
+    assert one == two
+    assert {Path("man", "man1", f"{program}.1") for program in PROGRAMS} < one.keys()
+    name = f"tributary-meta-{folders.version()}"
+    with tarfile.open(tmp_path / "one" / f"{name}.tar.gz") as source:
+        names = set(source.getnames())
+    here = ("docs/installing.md", "deploy/systemd/tributary-site.service", "deploy/containers/Containerfile", "LICENSE")
+    assert {f"{name}/{path}" for path in here} < names
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import PackageMetadata, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal
 from uuid import NAMESPACE_URL, uuid5
@@ -19,7 +19,7 @@ from shared.base.canonical import canonical_json
 from shared.errors import StateRefusal
 from shared.terminal import inert
 
-__all__ = ["CONTROLS", "SATRE", "bill_of_materials", "controls_page", "host_of", "in_table", "write_pack"]
+__all__ = ["CONTROLS", "SATRE", "bill_of_materials", "component", "controls_page", "host_of", "in_table", "write_pack"]
 
 SATRE = "SATRE 2.0.0, https://satre-specification.readthedocs.io/en/v2.0.0/"
 Met = Literal["met", "in part", "organisation"]
@@ -102,30 +102,30 @@ def bill_of_materials(name: str = DISTRIBUTION) -> dict[str, Any]:
             given=f"no distribution {name}",
             next_step="pip install it, from the wheelhouse for one.",
         ) from None
-    found: dict[str, Distribution] = {}
+    found: dict[str, PackageMetadata] = {}
     edges: dict[str, list[str]] = {}
     waiting = [main]
     while waiting:
         here = waiting.pop()
-        key = _named(here)
+        key = _named(here.metadata)
         if key in found:
             continue
-        found[key], edges[key] = here, []
+        found[key], edges[key] = here.metadata, []
         for line in here.requires or ():
             try:
                 part = distribution(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0])
             except PackageNotFoundError:
                 continue
-            edges[key].append(_named(part))
+            edges[key].append(_named(part.metadata))
             waiting.append(part)
-    components = [_component(one) for key, one in sorted(found.items()) if key != _named(main)]
+    components = [component(one) for key, one in sorted(found.items()) if key != _named(main.metadata)]
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "serialNumber": f"urn:uuid:{uuid5(NAMESPACE_URL, ' '.join(one['purl'] for one in components))}",
         "version": 1,
-        "metadata": {"component": {**_component(main), "type": "application"}},
+        "metadata": {"component": {**component(main.metadata), "type": "application"}},
         "components": components,
         "dependencies": [
             {"ref": _place(found[key]), "dependsOn": sorted({_place(found[to]) for to in edges[key]})}
@@ -134,23 +134,41 @@ def bill_of_materials(name: str = DISTRIBUTION) -> dict[str, Any]:
     }
 
 
-def _named(one: Distribution) -> str:
-    return re.sub(r"[-_.]+", "-", one.metadata["Name"]).lower()
+def _named(metadata: PackageMetadata) -> str:
+    return re.sub(r"[-_.]+", "-", metadata["Name"]).lower()
 
 
-def _place(one: Distribution) -> str:
-    return f"pkg:pypi/{_named(one)}@{one.version}"
+def _place(metadata: PackageMetadata) -> str:
+    return f"pkg:pypi/{_named(metadata)}@{metadata['Version']}"
 
 
-def _component(one: Distribution) -> dict[str, Any]:
-    place = _place(one)
-    part: dict[str, Any] = {"type": "library", "bom-ref": place, "name": _named(one), "version": one.version}
-    part["purl"] = place
-    if "License-Expression" in one.metadata:
-        part["licenses"] = [{"expression": one.metadata["License-Expression"]}]
-    elif "License" in one.metadata:
-        part["licenses"] = [{"license": {"name": one.metadata["License"].splitlines()[0][:100]}}]
-    return part
+def component(metadata: PackageMetadata) -> dict[str, Any]:
+    """A distribution as a library of CycloneDX, by its metadata; without a licence where they say none.
+
+    The licence is the expression; else what stands in the field, unless that is a whole text, whose first line may be
+    anything; else what the classifiers name.
+
+    >>> from email import message_from_string
+    >>> text = "Name: Part\\nVersion: 1\\nLicense: ====\\n  A text\\nClassifier: License :: OSI Approved :: MIT License"
+    >>> component(message_from_string(text))["licenses"]
+    [{'license': {'name': 'MIT License'}}]
+    """
+    place = _place(metadata)
+    part: dict[str, Any] = {"type": "library", "bom-ref": place, "name": _named(metadata), "purl": place}
+    part["version"] = metadata["Version"]
+    found = _licences(metadata)
+    return {**part, "licenses": found} if found else part
+
+
+def _licences(metadata: PackageMetadata) -> list[dict[str, Any]]:
+    expression, *_ = metadata.get_all("License-Expression", [""])
+    if expression:
+        return [{"expression": expression}]
+    said, *_ = metadata.get_all("License", [""])
+    lines = said.strip().splitlines()
+    classes = metadata.get_all("Classifier", [])
+    named = [one.rpartition(" :: ")[2] for one in classes if one.startswith("License :: ")]
+    return [{"license": {"name": name[:100]}} for name in (named if named and len(lines) != 1 else lines[:1])]
 
 
 def controls_page() -> str:
