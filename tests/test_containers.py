@@ -87,7 +87,7 @@ def test_the_coordinators_compose_file_runs_a_verb_and_shows_its_health_to_the_s
     service = COMPOSE["services"]["coordinator"]
     require_verb("coordinator", service["command"])
     shown = [port.split(":")[-1] for port in service["ports"]]
-    assert shown == ["8443", "8444"]
+    assert shown == ["8443", "8444", "8445"]
     scraped = yaml.safe_load((DEPLOY / "containers" / "prometheus.yaml").read_text())["scrape_configs"]
     assert scraped[0]["static_configs"][0]["targets"] == ["coordinator:9464"]
     assert service["command"][-1].endswith(":9464")
@@ -111,7 +111,7 @@ def test_a_pod_is_not_root_writes_no_root_and_is_asked_where_it_answers():
     for probe, path in (("startupProbe", "/healthz"), ("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
         assert container[probe]["httpGet"] == {"path": path, "port": "health"}
     assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in POD["volumes"]}
-    assert {one["targetPort"] for one in CLUSTER["Service"]["spec"]["ports"]} == {"sites", "analysts"}
+    assert {one["targetPort"] for one in CLUSTER["Service"]["spec"]["ports"]} == {"sites", "analysts", "browsers"}
     label = CLUSTER["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert CLUSTER["Service"]["spec"]["selector"] == label
     assert CLUSTER["NetworkPolicy"]["spec"]["podSelector"] == {"matchLabels": label}
@@ -123,6 +123,29 @@ def test_a_pod_is_not_root_writes_no_root_and_is_asked_where_it_answers():
     assert set(re.findall(r"(?:secretKeyRef: \{name: |secretName: )([\w-]+)", yaml_text())) == secrets
     defaults = CoordinatorConfig(home=ROOT, name="hub", address="h:1")
     assert POD["terminationGracePeriodSeconds"] >= defaults.drain_seconds + defaults.grace_seconds + 60
+
+
+def test_a_job_makes_the_home_where_the_pods_look_for_it_and_as_shut_as_they_are():
+    job = yaml.safe_load((DEPLOY / "kubernetes" / "init.yaml").read_text(encoding="utf-8"))["spec"]["template"]["spec"]
+    [made], [served] = job["containers"], POD["containers"]
+    verb, *options = made["args"]
+    require_verb("coordinator", [verb, *(word.partition("=")[0] for word in options)])
+    for key in ("securityContext", "volumes", "serviceAccountName", "automountServiceAccountToken"):
+        assert job[key] == POD[key], key
+    for key in ("image", "env", "securityContext", "volumeMounts"):
+        assert made[key] == served[key], key
+    ports = {
+        word.rpartition(":")[2] for word in options if word.partition("=")[0] in ("--address", "--analysts", "--web")
+    }
+    assert ports == {f"{one['containerPort']}" for one in served["ports"] if one["name"] != "health"}
+
+
+def test_the_pages_first_command_of_compose_opens_every_port_that_is_shown():
+    page = (DEPLOY / "containers" / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    [words] = re.findall(r"run --rm coordinator (init .*)", page)
+    require_verb("coordinator", words.split())
+    shown = [port.partition(":")[0] for port in COMPOSE["services"]["coordinator"]["ports"]]
+    assert re.findall(r":(\d+)", words) == shown
 
 
 def yaml_text() -> str:

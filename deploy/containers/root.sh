@@ -8,7 +8,8 @@
 # It refuses a result of more than 800 MB, or than a third word says: both roles in one are no image of ours.
 set -eu
 wheels=$1 out=$2 most=${3:-800}
-mmdebstrap --variant=minbase --include=python3,python3-venv bookworm "$out"
+# As in Debian's own images: the package that says so of /usr, and not the one that converts it with 46 MB of Perl.
+mmdebstrap --variant=minbase --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr --include=python3,python3-venv bookworm "$out"
 mkdir "$out/wheelhouse"
 mount --bind "$wheels" "$out/wheelhouse"
 trap 'umount "$out/wheelhouse"; rmdir "$out/wheelhouse"' EXIT

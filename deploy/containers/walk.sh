@@ -1,7 +1,8 @@
 #!/bin/sh
-# Both roles in Podman, each in an image of root.sh: from an invitation to a release that the coordinator holds.
+# Both roles in Podman, each from a folder of root.sh or an image: from an invitation to a release that is answered from.
 #
 #   sh deploy/containers/walk.sh build/root-coordinator build/root-site      (as root; leaves nothing behind)
+#   sh deploy/containers/walk.sh tributary-coordinator tributary-site
 #
 # Neither has a network: they share one loopback. PODMAN may be Podman with options, RUN options of `podman run`.
 set -eu
@@ -12,12 +13,13 @@ $podman rmi --force walk-coordinator walk-site > "$made/removed" 2>&1 || true
 rm -rf "$made"' EXIT
 chmod 755 "$made"
 image() {
+  if [ ! -d "$2" ]; then $podman tag "$2" "$1"; return; fi
   tar -C "$2" -c . | $podman import --quiet --change USER=10001:10001 \
     --change "ENV PATH=/opt/tributary/bin:/usr/bin:/bin" - "$1" > "$made/id"
 }
 image walk-coordinator "$1"
 image walk-site "$2"
-shut="--read-only --cap-drop all --security-opt no-new-privileges --tmpfs /tmp --workdir /state --env HOME=/state
+shut="--read-only --cap-drop all --security-opt no-new-privileges --tmpfs /tmp --workdir /state --entrypoint= --env HOME=/state
   --env OMP_NUM_THREADS=1 --env TRIBUTARY_PASSPHRASE=only-for-this-walk ${RUN:-}"
 install -d -o 10001 -g 10001 -m 700 "$made/hub" "$made/site"
 hub="$shut --env TRIBUTARY_COORDINATOR_HOME=/state/home --volume $made/hub:/state walk-coordinator"
