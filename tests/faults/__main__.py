@@ -259,14 +259,14 @@ def main() -> int:
         print(
             f"{name:>4}  {state:8}  {fault.get('cases', 0):>7,} of {fault['asked']:>9,} asked  {fault['what']}{below}"
         )
+    if given.faults:  # the others had no chance to fail
+        results["invariants"] = {name: one for name, one in results["invariants"].items() if name in wanted}
     for name, one in results["invariants"].items():
         print(f"{name:>4}  {'held' if one['held'] else 'NOT HELD':8}  {one['what']}")
     for kind in ("failpoints_not_passed", "failed"):
         for name in results[kind]:
             print(f"{kind.replace('_', ' ')}: {name}")
     print(results["line"])
-    if given.faults:  # the others had no chance to fail
-        results["invariants"] = {name: one for name, one in results["invariants"].items() if name in wanted}
     if given.full or not given.faults:
         results |= {
             "full": given.full,
