@@ -15,8 +15,9 @@ from shared.errors import ParameterError
 from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.regression import generalised, least_squares
 from shared.estimands.fits.survival import cox
+from shared.mechanisms.moments import cohort as cohorts
 from shared.mechanisms.moments.cohort import FEW_EVENTS, fit
-from shared.mechanisms.moments.copula import pilot
+from shared.mechanisms.moments.copula import POINTS, complete, pilot
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.margins import Margin, bin_edges, fitted_margin, product_moments, project
 from shared.mechanisms.moments.noise import Design
@@ -281,6 +282,19 @@ def test_few_events_are_bootstrapped_and_never_made_more_certain():
     many = planned(epsilon=3.0)
     people = cohort(1500, np.random.default_rng(9))
     assert fit(moments(people, many, seeded_rng(4)), many, rng=seeded_rng(5)).bootstrapped == 0
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_a_refit_of_the_bootstrap_is_a_fit_for_all_its_points_are_fewer(outcome):
+    design, people = planned(outcome, declared=("sbp",)), cohort(1000, np.random.default_rng(9))
+    release = moments(people, design, seeded_rng(4))
+    errors = np.sqrt(np.diag(fit(release, design).privacy))
+    whole, coarse = (
+        found.theta.effects[0, 1:] * found.model.outcome.unit / found.model.lens.scale
+        for found in (complete(release, design, points) for points in (POINTS, cohorts._FEWER))
+    )
+    assert (coarse != whole).any()
+    assert (np.abs(coarse - whole) < 0.2 * errors).all()
 
 
 @pytest.mark.parametrize(("epsilon", "boots"), [(1.0, 2), (10.0, 0)])

@@ -46,6 +46,9 @@ _DROWNED = 25.0
 """So it is with fewer records than this many standard deviations of the noise on a histogram's cell: then the
 histograms, which everything is looked at through, are mostly noise, and to first order they count as known."""
 _ROWS = 3000
+_FEWER = 1024
+"""Points of a refit in the bootstrap. What the coarser mean has wrong it has wrong alike in each, and not in their
+spread."""
 _TRIES, _WHOLE, _MET = 10, 2, 2e-4
 """Tables drawn until the regression on them gives the effects, those whose whole gap is stepped over, and how near is
 near, per scale of a covariate. A few events more or less are as much as a small step moves, so that steps go to and fro
@@ -167,8 +170,9 @@ class Cohort:
         found = []
         for _ in range(times):
             x, y = drawn(self.model, self.theta, draws.random((self.n, self.design.p + 3)))
-            redrawn = moments(pd.DataFrame(np.column_stack([x, y]), columns=list(names)), self.design, source)
-            refit = complete(redrawn, self.design)
+            table = pd.DataFrame(np.column_stack([x, y]), columns=list(names))
+            redrawn = moments(table, self.design, source, points=_FEWER)
+            refit = complete(redrawn, self.design, _FEWER)
             found.append(refit.theta.effects[0, 1:] * refit.model.outcome.unit / refit.model.lens.scale)
         effects = np.array(found)
         spread = 1.4826 * np.median(np.abs(effects - np.median(effects, axis=0)), axis=0)

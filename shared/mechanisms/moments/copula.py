@@ -53,7 +53,7 @@ __all__ = [
 
 Array = NDArray[np.float64]
 
-_POINTS, _COARSE = 4096, 1024
+POINTS, _COARSE = 4096, 1024
 """Points that stand for the covariates in a mean, and in a derivative, where a part in a hundred will do."""
 CUT = 6.0
 """Covariates enter a linear predictor within this many scales."""
@@ -69,7 +69,7 @@ def _latents(p: int) -> Array:
     """Evenly spread standard normal points, the same everywhere."""
     from scipy.stats import qmc
 
-    uniform = qmc.Sobol(p, seed=1).random(_POINTS)
+    uniform = qmc.Sobol(p, seed=1).random(POINTS)
     out = special.ndtri(np.clip(uniform, 1e-7, 1 - 1e-7))
     out.setflags(write=False)
     return np.asarray(out)
@@ -98,12 +98,13 @@ class CopulaParameters:
 
 
 class CopulaModel:
-    """The moments that parameters predict, through one lens."""
+    """The moments that parameters predict, through one lens; `points` of the latents stand for the covariates."""
 
-    def __init__(self, design: Design, lens: Lens) -> None:
+    def __init__(self, design: Design, lens: Lens, points: int = POINTS) -> None:
         self.design, self.lens, self.p = design, lens, design.p
         self.outcome = lens.outcome
-        self.latents = _latents(self.p)
+        self.latents = _latents(self.p)[:points]
+        self.coarse = self.latents[:_COARSE]
         self.binary = np.array([column.kind == "binary" for column in design.covariates])
         self.spans = [c.span if c.kind in NUMERIC else (0.0, len(c.levels) - 1.0) for c in design.covariates]
 
@@ -182,7 +183,7 @@ class CopulaModel:
         exact = self.predict(theta, score)
         first, covariates = 2 * self.p + len(theta.z), len(theta.flat) - theta.effects.size
         margins = [self.margin(j, theta.shift[j], theta.stretch[j]) for j in range(self.p)]
-        x = self.points(margins, theta.z, self.latents[:_COARSE])
+        x = self.points(margins, theta.z, self.coarse)
         out = np.zeros((len(exact), len(theta.flat)))
         self._covariate_slope(theta, margins, out)
         out[first:, :covariates] = self._outward_slope(theta, margins, x, score)
@@ -234,7 +235,7 @@ class CopulaModel:
         here, scale, m = self._each(theta.effects, x, score), self.lens.scale, len(x)
         inward = np.array([self._each(theta.effects, x + by, score) - here for by in 1e-4 * np.diag(scale)]) / 1e-4
         inward = inward.reshape(self.p * m, -1)
-        latents = self.latents[:m] @ _root(theta.z, self.p).T
+        latents = self.coarse @ _root(theta.z, self.p).T
         columns = []
 
         def add(moved: Array, step: float) -> None:
@@ -253,7 +254,7 @@ class CopulaModel:
         for k, step in enumerate(np.where(np.logical_or.outer(coarse, coarse)[np.triu_indices(self.p, 1)], 0.08, 2e-3)):
             z = theta.z.copy()
             z[k] += step
-            add(self.points(margins, z, self.latents[:m]), step)
+            add(self.points(margins, z, self.coarse), step)
         return np.array(columns).T
 
     def rows(self, x: Array, y: Array, score: AnyScore | None) -> Array:
@@ -298,7 +299,7 @@ class Score:
         spec = model.design.spec
         self.lens, self.outcome, self.pilot = model.lens, model.outcome, theta.effects.copy()
         margins = [model.margin(j, theta.shift[j], theta.stretch[j]) for j in range(model.p)]
-        x = model.points(margins, theta.z, model.latents[:_COARSE])
+        x = model.points(margins, theta.z, model.coarse)
         eta, standard = _predictor(self.pilot, self.lens, x), self._standard(x)
         self.columns = [spec.covariates.index(name) for name in spec.declared]
         directions = [direction(self.outcome, eta, standard, j) for j in self.columns]
@@ -429,9 +430,9 @@ def precisions(model: CopulaModel) -> Array:
     )
 
 
-def _solve(release: MomentsRelease, design: Design) -> _Fitted:
+def _solve(release: MomentsRelease, design: Design, points: int) -> _Fitted:
     """Blocks 1 to 3: margins and correlations one by one, effects by Gauss-Newton, then one joint step."""
-    model = CopulaModel(design, design.lens(release))
+    model = CopulaModel(design, design.lens(release), points)
     observed, noise = observations(release, model.lens, None)
     precision, p = precisions(model), design.p
     pairs = p * (p - 1) // 2
@@ -526,10 +527,10 @@ def _residual_spread(model: CopulaModel, effects: Array, x: Array) -> None:
 
 
 @lru_cache(maxsize=2)
-def _solved(blocks: bytes, design: Design) -> tuple[_Fitted, AnyScore | None]:
+def _solved(blocks: bytes, design: Design, points: int) -> tuple[_Fitted, AnyScore | None]:
     """Blocks 1 to 3 and where block 4 looks; kept, because a site asks for it and then fits the same release."""
     release = read(blocks, design)
-    fitted = _solve(release, design)
+    fitted = _solve(release, design, points)
     if not design.spec.declared:
         return fitted, None
     if design.spec.score == "residual":
@@ -541,20 +542,20 @@ def _first_blocks(release: MomentsRelease) -> bytes:
     return replace(release, score=np.zeros_like(release.score)).to_bytes()
 
 
-def pilot(release: MomentsRelease, design: Design) -> AnyScore:
+def pilot(release: MomentsRelease, design: Design, points: int = POINTS) -> AnyScore:
     """Score of the declared coefficients at the pilot estimate: a function of blocks 1 to 3 alone.
 
     Raises: ParameterError, if no coefficient is declared.
     """
-    score = _solved(_first_blocks(release), design)[1]
+    score = _solved(_first_blocks(release), design, points)[1]
     if score is None:
         raise ParameterError("a coefficient must be declared to have a score")
     return score
 
 
-def complete(release: MomentsRelease, design: Design) -> _Fitted:
+def complete(release: MomentsRelease, design: Design, points: int = POINTS) -> _Fitted:
     """The parameters that all blocks give, the score among them where one is declared."""
-    fitted, score = _solved(_first_blocks(release), design)
+    fitted, score = _solved(_first_blocks(release), design, points)
     if score is None:
         return fitted
     observed, noise = observations(release, fitted.model.lens, score)

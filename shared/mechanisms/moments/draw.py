@@ -7,7 +7,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shared.base.randomness import Noise
-from shared.mechanisms.moments.copula import pilot
+from shared.mechanisms.moments.copula import POINTS, pilot
 from shared.mechanisms.moments.noise import Design, MomentsRelease, product_steps, score_steps
 from shared.mechanisms.moments.spec import MomentsSpec, grids_of, sigma_of
 
@@ -23,8 +23,8 @@ def noised(spec: MomentsSpec, block: int, sums: Integers, noise: Noise) -> Integ
     return sums + noise.lattice_gaussian_steps(sigma_of(spec, block), sums.shape, grids_of(spec)[block])
 
 
-def moments(checked: pd.DataFrame, design: Design, noise: Noise) -> MomentsRelease:
-    """Privatise a table that `Dictionary.check` returned.
+def moments(checked: pd.DataFrame, design: Design, noise: Noise, *, points: int = POINTS) -> MomentsRelease:
+    """Privatise a table that `Dictionary.check` returned; a pilot fit has so many `points`.
 
     Raises: DictionaryRefusal, MissingRefusal, before anything is drawn.
     """
@@ -51,7 +51,7 @@ def moments(checked: pd.DataFrame, design: Design, noise: Noise) -> MomentsRelea
     if not spec.declared:
         return release
     # Where the score looks is what the blocks above say; the same function reads it on the other side.
-    score = pilot(release, design)
+    score = pilot(release, design, points)
     found = [score_steps(score.rows(x[k : k + _CHUNK], y[k : k + _CHUNK]), spec.score).sum(axis=0) for k in chunks]
     return MomentsRelease(
         n=len(x),
