@@ -66,6 +66,23 @@ def test_of_many_rows_the_line_is_that_of_the_whole_programme(share, monkeypatch
     np.testing.assert_allclose(quick.influence, whole.influence, atol=1e-12)
 
 
+def test_a_programme_of_many_rows_takes_in_a_few_thousand_though_levels_are_rare(monkeypatch):
+    from shared.estimands.fits import quantiles
+
+    n, sizes, solve = 60_000, [], quantiles._programme
+    rng = np.random.default_rng(1)
+    x = np.column_stack([np.ones(n), rng.random((n, 10)) < 3 / math.sqrt(n)]).astype(float)
+    y = x @ rng.normal(size=11) + rng.normal(size=n)
+    monkeypatch.setattr(quantiles, "_programme", lambda x, *more: sizes.append(len(x)) or solve(x, *more))
+    fit = quantile_regression(x, y, 0.5)
+    assert fit.converged
+    assert max(sizes) < 4000
+    # The subgradient of the loss holds 0: scores of rows off the line, and up to a half for each that is on it.
+    residual = y - x @ fit.beta
+    on = np.abs(residual) < 1e-9
+    assert (np.abs(np.sign(residual[~on]) @ x[~on]) <= x[on].sum(axis=0) + 1e-6).all()
+
+
 # -- influence ---------------------------------------------------------------------------------------------------
 def test_the_influence_of_a_row_on_a_multinomial_model_is_what_leaving_it_out_changes():
     table = made(400, 3)

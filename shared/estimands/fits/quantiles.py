@@ -7,6 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.estimands.fits.blocks import gram, scaled_product
 from shared.estimands.fits.regression import RegressionFit
 
 __all__ = ["quantile_regression"]
@@ -14,6 +15,8 @@ __all__ = ["quantile_regression"]
 Array = NDArray[np.float64]
 _WHOLE = 2000
 """Rows up to which all of them go into the linear programme at once."""
+_ROOM = 10.0
+"""Shares around the quantile that go into it of more rows, times (p / n)^¾: as a step of all rows errs."""
 
 
 def quantile_regression(x: Array, y: Array, share: float) -> RegressionFit:
@@ -50,23 +53,33 @@ def quantile_regression(x: Array, y: Array, share: float) -> RegressionFit:
         return lost
     beta, above = solved
     residual = y - x @ beta
-    width = _bandwidth(residual, share)
-    if width <= 0:
+    bread = _bread(x, residual, share)
+    if bread is None:
         return lost
-    density = np.exp(-((residual / width) ** 2) / 2) / (width * math.sqrt(2 * math.pi))
-    try:
-        bread = np.asarray(np.linalg.inv((x * density[:, None]).T @ x), dtype=float)
-    except np.linalg.LinAlgError:
-        return lost
-    score = above - (1 - share)
     return RegressionFit(
         beta=beta,
-        cov=share * (1 - share) * (bread @ (x.T @ x) @ bread),
+        cov=share * (1 - share) * (bread @ gram(x, np.ones(n)) @ bread),
         converged=True,
         fitted=x @ beta,
-        loglik=-float((residual * (share - (residual < 0))).sum()),
-        influence=(x * score[:, None]) @ bread,
+        loglik=-_loss(residual, share),
+        influence=scaled_product(x, above - (1 - share), bread),
     )
+
+
+def _loss(residual: Array, share: float) -> float:
+    return float((residual * (share - (residual < 0))).sum())
+
+
+def _bread(x: Array, residual: Array, share: float) -> Array | None:
+    """D⁻¹; None where so many rows lie on the line that there is no density, or D is singular."""
+    width = _bandwidth(residual, share)
+    if width <= 0:
+        return None
+    density = np.exp(-((residual / width) ** 2) / 2) / (width * math.sqrt(2 * math.pi))
+    try:
+        return np.asarray(np.linalg.inv(gram(x, density)), dtype=float)
+    except np.linalg.LinAlgError:
+        return None
 
 
 def _bandwidth(residual: Array, share: float) -> float:
@@ -88,14 +101,12 @@ def _minimum(x: Array, y: Array, share: float) -> tuple[Array, Array] | None:
     n, p = x.shape
     total = (1 - share) * x.sum(axis=0)
     near, above = np.ones(n, dtype=bool), np.zeros(n, dtype=bool)
-    if n > _WHOLE:
-        step = n // max(int((p * n) ** (2 / 3)), 500)
-        first = _minimum(x[::step], y[::step], share) if step > 1 else None
-        if first is not None:
-            residual = y - x @ first[0]
-            room = 1.5 * math.sqrt(p / len(y[::step]))
-            low, high = np.quantile(residual, (max(share - room, 0.0), min(share + room, 1.0)))
-            near, above = (residual >= low) & (residual <= high), residual > high
+    first = _near_minimum(x, y, share) if n > _WHOLE else None
+    if first is not None:
+        residual = y - x @ first
+        room = _ROOM * (p / n) ** 0.75
+        low, high = np.quantile(residual, (max(share - room, 0.0), min(share + room, 1.0)))
+        near, above = (residual >= low) & (residual <= high), residual > high
     while True:
         found = _programme(x[near], y[near], total - x[above].sum(axis=0))
         if found is None and near.all():
@@ -111,6 +122,27 @@ def _minimum(x: Array, y: Array, share: float) -> tuple[Array, Array] | None:
             out[near] = inside
             return beta, out
         near, above = near | wrong, above & ~wrong
+
+
+def _near_minimum(x: Array, y: Array, share: float) -> Array | None:
+    """β of some of the rows, and from there steps of what all rows move it by, as long as they bring it nearer."""
+    step = -(-len(y) // _WHOLE)
+    found = _programme(x[::step], y[::step], (1 - share) * x[::step].sum(axis=0))
+    if found is None:
+        return None
+    beta, residual = found[0], y - x @ found[0]
+    reached = _loss(residual, share)
+    for _ in range(4):
+        bread = _bread(x, residual, share)
+        if bread is None:
+            break
+        after = beta + bread @ (x.T @ (share - (residual < 0)))
+        residual = y - x @ after
+        before, reached = reached, _loss(residual, share)
+        if not reached < before:
+            break
+        beta = after
+    return beta
 
 
 def _programme(x: Array, y: Array, total: Array) -> tuple[Array, Array] | None:
