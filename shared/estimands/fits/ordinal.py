@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.estimands.fits.blocks import gram, scaled_product
 from shared.estimands.fits.regression import RegressionFit, newton
 
 __all__ = ["proportional_odds"]
@@ -28,42 +29,13 @@ def proportional_odds(x: Array, y: Array, weights: Array, offset: Array) -> Regr
     (True, array([1.3863]))
     """
     _, codes = np.unique(y, return_inverse=True)
-    cuts, (n, p) = int(codes.max(initial=0)), x.shape
+    likelihood = _CumulativeLikelihood(x, codes, weights, offset)
+    cuts, p = likelihood.cuts, x.shape[1]
     shares = np.cumsum(np.bincount(codes, weights=weights, minlength=cuts + 1))[:-1] / weights.sum()
-    # The ends of each row's category: rows of (θ, β), 0 where there is no cut below or above.
-    upper, lower = np.zeros((n, cuts + p)), np.zeros((n, cuts + p))
-    top, bottom = codes == cuts, codes == 0
-    upper[~top, codes[~top]] = lower[~bottom, codes[~bottom] - 1] = 1.0
-    upper[:, cuts:] = lower[:, cuts:] = -x
-    upper[top] = lower[bottom] = 0.0
-
-    def parts(beta: Array) -> tuple[Array, Array, Array, Array, Array]:
-        """P, and F' and F'' at both ends."""
-        a, b = upper @ beta - offset, lower @ beta - offset
-        above, below = 1 / (1 + np.exp(-a)), 1 / (1 + np.exp(-b))
-        above[top], below[bottom] = 1.0, 0.0
-        first, second = above * (1 - above), below * (1 - below)
-        return above - below, first, second, first * (1 - 2 * above), second * (1 - 2 * below)
-
-    def value(beta: Array) -> float:
-        chance = parts(beta)[0]
-        return float(weights @ np.log(chance)) if (chance > 0).all() else -np.inf
-
-    def scores(beta: Array) -> Array:
-        chance, first, second, *_ = parts(beta)
-        return (upper * (first / chance)[:, None] - lower * (second / chance)[:, None]) * weights[:, None]
-
-    def derivatives(beta: Array) -> tuple[Array, Array]:
-        chance, first, second, bent, under = parts(beta)
-        a, b = weights * (bent / chance - (first / chance) ** 2), weights * (-under / chance - (second / chance) ** 2)
-        mixed = (upper * (weights * first * second / chance**2)[:, None]).T @ lower
-        information = -((upper * a[:, None]).T @ upper + (lower * b[:, None]).T @ lower + mixed + mixed.T)
-        return scores(beta).sum(axis=0), information
-
     with np.errstate(all="ignore"):
         start = np.concatenate([np.log(shares / (1 - shares)) + float(offset.mean()), np.zeros(p)])
-        beta, cov, reached, converged = newton(value, derivatives, start, iterations=60)
-        influence = (scores(beta) @ cov)[:, cuts:]
+        beta, cov, reached, converged = newton(likelihood.value, likelihood.derivatives, start, iterations=60)
+        influence = likelihood.influence(beta, cov)
     return RegressionFit(
         beta=beta[cuts:],
         cov=cov[cuts:, cuts:],
@@ -72,3 +44,60 @@ def proportional_odds(x: Array, y: Array, weights: Array, offset: Array) -> Regr
         loglik=reached,
         influence=influence,
     )
+
+
+class _CumulativeLikelihood:
+    """Of (θ, β): a row in category k has log P = log(F(θ_k − η) − F(θ_{k−1} − η)), with θ_{−1} = −∞ and the last ∞.
+
+    Args: as of `proportional_odds`, of codes 0 … `cuts` that all occur.
+    """
+
+    def __init__(self, x: Array, codes: NDArray[np.int64], weights: Array, offset: Array) -> None:
+        self._x, self._codes, self._weights, self._offset = x, codes, weights, offset
+        self.cuts = int(codes.max(initial=0))
+        self._known: tuple[Array, tuple[Array, ...]] | None = None
+
+    def _parts(self, beta: Array) -> tuple[Array, ...]:
+        """P, and F' and F'' at the upper and the lower end of each row's category, all over P."""
+        if self._known is None or not np.array_equal(self._known[0], beta):  # a step's value and its derivatives
+            eta = self._offset + self._x @ beta[self.cuts :]
+            ends = np.concatenate([[-np.inf], beta[: self.cuts], [np.inf]])
+            above, below = (1 / (1 + np.exp(eta - ends[self._codes + k])) for k in (1, 0))
+            chance = above - below
+            upper, lower = above * (1 - above) / chance, below * (1 - below) / chance
+            self._known = beta.copy(), (chance, upper, lower, upper * (1 - 2 * above), lower * (1 - 2 * below))
+        return self._known[1]
+
+    def value(self, beta: Array) -> float:
+        chance = self._parts(beta)[0]
+        return float(self._weights @ np.log(chance)) if (chance > 0).all() else -np.inf
+
+    def _by_cut(self, upper: Array, lower: Array) -> Array:
+        """(cuts, …): of each θ what rows below it (n,) add by their upper end, and rows above it by their lower one."""
+        sums = [np.bincount(self._codes, part, minlength=self.cuts + 1) for part in (upper, lower)]
+        return np.asarray(sums[0][:-1] + sums[1][1:])
+
+    def derivatives(self, beta: Array) -> tuple[Array, Array]:
+        w, x, cuts = self._weights, self._x, self.cuts
+        _, upper, lower, bent, under = self._parts(beta)
+        mixed = -w * upper * lower
+        above, below = w * (upper**2 - bent) + mixed, w * (lower**2 + under) + mixed
+        information = np.empty((len(beta), len(beta)))
+        information[cuts:, cuts:] = gram(x, above + below)
+        for j, column in enumerate(x.T, start=cuts):
+            information[:cuts, j] = information[j, :cuts] = -self._by_cut(above * column, below * column)
+        beside = np.bincount(self._codes, mixed, minlength=cuts + 1)[1:-1]
+        own = np.diag(self._by_cut(above - mixed, below - mixed))
+        information[:cuts, :cuts] = own + np.diag(beside, 1) + np.diag(beside, -1)
+        gradient = np.concatenate([self._by_cut(w * upper, -w * lower), (w * (lower - upper)) @ x])
+        return gradient, information
+
+    def influence(self, beta: Array, cov: Array) -> Array:
+        """(n, p): the rows' scores times the covariance, of β."""
+        _, upper, lower, *_ = self._parts(beta)
+        of_cuts = np.vstack([np.zeros(self._x.shape[1]), cov[: self.cuts, self.cuts :], np.zeros(self._x.shape[1])])
+        out = scaled_product(self._x, self._weights * (lower - upper), cov[self.cuts :, self.cuts :])
+        for j in range(out.shape[1]):
+            of = of_cuts[:, j]
+            out[:, j] += self._weights * (upper * of[self._codes + 1] - lower * of[self._codes])
+        return out
