@@ -12,11 +12,10 @@ this one smooths: with one degree of freedom it is Weibull's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.estimands.fits.blocks import gram, scaled_product
 from shared.estimands.fits.regression import RegressionFit, newton
 
 __all__ = ["flexible", "spline_of"]
@@ -41,51 +40,68 @@ def spline_of(y: Array, inner: Array, ends: tuple[float, float]) -> tuple[Array,
     return np.column_stack(columns), np.column_stack(slopes)
 
 
-@dataclass(frozen=True, kw_only=True)
 class _SplineLikelihood:
     """Of θ = (γ, β).
 
     Args:
-        whole: (n, q) columns of the spline and of x. steep: (events, q) those of its slope. before: (late, q) as
+        whole: (n, q) columns of the spline and of x. steep: (events, r) slopes of the spline's. before: (late, q) as
             `whole`, at the times of entry.
-        dead, late: (n,) who had an event, who entered late. weights, offset: (n,).
+        dead, late: which rows had an event, and which entered late. weights, offset: (n,).
     """
 
-    whole: Array
-    steep: Array
-    before: Array
-    dead: NDArray[np.bool_]
-    late: NDArray[np.bool_]
-    weights: Array
-    offset: Array
+    def __init__(
+        self,
+        whole: Array,
+        steep: Array,
+        before: Array,
+        dead: NDArray[np.int64],
+        late: NDArray[np.int64],
+        weights: Array,
+        offset: Array,
+    ) -> None:
+        self._whole, self._steep, self._before = whole, steep, before
+        self._dead, self._late, self._weights, self._offset = dead, late, weights, offset
+        self._of_dead, self._of_late = weights[dead], weights[late]
+        self._known: tuple[Array, tuple[Array, Array, Array, Array]] | None = None
 
-    def parts(self, theta: Array) -> tuple[Array, Array, Array]:
-        """Cumulative hazards, those before entry, and the slopes of s at the events."""
-        earlier = np.exp(self.before @ theta + self.offset[self.late])
-        return np.exp(self.whole @ theta + self.offset), earlier, self.steep @ theta
+    def parts(self, theta: Array) -> tuple[Array, Array, Array, Array]:
+        """Log cumulative hazards and their exponentials, those before entry, and the slopes of s at the events."""
+        if self._known is None or not np.array_equal(self._known[0], theta):  # a step's value and its derivatives
+            eta = self._whole @ theta + self._offset
+            earlier = np.exp(self._before @ theta + self._offset[self._late])
+            self._known = theta.copy(), (eta, np.exp(eta), earlier, self._steep @ theta[: self._steep.shape[1]])
+        return self._known[1]
 
     def value(self, theta: Array) -> float:
-        hazard, earlier, slope = self.parts(theta)
+        eta, hazard, earlier, slope = self.parts(theta)
         if (slope <= 0).any():
             return -np.inf
-        w, dead = self.weights, self.dead
-        reached = float(w[dead] @ (np.log(hazard[dead]) + np.log(slope)) - w @ hazard + w[self.late] @ earlier)
+        reached = float(self._of_dead @ (eta[self._dead] + np.log(slope)) - self._weights @ hazard)
+        reached += float(self._of_late @ earlier)
         return reached if np.isfinite(reached) else -np.inf
 
-    def scores(self, theta: Array) -> Array:
-        hazard, earlier, slope = self.parts(theta)
-        own = self.whole * (self.dead - hazard)[:, None]
-        own[self.dead] += self.steep / slope[:, None]
-        own[self.late] += self.before * earlier[:, None]
-        return np.asarray(own * self.weights[:, None])
+    def _residual(self, hazard: Array) -> Array:
+        out = -hazard
+        out[self._dead] += 1.0
+        out *= self._weights
+        return out
 
     def derivatives(self, theta: Array) -> tuple[Array, Array]:
-        hazard, earlier, slope = self.parts(theta)
-        w = self.weights
-        information = (self.whole * (w * hazard)[:, None]).T @ self.whole
-        information += (self.steep * (w[self.dead] / slope**2)[:, None]).T @ self.steep
-        information -= (self.before * (w[self.late] * earlier)[:, None]).T @ self.before
-        return self.scores(theta).sum(axis=0), information
+        _, hazard, earlier, slope = self.parts(theta)
+        r = self._steep.shape[1]
+        information = gram(self._whole, self._weights * hazard) - gram(self._before, self._of_late * earlier)
+        information[:r, :r] += gram(self._steep, self._of_dead / slope**2)
+        gradient = self._residual(hazard) @ self._whole + (self._of_late * earlier) @ self._before
+        gradient[:r] += (self._of_dead / slope) @ self._steep
+        return gradient, information
+
+    def influence(self, theta: Array, inverse: Array) -> Array:
+        """(n, …): the rows' scores times (q, …) of the covariance."""
+        _, hazard, earlier, slope = self.parts(theta)
+        out = scaled_product(self._whole, self._residual(hazard), inverse)
+        out[self._dead] += scaled_product(self._steep, self._of_dead / slope, inverse[: self._steep.shape[1]])
+        out[self._late] += scaled_product(self._before, self._of_late * earlier, inverse)
+        return out
 
 
 def flexible(
@@ -117,8 +133,8 @@ def flexible(
     """
     n, p = x.shape
     w = np.ones(n) if weights is None else weights
-    y, dead = np.log(time), event > 0
-    of_events = y[dead & (w > 0)]
+    y, dead = np.log(time), np.flatnonzero(event > 0)
+    of_events = y[dead][w[dead] > 0]
     ends = float(of_events.min()), float(of_events.max())
     inner = np.quantile(of_events, np.arange(1, df) / df)
     # Log times in units of their spread: the cubes of a day and of a decade are fitted equally well.
@@ -127,16 +143,14 @@ def flexible(
 
     def columns(at: Array) -> tuple[Array, Array]:
         curve, slope = spline_of((at - middle) / spread, (inner - middle) / spread, place)
-        constant = np.ones((len(at), 1))
-        return np.hstack([constant, curve]), np.hstack([0 * constant, slope / spread])
+        return np.column_stack([np.ones(len(at)), curve]), np.column_stack([np.zeros(len(at)), slope / spread])
 
-    late = np.zeros(n, dtype=bool) if entry is None else entry > 0
-    since = np.ones(n) if entry is None else np.where(late, entry, 1.0)
-    base, slopes = columns(y)
+    late = np.flatnonzero(np.zeros(n) if entry is None else entry > 0)
+    since = columns(np.log(entry[late]) if entry is not None else y[:0])[0]
     likelihood = _SplineLikelihood(
-        whole=np.hstack([base, x]),
-        steep=np.hstack([slopes, np.zeros((n, p))])[dead],
-        before=np.hstack([columns(np.log(since[late]))[0], x[late]]),
+        whole=np.hstack([columns(y)[0], x]),
+        steep=columns(y[dead])[1],
+        before=np.hstack([since, x[late]]),
         dead=dead,
         late=late,
         weights=w,
@@ -146,10 +160,10 @@ def flexible(
     start = np.zeros(2 + len(inner) + p)
     start[1] = 1.0
     with np.errstate(all="ignore"):
-        hazard, earlier, _ = likelihood.parts(start)
-        start[0] = np.log(float(w @ dead) / float(w @ hazard - w[late] @ earlier))
+        _, hazard, earlier, _ = likelihood.parts(start)
+        start[0] = np.log(float(w[dead].sum()) / float(w @ hazard - w[late] @ earlier))
         theta, inverse, reached, converged = newton(likelihood.value, likelihood.derivatives, start, iterations=100)
-        influence = (likelihood.scores(theta) @ inverse)[:, -p:]
+        influence = likelihood.influence(theta, inverse[:, -p:])
     return RegressionFit(
         beta=theta[-p:],
         cov=inverse[-p:, -p:],
