@@ -272,7 +272,7 @@ def _fit(
         )
     if len(equations) > 1:
         back = np.asarray(np.kron(np.eye(len(equations)), back), dtype=float)
-    pushes = scaled_product(fit.influence, np.ones(len(fit.influence)), back.T)
+    pushes = scaled_product(fit.influence, np.ones(len(fit.influence)), back.T, out=fit.influence)
     cov = back @ fit.cov @ back.T if moved.clusters is None else moved.clustered(pushes, place)
     beta, variance = back @ fit.beta, np.diag(cov)
     placed = [(position, names_[j]) for position, j in enumerate(basis, start=int(constant)) if j in supported]

@@ -28,14 +28,14 @@ def gram(x: Array, weights: Array) -> Array:
     return out
 
 
-def scaled_product(x: Array, scale: Array, by: Array) -> Array:
-    """(n, q) diag(s) X B of (n, p) x and (p, q) `by`, column by column in memory.
+def scaled_product(x: Array, scale: Array, by: Array, out: Array | None = None) -> Array:
+    """(n, q) diag(s) X B of (n, p) x and (p, q) `by`, column by column in memory, or in `out`, which may be x itself.
 
     >>> scaled_product(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([1.0, 0.5]), np.eye(2))
     array([[1. , 2. ],
            [1.5, 2. ]])
     """
-    out = np.empty((len(x), by.shape[1]), order="F")
+    out = np.empty((len(x), by.shape[1]), order="F") if out is None else out
     for k in range(0, len(x), ROWS):
         out[k : k + ROWS] = (x[k : k + ROWS] @ by) * scale[k : k + ROWS, None]
     return out

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import ParameterError
+from shared.estimands.fits.blocks import gram, scaled_product
 from shared.estimands.fits.regression import RegressionFit, newton
 
 __all__ = [
@@ -59,36 +60,43 @@ def cox(
         trend: of times what each coefficient is asked to change by (`_drift`), instead of the coefficients.
     Returns: `converged` is False when the partial likelihood has no maximum.
     """
-    if entry is not None:
-        how: dict[str, Any] = {"strata": strata, "weights": weights, "offset": offset, "ties": ties, "trend": trend}
-        return _truncated(x, time, event, entry, **how)
     n, p = x.shape
-    if strata is None or not strata.any():
-        order, group = np.argsort(-time, kind="stable"), np.zeros(n, dtype=np.int64)
-    else:
-        order = np.lexsort((-time, strata))
-        group = strata[order]
-    across = x.T.take(order, axis=1)  # sums run along its rows, which lie together in memory
-    x, time, event = np.ascontiguousarray(across.T), time[order], event[order]
-    w = np.ones(n) if weights is None else weights[order]
-    shift = np.zeros(n) if offset is None else offset[order]
     if not (event > 0).any():
         none, nowhere = np.full((p, p), np.nan), np.zeros((n, p))
         return RegressionFit(
             beta=np.zeros(p), cov=none, converged=False, fitted=np.zeros(n), loglik=0.0, influence=nowhere
         )
-    likelihood = _PartialLikelihood(x, across, w, shift, _RiskSets(time, event, group, w, ties))
+    w = np.ones(n) if weights is None else weights
+    whose = np.arange(n)
+    if entry is not None:
+        # A row that has not entered is taken out of each risk set by a shadow of itself that leaves at its entry,
+        # without an event and with the negative weight: sums over risk sets stay running sums.
+        late = np.flatnonzero(np.isfinite(entry))
+        whose, w = np.concatenate([whose, late]), np.concatenate([w, -w[late]])
+        time, event = np.concatenate([time, entry[late]]), np.concatenate([event, np.zeros(len(late))])
+    if strata is None or not strata.any():
+        order, group = np.argsort(-time, kind="stable"), np.zeros(len(time), dtype=np.int64)
+    else:  # strata of one size lie together: their sums are of one array
+        _, group, size = np.unique(strata[whose], return_inverse=True, return_counts=True)
+        order = np.lexsort((-time, group, size[group]))
+        group = group[order]
+    whose, w, time = whose[order], w[order], time[order]
+    sets = _RiskSets(time, event[order], group, w, ties)
+    shift = np.zeros(len(w)) if offset is None else offset[whose]
+    likelihood = _PartialLikelihood(x.T.take(whose, axis=1).T, w, shift, sets)
     with np.errstate(all="ignore"):
         beta, cov, reached, converged = newton(
             likelihood.value, likelihood.derivatives, np.zeros(p), iterations=iterations
         )
-        residual = likelihood.scores(beta).T
-        drift = _drift(likelihood, beta, cov, residual, trend(time)) if trend is not None else None
-    eta, influence = np.empty(n), np.empty((n, p))
-    eta[order], influence[order] = x @ beta, residual @ cov
-    if drift is not None:
-        beta, cov, influence[order] = drift
-    return RegressionFit(beta=beta, cov=cov, converged=converged, fitted=eta, loglik=reached, influence=influence)
+        residual = likelihood.scores(beta)
+        fitted = x @ beta
+        if trend is not None:
+            beta, cov, pushes = _drift(likelihood, beta, cov, residual, trend(time))
+        else:
+            pushes = scaled_product(residual, np.ones(len(w)), cov, out=residual)
+    for j in range(p):
+        pushes[:n, j] = np.bincount(whose, pushes[:, j], minlength=n)
+    return RegressionFit(beta=beta, cov=cov, converged=converged, fitted=fitted, loglik=reached, influence=pushes[:n])
 
 
 def _drift(
@@ -110,7 +118,7 @@ def _drift(
     g = g - g.mean()
     cross, own = likelihood.information(beta, g), likelihood.information(beta, g * g)
     spread = own - cross @ inverse @ cross
-    scores = likelihood.scores(beta, g).T - residual @ inverse @ cross
+    scores = likelihood.scores(beta, g) - residual @ inverse @ cross
     size = np.diag(spread)
     theta = scores.sum(axis=0) / size
     influence = scores / size
@@ -118,38 +126,8 @@ def _drift(
     return theta, spread / np.outer(size, size), influence
 
 
-def _truncated(x: Array, time: Array, event: Array, entry: Array, **how: Any) -> RegressionFit:
-    """Cox regression of rows that enter late: `coxph(Surv(entry, time, event) ~ x)`.
-
-    A row that has not entered is taken out of each risk set by a shadow of itself that leaves at its entry, without an
-    event and with the negative weight: sums over risk sets stay running sums.
-    """
-    late = np.flatnonzero(np.isfinite(entry))
-
-    def with_shadows(values: Array | None, fill: float = 0.0, sign: float = 1.0) -> Array:
-        own = np.full(len(time), fill) if values is None else values
-        return np.concatenate([own, sign * own[late]])
-
-    how["weights"] = with_shadows(how["weights"], 1.0, -1.0)
-    how["offset"] = with_shadows(how["offset"])
-    if how["strata"] is not None:
-        how["strata"] = np.concatenate([how["strata"], how["strata"][late]])
-    fit = cox(
-        np.concatenate([x, x[late]]),
-        np.concatenate([time, entry[late]]),
-        np.concatenate([event, np.zeros(len(late))]),
-        **how,
-    )
-    influence = fit.influence[: len(time)].copy()
-    influence[late] += fit.influence[len(time) :]
-    return replace(fit, fitted=fit.fitted[: len(time)], influence=influence)
-
-
 class _RiskSets:
-    """Sums over who is still at risk, of rows sorted by falling time within their stratum.
-
-    A block is the deaths at one time in one stratum. Between the last rows of two blocks lies a stretch of rows that
-    enter both blocks' sums alike, so a sum over a risk set is a running sum of stretches, within the stratum.
+    """Sums over who is still at risk, of rows sorted by falling time within their stratum: running sums of its rows.
 
     Args:
         time, event, group: (n,), sorted; event 0 or 1, and one at least; group the stratum.
@@ -164,106 +142,100 @@ class _RiskSets:
         new_time[1:] |= time[1:] != time[:-1]
         self.deaths = np.flatnonzero(event > 0)
         at = (np.cumsum(new_time) - 1)[self.deaths]
-        self._heads = np.flatnonzero(np.append(True, at[1:] != at[:-1]))  # where a block's deaths begin
-        last = np.append(np.flatnonzero(new_time)[1:], n)[at[self._heads]] - 1
-        blocks = len(self._heads)
-        count = np.diff(np.append(self._heads, len(self.deaths)))
-        self._block = block = np.repeat(np.arange(blocks), count)  # of each death
+        self._last = np.append(np.flatnonzero(new_time)[1:], n)[at] - 1  # of those at risk at each death
+        heads = np.flatnonzero(np.append(True, at[1:] != at[:-1]))  # where the deaths at one time begin
+        count = np.diff(np.append(heads, len(self.deaths)))
         self.weights = weights[self.deaths]
-        self.mass = (np.add.reduceat(self.weights, self._heads) / count)[block]
-        self.tied = np.flatnonzero(count[block] > 1)  # deaths that share their time
+        self.mass = np.repeat(np.add.reduceat(self.weights, heads) / count, count)
+        count, first = np.repeat(count, count), np.repeat(heads, count)
+        self.tied = np.flatnonzero(count > 1)  # deaths that share their time
         if ties == "breslow":
             self.tied = self.tied[:0]
-        self.tied_count = count[block[self.tied]]
-        self.share = (self.tied - self._heads[block[self.tied]]) / self.tied_count
-        self.thins = len(self.tied) > 0
-        if self.thins:
-            of = block[self.tied]
-            self._knots = np.flatnonzero(np.append(True, of[1:] != of[:-1]))  # where tied blocks begin
-            sizes = np.diff(np.append(self._knots, len(self.tied)))
-            self._knot = np.repeat(np.arange(len(self._knots)), sizes)  # of each tied death
-        self._lay_stretches(n, new_stratum, last, blocks)
-
-    def _lay_stretches(self, n: int, new_stratum: NDArray[np.bool_], last: NDArray[np.int64], blocks: int) -> None:
+        self.tied_count = count[self.tied]
+        self._share = (self.tied - first[self.tied]) / self.tied_count
+        self._knots, self._knot = np.unique(first[self.tied], return_inverse=True)
+        self._knots = np.searchsorted(self.tied, self._knots)  # where those of one time begin among the tied
         # Summed stratum by stratum: one total over all would lose a small stratum's digits behind a large one's.
-        self.row_edges = np.append(np.flatnonzero(new_stratum), n)
-        self.one = len(self.row_edges) == 2
-        self._blocks, self._block_edges = blocks, np.searchsorted(last, self.row_edges)
-        starts = np.append(0, last[:-1] + 1)
-        filled = self._block_edges[:-1] < self._block_edges[1:]
-        starts[self._block_edges[:-1][filled]] = self.row_edges[:-1][filled]
-        # Rows that leave before the first death of their stratum are in no risk set: they end what stands before them.
-        ends = last + 1
-        self._end = ends[-1]
-        self._stretch = np.searchsorted(last, np.arange(n))  # of each row; `blocks` for such a row
-        self._own: slice | NDArray[np.int64] = slice(None)
-        if self.one:
-            self._cuts = starts
-            self._stretch[self._end :] = blocks
-        else:
-            self._stretch[self._stretch >= self._block_edges[1:][np.cumsum(new_stratum) - 1]] = blocks
-            self._cuts = np.unique(np.concatenate([starts, ends[ends < n]]))
-            self._own = np.searchsorted(self._cuts, starts)
+        edges = np.append(np.flatnonzero(new_stratum), n)
+        size = np.diff(edges)
+        cuts = np.append(edges[:-1][np.append(True, size[1:] != size[:-1])], n)
+        self._runs = [(a, b, int(size[np.searchsorted(edges, a)])) for a, b in pairwise(cuts.tolist())]
+        self._sums = np.empty(n)
 
-    def _running(self, values: Array, edges: NDArray[np.int64]) -> Array:
-        if self.one:
-            return np.asarray(values.cumsum(axis=-1))
-        out = np.empty_like(values)
-        for a, b in pairwise(edges):
-            values[..., a:b].cumsum(axis=-1, out=out[..., a:b])
-        return out
+    def _running(self, values: Array, back: int = 1) -> Array:
+        """(n,) within each stratum from its first row, or from its last with `back` -1; until it is called again."""
+        for a, b, size in self._runs:
+            table, sums = (one[a:b].reshape(-1, size)[:, ::back] for one in (values, self._sums))
+            np.cumsum(table, axis=1, out=sums)
+        return self._sums
 
-    def at_deaths(self, values: Array) -> Array:
-        """(…, deaths): sums over the risk set of each death's time, of (…, n) values."""
-        cut = values[..., : self._end] if self.one else values
-        sums = self._running(np.add.reduceat(cut, self._cuts, axis=-1)[..., self._own], self._block_edges)
-        return np.asarray(sums.take(self._block, axis=-1))
+    def less_largest(self, values: Array) -> None:
+        """Take from (n,) values the largest of their stratum."""
+        for a, b, size in self._runs:
+            table = values[a:b].reshape(-1, size)
+            table -= table.max(axis=1, keepdims=True)
+
+    def at_deaths(self, values: Array, out: Array) -> None:
+        """(deaths,): sums over the risk set at each death of (n,) values; of tied ones, what is left of it."""
+        np.take(self._running(values), self._last, out=out, mode="clip")
+        if len(self.tied):
+            out[self.tied] -= self._share * self.by_knot(values[self.deaths[self.tied]])
 
     def onwards(self, values: Array) -> Array:
-        """For each row the sum over deaths at or before its time, in its stratum, of (…, deaths) values."""
-        by_block = np.add.reduceat(values, self._heads, axis=-1)
-        sums = self._running(by_block[..., ::-1], self._blocks - self._block_edges[::-1])[..., ::-1]
-        none = np.zeros((*sums.shape[:-1], 1))
-        return np.asarray(np.concatenate([sums, none], axis=-1).take(self._stretch, axis=-1))
+        """(n,): of each row the sum over deaths whose risk set it is in, or is left in, of (deaths,) values.
+
+        Until any sum is asked for again.
+        """
+        at = np.asarray(np.bincount(self._last, values, minlength=len(self._sums)), dtype=float)
+        sums = self._running(at, back=-1)
+        if len(self.tied):
+            sums[self.deaths[self.tied]] -= self.by_knot(self._share * values[self.tied])
+        return sums
 
     def by_knot(self, values: Array) -> Array:
-        """For each tied death the sum over those it is tied with, of (…, tied) values."""
-        return np.asarray(np.add.reduceat(values, self._knots, axis=-1).take(self._knot, axis=-1))
+        """For each tied death the sum over those it is tied with, of (tied,) values."""
+        return np.asarray(np.add.reduceat(values, self._knots)[self._knot])
 
 
 class _PartialLikelihood:
     """The partial likelihood of sorted rows, its derivatives and its score residuals.
 
     Args:
-        x: (n, p). across: its transpose, contiguous.
+        x: (n, p), column after column in memory: sums over risk sets are of one column at a time.
         w, shift: (n,) weights and offsets.
         sets: who is at risk when.
     """
 
-    def __init__(self, x: Array, across: Array, w: Array, shift: Array, sets: _RiskSets) -> None:
-        self._x, self._across, self._w, self._shift, self._sets = x, across, w, shift, sets
-        self._target = across.take(sets.deaths, axis=1) @ sets.weights
-        self._known: tuple[Array, tuple[Array, Array, Array, Array]] | None = None
+    def __init__(self, x: Array, w: Array, shift: Array, sets: _RiskSets) -> None:
+        self._x, self._w, self._shift, self._sets = x, w, shift, sets
+        self._target = sets.weights @ x[sets.deaths]
+        # Memory that is used again: to be given a million numbers' room takes longer than to add them up.
+        self._means, self._product = np.empty((len(sets.deaths), x.shape[1]), order="F"), np.empty(len(x))
+        self._known: tuple[Array, tuple[Array, Array, Array]] | None = None
 
-    def _at_risk(self, beta: Array) -> tuple[Array, Array, Array, Array]:
-        """θ, the logarithm it was divided by, and at each death its risk set's sum of θ and mean of x."""
+    def _at_risk(self, beta: Array) -> tuple[Array, Array, Array]:
+        """θ, the logarithm it was divided by, and at each death its risk set's sum of θ."""
         if self._known is None or not np.array_equal(self._known[0], beta):
             # A step's value and its derivatives are one sum.
-            sets = self._sets
-            eta = self._shift + self._x @ beta
-            if sets.one:
-                eta -= eta.max()
-            else:
-                eta -= np.repeat(np.maximum.reduceat(eta, sets.row_edges[:-1]), np.diff(sets.row_edges))
-            theta = self._w * np.exp(eta)
-            summed = np.empty((self._x.shape[1] + 1, len(theta)))
-            summed[0] = theta
-            np.multiply(theta, self._across, out=summed[1:])
-            sums = sets.at_deaths(summed)
-            if sets.thins:
-                sums[:, sets.tied] -= sets.share * sets.by_knot(summed.take(sets.deaths[sets.tied], axis=1))
-            self._known = beta.copy(), (theta, eta[sets.deaths], sums[0], sums[1:] / sums[0])
+            eta = self._x @ beta
+            eta += self._shift
+            self._sets.less_largest(eta)
+            of_deaths, theta, inside = eta[self._sets.deaths], np.exp(eta, out=eta), np.empty(len(self._sets.deaths))
+            theta *= self._w
+            self._sets.at_deaths(theta, inside)
+            self._known = beta.copy(), (theta, of_deaths, inside)
         return self._known[1]
+
+    def _mean(self, beta: Array, j: int, out: Array) -> None:
+        """(deaths,): means of a column of x over risk sets."""
+        theta, _, inside = self._at_risk(beta)
+        self._sets.at_deaths(np.multiply(theta, self._x[:, j], out=self._product), out)
+        out /= inside
+
+    def _information(self, beta: Array, exposure: Array, mass: Array) -> Array:
+        for j in range(self._x.shape[1]):
+            self._mean(beta, j, self._means[:, j])
+        return gram(self._x, exposure) - gram(self._means, mass)
 
     @property
     def deaths(self) -> NDArray[np.int64]:
@@ -272,44 +244,43 @@ class _PartialLikelihood:
 
     def value(self, beta: Array) -> float:
         """Its logarithm."""
-        _, eta, inside, _ = self._at_risk(beta)
+        _, eta, inside = self._at_risk(beta)
         return float(self._sets.weights @ eta - self._sets.mass @ np.log(inside))
 
-    def _exposed(self, beta: Array, weight: Array) -> Array:
-        """(…, n): what each row was exposed to, of (…, deaths) weights of its hazard at each death."""
-        sets = self._sets
-        theta, _, inside, _ = self._at_risk(beta)
-        hazards = sets.mass / inside * weight
-        hazard = sets.onwards(hazards)
-        if sets.thins:  # of its own time a tied death is there in part
-            hazard[..., sets.deaths[sets.tied]] -= sets.by_knot(sets.share * hazards.take(sets.tied, axis=-1))
-        return np.asarray(theta * hazard)
+    def _exposed(self, beta: Array, weight: Array | float) -> Array:
+        """(n,): what each row was exposed to, of (deaths,) weights of its hazard at each death."""
+        theta, _, inside = self._at_risk(beta)
+        return theta * self._sets.onwards(self._sets.mass / inside * weight)
 
     def derivatives(self, beta: Array) -> tuple[Array, Array]:
         """(p,) and (p, p): its slope, and the information."""
-        mean, exposure = self._at_risk(beta)[3], self._exposed(beta, np.ones(1))
-        information = (self._across * exposure) @ self._x - (mean * self._sets.mass) @ mean.T
-        return self._target - self._across @ exposure, information
+        exposure = self._exposed(beta, 1.0)
+        return self._target - exposure @ self._x, self._information(beta, exposure, self._sets.mass)
 
     def information(self, beta: Array, g: Array) -> Array:
         """(p, p): the information of the deaths, each times its g (deaths,)."""
-        mean = self._at_risk(beta)[3]
-        return np.asarray((self._across * self._exposed(beta, g)) @ self._x - (mean * (self._sets.mass * g)) @ mean.T)
+        return self._information(beta, self._exposed(beta, g), self._sets.mass * g)
 
-    def scores(self, beta: Array, g: Array | None = None) -> Array:
-        """(p, n) score residuals: w_i (x_i - mean at its event) less what it was exposed to, (x_i - mean) dH summed.
+    def scores(self, beta: Array, g: Array | float = 1.0) -> Array:
+        """(n, p) score residuals: w_i (x_i - mean at its event) less what it was exposed to, (x_i - mean) dH summed.
 
         Args:
-            g: (deaths,) by which each death counts; once if None.
+            g: (deaths,) by which each death counts.
         """
-        sets, mean = self._sets, self._at_risk(beta)[3]
-        by = np.ones(1) if g is None else g
-        out = self._exposed(beta, mean * by) - self._exposed(beta, by) * self._across
-        if sets.thins:  # tied deaths share the means of their block: each takes the mean of them
-            mean = mean.copy()
-            mean[:, sets.tied] = sets.by_knot(mean.take(sets.tied, axis=1)) / sets.tied_count
-        out[:, sets.deaths] += sets.weights * by * (self._across.take(sets.deaths, axis=1) - mean)
-        return np.asarray(out)
+        sets, own = self._sets, self._sets.weights * g
+        rest = -self._exposed(beta, g)
+        rest[sets.deaths] += own
+        theta, _, inside = self._at_risk(beta)
+        hazard, mean = sets.mass / inside * g, self._means[:, 0]
+        out = np.empty(self._x.shape, order="F")
+        for j, part in enumerate(out.T):
+            self._mean(beta, j, mean)
+            np.multiply(theta, sets.onwards(hazard * mean), out=part)
+            if len(sets.tied):  # tied deaths share the means of their time: each takes the mean of them
+                mean[sets.tied] = sets.by_knot(mean[sets.tied]) / sets.tied_count
+            part[sets.deaths] -= own * mean
+            part += np.multiply(rest, self._x[:, j], out=self._product)
+        return out
 
 
 @dataclass(frozen=True, kw_only=True)
