@@ -261,19 +261,37 @@ def test_what_pandas_wrote_beside_an_arrow_table_is_not_read_and_may_be_damaged(
     assert records.whole(TableSource(path=tmp_path / "x.arrow"))["age"].tolist() == [50.0, 61.0]
 
 
-@pytest.mark.parametrize("compress", [False, True])
-def test_an_spss_file_that_claims_more_rows_than_it_has_bytes_is_refused_before_room_is_made(
-    compress, tmp_path, monkeypatch
-):
-    """A file of half a kilobyte that claims 538 million rows took four gigabytes before it was refused."""
-    path = tmp_path / "t.sav"
+@pytest.mark.parametrize("kind", ["sav", "zsav", "dta"])
+def test_a_file_that_claims_more_rows_than_it_has_bytes_is_refused_before_room_is_made(kind, tmp_path, monkeypatch):
+    """Half a kilobyte of SPSS that claimed 538 million rows took 4 GB before it was refused, 2.5 kB of Stata 21 GB."""
+    path = tmp_path / f"t.{kind.removeprefix('z')}"
     table = pd.DataFrame({"age": [float(age) for age in range(2000)]})
-    pyreadstat.write_sav(table, path, compress=compress)
+    if kind == "dta":
+        pyreadstat.write_dta(table, path)
+    else:
+        pyreadstat.write_sav(table, path, compress=kind == "zsav")
     assert records.count(TableSource(path=path)) == 2000
-    data = bytearray(path.read_bytes())
-    assert int.from_bytes(data[80:84], "little") == 2000
-    data[80:84] = b"\x20\x20\x20\x20"
-    path.write_bytes(data)
-    monkeypatch.setattr(pyreadstat, "read_sav", lambda *given, **how: pytest.fail("the library was asked"))
-    with pytest.raises(DataFileRefusal, match="a whole SPSS file"):
-        records.count(TableSource(path=path))
+    data = path.read_bytes()
+    at = data.index(b"<N>") + 3 if kind == "dta" else 80
+    assert int.from_bytes(data[at : at + 4], "little") == 2000
+    path.write_bytes(data[:at] + b"\x20\x20\x20\x20" + data[at + 4 :])
+    reader, asked = getattr(pyreadstat, f"read_{path.suffix[1:]}"), []
+
+    def about(*given, **how):
+        asked.append(how["metadataonly"])
+        return reader(*given, **how)
+
+    monkeypatch.setattr(pyreadstat, reader.__name__, about)
+    for ask in (records.count, records.whole):
+        with pytest.raises(DataFileRefusal, match=r"a whole (SPSS|Stata) file"):
+            ask(TableSource(path=path))
+    assert asked == [True, True]
+
+
+@pytest.mark.parametrize(("kind", "style"), [("sav", "DATE11"), ("dta", "%td")])
+def test_a_date_beyond_the_calendar_is_refused_as_that(kind, style, tmp_path):
+    path = tmp_path / f"t.{kind}"
+    table = pd.DataFrame({"age": [50.0, 61.0], "seen": [0.0, 2e18]})
+    getattr(pyreadstat, f"write_{kind}")(table, path, variable_format={"seen": style})
+    with pytest.raises(DataFileRefusal, match="the years 1 to 9999"):
+        records.whole(TableSource(path=path))

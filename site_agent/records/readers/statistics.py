@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from shared.errors import DataFileRefusal, DictionaryRefusal, require
 from site_agent.records.readers.base import FormatReader
@@ -31,14 +31,23 @@ class _ReadStat(FormatReader):
     needs = ("pyreadstat",)
 
     def columns(self, source: TableSource) -> tuple[str, ...]:
-        names = self._read(source, metadataonly=True)[1].column_names
-        if not all(isinstance(name, str) for name in names):  # a damaged one is none
-            raise self.unreadable(source, ValueError())
-        return tuple(names)
+        return tuple(self._about(source).column_names)
 
     def count(self, source: TableSource) -> int:
-        rows = self._read(source, metadataonly=True)[1].number_rows
+        rows = self._about(source).number_rows
         return len(self._read(source)[0]) if rows is None or rows < 0 else int(rows)
+
+    def packed(self, source: TableSource) -> int:
+        """Times as many rows as bytes that the file may have; a row takes one at least."""
+        return 1
+
+    def _about(self, source: TableSource) -> Any:
+        """What the file says of itself, before room is made for as many rows as it claims."""
+        about = self._read(source, metadataonly=True)[1]
+        named = all(isinstance(name, str) for name in about.column_names)
+        if not named or (about.number_rows or 0) > self.packed(source) * source.path.stat().st_size:
+            raise self.unreadable(source, ValueError())
+        return about
 
     def table(self, source: TableSource, places: Sequence[int]) -> pd.DataFrame:
         every = self.columns(source)
@@ -62,6 +71,7 @@ class _ReadStat(FormatReader):
         require(*self.needs, part="site")
         import pyreadstat
 
+        damaged = (pyreadstat.ReadstatError, pyreadstat.PyreadstatError)
         if source.encoding != "utf-8":  # else what the file says of itself
             how["encoding"] = source.encoding
         try:
@@ -77,7 +87,13 @@ class _ReadStat(FormatReader):
             return found
         except UnicodeError as error:
             raise self.unreadable(source, error) from None
-        except (pyreadstat.ReadstatError, pyreadstat.PyreadstatError, ValueError, TypeError, OSError) as error:
+        except OverflowError:  # of the library's dates
+            raise DataFileRefusal(
+                f"each date of {source.path.name} must lie in the years 1 to 9999",
+                given="one that does not",
+                next_step="Correct it, or leave it blank, where the extract is made.",
+            ) from None
+        except (*damaged, ValueError, TypeError, LookupError, OSError) as error:
             if "encoding" in str(error):
                 raise DataFileRefusal(
                     f"the text of {source.path.name} must be in the encoding that it says, or that is named",
@@ -92,16 +108,9 @@ class _Spss(_ReadStat):
     PACKED = 1100
     """Times as large as its bytes what deflate packed may be."""
 
-    def _read(self, source: TableSource, **how: Any) -> tuple[Any, Any]:
-        # Room is made for as many rows as the header claims, before one is read: each takes a byte at least.
+    def packed(self, source: TableSource) -> int:
         with source.path.open("rb") as file:
-            head = file.read(84)
-        order: Literal["little", "big"] = "little" if int.from_bytes(head[64:68], "little") in (2, 3) else "big"
-        claimed = int.from_bytes(head[80:84], order, signed=True)
-        packed = self.PACKED if head[:4] == b"$FL3" else 1
-        if claimed > packed * source.path.stat().st_size:
-            raise self.unreadable(source, ValueError())
-        return super()._read(source, **how)
+            return self.PACKED if file.read(4) == b"$FL3" else 1
 
 
 class _Stata(_ReadStat):
