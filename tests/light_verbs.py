@@ -18,7 +18,10 @@ from typing import Any
 
 from theatre import PASSPHRASE, ROOT, Theatre, plan_toml
 
-HEAVY = ("torch", "pandas", "pyarrow", "scipy", "scipy.stats", "statsmodels", "dp_accounting", "matplotlib", "nflows")
+HEAVY = (
+    *("numpy", "pandas", "pyarrow", "scipy", "scipy.stats", "statsmodels"),
+    *("torch", "nflows", "dp_accounting", "matplotlib"),
+)
 STORED = ("sqlalchemy",)
 """What only the coordinator's commands need, of which nearly all read its store."""
 
@@ -50,15 +53,15 @@ class Verb:
         return [word.format(**made) for word in (*home, *self.words.split())]
 
 
-def _site(words: str, **more: Any) -> Verb:
-    return Verb("site_agent.cli", words, **more)
+def _site(words: str, *, may: tuple[str, ...] = (), **more: Any) -> Verb:
+    return Verb("site_agent.cli", words, may=("numpy", *may), **more)  # what a ledger adds up are arrays
 
 
 def _hub(words: str, *, may: tuple[str, ...] = STORED, **more: Any) -> Verb:
     return Verb("coordinator.cli", words, may=may, **more)
 
 
-PRICES = ("scipy",)
+PRICES = ("numpy", "scipy")
 """What computes a price: special functions, and never `scipy.stats`."""
 VERBS = (
     _site("status --json"),

@@ -22,8 +22,6 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from shared.base.canonical import canonical_json, closed, sha256_hex
 from shared.errors import DataRefusal, DictionaryRefusal, DuplicatePerson, MissingRefusal
 from shared.plans.repeated_rows import RepeatedRows
@@ -179,6 +177,7 @@ class Column:
 
         (Parquet keeps categories of words and loses categories of numbers.)
         """
+        import numpy as np
         import pandas as pd
 
         if self.kind in ("continuous", "time"):
@@ -491,6 +490,7 @@ class Dictionary:
             rows with a missing ``complete_case`` value are left out.
         Raises: DictionaryRefusal (unknown or absent column, value outside), MissingRefusal, DuplicatePerson.
         """
+        import numpy as np
         import pandas as pd
 
         expected = [column.name for column in self.columns]
@@ -531,6 +531,8 @@ class Dictionary:
 
         Raises: DictionaryRefusal. Used by the coordinator on every bundle and by the agent before it seals one.
         """
+        import numpy as np
+
         if tuple(table.columns) != self.names:
             raise DictionaryRefusal("a release must have exactly the dictionary's columns, in order")
         for column in self.released:

@@ -33,18 +33,20 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import PlanChanged, ReceiptRefusal, SchemaRefusal
 from shared.mechanisms.base import must
 from shared.plans.training import PrivateTraining, Reference, Training
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from shared.flows.affine import MaskedLayer
     from shared.plans.plan import StudyPlan
     from shared.privacy.accountant import Event
+
+    Array = NDArray[np.float64]
 
 __all__ = [
     "PREFIX",
@@ -61,7 +63,6 @@ __all__ = [
     "usable",
 ]
 
-Array = NDArray[np.float64]
 
 FORMAT = "tributary-federated-flow/1"
 PREFIX = "federated:"
@@ -237,6 +238,8 @@ class Shape:
 
 def first_weights(shape: Shape, number: int) -> Array:
     """The identity, its hidden units drawn from a public number: what every federated training starts from."""
+    import numpy as np
+
     from shared.flows.affine import first_layers
 
     generator = np.random.default_rng(number)
@@ -247,6 +250,8 @@ def first_weights(shape: Shape, number: int) -> Array:
 
 def pack(layers: tuple[MaskedLayer, ...], shape: Shape) -> Array:
     """Every weight that is no masked one, layer by layer: of each matrix its rows, then its biases."""
+    import numpy as np
+
     parts = [
         part
         for layer in layers
@@ -264,6 +269,8 @@ def unpack(weights: Array, shape: Shape) -> tuple[MaskedLayer, ...]:
     >>> bool((pack(unpack(start, shape), shape) == start).all())
     True
     """
+    import numpy as np
+
     from shared.flows.affine import MaskedLayer
 
     values = usable(weights, shape)
@@ -284,6 +291,8 @@ def unpack(weights: Array, shape: Shape) -> tuple[MaskedLayer, ...]:
 
 def usable(weights: NDArray[Any], shape: Shape) -> Array:
     """The vector, if it can be the weights of such a flow. Raises: SchemaRefusal."""
+    import numpy as np
+
     if weights.dtype != np.float64 or weights.shape != (shape.weights,):
         raise SchemaRefusal(
             f"the weights must be {shape.weights} doubles", given=f"{weights.dtype} of shape {weights.shape}"[:60]
@@ -296,14 +305,19 @@ def usable(weights: NDArray[Any], shape: Shape) -> Array:
 def to_text(values: Array) -> str:
     """Doubles as base64 of their little-endian bytes: exact, and the same on every machine.
 
+    >>> import numpy as np
     >>> from_text(to_text(np.array([0.1, -2.0])))
     array([ 0.1, -2. ])
     """
+    import numpy as np
+
     return base64.b64encode(np.ascontiguousarray(values, dtype="<f8").tobytes()).decode()
 
 
 def from_text(text: Any) -> Array:
     """The reverse of `to_text`. Raises: SchemaRefusal."""
+    import numpy as np
+
     try:
         data = base64.b64decode(text, validate=True)
     except (TypeError, ValueError, binascii.Error):

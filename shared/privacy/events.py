@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
-
-import numpy as np
 
 from shared.errors import ParameterError, UnknownEvent
 
@@ -55,7 +54,7 @@ class Event:
 
     def _real(self, name: str, *, least: float = 0.0, open_: bool = True, most: float = math.inf) -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise ParameterError(f"{name} must be a number", given=type(value).__name__)
         try:
             value = float(value)
@@ -69,7 +68,7 @@ class Event:
 
     def _count(self, name: str) -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
             raise ParameterError(f"{name} must be a whole number of at least 1", given=repr(value))
         object.__setattr__(self, name, int(value))
 

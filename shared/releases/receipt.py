@@ -18,8 +18,7 @@ from shared.errors import ReceiptRefusal, SchemaRefusal
 from shared.mechanisms.base import unit
 from shared.mechanisms.latent_noise.plan import ALSO_GIVEN, TRAINED_BEFORE, TRAINED_EARLIER
 from shared.plans.plan import FEWEST_ALIKE, StudyPlan, Wave
-from shared.privacy import accountant as privacy
-from shared.privacy import meaning
+from shared.privacy.events import Event, NoGuarantee, from_canonical, guaranteed
 from shared.privacy.stated import CHARGED_BEFORE, FLOW
 from shared.releases.metadata import LABEL, VERSION
 
@@ -48,7 +47,7 @@ DIGEST, WORD = re.compile("[0-9a-f]{64}"), re.compile("[A-Za-z0-9_-]{1,64}")
 EARLIER_GATE = "That the release passed the site's checks and audit: its delivery shows it."
 """Gate stated by receipts of version 0.1, whose agents refused sealed tables by exact functions of records under every
 posture. `site-agent audit verify` finds those releases by it."""
-_VARIED = privacy.NoGuarantee().to_canonical()
+_VARIED = NoGuarantee().to_canonical()
 LEAVES_PERSONS_OPEN = ("local", "holdout")
 """Postures under which some person's record shapes the flow without noise: approved only with a tick on that."""
 
@@ -251,7 +250,9 @@ class Receipt:
         """`translation` as people may be shown it: of rows from a flow alone, not what an earlier version said."""
         if self.epsilon is None or self.stated_epsilon is not None:
             return self.translation
-        return meaning.translate(privacy.NoGuarantee(of="flow"), unit="patient" if self.unit == "patient" else "record")
+        from shared.privacy import meaning
+
+        return meaning.translate(NoGuarantee(of="flow"), unit="patient" if self.unit == "patient" else "record")
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
@@ -283,7 +284,9 @@ class Receipt:
 
         The coordinator runs this on every bundle, the agent before it seals one.
         """
-        event = privacy.from_canonical(self.event)
+        from shared.privacy import accountant as privacy
+
+        event = from_canonical(self.event)
         curve = _finite(privacy.rdp(event))
         least = 0 if plan.returning == "frozen" and self.wave > 1 else self.n
         if not least <= self.drawn <= self.n or not WORD.fullmatch(self.flow_of):
@@ -322,7 +325,7 @@ class Receipt:
                 )
 
 
-def planned_event(plan: StudyPlan, *, reused: bool = False) -> privacy.Event:
+def planned_event(plan: StudyPlan, *, reused: bool = False) -> Event:
     """The privacy event that one release under this plan is charged as, before it runs.
 
     Args:
@@ -331,7 +334,7 @@ def planned_event(plan: StudyPlan, *, reused: bool = False) -> privacy.Event:
     return (plan.release.reused(plan) if reused else plan.release).event(plan)
 
 
-def planned_events(plan: StudyPlan, waves: int | None = None) -> tuple[privacy.Event, ...]:
+def planned_events(plan: StudyPlan, waves: int | None = None) -> tuple[Event, ...]:
     """The events of a plan's waves where each is delivered: the flow is fitted in the first, and where a wave refits.
 
     Args:
@@ -367,20 +370,22 @@ def given(plan: StudyPlan, *, reused: bool = False) -> str:
     """
     if plan.posture == "private" and (plan.flow or (reused and charged_training(plan) is not None)):
         return CHARGED_BEFORE
-    if plan.posture != "local" or planned_event(plan) == privacy.NoGuarantee():
+    if plan.posture != "local" or planned_event(plan) == NoGuarantee():
         return ""
     carried = getattr(plan.release, "carry", "")
     return f"{FLOW} and the true {carried}" if carried else FLOW
 
 
-def in_words(plan: StudyPlan, event: privacy.Event, *, reused: bool = False) -> str:
+def in_words(plan: StudyPlan, event: Event, *, reused: bool = False) -> str:
     """The price in words, with what it does not cover said first: it is the sentence that people quote."""
     words = _in_words(plan, event, reused)
     repeated = plan.dictionary.repeated
     return words if repeated is None else f"{words} This is of a patient with {repeated.words}, all together."
 
 
-def _in_words(plan: StudyPlan, event: privacy.Event, reused: bool) -> str:
+def _in_words(plan: StudyPlan, event: Event, reused: bool) -> str:
+    from shared.privacy import meaning
+
     who = "patient" if unit(plan) == "patient" else "record"
     if carried := getattr(plan.release, "carry", ""):
         # "At most 1 % could be recognised" would be quoted without its condition, and is not true of these rows.
@@ -392,7 +397,7 @@ def _in_words(plan: StudyPlan, event: privacy.Event, reused: bool) -> str:
     condition = given(plan, reused=reused)
     held = FLOW if condition == CHARGED_BEFORE else condition
     words = meaning.translate(event, delta=plan.budget.delta, unit=who, given=held)
-    if not privacy.guaranteed(event):
+    if not guaranteed(event):
         return words
     if condition == CHARGED_BEFORE:
         return f"Given the flow, whose training was charged before and adds to this: {words}"
@@ -457,9 +462,11 @@ def _agree(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def _stated(event: privacy.Event, delta: float) -> float | None:
+def _stated(event: Event, delta: float) -> float | None:
     """The ε that a receipt states; None where there is no guarantee, for infinity is no price."""
-    return privacy.epsilon(event, delta) if privacy.guaranteed(event) else None
+    from shared.privacy import accountant as privacy
+
+    return privacy.epsilon(event, delta) if guaranteed(event) else None
 
 
 def _finite(curve: Any) -> tuple[float | None, ...]:
@@ -493,6 +500,8 @@ def write_receipt(
         reused: whether it was charged as a release through that flow (`planned_event`).
         trained, hospitals, mapping: see `Receipt`.
     """
+    from shared.privacy import accountant as privacy
+
     event = planned_event(plan, reused=reused)
     return Receipt(
         **_planned(plan, reused=reused),
