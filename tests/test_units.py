@@ -46,6 +46,34 @@ def test_a_unit_is_shut_to_two_of_ten(name):
     assert float(re.search(r"exposure level for \S+: ([\d.]+)", said.stdout)[1]) <= 2.0
 
 
+@pytest.mark.parametrize(("name", "variable"), list(zip(SERVICES, ("SITE", "COORDINATOR"), strict=True)))
+def test_what_a_person_types_runs_as_the_service_does(name, variable):
+    """Else the keys that a service has encrypted open for it alone, and the agent's runs for seconds in an hour."""
+    service = unit(name)["Service"]
+    text = (UNITS / "tributary-as").read_text(encoding="utf-8")
+    assert subprocess.run(["sh", "-n", UNITS / "tributary-as"]).returncode == 0
+    program, home = service["ExecStart"].split()[0].rpartition("/")[2], f"/var/lib/{service['User']}/home"
+    assert f"  {program}) user={service['User']} home=TRIBUTARY_{variable}_HOME ;;" in text
+    assert service["StateDirectory"] == service["User"]
+    assert home in (UNITS / name).read_text(encoding="utf-8")
+    assert '--setenv="$home=/var/lib/$user/home"' in text
+    assert f"--property=LoadCredentialEncrypted={service['LoadCredentialEncrypted']}" in text
+    asked = subprocess.run([UNITS / "tributary-as", "sh"], capture_output=True, text=True)
+    assert (asked.returncode, asked.stdout) == (2, "")
+
+
+def test_the_log_of_the_page_lies_where_the_unit_lets_it_be_written():
+    service = unit("tributary-coordinator.service")["Service"]
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert re.findall(r"(?m)^(/var/log/\S+)/[^/ ]+ \{$", page) == [f"/var/log/{service['LogsDirectory']}"]
+
+
+def test_the_page_makes_the_folder_of_the_secret_before_it_writes_there():
+    """Debian 12 has none."""
+    page = (UNITS / "README.md").read_text(encoding="utf-8")
+    assert 0 < page.index("mkdir -p -m 700 /etc/credstore.encrypted\n") < page.index("systemd-creds encrypt")
+
+
 DENIED = """
 import ctypes, mmap, sys
 libc = ctypes.CDLL(None, use_errno=True)
