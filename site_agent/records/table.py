@@ -31,6 +31,7 @@ from shared.errors import (
     StateRefusal,
 )
 from shared.plans.dictionary import Column, Dictionary
+from site_agent.records.blocks import checked_in_blocks
 from site_agent.records.identifiers import NORMALISED, compared
 from site_agent.records.mapping.preparing import dates, prepared
 from site_agent.records.mapping.recoding import recoded_table, with_point
@@ -114,10 +115,13 @@ def read(
         outside the dictionary), MissingRefusal, DuplicatePerson, StateRefusal (no edge list, or one too many).
     """
     require_edges(source, rules)
+    digest = hmac.new(key, digestmod=hashlib.sha256)
+    if (fast := _in_blocks(source, dictionary, as_written=as_written)) is not None:
+        _digested(digest, source, None)
+        return Records(table=fast[0], rows=fast[1], snapshot=digest.hexdigest())
     unseen: dict[str, int] = {}
     hospitals: dict[str, int] = {}
     table = _mapped(source, dictionary.source, as_written=as_written, unseen=unseen, hospitals=hospitals)
-    digest = hmac.new(key, digestmod=hashlib.sha256)
     size = _digested(digest, source, table)
     if source.values:  # the same file, read otherwise, is another table
         recoding = {name: one.to_canonical() for name, one in sorted(source.values.items())}
@@ -153,6 +157,8 @@ def problems(
         of them, though a release would take it.
     """
     require_edges(source, rules)
+    if _in_blocks(source, dictionary, as_written=as_written) is not None:
+        return ()
     rows = dictionary.source
     columns, table = _column_faults(source, rows), None
     found = list(columns)
@@ -330,6 +336,16 @@ def pseudonym(person: str, *, key: bytes) -> str:
 
 
 # -- inside -----------------------------------------------------------------------------------------------------
+def _in_blocks(source: TableSource, dictionary: Dictionary, *, as_written: bool) -> tuple[pd.DataFrame, int] | None:
+    """As of `checked_in_blocks`; None too where column names are not as they must be."""
+    names = header(source)
+    if _column_faults(source, dictionary.source):
+        return None
+    there = {source.columns.get(name, name): place for place, name in enumerate(names) if name not in source.ignore}
+    places = {column.name: there[column.name] for column in dictionary.columns if column.name in there}
+    return checked_in_blocks(source, dictionary, places, as_written=as_written)
+
+
 def _digested(digest: hmac.HMAC, source: TableSource | Edges, table: pd.DataFrame | None) -> int:
     """Add to a hash what was read: a file's bytes, or the rows (`AS_READ`). Returns: how many bytes that was."""
     size = 0

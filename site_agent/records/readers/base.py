@@ -7,7 +7,7 @@ own message quotes what it stumbled over, so none is ever passed on (`FormatRead
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from shared.errors import DataFileRefusal
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
     from site_agent.records.source import TableSource
 
-__all__ = ["FormatReader", "encoding"]
+__all__ = ["BLOCK_ROWS", "FormatReader", "encoding"]
+
+BLOCK_ROWS = 1 << 16
+"""Rows of a block, where a table is read in blocks."""
 
 
 class FormatReader(ABC):
@@ -27,11 +30,13 @@ class FormatReader(ABC):
         whole: what a table of this format must be, and what was given instead where it is damaged, in words.
         remedy: what to do about that.
         needs: modules that not every site installs (`shared.errors.EXTRAS`).
+        in_blocks: whether a part of a table can be read without the rest.
     """
 
     whole: ClassVar[tuple[str, str]]
     remedy: ClassVar[str] = "Export it again."
     needs: ClassVar[tuple[str, ...]] = ()
+    in_blocks: ClassVar[bool] = False
 
     @abstractmethod
     def columns(self, source: TableSource) -> tuple[str, ...]:
@@ -44,6 +49,10 @@ class FormatReader(ABC):
     @abstractmethod
     def table(self, source: TableSource, places: Sequence[int]) -> pd.DataFrame:
         """All rows of some columns, by their places in `columns`, in that order."""
+
+    def blocks(self, source: TableSource, places: Sequence[int]) -> Iterator[pd.DataFrame]:
+        """As `table`, `BLOCK_ROWS` after the other; all at once in a format that is not read in blocks."""
+        yield self.table(source, places)
 
     def unreadable(self, source: TableSource, error: Exception) -> DataFileRefusal:
         """Kind of a parser's error, without its message, which quotes the file."""

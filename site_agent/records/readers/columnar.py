@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from site_agent.records.readers.base import FormatReader
+from site_agent.records.readers.base import BLOCK_ROWS, FormatReader
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,6 +18,7 @@ __all__ = ["READERS"]
 class _Parquet(FormatReader):
     whole = ("a whole Parquet file", "a truncated or damaged one")
     needs = ("pyarrow",)
+    in_blocks = True
 
     def _file(self, source: TableSource) -> Any:
         import pyarrow as pa
@@ -33,6 +34,18 @@ class _Parquet(FormatReader):
 
     def count(self, source: TableSource) -> int:
         return int(self._file(source).metadata.num_rows)
+
+    def blocks(self, source: TableSource, places: Sequence[int]) -> Iterator[pd.DataFrame]:
+        import pyarrow as pa
+
+        every = self.columns(source)
+        names = [every[place] for place in places]
+        try:
+            for batch in self._file(source).iter_batches(BLOCK_ROWS, columns=names):
+                block = pa.Table.from_batches([batch]).replace_schema_metadata(None)
+                yield block.to_pandas(integer_object_nulls=True, timestamp_as_object=True)[names]
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            raise self.unreadable(source, error) from None
 
     def table(self, source: TableSource, places: Sequence[int]) -> pd.DataFrame:
         import pyarrow as pa

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from shared.errors import DataFileRefusal
-from site_agent.records.readers.base import FormatReader, encoding
+from site_agent.records.readers.base import BLOCK_ROWS, FormatReader, encoding
 
 if TYPE_CHECKING:
     from site_agent.records.source import TableSource
@@ -21,6 +22,7 @@ __all__ = ["READERS"]
 
 class _Csv(FormatReader):
     whole = ("readable as CSV", "rows of unequal length or an open quote")
+    in_blocks = True
     remedy = "Check the delimiter and the quoting, and that the export is complete."
 
     def columns(self, source: TableSource) -> tuple[str, ...]:
@@ -44,6 +46,13 @@ class _Csv(FormatReader):
             raise self.unreadable(source, error) from None
 
     def table(self, source: TableSource, places: Sequence[int]) -> pd.DataFrame:
+        return next(self._parts(source, places, None))
+
+    def blocks(self, source: TableSource, places: Sequence[int]) -> Iterator[pd.DataFrame]:
+        return self._parts(source, places, BLOCK_ROWS)
+
+    def _parts(self, source: TableSource, places: Sequence[int], rows: int | None) -> Iterator[pd.DataFrame]:
+        """So many rows at a time, or all at once, of some columns."""
         try:
             # pandas pads a line that was cut off and makes an index of fields that are too many: counted first.
             with source.path.open(encoding=encoding(source), newline="") as file:
@@ -60,15 +69,23 @@ class _Csv(FormatReader):
                     given=f"{short} rows with fewer, {long} with more",
                     next_step=self.remedy,
                 )
+            read = sorted(places)
             # Everything stays text: a parser that guesses would turn the identifier 007 into 7.
-            return pd.read_csv(
-                source.path,
-                dtype=str,
-                keep_default_na=False,
-                encoding=encoding(source),
-                sep=source.delimiter,
-                skip_blank_lines=wide > 1,
-            ).iloc[:, list(places)]
+            with (
+                pd.read_csv(
+                    source.path,
+                    dtype=str,
+                    keep_default_na=False,
+                    encoding=encoding(source),
+                    sep=source.delimiter,
+                    skip_blank_lines=wide > 1,
+                    usecols=read,
+                    iterator=True,
+                ) as table,
+                suppress(StopIteration),
+            ):  # there is no row more
+                while True:
+                    yield table.read(rows).iloc[:, [read.index(place) for place in places]]
         except (csv.Error, UnicodeError, pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, OSError) as error:
             raise self.unreadable(source, error) from None
 
