@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.estimands.fits.blocks import gram, scaled_product
 from shared.estimands.fits.regression import RegressionFit, newton
 
 __all__ = ["fine_gray"]
@@ -43,10 +44,11 @@ def fine_gray(x: Array, time: Array, event: Array, other: Array, *, iterations: 
         beta, inverse, reached, converged = newton(
             likelihood.value, likelihood.derivatives, np.zeros(x.shape[1]), iterations=iterations
         )
-        influence = likelihood.scores(beta) @ inverse
+        scores = likelihood.scores(beta)
+        influence = scaled_product(scores, np.ones(len(time)), inverse, out=scores)
     return RegressionFit(
         beta=beta,
-        cov=influence.T @ influence,
+        cov=gram(influence, np.ones(len(time))),
         converged=converged,
         fitted=x @ beta,
         loglik=reached,
@@ -67,7 +69,7 @@ class _SubdistributionLikelihood:
 
     def __init__(self, x: Array, time: Array, event: Array, other: Array) -> None:
         self._order = np.argsort(time, kind="stable")
-        self._x, self._time = x[self._order], time[self._order]
+        self._x, self._time = x.T.take(self._order, axis=1).T, time[self._order]  # column after column in memory
         self._event, self._other = event[self._order], other[self._order]
         self._at, deaths = np.unique(self._time[self._event > 0], return_counts=True)
         self._deaths = deaths.astype(float)
@@ -77,6 +79,12 @@ class _SubdistributionLikelihood:
         own, then = self._before(self._time), self._before(self._at)
         self._kept = np.where(self._other > 0, 1 / np.where(own > 0, own, 1.0), 0.0)  # 1 / G(T−) of who stays
         self._then = then
+        self._stays = np.flatnonzero(self._kept)
+        self._stayed = np.searchsorted(self._stays, self._first)  # how many of them before each event time
+        # Memory that is used again: to be given a million numbers' room takes longer than to add them up.
+        self._means, n = np.empty((len(self._at), x.shape[1]), order="F"), len(time)
+        self._product, self._running = np.empty(n), np.empty(n)
+        self._known: tuple[Array, tuple[Array, Array, Array]] | None = None
 
     def _censoring(self) -> None:
         """Times of censoring with the rows at risk of it; those that end by an event at the same time have left."""
@@ -90,81 +98,88 @@ class _SubdistributionLikelihood:
         tied = np.zeros(len(self._cut))
         tied[here] = count[place[here]]
         self._lost, self._open = lost.astype(float), later - tied
+        self._censored = np.flatnonzero(~ended)
+        self._until = np.searchsorted(self._time, self._cut, side="right")  # rows up to each time of censoring
+        self._later = np.searchsorted(self._at, self._cut, side="right")  # event times up to it
+        # Times of censoring that each row was there at: an event at one of them has left before it.
+        self._cuts_past = np.searchsorted(self._cut, self._time, side="left") + ~ended
 
     def _before(self, at: Array) -> Array:
         """G just before each time."""
         curve = np.r_[1.0, np.cumprod(1 - self._lost / self._open)]
         return np.asarray(curve[np.searchsorted(self._cut, at, side="left")])
 
-    def _linear(self, beta: Array) -> tuple[Array, Array]:
-        """η and θ, but for a factor that leaves by itself."""
-        eta = self._x @ beta
-        eta -= eta.max()
-        return eta, np.exp(eta)
-
-    def _sums(self, parts: Array) -> Array:
-        """At each event time the weighted sum of rows (n, …) over those at risk."""
-        rest = np.cumsum(parts[::-1], axis=0)[::-1][self._first]
-        wide = (-1, *(1,) * (parts.ndim - 1))
-        stayed = np.cumsum(parts * self._kept.reshape(wide), axis=0)[self._first - 1]
-        stayed[self._first == 0] = 0.0
-        return np.asarray(rest + self._then.reshape(wide) * stayed)
-
     def _at_risk(self, beta: Array) -> tuple[Array, Array, Array]:
-        """θ, and at each event time the sum of θ and the mean of x over those at risk."""
-        _, theta = self._linear(beta)
-        inside = self._sums(theta)
-        return theta, inside, self._sums(theta[:, None] * self._x) / inside[:, None]
+        """η and θ, but for a factor that leaves by itself, and at each event time the sum of θ over those at risk."""
+        if self._known is None or not np.array_equal(self._known[0], beta):  # a step's value and its derivatives
+            eta = self._x @ beta
+            eta -= eta.max()
+            theta, inside = np.exp(eta), np.empty(len(self._at))
+            self._sums(theta, inside)
+            self._known = beta.copy(), (eta, theta, inside)
+        return self._known[1]
+
+    def _sums(self, parts: Array, out: Array) -> None:
+        """At each event time the weighted sum of (n,) parts over those at risk."""
+        np.cumsum(parts[::-1], out=self._running[::-1])
+        np.take(self._running, self._first, out=out, mode="clip")
+        if len(self._stays):
+            stayed = np.append(0.0, np.cumsum(parts[self._stays] * self._kept[self._stays]))
+            out += self._then * stayed[self._stayed]
+
+    def _mean(self, beta: Array, j: int, out: Array) -> None:
+        """At each event time the mean of a column of x over those at risk."""
+        _, theta, inside = self._at_risk(beta)
+        self._sums(np.multiply(theta, self._x[:, j], out=self._product), out)
+        out /= inside
 
     def value(self, beta: Array) -> float:
         """Its logarithm."""
-        eta, theta = self._linear(beta)
-        return float(self._event @ eta - self._deaths @ np.log(self._sums(theta)))
+        eta, _, inside = self._at_risk(beta)
+        return float(self._event @ eta - self._deaths @ np.log(inside))
 
     def _exposed(self, hazard: Array) -> Array:
-        """For each row the hazards (K, …) at event times that it was at risk at, by its weight there."""
-        none = np.zeros((1, *hazard.shape[1:]))
-        own = np.concatenate([none, np.cumsum(hazard, axis=0)])[self._past]
-        weighted = hazard * self._then.reshape(-1, *(1,) * (hazard.ndim - 1))
-        after = np.concatenate([np.cumsum(weighted[::-1], axis=0)[::-1], none])[self._past]
-        return np.asarray(own + self._kept.reshape(-1, *(1,) * (hazard.ndim - 1)) * after)
+        """For each row the hazards (K,) at event times that it was at risk at, by its weight there."""
+        out = np.append(0.0, np.cumsum(hazard))[self._past]
+        if len(self._stays):
+            after = np.append(np.cumsum((hazard * self._then)[::-1])[::-1], 0.0)
+            out[self._stays] += self._kept[self._stays] * after[self._past[self._stays]]
+        return np.asarray(out)
 
     def derivatives(self, beta: Array) -> tuple[Array, Array]:
         """(p,) and (p, p): its slope, and the information."""
-        theta, inside, mean = self._at_risk(beta)
+        _, theta, inside = self._at_risk(beta)
         exposure = theta * self._exposed(self._deaths / inside)
-        slope = self._event @ self._x - exposure @ self._x
-        return slope, (self._x * exposure[:, None]).T @ self._x - (mean * self._deaths[:, None]).T @ mean
+        for j in range(self._x.shape[1]):
+            self._mean(beta, j, self._means[:, j])
+        slope = (self._event - exposure) @ self._x
+        return slope, gram(self._x, exposure) - gram(self._means, self._deaths)
 
     def scores(self, beta: Array) -> Array:
         """(n, p)."""
-        theta, inside, mean = self._at_risk(beta)
-        hazard = self._deaths / inside
-        out = self._exposed(hazard[:, None] * mean) - self._x * self._exposed(hazard)[:, None]
-        out *= theta[:, None]
-        dead = self._event > 0
-        out[dead] += self._x[dead] - mean[self._past[dead] - 1]
-        out += self._of_the_weights(theta, hazard, mean)
-        back = np.empty_like(out)
-        back[self._order] = out
-        return back
+        _, theta, inside = self._at_risk(beta)
+        hazard, mean = self._deaths / inside, self._means[:, 0]
+        rest = self._event - theta * self._exposed(hazard)
+        own = np.flatnonzero(self._event > 0)
+        out = np.empty(self._x.shape, order="F")
+        for j in range(self._x.shape[1]):
+            self._mean(beta, j, mean)
+            part = theta * self._exposed(hazard * mean)
+            part[own] -= mean[self._past[own] - 1]
+            part += rest * self._x[:, j] + self._of_the_weights(theta * self._x[:, j], theta, hazard, mean)
+            out[self._order, j] = part
+        return out
 
-    def _of_the_weights(self, theta: Array, hazard: Array, mean: Array) -> Array:
-        """ψ: what each row moves the score by through the curve of censoring."""
-        stays = theta * self._kept
-        so_far = np.searchsorted(self._time, self._cut, side="right")
-        total = np.r_[0.0, np.cumsum(stays)][so_far]
-        along = np.vstack([np.zeros((1, mean.shape[1])), np.cumsum(stays[:, None] * self._x, axis=0)])[so_far]
-        weighted, later = hazard * self._then, np.searchsorted(self._at, self._cut, side="right")
-        ahead = np.r_[np.cumsum(weighted[::-1])[::-1], 0.0][later]
-        shifted = np.vstack([np.cumsum((weighted[:, None] * mean)[::-1], axis=0)[::-1], np.zeros((1, mean.shape[1]))])
-        q = along * ahead[:, None] - total[:, None] * shifted[later]
-        rate = q / self._open[:, None]
-        running = np.vstack(
-            [np.zeros((1, mean.shape[1])), np.cumsum(rate * (self._lost / self._open)[:, None], axis=0)]
-        )
-        ended = (self._event + self._other) > 0
-        own = np.searchsorted(self._cut, self._time, side="left")  # an event at a time of censoring has left before it
-        out = -running[np.where(ended, own, own + 1)]
-        out[~ended] += rate[own[~ended]]
+    def _of_the_weights(self, own: Array, theta: Array, hazard: Array, mean: Array) -> Array:
+        """ψ of a column: what each row moves the score by through the curve of censoring; `own` is θ x."""
+
+        def so_far(parts: Array) -> Array:
+            return np.append(0.0, np.cumsum(parts * self._kept))[self._until]
+
+        def ahead(parts: Array) -> Array:
+            return np.append(np.cumsum((parts * self._then)[::-1])[::-1], 0.0)[self._later]
+
+        rate = (so_far(own) * ahead(hazard) - so_far(theta) * ahead(hazard * mean)) / self._open
+        out = -np.append(0.0, np.cumsum(rate * (self._lost / self._open)))[self._cuts_past]
+        out[self._censored] += rate[self._cuts_past[self._censored] - 1]
         return np.asarray(out)
