@@ -129,6 +129,17 @@ def test_several_waves_through_one_flow_share_its_error_and_add_their_patients()
     assert parts(1.0, [Draw(rows=300, w=0.0, fitted_on=None)], 2) == pytest.approx((0.0, 1.0))
 
 
+def test_waves_of_the_same_persons_are_as_uncertain_as_their_errors_could_be_together():
+    """400 persons, and again among 800: 400 of them count twice, whatever is known of the 800."""
+    few, all_of_them = Draw(rows=400, w=1 - 1e-12, fitted_on=None), Draw(rows=800, w=1 - 1e-12, fitted_on=None)
+    naive = 1 / 1200  # of rows of variance 1
+    sampling, _ = parts(naive, [few, all_of_them], 2, copies=True)
+    twice = (4 * 400 + 400) / 1200**2
+    assert 1 / 800 < twice < sampling == pytest.approx((1 / 3 / 400**0.5 + 2 / 3 / 800**0.5) ** 2)
+    alike = parts(2.0, [few, few], 2, copies=True)[0]
+    assert alike == pytest.approx(2 * parts(2.0, [few, few], 2)[0])
+
+
 def replace_flow(draw: Draw, flow: str, fitted_on: int) -> Draw:
     return Draw(rows=draw.rows, w=draw.w, flow=flow, fitted_on=fitted_on)
 

@@ -317,6 +317,45 @@ def test_refreshes_are_put_together_only_when_that_is_asked_for(study):
     # Twice the rows, the same persons: the rows' own variance is half of the persons'.
     (row,) = together.estimates
     assert row.vi_sampling == pytest.approx(2 * row.vi_naive, rel=0.1)
+    assert any("persons may be in more than one" in warning for warning in row.warnings), "said before the number"
+    assert not any(
+        "in more than one" in warning for warning in ask(study.store, "cvd", 2, QUESTION).estimates[0].warnings
+    )
+
+
+def test_waves_of_a_growing_hospital_are_not_held_surer_than_their_persons_could_be(study):
+    for wave, n in ((1, 300), (2, 900)):
+        study.deliver("alpha", wave, n)
+    (row,) = ask(study.store, "cvd", 2, QUESTION, combine=True).estimates
+    n = row.n
+    # As much as if the first wave's persons, a quarter of the rows, were among the second's.
+    assert row.vi_sampling / row.vi_naive >= n * (4 * 301 + 601) / n**2 * 0.99
+
+
+@pytest.mark.parametrize("study", [{"returning": "frozen"}], indirect=True)
+def test_a_release_that_holds_the_earlier_rows_is_not_put_together_with_them(study):
+    study.deliver("alpha", 1)
+    assert ask(study.store, "cvd", 1, QUESTION, combine=True).estimates[0].n == 301
+    study.deliver("alpha", 2)
+    with pytest.raises(ParameterError, match="must not hold one another's rows") as refused:
+        ask(study.store, "cvd", 2, QUESTION, combine=True)
+    assert "without --combine" in str(refused.value)
+
+
+def test_new_persons_are_not_taken_for_others_where_no_earlier_wave_could_tell(study):
+    nameless = dataclasses.replace(
+        study.plan.dictionary, columns=tuple(c for c in study.plan.dictionary.columns if c.kind != "person")
+    )
+    known, study.plan = study.plan.dictionary, dataclasses.replace(study.plan, version=2, dictionary=nameless)
+    study.store.add_plan(sign_plan(study.plan, [study.lead]), study.plan)
+    study.deliver("alpha", 1)
+    study.plan = dataclasses.replace(study.plan, version=3, returning="append", dictionary=known)
+    study.store.add_plan(sign_plan(study.plan, [study.lead]), study.plan)
+    study.deliver("alpha", 2)
+    (row,) = ask(study.store, "cvd", 2, QUESTION).estimates
+    assert (row.yi, row.n) == study.alone("alpha", 1, 2)
+    assert row.vi_sampling == pytest.approx(2 * row.vi_naive, rel=0.1), "they may be the same persons"
+    assert any("persons may be in more than one" in warning for warning in row.warnings)
 
 
 @pytest.mark.parametrize("study", RULES, indirect=True, ids=lambda rule: rule["returning"])

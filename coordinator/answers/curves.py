@@ -132,7 +132,7 @@ def curves(
         except Refusal as refusal:
             left_out[site] = resolving.reason_of(refusal)
             continue
-        more = site_answers.released_inflation(releases[site], held.behind[site], held.combined)
+        more = site_answers.released_inflation(store, releases[site], held.behind[site], held.combined)
         for group, curve in own.items():
             name = f"{site}, {group}" if group else site
             drawn = curve.read_off(times, label=name, level=level, inflation=more)

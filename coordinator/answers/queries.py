@@ -202,7 +202,9 @@ class PooledAnswer:
         rows = "" if waves == [self.wave] else f" of wave{many} {', '.join(map(str, waves))}"
         revision = self.revisions.get(self.wave)
         state = "" if revision is None else f", wave {self.wave} as of revision {revision}"
-        both = "; several refreshes put together, and their persons counted once" if self.combined else ""
+        both = (
+            "; several refreshes put together, a person's errors taken to be the same in each" if self.combined else ""
+        )
         sites = f"{count} site{'s' * (count != 1)}"
         summed = "" if self.result.summed is None else _IN_A_SUM.format(len(self.result.summed.sites), count)
         return f"Privatised releases of {sites}{rows}, plan version {versions}{state}; {kind}{both}.{summed}"
@@ -306,8 +308,8 @@ def ask(
         perturbations: how often rows whose flow is public are released again, to see what drawing did to them; 0 for
             not.
         trained: the flow that the plan names, for that.
-        combine: put the rows of all refreshes of a site together. They are noisy copies of the same persons, who
-            are counted once; say so with the result.
+        combine: put the rows of all refreshes of a site together. They are noisy copies of the same persons,
+            whose errors are taken to be the same in each (`intervals.parts`).
     Raises: what `site_estimates` raises; ParameterError (no such term, method, test or revision); StateRefusal (a
         release was taken back while it was read).
     """

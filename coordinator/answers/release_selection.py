@@ -210,6 +210,8 @@ def holding(
     wave = wave or _newest(accepted, study)
     cut = _cut(store, study, wave, as_of, combine)
     lines = _as_of_wave(store, study, wave, accepted, cut)
+    if combine:
+        _require_no_copies(store, study, lines)
     known = store.releases_of(line.bundle_sha256 for own in lines.values() for line in own)
     parts = {site: tuple(known[line.bundle_sha256] for line in own) for site, own in sorted(lines.items())}
     return ReleaseSelection(
@@ -277,6 +279,18 @@ def _as_of_wave(
             own.clear()
         own.append(release)
     return parts
+
+
+def _require_no_copies(store: Store, study: str, lines: Mapping[str, Sequence[ReleaseLine]]) -> None:
+    """Refuse to put together releases that hold one another's very rows."""
+    for site, own in sorted(lines.items()):
+        versions = {line.plan_version for line in own[1:]}
+        if any(store.plan(study, version).plan.returning == "frozen" for version in versions):
+            raise ParameterError(
+                "releases that are put together must not hold one another's rows",
+                given=f"{site}: {len(own)} releases, of which the later hold the earlier rows (frozen)",
+                next_step="Ask without --combine: the newest release holds them all.",
+            )
 
 
 def moved() -> StateRefusal:

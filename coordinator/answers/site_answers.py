@@ -380,8 +380,10 @@ def site_answer(
     if len(kinds) > 1:
         raise EstimateRefusal("a site's releases must be of one mechanism", given=", ".join(sorted(kinds)))
     if isinstance(plan.release, Answering):
-        if combined and len(releases) > 1 and plan.redraws:
-            raise EstimateRefusal("several refreshes of figures must not be put together", given=f"{len(releases)}")
+        if (plan.redraws and combined and len(releases) > 1) or _persons_unknown(store, releases):
+            raise EstimateRefusal(
+                "figures of the same persons must not be put together", given=f"{len(releases)} waves"
+            )
         if any(store.plan(one.study, one.plan_version).plan.release != plan.release for one in releases):
             raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
         figures = [(rows_of(store, [release], taken), release.receipt.n) for release in releases]
@@ -396,20 +398,29 @@ def site_answer(
         question,
         draws_of(releases, behind),
         levels=origin["levels"],
-        copies=_copies(releases, combined),
+        copies=_copies(store, releases, combined),
         postures=[release.receipt.posture for release in releases],
         surrogate=surrogate,
     )
 
 
-def released_inflation(releases: Sequence[AcceptedRelease], behind: Sequence[AcceptedRelease], combined: bool) -> float:
+def released_inflation(
+    store: Store, releases: Sequence[AcceptedRelease], behind: Sequence[AcceptedRelease], combined: bool
+) -> float:
     """Variance inflation of a share of a site's released rows (`intervals.inflation`)."""
-    return inflation(draws_of(releases, behind), copies=_copies(releases, combined))
+    return inflation(draws_of(releases, behind), copies=_copies(store, releases, combined))
 
 
-def _copies(releases: Sequence[AcceptedRelease], combined: bool) -> bool:
-    """True if a site's rows hold the same persons more than once."""
-    return combined and len(releases) > 1 and any(release.receipt.returning != "append" for release in releases)
+def _copies(store: Store, releases: Sequence[AcceptedRelease], combined: bool) -> bool:
+    """True if a site's rows may hold the same persons more than once."""
+    redrawn = any(release.receipt.returning != "append" for release in releases)
+    return (combined and redrawn and len(releases) > 1) or _persons_unknown(store, releases)
+
+
+def _persons_unknown(store: Store, releases: Sequence[AcceptedRelease]) -> bool:
+    """True if a site could not tell whom its new persons were new beside: plan versions name persons differently."""
+    plans = (store.plan(release.study, release.plan_version).plan for release in releases)
+    return len({plan.dictionary.person for plan in plans}) > 1
 
 
 def draws_of(releases: Sequence[AcceptedRelease], behind: Sequence[AcceptedRelease]) -> list[Draw]:

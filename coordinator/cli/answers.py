@@ -47,7 +47,9 @@ class AskedOfTable(PoolingOptions):
     as_of: AsOf = None
     combine: Annotated[
         bool,
-        typer.Option("--combine", help="Put all refreshes of a site together: the same persons again, se too small."),
+        typer.Option(
+            "--combine", help="Put all refreshes of a site together; se as if a person's waves said the same."
+        ),
     ] = False
     estimand: Planned = ""
     formula: Formula = ""

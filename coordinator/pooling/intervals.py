@@ -118,8 +118,9 @@ def parts(naive: float, draws: Sequence[Draw], order: float, *, copies: bool = F
         naive: variance that the table's own standard error claims; all its rows together.
         draws: where the rows came from.
         order: k; infinite for "at most".
-        copies: whether the draws are copies of the same persons (refreshes put together): then nothing of patients
-            and flows averages out, and only the noise does.
+        copies: whether the draws may be of the same persons (several waves put together). Nobody outside the site knows
+            who is in both, nor how alike a person's waves are, so the errors of patients and flows are taken to be
+            one and the same in all draws, the widest that they can be; only the noise averages out.
 
     The linear Gaussian case, posture `local`: 2 − w² times what the rows claim.
 
@@ -143,8 +144,7 @@ def parts(naive: float, draws: Sequence[Draw], order: float, *, copies: bool = F
     fits = [(group[0][0], sum(p * (1 - a) for _, p, a in group), group[0][2]) for group in flows.values()]
     known = [(draw, weight, a, float(draw.fitted_on)) for draw, weight, a in fits if draw.fitted_on is not None]
     if copies:
-        persons = max(draw.rows for draw in draws)
-        patients = sum(p * a for p, a in zip(share, weights, strict=True)) / math.sqrt(persons)
+        patients = sum(p * a / math.sqrt(draw.rows) for draw, p, a in zip(draws, share, weights, strict=True))
         own = sum(weight / math.sqrt(m) for draw, weight, _, m in known if draw.among)
         others = sum(weight / math.sqrt(m) for draw, weight, _, m in known if not draw.among)
         return row * ((patients + own) ** 2 + others**2), privacy
@@ -402,6 +402,10 @@ _ALIKE = (
     "Rows are released one by one: how alike the rows of a cluster are is in them only as far as its column and the "
     "kept share of the records hold it, so errors by cluster are those of what was released."
 )
+_WAVES = (
+    "Rows of several waves are put together here, and persons may be in more than one: the interval takes their errors "
+    "to be the same in every wave, so that further waves of the same persons make it hardly narrower."
+)
 _LITTLE = 0.5
 _CURVES = tuple(f"{name}(" for name in CURVES)
 
@@ -463,6 +467,8 @@ def with_release_variance(
             warnings.append(_CHANGES)
         if question.cluster:
             warnings.append(_ALIKE)
+        if copies:
+            warnings.append(_WAVES)
         out.append(
             replace(
                 row,
