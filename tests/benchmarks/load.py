@@ -1,13 +1,15 @@
-"""Load: 121 hospitals that deliver at once, to one, two and four processes, on SQLite and PostgreSQL; one is killed.
+"""Load: 121 hospitals that deliver, to one, two and four processes, on SQLite and PostgreSQL; one is killed.
 
 python -m tests.benchmarks.load [sites] [--waves N]
 
-Each site delivers a bundle of about 100 kB in each wave over mutual TLS, all sites at once, each time to the next
-process. Where several serve, one is killed with SIGKILL when a third of the bundles is acknowledged; its sites go on
-with the others. After each case every acknowledgement is held against the store: its place in the log, its bundle's
-digest, the log as a whole. Sites are threads of one process, which share the machine with the coordinator and the
-database; the database does not flush (``fsync=off``), SQLite does. `busy` is the machine's load average when a case
-began: above the number of cores, others were at work, and the times are theirs too.
+Each site delivers a bundle of about 100 kB in each wave over mutual TLS, each time to the next process. All begin at
+once, so that the last waits for everybody; in the cases `within a minute` each begins when its lot within the first
+fifty seconds says, as hospitals do that have a minute to deliver in. Where several serve, one is killed with SIGKILL
+when a third of the bundles is acknowledged; its sites go on with the others. After each case every acknowledgement is
+held against the store: its place in the log, its bundle's digest, the log as a whole. Sites are threads of one process,
+which share the machine with the coordinator and the database; the database does not flush (``fsync=off``), SQLite does.
+`busy` is the machine's load average when a case began: above the number of cores, others were at work, and the times
+are theirs too.
 """
 
 from __future__ import annotations
@@ -74,15 +76,19 @@ class Delivery:
             self.seconds.append(time.monotonic() - begun)
             acknowledged(len(self.heard))
 
-    def run(self, ports, acknowledged):
-        """Deliver everything, each site one bundle after the other; seconds."""
+    def run(self, ports, acknowledged, within):
+        """Deliver everything, each site one bundle after the other, begun within so many seconds; seconds."""
         waves = sorted({wave for _, wave in self.sealed})
+        lots = np.random.default_rng(1).uniform(0, within, len(self.sites))
         begun = time.monotonic()
+
+        def everything(place, site):
+            time.sleep(lots[place])
+            for wave in waves:
+                self.deliver(place, site, wave, ports, acknowledged)
+
         with ThreadPoolExecutor(len(self.sites)) as pool:
-            running = [
-                pool.submit(lambda p=place, s=site: [self.deliver(p, s, w, ports, acknowledged) for w in waves])
-                for place, site in enumerate(self.sites)
-            ]
+            running = [pool.submit(everything, place, site) for place, site in enumerate(self.sites)]
             for one in running:
                 one.result()
         return time.monotonic() - begun
@@ -103,7 +109,7 @@ class Delivery:
         return count, len(found)
 
 
-def measured(folder, url, processes, killed, sites, waves):
+def measured(folder, url, processes, killed, sites, waves, within=0.0):
     """One case: what was sent, how fast, and what is there afterwards."""
     from service import Hub
     from test_several_servers import Processes
@@ -119,13 +125,14 @@ def measured(folder, url, processes, killed, sites, waves):
             if killed and count == len(delivery.sealed) // 3:
                 os.kill(victim, signal.SIGKILL)
 
-        took = delivery.run([port for _, port in running], acknowledged)
+        took = delivery.run([port for _, port in running], acknowledged, within)
     right, stored = delivery.stored()
     hub.store.close()
     size = np.mean([sealed.path.stat().st_size for sealed in delivery.sealed.values()])
     return {
         "processes": processes,
         "killed": int(killed),
+        "begun_within_s": within,
         "sent": len(delivery.sealed),
         "acknowledged": len(delivery.heard),
         "acknowledged_and_stored": int(right),
@@ -151,17 +158,19 @@ def main() -> None:
     given = asked.parse_args()
     results = {}
     with tempfile.TemporaryDirectory() as place, database_server("load") as server:
-        for name, processes, killed in (
-            ("sqlite 1", 1, False),
-            ("postgresql 1", 1, False),
-            ("postgresql 2", 2, False),
-            ("postgresql 2 killed", 2, True),
-            ("postgresql 4", 4, False),
-            ("postgresql 4 killed", 4, True),
+        for name, processes, killed, within in (
+            ("sqlite 1", 1, False, 0.0),
+            ("sqlite 1 within a minute", 1, False, 50.0),
+            ("postgresql 1", 1, False, 0.0),
+            ("postgresql 1 within a minute", 1, False, 50.0),
+            ("postgresql 2", 2, False, 0.0),
+            ("postgresql 2 killed", 2, True, 0.0),
+            ("postgresql 4", 4, False, 0.0),
+            ("postgresql 4 killed", 4, True, 0.0),
         ):
             key = name.replace(" ", "_")
             url = server.database(key) if name.startswith("postgresql") else ""
-            results[key] = found = measured(Path(place) / key, url, processes, killed, given.sites, given.waves)
+            results[key] = found = measured(Path(place) / key, url, processes, killed, given.sites, given.waves, within)
             sys.stdout.write(
                 f"{name}: {found['acknowledged_and_stored']} of {found['acknowledged']} acknowledged are stored, "
                 f"{found['bundles_per_s']:.1f} bundles/s, p99 {found['p99_s']:.1f} s\n"
