@@ -144,6 +144,8 @@ def test_the_pages_first_command_of_compose_opens_every_port_that_is_shown():
     page = (DEPLOY / "containers" / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
     [words] = re.findall(r"run --rm coordinator (init .*)", page)
     require_verb("coordinator", words.split())
+    [of_the_agent] = re.findall(r"tributary-site (init .*)", page)
+    require_verb("site", of_the_agent.split())
     shown = [port.partition(":")[0] for port in COMPOSE["services"]["coordinator"]["ports"]]
     assert re.findall(r":(\d+)", words) == shown
 

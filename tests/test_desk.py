@@ -3,8 +3,12 @@
 # ruff: noqa: F811  (a fixture is imported by its name)
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +28,7 @@ from site_agent.lock import StateLock
 from site_agent.release import drawing
 from site_agent.show import export, refusals, verifier
 from site_agent.show.refusals import Refusals
+from tests.sources import ROOT
 
 CANARY = "CANARY-4711"
 
@@ -274,6 +279,21 @@ def test_the_author_who_approves_and_the_second_person_who_is_the_first_are_note
     assert (rows[1]["study"], rows[1]["release_id"]) == ("mini", made["release_id"])
     kinds = [row["kind"] for row in ready.json("history", "--last", "0")["entries"]]
     assert kinds.index("refused") < kinds.index("reserve") < len(kinds) - 1 - kinds[::-1].index("refused")
+
+
+def test_an_agent_that_waits_for_its_next_round_ends_well_when_it_is_told_to(ready):
+    """As the first process of a container it would not end at all: the kernel shields that from what nobody handles."""
+    ready("pause", "--as", "dr-lind", "--reason", "audit week")
+    words = [sys.executable, "-m", "site_agent.cli", "run", "--home", f"{ready.home}"]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": f"{ROOT}"}
+    ) as agent:
+        try:
+            assert "paused" in agent.stdout.readline()
+            agent.send_signal(signal.SIGTERM)
+            assert agent.wait(60) == 0
+        finally:
+            agent.kill()
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -163,37 +165,52 @@ def run_(
         while time.monotonic() < until and pause.exists() == paused:
             time.sleep(min(1.0, max(0.0, until - time.monotonic())))
 
-    left = os.environ.pop(_RESTING, "")
-    if left and not (once or dry_run):
-        until, paused = left.split()
-        rest(float(until), paused == "1")
-    while True:
-        # Opened anew each round: settings and plans may have changed since.
-        desk = open_desk(home)
-        was_paused = desk.config.pause_file.exists()
-        if not dry_run:
-            sweep(desk.home)
-            with suppress(LockedRefusal):  # the next round does it
-                encrypt_keys(desk.config)
-        attend(
-            desk,
-            site=partial(working_site, desk),
-            agent_version=agent_version(),
-            today=today(),
-            say=say,
-            dry_run=dry_run,
-        )
-        if once or dry_run:
-            if failed:
-                raise typer.Exit(failed[0])
-            return
-        end = time.monotonic() + 60 * every
-        _begin_anew(end, was_paused)
-        rest(end, was_paused)
+    with nullcontext() if once or dry_run else _ended_when_told():
+        left = os.environ.pop(_RESTING, "")
+        if left and not (once or dry_run):
+            until, paused = left.split()
+            rest(float(until), paused == "1")
+        while True:
+            # Opened anew each round: settings and plans may have changed since.
+            desk = open_desk(home)
+            was_paused = desk.config.pause_file.exists()
+            if not dry_run:
+                sweep(desk.home)
+                with suppress(LockedRefusal):  # the next round does it
+                    encrypt_keys(desk.config)
+            attend(
+                desk,
+                site=partial(working_site, desk),
+                agent_version=agent_version(),
+                today=today(),
+                say=say,
+                dry_run=dry_run,
+            )
+            if once or dry_run:
+                if failed:
+                    raise typer.Exit(failed[0])
+                return
+            end = time.monotonic() + 60 * every
+            _begin_anew(end, was_paused)
+            rest(end, was_paused)
 
 
 _RESTING = "TRIBUTARY_RESTING"
 """Until when, on the machine's clock, an agent that began anew waits; and whether it was paused."""
+
+
+@contextmanager
+def _ended_when_told() -> Iterator[None]:
+    """Have SIGTERM end this process with 0, also as the first of a container, which the kernel would shield from it.
+
+    A round that it breaks off is taken up by the next one, as after any other end.
+    """
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _begin_anew(until: float, paused: bool) -> None:
@@ -206,8 +223,12 @@ def _begin_anew(until: float, paused: bool) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os.environ[_RESTING] = f"{until} {int(paused)}"
-    with suppress(OSError):  # then this process waits
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # one that comes meanwhile is for the fresh process
+    try:
+        with suppress(OSError):  # then this process waits
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     del os.environ[_RESTING]
 
 
