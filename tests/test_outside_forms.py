@@ -310,7 +310,10 @@ def test_a_pack_is_of_the_settings_in_force(released, packs):
         assert names >= {"data-flow.mmd", "ports.md", "roles.md", "retention.md", "dpia.md", "threat-model.md"}
         assert names >= {"controls.md", "sbom.cdx.json", "README.md"}
         assert address in (pack / "ports.md").read_text()
-        assert TABLES.purpose in (pack / "dpia.md").read_text()
+        dpia = (pack / "dpia.md").read_text()
+        assert TABLES.purpose in dpia
+        assert f"Columns: {', '.join(TABLES.dictionary.names)}." in dpia
+        assert ".." not in dpia
         flow = (pack / "data-flow.mmd").read_text()
         assert flow.startswith("flowchart LR\n")
         assert "north" in flow

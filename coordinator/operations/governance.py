@@ -135,6 +135,7 @@ def _dpia(plans: list[StudyPlan]) -> str:
     for plan in plans:
         lines += [f"## {plan.study}: {' '.join(plan.title.split())}", "", f"Purpose: {' '.join(plan.purpose.split())}"]
         lines += [f"What arrives: {len(plan.waves)} wave(s) by {plan.release.mechanism}, posture {plan.posture}."]
+        lines += [f"Columns: {', '.join(plan.dictionary.names) or 'none; a network'}."]
         lines += [f"Cap for one person at one site: {shown_price(plan.budget.epsilon, '', delta=plan.budget.delta)}."]
         lines += [f"Released rows to analysts: {'yes' if plan.row_download else 'no'}.", ""]
     return "\n".join(lines if plans else [*lines, "No plan is signed yet."])

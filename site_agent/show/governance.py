@@ -165,7 +165,9 @@ def _dpia(desk: Desk, plans: list[StudyPlan], today: dt.date) -> str:
             f"Whose records: {_plain(plan.eligibility) or 'the plan does not say'}",
         ]
         lines += [f"Columns: {', '.join(column['name'] for column in facts['columns']) or 'none; a network'}."]
-        lines += [f"Recipient: {plan.coordinator}, and no other. Afterwards: {_plain(facts['afterwards'])}."]
+        lines += [
+            f"Recipient: {plan.coordinator}, and no other. Afterwards: {_plain(facts['afterwards']).rstrip('.')}."
+        ]
         lines += [
             f"What leaves: {len(plan.waves)} planned release(s) by {plan.release.mechanism}, posture {plan.posture}."
         ]
