@@ -94,7 +94,14 @@ def walked(browser, release_id: str = "none") -> str:
     """What all pages say in each language; none holds anything that could act."""
     held, words, odd = browser.cookie, "", quote(HOSTILE, safe="")
     addresses = [path.format(study="mini", release_id=release_id) for path in sorted(pages())]
-    addresses += ["/data/mini?proposals=yes", "/data/mini?check=yes", f"/data/{odd}", f"/release/{odd}", f"/{odd}"]
+    addresses += [
+        "/data/mini?proposals=yes",
+        "/data/mini?names=yes&proposals=yes",
+        "/data/mini?check=yes",
+        f"/data/{odd}",
+        f"/release/{odd}",
+        f"/{odd}",
+    ]
     for code in NAMES:
         browser.cookie = f"{held}; {COOKIE}={code}"
         for address in addresses:

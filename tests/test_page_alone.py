@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from html.parser import HTMLParser
 
 import pytest
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
+from test_mapping import AGE, DATES, FOLLOWED, ROWS, STUDY, VALUES
 from test_page import TOKEN, decision, served
 
 from shared.plans.plan import Budget
+from site_agent.cli import open_desk
 
 WHO = {"name": "dr-lind", "passphrase": PASSPHRASE}
 
@@ -136,6 +139,106 @@ def test_no_name_is_shown_of_a_first_line_that_may_be_a_patient(ready, table):
         assert answer.status == 200
         assert "Names are not shown" in answer.words
         assert "CANARY" not in answer.text, ask
+
+
+class Form(HTMLParser):
+    """What a browser would send of the form that goes to `action`, were nothing typed."""
+
+    def __init__(self, text: str, action: str) -> None:
+        super().__init__()
+        self.action, self.inside, self.fields, self.select = action, False, {}, ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, given):
+        given = dict(given)
+        if tag == "form":
+            self.inside = given["action"] == self.action
+        if not self.inside:
+            return
+        if tag == "input" and given.get("type") != "checkbox":
+            self.fields[given["name"]] = given.get("value", "")
+        elif tag == "input" and "checked" in given:
+            self.fields[given["name"]] = given["value"]
+        elif tag == "select":
+            self.select, self.first, self.chosen = given["name"], None, None
+        elif tag == "option" and self.select:
+            self.option, self.taken = given.get("value"), "selected" in given
+
+    def handle_data(self, data):
+        if self.select and self.inside and data.strip():
+            value = data.strip() if self.option is None else self.option
+            self.first = value if self.first is None else self.first
+            self.chosen = value if self.taken else self.chosen
+
+    def handle_endtag(self, tag):
+        if tag == "select" and self.select:
+            self.fields[self.select] = (self.first if self.chosen is None else self.chosen) or ""
+            self.select = ""
+
+
+@pytest.fixture
+def of_dates(hospital, plan):
+    """A page at a site whose extract has dates, and names of its own."""
+    hospital.publish(replace(plan, dictionary=STUDY, estimands={}))
+    with served(hospital.home) as browser:
+        browser.login()
+        made(hospital, browser)
+        hospital("plan", "fetch", "mini")
+        hospital("plan", "approve", "mini", "--as", "dr-lind", "--understood", "local")
+        path = hospital.folder / "auszug.csv"
+        ROWS.rename(columns={"person": "Fall", "sex": "Geschlecht", "chol": "Wert"}).to_csv(path, index=False, sep=";")
+        hospital("data", "add", str(path), "--as", "mini")
+        yield hospital, browser
+
+
+def test_a_mapping_of_dates_and_formulas_is_made_on_the_page(of_dates):
+    """Names are asked for first; what is proposed stands in the form, and what is typed there is the mapping."""
+    site, browser = of_dates
+    assert "Fall" not in browser.get("/data/mini?proposals=yes").text
+    address = "/data/mini?names=yes&amp;proposals=yes"
+    assert address in browser.get("/data/mini").text
+    form = Form(browser.get(address.replace("&amp;", "&")).text, "/data/mini/map").fields
+    assert form["formula age"] == AGE["age"].replace("geb", "[geb]").replace("aufnahme", "[aufnahme]")
+    assert (form["follow start"], form["follow end"], form["follow last"]) == ("aufnahme", "tod", "kontakt")
+    form |= {"from person": "Fall", "from chol": "Wert", "unit chol": "mmol/l", "analyte chol": "cholesterol"}
+    form |= {"comma chol": "yes"}
+    checked = posted(browser, "/data/mini/map", form, at="/data/mini")
+    assert "4 rows within the dictionary" in checked.words
+    source = open_desk(site.home).config.source("mini")
+    assert dict(source.columns) == {"Fall": "person", "Geschlecht": "sex", "Wert": "chol"}
+    assert dict(source.values) == VALUES
+    assert (dict(source.steps.dates), source.steps.follow_up) == (DATES, FOLLOWED)
+    assert dict(source.steps.derive) == {"age": form["formula age"]}
+
+    # As it stands in the form it is what it is: sent once more, nothing changes; and what is emptied is gone.
+    form = Form(browser.get("/data/mini").text, "/data/mini/map").fields
+    posted(browser, "/data/mini/map", form, at="/data/mini")
+    assert open_desk(site.home).config.source("mini") == source
+    posted(browser, "/data/mini/map", form | {"follow start": "", "date 0": ""}, at="/data/mini")
+    steps = open_desk(site.home).config.source("mini").steps
+    assert steps.follow_up is None
+    assert len(steps.dates) == 3
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ({"date 4": "nowhere", "form 4": "iso"}, "a date must be one of the file's columns"),
+        ({"date 0": "geb", "form 0": "%d.%m.%y"}, "a year of two digits"),
+        ({"formula chol": "geb +"}, "formula"),
+        ({"follow start": "nowhere"}, "a date must be one of the file's columns"),
+        ({"follow last": "", "follow until": ""}, "the last date that is known"),
+        ({"formula died": "1"}, "must be made once"),
+    ],
+)
+def test_what_the_form_cannot_mean_is_refused_and_nothing_is_kept(of_dates, typed, said):
+    site, browser = of_dates
+    before = (site.home / "site.toml").read_bytes()
+    form = Form(browser.get("/data/mini?names=yes&proposals=yes").text, "/data/mini/map").fields
+    answer = posted(browser, "/data/mini/map", form | typed, at="/data/mini")
+    assert answer.status == 409
+    assert said in answer.words
+    assert (site.home / "site.toml").read_bytes() == before
 
 
 def test_a_work_that_breaks_off_does_not_look_done(ready, monkeypatch):

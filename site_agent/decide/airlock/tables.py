@@ -92,13 +92,18 @@ def newer(before: TableSource, source: TableSource) -> TableSource:
     )
 
 
-def matching(source: TableSource, dictionary: Dictionary, *, edges: Any = None) -> Matching:
-    """A file's columns beside the dictionary's. Raises: DataFileRefusal; UsageRefusal (edges where none belong)."""
+def matching(source: TableSource, dictionary: Dictionary, *, edges: Any = None, header: bool = False) -> Matching:
+    """A file's columns beside the dictionary's.
+
+    Args:
+        header: whether a person has said that the first line holds names, whatever is known of them.
+    Raises: DataFileRefusal; UsageRefusal (edges where none belong).
+    """
     from site_agent.records import table as records
 
     records.require_edges(source, edges)
     dictionary = dictionary.source
-    trusted, names = records.named(source, dictionary)
+    trusted, names = (True, records.header(source)) if header else records.named(source, dictionary)
     known = {column.name for column in dictionary.columns}
     target = {name: source.columns.get(name, name if name in known else "") for name in names}
     steps = source.steps
