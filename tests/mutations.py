@@ -1175,9 +1175,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         "moments: a score of blocks without noise",
         (
             MOMENTS_DRAW,
-            "    score = pilot(release, design)\n",
+            "    score = pilot(release, design, points)\n",
             "    bare = {'moments': np.sum(inner, axis=0), 'products': np.sum(products, axis=0)}\n"
-            "    score = pilot(MomentsRelease(**{**vars(release), **bare}), design)\n",
+            "    score = pilot(MomentsRelease(**{**vars(release), **bare}), design, points)\n",
         ),
         tests=[LENS],
     ),
