@@ -44,6 +44,7 @@ from coordinator.figures.forest import forest  # noqa: E402
 from coordinator.figures.over_time import budget_figure, km_figure, waves_figure  # noqa: E402
 from coordinator.pooling.further.refits import cumulative, leave_one_out  # noqa: E402
 from coordinator.pooling.pool import PooledResult, pool, pool_estimates  # noqa: E402
+from coordinator.services.at_home import open_home  # noqa: E402
 from shared.errors import Refusal  # noqa: E402
 from shared.estimands.answer import Estimate  # noqa: E402
 
@@ -67,6 +68,7 @@ __all__ = [
     "influence_panel",
     "km_figure",
     "leave_one_out",
+    "open_home",
     "pool",
     "pool_estimates",
     "read_table",

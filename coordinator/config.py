@@ -299,6 +299,19 @@ class CoordinatorConfig:
         return f"{self.listen.rpartition(':')[0]}:{self.analysts.rpartition(':')[2]}" if self.analysts else ""
 
     @property
+    def analysis_settings(self) -> dict[str, Any]:
+        """Limits of analysts' questions, as of `coordinator.services.analysis.AnalysisService`."""
+        return {
+            "rate": self.analyst_rate,
+            "burst": self.analyst_burst,
+            "at_once": self.analyst_places,
+            "memory": self.analyst_memory_mb << 20,
+            "cpu": self.analyst_seconds,
+            "a_day": self.analyst_day,
+            "compute": self.compute,
+        }
+
+    @property
     def web_settings(self) -> dict[str, str] | None:
         """What the HTTPS server is told: where it listens, its files, its provider, and where gRPC is dialled.
 

@@ -109,7 +109,7 @@ def mine(stage, token, tmp_path):
         token=token,
     )
     given.save(tmp_path / "pia.token.json")
-    with remote.Connection(given) as connection:
+    with remote.connect(given) as connection:
         yield connection
 
 

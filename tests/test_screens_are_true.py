@@ -24,7 +24,7 @@ from test_network_release import contacts_plan
 from test_waves import several
 
 from coordinator.analyst import commands as analyst
-from coordinator.analyst.remote import Connection, Pass
+from coordinator.analyst.remote import Pass, connect
 from coordinator.cli import main as coordinator
 from coordinator.demo import main as tributary
 from coordinator.planning import price as pricing
@@ -243,7 +243,7 @@ def test_an_analyst_without_a_network_is_not_told_of_sealed_releases_or_hospital
     key = ec.generate_private_key(ec.SECP256R1())
     ca = certificate("ca", key.public_key(), key)
     with (
-        Connection(Pass(address="127.0.0.1:9", server_name="hub", ca_pem=ca, **given)) as connection,
+        connect(Pass(address="127.0.0.1:9", server_name="hub", ca_pem=ca, **given)) as connection,
         pytest.raises(NetworkRefusal) as refused,
     ):
         connection.studies()

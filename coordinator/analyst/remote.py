@@ -18,7 +18,7 @@ import difflib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from coordinator.pooling.pool import PooledResult
     from shared.estimands.questions import Estimand
     from shared.releases.synthetic import Synthesis
-    from shared.wire.transport import Client
 
 __all__ = [
+    "Caller",
     "Connection",
     "Pass",
     "Study",
@@ -68,15 +68,37 @@ RELEASES_PAGE = 200
 def connect(token: str | Path | Pass) -> Connection:
     """Connect to the coordinator that a token's file names. Raises: AccessRefusal, DataFileRefusal."""
     if isinstance(token, Pass):
-        return Connection(token)
-    return Connection(Pass.load(Path(token)), memory=Path(token).with_suffix(".log.json"))
+        return _connected(token)
+    return _connected(Pass.load(Path(token)), memory=Path(token).with_suffix(".log.json"))
 
 
 def sign_in(address: str, *, ca: str | Path = "", say: Callable[[str], None] = print) -> Connection:
     """Sign in by the hospital's provider, and connect; arguments and refusals as of `access.sign_in.signed_in`."""
     from coordinator.analyst.access.sign_in import signed_in
 
-    return Connection(signed_in(address, ca=ca, say=say))
+    return _connected(signed_in(address, ca=ca, say=say))
+
+
+def _connected(given: Pass, memory: Path | None = None) -> Connection:
+    """A connection by a token; `memory` keeps what was seen of the coordinator's log."""
+    from coordinator.analyst.access.log_check import FollowedLog
+    from shared.base.keys import PublicKey
+    from shared.wire.message_limits import ASKED_CAP
+    from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE
+    from shared.wire.transport import Client, Credentials
+
+    client: Client = Client(
+        address=given.address,
+        server_name=given.server_name,
+        credentials=Credentials(ca_pem=given.ca_pem, token=given.token),
+        service=ANALYSIS_SERVICE,
+        methods=ANALYSIS,
+        request_cap=ASKED_CAP,
+    )
+    if not given.witness:
+        return Connection(given.name, client)
+    look = functools.partial(client.call, "Watch", timeout=PATIENCE)
+    return Connection(given.name, client, FollowedLog(PublicKey(given.witness), look, memory))
 
 
 def _counted(lines: list[dict[str, Any]]) -> dict[str, int]:
@@ -93,34 +115,29 @@ def _counted(lines: list[dict[str, Any]]) -> dict[str, int]:
     }
 
 
+class Caller(Protocol):
+    """What carries a question to the service that answers it: a network's client, or this process."""
+
+    def call(self, method: str, request: Any, *, timeout: float) -> Any:
+        """What the method answers. Raises: its refusal."""
+        ...
+
+    def close(self) -> None:
+        """Carry no more."""
+        ...
+
+
 class Connection(Shown, Mapping[str, "Study"]):
-    """The studies that a token is for, by name.
+    """The studies that somebody may ask, by name.
 
     Args:
-        given: the token.
-        memory: file that keeps what was seen of the coordinator's log; beside the token's file where that was named.
+        name: who asks.
+        client: carries the questions.
+        followed: the coordinator's log as a token's file follows it; None: answers are held to no log.
     """
 
-    def __init__(self, given: Pass, memory: Path | None = None) -> None:
-        from coordinator.analyst.access.log_check import FollowedLog
-        from shared.base.keys import PublicKey
-        from shared.wire.message_limits import ASKED_CAP
-        from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE
-        from shared.wire.transport import Client, Credentials
-
-        self.name = given.name
-        self._client: Client = Client(
-            address=given.address,
-            server_name=given.server_name,
-            credentials=Credentials(ca_pem=given.ca_pem, token=given.token),
-            service=ANALYSIS_SERVICE,
-            methods=ANALYSIS,
-            request_cap=ASKED_CAP,
-        )
-        self.followed: FollowedLog | None = None
-        if given.witness:
-            look = functools.partial(self._client.call, "Watch", timeout=PATIENCE)
-            self.followed = FollowedLog(PublicKey(given.witness), look, memory)
+    def __init__(self, name: str, client: Caller, followed: FollowedLog | None = None) -> None:
+        self.name, self._client, self.followed = name, client, followed
 
     def audit_log(self) -> LogAudit:
         """Read the whole log, for a lead's or an auditor's token: what it names and the coordinator does not show.

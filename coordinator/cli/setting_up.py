@@ -262,13 +262,5 @@ def serve(
         grace=config.grace_seconds,
         analysts=asked,
         web=web,
-        analysis={
-            "rate": config.analyst_rate,
-            "burst": config.analyst_burst,
-            "at_once": config.analyst_places,
-            "memory": config.analyst_memory_mb << 20,
-            "cpu": config.analyst_seconds,
-            "a_day": config.analyst_day,
-            "compute": config.compute,
-        },
+        analysis=config.analysis_settings,
     )
