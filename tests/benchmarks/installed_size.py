@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.metadata import distributions
+from importlib.metadata import Distribution, distributions
 from importlib.util import cache_from_source
 from pathlib import Path
 
@@ -32,12 +32,18 @@ def installed(folder: Path, wheel: Path, extras: str, options: Sequence[str] = (
 
 
 def measured(folder: Path) -> dict[str, float]:
-    """What is installed in an environment, and the byte code that lies beside it, whoever wrote it."""
+    """What is installed in an environment with the byte code beside it, whoever wrote it; of that the largest five."""
     (packages,) = folder.glob("lib/python3*/site-packages")
     found = [one for one in distributions(path=[str(packages)]) if one.metadata["Name"] not in TOOLS]
-    files = {Path(file.locate()) for one in found for file in one.files or ()}
+    sizes = {one.metadata["Name"]: _megabytes(one) for one in found}
+    five = sorted(sizes.values(), reverse=True)[:5]
+    return {"packages": len(found), "mb": sum(sizes.values()), "largest_five_mb": sum(five)}
+
+
+def _megabytes(one: Distribution) -> float:
+    files = {Path(file.locate()) for file in one.files or ()}
     files |= {Path(cache_from_source(str(file))) for file in files if file.suffix == ".py"}
-    return {"packages": len(found), "mb": sum(file.stat().st_size for file in files if file.is_file()) / 1e6}
+    return sum(file.stat().st_size for file in files if file.is_file()) / 1e6
 
 
 def options_of_the_page() -> list[str]:
