@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pandas as pd
@@ -209,6 +210,15 @@ def test_nobody_who_died_without_a_day_that_can_be_right_is_read_as_a_survivor(d
 def test_values_of_several_units_are_refused_where_none_is_named(tmp_path):
     found = refused(tmp_path, definition=DEFINITION.replace('unit = "mm[Hg]"\n', ""))
     assert found.given == "2 units"
+
+
+def test_a_whole_number_that_no_double_holds_lies_beyond_all_bounds(tmp_path):
+    files = {
+        **FILES,
+        "Observation.000": [pressure("1", "2011-02-01", 10**400), pressure("5", "2013-12-31", -(10**400))],
+    }
+    pressures = records.whole(export(tmp_path, files)).iloc[:, 4].tolist()
+    assert (pressures[0], pressures[2]) == (math.inf, -math.inf)
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '"text"', '{"id": 3}', "\x00", '{"resourceType": 7}'])

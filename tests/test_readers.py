@@ -295,3 +295,12 @@ def test_a_date_beyond_the_calendar_is_refused_as_that(kind, style, tmp_path):
     getattr(pyreadstat, f"write_{kind}")(table, path, variable_format={"seen": style})
     with pytest.raises(DataFileRefusal, match="the years 1 to 9999"):
         records.whole(TableSource(path=path))
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_a_name_that_is_no_text_is_a_damaged_file(kind, tmp_path):
+    path, table = tmp_path / f"x.{kind}", pd.DataFrame({"weight": [50.0, 61.0], "person": ["a", "b"]})
+    table.to_feather(path) if kind == "arrow" else table.to_parquet(path)
+    path.write_bytes(path.read_bytes().replace(b"weight", b"weig\xb6t"))
+    with pytest.raises(DataFileRefusal, match="must be text in utf-8"):
+        records.whole(TableSource(path=path))

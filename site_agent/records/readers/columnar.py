@@ -25,7 +25,9 @@ class _Parquet(FormatReader):
         import pyarrow.parquet as pq
 
         try:
-            return pq.ParquetFile(source.path)
+            found = pq.ParquetFile(source.path)
+            _ = found.schema_arrow.names  # a damaged one is no text
+            return found
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self.unreadable(source, error) from None
 
@@ -78,7 +80,9 @@ class _Arrow(FormatReader):
             with source.path.open("rb") as file:
                 indexed = file.read(6) == b"ARROW1"
             with pa.memory_map(str(source.path)) as mapped:
-                return (pa.ipc.open_file if indexed else pa.ipc.open_stream)(mapped).read_all()
+                found = (pa.ipc.open_file if indexed else pa.ipc.open_stream)(mapped).read_all()
+            _ = found.column_names  # a damaged one is no text
+            return found
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self.unreadable(source, error) from None
 

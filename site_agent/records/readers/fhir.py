@@ -245,11 +245,19 @@ def _coded(resource: Mapping[str, Any], codes: frozenset[str]) -> Mapping[str, A
     return None
 
 
+def _float(value: float) -> float:
+    """The number; infinity for a whole one that no double holds, which no bounds of a plan do either."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
 def _quantity(part: Mapping[str, Any]) -> tuple[float | None, str]:
     """A value and its unit, by UCUM where the export says it."""
     whole = part.get("valueInteger")
     if type(whole) is int:
-        return float(whole), ""
+        return _float(whole), ""
     quantity = part.get("valueQuantity")
     value = _inside(quantity, "value")
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -257,7 +265,7 @@ def _quantity(part: Mapping[str, Any]) -> tuple[float | None, str]:
     # "< 5" is no value of 5.
     if _inside(quantity, "comparator"):
         return None, ""
-    return float(value), str(_inside(quantity, "code") or _inside(quantity, "unit") or "")
+    return _float(value), str(_inside(quantity, "code") or _inside(quantity, "unit") or "")
 
 
 def _day(value: Any) -> str | None:
