@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.estimands.fits.blocks import gram, scaled_product
 from shared.estimands.fits.regression import RegressionFit, newton
 
 __all__ = ["LAWS", "AcceleratedFit", "Law", "TimeLaw", "accelerated"]
@@ -99,49 +100,17 @@ def accelerated(
     >>> fit.regression.beta.round(4), round(float(np.log(10 / 3)), 4)
     (array([1.204]), 1.204)
     """
-    known, (n, p) = LAWS[law], x.shape
-    w = np.ones(n) if weights is None else weights
+    known, p = LAWS[law], x.shape[1]
+    w = np.ones(len(x)) if weights is None else weights
     y = np.log(time) - (0.0 if offset is None else offset)
-    dead = event > 0
-
-    def parts(theta: Array) -> tuple[Array, Array, Array, Array, float]:
-        """z; the log-likelihood's terms and their first and second derivative by z; σ."""
-        sigma = float(np.exp(theta[p])) if known.free else 1.0
-        z = (y - x @ theta[:p]) / sigma
-        terms = np.empty((3, n))
-        terms[:, dead] = known.density(z[dead])
-        terms[:, ~dead] = known.survival(z[~dead])
-        return z, *terms, sigma
-
-    def value(theta: Array) -> float:
-        _, term, _, _, sigma = parts(theta)
-        reached = float(w @ term) - float(w @ dead) * float(np.log(sigma))
-        return reached if np.isfinite(reached) else -np.inf
-
-    def scores(theta: Array) -> Array:
-        z, _, first, _, sigma = parts(theta)
-        by_beta = -x * (first / sigma)[:, None]
-        own = np.column_stack([by_beta, -first * z - dead]) if known.free else by_beta
-        return np.asarray(own * w[:, None])
-
-    def derivatives(theta: Array) -> tuple[Array, Array]:
-        z, _, first, second, sigma = parts(theta)
-        size = p + known.free
-        information = np.zeros((size, size))
-        information[:p, :p] = -(x * (w * second / sigma**2)[:, None]).T @ x
-        if known.free:
-            information[:p, p] = information[p, :p] = -x.T @ (w * (second * z + first) / sigma)
-            information[p, p] = -float(w @ (second * z**2 + first * z))
-        return scores(theta).sum(axis=0), information
-
+    likelihood = _TimeLikelihood(x, y, event > 0, w, known)
     mean, spread = known.start
-    first: Array = np.asarray(
-        np.linalg.lstsq(x * np.sqrt(w)[:, None], (y - mean) * np.sqrt(w), rcond=None)[0], dtype=float
-    )
+    # Somewhere to begin, so normal equations are good enough.
+    first: Array = np.asarray(np.linalg.lstsq(gram(x, w), (w * (y - mean)) @ x, rcond=None)[0], dtype=float)
     start = np.append(first, np.log(max(float((y - x @ first).std()) / spread, 1e-3))) if known.free else first
     with np.errstate(all="ignore"):
-        theta, inverse, reached, converged = newton(value, derivatives, start, iterations=100)
-        influence = (scores(theta) @ inverse)[:, :p]
+        theta, inverse, reached, converged = newton(likelihood.value, likelihood.derivatives, start, iterations=100)
+        influence = likelihood.influence(theta, inverse)
     # With a handful of rows a step can end where the likelihood is flat in the scale: no maximum, and no error of it.
     spared = float(inverse[p, p]) if known.free else 0.0
     converged = converged and spared >= 0
@@ -157,3 +126,64 @@ def accelerated(
         log_scale=float(theta[p]) if known.free else 0.0,
         log_scale_se=max(spared, 0.0) ** 0.5,
     )
+
+
+class _TimeLikelihood:
+    """Of (β, log σ), or of β where the law's σ is 1.
+
+    Args:
+        x: (n, p). y: (n,) log times less their offset. dead: (n,). w: (n,) weights.
+    """
+
+    def __init__(self, x: Array, y: Array, dead: NDArray[np.bool_], w: Array, law: TimeLaw) -> None:
+        self._x, self._y, self._w, self._law, self._size = x, y, w, law, x.shape[1] + law.free
+        self._dead, self._alive = np.flatnonzero(dead), np.flatnonzero(~dead)
+        self._deaths = float(w[self._dead].sum())
+        # Memory that is used again: to be given a million numbers' room takes longer than to fill it.
+        self._z, self._terms = np.empty(len(y)), np.empty((3, len(y)))
+        self._known: Array = np.full(self._size, np.nan)
+
+    def _parts(self, theta: Array) -> tuple[Array, Array, float]:
+        """z; (3, n) the log-likelihood's terms and their first and second derivative by z; σ."""
+        p = self._x.shape[1]
+        sigma = float(np.exp(theta[p])) if self._law.free else 1.0
+        if not np.array_equal(self._known, theta):  # a step's value and its derivatives
+            self._known = theta.copy()
+            np.subtract(self._y, self._x @ theta[:p], out=self._z)
+            self._z /= sigma
+            for rows, law in ((self._dead, self._law.density), (self._alive, self._law.survival)):
+                for into, part in zip(self._terms, law(self._z[rows]), strict=True):
+                    into[rows] = part
+        return self._z, self._terms, sigma
+
+    def value(self, theta: Array) -> float:
+        _, terms, sigma = self._parts(theta)
+        reached = float(self._w @ terms[0]) - self._deaths * float(np.log(sigma))
+        return reached if np.isfinite(reached) else -np.inf
+
+    def _scores(self, theta: Array) -> tuple[Array, Array]:
+        """(n,) of each row by its linear predictor, and by log σ."""
+        z, (_, first, _), sigma = self._parts(theta)
+        by_scale = -first * z
+        by_scale[self._dead] -= 1.0
+        return -self._w * first / sigma, self._w * by_scale
+
+    def derivatives(self, theta: Array) -> tuple[Array, Array]:
+        z, (_, first, second), sigma = self._parts(theta)
+        x, w, p = self._x, self._w, self._x.shape[1]
+        information = np.zeros((self._size, self._size))
+        information[:p, :p] = -gram(x, w * second / sigma**2)
+        if self._law.free:
+            information[:p, p] = information[p, :p] = -((w * (second * z + first) / sigma) @ x)
+            information[p, p] = -float(w @ (second * z**2 + first * z))
+        by_eta, by_scale = self._scores(theta)
+        return np.append(by_eta @ x, by_scale.sum())[: self._size], information
+
+    def influence(self, theta: Array, inverse: Array) -> Array:
+        """(n, p): the rows' scores times the covariance, of β."""
+        p = self._x.shape[1]
+        by_eta, by_scale = self._scores(theta)
+        out = scaled_product(self._x, by_eta, inverse[:p, :p])
+        for j in range(p if self._law.free else 0):
+            out[:, j] += by_scale * inverse[p, j]
+        return out
