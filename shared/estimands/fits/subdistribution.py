@@ -81,6 +81,8 @@ class _SubdistributionLikelihood:
         self._then = then
         self._stays = np.flatnonzero(self._kept)
         self._stayed = np.searchsorted(self._stays, self._first)  # how many of them before each event time
+        until = np.searchsorted(self._time, self._cut, side="right")  # rows up to each time of censoring
+        self._stayed_until = np.searchsorted(self._stays, until)
         # Memory that is used again: to be given a million numbers' room takes longer than to add them up.
         self._means, n = np.empty((len(self._at), x.shape[1]), order="F"), len(time)
         self._product, self._running = np.empty(n), np.empty(n)
@@ -99,7 +101,6 @@ class _SubdistributionLikelihood:
         tied[here] = count[place[here]]
         self._lost, self._open = lost.astype(float), later - tied
         self._censored = np.flatnonzero(~ended)
-        self._until = np.searchsorted(self._time, self._cut, side="right")  # rows up to each time of censoring
         self._later = np.searchsorted(self._at, self._cut, side="right")  # event times up to it
         # Times of censoring that each row was there at: an event at one of them has left before it.
         self._cuts_past = np.searchsorted(self._cut, self._time, side="left") + ~ended
@@ -161,25 +162,29 @@ class _SubdistributionLikelihood:
         hazard, mean = self._deaths / inside, self._means[:, 0]
         rest = self._event - theta * self._exposed(hazard)
         own = np.flatnonzero(self._event > 0)
+        total, ahead = self._so_far(theta), self._ahead(hazard)
         out = np.empty(self._x.shape, order="F")
         for j in range(self._x.shape[1]):
             self._mean(beta, j, mean)
             part = theta * self._exposed(hazard * mean)
             part[own] -= mean[self._past[own] - 1]
-            part += rest * self._x[:, j] + self._of_the_weights(theta * self._x[:, j], theta, hazard, mean)
+            part += self._of_the_weights(self._so_far(self._product) * ahead - total * self._ahead(hazard * mean))
+            part += np.multiply(rest, self._x[:, j], out=self._product)
             out[self._order, j] = part
         return out
 
-    def _of_the_weights(self, own: Array, theta: Array, hazard: Array, mean: Array) -> Array:
-        """ψ of a column: what each row moves the score by through the curve of censoring; `own` is θ x."""
+    def _so_far(self, parts: Array) -> Array:
+        """At each time of censoring the weighted sum of (n,) parts over those that stay from before it."""
+        stayed = np.append(0.0, np.cumsum(parts[self._stays] * self._kept[self._stays]))
+        return np.asarray(stayed[self._stayed_until])
 
-        def so_far(parts: Array) -> Array:
-            return np.append(0.0, np.cumsum(parts * self._kept))[self._until]
+    def _ahead(self, parts: Array) -> Array:
+        """At each time of censoring the weighted sum of (K,) parts over the event times after it."""
+        return np.asarray(np.append(np.cumsum((parts * self._then)[::-1])[::-1], 0.0)[self._later])
 
-        def ahead(parts: Array) -> Array:
-            return np.append(np.cumsum((parts * self._then)[::-1])[::-1], 0.0)[self._later]
-
-        rate = (so_far(own) * ahead(hazard) - so_far(theta) * ahead(hazard * mean)) / self._open
+    def _of_the_weights(self, q: Array) -> Array:
+        """ψ of a column: what each row moves the score by through the curve of censoring."""
+        rate = q / self._open
         out = -np.append(0.0, np.cumsum(rate * (self._lost / self._open)))[self._cuts_past]
         out[self._censored] += rate[self._cuts_past[self._censored] - 1]
         return np.asarray(out)
