@@ -24,6 +24,7 @@ from jsonschema import Draft202012Validator, FormatChecker
 from service import small_table
 from stage.recovery import PLAN
 
+from coordinator.cli import main as coordinator
 from coordinator.config import CoordinatorConfig, WebConfig
 from coordinator.operations import governance
 from coordinator.services.analysts import Analysts
@@ -192,10 +193,12 @@ def test_the_reader_of_notes_reads_the_vector_that_the_format_is_known_by():
     assert len(opened_note(note, verifier)) == 2
 
 
-def test_a_checkpoint_of_the_log_is_a_signed_note(released):
+def test_a_checkpoint_of_the_log_is_a_signed_note(released, capsys):
     hub, *_ = released
     said = hub.lead("log", "head", "--note")
     origin, size, root = opened_note(said["note"], said["note_key"])
+    assert coordinator(["--home", str(hub.home), "log", "head", "--note"]) == 0
+    assert "--out FILE writes the note" in capsys.readouterr().out  # a screen would break its lines
     assert (origin, int(size)) == ("tributary-log/hub", said["size"])
     assert base64.b64decode(root).hex() == said["root"]
     key, head = SigningKey.generate(), TreeHead(coordinator="hub", size=7, root="ab" * 32, day="2026-01-05")

@@ -94,6 +94,7 @@ def log_head(
         f"wrote {out}: sites check it with site-agent log --against, analysts with analyst log-check --against"
         if out is not None and not note
         else None,
+        "--out FILE writes the note, --json prints it" if note and out is None else None,
         f"its verifiers' key: {answer['note_key']}" if note else None,
     )
 
