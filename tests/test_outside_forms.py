@@ -193,12 +193,12 @@ def test_the_reader_of_notes_reads_the_vector_that_the_format_is_known_by():
     assert len(opened_note(note, verifier)) == 2
 
 
-def test_a_checkpoint_of_the_log_is_a_signed_note(released, capsys):
+def test_a_checkpoint_of_the_log_is_a_signed_note(released):
     hub, *_ = released
     said = hub.lead("log", "head", "--note")
     origin, size, root = opened_note(said["note"], said["note_key"])
     assert coordinator(["--home", str(hub.home), "log", "head", "--note"]) == 0
-    assert "--out FILE writes the note" in capsys.readouterr().out  # a screen would break its lines
+    assert "--out FILE writes the note" in hub.capsys.readouterr()[0]  # a screen would break its lines
     assert (origin, int(size)) == ("tributary-log/hub", said["size"])
     assert base64.b64decode(root).hex() == said["root"]
     key, head = SigningKey.generate(), TreeHead(coordinator="hub", size=7, root="ab" * 32, day="2026-01-05")
