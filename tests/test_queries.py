@@ -380,3 +380,12 @@ def test_the_newer_kinds_pool_over_the_sites_as_each_table_answers_alone(filled,
     for row in answer.estimates:
         alone = estimate(tables[row.site], parse_estimand(question))[0]
         assert (row.yi, row.vi_naive, row.n, row.n_outside) == (alone.yi, alone.vi, alone.n, alone.n_outside)
+
+
+def test_a_planned_formula_that_is_none_today_hides_no_other_question():
+    plan = cohort_plan()
+    older = replace(plan, estimands={"old": "once(time) ~ sbp", **plan.estimands})
+    for name, formula in plan.estimands.items():
+        assert resolve(older, formula) == resolve(plan, formula) == (parse_estimand(formula), name)
+    with pytest.raises(ParameterError, match="once"):
+        resolve(older, "old")

@@ -82,7 +82,10 @@ def resolve(
         lack: says in words which sites lack a column (`lacking`).
     Raises: ParameterError (neither a name nor a formula, a column the study does not have, or km without its time).
     """
-    names = {str(_settled(formula, plan)): name for name, formula in plan.estimands.items()}
+    names = {}
+    for name, formula in plan.estimands.items():
+        with contextlib.suppress(ParameterError):  # one of an older version's that is none today answers for itself
+            names[str(_settled(formula, plan))] = name
     columns = {column.name: column for column in plan.dictionary.released}
     if isinstance(question, Estimand):
         found = question
