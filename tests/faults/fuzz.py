@@ -366,7 +366,7 @@ def _other_json(data: bytes, rng: random.Random) -> bytes:
     elif kind == 3 and isinstance(holder[key], (int, float)) and not isinstance(holder[key], bool):
         holder[key] = holder[key] * rng.choice((-1, 0, 2, 10**6, 10**30)) + rng.choice((-1, 0, 1))
     elif kind == 4 and isinstance(holder[key], str):
-        holder[key] = _other_bytes(holder[key].encode(), [b"x"], rng).decode("utf-8", "replace")
+        holder[key] = _other_bytes(holder[key].encode("utf-8", "surrogatepass"), [b"x"], rng).decode("utf-8", "replace")
     else:
         holder[key] = rng.choice(ODD)
     try:
