@@ -41,7 +41,7 @@ def test_a_question_at_home_is_a_line_of_the_record_under_the_name_given(home, s
 def test_what_is_no_home_and_nobody_in_particular_is_refused(tmp_path, desk):
     with pytest.raises(StateRefusal, match="coordinator init"):
         open_home(tmp_path, name="grace")
-    for name in ("", "  ", "a" * 65, "a\nb"):
+    for name in ("", "  ", "a" * 65, "a\nb", None):
         with pytest.raises(ParameterError, match="who asks must be named"):
             open_home(desk.home, name=name)
 
@@ -49,3 +49,10 @@ def test_what_is_no_home_and_nobody_in_particular_is_refused(tmp_path, desk):
 def test_the_log_is_audited_by_its_own_verb(home):
     with pytest.raises(StateRefusal, match="coordinator log verify"):
         home.audit_log()
+
+
+def test_a_closed_home_answers_no_more(desk):
+    with open_home(desk.home, name="grace") as connection:
+        study = connection["cvd"]
+    with pytest.raises(StateRefusal, match="must be open"):
+        study.facts()

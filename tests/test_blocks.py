@@ -11,7 +11,6 @@ from test_records import KEY, write
 
 from shared.errors import DataRefusal
 from shared.plans.dictionary import Column, Dictionary
-from site_agent.records import blocks as in_blocks
 from site_agent.records import table as records
 from site_agent.records.readers import columnar, reader, text
 
@@ -116,4 +115,3 @@ def test_a_reader_that_counts_otherwise_than_it_reads_has_the_table_read_whole(t
     for count in (299, 301):
         monkeypatch.setattr(text._Csv, "count", lambda *_, count=count: count)
         the_same(seen(source, dictionary), whole)
-    assert in_blocks.checked_in_blocks is records.checked_in_blocks

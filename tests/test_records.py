@@ -28,7 +28,7 @@ from shared.plans.dictionary import Column, Dictionary
 from site_agent.config import Limits, SiteConfig, SiteFloors, TableSource
 from site_agent.records import readers
 from site_agent.records.identifiers import compared, normalised
-from site_agent.records.mapping.declared import Combination, Steps
+from site_agent.records.mapping.declared import Combination, Recoding, Steps
 from site_agent.records.table import (
     header,
     named,
@@ -526,7 +526,25 @@ def test_a_first_line_with_one_lucky_word_is_not_taken_for_names(tmp_path):
     assert not re.search(r"4711|\b81|'male'", shown)
     assert "no 'person', 'age', 'site'" in lacking.given
     assert "3 that are not, and are not shown" in beyond.given
+    path.write_text("SMITH JOHN,81,SMITH JOHN,sex\nDOE JANE,60,DOE JANE,none\n")
+    assert "SMITH" not in " ".join(map(words, problems(TableSource(path=path), dictionary)))
+    path.write_text("4711,81,male,sex\n4712,60,female,none\n")
     combined = Steps(persons=Combination())
     assert "no 'person'" in problems(TableSource(path=path, steps=combined), dictionary)[0].given
     path.write_text("id,age,sex,ward\n4711,81,male,sex\n")
     assert named(TableSource(path=path), dictionary) == (True, ("id", "age", "sex", "ward"))
+
+
+def test_a_column_without_a_name_that_is_ignored_is_no_hospital(tmp_path):
+    """As pandas writes one; a recoding has the table read whole."""
+    path = tmp_path / "t.csv"
+    path.write_text(",person,age\n0,a,31\n1,b,42\n")
+    dictionary = Dictionary(
+        name="d",
+        version=1,
+        columns=(Column(name="person", kind="person"), Column(name="age", kind="integer", lower=18, upper=110)),
+    )
+    for values in ({}, {"age": Recoding(factor=1.0, offset=1.0)}):
+        source = TableSource(path=path, ignore=("",), values=values)
+        assert problems(source, dictionary) == ()
+        assert read(source, dictionary, key=KEY).n == 2

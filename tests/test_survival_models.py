@@ -19,6 +19,8 @@ from coordinator.pooling.multivariate import joint_of_terms
 from shared.errors import ParameterError
 from shared.estimands.answer import estimate, influence, parse_estimand, parse_formula
 from shared.estimands.fits.accelerated import LAWS, accelerated
+from shared.estimands.fits.subdistribution import fine_gray
+from shared.estimands.fits.survival import cox
 
 HERE = Path(__file__).parent / "reference"
 LATE, PLAIN = "Surv(entry, time, event) ~ age + arm", "Surv(time, event) ~ age + arm"
@@ -429,3 +431,10 @@ def test_steps_of_a_factor_have_its_levels_and_a_stretch_without_events_has_its_
 
 if __name__ == "__main__":
     made().to_csv(HERE / "survival.csv", index=False)
+
+
+def test_a_regression_on_nothing_is_the_baseline():
+    rng = np.random.default_rng(1)
+    time, kind, nothing = rng.exponential(size=20), rng.integers(0, 3, 20), np.empty((20, 0))
+    for fit in (cox(nothing, time, kind == 1), fine_gray(nothing, time, kind == 1, kind == 2)):
+        assert (fit.beta.shape, fit.cov.shape, fit.influence.shape) == ((0,), (0, 0), (20, 0))

@@ -35,7 +35,7 @@ def open_home(home: str | Path, *, name: str) -> Connection:
     Raises: ParameterError (a name); StateRefusal (no home there); PackageRefusal (a client's install has no store).
     """
     require("sqlalchemy", "pyarrow", part="coordinator")
-    if not name.isprintable() or not 0 < len(name.strip()) <= LONGEST:
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name.strip()) <= LONGEST:
         raise ParameterError(f"who asks must be named in 1 to {LONGEST} letters", given=repr(name)[:80])
     return _Home(name.strip(), _InProcess(Path(home), name.strip()))
 
@@ -59,6 +59,7 @@ class _InProcess:
         config = CoordinatorConfig.load(home)
         self._name, self._settings, self._quotas = name, config.analysis_settings, config.quotas
         self._store = Store.open(config.home, config.store, config.bundles)
+        self._closed = False
 
     @cached_property
     def _service(self) -> AnalysisService:
@@ -79,10 +80,13 @@ class _InProcess:
         """What the service's method answers; it has its own limits of time."""
         from shared.wire.transport import Call
 
+        if self._closed:
+            raise StateRefusal("a home must be open to be asked", given="closed", next_step="Open it again.")
         return self._service.handlers[method](Call(peer=self._lead()), request)
 
     def close(self) -> None:
         """End the processes that compute, and close the store."""
+        self._closed = True
         if "_service" in self.__dict__:
             self._service.close()
         self._store.close()

@@ -390,7 +390,7 @@ def _mapped(
     wanted = [i for i, name in enumerate(names) if name not in source.ignore and renamed[i] in expected]
     if not wanted or len({renamed[i] for i in wanted}) < len(wanted):
         raise _column_faults(source, dictionary)[0]
-    if source.hospital in names:
+    if source.hospital and source.hospital in names:
         wanted.append(names.index(source.hospital))
     elif source.hospital:
         raise _column_faults(source, dictionary)[0]
@@ -499,7 +499,8 @@ def _column_faults(source: TableSource, dictionary: Dictionary) -> tuple[DataRef
                 next_step="Ignore the file's with site-agent data map --ignore, or take it out of the mapping.",
             )
         )
-    twice = sorted({to for to in targets if targets.count(to) > 1})
+    # Others that a line repeats are no names that may be shown: a patient's.
+    twice = sorted({to for to in targets if to in {*expected, *made} and targets.count(to) > 1})
     if twice:
         found.append(
             DictionaryRefusal(

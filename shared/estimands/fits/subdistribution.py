@@ -159,7 +159,7 @@ class _SubdistributionLikelihood:
     def scores(self, beta: Array) -> Array:
         """(n, p)."""
         _, theta, inside = self._at_risk(beta)
-        hazard, mean = self._deaths / inside, self._means[:, 0]
+        hazard, mean = self._deaths / inside, np.empty(len(self._means))
         rest = self._event - theta * self._exposed(hazard)
         own = np.flatnonzero(self._event > 0)
         total, ahead = self._so_far(theta), self._ahead(hazard)

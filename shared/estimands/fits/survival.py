@@ -271,7 +271,7 @@ class _PartialLikelihood:
         rest = -self._exposed(beta, g)
         rest[sets.deaths] += own
         theta, _, inside = self._at_risk(beta)
-        hazard, mean = sets.mass / inside * g, self._means[:, 0]
+        hazard, mean = sets.mass / inside * g, np.empty(len(self._means))
         out = np.empty(self._x.shape, order="F")
         for j, part in enumerate(out.T):
             self._mean(beta, j, mean)
