@@ -208,8 +208,8 @@ class MechanismPlan(ABC):
         """What making a release of n persons takes, in d encoded columns; of rows without what is fitted on them."""
         cells = n * d
         return Effort(
-            seconds=1.7 + 1.2e-6 * cells + 2e-3 * d**2,
-            memory_mb=205 + 4.4e-5 * cells,
+            seconds=1.6 + 1e-6 * cells + 2e-3 * d**2,
+            memory_mb=200 + 2.8e-5 * cells,
             bundle_mb=self.bundle_of[0] + self.bundle_of[1] * d**2,
         )
 

@@ -43,9 +43,11 @@ class _Parquet(FormatReader):
         every = self.columns(source)
         names = [every[place] for place in places]
         try:
-            for batch in self._file(source).iter_batches(BLOCK_ROWS, columns=names):
-                block = pa.Table.from_batches([batch]).replace_schema_metadata(None)
-                yield block.to_pandas(integer_object_nulls=True, timestamp_as_object=True)[names]
+            file = self._file(source)
+            for group in range(file.metadata.num_row_groups):  # of several at once, more stays in memory than is read
+                for batch in file.iter_batches(BLOCK_ROWS, columns=names, row_groups=[group]):
+                    block = pa.Table.from_batches([batch]).replace_schema_metadata(None)
+                    yield block.to_pandas(integer_object_nulls=True, timestamp_as_object=True)[names]
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             raise self.unreadable(source, error) from None
 
