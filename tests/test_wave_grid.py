@@ -17,6 +17,7 @@ from theatre import exit_code
 
 import coordinator.cli as cli
 from coordinator.answers.queries import ask, site_estimates
+from coordinator.answers.synthesis import synthesis
 from coordinator.answers.waves import STATES, draft, grid, reminder, scheduled
 from coordinator.cli import main
 from coordinator.services.authority import Authority
@@ -342,20 +343,33 @@ def test_a_release_that_holds_the_earlier_rows_is_not_put_together_with_them(stu
     assert "without --combine" in str(refused.value)
 
 
-def test_new_persons_are_not_taken_for_others_where_no_earlier_wave_could_tell(study):
+def deliver_nameless_and_then_named(study, **changes):
     nameless = dataclasses.replace(
         study.plan.dictionary, columns=tuple(c for c in study.plan.dictionary.columns if c.kind != "person")
     )
-    known, study.plan = study.plan.dictionary, dataclasses.replace(study.plan, version=2, dictionary=nameless)
+    known, study.plan = (
+        study.plan.dictionary,
+        dataclasses.replace(study.plan, version=2, dictionary=nameless, **changes),
+    )
     study.store.add_plan(sign_plan(study.plan, [study.lead]), study.plan)
     study.deliver("alpha", 1)
     study.plan = dataclasses.replace(study.plan, version=3, returning="append", dictionary=known)
     study.store.add_plan(sign_plan(study.plan, [study.lead]), study.plan)
     study.deliver("alpha", 2)
+
+
+def test_new_persons_are_not_taken_for_others_where_no_earlier_wave_could_tell(study):
+    deliver_nameless_and_then_named(study)
     (row,) = ask(study.store, "cvd", 2, QUESTION).estimates
     assert (row.yi, row.n) == study.alone("alpha", 1, 2)
     assert row.vi_sampling == pytest.approx(2 * row.vi_naive, rel=0.1), "they may be the same persons"
     assert any("persons may be in more than one" in warning for warning in row.warnings)
+
+
+def test_rows_are_not_drawn_of_figures_that_may_be_of_the_same_persons(study):
+    deliver_nameless_and_then_named(study, row_download=True)
+    with pytest.raises(EstimateRefusal, match="figures of the same persons must not be put together"):
+        synthesis(study.store, "cvd", "alpha")
 
 
 @pytest.mark.parametrize("study", RULES, indirect=True, ids=lambda rule: rule["returning"])

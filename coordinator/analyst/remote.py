@@ -380,7 +380,7 @@ class Study(Questions, Shown):
         """
         from coordinator.pooling.secure_sum.row_effects import as_the_sum
         from shared.plans.plan import StudyPlan
-        from shared.releases.synthetic import Synthesis
+        from shared.releases.synthetic import Synthesis, require_other_persons
 
         document = self.releases(site=site).document
         held = document["held"].get(site)
@@ -397,6 +397,7 @@ class Study(Questions, Shown):
             plans.append(plan)
         if any(plan.release != plans[-1].release for plan in plans):
             raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
+        require_other_persons(plans)
 
         # Under a secure sum the other sites' pilots are behind the rows, too.
         behind = "" if plans[-1].release.mechanism == "secure_sum" else site

@@ -35,6 +35,7 @@ from shared.estimands.answer import Estimate, estimate
 from shared.estimands.effects import shown
 from shared.mechanisms.base import Answering
 from shared.mechanisms.densities.plan import DensitiesPlan
+from shared.releases.synthetic import require_other_persons
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -239,15 +240,17 @@ def densities(
     out: dict[str, Known] = {}
     alike: tuple[str, ...] = ()
     for site, releases in held.parts.items():
-        plan = store.plan(study, releases[-1].plan_version).plan
+        plans = [store.plan(study, one.plan_version).plan for one in releases]
+        plan = plans[-1]
         if not isinstance(plan.release, DensitiesPlan):
             raise EstimateRefusal(
                 f"study {study} must release densities",
                 given=plan.release.title,
                 next_step='Plan a study of its own with release.mechanism = "densities" beside the one with rows.',
             )
-        if any(store.plan(study, one.plan_version).plan.release != plan.release for one in releases):
+        if any(one.release != plan.release for one in plans):
             raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
+        require_other_persons(plans)
         alike = tuple(plan.release.alike)
         tables = [release_selection.rows_of(store, [release], taken) for release in releases]
         persons = [release.receipt.n for release in releases]
@@ -345,7 +348,7 @@ def harmonised(
         columns=columns,
         to=to,
         answer=answer,
-        raw=_stacked(held, tables, question, answer.term, study, levels),
+        raw=_stacked(store, held, tables, question, answer.term, study, levels),
         estimates=tuple(found),
         harmonised=replace(pooled, shared=pooled.shared + variance, effect=answer.result.effect),
         map_variance=variance,
@@ -528,6 +531,7 @@ def _mapped(table: pd.DataFrame, *, columns: tuple[str, ...], through: ColumnsMa
 
 
 def _stacked(
+    store: Store,
     held: release_selection.ReleaseSelection,
     tables: Mapping[str, pd.DataFrame],
     question: Estimand,
@@ -542,8 +546,9 @@ def _stacked(
         rows = pd.concat(list(tables.values()), ignore_index=True)
         naive = estimate(rows, question, study=study, site=ARMS[0], wave=held.wave, levels=levels)
         draws = [one for site in tables for one in site_answers.draws_of(held.parts[site], held.behind[site])]
-        known = with_release_variance([row for row in naive if row.term == term], rows, question, draws, levels=levels)
-        return known[0]
+        copies = any(site_answers.copies(store, held.parts[site], held.combined) for site in tables)
+        asked = [row for row in naive if row.term == term]
+        return with_release_variance(asked, rows, question, draws, levels=levels, copies=copies)[0]
     except Refusal as refusal:
         return resolving.absent(study, ARMS[0], held.wave, term, question, str(refusal).rstrip("."))
 

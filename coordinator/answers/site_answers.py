@@ -36,6 +36,7 @@ __all__ = [
     "AnswerSource",
     "EstimateCache",
     "answers_of_sites",
+    "copies",
     "draws_of",
     "released_inflation",
     "site_answer",
@@ -398,7 +399,7 @@ def site_answer(
         question,
         draws_of(releases, behind),
         levels=origin["levels"],
-        copies=_copies(store, releases, combined),
+        copies=copies(store, releases, combined),
         postures=[release.receipt.posture for release in releases],
         surrogate=surrogate,
     )
@@ -408,10 +409,10 @@ def released_inflation(
     store: Store, releases: Sequence[AcceptedRelease], behind: Sequence[AcceptedRelease], combined: bool
 ) -> float:
     """Variance inflation of a share of a site's released rows (`intervals.inflation`)."""
-    return inflation(draws_of(releases, behind), copies=_copies(store, releases, combined))
+    return inflation(draws_of(releases, behind), copies=copies(store, releases, combined))
 
 
-def _copies(store: Store, releases: Sequence[AcceptedRelease], combined: bool) -> bool:
+def copies(store: Store, releases: Sequence[AcceptedRelease], combined: bool) -> bool:
     """True if a site's rows may hold the same persons more than once."""
     redrawn = any(release.receipt.returning != "append" for release in releases)
     return (combined and redrawn and len(releases) > 1) or _persons_unknown(store, releases)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.answers import release_selection
 from coordinator.pooling.secure_sum.row_effects import as_the_sum
 from shared.errors import EstimateRefusal, PolicyRefusal
-from shared.releases.synthetic import Synthesis
+from shared.releases.synthetic import Synthesis, require_other_persons
 
 if TYPE_CHECKING:
     from coordinator.pooling.pool import PooledResult
@@ -48,6 +48,7 @@ def synthesis(store: Store, study: str, site: str, *, wave: int = 0, **how: Any)
         )
     if any(one.release != plan.release for one in plans.values()):
         raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
+    require_other_persons([plans[one.plan_version] for one in releases])
 
     def taken() -> set[str]:
         return {stone.bundle_sha256 for stone in store.withdrawals(study)}

@@ -119,8 +119,8 @@ def parts(naive: float, draws: Sequence[Draw], order: float, *, copies: bool = F
         draws: where the rows came from.
         order: k; infinite for "at most".
         copies: whether the draws may be of the same persons (several waves put together). Nobody outside the site knows
-            who is in both, nor how alike a person's waves are, so the errors of patients and flows are taken to be
-            one and the same in all draws, the widest that they can be; only the noise averages out.
+            who is in both, nor how alike a person's waves are, so the errors of patients and of the flows fitted on
+            them are taken to be one and the same in all draws; those of flows of others, and the noise, average out.
 
     The linear Gaussian case, posture `local`: 2 − w² times what the rows claim.
 

@@ -318,16 +318,17 @@ class StudyPlan:
     def _require_quasi_identifiers(self) -> None:
         columns = {column.name: column for column in self.dictionary.released}
         given = self.quasi_identifiers
-        unknown = [name for name in given if name not in columns]
-        must(not unknown, "[quasi_identifiers] must name columns of the dictionary", ", ".join(map(repr, unknown)))
+        unknown = ", ".join(repr(name) for name in given if name not in columns)
+        must(not unknown, "[quasi_identifiers] must name columns of the dictionary", unknown)
         for name, width in given.items():
             number = isinstance(width, int | float) and not isinstance(width, bool) and 0 < width < math.inf
             must(number, f"quasi_identifiers.{name} must be the width of a band, above 0", repr(width)[:40])
-            must(
-                columns[name].kind in NUMERIC or width == 1,
-                f"quasi_identifiers.{name} must be 1: its levels are no numbers",
-                width,
-            )
+            if columns[name].kind in NUMERIC:
+                lower, upper = columns[name].span
+                apart = (upper - lower) / 1e6 <= width < upper - lower
+                must(apart, f"quasi_identifiers.{name} must be a band that tells values within its bounds apart", width)
+            else:
+                must(width == 1, f"quasi_identifiers.{name} must be 1: its levels are no numbers", width)
         must(
             not given or self.release.mechanism == "latent_noise",
             "[quasi_identifiers] must go with rows that follow single records, which latent noise releases",

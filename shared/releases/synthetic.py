@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Drawing: TypeAlias = "Callable[..., list[pd.DataFrame]]"
 
 __all__ = ["LEAST_DRAWS", "MOST_DRAWS", "MOST_ROWS", "Synthesis", "SyntheticTables", "run_synthesis", "versions"]
-__all__ += ["DrawNumber", "Draws", "Out", "Rows"]
+__all__ += ["DrawNumber", "Draws", "Out", "Rows", "require_other_persons"]
 
 MOST_ROWS = 1_000_000
 LEAST_DRAWS, MOST_DRAWS = 5, 100
@@ -64,6 +64,19 @@ class SyntheticTables:
 
     tables: tuple[pd.DataFrame, ...]
     record: dict[str, Any]
+
+
+def require_other_persons(plans: Sequence[StudyPlan]) -> None:
+    """See that figures of a site's releases are of different persons, so that they may be added up.
+
+    Where versions of a plan name persons by different columns, the site could not tell whom its new ones were beside.
+
+    Args:
+        plans: under which the releases were made.
+    Raises: EstimateRefusal.
+    """
+    if len({plan.dictionary.person for plan in plans}) > 1:
+        raise EstimateRefusal("figures of the same persons must not be put together", given=f"{len(plans)} waves")
 
 
 class Synthesis:

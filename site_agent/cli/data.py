@@ -462,12 +462,16 @@ def _mapping(desk: Desk, study: str, source: Any, *, dry_run: bool) -> VerbAnswe
     return VerbAnswer(answer, show)
 
 
-def _small(found: SmallClasses) -> ChecklistLine:
+def _small(found: SmallClasses, decides: bool) -> ChecklistLine:
+    """`decides`: whether what reads a record may decide what leaves; elsewhere nobody is to be told either."""
     from shared.terminal import ChecklistLine
 
     if not found.persons:
         return ChecklistLine(name="quasi-identifiers", detail=f"each combination is of at least {found.k} persons")
     said = f"{found.persons} of {found.of} persons are in {found.classes} combinations of fewer than {found.k}"
+    if not decides:
+        rest = "This decides nothing where an ε covers everybody, and is for nobody beyond this site."
+        return ChecklistLine(name="quasi-identifiers", detail=f"{said}. {rest}")
     fix = "Who knows these of a patient may recognise the row: ask the study lead for wider bands or fewer columns."
     return ChecklistLine(name="quasi-identifiers", state="warn", detail=said, fix=fix)
 
@@ -513,7 +517,7 @@ def data_check(desk: Desk, study: Study) -> VerbAnswer:
             said = ", ".join(f"{name} {count}" for name, count in hospitals.items())
             lines.append(ChecklistLine(name=f"rows of {len(hospitals)} hospitals", detail=said))
         if small is not None:
-            lines.append(_small(small))
+            lines.append(_small(small, desk.plans.plan(study).records_decide))
         for name, count in unseen.items():
             said = f"{name}: {count} of {len(source.values[name].levels)} recoded values never occur"
             fix = f"If they are misspelt: site-agent data map {study} --as-is {name}, then --level again."

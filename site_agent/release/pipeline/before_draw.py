@@ -145,7 +145,7 @@ def _require_enough(n: int, limits: Limits, *, waits: bool, held: int | None, co
             "to draw",
             given="a combination of fewer",
             next_step="Wait until the table has grown, or ask the study lead for wider bands in [quasi_identifiers]; "
-            "the reservation is kept and nothing was drawn. site-agent data check counts them.",
+            "the reservation is kept and nothing was drawn. site-agent data check counts the whole table.",
         )
 
 
