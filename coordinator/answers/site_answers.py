@@ -22,6 +22,7 @@ from shared.estimands.formulas import QuestionRows
 from shared.estimands.questions import SURVIVAL
 from shared.mechanisms.base import Answering
 from shared.mechanisms.latent_noise.plan import TRAINED_BEFORE
+from shared.releases.synthetic import may_share_persons, same_persons
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -382,9 +383,7 @@ def site_answer(
         raise EstimateRefusal("a site's releases must be of one mechanism", given=", ".join(sorted(kinds)))
     if isinstance(plan.release, Answering):
         if (plan.redraws and combined and len(releases) > 1) or _persons_unknown(store, releases):
-            raise EstimateRefusal(
-                "figures of the same persons must not be put together", given=f"{len(releases)} waves"
-            )
+            raise same_persons(len(releases))
         if any(store.plan(one.study, one.plan_version).plan.release != plan.release for one in releases):
             raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
         figures = [(rows_of(store, [release], taken), release.receipt.n) for release in releases]
@@ -420,8 +419,7 @@ def copies(store: Store, releases: Sequence[AcceptedRelease], combined: bool) ->
 
 def _persons_unknown(store: Store, releases: Sequence[AcceptedRelease]) -> bool:
     """True if a site could not tell whom its new persons were new beside: plan versions name persons differently."""
-    plans = (store.plan(release.study, release.plan_version).plan for release in releases)
-    return len({plan.dictionary.person for plan in plans}) > 1
+    return may_share_persons([store.plan(release.study, release.plan_version).plan for release in releases])
 
 
 def draws_of(releases: Sequence[AcceptedRelease], behind: Sequence[AcceptedRelease]) -> list[Draw]:

@@ -31,8 +31,8 @@ __all__ = ["READING", "answer", "check_bundle", "missing", "read_own", "rows", "
 READING = (
     *("pandas", "pyarrow.parquet", "pyarrow.compute", "pyarrow.pandas_compat", "pyarrow.vendored.version"),
     *("scipy.special", "encodings.cp437", "shared.mechanisms.latent_noise.noise"),
-    *("shared.flows.base", "shared.plans.encoding", "shared.privacy.calibration", "shared.releases.bundle"),
-    "shared.releases.statement",
+    *("shared.flows.base", "shared.plans.encoding", "shared.privacy.calibration", "shared.privacy.meaning"),
+    *("shared.releases.bundle", "shared.releases.statement"),
     *(f"shared.mechanisms.{kind}.plan" for kind in ("latent_noise", "moments", "tables", "slicing", "densities")),
     "shared.mechanisms.secure_sum.plan",
     "coordinator.services.compute.tasks:read_own",
