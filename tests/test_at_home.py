@@ -3,10 +3,13 @@
 # ruff: noqa: F811  (fixtures are imported by their names)
 from __future__ import annotations
 
-import pytest
-from stage.analysis import ADJUSTED, desk, study  # noqa: F401
+from dataclasses import replace
 
-from shared.errors import ParameterError, PlanRefusal, StateRefusal
+import pytest
+from delivered import cohort
+from stage.analysis import ADJUSTED, desk, own, study  # noqa: F401
+
+from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, StateRefusal
 from tributary_meta import open_home
 
 
@@ -56,3 +59,19 @@ def test_a_closed_home_answers_no_more(desk):
         study = connection["cvd"]
     with pytest.raises(StateRefusal, match="must be open"):
         study.facts()
+
+
+def test_no_rows_are_drawn_of_figures_that_may_be_of_the_same_persons(own):
+    named = replace(own.plans["cvd"], row_download=True)
+    others = tuple(column for column in named.dictionary.columns if column.kind != "person")
+    nameless = replace(named.dictionary, columns=others)
+    own.publish(replace(named, version=2, dictionary=nameless, returning="refresh"))
+    own.add("cvd", "north", cohort(300, 1))
+    own.publish(replace(named, version=3, returning="append"))
+    own.add("cvd", "north", cohort(300, 2), wave=2)
+    own.start()
+    with (
+        open_home(own.home, name="grace") as connection,
+        pytest.raises(EstimateRefusal, match="figures of the same persons"),
+    ):
+        connection["cvd"].synthetic("north")

@@ -308,8 +308,14 @@ def hub(desk):
     return desk.store
 
 
-def test_densities_of_one_site_are_added_up_only_where_their_noise_is_the_same(tmp_path):
-    """A version of the plan from before the diameter was known has more noise than the next one, at the same ε."""
+@pytest.mark.parametrize(
+    ("persons", "said"), [(True, r"of one \[release\] to be added up"), (False, "figures of the same persons")]
+)
+def test_densities_of_one_site_are_added_up_only_where_their_noise_is_the_same(persons, said, tmp_path):
+    """A version of the plan from before the diameter was known has more noise than the next one, at the same ε.
+
+    And only where they are of different persons, which nobody knows if the first version named none.
+    """
     made = Desk(tmp_path / "hub")
     release = DensitiesPlan(densities=[["chol"]], epsilon=2.0, basis="daubechies2", sensitivity="norms")
     rows = cohort_plan()
@@ -318,18 +324,23 @@ def test_densities_of_one_site_are_added_up_only_where_their_noise_is_the_same(t
     joint = replace(rows.training, outcomes="joint")
     first = replace(rows, release=release, posture="private", training=joint, budget=budget, estimands={}, waves=waves)
     second = replace(first, version=2, release=replace(release, sensitivity="diameter"))
+    if not persons:
+        others = tuple(column for column in first.dictionary.columns if column.kind != "person")
+        second = replace(first, version=2, returning="append")
+        first = replace(first, dictionary=replace(first.dictionary, columns=others), returning="refresh")
     invitation = made.authority.invite("north", ["cvd"], address="localhost:1", leads=[made.lead.public], days=9)
     made.store.add_invitation(invitation)
     key = join(made.store, invitation)
     for wave, plan in enumerate((first, second), start=1):
         made.publish(plan)
         table = cohort(500, wave)
-        drawn = plan.release.draw(plan, plan.dictionary.check(table.assign(person=range(500))), seeded_rng(wave))
+        given = table.assign(person=range(500))[[column.name for column in plan.dictionary.columns]]
+        drawn = plan.release.draw(plan, plan.dictionary.check(given), seeded_rng(wave))
         deliver(made.store, plan, "north", key, drawn, wave=wave, n=500)
         if wave == 1:
             known, _ = densities(made.store, "cvd")
             assert set(known) == {"north"}
-    with pytest.raises(EstimateRefusal, match=r"of one \[release\] to be added up"):
+    with pytest.raises(EstimateRefusal, match=said):
         densities(made.store, "cvd")
 
 

@@ -379,8 +379,9 @@ class Study(Questions, Shown):
             from the drawing StateRefusal, where a release was taken back meanwhile.
         """
         from coordinator.pooling.secure_sum.row_effects import as_the_sum
+        from shared.mechanisms.base import require_addable
         from shared.plans.plan import StudyPlan
-        from shared.releases.synthetic import Synthesis, require_other_persons
+        from shared.releases.synthetic import Synthesis
 
         document = self.releases(site=site).document
         held = document["held"].get(site)
@@ -395,9 +396,7 @@ class Study(Questions, Shown):
             if plan.hash != known[release_id]["plan_hash"]:
                 raise IntegrityRefusal("a plan must be the one that a release was drawn under", given="another")
             plans.append(plan)
-        if any(plan.release != plans[-1].release for plan in plans):
-            raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
-        require_other_persons(plans)
+        require_addable(plans)
 
         # Under a secure sum the other sites' pilots are behind the rows, too.
         behind = "" if plans[-1].release.mechanism == "secure_sum" else site

@@ -33,9 +33,8 @@ from coordinator.pooling.pool import Method, PooledResult, Test, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands.answer import Estimate, estimate
 from shared.estimands.effects import shown
-from shared.mechanisms.base import Answering
+from shared.mechanisms.base import Answering, require_addable
 from shared.mechanisms.densities.plan import DensitiesPlan
-from shared.releases.synthetic import require_other_persons
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -248,9 +247,7 @@ def densities(
                 given=plan.release.title,
                 next_step='Plan a study of its own with release.mechanism = "densities" beside the one with rows.',
             )
-        if any(one.release != plan.release for one in plans):
-            raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
-        require_other_persons(plans)
+        require_addable(plans)
         alike = tuple(plan.release.alike)
         tables = [release_selection.rows_of(store, [release], taken) for release in releases]
         persons = [release.receipt.n for release in releases]

@@ -20,9 +20,8 @@ from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands.answer import Estimand, Estimate, estimate
 from shared.estimands.formulas import QuestionRows
 from shared.estimands.questions import SURVIVAL
-from shared.mechanisms.base import Answering
+from shared.mechanisms.base import Answering, may_share_persons, require_addable
 from shared.mechanisms.latent_noise.plan import TRAINED_BEFORE
-from shared.releases.synthetic import may_share_persons, same_persons
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -382,10 +381,7 @@ def site_answer(
     if len(kinds) > 1:
         raise EstimateRefusal("a site's releases must be of one mechanism", given=", ".join(sorted(kinds)))
     if isinstance(plan.release, Answering):
-        if (plan.redraws and combined and len(releases) > 1) or _persons_unknown(store, releases):
-            raise same_persons(len(releases))
-        if any(store.plan(one.study, one.plan_version).plan.release != plan.release for one in releases):
-            raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
+        require_addable(_plans(store, releases), redrawn=plan.redraws and combined)
         figures = [(rows_of(store, [release], taken), release.receipt.n) for release in releases]
         return plan.release.answer(plan, figures, question, **origin)
     if through is not None:
@@ -414,12 +410,11 @@ def released_inflation(
 def copies(store: Store, releases: Sequence[AcceptedRelease], combined: bool) -> bool:
     """True if a site's rows may hold the same persons more than once."""
     redrawn = any(release.receipt.returning != "append" for release in releases)
-    return (combined and redrawn and len(releases) > 1) or _persons_unknown(store, releases)
+    return (combined and redrawn and len(releases) > 1) or may_share_persons(_plans(store, releases))
 
 
-def _persons_unknown(store: Store, releases: Sequence[AcceptedRelease]) -> bool:
-    """True if a site could not tell whom its new persons were new beside: plan versions name persons differently."""
-    return may_share_persons([store.plan(release.study, release.plan_version).plan for release in releases])
+def _plans(store: Store, releases: Sequence[AcceptedRelease]) -> list[StudyPlan]:
+    return [store.plan(release.study, release.plan_version).plan for release in releases]
 
 
 def draws_of(releases: Sequence[AcceptedRelease], behind: Sequence[AcceptedRelease]) -> list[Draw]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from coordinator.answers import release_selection
 from coordinator.pooling.secure_sum.row_effects import as_the_sum
 from shared.errors import EstimateRefusal, PolicyRefusal
-from shared.releases.synthetic import Synthesis, require_other_persons
+from shared.mechanisms.base import require_addable
+from shared.releases.synthetic import Synthesis
 
 if TYPE_CHECKING:
     from coordinator.pooling.pool import PooledResult
@@ -46,9 +47,7 @@ def synthesis(store: Store, study: str, site: str, *, wave: int = 0, **how: Any)
             given="row_download = false",
             next_step="Questions are answered without it: coordinator pool.",
         )
-    if any(one.release != plan.release for one in plans.values()):
-        raise EstimateRefusal("a site's releases must be of one [release] to be added up", given="several")
-    require_other_persons([plans[one.plan_version] for one in releases])
+    require_addable([plans[one.plan_version] for one in releases])
 
     def taken() -> set[str]:
         return {stone.bundle_sha256 for stone in store.withdrawals(study)}

@@ -39,8 +39,10 @@ __all__ = [
     "Facts",
     "MechanismPlan",
     "balanced",
+    "may_share_persons",
     "must",
     "other_record",
+    "require_addable",
     "unit",
     "widest",
 ]
@@ -298,6 +300,36 @@ def balanced(persons: Mapping[str, int]) -> tuple[str, ...]:
             break
         del left[largest]
     return tuple(left)
+
+
+def may_share_persons(plans: Sequence[StudyPlan]) -> bool:
+    """True if releases under these plans may be of the same persons, though each wave took new ones.
+
+    Where versions of a plan name persons by different columns, a site could not tell whom its new ones were beside.
+    """
+    return len({plan.dictionary.person for plan in plans}) > 1
+
+
+def require_addable(plans: Sequence[StudyPlan], *, redrawn: bool = False) -> None:
+    """See that figures of a site's releases may be added up: of one ``[release]``, and of different persons.
+
+    Args:
+        plans: under which the releases were made, one of each.
+        redrawn: whether each wave is of everybody anew.
+    Raises: EstimateRefusal.
+    """
+    if any(plan.release != plans[-1].release for plan in plans):
+        raise EstimateRefusal(
+            "a site's releases must be of one [release] to be added up",
+            given="several",
+            next_step="Ask as of a wave before the plan changed.",
+        )
+    if len(plans) > 1 and (redrawn or may_share_persons(plans)):
+        raise EstimateRefusal(
+            "figures of the same persons must not be put together",
+            given=f"{len(plans)} waves",
+            next_step="Ask as of the first wave alone.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Drawing: TypeAlias = "Callable[..., list[pd.DataFrame]]"
 
 __all__ = ["LEAST_DRAWS", "MOST_DRAWS", "MOST_ROWS", "Synthesis", "SyntheticTables", "run_synthesis", "versions"]
-__all__ += ["DrawNumber", "Draws", "Out", "Rows", "may_share_persons", "require_other_persons", "same_persons"]
+__all__ += ["DrawNumber", "Draws", "Out", "Rows"]
 
 MOST_ROWS = 1_000_000
 LEAST_DRAWS, MOST_DRAWS = 5, 100
@@ -64,34 +64,6 @@ class SyntheticTables:
 
     tables: tuple[pd.DataFrame, ...]
     record: dict[str, Any]
-
-
-def may_share_persons(plans: Sequence[StudyPlan]) -> bool:
-    """True if releases under these plans may be of the same persons, though each wave took new ones.
-
-    Where versions of a plan name persons by different columns, a site could not tell whom its new ones were beside.
-    """
-    return len({plan.dictionary.person for plan in plans}) > 1
-
-
-def same_persons(waves: int) -> EstimateRefusal:
-    """The refusal of figures of several waves that may count a person more than once."""
-    return EstimateRefusal(
-        "figures of the same persons must not be put together",
-        given=f"{waves} waves",
-        next_step="Ask as of the first wave alone.",
-    )
-
-
-def require_other_persons(plans: Sequence[StudyPlan]) -> None:
-    """See that figures of a site's releases are of different persons, so that they may be added up.
-
-    Args:
-        plans: under which the releases were made.
-    Raises: EstimateRefusal.
-    """
-    if may_share_persons(plans):
-        raise same_persons(len(plans))
 
 
 class Synthesis:
