@@ -24,6 +24,7 @@ place.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from shared.errors import ParameterError
-from shared.mechanisms.moments.influence import direction, efficient_cut, held
+from shared.mechanisms.moments.influence import direction, efficient_cut, held, kept_share
 from shared.mechanisms.moments.margins import Margin, product_moments
 from shared.mechanisms.moments.noise import Design, Lens, MomentsRelease, read, score_reach
 from shared.mechanisms.moments.outcomes import Count, LinearOutcome, Outcome, Survival
@@ -191,11 +192,9 @@ class CopulaModel:
         out[first : first + len(inner), covariates:] = inner
         if score is not None:
             eta, standard = self.predictor(theta.effects, x), np.clip(self.lens.standard(x), -CUT, CUT)
-            base, one = score.each(self.outcome, eta, x), np.column_stack([np.ones(len(x)), standard])
-            changes = [
-                (score.each(self.outcome, eta + step, x) - base).T @ one / (1e-4 * len(x))
-                for step in 1e-4 * np.eye(eta.shape[1])
-            ]
+            base, *moved = score.each(self.outcome, [eta, *(eta + step for step in 1e-4 * np.eye(eta.shape[1]))], x)
+            one = np.column_stack([np.ones(len(x)), standard])
+            changes = [(there - base).T @ one / (1e-4 * len(x)) for there in moved]
             out[first + len(inner) :, covariates:] = np.hstack(changes)
         return exact, out
 
@@ -223,7 +222,7 @@ class CopulaModel:
         eta = self.predictor(effects, x)
         features = self.outcome.conditional(eta) * self.lens.weights[:-1]
         block = (features[:, :, None] * self.lens.u(x)[:, None, :]).reshape(len(x), -1)
-        return block if score is None else np.hstack([block, score.each(self.outcome, eta, x)])
+        return block if score is None else np.hstack([block, *score.each(self.outcome, [eta], x)])
 
     def _outward_slope(self, theta: CopulaParameters, margins: list[Margin], x: Array, score: AnyScore | None) -> Array:
         """(moments of the outcome and scores, parameters of the covariates) derivatives through the points.
@@ -321,15 +320,22 @@ class Score:
         """(n, declared), each of length 1 at most."""
         return held(self._influences(y, x), self.cut).T / self.cut
 
-    def each(self, law: Outcome, eta: Array, x: Array) -> Array:
-        """(m, declared) expectations at the points x, where outcomes follow `law` with the linear predictors `eta`."""
-        chance, cases = law.cases(eta)
-        found = held(self._influences(cases, x), self.cut) / self.cut
-        return np.asarray((found * chance).sum(axis=2).T)
+    def each(self, law: Outcome, etas: Sequence[Array], x: Array) -> list[Array]:
+        """(m, declared) expectations at the points x, where outcomes follow `law`, with each of linear predictors."""
+        out: list[Array] = []
+        before: Array | None = None
+        for eta in etas:
+            chance, cases = law.cases(eta)
+            # What a record adds hangs on its outcome and covariates, and on no predictor of the law.
+            if before is None or not np.array_equal(before, cases):
+                influences = self._influences(cases, x)
+                share, before = kept_share(influences, self.cut) / self.cut, cases
+            out.append(np.einsum("dmc,mc->md", influences, share * chance))
+        return out
 
     def expected(self, law: Outcome, eta: Array, x: Array) -> Array:
         """(declared,) mean over the points of `each`."""
-        return np.asarray(self.each(law, eta, x).mean(axis=0))
+        return np.asarray(self.each(law, [eta], x)[0].mean(axis=0))
 
 
 class ResidualScore:
@@ -367,15 +373,15 @@ class ResidualScore:
         residual = self.model.outcome.residual(y, self.model.predictor(self.pilot, x))
         return np.asarray(residual[:, None] * self.along(x))
 
-    def each(self, law: Outcome, eta: Array, x: Array) -> Array:
-        """(m, declared) expectations under the linear predictors `eta` at the points x; of counts, under their law."""
+    def each(self, law: Outcome, etas: Sequence[Array], x: Array) -> list[Array]:
+        """(m, declared) expectations at the points x under each of linear predictors; of counts, under their law."""
         outcome = law if isinstance(law, Count) else self.model.outcome
-        residual = outcome.expected_residual(eta, self.model.predictor(self.pilot, x))
-        return np.asarray(residual[:, None] * self.along(x))
+        pilot, along = self.model.predictor(self.pilot, x), self.along(x)
+        return [outcome.expected_residual(eta, pilot)[:, None] * along for eta in etas]
 
     def expected(self, law: Outcome, eta: Array, x: Array) -> Array:
         """(declared,) mean over the points of `each`."""
-        return np.asarray(self.each(law, eta, x).mean(axis=0))
+        return np.asarray(self.each(law, [eta], x)[0].mean(axis=0))
 
 
 AnyScore = Score | ResidualScore

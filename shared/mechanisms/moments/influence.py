@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from shared.mechanisms.moments.outcomes import Outcome
 
-__all__ = ["Direction", "direction", "efficient_cut", "held"]
+__all__ = ["Direction", "direction", "efficient_cut", "held", "kept_share"]
 
 Array = NDArray[np.float64]
 
@@ -84,8 +84,13 @@ def held(influences: Array, cut: float) -> Array:
     array([[0.6, 0.3],
            [0.8, 0.4]])
     """
-    length = np.sqrt(np.square(influences).sum(axis=0))
-    return np.asarray(influences * np.minimum(1.0, cut / np.maximum(length, 1e-300)))
+    return np.asarray(influences * kept_share(influences, cut))
+
+
+def kept_share(influences: Array, cut: float) -> Array:
+    """(…) the share of each of (declared, …) vectors that is within the length `cut`."""
+    length = np.sqrt(np.einsum("d...,d...->...", influences, influences))
+    return np.asarray(np.minimum(1.0, cut / np.maximum(length, 1e-300)))
 
 
 def efficient_cut(influences: Array, chance: Array, noise: float, least: float) -> float:
@@ -102,9 +107,10 @@ def efficient_cut(influences: Array, chance: Array, noise: float, least: float) 
     cuts = np.geomspace(least, max(_WIDEST, least), 25)
     variances = []
     for cut in cuts:
-        kept = held(influences, float(cut))
-        slope = np.maximum((chance * kept * influences).sum(axis=(1, 2)), 1e-12)
-        variances.append(float((((chance * kept**2).sum(axis=(1, 2)) + (cut * noise) ** 2) / slope**2).sum()))
+        share = kept_share(influences, float(cut))
+        slope = np.maximum(np.einsum("dmc,dmc,mc->d", influences, influences, chance * share), 1e-12)
+        square = np.einsum("dmc,dmc,mc->d", influences, influences, chance * share**2)
+        variances.append(float(((square + (cut * noise) ** 2) / slope**2).sum()))
     worse = np.array(variances) / min(variances) - 1
     best = int(np.argmin(worse))
     beyond = np.flatnonzero(worse[best:] > _WIDER)

@@ -165,11 +165,15 @@ class Survival:
 
     def _curves(self, eta: Array) -> tuple[Array, Array, Array, Array]:
         """Relative event hazard, probability to stay at the edges, survival in the middles; (m, 1), (m, k + 1), …"""
-        eta = np.clip(eta, -_MOST, _MOST)
-        relative = np.exp(eta[:, :1])
-        stays = np.exp(np.exp(eta[:, 1:]) * self.staying)
+        relative, stays, present = self._present(eta)
         middles = (self.cumulative[1:] + self.cumulative[:-1]) / 2
-        return relative, stays, np.exp(-relative * middles), (stays[:, 1:] + stays[:, :-1]) / 2
+        return relative, stays, np.exp(-relative * middles), present
+
+    def _present(self, eta: Array) -> tuple[Array, Array, Array]:
+        """Relative event hazard, probability to stay at the edges, and in the middles; (m, 1), (m, k + 1), (m, k)."""
+        eta = np.clip(eta, -_MOST, _MOST)
+        stays = np.exp(np.exp(eta[:, 1:]) * self.staying)
+        return np.exp(eta[:, :1]), stays, (stays[:, 1:] + stays[:, :-1]) / 2
 
     def conditional(self, eta: Array) -> Array:
         """Expected event and ψ(time), less one half each."""
@@ -201,13 +205,16 @@ class Survival:
 
     def cases(self, eta: Array) -> tuple[Array, Array]:
         """An event, and a censoring, in the middle of each interval."""
-        relative, stays, _, present = self._curves(eta)
+        relative, stays, present = self._present(eta)
         survives = np.exp(-relative * self.cumulative)
-        events = (survives[:, :-1] - survives[:, 1:]) * present
-        censored = (stays[:, :-1] - stays[:, 1:]) * (survives[:, :-1] + survives[:, 1:]) / 2
         middles = (self.edges[1:] + self.edges[:-1]) / 2
+        chance = np.empty((len(eta), 2 * len(middles)))
+        np.multiply(survives[:, :-1] - survives[:, 1:], present, out=chance[:, : len(middles)])
+        np.multiply(
+            (stays[:, :-1] - stays[:, 1:]) / 2, survives[:, :-1] + survives[:, 1:], out=chance[:, len(middles) :]
+        )
         cases = np.column_stack([np.tile(middles, 2), np.repeat([1.0, 0.0], len(middles))])
-        return np.hstack([events, censored]), cases[None]
+        return chance, cases[None]
 
     def influence(self, y: Array, eta: Array, along: Array, means: Array) -> Array:
         """Along the risk-set means at the time of an event, less what the hazard lived through expects."""
@@ -215,11 +222,20 @@ class Survival:
         k = np.clip(np.searchsorted(self.edges, time, side="right") - 1, 0, means.shape[1] - 1)
         steps = np.cumsum(means * np.diff(self.cumulative), axis=1)
         passed = np.array([np.interp(time, self.edges, np.concatenate([[0.0], step])) for step in steps])
-        relative = np.exp(np.clip(eta[:, 0], -_MOST, _MOST)).reshape(-1, *[1] * (time.ndim - 1))
-        own = event - relative * np.interp(time, self.edges, self.cumulative)
-        return np.asarray(
-            along.reshape(len(along), -1, *[1] * (time.ndim - 1)) * own - means[:, k] * event + relative * passed
-        )
+        relative = np.exp(np.clip(eta[:, 0], -_MOST, _MOST))
+        reached = np.interp(time, self.edges, self.cumulative)
+        if time.ndim == 1:
+            return np.asarray(along * (event - relative * reached) - means[:, k] * event + relative * passed)
+        # The same outcomes of every row: four products of what is the row's and what is the outcome's.
+        own = np.stack([along, np.ones_like(along), np.broadcast_to(relative, along.shape), along * relative], axis=2)
+        shape = means[:, k[0]].shape
+        theirs = [
+            np.broadcast_to(event, shape),
+            -means[:, k[0]] * event,
+            passed[:, 0],
+            np.broadcast_to(-reached, shape),
+        ]
+        return np.asarray(own @ np.stack(theirs, axis=1))
 
     def draw(self, eta: Array, uniforms: Array) -> Array:
         """Time and event: the earlier of two draws by inversion."""

@@ -288,13 +288,13 @@ class _Site:
 
     def _along(self, model: CopulaModel, eta: Array, x: Array, u: Array) -> Array:
         """(points, moments of the outcome and scores): how fast each point's part moves with the first predictor."""
-        parts = []
-        for size in (-1e-3, 1e-3):
-            moved = eta + size * np.eye(1, eta.shape[1])
-            features = model.outcome.conditional(moved) * model.lens.weights[:-1]
-            block = (features[:, :, None] * u[:, None, :]).reshape(len(x), -1)
-            parts.append(block if self.score is None else np.hstack([block, self.score.each(model.outcome, moved, x)]))
-        return np.asarray((parts[1] - parts[0]) / 2e-3)
+        etas = [eta + size * np.eye(1, eta.shape[1]) for size in (-1e-3, 1e-3)]
+        below, above = (model.outcome.conditional(moved) * model.lens.weights[:-1] for moved in etas)
+        parts = [((above - below)[:, :, None] * u[:, None, :]).reshape(len(x), -1)]
+        if self.score is not None:
+            before, after = self.score.each(model.outcome, etas, x)
+            parts.append(after - before)
+        return np.asarray(np.hstack(parts) / 2e-3)
 
     def place(self, slopes: Array, levels: Array, z: Array) -> None:
         """Look from these effects: slopes (predictors, p) per unit."""
