@@ -26,7 +26,7 @@ from coordinator.planning.template import template
 from coordinator.store.store import Store
 from shared.base.chain import head_fingerprint
 from shared.base.keys import Envelope, SigningKey
-from shared.base.merkle_tree import verify_inclusion
+from shared.base.merkle.tree import verify_inclusion
 from shared.errors import ConfigRefusal, ParameterError, StateRefusal
 from shared.mechanisms.latent_noise.noise import default_radius
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan

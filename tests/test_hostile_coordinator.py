@@ -14,7 +14,7 @@ from test_withdrawal import taken_back
 
 from coordinator.services.collect.service import CollectionService
 from shared.base.keys import Envelope, SigningKey
-from shared.base.merkle_tree import MerkleTree, leaf_hash, root
+from shared.base.merkle.tree import MerkleTree, leaf_hash, root
 from shared.errors import (
     ApprovalRefusal,
     IntegrityRefusal,

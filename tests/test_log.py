@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from shared.base.merkle_tree import (
+from shared.base.merkle.tree import (
     MerkleTree,
     append,
     leaf_hash,
@@ -85,7 +85,7 @@ def test_a_proof_hashes_no_more_than_the_right_edge_of_the_log(monkeypatch):
     tree = MerkleTree([leaf_hash(b"%d" % k) for k in range(5000)])
     hashed = []
     monkeypatch.setattr(
-        "shared.base.merkle_tree.node_hash", lambda left, right: hashed.append(1) or node_hash(left, right)
+        "shared.base.merkle.tree.node_hash", lambda left, right: hashed.append(1) or node_hash(left, right)
     )
     proof = tree.growth(1234, 5000)
     assert verify_consistency(1234, 5000, proof, tree.root(1234), tree.root(5000))

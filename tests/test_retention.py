@@ -170,7 +170,7 @@ def test_the_day_comes_by_itself_and_the_proof_is_of_the_log(held, tmp_path, mon
     monkeypatch.setattr("coordinator.services.clocks.SeenClocks.verdict", lambda *_: type("V", (), {"require": int}))
     assert main(["--home", str(held.home), "plan", "delete", "mini", "--json"]) == 0
     proof = json.loads(capsys.readouterr().out)
-    from shared.base.merkle_tree import leaf_hash, verify_inclusion
+    from shared.base.merkle.tree import leaf_hash, verify_inclusion
     from shared.wire.tree_heads import open_head
 
     head = open_head(proof["head"].encode(), held.hub.authority.witness.public)

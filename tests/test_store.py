@@ -17,7 +17,7 @@ from coordinator.store.engine import append_entry
 from coordinator.store.store import Store
 from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, SigningKey
-from shared.base.merkle_tree import leaf_hash, verify_consistency, verify_inclusion
+from shared.base.merkle.tree import leaf_hash, verify_consistency, verify_inclusion
 from shared.errors import (
     CertificateRefusal,
     IntegrityRefusal,

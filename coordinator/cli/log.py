@@ -144,7 +144,7 @@ def log_proof(
     store: Store, release: Annotated[str, typer.Argument(help="The release's id, or its first digits.")]
 ) -> VerbAnswer:
     """Prove that one release stands in the log, in a form that anyone can verify (RFC 9162)."""
-    from shared.base.merkle_tree import leaf_hash, verify_inclusion
+    from shared.base.merkle.tree import leaf_hash, verify_inclusion
 
     found = one_release(store, release)
     entries = store.log()

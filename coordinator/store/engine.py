@@ -22,7 +22,7 @@ from coordinator.store import schema as db
 from coordinator.store.bundles import bundle_store
 from coordinator.store.schema.revisions import HEAD, brought_up, revision_of
 from shared.base.canonical import canonical_json
-from shared.base.merkle_tree import MerkleTree, append, leaf_hash, peaks_root
+from shared.base.merkle.tree import MerkleTree, append, leaf_hash, peaks_root
 from shared.errors import Refusal, StateRefusal, StorageRefusal
 
 __all__ = ["Database", "Reader", "Writer", "append_entry", "log_size", "opened", "storage_refusal"]

@@ -17,7 +17,7 @@ from coordinator.store.releases import accepted_releases, quarantined
 from coordinator.store.rows import AcceptedRelease, LogEntry
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.keys import Envelope
-from shared.base.merkle_tree import append, leaf_hash, peaks_root
+from shared.base.merkle.tree import append, leaf_hash, peaks_root
 from shared.errors import IntegrityRefusal, SignatureRefusal
 from shared.plans.standing import STANDING_TYPE
 from shared.wire.certificates import LATE_TYPE, RENEWAL_TYPE

@@ -15,7 +15,7 @@ from coordinator.store import schema as db
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey
-from shared.base.merkle_tree import append, leaf_hash, peaks_root, verify_consistency, verify_inclusion
+from shared.base.merkle.tree import append, leaf_hash, peaks_root, verify_consistency, verify_inclusion
 from shared.wire.site_messages import WatchRequest
 from tests.benchmarks import record
 

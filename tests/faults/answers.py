@@ -18,7 +18,7 @@ from coordinator.web.sign_in import provider
 from coordinator.web.sign_in.kept import SignInStore
 from faults.fuzz import Target
 from shared.base.canonical import canonical_json, parse_json
-from shared.base.merkle_tree import append, leaf_hash, peaks_root
+from shared.base.merkle.tree import append, leaf_hash, peaks_root
 from shared.errors import NetworkRefusal, SchemaRefusal
 from shared.estimands.questions import parse_estimand
 from shared.plans.codebook import from_codebook

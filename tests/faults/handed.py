@@ -17,7 +17,7 @@ from coordinator.web.workbench import forms
 from faults.fuzz import Target
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.keys import SigningKey
-from shared.base.merkle_tree import append, leaf_hash, peaks_root
+from shared.base.merkle.tree import append, leaf_hash, peaks_root
 from shared.errors import SchemaRefusal
 from shared.mechanisms.secure_sum import messages
 from shared.mechanisms.secure_sum.messages import ToldLevel

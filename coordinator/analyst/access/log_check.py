@@ -179,7 +179,7 @@ def audit(
         )
     over = {(one["log_index"], _revocation(one["site"])) for one in shown["revocations"]}
     over |= {(one["log_index"], _turn(one["study"], one["wave"], one["closed"])) for one in shown["closings"]}
-    from shared.base.merkle_tree import append, peaks_root
+    from shared.base.merkle.tree import append, peaks_root
 
     peaks: tuple[bytes, ...] = ()
     for place, entry in enumerate(entries):

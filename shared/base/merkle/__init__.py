@@ -1,6 +1,6 @@
 """Verification of an append-only log against one remembered root (RFC 6962; verification as in RFC 9162).
 
-The side that keeps the log makes the proofs (`shared.base.merkle_tree`); here is what the other side needs. All
+The side that keeps the log makes the proofs (`shared.base.merkle.tree`); here is what the other side needs. All
 functions are pure and work on hashes.
 """
 
