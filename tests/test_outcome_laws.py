@@ -14,8 +14,9 @@ from statsmodels.duration.hazard_regression import PHReg
 
 from shared.base.randomness import seeded_rng
 from shared.errors import SchemaRefusal, TrainingRefusal
+from shared.flows.cells import mean_exponential
 from shared.flows.chain import from_arrays, to_arrays
-from shared.flows.outcomes import HazardLaw, LevelLaw, TiltLaw, mean_exponential
+from shared.flows.outcomes import HazardLaw, LevelLaw, TiltLaw
 from shared.flows.outcomes_last import OutcomesLast
 from shared.plans.outcomes import PlannedOutcomes
 from site_agent.models.flow import FlowSettings, fit_flow

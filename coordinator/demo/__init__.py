@@ -21,6 +21,7 @@ from coordinator.demo.catalogue import PLAYS, play_of
 from coordinator.demo.play import STUDIES, DemoOptions
 from coordinator.demo.stage import STATE_MARK, DemoStage
 from coordinator.demo.warm import importing, launcher
+from shared.base.memory import keep_freed
 from shared.errors import ParameterError, StateRefusal, require
 from shared.terminal import application, console, emit, run
 
@@ -57,6 +58,7 @@ def demo(
     require(*shown.needs, part="site,coordinator")
     if epsilon is not None and study != "cohorts":
         raise ParameterError("--epsilon must come with --study cohorts", given=study)
+    keep_freed()
     out.mkdir(parents=True, exist_ok=True)
     state = out / STATE_MARK
     if state.exists():

@@ -32,6 +32,7 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, NoReturn, Protocol, TypeVar
 
+from shared.base.memory import keep_freed
 from shared.errors import StateRefusal
 
 __all__ = [
@@ -367,6 +368,7 @@ def _send(line: socket.socket, order: Mapping[str, Any], handles: list[int]) -> 
 def main(line_number: int, modules: Sequence[str]) -> None:
     """Import, then fork what is ordered on the line with this file descriptor, until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who stops the demo ends this line
+    keep_freed()
     from typer import main as typer
 
     # Putting a command line together from its functions takes longer than most commands: once for all of them.

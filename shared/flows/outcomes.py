@@ -39,21 +39,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import SchemaRefusal
+from shared.flows.cells import LEAST, OfCell, mean_exponential, normalised, score_of, value_of
 
 __all__ = ["HazardLaw", "LevelLaw", "OutcomeInputs", "TiltLaw"]
 
 Array = NDArray[np.float64]
 Arrays = dict[str, NDArray[Any]]
 
-EDGE = 8.0
-"""Score at which the outermost cell ends; beyond it the map goes on as a line."""
-LEAST = 1e-12
-"""Least probability of a cell: keeps the map strictly increasing."""
 BEYOND = 1e-4
 """Share of those still followed up at the last time that was seen who are followed up longer."""
 _REACH = 3.5
 _STEEPEST = 30.0
-_HALF_LOG_2PI = 0.9189385332046727
 
 
 def _frozen(value: Any, name: str, ndim: int, kind: Any = np.float64) -> NDArray[Any]:
@@ -221,117 +217,9 @@ class OutcomeInputs:
         )
 
 
-# -- cells and scores --------------------------------------------------------------------------------------------
-def _normal(mass: Array) -> Array:
-    """Probabilities of cells with none below the least, (n, cells)."""
-    mass = np.maximum(mass, LEAST)
-    return np.asarray(mass / mass.sum(axis=1, keepdims=True))
-
-
-def _score(mass: Array, cell: NDArray[np.int64], part: Array) -> Array:
-    """Normal score of a place in a cell; from whichever side loses no digits."""
-    from scipy import special
-
-    rows = np.arange(len(mass))
-    own = mass[rows, cell]
-    below = np.cumsum(mass, axis=1)[rows, cell] - own + own * part
-    above = np.cumsum(mass[:, ::-1], axis=1)[rows, mass.shape[1] - 1 - cell] - own + own * (1 - part)
-    tiny = 1e-300
-    low = special.ndtri(np.clip(below, tiny, 0.6))
-    high = -special.ndtri(np.clip(above, tiny, 0.6))
-    return np.clip(np.where(below < 0.5, low, high), -EDGE, EDGE)
-
-
-def _place(mass: Array, v: Array) -> tuple[NDArray[np.int64], Array]:
-    """The reverse: (cell, part of it) of normal scores."""
-    from scipy import special
-
-    rows, cells = np.arange(len(mass)), mass.shape[1]
-    below, above = np.cumsum(mass, axis=1), np.cumsum(mass[:, ::-1], axis=1)[:, ::-1]
-    under, over = special.ndtr(v), special.ndtr(-v)
-    from_low = (under[:, None] >= below[:, :-1]).sum(axis=1)
-    from_high = cells - 1 - (over[:, None] >= above[:, 1:]).sum(axis=1)
-    left = under < 0.5
-    cell = np.where(left, from_low, from_high).astype(np.int64)
-    own = mass[rows, cell]
-    part = np.where(left, (under - (below[rows, cell] - own)) / own, 1 - (over - (above[rows, cell] - own)) / own)
-    return cell, np.clip(part, 0.0, 1.0)
-
-
-def _within(t: Array, steep: Array) -> Array:
-    """Share of a cell below t in [0, 1] where its density grows like exp(steep t)."""
-    up = steep > 0
-    g = -np.abs(steep)
-    flat = g > -1e-6
-    safe = np.where(flat, -1.0, g)
-    # Growing upwards is falling downwards: exp of a negative number cannot overflow.
-    at = np.where(up, 1 - t, t)
-    share = np.where(flat, at, np.expm1(safe * at) / np.expm1(safe))
-    return np.where(up, 1 - share, share)
-
-
-def _within_back(part: Array, steep: Array) -> Array:
-    up = steep > 0
-    g = -np.abs(steep)
-    flat = g > -1e-6
-    safe = np.where(flat, -1.0, g)
-    share = np.where(up, 1 - part, part)
-    at = np.where(flat, share, np.log1p(np.maximum(share * np.expm1(safe), -1 + 1e-16)) / safe)
-    return np.clip(np.where(up, 1 - at, at), 0.0, 1.0)
-
-
-def mean_exponential(steep: Array) -> tuple[Array, Array]:
-    """(log of the mean of exp(steep t), mean of t under it), t uniform in [0, 1]."""
-    g = -np.abs(steep)
-    flat = g > -1e-4
-    safe = np.where(flat, -1.0, g)
-    log_mean = np.where(flat, g / 2 + g**2 / 24, np.log(np.expm1(safe) / safe))
-    mean = np.where(flat, 0.5 + g / 12, 1 / -np.expm1(-safe) - 1 / safe)
-    return log_mean + np.maximum(steep, 0.0), np.where(steep > 0, 1 - mean, mean)
-
-
-class _Law:
-    """What all laws share: cells on a line, whose probabilities follow from what is read."""
-
-    inputs: OutcomeInputs
-
-    def _solve(self, v: Array, mass: Array, low: Array, high: Array, steep: Array | None) -> Array:
-        """Values of scores; `low` and `high` are the ends of the cells, (cells,)."""
-        inside = np.abs(v) < EDGE
-        cell, part = _place(mass, np.where(inside, v, 0.0))
-        if steep is not None:
-            part = _within_back(part, np.take_along_axis(steep, cell[:, None], 1)[:, 0])
-        value = low[cell] + part * (high[cell] - low[cell])
-        # A value at the very end of its cell would be read as one of the next.
-        value = np.clip(value, low[cell], np.nextafter(high[cell], -np.inf))
-        return np.where(inside, value, np.where(v < 0, low[0] + v + EDGE, high[-1] + v - EDGE))
-
-    def _place_of(
-        self, value: Array, mass: Array, low: Array, high: Array, steep: Array | None
-    ) -> tuple[Array, Array, NDArray[np.int64]]:
-        """(scores, log slope, cell) of values."""
-        inside = (value >= low[0]) & (value < high[-1])
-        cell = np.clip(np.searchsorted(low, value, side="right") - 1, 0, len(low) - 1)
-        size = (high - low)[cell]
-        t = np.clip((value - low[cell]) / size, 0.0, 1.0)
-        own = mass[np.arange(len(mass)), cell]
-        log_slope = np.log(own) - np.log(size)
-        part = t
-        if steep is not None:
-            g = np.take_along_axis(steep, cell[:, None], 1)[:, 0]
-            part = _within(t, g)
-            log_slope += g * t - mean_exponential(g)[0]
-        v = _score(mass, cell, part)
-        outside = np.where(value < low[0], value - low[0] - EDGE, value - high[-1] + EDGE)
-        return (
-            np.where(inside, v, outside),
-            np.where(inside, log_slope + 0.5 * v**2 + _HALF_LOG_2PI, 0.0),
-            cell,
-        )
-
-
+# -- laws ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LevelLaw(_Law):
+class LevelLaw:
     """A levelled outcome: multinomial logistic regression.
 
     Args:
@@ -360,17 +248,17 @@ class LevelLaw(_Law):
         """(n, levels): probabilities of the levels."""
         logits = (self.inputs.features(x) if features is None else features) @ self.coefficients
         odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return _normal(odds / odds.sum(axis=1, keepdims=True))
+        return normalised(odds / odds.sum(axis=1, keepdims=True))
 
     def draw(self, x: Array, features: Array | None = None) -> None:
         """Latents in the outcome's column to values, in place; `features` of x where the caller has them."""
         low = np.arange(self.coefficients.shape[1], dtype=np.float64)
-        x[:, self.column] = self._solve(x[:, self.column], self.shares(x, features), low, low + 1, None)
+        x[:, self.column] = value_of(x[:, self.column], self.shares(x, features), low, low + 1, None)
 
     def undraw(self, x: Array, z: Array) -> Array:
         """Latents of records x into z, in place. Returns: log |det|, (n,)."""
         low = np.arange(self.coefficients.shape[1], dtype=np.float64)
-        z[:, self.column], slope, _ = self._place_of(x[:, self.column], self.shares(x), low, low + 1, None)
+        z[:, self.column], slope, _ = score_of(x[:, self.column], self.shares(x), low, low + 1, None)
         return slope
 
     def to_arrays(self) -> Arrays:
@@ -387,7 +275,7 @@ class LevelLaw(_Law):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TiltLaw(_Law):
+class TiltLaw:
     r"""A numeric outcome: a baseline in bins, tilted by what is read.
 
     .. math:: p(r \mid x) \propto f_0(r) \exp\{ \textstyle\sum_m \theta_m(x) \phi_m(r) \}, \quad r = y - \mu(x)
@@ -436,32 +324,33 @@ class TiltLaw(_Law):
         """The columns it draws."""
         return (self.column,)
 
-    def cells(self, x: Array, features: Array | None = None) -> tuple[Array, Array, Array]:
-        """(μ, probabilities of the bins, steepness within them): (n,), (n, bins), (n, bins)."""
+    def cells(self, x: Array, features: Array | None = None) -> tuple[Array, Array, OfCell]:
+        """(μ, probabilities of the bins, steepness within them): (n,), (n, bins), of a bin of each row (n,)."""
         features = self.inputs.features(x) if features is None else features
         theta = features[:, 1:] @ self.coefficients
         low, high = (np.clip(theta @ part, -_STEEPEST, _STEEPEST) for part in (self.low, self.high))
         steep = high - low + self.slope
         logs = self.base + low + mean_exponential(steep)[0]
         odds = np.exp(logs - logs.max(axis=1, keepdims=True))
-        return features @ self.shift, _normal(odds / odds.sum(axis=1, keepdims=True)), steep
+        mass = normalised(odds / odds.sum(axis=1, keepdims=True))
+        return features @ self.shift, mass, lambda cell: steep[np.arange(len(steep)), cell]
 
     def draw(self, x: Array, features: Array | None = None) -> None:
         """Latents in the outcome's column to values, in place; `features` of x where the caller has them."""
         mean, mass, steep = self.cells(x, features)
         v = x[:, self.column]
-        value = mean + self._solve(v, mass, self.edges[:-1], self.edges[1:], steep)
+        value = mean + value_of(v, mass, self.edges[:-1], self.edges[1:], steep)
         for gone, low, high in self._missing(x):
-            value = np.where(gone, self._solve(v, np.ones((len(x), 1)), low, high, None), value)
+            value = np.where(gone, value_of(v, np.ones((len(x), 1)), low, high, None), value)
         x[:, self.column] = value
 
     def undraw(self, x: Array, z: Array) -> Array:
         """Latents of records x into z, in place. Returns: log |det|, (n,)."""
         mean, mass, steep = self.cells(x)
         rest = x[:, self.column] - mean
-        v, slope, _ = self._place_of(rest, mass, self.edges[:-1], self.edges[1:], steep)
+        v, slope, _ = score_of(rest, mass, self.edges[:-1], self.edges[1:], steep)
         for gone, low, high in self._missing(x):
-            other, across, _ = self._place_of(x[:, self.column], np.ones((len(x), 1)), low, high, None)
+            other, across, _ = score_of(x[:, self.column], np.ones((len(x), 1)), low, high, None)
             v, slope = np.where(gone, other, v), np.where(gone, across, slope)
         z[:, self.column] = v
         return slope
@@ -488,7 +377,7 @@ class TiltLaw(_Law):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class HazardLaw(_Law):
+class HazardLaw:
     r"""A time and its event: hazards in bins of the time, of the event (1) and of any other end of follow-up (0).
 
     .. math:: m_{jk}(x) = \exp\{ a_{jk} + x^\top \beta_{j s(k)} \}, \quad j = 0, 1
@@ -539,38 +428,45 @@ class HazardLaw(_Law):
         """The columns it draws."""
         return (self.time, self.event)
 
-    def cells(self, x: Array, features: Array | None = None) -> tuple[Array, Array, Array]:
-        """(probabilities of the bins, share of the event in each, steepness within them): (n, bins) each."""
+    def cells(self, x: Array, features: Array | None = None) -> tuple[Array, OfCell, OfCell]:
+        """(probabilities of the bins, steepness within them, share of the event): (n, bins), of a bin of each (n,)."""
         features = (self.inputs.features(x) if features is None else features)[:, 1:]
-        eta = [np.clip(features @ beta.T, -_STEEPEST, _STEEPEST)[:, self.segments] for beta in self.coefficients]
-        other, own = (np.exp(rate + part) for rate, part in zip(self.rates, eta, strict=True))
-        total = other + own
-        before = np.cumsum(total[:, :-2], axis=1)
+        # A hazard is what its segment makes of the row times the bin's own: one product, and few exponentials.
+        bins = np.arange(self.coefficients.shape[1])[:, None] == self.segments
+        other, own = (
+            np.exp(np.clip(features @ beta.T, -_STEEPEST, _STEEPEST)) @ (bins * np.exp(rate))
+            for rate, beta in zip(self.rates, self.coefficients, strict=True)
+        )
+        total, rows = other + own, np.arange(len(features))
+        survives = np.ones((len(total), total.shape[1] - 1))
+        np.exp(-np.cumsum(total[:, :-2], axis=1), out=survives[:, 1:])
         mass = np.empty_like(total)
-        start = np.exp(-np.hstack([np.zeros((len(x), 1)), before]))
-        mass[:, :-2] = start[:, :-1] * -np.expm1(-total[:, :-2])
-        mass[:, -2], mass[:, -1] = start[:, -1] * (1 - BEYOND), start[:, -1] * BEYOND
-        steep = -np.minimum(total, _STEEPEST) * self.timed
-        return _normal(mass), np.clip(own / total, LEAST, 1 - LEAST), steep
+        np.subtract(survives[:, :-1], survives[:, 1:], out=mass[:, :-2])
+        mass[:, -2], mass[:, -1] = survives[:, -1] * (1 - BEYOND), survives[:, -1] * BEYOND
+
+        def steep(cell: NDArray[np.int64]) -> Array:
+            return np.asarray(-np.minimum(total[rows, cell], _STEEPEST) * self.timed[cell])
+
+        def share(cell: NDArray[np.int64]) -> Array:
+            return np.clip(own[rows, cell] / total[rows, cell], LEAST, 1 - LEAST)
+
+        return normalised(mass), steep, share
 
     def draw(self, x: Array, features: Array | None = None) -> None:
         """Latents in the time's and the event's columns to values, in place; `features` of x where they are known."""
-        mass, share, steep = self.cells(x, features)
-        time = self._solve(x[:, self.time], mass, self.edges[:-1], self.edges[1:], steep)
-        cell = self._bin(time)
-        own = share[np.arange(len(x)), cell]
-        low = np.array([0.0, 1.0])
-        x[:, self.event] = self._solve(x[:, self.event], np.column_stack([1 - own, own]), low, low + 1, None)
+        mass, steep, share = self.cells(x, features)
+        time = value_of(x[:, self.time], mass, self.edges[:-1], self.edges[1:], steep)
+        own, low = share(self._bin(time)), np.array([0.0, 1.0])
+        x[:, self.event] = value_of(x[:, self.event], np.column_stack([1 - own, own]), low, low + 1, None)
         x[:, self.time] = time
 
     def undraw(self, x: Array, z: Array) -> Array:
         """Latents of records x into z, in place. Returns: log |det|, (n,)."""
-        mass, share, steep = self.cells(x)
-        z[:, self.time], slope, cell = self._place_of(x[:, self.time], mass, self.edges[:-1], self.edges[1:], steep)
-        own = share[np.arange(len(x)), cell]
-        low = np.array([0.0, 1.0])
+        mass, steep, share = self.cells(x)
+        z[:, self.time], slope, cell = score_of(x[:, self.time], mass, self.edges[:-1], self.edges[1:], steep)
+        own, low = share(cell), np.array([0.0, 1.0])
         both = np.column_stack([1 - own, own])
-        z[:, self.event], more, _ = self._place_of(x[:, self.event], both, low, low + 1, None)
+        z[:, self.event], more, _ = score_of(x[:, self.event], both, low, low + 1, None)
         return slope + more
 
     def _bin(self, time: Array) -> NDArray[np.int64]:

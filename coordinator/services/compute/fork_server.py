@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.base.canonical import canonical_json
+from shared.base.memory import keep_freed
 from shared.errors import Refusal
 
 __all__ = ["main", "memory"]
@@ -49,6 +50,7 @@ def main(arguments: list[str]) -> None:
     """
     line = Connection(int(arguments[0]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who stops the server ends this line
+    keep_freed()
     for name in json.loads(arguments[1]):
         module, _, first = name.partition(":")
         found = importlib.import_module(module)

@@ -138,9 +138,10 @@ class SitePlace:
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """Solution of one step: slopes (predictors, p) per unit and their covariances, levels, correlations, misfit.
+    """Solution of one step: slopes (predictors, p) per unit and their covariances, levels, correlations.
 
-    twice: (p,) distances of the two figures of each effect; knows: (p,) their precisions, 0 where there is no score.
+    left: what was observed less what the place predicts. slope, gain: derivatives of that, and of the solution in it.
+    patients: covariance of the moments by sampling.
     """
 
     slopes: Array
@@ -148,6 +149,20 @@ class _Step:
     privacy: Array
     levels: Array
     z: Array
+    left: Array
+    slope: Array
+    gain: Array
+    patients: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Doubts:
+    """Of the effects that a step ended at, each (p,).
+
+    misfit: variances from what the model may lack. twice: distances of the two figures of each effect; knows: their
+    precisions, 0 where there is no score.
+    """
+
     misfit: Array
     twice: Array
     knows: Array
@@ -222,13 +237,12 @@ class _Site:
         precision[-effects:] = away[-effects:]
         weighted = slope.T / doubted(model, slope, self.noise, self.score)
         hessian = weighted @ slope + np.diag(precision)
-        gain = np.linalg.solve(hessian, weighted)
+        gain = np.asarray(np.linalg.solve(hessian, weighted), dtype=np.float64)
         pulled = precision * np.r_[at.shift, at.stretch, np.zeros(len(at.z) + effects)]
         found = at.flat + gain @ (self.observed - value) - np.linalg.solve(hessian, pulled)
         x, y = drawn(model, at, uniforms)
         patients = np.cov(model.rows(x, y, self.score).T) / self.n
         sampling = gain @ patients @ gain.T
-        twice, knows = self._twice(value, slope, gain, patients)
         inverse = np.linalg.inv(hessian)
         privacy = (gain * self.noise) @ gain.T + (inverse * away) @ inverse.T
         new = at.like(found)
@@ -242,14 +256,22 @@ class _Site:
             privacy=privacy[np.ix_(index, index)] * square,
             levels=new.effects[:, 0],
             z=new.z,
-            misfit=BEND**2 * np.square(self._apart(gain[index[:p]])).sum(axis=1) * self.unit**2,
-            twice=twice,
-            knows=knows,
+            left=self.observed - value,
+            slope=slope,
+            gain=gain,
+            patients=patients,
         )
 
-    def _twice(self, value: Array, slope: Array, gain: NDArray[Any], patients: Array) -> tuple[Array, Array]:
+    def doubts(self, step: _Step) -> _Doubts:
+        """What is to be doubted of a step's effects; the site is where the step was taken from."""
+        p, first = self.model.p, step.slope.shape[1] - self.theta.effects.size
+        twice, knows = self._twice(step)
+        apart = self._apart(step.gain[first + 1 : first + 1 + p])
+        return _Doubts(misfit=BEND**2 * np.square(apart).sum(axis=1) * self.unit**2, twice=twice, knows=knows)
+
+    def _twice(self, step: _Step) -> tuple[Array, Array]:
         """How far each effect's moment is from what its score makes of it, per unit, and the precision of that."""
-        p = self.model.p
+        p, slope, gain = self.model.p, step.slope, step.gain
         twice, knows = np.zeros(p), np.zeros(p)
         if not isinstance(self.score, Score):
             return twice, knows
@@ -258,9 +280,9 @@ class _Site:
         effects = slope.shape[1] - self.theta.effects.size + 1 + columns
         left = np.eye(len(slope))[moments] - slope[moments] @ gain
         moves = slope[moments, effects] / self.unit[columns]
-        variances = np.einsum("im,mk,ik->i", left, patients + np.diag(self.noise), left)
+        variances = np.einsum("im,mk,ik->i", left, step.patients + np.diag(self.noise), left)
         knows[columns] = moves**2 / np.maximum(variances, 1e-300)
-        twice[columns] = left @ (self.observed - value) / np.where(moves == 0, np.inf, moves)
+        twice[columns] = left @ step.left / np.where(moves == 0, np.inf, moves)
         return twice, knows
 
     def _apart(self, gain: NDArray[Any]) -> Array:
@@ -387,17 +409,18 @@ def places(releases: Sequence[tuple[MomentsRelease, Design]]) -> tuple[SitePlace
 
 def _alone(site: _Site, uniforms: Array) -> SitePlace:
     """A site where it is by itself."""
-    return _place(site, site.step(uniforms), apart=np.zeros(site.model.p))
+    step = site.step(uniforms)
+    return _place(site, step, site.doubts(step), apart=np.zeros(site.model.p))
 
 
-def _place(site: _Site, step: _Step, *, apart: Array, lost: str = "") -> SitePlace:
+def _place(site: _Site, step: _Step, doubts: _Doubts, *, apart: Array, lost: str = "") -> SitePlace:
     p = site.model.p
     effects = SiteEffects(
         n=site.n,
         effects=step.slopes[0],
         sampling=np.diag(step.sampling)[:p],
         privacy=np.diag(step.privacy)[:p],
-        misfit=step.misfit,
+        misfit=doubts.misfit,
         apart=apart,
         lost=lost,
     )
@@ -440,19 +463,20 @@ def _settled(sites: Sequence[_Site], uniforms: Array) -> list[SitePlace]:
         if done >= _CORRELATED and away.max() < _NEAR:
             break
     lost = ["" if far <= UNSETTLED else _LOST for far in away.max(axis=1)]
-    apart = _denied([step for step, why in zip(steps, lost, strict=True) if not why] or steps, p)
+    ended = [(step, site.doubts(step)) for site, step in zip(sites, steps, strict=True)]
+    apart = _denied([one for one, why in zip(ended, lost, strict=True) if not why] or ended, p)
     out = []
-    for site, step, slope, level, why in zip(sites, steps, found_at, levels, lost, strict=True):
+    for site, (step, doubts), slope, level, why in zip(sites, ended, found_at, levels, lost, strict=True):
         site.place(slope, level, z)
-        out.append(_place(site, step, apart=apart, lost=why))
+        out.append(_place(site, step, doubts, apart=apart, lost=why))
     return out
 
 
-def _denied(steps: Sequence[_Step], p: int) -> Array:
+def _denied(ended: Sequence[tuple[_Step, _Doubts]], p: int) -> Array:
     """(p,) how far the two figures of each effect are apart over all sites; 0 where that says nothing."""
-    knows = np.array([step.knows for step in steps])
+    knows = np.array([doubts.knows for _, doubts in ended])
     known = np.maximum(knows.sum(axis=0), 1e-300)
-    apart = (knows * np.array([step.twice for step in steps])).sum(axis=0) / known
-    variances = np.array([np.diag(step.sampling + step.privacy)[:p] for step in steps])
-    mean = 1 / (1 / variances).sum(axis=0) + np.mean([step.misfit for step in steps], axis=0)
+    apart = (knows * np.array([doubts.twice for _, doubts in ended])).sum(axis=0) / known
+    variances = np.array([np.diag(step.sampling + step.privacy)[:p] for step, _ in ended])
+    mean = 1 / (1 / variances).sum(axis=0) + np.mean([doubts.misfit for _, doubts in ended], axis=0)
     return np.where((np.abs(apart) >= DENIED / np.sqrt(known)) & (apart**2 >= mean), apart, 0.0)

@@ -81,10 +81,12 @@ def draw(
     Args:
         around: entered before anything is charged.
     """
+    from shared.base.memory import keep_freed
     from site_agent.decide.airlock import approval, standing_approval
     from site_agent.desk import working_site
     from site_agent.release.pipeline import making
 
+    keep_freed()
     with around(), desk.locked(), desk.egress() as egress:
         made = making.make_release(
             plan=release.plan,

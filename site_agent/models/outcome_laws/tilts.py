@@ -9,7 +9,8 @@ import numpy as np
 from scipy import special
 
 from shared.errors import TrainingRefusal
-from shared.flows.outcomes import OutcomeInputs, TiltLaw, mean_exponential
+from shared.flows.cells import mean_exponential
+from shared.flows.outcomes import OutcomeInputs, TiltLaw
 from shared.plans.outcomes import PlannedOutcomes
 from site_agent.models.outcome_laws.bins import HEAPED, bin_edges, counted_edges, heaps_of, most_bins
 from site_agent.models.outcome_laws.terms import ROUNDS, Array, Codes, chosen_terms, least, ridge_of
