@@ -721,8 +721,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "somebody counted twice in a density",
         (
             DENSITY,
-            "return np.bincount(self.codes(records), minlength=self.size)",
-            "return np.bincount(np.append(self.codes(records), 0), minlength=self.size)",
+            "out += np.bincount(self.codes(block), minlength=self.size)",
+            "out += np.bincount(np.append(self.codes(block), 0), minlength=self.size)",
         ),
         tests=["test_densities.py::test_everybody_is_counted_once_in_every_grid_on_edges_outside_and_missing"],
     ),
@@ -1165,9 +1165,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "moments: a lens of the true histograms",
         (
             MOMENTS_DRAW,
-            "    lens = design.lens(release)\n    chunks",
-            "    true = tuple(np.asarray(table, dtype=np.int64) for table in design.counts(x, y))\n"
-            "    lens = design.lens(MomentsRelease(**{**vars(release), 'histograms': true}))\n    chunks",
+            "    lens = design.lens(release)\n",
+            "    lens = design.lens(replace(release, histograms=tuple(summed(design.counts))))\n",
         ),
         tests=[LENS],
     ),
@@ -1176,8 +1175,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             MOMENTS_DRAW,
             "    score = pilot(release, design, points)\n",
-            "    bare = {'moments': np.sum(inner, axis=0), 'products': np.sum(products, axis=0)}\n"
-            "    score = pilot(MomentsRelease(**{**vars(release), **bare}), design, points)\n",
+            "    score = pilot(replace(release, moments=inner, products=products), design, points)\n",
         ),
         tests=[LENS],
     ),

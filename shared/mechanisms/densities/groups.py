@@ -24,6 +24,7 @@ from shared.mechanisms.densities.local import LocalCounts
 from shared.mechanisms.densities.noise import Densities, Grid, rounded_laplace_variance
 from shared.mechanisms.densities.quantiles import Quantiles
 from shared.mechanisms.densities.scaling import Basis, Coefficients
+from shared.mechanisms.row_blocks import row_blocks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -236,8 +237,11 @@ class Smooth(Group):
 
     def draw(self, records: pd.DataFrame, rng: Noise) -> Counts:
         """The noisy figures."""
-        points = [rescaled(column, records[column.name].to_numpy(dtype=np.float64)) for column in self.of]
-        return self.coefficients.release(np.stack(points, axis=1), rng).ravel()
+        sums = np.zeros((2**self.coefficients.basis.level,) * len(self.of), dtype=np.int64)
+        for block in row_blocks(records):
+            points = [rescaled(column, block[column.name].to_numpy(dtype=np.float64)) for column in self.of]
+            sums += self.coefficients.sums(np.stack(points, axis=1))
+        return self.coefficients.noised(sums, rng).ravel()
 
     def possible(self, figures: Counts, n: int) -> bool:
         """See `Group.possible`."""
@@ -301,7 +305,10 @@ class Cuts(Group):
 
     def draw(self, records: pd.DataFrame, rng: Noise) -> Counts:
         """The noisy figures."""
-        return self.tree.borders(rescaled(self.of, records[self.of.name].to_numpy(dtype=np.float64)), rng)
+        counts = np.zeros(quantiles.CELLS, dtype=np.int64)
+        for block in row_blocks(records):
+            counts += self.tree.counts(rescaled(self.of, block[self.of.name].to_numpy(dtype=np.float64)))
+        return self.tree.cuts(counts, rng)
 
     def possible(self, figures: Counts, n: int) -> bool:
         """See `Group.possible`."""

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from shared.base.randomness import Noise
 from shared.errors import ParameterError
+from shared.mechanisms.row_blocks import row_blocks
 from shared.plans.dictionary import NUMERIC, Column
 from shared.privacy.accountant import Laplace
 
@@ -124,7 +125,10 @@ class Grid:
 
     def counts(self, records: pd.DataFrame) -> Counts:
         """(size,) true counts: never released."""
-        return np.bincount(self.codes(records), minlength=self.size).astype(np.int64)
+        out = np.zeros(self.size, dtype=np.int64)
+        for block in row_blocks(records):
+            out += np.bincount(self.codes(block), minlength=self.size)
+        return out
 
 
 @dataclass(frozen=True, kw_only=True)

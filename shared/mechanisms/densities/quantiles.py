@@ -87,13 +87,20 @@ class Quantiles:
 
     def borders(self, values: Floats, rng: Chooser) -> Counts:
         """The same as whole cells from the lower bound: 0 to 2¹²."""
+        return self.cuts(self.counts(values), rng)
+
+    def counts(self, values: Floats) -> Counts:
+        """(2¹²,) true counts of the cells: never released. Raises: as of `release`."""
         values = np.asarray(values, dtype=np.float64)
         if values.ndim != 1 or np.isnan(values).any():
             raise ParameterError("quantiles must be of numbers in one column", given=f"{values.shape}")
         cells = np.floor((values - self.lower) / (self.upper - self.lower) * CELLS)
         codes = np.clip(cells, 0, CELLS - 1).astype(np.int64)
-        histogram = np.bincount(codes, minlength=CELLS).astype(np.int64)
-        return np.array(self._split(histogram, 0, CELLS, self.depth, rng), dtype=np.int64)
+        return np.bincount(codes, minlength=CELLS).astype(np.int64)
+
+    def cuts(self, counts: Counts, rng: Chooser) -> Counts:
+        """`borders` of values that were counted."""
+        return np.array(self._split(counts, 0, CELLS, self.depth, rng), dtype=np.int64)
 
     def _split(self, histogram: Counts, low: int, high: int, levels: int, rng: Chooser) -> list[int]:
         if not levels:

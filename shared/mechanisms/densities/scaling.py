@@ -198,7 +198,11 @@ class Coefficients:
 
     def release(self, points: Floats, rng: Noise) -> Counts:
         """The noisy sums, in whole steps."""
-        return self.sums(points) + rng.lattice_laplace_steps(self.scale, (2**self.basis.level,) * self.columns, 1.0)
+        return self.noised(self.sums(points), rng)
+
+    def noised(self, sums: Counts, rng: Noise) -> Counts:
+        """The sums with noise, in whole steps."""
+        return sums + rng.lattice_laplace_steps(self.scale, (2**self.basis.level,) * self.columns, 1.0)
 
     def density(self, sums: Counts, persons: float, bins: int) -> Floats:
         """(bins, …) the density's mean over each cell of a grid, as the sums say: it may be negative."""

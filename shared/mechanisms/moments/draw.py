@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -10,12 +13,12 @@ from shared.base.randomness import Noise
 from shared.mechanisms.moments.copula import POINTS, pilot
 from shared.mechanisms.moments.noise import Design, MomentsRelease, product_steps, score_steps
 from shared.mechanisms.moments.spec import MomentsSpec, grids_of, sigma_of
+from shared.mechanisms.row_blocks import row_blocks
 
 __all__ = ["moments", "noised"]
 
+Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
-
-_CHUNK = 1 << 15
 
 
 def noised(spec: MomentsSpec, block: int, sums: Integers, noise: Noise) -> Integers:
@@ -26,37 +29,31 @@ def noised(spec: MomentsSpec, block: int, sums: Integers, noise: Noise) -> Integ
 def moments(checked: pd.DataFrame, design: Design, noise: Noise, *, points: int = POINTS) -> MomentsRelease:
     """Privatise a table that `Dictionary.check` returned; a pilot fit has so many `points`.
 
+    The table is gone through once for each block of figures. A record's part of them is whole numbers before it is
+    added, so that the sums are the same in whichever blocks of rows.
+
     Raises: DictionaryRefusal, MissingRefusal, before anything is drawn.
     """
-    x, y = design.matrices(checked)
+    design.require_complete(checked)
     spec = design.spec
+
+    def summed(part: Callable[[Array, Array], Sequence[Integers]]) -> list[Integers]:
+        found = [part(*design.matrices(rows)) for rows in row_blocks(checked)]
+        return [np.sum(parts, axis=0) for parts in zip(*found, strict=True)]
+
     release = MomentsRelease(
-        n=len(x),
-        histograms=tuple(noised(spec, 0, table, noise) for table in design.counts(x, y)),
+        n=len(checked),
+        histograms=tuple(noised(spec, 0, table, noise) for table in summed(design.counts)),
         moments=np.zeros((design.features, 1 + design.p), dtype=np.int64),
         products=np.zeros(design.p * (design.p + 1) // 2, dtype=np.int64),
         score=np.zeros(len(spec.declared), dtype=np.int64),
     )
     lens = design.lens(release)
-    chunks = range(0, len(x), _CHUNK)
-    inner = [lens.moment_steps(x[k : k + _CHUNK], y[k : k + _CHUNK]).sum(axis=0) for k in chunks]
-    products = [product_steps(lens.wide_steps(x[k : k + _CHUNK])) for k in chunks]
-    release = MomentsRelease(
-        n=len(x),
-        histograms=release.histograms,
-        moments=noised(spec, 1, np.sum(inner, axis=0), noise),
-        products=noised(spec, 2, np.sum(products, axis=0), noise),
-        score=release.score,
-    )
+    inner, products = summed(lambda x, y: (lens.moment_steps(x, y).sum(axis=0), product_steps(lens.wide_steps(x))))
+    release = replace(release, moments=noised(spec, 1, inner, noise), products=noised(spec, 2, products, noise))
     if not spec.declared:
         return release
     # Where the score looks is what the blocks above say; the same function reads it on the other side.
     score = pilot(release, design, points)
-    found = [score_steps(score.rows(x[k : k + _CHUNK], y[k : k + _CHUNK]), spec.score).sum(axis=0) for k in chunks]
-    return MomentsRelease(
-        n=len(x),
-        histograms=release.histograms,
-        moments=release.moments,
-        products=release.products,
-        score=noised(spec, 3, np.sum(found, axis=0), noise),
-    )
+    (found,) = summed(lambda x, y: (score_steps(score.rows(x, y), spec.score).sum(axis=0),))
+    return replace(release, score=noised(spec, 3, found, noise))

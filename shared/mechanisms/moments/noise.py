@@ -114,6 +114,7 @@ from shared.mechanisms.moments.spec import (
     grids_of,
     sigma_of,
 )
+from shared.mechanisms.row_blocks import row_blocks
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
 
 __all__ = [
@@ -225,20 +226,13 @@ class Design:
         return 3 if self.spec.outcome == "survival" else 2
 
     def matrices(self, checked: pd.DataFrame) -> tuple[Array, Array]:
-        """A table that `Dictionary.check` returned, as covariates (n, p) and outcome (n, 1 or 2), within the bounds."""
-        for factor in self.factors:
-            checked = factor.coded(checked)
-        names = (*self.spec.covariates, *self.spec.responses)
-        absent = [name for name in names if name not in checked.columns]
-        if absent:
-            raise DictionaryRefusal("every column of the plan must be in the table", given=", ".join(absent))
-        table = np.array(checked[list(names)], dtype=np.float64)  # a copy: it is clipped in place
-        if len(table) < 1:
-            raise MissingRefusal("a table must have at least one row", given="none")
-        missing = int((~np.isfinite(table)).any(axis=1).sum())
-        if missing:
-            raise MissingRefusal("every row must have all columns of the plan", given=f"{missing} rows that do not")
-        for k, name in enumerate(names):
+        """A table that `Dictionary.check` returned, as covariates (n, p) and outcome (n, 1 or 2), within the bounds.
+
+        Raises: as of `require_complete`.
+        """
+        self.require_complete(checked)
+        table = self._numbers(checked)
+        for k, name in enumerate((*self.spec.covariates, *self.spec.responses)):
             column = self.dictionary.column(name)
             low, high = column.span if column.kind in NUMERIC else (0.0, len(column.levels) - 1.0)
             table[:, k] = np.clip(table[:, k], low, high)
@@ -247,6 +241,24 @@ class Design:
             late = y[:, 0] > self.horizon
             y = np.column_stack([np.minimum(y[:, 0], self.horizon), np.where(late, 0.0, y[:, 1])])
         return x, y
+
+    def require_complete(self, checked: pd.DataFrame) -> None:
+        """See that there are rows, and in each every column of the plan. Raises: DictionaryRefusal, MissingRefusal."""
+        if len(checked) < 1:
+            raise MissingRefusal("a table must have at least one row", given="none")
+        missing = sum(int((~np.isfinite(self._numbers(block))).any(axis=1).sum()) for block in row_blocks(checked))
+        if missing:
+            raise MissingRefusal("every row must have all columns of the plan", given=f"{missing} rows that do not")
+
+    def _numbers(self, checked: pd.DataFrame) -> Array:
+        """(n, p + 1 or 2) covariates and outcome as they are; an array of its own."""
+        for factor in self.factors:
+            checked = factor.coded(checked)
+        names = [*self.spec.covariates, *self.spec.responses]
+        absent = [name for name in names if name not in checked.columns]
+        if absent:
+            raise DictionaryRefusal("every column of the plan must be in the table", given=", ".join(absent))
+        return np.array(checked[names], dtype=np.float64)
 
     def counts(self, x: Array, y: Array) -> tuple[Integers, ...]:
         """The histograms: one per covariate, then the outcome's."""

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from shared.base.randomness import Noise
 from shared.errors import ParameterError
+from shared.mechanisms.row_blocks import row_blocks
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
 from shared.privacy.accountant import Gaussian
 
@@ -269,8 +270,13 @@ class CountTables:
 
     def counts(self, records: pd.DataFrame) -> list[Counts]:
         """The true counts of checked records, one array per table: never released."""
-        codes = [attribute.codes(records) for attribute in self.attributes]
-        return [_tally([codes[i] for i in table.of], table.shape) for table in self.tables]
+        tables = self.tables
+        out = [np.zeros(table.shape, dtype=np.int64) for table in tables]
+        for block in row_blocks(records):
+            codes = [attribute.codes(block) for attribute in self.attributes]
+            for count, table in zip(out, tables, strict=True):
+                count += _tally([codes[i] for i in table.of], table.shape)
+        return out
 
     def release(self, records: pd.DataFrame, rng: Noise) -> list[Counts]:
         """The noisy counts: whole numbers, one array per table; 0 in cells that are declared impossible."""
