@@ -122,6 +122,51 @@ def test_wrong_margins_are_refused_with_what_must_hold(plan, what):
         Published.read(text, parse_estimand(plan.estimands["treatment"]), plan.dictionary)
 
 
+MISSING = MARGINS.replace("sd = 12", "sd = 12\nmissing = 0.25").replace("share = 0.52", "share = 0.52\nmissing = 0.1")
+
+
+def with_gaps(plan: StudyPlan) -> StudyPlan:
+    """The plan with age and sex released where they are missing, too."""
+    columns = [replace(c, missing="level") if c.name in ("age", "sex") else c for c in plan.dictionary.columns]
+    return replace(plan, dictionary=replace(plan.dictionary, columns=tuple(columns)))
+
+
+def test_a_published_share_of_missing_values_is_missing_from_made_up_tables_and_widens_the_interval(plan, published):
+    gaps = with_gaps(plan)
+    question = parse_estimand(plan.estimands["treatment"])
+    found = Published.read(MISSING, question, gaps.dictionary)
+    table = made_up(found, question, gaps.dictionary, 20_000, np.random.default_rng(3))
+    assert table["age"].isna().mean() == pytest.approx(0.25, abs=0.015)
+    assert table["sex"].isna().mean() == pytest.approx(0.1, abs=0.01)
+    assert table["age"].mean() == pytest.approx(70, abs=0.5)  # of those who have one
+    assert not table[["died", "treated"]].isna().any().any()
+    columns = tuple(c for c in gaps.dictionary.columns if c.name in question.columns)
+    replace(gaps.dictionary, columns=columns).check(table)
+    questions = {"treatment": plainly(plan.estimands["treatment"], plan.dictionary)}
+    for name in ("latent_noise_local", "tables"):
+        setting = Setting(name=name, epsilon=4.0)
+        full, fewer = (
+            simulated(gaps, setting, questions, one, n=800, sites=3, seed=1)["treatment: treated"].at(800)[0]
+            for one in (published, found)
+        )
+        assert fewer > 1.15 * full  # 675 of 1000 have both values
+
+
+def test_missing_values_that_the_plan_does_not_release_have_no_published_share(plan):
+    with pytest.raises(ParameterError, match="releases no missing value") as refused:
+        Published.read(MISSING, parse_estimand(plan.estimands["treatment"]), plan.dictionary)
+    assert "count as persons" in refused.value.next_step
+    wrong = MISSING.replace("missing = 0.25", "missing = 1.0")
+    with pytest.raises(ParameterError, match="below 1"):
+        Published.read(wrong, parse_estimand(plan.estimands["treatment"]), with_gaps(plan).dictionary)
+
+
+def test_the_template_asks_for_missing_values_where_the_plan_releases_them(plan):
+    question = parse_estimand(plan.estimands["treatment"])
+    assert "missing" not in margins_template(question, plan.dictionary)
+    assert margins_template(question, with_gaps(plan).dictionary).count("missing =") == 2
+
+
 def test_the_template_names_every_column_and_guesses_nothing(plan):
     text = margins_template(parse_estimand(plan.estimands["treatment"]), plan.dictionary)
     for name in ("died", "treated", "age", "sex"):

@@ -40,11 +40,13 @@ class PublishedMargin:
     Args:
         mean, sd: of a number; of a follow-up time the mean alone is used, and may be left out.
         shares: of the levels, in the dictionary's order.
+        missing: share of patients whose value is missing; the other figures are of those who have one.
     """
 
     mean: float | None = None
     sd: float = 0.0
     shares: tuple[float, ...] = ()
+    missing: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +147,17 @@ def _margin(column: Column, body: Any) -> PublishedMargin:
     where = f"[columns.{column.name}]"
     if not isinstance(body, dict):
         raise _must(f"{where} must be a table", type(body).__name__)
+    missing = _number(body.get("missing", 0.0), f"{where} missing")
+    if not 0 <= missing < 1:
+        raise _must(f"{where} missing must be a share, 0 or more and below 1", f"{missing:g}")
+    if missing and column.missing != "level":
+        raise _must(
+            f"{where} missing must be left out: the dictionary releases no missing value of this column",
+            f"missing = {missing:g}, and {column.missing!r} in the dictionary",
+            "Leave it out, and count as persons of a site those who have the value.",
+        )
     if column.kind in NUMERIC:
-        _known(body, ("mean", "sd"), where)
+        _known(body, ("mean", "sd", "missing"), where)
         mean, sd = _number(body.get("mean"), f"{where} mean"), _number(body.get("sd", 0.0), f"{where} sd")
         low, high = column.span
         if not low < mean < high or (column.kind != "time" and not 0 < sd <= (high - low) / 2):
@@ -154,8 +165,8 @@ def _margin(column: Column, body: Any) -> PublishedMargin:
                 f"{where} mean must lie within the dictionary's bounds, sd be above 0 and at most half their distance"
             )
             raise _must(rule, f"mean {mean:g}, sd {sd:g}, bounds {low:g} to {high:g}")
-        return PublishedMargin(mean=mean, sd=sd)
-    _known(body, ("share", "shares"), where)
+        return PublishedMargin(mean=mean, sd=sd, missing=missing)
+    _known(body, ("share", "shares", "missing"), where)
     count = len(column.levels)
     if "share" in body and count == 2:
         share = _number(body["share"], f"{where} share")
@@ -167,7 +178,7 @@ def _margin(column: Column, body: Any) -> PublishedMargin:
         shares = tuple(_number(share, f"{where} shares") for share in given)
     if min(shares) <= 0 or abs(sum(shares) - 1) > _SUM:
         raise _must(f"{where} shares must be above 0 and sum to 1", f"a sum of {sum(shares):g}")
-    return PublishedMargin(shares=tuple(share / sum(shares) for share in shares))
+    return PublishedMargin(shares=tuple(share / sum(shares) for share in shares), missing=missing)
 
 
 def margins_template(question: Estimand, dictionary: Dictionary) -> str:
@@ -189,6 +200,8 @@ def margins_template(question: Estimand, dictionary: Dictionary) -> str:
             lines += [f"share =    # of {column.levels[1]}"]
         else:
             lines += [f"shares = []    # of {', '.join(map(str, column.levels))}"]
+        if column.missing == "level":
+            lines += [f"{mark}missing =   # share of patients without a value; the figures above are of the others"]
     lines += [
         "",
         "# [effects]                  # assumed, on the analysis scale (log odds ratios, log hazard ratios, …)",
@@ -204,7 +217,8 @@ def made_up(
 ) -> pd.DataFrame:
     """(n, …) a table of the question's columns that has the published margins and the assumed effects.
 
-    The effects of this very table differ from the assumed ones by as much as they do between sites.
+    The effects of this very table differ from the assumed ones by as much as they do between sites. Who lacks a value
+    is drawn by lot: no paper tells more.
     Raises: ParameterError: correlations that no columns can have together.
     """
     import pandas as pd
@@ -227,6 +241,9 @@ def made_up(
             column = dictionary.column(name)
             found[name] = _outcome(column, published.columns[name], eta, question.kind, rng)
     table = table.assign(**found)[[name for name in dictionary.names if name in question.columns]]
+    for name in table.columns:
+        if name in published.columns and published.columns[name].missing:
+            table[name] = table[name].mask(rng.random(n) < published.columns[name].missing)
     return table.astype({name: dictionary.column(name).dtype for name in table.columns})
 
 
