@@ -105,12 +105,14 @@ def efficient_cut(influences: Array, chance: Array, noise: float, least: float) 
         least: smallest C.
     """
     cuts = np.geomspace(least, max(_WIDEST, least), 25)
+    squares = np.square(influences).reshape(len(influences), -1)
+    length = np.maximum(np.sqrt(squares.sum(axis=0)), 1e-300)
     variances = []
     for cut in cuts:
-        share = kept_share(influences, float(cut))
-        slope = np.maximum(np.einsum("dmc,dmc,mc->d", influences, influences, chance * share), 1e-12)
-        square = np.einsum("dmc,dmc,mc->d", influences, influences, chance * share**2)
-        variances.append(float(((square + (cut * noise) ** 2) / slope**2).sum()))
+        share = np.minimum(1.0, cut / length)
+        weight = chance.ravel() * share
+        slope = np.maximum(squares @ weight, 1e-12)
+        variances.append(float(((squares @ (weight * share) + (cut * noise) ** 2) / slope**2).sum()))
     worse = np.array(variances) / min(variances) - 1
     best = int(np.argmin(worse))
     beyond = np.flatnonzero(worse[best:] > _WIDER)

@@ -68,7 +68,7 @@ class Margin:
     Args:
         edges: (k + 1,) latent interval ends, rising, the outer two infinite.
         values: (k,) value of the column in each interval, rising.
-        smooth: whether values between the intervals' middles are interpolated (a numeric column).
+        smooth: whether values between the intervals' middles are interpolated (a numeric column, in even intervals).
     """
 
     edges: Array
@@ -78,7 +78,7 @@ class Margin:
     @property
     def weights(self) -> Array:
         """(k,) probabilities."""
-        return np.asarray(np.diff(special.ndtr(self.edges)))
+        return _even_cells()[0] if self.smooth else np.asarray(np.diff(special.ndtr(self.edges)))
 
     @property
     def mean(self) -> float:
@@ -99,7 +99,8 @@ class Margin:
                 (latent - middles[0]) * ((len(middles) - 1) / (middles[-1] - middles[0])), 0, len(middles) - 1
             )
             cell = np.minimum(place.astype(np.intp), len(middles) - 2)
-            return np.asarray(self.values[cell] + (place - cell) * np.diff(self.values)[cell])
+            below = self.values[cell]
+            return np.asarray(below + (place - cell) * (self.values[cell + 1] - below))
         return self.values[np.searchsorted(self.edges[1:-1], latent)]
 
     def moved(self, shift: float, log_scale: float, centre: float, scale: float, span: tuple[float, float]) -> Margin:
@@ -114,10 +115,14 @@ class Margin:
 
     def hermite(self, f: Array) -> Array:
         """(12,) coefficients a_1 … a_12 of a function that takes the values f (k,) in the intervals."""
-        inner = self.edges[1:-1]
-        at_edges = np.zeros((_ORDER, len(self.edges)))
-        at_edges[:, 1:-1] = _hermite(inner)
-        return (at_edges[:, :-1] - at_edges[:, 1:]) @ f
+        return (_even_cells()[1] if self.smooth else _in_cells(self.edges)) @ f
+
+
+def _in_cells(edges: Array) -> Array:
+    """(12, k) what each interval adds to the coefficients of a function that is 1 there."""
+    at_edges = np.zeros((_ORDER, len(edges)))
+    at_edges[:, 1:-1] = _hermite(edges[1:-1])
+    return np.asarray(at_edges[:, :-1] - at_edges[:, 1:])
 
 
 def _hermite(t: Array) -> Array:
@@ -127,6 +132,24 @@ def _hermite(t: Array) -> Array:
     for k in range(1, _ORDER + 1):
         out[k - 1] = current / math.sqrt(math.factorial(k))
         previous, current = current, t * current - (k - 1) * previous
+    return out
+
+
+@lru_cache(maxsize=1)
+def _even_cells() -> tuple[Array, Array]:
+    """Probabilities of a smooth margin's intervals, and what they add to its coefficients."""
+    edges = _latent_edges()
+    out = np.diff(special.ndtr(edges)), _in_cells(edges)
+    for one in out:
+        one.setflags(write=False)
+    return out
+
+
+@lru_cache(maxsize=1)
+def _latent_edges() -> Array:
+    """(k + 1,) latent interval ends of every smooth margin."""
+    out = np.r_[-np.inf, np.linspace(-_REACH, _REACH, _CELLS + 1)[1:-1], np.inf]
+    out.setflags(write=False)
     return out
 
 
@@ -178,8 +201,7 @@ def fitted_margin(
     curve = np.maximum.accumulate(np.clip(PchipInterpolator(edges, cumulative / cumulative[-1])(grid), 0, 1))
     rising = curve + np.arange(len(grid)) * 1e-10
     values = np.interp(special.ndtr(_middles()), rising / rising[-1], grid)
-    latent = np.r_[-np.inf, np.linspace(-_REACH, _REACH, _CELLS + 1)[1:-1], np.inf]
-    return Margin(edges=latent, values=np.clip(values, *column.span), smooth=True)
+    return Margin(edges=_latent_edges(), values=np.clip(values, *column.span), smooth=True)
 
 
 def _log_normal(edges: Array, middle: float, spread: float, skew: float, shape: MarginShape) -> Array:
@@ -192,7 +214,30 @@ def _log_normal(edges: Array, middle: float, spread: float, skew: float, shape: 
         # Of what lies between the bounds: where that is next to nothing, a floor beside it would be a flat tail.
         inside /= max(float(inside.sum()), 1e-300)
     share = np.maximum(inside, 1e-9)
-    return share / share.sum()
+    return np.asarray(share / share.sum())
+
+
+def _log_normal_slope(edges: Array, middle: float, spread: float, skew: float, shape: MarginShape) -> Array:
+    """(bins, 3) derivatives of `_log_normal` in the middle, the logarithm of the spread, and the skew."""
+    u = (edges - middle) / spread
+    if abs(skew) > 1e-4:
+        grown = 1 + skew * u
+        z = np.log(np.maximum(grown, 1e-13)) / skew
+        along = np.where(grown > 1e-13, 1 / np.maximum(grown, 1e-13), 0.0)
+        bent = (u * along - z) / skew
+    else:
+        z, along, bent = u, np.ones_like(u), -(u**2) / 2
+    density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+    moved = density[:, None] * np.column_stack([-along / spread, -u * along, bent])
+    inside, slope = np.diff(special.ndtr(z)), np.diff(moved, axis=0)
+    if shape == "cells":
+        total = max(float(inside.sum()), 1e-300)
+        slope = (slope - inside[:, None] / total * slope.sum(axis=0)) / total
+        inside = inside / total
+    slope = np.where((inside > 1e-9)[:, None], slope, 0.0)
+    share = np.maximum(inside, 1e-9)
+    total = share.sum()
+    return np.asarray((slope - share[:, None] / total * slope.sum(axis=0)) / total)
 
 
 def _smooth_share(counts: Array, n: int, sigma: float, edges: Array, shape: MarginShape) -> Array:
@@ -214,10 +259,14 @@ def _smooth_share(counts: Array, n: int, sigma: float, edges: Array, shape: Marg
         model = n * _log_normal(unit, q[0], math.exp(q[1]), q[2], shape)
         return np.r_[(model - counts) * scale, q[2] / 0.3]
 
+    def slope(q: Array) -> Array:
+        moved = n * _log_normal_slope(unit, q[0], math.exp(q[1]), q[2], shape) * scale[:, None]
+        return np.vstack([moved, [0.0, 0.0, 1 / 0.3]])
+
     from scipy import optimize
 
     bounds = ([-0.3, math.log(least), -0.7], [1.3, 0.0, 0.7])
-    found = optimize.least_squares(misfit, [centre, math.log(spread), 0.05], bounds=bounds, max_nfev=25)
+    found = optimize.least_squares(misfit, [centre, math.log(spread), 0.05], jac=slope, bounds=bounds, max_nfev=25)
     share = _log_normal(unit, found.x[0], math.exp(found.x[1]), found.x[2], shape)
     likely = share > _LIKELY
     residual, sd = counts / n - share, np.sqrt((sigma / n) ** 2 + share / n)
