@@ -30,12 +30,14 @@ from shared.estimands.answer import Estimate, estimate
 from shared.estimands.questions import parse_estimand
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from shared.estimands.questions import Estimand
     from shared.plans.dictionary import Dictionary
     from shared.plans.plan import StudyPlan
 
 __all__ = ["COVERED", "SETTINGS", "Setting", "SiteVariance", "half_width", "plainly", "plan_of", "power", "records"]
-__all__ += ["simulated"]
+__all__ += ["found_on", "simulated"]
 
 POOLED = 400
 """Meta-analyses behind a median half-width."""
@@ -169,13 +171,21 @@ def simulated(
         n: persons of a site. sites: how many are made up.
         seed: the same seed, the same answer.
     """
+    generators = [np.random.default_rng([seed, site]) for site in range(sites)]
+    union = _every(questions)
+    tables = [made_up(published, union, plan.dictionary, n, rng) for rng in generators]
+    return found_on(tables, plan, setting, questions, seed=seed)
+
+
+def found_on(
+    tables: Sequence[pd.DataFrame], plan: StudyPlan, setting: Setting, questions: Mapping[str, str], *, seed: int
+) -> dict[str, SiteVariance]:
+    """`simulated`, of given tables, one per site: their columns are those of the questions."""
+    n = len(tables[0])
     try:
         changed = plan_of(plan, setting, questions)
     except (PlanRefusal, EstimateRefusal) as refusal:
         return {f"{name}: ": _lost(n, setting, refusal.must) for name in questions}
-    generators = [np.random.default_rng([seed, site]) for site in range(sites)]
-    union = _every(questions)
-    tables = [made_up(published, union, plan.dictionary, n, rng) for rng in generators]
     out: dict[str, SiteVariance] = {}
     if setting.name.startswith("latent_noise"):
         for name, formula in questions.items():

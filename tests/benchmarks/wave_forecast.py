@@ -22,11 +22,11 @@ from shared.errors import Refusal
 from shared.plans.dictionary import Column
 from shared.plans.plan import StudyPlan, Training
 from tests.benchmarks import record
-from tests.benchmarks.design_accuracy import SEED, SETTINGS, SITES, TERM, cells, site_estimates
+from tests.benchmarks.design_accuracy import SEED, SETTINGS, TERM, cells, site_estimates
 from tests.benchmarks.worlds.laws import WORLDS
 from tests.benchmarks.zoo import plan_of as world_plan
 
-K, STUDIES, WAVES = (5, 10), 200, (2, 3)
+K, SITES, STUDIES, WAVES = (5, 10), 12, 200, (2, 3)
 WITHIN = 0.15
 
 
@@ -44,7 +44,10 @@ def cell(name: str, kind: str, n: int, setting: Setting) -> list[dict[str, Any]]
     plan = replace(plan, dictionary=replace(plan.dictionary, columns=columns))
     said = {"world": name, "kind": kind, "n": n, "mechanism": setting.name, "epsilon": setting.epsilon}
     try:
-        by_wave = {wave: site_estimates(world, plan, setting, kind, wave * n) for wave in (1, *WAVES)}
+        by_wave = {
+            wave: site_estimates(world, plan, setting, kind, wave * n, sites=SITES, sizes=(SITES,))[SITES]
+            for wave in (1, *WAVES)
+        }
         ahead = later_waves(plan_of(plan, setting, {"planned": world.question(kind)}))
     except Refusal as refusal:
         return [said | {"refused": str(refusal)[:160]}]
