@@ -1506,8 +1506,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "combinations of quasi-identifiers decide where everybody is promised an epsilon",
         (
             "site_agent/release/pipeline/before_draw.py",
-            "if not plan.records_decide or rows.empty:",
-            "if rows.empty:",
+            "if not plan.records_decide or not places:",
+            "if not places:",
         ),
         tests=[
             "test_quasi_identifiers.py::test_where_everybody_released_is_promised_something_it_is_a_note_and_no_site_makes_more_of_it"

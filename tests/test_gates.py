@@ -42,7 +42,7 @@ from shared.releases.receipt import EARLIER_GATE, coverage
 from shared.simulated import contact_networks
 from site_agent import cli
 from site_agent.decide.airlock import overview, standing_approval
-from site_agent.records import table as records
+from site_agent.records.pseudonyms import pseudonym
 from site_agent.release import checks, drawing, fitting, networks
 from site_agent.release.audit import attacks, report
 from site_agent.release.pipeline import making
@@ -291,7 +291,7 @@ def test_nobody_tied_to_anybody_held_out_is_a_note_like_any_other(tmp_path):
     """The expected number of edges is 0, and the ratio to it no number that a document can hold."""
     plan = contacts_plan()
     nodes, edges = contact_networks(np.random.default_rng(1), sites=1, n=160, mean_degree=12)["harbour"]
-    held = {one for one in nodes["person"] if fitting.trains(plan, records.pseudonym(one, key=KEY))}
+    held = {one for one in nodes["person"] if fitting.trains(plan, pseudonym(one, key=KEY))}
     one, other = (edges.iloc[:, k].isin(held) for k in (0, 1))
     whole = Shown(tmp_path / "tied", plan, nodes, edges)
     apart = Shown(tmp_path / "apart", plan, nodes, edges[one == other])

@@ -126,7 +126,7 @@ KILLED = {
 FROM_SOURCES = {RELEASES, INGEST, WITHDRAWAL}
 """Tests that read the names from the sources themselves, and assert that each was reached."""
 PLACES = {
-    "site_agent/ledger/drawing.py": ("ledger.population", "ledger.trained"),
+    "site_agent/ledger/files.py": ("ledger.population", "ledger.trained"),
     "site_agent/release/outbox.py": ("outbox.checks", "outbox.audit", "seal.fit", "seal.rows"),
 }
 """What is handed to `write_whole` where that is no plain text."""

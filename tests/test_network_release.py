@@ -47,6 +47,7 @@ from shared.simulated import contact_networks
 from site_agent.config import Edges, SiteFloors, TableSource
 from site_agent.ledger.book import Ledger
 from site_agent.records import table as records
+from site_agent.records.pseudonyms import pseudonym
 from site_agent.release import fitting
 from site_agent.release.outbox import Outbox
 from site_agent.release.pipeline.making import make_release
@@ -123,7 +124,7 @@ class Ward:
 
     def roles(self, plan: StudyPlan) -> np.ndarray:
         """Whether each person is held out."""
-        return np.array([fitting.trains(plan, records.pseudonym(name, key=KEY)) for name in self.nodes["person"]])
+        return np.array([fitting.trains(plan, pseudonym(name, key=KEY)) for name in self.nodes["person"]])
 
 
 @pytest.fixture

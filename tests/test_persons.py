@@ -37,7 +37,7 @@ from site_agent.ledger.book import Ledger
 from site_agent.ledger.entries import decided_by
 from site_agent.records import table as records
 from site_agent.records.identifiers import normalised
-from site_agent.records.table import pseudonym
+from site_agent.records.pseudonyms import pseudonym
 from site_agent.release import fitting, sealed_state
 from site_agent.show import export, verifier
 

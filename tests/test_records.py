@@ -29,12 +29,12 @@ from site_agent.config import Limits, SiteConfig, SiteFloors, TableSource
 from site_agent.records import readers
 from site_agent.records.identifiers import compared, normalised
 from site_agent.records.mapping.declared import Combination, Recoding, Steps
+from site_agent.records.pseudonyms import pseudonym
 from site_agent.records.table import (
     header,
     named,
     person_space,
     problems,
-    pseudonym,
     pseudonyms,
     read,
     suggestions,

@@ -360,7 +360,7 @@ def test_a_lost_list_of_rows_stops_the_comparison_instead_of_passing_it(quick, t
 
 # -- persons who withdraw -----------------------------------------------------------------------------------------
 def pseudonyms(table: pd.DataFrame) -> list[str]:
-    from site_agent.records.table import pseudonym
+    from site_agent.records.pseudonyms import pseudonym
 
     return [pseudonym(person, key=b"k" * 32) for person in table["person"]]
 

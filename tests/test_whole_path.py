@@ -52,7 +52,7 @@ from shared.plans.plan import Floors, PrivateTraining, StudyPlan, Training
 from shared.privacy import accountant as privacy
 from shared.privacy import meaning
 from shared.simulated import contact_networks
-from site_agent.records import table as records
+from site_agent.records.pseudonyms import pseudonym
 from site_agent.release import drawing, fitting
 from site_agent.release.pipeline.opened import SealedRelease
 
@@ -180,7 +180,7 @@ def middle(beyond: int) -> Callable[[int], pd.DataFrame]:
 
 def roles(plan: StudyPlan, n: int, *, train: bool = False) -> tuple[int, ...]:
     """The persons who are released; or, under posture holdout, those who train and are not."""
-    told = [fitting.trains(plan, records.pseudonym(f"p{i}", key=KEY)) for i in range(n)]
+    told = [fitting.trains(plan, pseudonym(f"p{i}", key=KEY)) for i in range(n)]
     return tuple(i for i in range(n) if plan.posture != "holdout" or told[i] == train)
 
 
@@ -356,7 +356,7 @@ def test_a_released_person_of_a_network_decides_nothing_that_leaves_beside_the_n
     plan = study(NETWORKS[how], CONTACTS, posture="private" if how == "counted" else "holdout")
     nodes, edges = contact_networks(np.random.default_rng(1), sites=1, n=200, mean_degree=12)["harbour"]
     names = list(nodes["person"])
-    released = fitting.released_rows(plan, len(names), [records.pseudonym(one, key=KEY) for one in names])
+    released = fitting.released_rows(plan, len(names), [pseudonym(one, key=KEY) for one in names])
     person = names[released[0]]
     nodes["age"] = nodes["age"].clip(20, 90)
     others = edges[(edges.iloc[:, :2] != person).all(axis=1)]
@@ -397,7 +397,7 @@ def test_whoever_withdrew_is_looked_at_by_no_later_release_not_even_to_train_on(
     for k, record in enumerate([(0.5, 0.5), (0.1, 0.95)]):
         bench, table = Bench(tmp_path / str(k)), middle(0)(n)
         bench.deliver(bench.release(plan, table, seeded_rng(1)))
-        gone = [records.pseudonym(f"p{i}", key=KEY) for i in {person, *range(n - 40, n)}]
+        gone = [pseudonym(f"p{i}", key=KEY) for i in {person, *range(n - 40, n)}]
         bench.site.ledger.note_persons(plan.study, gone, name="ada", key=SigningKey.generate())
         table.loc[person, ["x", "y"]] = record
         found.append(bench.release(plan, table, seeded_rng(2), wave=2).table)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from shared.errors import Refusal, SchemaRefusal
 
-__all__ = ["canonical_json", "closed", "parse_json", "sha256_hex"]
+__all__ = ["canonical_json", "canonical_list", "closed", "parse_json", "sha256_hex"]
 
 Pairs = list[tuple[str, Any]]
 # Made once: `json.dumps` with settings of its own makes an encoder for each value.
@@ -35,6 +35,22 @@ def canonical_json(value: Any) -> bytes:
         return _CANONICAL.encode(value).encode()
     except (TypeError, ValueError) as error:
         raise SchemaRefusal("a hashed value must be plain JSON without NaN or infinity", given=str(error)) from None
+
+
+def canonical_list(parts: Iterable[Sequence[Any]]) -> Iterator[bytes]:
+    """`canonical_json` of one long list, of which a part after the other is given and written.
+
+    Raises: SchemaRefusal, as `canonical_json`.
+
+    >>> b"".join(canonical_list([["a", "b"], [], ["c"]])), b"".join(canonical_list([]))
+    (b'["a","b","c"]', b'[]')
+    """
+    before = b"["
+    for part in parts:
+        if part:
+            yield before + canonical_json(list(part))[1:-1]
+            before = b","
+    yield b"[]" if before == b"[" else b"]"
 
 
 def _unique(pairs: Pairs) -> dict[str, Any]:

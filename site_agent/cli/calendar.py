@@ -251,7 +251,7 @@ def withdraw_person(
     from site_agent.decide import waves
     from site_agent.decide.airlock import person_changes
     from site_agent.records.identifiers import normalised
-    from site_agent.records.table import pseudonym
+    from site_agent.records.pseudonyms import pseudonym
 
     desk.config.approver_key(name)
     plan = desk.plans.plan(study)

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.failpoints import reach
 from shared.base.keys import SigningKey
 from shared.errors import IntegrityRefusal, ParameterError, ReplayRefusal, RoundsRefusal, StateRefusal
@@ -18,7 +17,7 @@ from site_agent.ledger.files import (
     require_digest,
     require_settled,
     storage_refusal,
-    write_whole,
+    write_list,
 )
 from site_agent.ledger.holds import Hold, folder_of
 from site_agent.ledger.persons import LISTS, require_new, require_roles_kept, require_same_persons, taken
@@ -115,20 +114,18 @@ def _start(
         if kind == "drawing":
             require_roles_kept(book, found, persons, trained or (), flow_of=flow_of)
         if found.touches == "new":
-            require_new(len(set(persons) & taken(book, found)))
+            require_new(len(taken(book, found).intersection(persons)))
         lists = {"persons": persons} | ({} if trained is None else {"trained": trained})
-        named = {name: canonical_json(sorted(set(given))) for name, given in lists.items()}
-        body = {f"{name}_sha256": sha256_hex(data) for name, data in named.items()} | {"space": space}
-        record |= {name: len(set(given)) for name, given in lists.items()}
+        body = {"space": space}
         folder = folder_of(book.path, found)
         try:
             private_folder(folder.parent)
             private_folder(folder)
         except OSError as error:
             raise storage_refusal(f"the folder of release {found.release_id}", error) from error
-        for name, data in named.items():
+        for name, given in lists.items():
             path = folder / LISTS[name]
-            write_whole(path, data, f"ledger.{path.stem}")
+            body[f"{name}_sha256"], record[name] = write_list(path, given, f"ledger.{path.stem}")
     elif found.touches == "new" and found.state == "anchored":
         raise ParameterError("a release of new persons must name them", given="no list")
     return book.move(found.release_id, kind, body, record)

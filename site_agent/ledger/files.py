@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from shared.base.canonical import parse_json, sha256_hex
+from shared.base.canonical import canonical_list, parse_json, sha256_hex
 from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
 from shared.errors import IntegrityRefusal, LedgerRefusal, LockedRefusal, ParameterError, StorageRefusal
+from site_agent.records.pseudonyms import in_order
 
 __all__ = [
     "RESTORED",
@@ -24,10 +26,12 @@ __all__ = [
     "sealed_answer",
     "storage_errors",
     "storage_refusal",
+    "write_list",
     "write_whole",
 ]
 
-LIST_CAP = 256 << 20
+LIST_CAP = 1 << 30
+"""Bytes of a list of persons: 35 each, so of thirty million."""
 RESTORED = "restored.json"
 """Mark of a home that was put back from a backup, beside its ledger, until the ledger is settled."""
 
@@ -43,10 +47,11 @@ def private_folder(path: Path) -> None:
     fsync_folder(path.parent)
 
 
-def write_whole(path: Path, data: bytes, place: str) -> None:
+def write_whole(path: Path, data: bytes | Iterator[bytes], place: str) -> None:
     """Write `data` to `path`, whole or not at all, and still there after a power cut.
 
     Args:
+        data: or its pieces, one after the other.
         place: prefix of the failpoints passed on the way.
     Raises: StorageRefusal; an earlier file at `path` is then as it was, and no part is left behind.
     """
@@ -55,7 +60,8 @@ def write_whole(path: Path, data: bytes, place: str) -> None:
         reach(f"{place}.before_write")
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(handle, "wb") as out:
-            out.write(data)
+            for piece in (data,) if isinstance(data, bytes) else data:
+                out.write(piece)
             out.flush()
             reach(f"{place}.before_fsync")
             os.fsync(out.fileno())
@@ -68,6 +74,28 @@ def write_whole(path: Path, data: bytes, place: str) -> None:
         with contextlib.suppress(OSError):
             part.unlink()
         raise storage_refusal(path.name, error) from error
+
+
+def write_list(path: Path, persons: Collection[str], place: str) -> tuple[str, int]:
+    """Write pseudonyms, each once, as `listed` reads them; as of `write_whole`.
+
+    Returns: SHA-256 of the file, and how many they are.
+    """
+    digest, count = hashlib.sha256(), 0
+
+    def parts() -> Iterator[Sequence[str]]:
+        nonlocal count
+        for part in in_order(persons):
+            count += len(part)
+            yield part
+
+    def pieces() -> Iterator[bytes]:
+        for piece in canonical_list(parts()):
+            digest.update(piece)
+            yield piece
+
+    write_whole(path, pieces(), place)
+    return digest.hexdigest(), count
 
 
 def storage_refusal(name: str, error: OSError) -> StorageRefusal:

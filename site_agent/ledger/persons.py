@@ -123,7 +123,7 @@ def still_present(book: Book, hold: Hold, persons: Collection[str]) -> tuple[int
     Raises: IntegrityRefusal (a list of persons is lost or was edited).
     """
     earlier = _earlier(book, book.hold(hold.release_id))
-    return len(earlier & set(persons)), len(earlier)
+    return len(earlier.intersection(persons)), len(earlier)
 
 
 def require_present(book: Book, hold: Hold, persons: Collection[str], *, share: float, snapshot: str) -> None:
@@ -196,8 +196,8 @@ def require_roles_kept(
     )
     wrong = 0
     for other in others.values():
-        wrong += len(set(persons) & (trained_of(book, other) or frozenset()))
-        wrong += len(set(trained) & (persons_of(book, other) or frozenset())) if trained else 0
+        wrong += len((trained_of(book, other) or frozenset()).intersection(persons))
+        wrong += len((persons_of(book, other) or frozenset()).intersection(trained)) if trained else 0
     if wrong:
         raise PolicyRefusal(
             "who trains and who is released must stay as it was in this study's earlier releases",

@@ -6,6 +6,7 @@ reads it whole (`site_agent.records.table`), in the same words and counts whatev
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from shared.plans.dictionary import Dictionary
     from site_agent.records.source import TableSource
 
-__all__ = ["checked_in_blocks"]
+__all__ = ["checked_in_blocks", "give_back"]
 
 
 def checked_in_blocks(
@@ -62,6 +63,7 @@ def checked_in_blocks(
             hashes[rows : rows + len(who)] = pd.util.hash_pandas_object(who, index=False)
             persons.append(who[keep])
         rows, kept = rows + len(block), end
+        give_back()
     hashes = hashes[:rows]
     hashes.sort()
     # Of one person's rows the hashes are the same; whether rows of one hash are one person's is told from the whole.
@@ -72,3 +74,9 @@ def checked_in_blocks(
     if dictionary.person is not None:
         out[dictionary.person] = pd.concat(persons, ignore_index=True)
     return pd.DataFrame({column.name: out[column.name] for column in dictionary.columns}, copy=False), rows
+
+
+def give_back() -> None:
+    """Give memory back that was used for texts and is no longer: pyarrow keeps a tenth of a gigabyte of it else."""
+    if (arrow := sys.modules.get("pyarrow")) is not None:
+        arrow.default_memory_pool().release_unused()

@@ -31,12 +31,13 @@ from shared.errors import (
     StateRefusal,
 )
 from shared.plans.dictionary import Column, Dictionary
-from site_agent.records.blocks import checked_in_blocks
+from site_agent.records.blocks import checked_in_blocks, give_back
 from site_agent.records.identifiers import NORMALISED, compared
 from site_agent.records.mapping.preparing import dates, prepared
 from site_agent.records.mapping.recoding import recoded_table, with_point
 from site_agent.records.mapping.repeated import one_row_each
 from site_agent.records.mapping.suggesting import suggestions
+from site_agent.records.pseudonyms import Pseudonyms
 from site_agent.records.readers import reader
 from site_agent.records.source import AS_READ, DATABASES, Edges, TableSource
 
@@ -55,7 +56,6 @@ __all__ = [
     "named",
     "person_space",
     "problems",
-    "pseudonym",
     "pseudonyms",
     "read",
     "require_edges",
@@ -117,6 +117,7 @@ def read(
     require_edges(source, rules)
     digest = hmac.new(key, digestmod=hashlib.sha256)
     if (fast := _in_blocks(source, dictionary, as_written=as_written)) is not None:
+        give_back()
         _digested(digest, source, None)
         return Records(table=fast[0], rows=fast[1], snapshot=digest.hexdigest())
     unseen: dict[str, int] = {}
@@ -309,11 +310,11 @@ def pseudonyms(records: Records, dictionary: Dictionary, *, key: bytes) -> froze
     return frozenset(row_pseudonyms(records, dictionary, key=key) or ())
 
 
-def row_pseudonyms(records: Records, dictionary: Dictionary, *, key: bytes) -> tuple[str, ...] | None:
+def row_pseudonyms(records: Records, dictionary: Dictionary, *, key: bytes) -> Pseudonyms | None:
     """The keyed hash of each row's person, in the order of the rows; None without a person column."""
     if dictionary.person is None:
         return None
-    return tuple(pseudonym(str(person), key=key) for person in records.table[dictionary.person])
+    return Pseudonyms.of(records.table[dictionary.person], key=key)
 
 
 def person_space(source: TableSource, dictionary: Dictionary, *, key: bytes, as_written: bool = False) -> str:
@@ -328,11 +329,6 @@ def person_space(source: TableSource, dictionary: Dictionary, *, key: bytes, as_
     mapped = next((theirs for theirs, ours in source.columns.items() if ours == dictionary.person), dictionary.person)
     text = "\0".join(("person space", dictionary.person, mapped, source.format))
     return ("" if as_written else NORMALISED) + hmac.new(key, text.encode(), hashlib.sha256).hexdigest()[:32]
-
-
-def pseudonym(person: str, *, key: bytes) -> str:
-    """The keyed hash of one identifier, as `read` gives it. The key is the site's, the same in every study."""
-    return hmac.new(key, b"person\0" + person.encode(), hashlib.sha256).hexdigest()[:32]
 
 
 # -- inside -----------------------------------------------------------------------------------------------------

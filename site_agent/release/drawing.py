@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
     from site_agent.config import Limits
     from site_agent.ledger.book import Hold
+    from site_agent.records.contacts import Contacts
     from site_agent.records.quasi_identifiers import SmallClasses
     from site_agent.records.table import Records
     from site_agent.release.checks import Check
@@ -293,27 +294,33 @@ class AggregateRelease(Drawing):
     def take(
         self, table: Records, persons: Sequence[str] | None, chosen: Chosen, base: sealed_state.SealedFlow | None
     ) -> None:
-        self._real = _with_edges(table, list(chosen.rows))
+        self._real = self._records(table, chosen.rows)
         self.n = self.drawn = len(self._real)
         self.left_out = table.rows - table.n
         self.rows = sealed_state.ReleasedRows(
             snapshot=table.snapshot,
             source=chosen.rows,
-            persons=() if persons is None else tuple(persons[i] for i in chosen.rows),
+            persons=() if persons is None else chosen.of(persons),
         )
 
     def encode(self, rng: Noise) -> None:
-        """Figures are taken of the checked records themselves."""
+        """Figures are taken of the checked records themselves; whatever else was read is gone by now."""
+        from site_agent.records.blocks import give_back
+
+        give_back()
 
     def fit(self, rng: Noise, progress: Progress) -> None:
         """Nothing is fitted: what is to be noised is taken, and may be refused before anything is drawn."""
         self._measured = self._figures.measure(self.plan, self._real, rng)
+        self._clipped = _found_now(partial(self._figures.clipped, self.plan, self._real))
+        del self._real  # a large table leaves no room for what is written once it is drawn
 
     def rehearse(self) -> None:
         """No check of figures reads a record."""
 
     def draw(self, rng: Noise) -> None:
         self._table = self._figures.draw(self.plan, self._measured, rng)
+        del self._measured
 
     def released(self, rng: Noise) -> pd.DataFrame:
         return self._table
@@ -323,40 +330,58 @@ class AggregateRelease(Drawing):
 
     def resume(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
         self.rows = sealed_state.read_rows(folder, hold)
-        self._real = _with_edges(table, list(self.rows.source))
-        self.n = self.drawn = len(self._real)
+        self.n = self.drawn = len(self.rows.source)
+        self._clipped = partial(self._figures.clipped, self.plan, self._records(table, self.rows.source))
         self.left_out = table.rows - table.n
 
     def without_records(self, hold: Hold, folder: Any) -> None:
         self.rows = sealed_state.read_rows(folder, hold)
-        self._real = unread(len(self.rows.source))
-        self.n = self.drawn = len(self._real)
+        self.n = self.drawn = len(self.rows.source)
+        self._clipped = partial(self._figures.clipped, self.plan, unread(self.n))
 
     def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
         from site_agent.release.checks import check_figures
 
-        clipped = partial(self._figures.clipped, self.plan, self._real)
-        return check_figures(self.plan, table, n=self.n, limits=limits, clipped=clipped)
+        return check_figures(self.plan, table, n=self.n, limits=limits, clipped=self._clipped)
 
     def attack(self, limits: Limits, rng: Noise, progress: Progress) -> dict[str, Any]:
         """What the price already says of every attack."""
         return dict(self.unattacked)
 
+    def _records(self, table: Records, rows: Sequence[int]) -> pd.DataFrame:
+        """The records of some rows, without who they are; of a network with the edges among them."""
+        person = self.plan.dictionary.person
+        real = table.table if person is None else table.table.drop(columns=person)
+        if len(rows) < len(real):  # else all of them, and no copy
+            real = real.iloc[list(rows)].reset_index(drop=True)
+        return real if table.contacts is None else _with_edges(real, table.contacts, list(rows))
+
 
 # -- inside -----------------------------------------------------------------------------------------------------
-def _with_edges(table: Records, rows: list[int]) -> pd.DataFrame:
-    """The records of some rows; of a network with the edges among them, each at its smaller place."""
-    real = table.table.iloc[rows].reset_index(drop=True)
-    if table.contacts is not None:
-        from scipy.sparse import triu
+def _with_edges(real: pd.DataFrame, contacts: Contacts, rows: list[int]) -> pd.DataFrame:
+    """The records of some rows with the edges among them, each at its smaller place."""
+    from scipy.sparse import triu
 
-        from shared.mechanisms.grand.edges import NEIGHBOURS
+    from shared.mechanisms.grand.edges import NEIGHBOURS
 
-        upper = triu(table.contacts.matrix[rows][:, rows], k=1, format="csr")
-        upper.sort_indices()
-        lists: list[Any] = np.split(upper.indices.astype(np.int32), upper.indptr[1:-1])
-        real[NEIGHBOURS] = lists
-    return real
+    upper = triu(contacts.matrix[rows][:, rows], k=1, format="csr")
+    upper.sort_indices()
+    lists: list[Any] = np.split(upper.indices.astype(np.int32), upper.indptr[1:-1])
+    return real.assign(**{NEIGHBOURS: lists})
+
+
+def _found_now(find: Callable[[], int | None]) -> Callable[[], int | None]:
+    """What `find` gives or raises, found now, and given or raised when it is asked for."""
+    try:
+        found = find()
+    except Exception as error:
+        failed = error
+
+        def fails() -> int | None:
+            raise failed
+
+        return fails
+    return lambda: found
 
 
 def _fit(

@@ -7,7 +7,7 @@ The pipeline owns the order, the ledger and the stages; a `Drawing` owns what di
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -33,7 +33,7 @@ class Chosen:
     """Who is drawn, and beside whom.
 
     Args:
-        rows: places of the records that are drawn.
+        rows: places of the records that are drawn, ascending; a range where these are all.
         train: places of the records that may train a flow and are never drawn (posture ``holdout``).
         stayed: persons whose earlier rows are copied.
         copied: those rows, in the order of `stayed`; None where nothing is.
@@ -45,16 +45,20 @@ class Chosen:
         sizes: rows of the earlier releases, where persons cannot be told apart.
     """
 
-    rows: tuple[int, ...]
+    rows: Sequence[int]
     train: tuple[int, ...] = ()
     stayed: tuple[str, ...] = ()
     copied: pd.DataFrame | None = None
-    population: frozenset[str] = frozenset()
+    population: Collection[str] = frozenset()
     total: int = 0
     earlier: Mapping[str, frozenset[str]] = field(default_factory=dict)
     withdrawn: int = 0
     leaving: int = 0
     sizes: tuple[int, ...] = ()
+
+    def of(self, persons: Sequence[str]) -> Sequence[str]:
+        """Those of a table's persons, one a row, who are drawn."""
+        return persons if len(self.rows) == len(persons) else tuple(persons[row] for row in self.rows)
 
     def after(self, fresh: pd.DataFrame) -> pd.DataFrame:
         """The drawn rows, then the copied ones."""

@@ -13,10 +13,11 @@ Neither file is of use to anybody outside: without the site's key the pseudonyms
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shared.base.canonical import canonical_json, parse_json, sha256_hex
+from shared.base.canonical import canonical_json, canonical_list, parse_json, sha256_hex
 from shared.errors import IntegrityRefusal, PlanChanged, SchemaRefusal
 from shared.plans.encoding import ENCODER_VERSION
 from shared.plans.plan import StudyPlan
@@ -31,6 +32,7 @@ __all__ = ["CAP", "FIT", "ROWS", "ReleasedRows", "SealedFlow", "fitted_by", "rea
 FIT, ROWS = "fit.npz", "rows.json"
 FORMAT = "tributary-fit/1"
 CAP = 1 << 30
+_PART = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -164,8 +166,8 @@ class ReleasedRows:
     """
 
     snapshot: str
-    source: tuple[int, ...] = field(repr=False)
-    persons: tuple[str, ...] = field(repr=False)
+    source: Sequence[int] = field(repr=False)
+    persons: Sequence[str] = field(repr=False)
 
     def __post_init__(self) -> None:
         if self.persons and len(self.persons) != len(self.source):
@@ -173,7 +175,12 @@ class ReleasedRows:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
-        return canonical_json({"snapshot": self.snapshot, "source": list(self.source), "persons": list(self.persons)})
+        persons, snapshot, source = (
+            canonical_list(_parts(self.persons)),
+            canonical_json(self.snapshot),
+            canonical_list(_parts(self.source)),
+        )
+        return b"".join((b'{"persons":', *persons, b',"snapshot":', snapshot, b',"source":', *source, b"}"))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ReleasedRows:
@@ -183,6 +190,11 @@ class ReleasedRows:
             return cls(snapshot=body["snapshot"], source=tuple(body["source"]), persons=tuple(body["persons"]))
         except (KeyError, TypeError):
             raise SchemaRefusal("the rows of a release must name snapshot, source and persons") from None
+
+
+def _parts(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """A long list, part after part: the texts of ten million at once would take more memory than a table of them."""
+    return (values[first : first + _PART] for first in range(0, len(values), _PART))
 
 
 def read_fit(folder: Path, hold: Hold) -> SealedFlow:

@@ -5,7 +5,7 @@ Enough persons, a δ that fits their number, and no population that differs from
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -97,7 +97,7 @@ def before_draw(
             given=f"{n} rows, {near[0]} in an earlier release",
             next_step="Wait until more persons have joined or left; the reservation is kept.",
         )
-    now = set(persons)
+    now = set(persons) if earlier else set[str]()
     for release_id, before in (earlier or {}).items():
         differ = len(now ^ set(before))
         if now and before and 0 < differ < limits.difference:
@@ -149,10 +149,15 @@ def _require_enough(n: int, limits: Limits, *, waits: bool, held: int | None, co
         )
 
 
-def counted(plan: StudyPlan, rows: pd.DataFrame) -> Counts:
-    """What is counted in canonical rows to draw, by the plan; nothing where everybody is promised an ε."""
-    if not plan.records_decide or rows.empty:
+def counted(plan: StudyPlan, table: pd.DataFrame, places: Sequence[int]) -> Counts:
+    """What is counted in the rows to draw of a canonical table, by the plan; nothing where everybody is promised an ε.
+
+    Args:
+        places: of these rows.
+    """
+    if not plan.records_decide or not places:
         return _NONE
+    rows = table.iloc[list(places)]
     carried: tuple[int, ...] = ()
     if name := getattr(plan.release, "carry", ""):
         column = plan.dictionary.column(name)

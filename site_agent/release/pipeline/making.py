@@ -130,10 +130,8 @@ def make_release(
     ledger.require_same_persons(hold, space, roles=roles)
     if everyone is not None and (roles or hold.touches == "new"):
         ledger.require_present(hold, everyone, share=limits.still_present, snapshot=table.snapshot)
-    # Under `holdout` whoever trains is in the table and not in the release: floors and populations are the release's.
     fitting.require_roles_kept(plan, _earlier_receipts(outbox, plan.study, except_for=hold.release_id))
-    eligible = [int(row) for row in fitting.released_rows(plan, table.n, everyone)]
-    chosen = choose(plan, ledger, outbox, hold, base, everyone, eligible)
+    chosen = choose(plan, ledger, outbox, hold, base, everyone, table.n)
     others, unlike = of_other_studies(plan, ledger, space)
     before_draw(
         n=len(chosen.rows),
@@ -147,16 +145,16 @@ def make_release(
         leaving=chosen.leaving,
         sizes=(*chosen.sizes, *unlike),
         held=len(chosen.train) if plan.release.edges is not None and plan.posture == "holdout" else None,
-        counts=counted(plan, table.table.iloc[list(chosen.rows)]),
+        counts=counted(plan, table.table, chosen.rows),
     )
     drawing = drawing_of(plan, trained.flow if trained else None, embedding)
     drawing.take(table, everyone, chosen, sealed)
-    names = None if everyone is None else [everyone[i] for i in chosen.rows]
-    trained_on = None
+    names, trained_on = None if everyone is None else chosen.of(everyone), None
     if everyone is not None and roles:
         # Through a sealed flow nobody is fitted on: who was stands with the release that the flow is of.
         trained_on = [] if drawing.flow_of else [everyone[i] for i in chosen.train]
         ledger.require_roles_kept(hold, names or (), trained_on, flow_of=drawing.flow_of)
+    del table, everyone  # whatever is read of them later on, the drawing has
 
     clock.enter(ReleaseStage.ENCODE)
     drawing.encode(rng)

@@ -7,7 +7,7 @@ anew; ``frozen`` draws new persons and copies the earlier rows as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from shared.errors import StateRefusal, TooLarge, require
@@ -34,12 +34,18 @@ def choose(
     hold: Hold,
     base: Hold | None,
     persons: Sequence[str] | None,
-    eligible: Sequence[int],
+    n: int,
 ) -> Chosen:
-    """Who is drawn in this wave, of the rows that `eligible` be: see `StudyPlan.returning`."""
+    """Who is drawn in this wave, of the n rows of a table: see `StudyPlan.returning`.
+
+    Under `holdout` whoever trains is in the table and not in the release: floors and populations are the release's.
+    Raises: PlanRefusal (no person column under ``holdout``).
+    """
     from shared.releases.bundle import read_bundle
+    from site_agent.release.fitting import released_rows
     from site_agent.release.sealed_state import read_rows
 
+    eligible: Sequence[int] = released_rows(plan, n, persons).tolist() if plan.posture == "holdout" else range(n)
     if persons is None:
         # Nobody can be told apart: two releases of nearly as many rows may be of all but one and the same persons.
         sizes = [
@@ -47,12 +53,15 @@ def choose(
             for other in ledger.holds(plan.study)
             if other.may_be_out and other.release_id != hold.release_id and other.files
         ]
-        return Chosen(rows=tuple(eligible), total=len(eligible), sizes=tuple(sizes))
+        return Chosen(rows=eligible, total=len(eligible), sizes=tuple(sizes))
     withdrawn = ledger.persons_withdrawn(plan.study)
     taken = ledger.taken(hold) if hold.touches == "new" else frozenset[str]()
-    rows = tuple(i for i in eligible if persons[i] not in taken and persons[i] not in withdrawn)
-    train = tuple(i for i in sorted({*range(len(persons))} - set(eligible)) if persons[i] not in withdrawn)
-    population = frozenset(persons[i] for i in rows)
+    rows, train = eligible, tuple[int, ...]()
+    population: Collection[str] = persons  # as it is: of ten million persons a set would be of 1.4 GB
+    if taken or withdrawn or len(eligible) < len(persons):
+        rows = tuple(i for i in eligible if persons[i] not in taken and persons[i] not in withdrawn)
+        train = tuple(i for i in sorted({*range(len(persons))} - set(eligible)) if persons[i] not in withdrawn)
+        population = frozenset(persons[i] for i in rows)
     earlier: dict[str, frozenset[str]] = {}
     table: frozenset[str] = frozenset()
     last: Hold | None = None
@@ -64,7 +73,7 @@ def choose(
             earlier |= {other.release_id: own, f"{other.release_id} and before": table}
             last = other if other.state == "delivered" else last
     if hold.touches == "everybody":
-        left = table - population
+        left = table.difference(population)
         return Chosen(
             rows=rows,
             train=train,
@@ -74,8 +83,9 @@ def choose(
             withdrawn=len(left & withdrawn),
             leaving=len(left),
         )
+    # Nobody who was taken is drawn.
     if plan.returning == "append" or last is None:
-        total = len(taken | population)
+        total = len(taken) + len(population)
         return Chosen(rows=rows, train=train, population=population, total=total, earlier=earlier)
     before = read_rows(ledger.folder(last), last).persons
     leaving = withdrawn & set(before)
@@ -86,8 +96,8 @@ def choose(
         rows=rows,
         stayed=stayed,
         copied=copied,
-        population=population | set(stayed),
-        total=len(taken | population),
+        population=frozenset(stayed).union(population),
+        total=len(taken) + len(population),
         earlier=earlier,
         withdrawn=len(leaving),
         leaving=len(leaving),
