@@ -12,6 +12,7 @@ import pytest
 
 from shared.base.randomness import seeded_rng
 from shared.errors import MissingRefusal
+from shared.mechanisms.cross_products.plan import CrossProductsPlan
 from shared.mechanisms.densities.plan import DensitiesPlan
 from shared.mechanisms.moments.plan import MomentsPlan
 from shared.mechanisms.row_blocks import row_blocks
@@ -25,6 +26,9 @@ RELEASES = {
     "histograms": DensitiesPlan(densities=[["age"], ["chol", "sbp"]], epsilon=1.0, persons=300),
     "smooth": DensitiesPlan(densities=[["age"], ["chol", "sbp"]], epsilon=9.0, persons=3000, basis="daubechies3"),
     "quantiles": DensitiesPlan(densities=[["age"], ["chol"]], epsilon=1.0, persons=300, basis="quantiles"),
+    "cross-products": CrossProductsPlan(
+        epsilon=1.0, columns=["age", "chol", "died"], typical={"age": (0.5, 0.25), "chol": (0.5, 0.25)}
+    ),
     "moments": MomentsPlan(
         epsilon=1.0, outcome="binary", responses=["died"], covariates=[*NUMBERS, "stage"], declared=["age", "chol"]
     ),
@@ -81,7 +85,7 @@ def test_what_figures_are_taken_in_does_not_grow_with_the_table(study):
     assert peaks[-1] < 40
 
 
-@pytest.mark.parametrize("study", ["moments"], indirect=True)
+@pytest.mark.parametrize("study", ["moments", "cross-products"], indirect=True)
 def test_rows_that_lack_something_are_counted_in_the_whole_table_before_anything_is_drawn(study):
     table = records(70_000)
     table.loc[[5, 40_000, 69_999], "chol"] = np.nan

@@ -24,6 +24,7 @@ import numpy as np
 from shared.base.randomness import MAX_RATIO
 from shared.errors import EstimateRefusal, MissingRefusal, SchemaRefusal
 from shared.mechanisms.base import Aggregates, Extent, Facts, must, widest
+from shared.mechanisms.row_blocks import row_blocks
 from shared.plans.dictionary import NUMERIC
 from shared.privacy.accountant import Gaussian
 
@@ -163,11 +164,8 @@ class CrossProductsPlan(Aggregates):
 
     # -- at the site ---------------------------------------------------------------------------------------------
     def coded(self, plan: StudyPlan, records: pd.DataFrame) -> NDArray[np.float64]:
-        """(n, q) u of checked records, before anybody is drawn in. Raises: MissingRefusal."""
+        """(n, q) u of checked records, before anybody is drawn in."""
         values = np.array(records[list(self.columns)], dtype=np.float64)
-        missing = int((~np.isfinite(values)).any(axis=1).sum())
-        if missing:
-            raise MissingRefusal("every row must have all columns of the plan", given=f"{missing} rows that do not")
         for k, name in enumerate(self.columns):
             column = plan.dictionary.column(name)
             low, high = column.span if column.kind in NUMERIC else (0.0, 1.0)
@@ -177,8 +175,15 @@ class CrossProductsPlan(Aggregates):
             return np.clip((values - centre) / scale, -_FURTHEST, _FURTHEST)
 
     def products(self, plan: StudyPlan, records: pd.DataFrame) -> NDArray[np.int64]:
-        """(lines,) sums over checked records, in steps of the grid."""
-        u = self.coded(plan, records)
+        """(lines,) sums over checked records, in steps of the grid. Raises: MissingRefusal."""
+        names = list(self.columns)
+        missing = sum(int((~np.isfinite(rows[names])).any(axis=1).sum()) for rows in row_blocks(records))
+        if missing:
+            raise MissingRefusal("every row must have all columns of the plan", given=f"{missing} rows that do not")
+        return np.sum([self._sums(self.coded(plan, rows)) for rows in row_blocks(records)], axis=0, dtype=np.int64)
+
+    def _sums(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
+        """(lines,) of a block: whole steps of each person, added up."""
         measured = self._measured
         length = np.sqrt((u[:, measured] ** 2).sum(axis=1, keepdims=True))
         u[:, measured] *= np.minimum(1.0, self._left / np.maximum(length, 1e-300))
@@ -198,7 +203,8 @@ class CrossProductsPlan(Aggregates):
 
     def clipped(self, plan: StudyPlan, records: pd.DataFrame) -> int:
         """Records that are drawn in."""
-        return int((np.square(self.coded(plan, records)[:, self._measured]).sum(axis=1) > self._left**2).sum())
+        squares = (np.square(self.coded(plan, rows)[:, self._measured]).sum(axis=1) for rows in row_blocks(records))
+        return sum(int((square > self._left**2).sum()) for square in squares)
 
     @property
     def _measured(self) -> NDArray[np.bool_]:
