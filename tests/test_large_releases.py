@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.errors import DifferencingRefusal
+from shared.plans.encoding import Encoder
 from shared.plans.plan import Floors
 from site_agent.config import Limits, SiteFloors
 from site_agent.ledger import files
@@ -18,6 +20,7 @@ from site_agent.release.drawing import _found_now
 from site_agent.release.pipeline.before_draw import before_draw
 from site_agent.release.sealed_state import ReleasedRows
 from tests.benchmarks import large_tables
+from tests.benchmarks.record import RESULTS
 
 KEY = b"k" * 32
 
@@ -113,3 +116,12 @@ def test_a_release_holds_its_table_once_and_a_few_bytes_of_each_person(tmp_path,
     a_person = (peaks[2] - peaks[1]) / 8000
     columns = len(large_tables.dictionary().released)
     assert 8 * columns <= a_person < 8 * columns + 60
+
+
+@pytest.mark.parametrize("mechanism", large_tables.MECHANISMS)
+@pytest.mark.parametrize("n", [1_000_000, 10_000_000])
+def test_the_memory_that_a_dry_run_tells_of_a_large_release_is_what_it_was_measured_to_take(mechanism, n):
+    measured = json.loads((RESULTS / "large_tables.json").read_text())["results"][f"release of {mechanism} {n}"]
+    plan = large_tables.study(mechanism)
+    told = plan.release.effort(plan, n, Encoder(dictionary=plan.dictionary).d)
+    assert 1 / 1.5 < measured["peak_mb"] / told.memory_mb < 1.5

@@ -211,7 +211,7 @@ class MechanismPlan(ABC):
         cells = n * d
         return Effort(
             seconds=1.6 + 1e-6 * cells + 2e-3 * d**2,
-            memory_mb=200 + 2.8e-5 * cells,
+            memory_mb=215 + 7.6e-6 * cells + 3.2e-5 * n,  # the table once, and of each person name and pseudonym
             bundle_mb=self.bundle_of[0] + self.bundle_of[1] * d**2,
         )
 
