@@ -341,12 +341,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "influences that each have a box of their own",
         (
             "shared/mechanisms/moments/influence.py",
-            "np.sqrt(np.square(influences).sum(axis=0))",
+            'np.sqrt(np.einsum("d...,d...->...", influences, influences))',
             "np.abs(influences).max(axis=0)",
         ),
         tests=[
             "test_moments.py::test_a_score_moves_no_two_records_further_apart_than_the_event_says",
-            "test_moments_influence.py::test_no_score_is_longer_than_its_ball_in_whole_steps",
+            "test_moments_influence.py::test_influences_are_drawn_in_as_one_vector_and_keep_their_direction",
         ],
     ),
     mutation(

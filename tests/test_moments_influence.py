@@ -178,6 +178,11 @@ def test_no_score_is_longer_than_its_ball_in_whole_steps(declared, people):
     assert 2**41 < (steps**2).sum(axis=1).max() <= 2**42
 
 
+def test_influences_are_drawn_in_as_one_vector_and_keep_their_direction():
+    found = held(np.array([[3.0, 0.3], [4.0, 0.4]]), 1.0)
+    np.testing.assert_allclose(found, [[0.6, 0.3], [0.8, 0.4]])
+
+
 @pytest.mark.parametrize("j", range(len(COVARIATES)))
 def test_a_direction_is_blind_to_the_other_covariates(j, people):
     """Σ w a x_o = 0 for every other covariate: an error of its coefficient moves the score to second order only."""
