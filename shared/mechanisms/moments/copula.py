@@ -47,6 +47,7 @@ __all__ = [
     "Score",
     "complete",
     "doubted",
+    "moved",
     "observations",
     "pilot",
     "precisions",
@@ -99,11 +100,14 @@ class CopulaParameters:
 
 
 class CopulaModel:
-    """The moments that parameters predict, through one lens; `points` of the latents stand for the covariates."""
+    """The moments that parameters predict, through one lens; `points` of the latents stand for the covariates.
+
+    `margins` are what the covariates are taken to follow: the lens's own, or what more is known of them.
+    """
 
     def __init__(self, design: Design, lens: Lens, points: int = POINTS) -> None:
         self.design, self.lens, self.p = design, lens, design.p
-        self.outcome = lens.outcome
+        self.outcome, self.margins = lens.outcome, lens.margins
         self.latents = _latents(self.p)[:points]
         self.coarse = self.latents[:_COARSE]
         self.binary = np.array([column.kind == "binary" for column in design.covariates])
@@ -113,7 +117,7 @@ class CopulaModel:
     def margin(self, j: int, shift: float, stretch: float) -> Margin:
         """Margin of covariate j, shifted and stretched."""
         lens = self.lens
-        return lens.margins[j].moved(shift, stretch, float(lens.centre[j]), float(lens.scale[j]), self.spans[j])
+        return self.margins[j].moved(shift, stretch, float(lens.centre[j]), float(lens.scale[j]), self.spans[j])
 
     def _standard(self, j: int, margin: Margin) -> Array:
         return np.asarray((margin.values - self.lens.centre[j]) / self.lens.scale[j])
@@ -423,8 +427,8 @@ def precisions(model: CopulaModel) -> Array:
     """Precisions of the weak prior, flat; its means are 0."""
     p = model.p
     # A binary column is in units of half its difference, not of its standard deviation.
-    spread = np.array([max(m.sd, 1e-9) / s for m, s in zip(model.lens.margins, model.lens.scale, strict=True)])
-    tilt = np.array([1.0 if margin.smooth else 4.0 for margin in model.lens.margins])
+    spread = np.array([max(m.sd, 1e-9) / s for m, s in zip(model.margins, model.lens.scale, strict=True)])
+    tilt = np.array([1.0 if margin.smooth else 4.0 for margin in model.margins])
     effects = np.tile(np.r_[_PRIOR_LEVEL**-2, (np.clip(spread, 0.1, 2) / _PRIOR_EFFECT) ** 2], model.outcome.predictors)
     return np.concatenate(
         [
@@ -444,7 +448,7 @@ def _solve(release: MomentsRelease, design: Design, points: int) -> _Fitted:
     pairs = p * (p - 1) // 2
     shift, stretch = np.zeros(p), np.zeros(p)
     for j in range(p):
-        shift[j], stretch[j] = _moved(model, j, observed[[j, p + j]], noise[[j, p + j]], precision[[j, p + j]])
+        shift[j], stretch[j] = moved(model, j, observed[[j, p + j]], noise[[j, p + j]], precision[[j, p + j]])
     margins = [model.margin(j, shift[j], stretch[j]) for j in range(p)]
     z, target, variance = np.zeros(pairs), observed[2 * p : 2 * p + pairs], noise[2 * p : 2 * p + pairs]
     for _ in range(8):
@@ -462,7 +466,7 @@ def _solve(release: MomentsRelease, design: Design, points: int) -> _Fitted:
         step = _step(slope, inner - value, inner_noise, prior, effects.ravel(), 0.7)
         effects = effects + step.reshape(effects.shape)
         if isinstance(model.outcome, LinearOutcome):
-            _residual_spread(model, effects, x)
+            model.outcome = model.outcome.beside(model.predictor(effects, x))
         everybody = model.lens.outcome
         if isinstance(model.outcome, Survival) and isinstance(everybody, Survival):
             # Noise makes effects larger than they are; what it may have added to them thins nobody out.
@@ -510,7 +514,8 @@ def _step(slope: Array, residual: Array, noise: Array, precision: Array, at: Arr
     return np.clip(step, -most, most)
 
 
-def _moved(model: CopulaModel, j: int, target: Array, noise: Array, precision: Array) -> tuple[float, float]:
+def moved(model: CopulaModel, j: int, target: Array, noise: Array, precision: Array) -> tuple[float, float]:
+    """(shift, stretch) of a column's margin that its two sums ask for, held by the prior."""
     at = np.zeros(2)
     for _ in range(6):
         value = np.array(model.singles(j, model.margin(j, at[0], at[1])))
@@ -523,13 +528,6 @@ def _moved(model: CopulaModel, j: int, target: Array, noise: Array, precision: A
         if float(np.abs(step).max()) < 1e-5:
             break
     return float(at[0]), float(at[1])
-
-
-def _residual_spread(model: CopulaModel, effects: Array, x: Array) -> None:
-    """Standard deviation of a measurement's residuals, given its covariates."""
-    explained = float(np.var(model.predictor(effects, x)[:, 0]))
-    assert isinstance(model.outcome, LinearOutcome)
-    model.outcome = replace(model.outcome, spread=math.sqrt(min(max(1 - explained, 0.05), 1.0)))
 
 
 @lru_cache(maxsize=2)

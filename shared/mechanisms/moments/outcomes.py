@@ -453,7 +453,7 @@ class Count:
 class LinearOutcome:
     """A measurement: mean `centre` + `unit`·predictor, normal residuals with standard deviation `spread`·`unit`.
 
-    `margin` is the distribution of the measurement over all persons: the histogram's.
+    `total` is the measurement's standard deviation over all persons, in units: 1, or what more is known of it.
     """
 
     centre: float
@@ -461,6 +461,7 @@ class LinearOutcome:
     spread: float
     lower: float
     upper: float
+    total: float = 1.0
 
     predictors = 1
     weights = np.ones(1)
@@ -474,6 +475,11 @@ class LinearOutcome:
     def conditional(self, eta: Array) -> Array:
         """(m, predictors) -> (m, a): expectation of the features, given the linear predictors."""
         return _cut_mean(eta[:, :1], self.spread, self._CUT) / (2 * self._CUT)
+
+    def beside(self, eta: Array) -> LinearOutcome:
+        """With the spread that predictors (m, 1) of points that stand for everybody leave of the whole."""
+        left = (self.total**2 - float(np.var(eta[:, 0]))) / self.total**2
+        return replace(self, spread=self.total * math.sqrt(min(max(left, 0.05), 1.0)))
 
     def residual(self, y: Array, eta: Array) -> Array:
         """Measurement less its mean, in units of two residual standard deviations, cut at 1."""

@@ -435,8 +435,8 @@ def _seen(releases: Sequence[bytes], design: Design) -> list[tuple[MomentsReleas
 
 
 @lru_cache(maxsize=8)
-def _placed(releases: tuple[bytes, ...], design: Design) -> tuple[SitePlace, ...]:
-    return places([(read(data, design), design) for data in releases])
+def _placed(releases: tuple[bytes, ...], design: Design, *, alike: bool = False) -> tuple[SitePlace, ...]:
+    return places([(read(data, design), design) for data in releases], alike=alike)
 
 
 def _beside(releases: Mapping[str, Sequence[bytes]], design: Design) -> dict[str, list[SiteEffects]]:
@@ -447,7 +447,7 @@ def _beside(releases: Mapping[str, Sequence[bytes]], design: Design) -> dict[str
     every = tuple(one for several in releases.values() for one in several)
     _seen(every, design)
     try:
-        effects = [place.effects for place in _placed(every, design)]
+        effects = [place.effects for place in _placed(every, design, alike=True)]
     except np.linalg.LinAlgError:
         return {}
     if not all(np.isfinite([one.effects, one.sampling, one.privacy, one.misfit]).all() for one in effects):

@@ -49,12 +49,15 @@ from shared.mechanisms.moments.copula import (
     Score,
     complete,
     doubted,
+    moved,
     observations,
     precisions,
 )
+from shared.mechanisms.moments.histograms import drawn_together
+from shared.mechanisms.moments.margins import Margin, fitted_margin
 from shared.mechanisms.moments.noise import Design, MomentsRelease, sigma_of
 from shared.mechanisms.moments.outcomes import Count, LinearOutcome, Survival
-from shared.plans.dictionary import NUMERIC
+from shared.plans.dictionary import NUMERIC, Column
 
 __all__ = ["BEND", "DENIED", "SiteEffects", "SitePlace", "coarse", "effects_of", "places", "shrunk", "together"]
 
@@ -66,6 +69,8 @@ COARSE = 0.7
 """A cell of several values with more than this share of the persons hides how they are spread."""
 DENIED = 3.0
 """Standard errors by which the two figures of a declared effect are apart, from which on the model is denied there."""
+_SEVERAL = 3
+"""Sites from which on histograms are drawn together."""
 _ROUNDS = 10
 _CORRELATED, _WHOLE, _PART, _NEAR = 2, 4, 0.6, 0.05
 """Rounds in which correlations follow the steps, rounds after which places go this part of the way only, and errors of
@@ -181,6 +186,7 @@ class _Site:
         self.observed, self.noise = observations(release, self.model.lens, self.score)
         self.unit = self.model.outcome.unit / self.model.lens.scale
         self.shares, self.share_variances = self._shares(release)
+        self._denied_by = self._away()
 
     def _shares(self, release: MomentsRelease) -> tuple[Array, Array]:
         """(binary covariates,) shares of those who have it, from histogram and moments, and their variances."""
@@ -204,13 +210,13 @@ class _Site:
 
     def denied(self) -> float:
         """The farthest that the sums of a numeric covariate are from its histogram, in squared standard errors."""
-        return float(self._away().max())
+        return float(self._denied_by.max())
 
     def contradicted(self) -> str:
         """Why its histograms and its sums cannot be of the same records, in words; "" where they can."""
         if self.denied() <= CONTRADICTED:
             return ""
-        column = self.model.design.covariates[int(np.argmax(self._away()))].name
+        column = self.model.design.covariates[int(np.argmax(self._denied_by))].name
         return f"its histogram of {column} and its sums deny each other: noise may have made the spread there"
 
     def among(self, shares: Array) -> None:
@@ -219,8 +225,21 @@ class _Site:
         least = 0.5 / self.n
         for j, share in zip(np.flatnonzero(self.model.binary), np.clip(shares, least, 1 - least), strict=True):
             # Its values are at -1 and 1, so that a unit of tilt is two of the log odds.
-            shift[j] = np.clip((logit(share) - logit(self.model.lens.margins[j].weights[1])) / 2, -8, 8)
+            shift[j] = np.clip((logit(share) - logit(self.model.margins[j].weights[1])) / 2, -8, 8)
         self.theta = replace(self.theta, shift=shift)
+
+    def follow(self, margins: Sequence[Margin], total: float) -> None:
+        """Take numeric covariates to follow these, moved as the site's own sums say; `total` as of `LinearOutcome`."""
+        model, p = self.model, self.model.p
+        model.margins = tuple(margins)
+        if isinstance(model.outcome, LinearOutcome):
+            model.outcome = replace(model.outcome, total=total)
+        precision = precisions(model)
+        shift, stretch = self.theta.shift.copy(), self.theta.stretch.copy()
+        for j in np.flatnonzero(~model.binary).tolist():
+            both = [j, p + j]
+            shift[j], stretch[j] = moved(model, j, self.observed[both], self.noise[both], precision[both])
+        self.theta = replace(self.theta, shift=shift, stretch=stretch)
 
     @property
     def slopes(self) -> Array:
@@ -330,8 +349,7 @@ class _Site:
         elif isinstance(everybody, Count):
             model.outcome = everybody.among(eta)
         elif isinstance(model.outcome, LinearOutcome):
-            left = 1 - float(np.var(eta[:, 0]))
-            model.outcome = replace(model.outcome, spread=float(np.sqrt(np.clip(left, 0.05, 1.0))))
+            model.outcome = model.outcome.beside(eta)
 
 
 def coarse(releases: Sequence[tuple[MomentsRelease, Design]]) -> str:
@@ -385,19 +403,22 @@ def together(releases: Sequence[tuple[MomentsRelease, Design]]) -> tuple[SiteEff
         releases: of different persons, each with the plan it was drawn under: the same outcome and covariates.
     Raises: numpy.linalg.LinAlgError, where the figures determine no effects.
     """
-    return tuple(place.effects for place in places(releases))
+    return tuple(place.effects for place in places(releases, alike=True))
 
 
-def places(releases: Sequence[tuple[MomentsRelease, Design]]) -> tuple[SitePlace, ...]:
+def places(releases: Sequence[tuple[MomentsRelease, Design]], *, alike: bool = False) -> tuple[SitePlace, ...]:
     """`together`, and of each site the model at the effects that it and all others tell.
 
     Args and Raises: as of `together`.
+        alike: take columns to follow what all sites' histograms say of them, as far as sites are alike.
     """
     sites = [_Site(release, design) for release, design in releases]
     why = [site.contradicted() for site in sites]
     # Public seed: these rows only stand for the model in an expectation.
     uniforms = np.random.default_rng(20260101).random((_ROWS, sites[0].model.p + 3))
     # Figures that deny each other may be sure of anything: nobody is looked at from them.
+    if alike:
+        _follow(sites, releases)
     good = [site for site, one in zip(sites, why, strict=True) if not one]
     placed = iter(_settled(good or sites, uniforms))
     out = [next(placed) if not (one and good) else _alone(site, uniforms) for site, one in zip(sites, why, strict=True)]
@@ -405,6 +426,35 @@ def places(releases: Sequence[tuple[MomentsRelease, Design]]) -> tuple[SitePlace
         replace(place, effects=replace(place.effects, lost=one or place.effects.lost))
         for place, one in zip(out, why, strict=True)
     )
+
+
+def _follow(sites: Sequence[_Site], releases: Sequence[tuple[MomentsRelease, Design]]) -> None:
+    """Numeric columns as all sites' histograms have them together."""
+    designs = [design for _, design in releases]
+    first, n = designs[0], [release.n for release, _ in releases]
+    edges = [(*design.edges, design.outcome_edges) for design in designs]
+    if len(sites) < _SEVERAL or not all(
+        len(a) == len(b) and np.array_equal(a, b) for one in edges for a, b in zip(one, edges[0], strict=True)
+    ):
+        return
+    sigmas = [sigma_of(design.spec, 0) for design in designs]
+
+    def drawn_of(place: int, column: Column) -> list[Margin]:
+        found = np.array([np.asarray(release.histograms[place], dtype=float).ravel() for release, _ in releases])
+        counts, left = drawn_together(found, n, sigmas)
+        shape = first.spec.margins
+        return [
+            fitted_margin(one, size, float(sigma), edges[0][place], column, shape)
+            for one, size, sigma in zip(counts, n, left, strict=True)
+        ]
+
+    numeric = [j for j, column in enumerate(first.covariates) if column.kind in NUMERIC]
+    margins = {j: drawn_of(j, first.covariates[j]) for j in numeric}
+    linear = isinstance(sites[0].model.outcome, LinearOutcome)
+    outcomes = drawn_of(len(first.covariates), first.response) if linear else [None] * len(sites)
+    for k, (site, outcome) in enumerate(zip(sites, outcomes, strict=True)):
+        own = [margins[j][k] if j in margins else margin for j, margin in enumerate(site.model.lens.margins)]
+        site.follow(own, 1.0 if outcome is None else outcome.sd / site.model.outcome.unit)
 
 
 def _alone(site: _Site, uniforms: Array) -> SitePlace:
