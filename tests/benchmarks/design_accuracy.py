@@ -274,7 +274,8 @@ def _others(world: worlds.HardWorld, kind: str, n: int, sites: int, seed: int) -
     """Tables of other patients of a world's sites."""
     dictionary = world.dictionary(kind)
     made = [world(n, np.random.default_rng(seed_of("law", world.name, n, s, seed=seed)), s) for s in range(sites)]
-    return [dictionary.check(table[list(dictionary.names)]) for table in made]
+    dtypes = {column.name: column.dtype for column in dictionary.columns}
+    return [table[list(dtypes)].astype(dtypes) for table in made]
 
 
 def _cell(asked: tuple[str, str, int, Setting], seed: int) -> list[dict[str, Any]]:
