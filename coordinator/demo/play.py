@@ -178,8 +178,12 @@ class SideBySide(Play):
         shown = next(iter(plans))
         # A person stands in every release: what they say of one person together is in the hospital's own account.
         priced = any(label != BASELINE for study, label in labels.items() if study != shown)
-        accounts = stage.accounts() if priced else {}
-        together = {site: (account["epsilon"], account["epsilon_given"]) for site, account in accounts.items()}
+        together: dict[str, tuple[float | None, str]] = {}
+
+        def accounted() -> None:
+            for site, account in stage.accounts().items() if priced else ():
+                together[site] = (account["epsilon"], account["epsilon_given"])
+
         asked = [(name, formula, term) for name, formula in plans[shown].estimands.items() for term in self.focus]
         arms = [
             (name, term, labels[study], partial(answer_of, stage.hub, study, formula, term))
@@ -190,7 +194,7 @@ class SideBySide(Play):
         real = [partial(pooled_real, stage.tables, plans[shown], formula, term) for _, formula, term in asked]
         # Nothing of this rests on anything else of it. Noisy figures of all hospitals are dearest, and come last.
         work: list[Callable[[], Any]] = [*real, *(ask for *_, ask in arms)]
-        done = side_by_side(work, stage.workers)
+        done = side_by_side(work, stage.workers, meanwhile=accounted)
         pooled, found = done[: len(real)], done[len(real) :]
         given: dict[tuple[str, str], dict[str, PooledAnswer]] = {}
         for (name, term, label, _), answer in zip(arms, found, strict=True):

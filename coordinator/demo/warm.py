@@ -170,18 +170,23 @@ def importing(modules: Sequence[str] = LATER) -> Thread:
     return thread
 
 
-def side_by_side(work: Sequence[Callable[[], Given]], workers: int = 2) -> list[Given]:
+def side_by_side(
+    work: Sequence[Callable[[], Given]], workers: int = 2, *, meanwhile: Callable[[], object] = lambda: None
+) -> list[Given]:
     """What independent pieces of the demo's own work give, each computed in a process forked from this one.
 
     Where the system cannot fork safely, one after another. The last begins first: what is dearest comes last.
+    `meanwhile` is called in this process, which would only wait.
 
     >>> side_by_side([functools.partial(pow, 2, 3), functools.partial(pow, 3, 2)])
     [8, 9]
     """
     if sys.platform != "linux" or min(workers, len(work)) < 2:
+        meanwhile()
         return [one() for one in work]
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
         begun = [pool.submit(one) for one in reversed(work)]
+        meanwhile()
         return [one.result() for one in reversed(begun)]
 
 
