@@ -14,7 +14,6 @@ from scipy import stats
 
 from shared.base.randomness import seeded_rng
 from shared.errors import DictionaryRefusal, MissingRefusal, PlanRefusal, SchemaRefusal
-from shared.mechanisms.moments import margins
 from shared.mechanisms.moments.cohort import fit
 from shared.mechanisms.moments.copula import pilot
 from shared.mechanisms.moments.draw import moments, noised
@@ -635,18 +634,3 @@ def test_histograms_far_below_nothing_have_a_fit(people):
     hostile = replace(release, histograms=tuple(np.full_like(table, -most) for table in release.histograms))
     site = fit(read(hostile.to_bytes(), design), design)
     assert np.isfinite(site.effects).all()
-
-
-@pytest.mark.parametrize("shape", ["cells", "lognormal"])
-@pytest.mark.parametrize(
-    ("middle", "spread", "skew"), [(0.4, 0.2, 0.1), (0.1, 0.05, -0.5), (1.2, 0.3, 0.6), (-0.2, 0.1, 0.65)]
-)
-def test_a_histogram_s_law_moves_as_its_slope_says(shape, middle, spread, skew):
-    edges, at = np.linspace(0, 1, 25), np.array([middle, math.log(spread), skew])
-
-    def law(q):
-        return margins._log_normal(edges, q[0], math.exp(q[1]), q[2], shape)
-
-    differences = np.column_stack([(law(at + step) - law(at - step)) / 2e-6 for step in 1e-6 * np.eye(3)])
-    slope = margins._log_normal_slope(edges, middle, spread, skew, shape)
-    assert np.abs(slope - differences).max() <= 1e-7 * max(1.0, np.abs(differences).max())

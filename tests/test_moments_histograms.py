@@ -83,7 +83,7 @@ def test_histograms_of_sites_that_are_alike_become_one_and_of_others_stay_their_
     apart = np.array([rng.multinomial(300, np.roll(law, k), 1)[0] for k in range(8)]) + rng.normal(0, 2, (8, 5))
     kept, left = drawn_together(apart, n, [2.0] * 8)
     assert np.abs(kept - apart).max() < 4
-    assert left == pytest.approx(2.0, rel=0.05)
+    assert left == pytest.approx(2.0, rel=0.2)
 
 
 def test_what_noise_is_left_on_a_count_is_what_is_said():
@@ -92,8 +92,68 @@ def test_what_noise_is_left_on_a_count_is_what_is_said():
     shares = np.full(10, 0.1)
     persons = np.outer(n, shares)
     found = [drawn_together(persons + rng.normal(0, 1, (4, 10)) * np.c_[sigmas], n, sigmas) for _ in range(400)]
-    # Where noise makes sites look unlike by chance less is drawn, so that what is said is said of each draw.
+    # Sites that noise makes look unlike are said to be left with more than they are.
     said = np.sqrt(np.mean([left**2 for _, left in found], axis=0))
     seen = np.sqrt(np.mean([((drawn - persons) ** 2).mean(axis=1) for drawn, _ in found], axis=0))
-    assert seen == pytest.approx(said, rel=0.15)
-    assert (said < 1.01 * np.array(sigmas)).all()
+    assert (seen < 1.05 * said).all()
+    assert (said < 1.5 * seen).all()
+    assert (said < 1.1 * np.array(sigmas)).all()
+
+
+def test_a_large_hospital_that_is_unlike_draws_no_small_one_to_it():
+    """One of 20,000 beside three of 300: with what sites differ by told too small, all three became the large one."""
+    rng = np.random.default_rng(6)
+    law = np.exp(-0.5 * ((np.arange(32) - 10) / 3.0) ** 2)
+    law /= law.sum()
+    n, sigmas = [20_000, 300, 300, 300], [10.0] * 4
+    laws = [np.roll(law, shift) for shift in (6, 0, -1, 1)]
+    own = drawn = 0.0
+    for _ in range(100):
+        counts = np.array([rng.multinomial(size, one) for size, one in zip(n, laws, strict=True)], dtype=float)
+        counts += rng.normal(0, 10, counts.shape)
+        together, _ = drawn_together(counts, n, sigmas)
+        for k in (1, 2, 3):
+            own += np.square(counts[k] / 300 - laws[k]).sum()
+            drawn += np.square(together[k] / 300 - laws[k]).sum()
+    assert drawn < 0.9 * own
+
+
+def test_what_is_left_on_a_count_has_what_drawing_to_a_mean_adds():
+    rng = np.random.default_rng(7)
+    law = np.exp(-0.5 * ((np.arange(24) - 12) / 3.0) ** 2)
+    law /= law.sum()
+    laws, n, sigmas = [np.roll(law, shift) for shift in (-3, -2, -1, 1, 2, 3)], [1000] * 6, [30.0] * 6
+    squares, said = np.zeros(6), np.zeros(6)
+    for _ in range(200):
+        counts = np.array([rng.multinomial(1000, one) for one in laws]) + rng.normal(0, 30, (6, 24))
+        drawn, left = drawn_together(counts, n, sigmas)
+        squares += np.square(drawn - 1000 * np.array(laws)).mean(axis=1) / 200
+        said += (left**2 + 1000 / 24) / 200
+    assert (squares < 1.2 * said).mean() >= 0.5
+    assert squares.mean() < 1.15 * said.mean()
+
+
+def test_a_hospital_whose_figures_deny_each_other_moves_nobody():
+    """Histograms of nobody beside sums of its records, of five thousand persons by its own word."""
+    small = plan()
+    tables = {f"h{k}": hospital(700 + k, 1000) for k in range(7)}
+    figures = {
+        site: [(small.release.draw(small, small.dictionary.check(table), seeded_rng(k)), len(table))]
+        for k, (site, table) in enumerate(tables.items())
+    }
+    made = figures["h0"][0][0].copy()
+    counts = (made["block"] == "histogram").to_numpy()
+    for name in ("age", "sbp", "score"):
+        cells = np.flatnonzero(counts & made["figure"].str.startswith(name).to_numpy())
+        made.loc[cells, "value"] = 0
+        made.loc[cells[[0, -1]], "value"] = 2500
+    others = {site: one for site, one in figures.items() if site != "h0"}
+
+    def together(figures):
+        origins = {site: {"study": "small", "site": site, "wave": 1} for site in figures}
+        return small.release.together(small, figures, QUESTION, origins=origins)
+
+    without, beside = together(others), together({"h0": [(made, 5000)], **others})
+    assert {row.yi for row in beside["h0"]} == {None}
+    for site in others:
+        assert [row.yi for row in beside[site]] == pytest.approx([row.yi for row in without[site]], rel=1e-9)

@@ -451,7 +451,7 @@ def test_sites_beside_each_other_find_an_effect_that_each_alone_draws_towards_ze
     assert all(row.vi_common > 0 for rows in beside.values() for row in rows)
     # The answer does not hang on the order of the sites.
     again = together_of(plan, dict(reversed(sites.items())))
-    assert [row.yi for row in again["s103"]] == pytest.approx([row.yi for row in beside["s103"]], rel=1e-9)
+    assert [row.yi for row in again["s103"]] == pytest.approx([row.yi for row in beside["s103"]], rel=1e-7)
 
 
 def together_of(plan, sites):

@@ -20,7 +20,7 @@ def keep_freed() -> None:
 
     try:
         change = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, TypeError):  # no such library, or none without a name
         return
     change(_TRIM_THRESHOLD, KEPT)
     change(_MMAP_THRESHOLD, LARGE)

@@ -49,7 +49,7 @@ Arrays = dict[str, NDArray[Any]]
 BEYOND = 1e-4
 """Share of those still followed up at the last time that was seen who are followed up longer."""
 _REACH = 3.5
-_STEEPEST = 30.0
+_STEEPEST, _FASTEST = 30.0, 300.0
 
 
 def _frozen(value: Any, name: str, ndim: int, kind: Any = np.float64) -> NDArray[Any]:
@@ -434,7 +434,8 @@ class HazardLaw:
         # A hazard is what its segment makes of the row times the bin's own: one product, and few exponentials.
         bins = np.arange(self.coefficients.shape[1])[:, None] == self.segments
         other, own = (
-            np.exp(np.clip(features @ beta.T, -_STEEPEST, _STEEPEST)) @ (bins * np.exp(rate))
+            np.exp(np.clip(features @ beta.T, -_STEEPEST, _STEEPEST))
+            @ (bins * np.exp(np.clip(rate, -_FASTEST, _FASTEST)))
             for rate, beta in zip(self.rates, self.coefficients, strict=True)
         )
         total, rows = other + own, np.arange(len(features))

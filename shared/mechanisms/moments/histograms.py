@@ -6,7 +6,8 @@ or the double of the column's, and with it an outcome's unit. What all sites say
 
 .. math:: s_k + B_k (p - s_k), \qquad B_k = \frac{v_k}{v_k + T},
 
-T what the shares differ by, in a cell on average, beyond their errors. Where sites differ, each keeps its own.
+T what the shares differ by, in a cell on average, beyond their errors (DerSimonian and Laird's, as `together.shrunk`
+has it). Where sites differ, each keeps its own, and a large one draws no other to it.
 It is post-processing of released figures. Source: C. N. Morris (1983), J. Am. Stat. Assoc. 78, 47.
 """
 
@@ -23,7 +24,7 @@ Array = NDArray[np.float64]
 
 
 def drawn_together(counts: Array, persons: Sequence[int], sigmas: Sequence[float]) -> tuple[Array, Array]:
-    """Histograms drawn together, and the standard deviation of the noise that is left on a count of each.
+    """Histograms drawn together, and the standard deviation of what noise and drawing leave on a count of each.
 
     Args:
         counts: (sites, cells) noisy. persons: at each site. sigmas: of the noise on a count of each.
@@ -37,15 +38,15 @@ def drawn_together(counts: Array, persons: Sequence[int], sigmas: Sequence[float
     shares, cells = counts / n, counts.shape[1]
     even = 1 / cells
     errors = (noise / n) ** 2 + even * (1 - even) / n
-    weights = 1 / errors
-    weights = weights / weights.sum()
-    mean = (weights * shares).sum(axis=0)
-    # What the shares lie apart from their mean, less what errors make of that.
-    apart = ((shares - mean) ** 2).mean(axis=1, keepdims=True)
-    between = max(float((weights * (apart - errors * (1 - weights))).sum()), 0.0)
-    drawn = errors / (errors + between)
-    # Of the mean a site's own noise is a part.
+    weights = 1 / errors / (1 / errors).sum()
+    # What the shares lie apart from their mean, less what errors make of that; of the rest, what the mean took along.
+    apart = ((shares - (weights * shares).sum(axis=0)) ** 2).mean(axis=1, keepdims=True)
+    excess = float((weights * (apart - errors * (1 - weights))).sum())
+    between = max(excess, 0.0) / max(1 - float((weights**2).sum()), 1e-9)
+    weights = 1 / (errors + between) / (1 / (errors + between)).sum()
+    mean, drawn = (weights * shares).sum(axis=0), errors / (errors + between)
+    # Of the mean a site's own noise is a part; and the mean is not where the site is.
     own, others = 1 - drawn + drawn * weights, drawn * weights.T
     np.fill_diagonal(others, 0.0)
-    left = (own * noise / n) ** 2 + (others**2 @ (noise / n) ** 2)
+    left = (own * noise / n) ** 2 + (others**2 @ (noise / n) ** 2) + drawn**2 * between
     return np.asarray(n * (shares + drawn * (mean - shares))), np.asarray(n * np.sqrt(left))[:, 0]

@@ -217,29 +217,6 @@ def _log_normal(edges: Array, middle: float, spread: float, skew: float, shape: 
     return np.asarray(share / share.sum())
 
 
-def _log_normal_slope(edges: Array, middle: float, spread: float, skew: float, shape: MarginShape) -> Array:
-    """(bins, 3) derivatives of `_log_normal` in the middle, the logarithm of the spread, and the skew."""
-    u = (edges - middle) / spread
-    if abs(skew) > 1e-4:
-        grown = 1 + skew * u
-        z = np.log(np.maximum(grown, 1e-13)) / skew
-        along = np.where(grown > 1e-13, 1 / np.maximum(grown, 1e-13), 0.0)
-        bent = (u * along - z) / skew
-    else:
-        z, along, bent = u, np.ones_like(u), -(u**2) / 2
-    density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
-    moved = density[:, None] * np.column_stack([-along / spread, -u * along, bent])
-    inside, slope = np.diff(special.ndtr(z)), np.diff(moved, axis=0)
-    if shape == "cells":
-        total = max(float(inside.sum()), 1e-300)
-        slope = (slope - inside[:, None] / total * slope.sum(axis=0)) / total
-        inside = inside / total
-    slope = np.where((inside > 1e-9)[:, None], slope, 0.0)
-    share = np.maximum(inside, 1e-9)
-    total = share.sum()
-    return np.asarray((slope - share[:, None] / total * slope.sum(axis=0)) / total)
-
-
 def _smooth_share(counts: Array, n: int, sigma: float, edges: Array, shape: MarginShape) -> Array:
     low, width = edges[0], edges[-1] - edges[0]
     unit, middles = (edges - low) / width, ((edges[1:] + edges[:-1]) / 2 - low) / width
@@ -259,14 +236,11 @@ def _smooth_share(counts: Array, n: int, sigma: float, edges: Array, shape: Marg
         model = n * _log_normal(unit, q[0], math.exp(q[1]), q[2], shape)
         return np.r_[(model - counts) * scale, q[2] / 0.3]
 
-    def slope(q: Array) -> Array:
-        moved = n * _log_normal_slope(unit, q[0], math.exp(q[1]), q[2], shape) * scale[:, None]
-        return np.vstack([moved, [0.0, 0.0, 1 / 0.3]])
-
     from scipy import optimize
 
+    # Site and coordinator look through what this finds: another way there would be another lens for older releases.
     bounds = ([-0.3, math.log(least), -0.7], [1.3, 0.0, 0.7])
-    found = optimize.least_squares(misfit, [centre, math.log(spread), 0.05], jac=slope, bounds=bounds, max_nfev=25)
+    found = optimize.least_squares(misfit, [centre, math.log(spread), 0.05], bounds=bounds, max_nfev=25)
     share = _log_normal(unit, found.x[0], math.exp(found.x[1]), found.x[2], shape)
     likely = share > _LIKELY
     residual, sd = counts / n - share, np.sqrt((sigma / n) ** 2 + share / n)

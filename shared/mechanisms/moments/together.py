@@ -418,7 +418,8 @@ def places(releases: Sequence[tuple[MomentsRelease, Design]], *, alike: bool = F
     uniforms = np.random.default_rng(20260101).random((_ROWS, sites[0].model.p + 3))
     # Figures that deny each other may be sure of anything: nobody is looked at from them.
     if alike:
-        _follow(sites, releases)
+        kept = [k for k, one in enumerate(why) if not one]
+        _follow([sites[k] for k in kept], [releases[k] for k in kept])
     good = [site for site, one in zip(sites, why, strict=True) if not one]
     placed = iter(_settled(good or sites, uniforms))
     out = [next(placed) if not (one and good) else _alone(site, uniforms) for site, one in zip(sites, why, strict=True)]
@@ -429,14 +430,13 @@ def places(releases: Sequence[tuple[MomentsRelease, Design]], *, alike: bool = F
 
 
 def _follow(sites: Sequence[_Site], releases: Sequence[tuple[MomentsRelease, Design]]) -> None:
-    """Numeric columns as all sites' histograms have them together."""
+    """Numeric columns as these sites' histograms have them together, where there are several on the same cells."""
     designs = [design for _, design in releases]
-    first, n = designs[0], [release.n for release, _ in releases]
     edges = [(*design.edges, design.outcome_edges) for design in designs]
-    if len(sites) < _SEVERAL or not all(
-        len(a) == len(b) and np.array_equal(a, b) for one in edges for a, b in zip(one, edges[0], strict=True)
-    ):
+    same = (np.array_equal(a, b) for one in edges for a, b in zip(one, edges[0], strict=True))
+    if len(sites) < _SEVERAL or not all(same):
         return
+    first, n = designs[0], [release.n for release, _ in releases]
     sigmas = [sigma_of(design.spec, 0) for design in designs]
 
     def drawn_of(place: int, column: Column) -> list[Margin]:
