@@ -55,7 +55,7 @@ def hospital(seed: int, n: int = 300) -> pd.DataFrame:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_twelve_small_hospitals_read_a_measurement_in_a_unit_that_they_have_in_common(seed):
-    """By its own histogram a hospital of 300 takes a measurement's spread for a quarter to the double of what it is."""
+    """By their own histograms such hospitals take a measurement's spread for severalfold different ones."""
     small = plan()
     tables = {f"h{k}": hospital(100 * seed + k) for k in range(12)}
     figures = {

@@ -55,8 +55,6 @@ def save(figure: Figure, path: str | Path, *, title: str = "", description: str 
         more: dict[str, Any] = (
             {"pil_kwargs": {"compression": "tiff_lzw"}} if kind == "tiff" else {"metadata": known[kind]}
         )
-        if kind == "png":  # a seventh larger than at the most, and half of the time of the whole file
-            more["pil_kwargs"] = {"compress_level": 1}
         figure.savefig(stream, format=kind, dpi=how.dpi, **more)
     content = stream.getvalue()
     if kind == "eps":

@@ -14,7 +14,7 @@ def keep_freed() -> None:
     """Keep freed pieces of up to `LARGE` bytes at hand, `KEPT` in all; nothing where the C library is another.
 
     A numeric loop asks for the same hundreds of kilobytes thousands of times. Left to itself the library hands them
-    back to the system after each, which clears every page before it gives it out again: up to half of the loop's time.
+    back to the system after each, which clears every page before it gives it out again.
     """
     import ctypes
 

@@ -145,7 +145,8 @@ class SitePlace:
 class _Step:
     """Solution of one step: slopes (predictors, p) per unit and their covariances, levels, correlations.
 
-    left: what was observed less what the place predicts. slope, gain: derivatives of that, and of the solution in it.
+    left: what was observed less what the place predicts. slope: derivatives of what it predicts in the parameters.
+    gain: of the solution in what was observed.
     patients: covariance of the moments by sampling.
     """
 
