@@ -39,6 +39,9 @@ pytest.register_assert_rewrite("stage")  # helpers of several tests say as much 
 # Hundreds of processes are started: what the first compiles the others read. A place of its own for what is compiled
 # would have every library compiled once more, which takes longer than all else that is imported.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Rewriting the assertions of all tests takes longer than all else before the first. With -B nothing is kept: who edits
+# a file twice within a second (tests/mutations.py) would be given what was compiled of it before.
+sys.dont_write_bytecode = "-B" in sys.orig_argv
 # Tests fork processes that never use gRPC beside servers that do: its own handlers around a fork can crash those.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 os.environ["COLUMNS"] = "100"  # a screen is as wide wherever the tests run: parallel workers believe in 80 columns
@@ -89,10 +92,16 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
     return (yield)
 
 
-def pytest_collection_finish() -> None:
-    """Have the collector look at no module again: torch, pandas and the tests themselves are a million objects."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Have the collector look at no module: torch, pandas and the tests themselves are a million objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 _soaked: dict[str, dict[str, object]] = {}
