@@ -25,7 +25,7 @@ from coordinator.answers.release_selection import DeliveredSites
 from coordinator.answers.spending import spending
 from coordinator.cli import main
 from coordinator.config import CoordinatorConfig
-from coordinator.demo import answers, catalogue, play
+from coordinator.demo import answers, catalogue, play, warm
 from coordinator.planning.price import cost
 from coordinator.planning.review import _price
 from coordinator.services.analysis import AnalysisService
@@ -222,7 +222,8 @@ def test_the_demo_shows_them_without_a_number_and_the_others_with_their_conditio
         others={play.BASELINE: dict.fromkeys(prices, (None, FLOW))},
     )
     shown_play = catalogue.play_of(play.DemoOptions(study="cvd"))
-    answers.write({"unadjusted": answer}, shown_play, tmp_path)
+    with closing(warm.Aside(1)) as aside:
+        answers.write({"unadjusted": answer}, shown_play, tmp_path, aside)
     with (tmp_path / "results.csv").open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     assert [(line["epsilon_per_site"], line["epsilon_given"]) for line in lines] == [

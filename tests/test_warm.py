@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import sys
@@ -15,7 +16,7 @@ import pytest
 from coordinator.demo.catalogue import play_of
 from coordinator.demo.play import DemoOptions
 from coordinator.demo.stage import DemoStage
-from coordinator.demo.warm import Cold, EndedCommand, Warm, side_by_side
+from coordinator.demo.warm import Aside, Cold, EndedCommand, Warm
 from shared.errors import ChecksRefusal, ParameterError, StateRefusal
 
 TESTS = Path(__file__).parent
@@ -115,13 +116,54 @@ def working(number: int) -> tuple[int, int]:
     return number, os.getpid()
 
 
-def test_independent_work_is_done_in_processes_beside_each_other_and_a_refusal_arrives():
-    done = side_by_side([partial(working, number) for number in range(5)])
-    assert [number for number, _ in done] == list(range(5))
-    assert os.getpid() not in {pid for _, pid in done}
-    assert side_by_side([partial(working, 7)]) == [(7, os.getpid())]
-    with pytest.raises(ParameterError, match="a number must be positive, got -1"):
-        side_by_side([partial(working, number) for number in (1, -1)])
+def test_what_is_set_aside_is_done_in_other_processes_and_a_refusal_arrives():
+    with closing(Aside(2, ())) as aside:
+        begun = [aside.begin(partial(working, number)) for number in (*range(5), -1)]
+        done = [ended() for ended in begun[:-1]]
+        assert [number for number, _ in done] == list(range(5))
+        assert os.getpid() not in {pid for _, pid in done}
+        with pytest.raises(ParameterError, match="a number must be positive, got -1"):
+            begun[-1]()
+    assert all(gone(pid) for _, pid in done)
+
+
+def test_where_nothing_is_forked_what_is_set_aside_is_done_once_when_it_is_asked_for(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    done = []
+    with closing(Aside(2, ())) as aside:
+        ended = aside.begin(partial(done.append, 1))
+        assert not done
+        ended(), ended()
+    assert done == [1]
+
+
+class Recorded:
+    """A stage, and what set aside for it, that say in what order they were asked."""
+
+    def __init__(self, sites, plans):
+        self.tables, self.plans, self.hub, self.asked, self.aside = dict.fromkeys(sites), plans, Path(), [], self
+
+    def join(self, site):
+        self.asked.append(f"{site} joins")
+
+    def release(self, site, *studies):
+        self.asked += [f"{site} releases {study}" for study in studies]
+
+    def begin(self, work):
+        self.asked.append(f"answer {work.args[1]}" if isinstance(work.args[1], str) else "real records")
+
+
+def test_an_answer_is_begun_as_soon_as_its_releases_are_there_the_dearest_first():
+    shown = play_of(DemoOptions(study="cvd"))
+    shown.smallest = 1000
+    stage = Recorded("ab", shown.plans(dt.date(2026, 11, 29)))
+    shown.act(stage, lambda scene: [scene(site) for site in stage.tables])
+    assert stage.asked == [
+        *["real records"] * 2,
+        *("a joins", "a releases cvd-moments", "b joins", "b releases cvd-moments", "answer cvd-moments"),
+        *("a releases cvd-w0", "b releases cvd-w0", "answer cvd-w0", "answer cvd-w0"),
+        *("a releases cvd", "b releases cvd", "answer cvd", "answer cvd"),
+    ]
 
 
 class Refusing:
@@ -140,7 +182,9 @@ class Refusing:
 
 def test_a_draw_that_the_checks_refuse_is_made_once_more(tmp_path):
     shown = play_of(DemoOptions(study="first"))
-    stage = DemoStage(out=tmp_path, launcher=Refusing(), play=shown, tables={"north": tmp_path / "north.csv"})
+    stage = DemoStage(
+        out=tmp_path, launcher=Refusing(), aside=None, play=shown, tables={"north": tmp_path / "north.csv"}
+    )
     stage.release("north")
     assert stage.launcher.ran == ["release", "release", "approve"]
     stage.launcher.ran = []

@@ -20,7 +20,7 @@ import typer
 from coordinator.demo.catalogue import PLAYS, play_of
 from coordinator.demo.play import STUDIES, DemoOptions
 from coordinator.demo.stage import STATE_MARK, DemoStage
-from coordinator.demo.warm import importing, launcher
+from coordinator.demo.warm import Aside, launcher
 from shared.base.memory import keep_freed
 from shared.errors import ParameterError, StateRefusal, require
 from shared.terminal import application, console, emit, run
@@ -69,15 +69,17 @@ def demo(
         tables = shown.tables(state / "tables")
         if not tables:
             raise ParameterError("there must be at least one hospital's table", given="none")
-        stage = DemoStage(out=out, launcher=commands, play=shown, tables=tables, workers=workers, report=report)
-        ahead = importing()  # while the coordinator is set up, one command after another, there is a core to spare
-        stage.run()
-        ahead.join()
-        report(stage.steps, stage.steps, "asking the coordinator, drawing the figures")
-        from coordinator.demo import answers
+        # It imports while the coordinator is set up, one command after another: there is a core to spare.
+        with closing(Aside(workers)) as aside:
+            stage = DemoStage(
+                out=out, launcher=commands, aside=aside, play=shown, tables=tables, workers=workers, report=report
+            )
+            stage.run()
+            report(stage.steps, stage.steps, "asking the coordinator, drawing the figures")
+            from coordinator.demo import answers
 
-        found = shown.answers(stage)
-        answers.write(found, shown, out)
+            found = shown.answers(stage)
+            answers.write(found, shown, out, aside)
     answers.show(found, shown, out, time.monotonic() - started)
 
 

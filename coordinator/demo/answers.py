@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from coordinator.demo.play import BASELINE, REAL, DemoAnswer, Play, Prices
-from coordinator.demo.warm import side_by_side
+from coordinator.demo.warm import Aside
 from shared.privacy.stated import raised, shown_column, shown_epsilon, shown_price
 from shared.terminal import console
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["row", "show", "summed", "write"]
 
 
-def write(answers: Mapping[str, DemoAnswer], play: Play, out: Path) -> None:
+def write(answers: Mapping[str, DemoAnswer], play: Play, out: Path, aside: Aside) -> None:
     """Figures (SVG, PDF, PNG), one table of all pooled values (CSV), and the same as JSON."""
     import pandas as pd
 
@@ -29,10 +29,10 @@ def write(answers: Mapping[str, DemoAnswer], play: Play, out: Path) -> None:
 
     rows: list[dict[str, Any]] = []
     document: dict[str, Any] = {}
-    drawings: list[Callable[[], None]] = []
+    drawings: list[Callable[[], None]] = []  # what waits for one
 
     def draw(*shown: PooledResult, **how: Any) -> None:
-        drawings.append(partial(_drawn, *shown, **how))
+        drawings.append(aside.begin(partial(_drawn, *shown, **how)))
 
     for key, answer in answers.items():
         first, *others = answer.arms
@@ -76,9 +76,10 @@ def write(answers: Mapping[str, DemoAnswer], play: Play, out: Path) -> None:
         real = answer.arms.get(REAL)
         for label, result in answer.arms.items():
             rows.append(row(key, label, result, real, answer.priced(label)))
-    side_by_side(drawings)
     pd.DataFrame(rows).to_csv(out / "results.csv", index=False)
     (out / "results.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    for drawn in drawings:
+        drawn()
 
 
 def _drawn(result: PooledResult, **how: Any) -> None:

@@ -147,6 +147,7 @@ class MomentsPlay(Cohorts):
 
     def act(self, stage: DemoStage, everywhere: Callable[[Callable[[str], None]], None]) -> None:
         """Join; then the plan that names all keys; release under all plans; then one sum, all at once."""
+        self.ask(stage)
         everywhere(stage.join)
         study = self._signed(stage) if len(stage.tables) >= HOSPITALS else ""
 

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from coordinator.demo.warm import side_by_side
 from shared.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -165,43 +164,65 @@ class SideBySide(Play):
 
     focus: ClassVar[tuple[str, ...]]
 
+    def __init__(self, options: DemoOptions) -> None:
+        super().__init__(options)
+        self._begun: dict[tuple[str, str, str], Callable[[], Any]] = {}
+
     @abstractmethod
     def labels(self, plans: Sequence[StudyPlan]) -> tuple[str, ...]:
         """Names of the plans' releases, in order."""
+
+    def act(self, stage: DemoStage, everywhere: Callable[[Callable[[str], None]], None]) -> None:
+        """The last study first: its answer is the dearest, and is computed while hospitals release under the others."""
+        self.ask(stage)
+
+        def hospital(site: str, *, study: str, joins: bool) -> None:
+            if joins:
+                stage.join(site)
+            stage.release(site, study)
+
+        for place, study in enumerate(reversed(stage.plans)):
+            everywhere(partial(hospital, study=study, joins=not place))
+            self.ask(stage, study)
+
+    def ask(self, stage: DemoStage, *studies: str) -> None:
+        """Begin every planned question about the releases of these studies, and about the real records, once each."""
+        from shared.plans.plan import StudyPlan
+
+        plans = {study: StudyPlan.from_toml(text) for study, text in stage.plans.items()}
+        shown = next(iter(plans.values()))
+        for formula in shown.estimands.values():
+            for term in self.focus:
+                work: dict[str, Callable[[], Any]] = {REAL: partial(pooled_real, stage.tables, shown, formula, term)}
+                for study in studies:
+                    if formula in plans[study].estimands.values():
+                        work[study] = partial(answer_of, stage.hub, study, formula, term)
+                for of, piece in work.items():
+                    if (of, formula, term) not in self._begun:
+                        self._begun[of, formula, term] = stage.aside.begin(piece)
 
     def answers(self, stage: DemoStage) -> dict[str, DemoAnswer]:
         """Every planned question and focus term: pooled from each plan's releases and from the real records."""
         from shared.plans.plan import StudyPlan
 
-        plans = {study: StudyPlan.from_toml(text) for study, text in stage.plans.items()}
-        labels = dict(zip(plans, self.labels(list(plans.values())), strict=True))
-        shown = next(iter(plans))
+        self.ask(stage, *reversed(stage.plans))
+        plans = [StudyPlan.from_toml(text) for text in stage.plans.values()]
+        labels = dict(zip(stage.plans, self.labels(plans), strict=True))
+        shown, *others = labels
         # A person stands in every release: what they say of one person together is in the hospital's own account.
-        priced = any(label != BASELINE for study, label in labels.items() if study != shown)
         together: dict[str, tuple[float | None, str]] = {}
-
-        def accounted() -> None:
-            for site, account in stage.accounts().items() if priced else ():
-                together[site] = (account["epsilon"], account["epsilon_given"])
-
-        asked = [(name, formula, term) for name, formula in plans[shown].estimands.items() for term in self.focus]
-        arms = [
-            (name, term, labels[study], partial(answer_of, stage.hub, study, formula, term))
-            for name, formula, term in asked
-            for study in labels
-            if formula in plans[study].estimands.values()
-        ]
-        real = [partial(pooled_real, stage.tables, plans[shown], formula, term) for _, formula, term in asked]
-        # Nothing of this rests on anything else of it. Noisy figures of all hospitals are dearest, and come last.
-        work: list[Callable[[], Any]] = [*real, *(ask for *_, ask in arms)]
-        done = side_by_side(work, stage.workers, meanwhile=accounted)
-        pooled, found = done[: len(real)], done[len(real) :]
-        given: dict[tuple[str, str], dict[str, PooledAnswer]] = {}
-        for (name, term, label, _), answer in zip(arms, found, strict=True):
-            given.setdefault((name, term), {})[label] = answer
+        if any(labels[study] != BASELINE for study in others):
+            accounts = stage.accounts().items()
+            together = {site: (account["epsilon"], account["epsilon_given"]) for site, account in accounts}
+        asked = [(name, formula, term) for name, formula in plans[0].estimands.items() for term in self.focus]
         answers: dict[str, DemoAnswer] = {}
-        for (name, formula, term), result in zip(asked, pooled, strict=True):
-            of = given[name, term]
+        for name, formula, term in asked:
+            of: dict[str, PooledAnswer] = {
+                label: self._begun[study, formula, term]()
+                for study, label in labels.items()
+                if (study, formula, term) in self._begun
+            }
+            result: PooledResult = self._begun[REAL, formula, term]()
             first = of[labels[shown]]
             key = f"{name}_{re.sub(r'[^a-z0-9]+', '', term)}" if len(self.focus) > 1 else name
             postures: dict[str, dict[str, None]] = {source.site: {} for source in first.sources}

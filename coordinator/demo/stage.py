@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from coordinator.demo.warm import Launcher, RunningCommand
+from coordinator.demo.warm import Aside, Launcher, RunningCommand
 from shared.errors import ChecksRefusal, NetworkRefusal, StateRefusal, refusal_from_code
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class DemoStage:
     Args:
         out: where figures, tables and the state of all processes go.
         launcher: starts the command lines.
+        aside: does the demo's own work: answers and figures.
         play: the study that is shown: its plans, and what its hospitals do.
         tables: hospital name to its table.
         workers: hospitals at work at the same time.
@@ -48,6 +49,7 @@ class DemoStage:
 
     out: Path
     launcher: Launcher
+    aside: Aside
     play: Play
     tables: Mapping[str, Path]
     workers: int = 2
@@ -173,9 +175,9 @@ class DemoStage:
             self.agent(site, "plan", "approve", study, "--as", "steward", *open_questions)
         self.step(f"{site}: table found, plans approved by the steward")
 
-    def release(self, site: str) -> None:
-        """A hospital releases wave 1 of every plan and approves the exact bytes: 2 steps each."""
-        for study in self.plans:
+    def release(self, site: str, *studies: str) -> None:
+        """A hospital releases wave 1 of these plans, or of all, and approves the exact bytes: 2 steps each."""
+        for study in studies or self.plans:
             self.report(self.done, self.steps, f"{site}: training, drawing once, attacking the draw ({study})")
             held = self._drawn(site, study)
             self.step(f"{site}: release of {study} waits in the outbox")

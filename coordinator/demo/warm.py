@@ -36,15 +36,14 @@ from shared.base.memory import keep_freed
 from shared.errors import StateRefusal
 
 __all__ = [
+    "Aside",
     "Cold",
     "EndedCommand",
     "Launcher",
     "RunningCommand",
     "Warm",
-    "importing",
     "launcher",
     "main",
-    "side_by_side",
 ]
 
 Given = TypeVar("Given")
@@ -163,31 +162,38 @@ def launcher(env: Mapping[str, str]) -> Launcher:
     return Warm(env) if sys.platform == "linux" else Cold(env)
 
 
-def importing(modules: Sequence[str] = LATER) -> Thread:
-    """A thread that imports modules, begun."""
-    thread = Thread(target=lambda: [importlib.import_module(name) for name in modules], daemon=True)
-    thread.start()
-    return thread
+class Aside:
+    """Processes forked from this one for pieces of the demo's own work: answers and figures, while hospitals work.
 
+    They are forked when the first piece is given, which must be before this process has other threads, and have what
+    answers and figures are made of imported by then. Where the system cannot fork safely, a piece is done when its
+    outcome is asked for.
 
-def side_by_side(
-    work: Sequence[Callable[[], Given]], workers: int = 2, *, meanwhile: Callable[[], object] = lambda: None
-) -> list[Given]:
-    """What independent pieces of the demo's own work give, each computed in a process forked from this one.
+    Args:
+        workers: pieces at work at the same time.
+        modules: what is imported meanwhile, for all of them once.
 
-    Where the system cannot fork safely, one after another. The last begins first: what is dearest comes last.
-    `meanwhile` is called in this process, which would only wait.
-
-    >>> side_by_side([functools.partial(pow, 2, 3), functools.partial(pow, 3, 2)])
-    [8, 9]
+    >>> with contextlib.closing(Aside(2, ())) as aside:
+    ...     [ended() for ended in [aside.begin(functools.partial(pow, 2, power)) for power in (3, 4)]]
+    [8, 16]
     """
-    if sys.platform != "linux" or min(workers, len(work)) < 2:
-        meanwhile()
-        return [one() for one in work]
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
-        begun = [pool.submit(one) for one in reversed(work)]
-        meanwhile()
-        return [one.result() for one in reversed(begun)]
+
+    def __init__(self, workers: int = 2, modules: Sequence[str] = LATER) -> None:
+        self._imports = Thread(target=lambda: [importlib.import_module(name) for name in modules], daemon=True)
+        self._imports.start()
+        context = multiprocessing.get_context("fork") if sys.platform == "linux" else None
+        self._pool = context and ProcessPoolExecutor(workers, mp_context=context, initializer=_set_aside)
+
+    def begin(self, work: Callable[[], Given]) -> Callable[[], Given]:
+        """Begin a piece of work. Returns: what waits for its outcome, and gives it or raises what it raised."""
+        self._imports.join()
+        return self._pool.submit(work).result if self._pool else functools.cache(work)
+
+    def close(self) -> None:
+        """End the processes; what was not begun is left."""
+        self._imports.join()
+        if self._pool:
+            self._pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -542,6 +548,11 @@ def _run(order: Mapping[str, Any], handles: list[int]) -> int:
     sys.argv = [order["run"], *order["argv"]]
     importlib.import_module(order["run"]).main(order["argv"])
     return 0
+
+
+def _set_aside() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who stops the demo ends what it set aside
+    _die_with_parent()
 
 
 def _die_with_parent() -> None:
