@@ -24,6 +24,8 @@ HEAVY = (
 )
 STORED = ("sqlalchemy",)
 """What only the coordinator's commands need, of which nearly all read its store."""
+CALLS = ("shared.wire.messages",)
+"""What only a command needs that calls the coordinator: every message that there is."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,9 @@ def _hub(words: str, *, may: tuple[str, ...] = STORED, **more: Any) -> Verb:
 PRICES = ("numpy", "scipy")
 """What computes a price: special functions, and never `scipy.stats`."""
 VERBS = (
-    _site("status --json"),
-    _site("join --json"),
-    _site("plan fetch storm --json"),
+    _site("status --json", may=CALLS),
+    _site("join --json", may=CALLS),
+    _site("plan fetch storm --json", may=CALLS),
     _site("plan show storm", may=PRICES),
     _site("plan approve storm --as steward --understood local --dry-run", may=PRICES),
     _site("plan revoke storm --as steward --dry-run"),
@@ -80,9 +82,9 @@ VERBS = (
     _site("waves storm", may=PRICES),
     _site("ledger verify"),
     _site("audit verify"),
-    _site("resend storm --dry-run"),
+    _site("resend storm --dry-run", may=CALLS),
     _site("passphrase --as steward --dry-run", unlocks=True),
-    _site("approve {release} --as steward", bar=0.6, unlocks=True, once=True),
+    _site("approve {release} --as steward", may=CALLS, bar=0.6, unlocks=True, once=True),
     _hub("studies"),
     _hub("sites"),
     _hub("doctor"),
@@ -168,7 +170,7 @@ def loaded(lines: Sequence[tuple[str, Sequence[str]]], env: Mapping[str, str]) -
         )
         found |= dict(zip(mine, map(json.loads, done.stdout.splitlines()), strict=True))
     return [
-        {"code": one["code"], "heavy": [name for name in (*HEAVY, *STORED) if name in one["modules"]]}
+        {"code": one["code"], "heavy": [name for name in (*HEAVY, *STORED, *CALLS) if name in one["modules"]]}
         for _, one in sorted(found.items())
     ]
 

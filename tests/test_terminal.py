@@ -136,3 +136,13 @@ def test_an_id_that_people_copy_is_whole_at_a_hundred_columns_beside_long_names(
     out = Console(width=100, file=io.StringIO())
     out.print(terminal.table(heads, rows, right=["wave", "n"]))
     assert all(one in out.file.getvalue() for one in ids)
+
+
+def test_a_command_ends_without_a_search_for_what_goes_with_its_process_anyway():
+    code = (
+        "import atexit, gc, typer; from shared import terminal; app = typer.Typer(); app.command()(lambda: None); "
+        "atexit.register(lambda: print(gc.get_freeze_count() > 1000)); "
+        "raise SystemExit(terminal.run(app, name='hello', argv=[]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]

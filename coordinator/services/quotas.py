@@ -38,7 +38,6 @@ from shared.base.keys import Envelope
 from shared.errors import RateRefusal, Refusal, StateRefusal
 from shared.membership.study_ends import STUDY_END_TYPE, StudyEnd
 from shared.plans.federated import PREFIX
-from shared.releases.statement import Statement
 
 if TYPE_CHECKING:
     from coordinator.config import Quotas
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from coordinator.store.store import Store
     from shared.membership.leads import Leads
     from shared.plans.plan import StudyPlan
+    from shared.releases.statement import Statement
 
 __all__ = [
     "ALARM",
@@ -342,6 +342,8 @@ def _forget_rounds(c: sa.Connection, plan: StudyPlan, plans: Sequence[StudyPlan]
 
 
 def _said(envelope: bytes) -> Statement:
+    from shared.releases.statement import Statement
+
     return Statement.from_bytes(Envelope.from_bytes(envelope).payload)
 
 

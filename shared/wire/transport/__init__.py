@@ -6,11 +6,17 @@ time, and the one mapping between our refusals and gRPC's statuses. A refusal ke
 other. An unexpected error becomes the plain code E_REFUSED: no trace, path or value of one side reaches the other.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from shared.wire.door import CallLimits
-from shared.wire.transport.client import Client
 from shared.wire.transport.ends import MESSAGE_CAP, SERVER_NAME, Credentials
 from shared.wire.transport.peer import Call, Peer, RetryLater, peer_of
-from shared.wire.transport.server import PATIENCE, Handler, Server
+
+if TYPE_CHECKING:
+    from shared.wire.transport.client import Client
+    from shared.wire.transport.server import PATIENCE, Handler, Server
 
 __all__ = [
     "MESSAGE_CAP",
@@ -26,3 +32,14 @@ __all__ = [
     "Server",
     "peer_of",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Commands that only name who called have no use for all messages, which come with either end.
+    if name == "Client":
+        from shared.wire.transport import client as end
+    elif name in ("PATIENCE", "Handler", "Server"):
+        from shared.wire.transport import server as end  # type: ignore[no-redef]
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(end, name)
