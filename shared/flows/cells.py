@@ -52,20 +52,23 @@ def _cell_of(mass: Array, v: Array) -> tuple[NDArray[np.int64], Array]:
     """The reverse: (cell, part of it) of normal scores."""
     from scipy import special
 
-    last = mass.shape[1] - 1
-    cell, part = np.empty(len(mass), dtype=np.int64), np.empty(len(mass))
-    left = v < 0
+    left, last = v < 0, mass.shape[1] - 1
     # Counted from the end that is nearer, where no digits are lost.
-    for side, there, tail in (
-        (left, mass[left], special.ndtr(v[left])),
-        (~left, mass[~left, ::-1], special.ndtr(-v[~left])),
-    ):
-        passed, rows = np.cumsum(there, axis=1), np.arange(len(there))
-        found = (tail[:, None] >= passed[:, :-1]).sum(axis=1)
-        own = there[rows, found]
-        within = np.clip((tail - (passed[rows, found] - own)) / own, 0.0, 1.0)
-        cell[side], part[side] = (found, within) if side is left else (last - found, 1 - within)
-    return cell, part
+    tail = special.ndtr(-np.abs(v))
+    if last == 1:
+        near, far = np.where(left, mass.T, mass.T[::-1])
+        first = tail < near
+        own = np.where(first, near, far)
+        found, passed = 1 - first.astype(np.int64), np.where(first, near, near + far)
+    else:
+        there, rows = np.where(left[:, None], mass, mass[:, ::-1]), np.arange(len(mass))
+        so_far = np.cumsum(there, axis=1)
+        reached = tail[:, None] < so_far
+        reached[:, -1] = True
+        found = reached.argmax(axis=1)
+        own, passed = there[rows, found], so_far[rows, found]
+    within = np.clip((tail - (passed - own)) / own, 0.0, 1.0)
+    return np.where(left, found, last - found), np.where(left, within, 1 - within)
 
 
 def _within(t: Array, steep: Array) -> Array:
