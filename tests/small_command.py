@@ -35,6 +35,12 @@ def main(argv):
         body = {"pid": os.getpid(), "parent": os.getppid(), "seen": SEEN, "word": os.environ.get("WORD"), "argv": argv}
         print(json.dumps({**body, "draw": secure_rng().generator.random(), "tty": sys.stdin.isatty()}))
         raise SystemExit(int(rest[1]) if len(rest) > 1 else 0)
+    if verb == "ready":
+        from shared.base.randomness import secure_rng
+        from site_agent.ledger import holds
+
+        body = {"ready": holds._curve.cache_info().currsize, "draw": secure_rng().generator.random()}
+        print(json.dumps({**body, "key": keys.SigningKey.generate().public.hex}))
     if verb == "break":
         raise RuntimeError("as it was told to")
     if verb == "die":

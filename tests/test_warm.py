@@ -116,6 +116,15 @@ def working(number: int) -> tuple[int, int]:
     return number, os.getpid()
 
 
+def test_commands_find_ready_what_a_rehearsal_made_and_draw_their_own_noise_and_keys():
+    modules = ("small_command", "site_agent.ledger.holds", "site_agent.release.pipeline.rehearsal")
+    with closing(Warm(ENV, modules)) as made:
+        first, second, third = (told(made.run("small_command", ["ready"], {})) for _ in range(3))
+    assert first["ready"] == 0 < second["ready"], "while the first command works, a made-up table is released"
+    for word in ("draw", "key"):
+        assert len({first[word], second[word], third[word]}) == 3
+
+
 def test_what_is_set_aside_is_done_in_other_processes_and_a_refusal_arrives():
     with closing(Aside(2, ())) as aside:
         begun = [aside.begin(partial(working, number)) for number in (*range(5), -1)]

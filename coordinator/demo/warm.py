@@ -6,13 +6,15 @@ arguments, environment and streams, which runs the same `main` as the installed 
 is gone with it. Between the two there may be a process of one place, a hospital or the lead's desk: there a person who
 decides four times in one sitting pays once for what a passphrase opens, and every later command finds it open.
 
-The warm process has one thread, opens no connection and reads no file of the study. It ends with the line to the demo,
-and its children with it. Where the system cannot fork safely, every command is started anew (`Cold`).
+The warm process has one thread, opens no connection and reads no file of the study. While the first command works it
+releases a made-up table in a sandbox, so that the others find ready what is made at its first use. It ends with the
+line to the demo, and its children with it. Where the system cannot fork safely, every command is started anew (`Cold`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import functools
 import gc
 import importlib
@@ -32,8 +34,9 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, NoReturn, Protocol, TypeVar
 
+from shared import software_version
 from shared.base.memory import keep_freed
-from shared.errors import StateRefusal
+from shared.errors import Refusal, StateRefusal
 
 __all__ = [
     "Aside",
@@ -101,6 +104,13 @@ PRELOADED = (
     "site_agent.release.fitting",
     "site_agent.release.pipeline.before_draw",
     "site_agent.show.screens",
+    "encodings.cp437",
+    "encodings.utf_8_sig",
+    "pyarrow.vendored.version",
+    "shared.privacy.meaning",
+    "site_agent.decide.waves",
+    "site_agent.models.outcome_laws.calibrated",
+    "site_agent.release.pipeline.rehearsal",
 )
 """Modules that the demo's commands are made of. None of them starts a thread when it is imported."""
 
@@ -388,10 +398,31 @@ def main(line_number: int, modules: Sequence[str]) -> None:
         module = importlib.import_module(name)
         if name.endswith(".cli"):
             typer.get_command(module.app)
-    gc.collect()
-    gc.freeze()  # what was imported stays shared with the children
+    _settle()
     with socket.socket(fileno=line_number) as line:
-        _serve(line)
+        _serve(line, meanwhile=_rehearse if "site_agent.release.pipeline.rehearsal" in modules else None)
+
+
+def _settle() -> None:
+    gc.collect()
+    gc.freeze()  # what was made so far stays shared with the children
+
+
+def _rehearse() -> None:
+    """Release a made-up table in a sandbox: what libraries make ready when they are first used, every command finds."""
+    from coordinator.demo.play import STUDIES, around
+    from shared.plans.plan import StudyPlan
+
+    # A site's code by its name, as all commands of a site are run here.
+    floors = importlib.import_module("site_agent.config").SiteFloors()
+    rehearse = importlib.import_module("site_agent.release.pipeline.rehearsal").rehearse
+    today = dt.date.today()
+    plan = StudyPlan.from_toml(around((STUDIES / "first.toml").read_text(encoding="utf-8"), today))
+    # It saves time and nothing else: where there is no room for it, commands take longer.
+    own: dict[str, Any] = {"name": "rehearsal", "agent_version": software_version(), "floors": floors}
+    with contextlib.suppress(OSError, Refusal), tempfile.TemporaryDirectory() as folder:
+        rehearse(plan=plan, folder=Path(folder) / "sandbox", today=today, **own)
+    _settle()
 
 
 @dataclass(frozen=True)
@@ -406,11 +437,12 @@ class _Child:
         os.close(self.derived)
 
 
-def _serve(line: socket.socket, typed: _Typed | None = None) -> None:
+def _serve(line: socket.socket, typed: _Typed | None = None, *, meanwhile: Callable[[], None] | None = None) -> None:
     """Fork what is ordered, and say how it ended, until the line closes.
 
     Args:
         typed: what passphrases of this place have made; None where nothing is kept.
+        meanwhile: done once, while what was ordered first is at work.
     """
     woken, wake = socket.socketpair()
     for end in (woken, wake):
@@ -445,11 +477,14 @@ def _serve(line: socket.socket, typed: _Typed | None = None) -> None:
         if "place" in order:
             os.close(handles.pop())
             os.close(derived)
-            continue
-        alive[pid] = _Child(socket.socket(fileno=handles.pop(0)), derived)
-        alive[pid].line.sendall(b"%d\n" % pid)
-        for handle in handles:
-            os.close(handle)
+        else:
+            alive[pid] = _Child(socket.socket(fileno=handles.pop(0)), derived)
+            alive[pid].line.sendall(b"%d\n" % pid)
+            for handle in handles:
+                os.close(handle)
+        if meanwhile is not None:
+            meanwhile()
+            meanwhile = None
 
 
 def _reap(alive: dict[int, _Child], typed: _Typed | None) -> None:
