@@ -48,7 +48,8 @@ os.environ["COLUMNS"] = "100"  # a screen is as wide wherever the tests run: par
 
 # Tests write thousands of small files and flush each to the disk: six milliseconds on a disk, a few microseconds here.
 MEMORY = Path("/dev/shm")
-if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
+IN_MEMORY = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30
+if IN_MEMORY:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # A guess at a passphrase is meant to be dear; tests open thousands of keys. No setting of the product reaches this.
@@ -225,10 +226,10 @@ def tally(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Any]:
-    """A running PostgreSQL, for all tests of this process."""
+    """A running PostgreSQL, for all tests of this process: each home's database is three hundred files."""
     from database_server import database_server
 
-    with database_server("tests") as server:
+    with database_server("tests", place=MEMORY if IN_MEMORY else Path("/tmp")) as server:
         yield server
 
 

@@ -56,7 +56,7 @@ class DatabaseServer:
 
 @contextmanager
 def database_server(
-    name: str, inside: tuple[str, ...] = (), listen: str = "", peer: str = ""
+    name: str, inside: tuple[str, ...] = (), listen: str = "", peer: str = "", place: Path = Path("/tmp")
 ) -> Iterator[DatabaseServer]:
     """A running server; the test is skipped where there is none to run.
 
@@ -65,6 +65,7 @@ def database_server(
         inside: the words before its commands that enter a network namespace.
         listen: the address at which it answers beside its socket; blank: none.
         peer: the one other address that it answers.
+        place: where its folder lies; a socket's path must be short, and its user must get there.
     """
     pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed")
     found = shutil.which("initdb") or next(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), None)
@@ -75,7 +76,7 @@ def database_server(
         who = {"user": pwd.getpwnam("postgres").pw_uid, "group": pwd.getpwnam("postgres").pw_gid} if root else {}
     except KeyError:
         pytest.skip("PostgreSQL refuses to run as root, and has no user here")
-    folder = Path("/tmp") / f"pg-{name}-{os.getpid()}"  # a socket's path must be short, and its user must get there
+    folder = place / f"pg-{name}-{os.getpid()}"
     folder.mkdir(mode=0o700)
     if root:
         os.chown(folder, who["user"], who["group"])
