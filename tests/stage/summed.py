@@ -206,19 +206,28 @@ class SumStage:
             clock=clock,
         )
 
-    def whole(self, *, gone=(), doors=None):
-        """Everybody's part and the coordinator's. doors: of those who dial another way."""
+    def whole(self, *, gone=(), doors=None, ended=()):
+        """Everybody's part and the coordinator's.
+
+        doors: of those who dial another way. ended: who would wait for an order when the sum is opened.
+        """
         for name, one in self.hospitals.items():
             one.start(**({"door": doors[name]} if name in (doors or {}) else {}))
         try:
-            return self.run(gone=gone)
+            opened = self.run(gone=gone)
         except Refusal:
-            for one in self.hospitals.values():
-                one.ledger.pause(name="", reason="nothing comes any more")
+            self._end(self.hospitals)
             raise
+        else:
+            self._end(ended)
+            return opened
         finally:
             for one in self.hospitals.values():
                 one.thread.join()
+
+    def _end(self, names) -> None:
+        for name in names:
+            self.hospitals[name].ledger.pause(name="", reason="nothing comes any more")
 
     def order(self, name: str, step: SumStep) -> tuple[RoundOrder, bytes]:
         """What the coordinator has asked a site in a step."""
