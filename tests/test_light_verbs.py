@@ -20,7 +20,7 @@ def test_a_command_that_holds_no_table_loads_nothing_that_it_has_no_use_for(foun
     assert not needless, f"{verb.name} loads {', '.join(sorted(needless))}"
 
 
-def test_the_measure_finds_what_a_command_loads(found, tmp_path):
+def test_the_measure_finds_what_a_command_loads():
     [read] = loaded([("pandas", [])], {})
     assert read["heavy"][:2] == ["numpy", "pandas"]
     assert set(HEAVY).isdisjoint(STORED)
