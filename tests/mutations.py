@@ -1645,7 +1645,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "charges of a record beyond one event",
-        (SUM_INFLUENCES, "np.clip(y[:, -1] - left, 0.0, 1.0)", "np.maximum(y[:, -1] - left, 0.0)"),
+        (SUM_INFLUENCES, "np.clip(expected, 0.0, 1.0)", "np.maximum(expected, 0.0)"),
         tests=[
             "test_secure_sum_answers.py::test_a_noisy_level_has_noise_of_the_scale_that_is_charged_and_a_record_moves_it_by_no_more"
         ],

@@ -26,7 +26,7 @@ def planned(**changed):
     members = {f"site-{k}": key.public.hex for k, key in enumerate(KEYS)}
     plan = StudyPlan.from_toml(hearts(members, epsilon=1.0, budget=1.2))
     given = plan.to_canonical()
-    return StudyPlan.from_canonical(given | {"release": given["release"] | changed}) if changed else plan
+    return StudyPlan.from_canonical(given | {"release": given["release"] | {"places": "apart"} | changed})
 
 
 def part_of(sigma, events=120.0, charges=100.0, **changed):

@@ -57,8 +57,8 @@ def cohorts(epsilon=100.0):
 
 def seen(place, coefficient, bounds, x, y):
     """The look at the level that the site's own records have."""
-    charges = look(place, coefficient, 0.0, bounds).charges(x, y).sum()
-    return look(place, coefficient, level_of(y[:, -1].sum(), charges, 0.0), bounds)
+    events, expected = look(place, coefficient, 0.0, bounds).level(x, y).sum(axis=0)
+    return look(place, coefficient, level_of(events, expected, 0.0), bounds)
 
 
 def looks_at(coefficient, bounds):
@@ -146,8 +146,8 @@ def test_the_pooled_step_is_the_random_effects_estimate_of_the_records():
     w = 1 / (vi + exact.tau2)
     looks = [replace(one, weight=float(a), cut=1e6) for one, a in zip(looks, w * vi / (w * vi).max(), strict=True)]
     total = sum(one.rows(x, y).sum(axis=0) for one, (x, y) in zip(looks, data, strict=True))
-    known = {"posterior": np.ones(1), "tau": np.array([exact.tau2**0.5]), "weights_at": (w / w.sum())[None]}
-    answer = summed(looks, total, 1e-9, exact.beta + 0.02, Heterogeneity(own=vi, **known), sites=NAMES)
+    known = Heterogeneity(weights=w / w.sum(), tau2=exact.tau2, apart=np.zeros((1, len(w))))
+    answer = summed(looks, total, 1e-9, exact.beta + 0.02, known, sites=NAMES)
     assert answer.estimate == pytest.approx(exact.beta, abs=0.15 * exact.se)
     assert answer.ci_ub - answer.ci_lb == pytest.approx(2 * stats.t.ppf(0.975, 5) * math.sqrt(1 / w.sum()), rel=0.15)
 
@@ -171,20 +171,34 @@ def test_the_noise_and_the_cut_are_in_the_interval():
     assert np.var(drawn) / loud.noise == pytest.approx(1, abs=0.25)
 
 
-def test_what_weights_are_told_to_cost_is_what_they_cost_where_tau_is_one_that_the_prior_expects():
-    """Of 8 sites whose own variances differ by more than a hundred, over τ from the prior, cut where it has no mean."""
+def test_weights_are_near_the_records_own_whatever_tau_is_and_tell_how_near():
+    """Of 8 sites whose own variances differ by more than a hundred, pilots ten times as noisy, τ of 0 to 4 typical SD.
+
+    Weights averaged over what the pilots say of τ are nearer where sites are alike, and at their worst much farther.
+    """
     rng = np.random.default_rng(12)
     own = np.array([0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.1, 0.12]) ** 2
-    typical, lost, told = math.sqrt(1 / (1 / own).mean()), [], []
-    for _ in range(600):
-        chance = rng.uniform(0, 0.75)
-        tau = typical * chance / (1 - chance)
-        exact = 1 / (own + tau**2)
-        found = heterogeneity(rng.standard_normal(8) * np.sqrt(2 * own + tau**2), own, own)
-        lost.append(((found.weights - exact / exact.sum()) ** 2 * (own + tau**2)).sum())
-        told.append(found.expected_loss(found.weights))
-    assert 0.6 < np.mean(told) / np.mean(lost) < 2.5
-    assert found.expected_loss(np.full(8, 1 / 8)) > found.expected_loss(found.weights)
+    typical, worst, averaged, told = math.sqrt(1 / (1 / own).mean()), [], [], []
+    grid = typical * np.geomspace(0.02, 50, 60)
+    at = 1 / (own + grid[:, None] ** 2)
+    at /= at.sum(axis=1, keepdims=True)
+    for tau in typical * np.array([0.0, 1.5, 4.0]):
+        lost = []
+        for _ in range(70):
+            records = rng.standard_normal(8) * np.sqrt(own + tau**2)
+            pilots, w = records + rng.standard_normal(8) * np.sqrt(10 * own), 1 / (11 * own + grid[:, None] ** 2)
+            theirs = pool(list(records), list(own), method="REML", test="adhoc").beta
+            found = heterogeneity(pilots, own, 10 * own)
+            mean = (w @ pilots) / w.sum(axis=1)
+            fit = (np.log(w).sum(axis=1) - np.log(w.sum(axis=1)) - (w * (pilots - mean[:, None]) ** 2).sum(axis=1)) / 2
+            law = np.exp(fit - fit.max()) * grid / (typical + grid) ** 2
+            lost.append([found.weights @ records - theirs, (law @ at / law.sum()) @ records - theirs])
+            told.append(found.expected_loss(found.weights))
+            assert found.expected_loss(np.full(8, 1 / 8)) > told[-1]
+        ours, theirs = np.square(lost).mean(axis=0)
+        worst, averaged = [*worst, ours], [*averaged, theirs]
+    assert max(worst) < 0.75 * max(averaged)
+    assert 0.5 < np.mean(told) / np.mean(worst) < 2
 
 
 def test_heterogeneity_is_averaged_and_not_set_to_nothing_by_noise():
@@ -212,15 +226,16 @@ def test_a_noisy_level_has_noise_of_the_scale_that_is_charged_and_a_record_moves
     found, data, theirs, _ = cohorts()
     x, y = data[0][0][:300], data[0][1][:300]
     at = look(found[0], theirs[0][0], 0.0, WIDE)
-    exact = np.array([y[:, 1].sum(), at.charges(x, y).sum()])
+    exact = at.level(x, y).sum(axis=0)
     drawn = np.array([noisy_level(at, x, y, 9.0, noise) for noise in seeded_rng(2).spawn(3000)])
     assert drawn.mean(axis=0) == pytest.approx(exact, abs=0.8)
     for column in drawn.T:
         assert stats.chi2.cdf(2999 * column.var(ddof=1) / 81, 2999) == pytest.approx(0.5, abs=0.4999)
-    # Charges of a place that is far off are within 0 and 1 all the same.
-    far = replace(at, effects=at.effects + 5.0).charges(x, y)
+    # At a place that is far off both are within 0 and 1 all the same, and no event is beyond the first expected.
+    far = replace(at, effects=at.effects + 5.0).level(x, y)
     assert far.min() >= 0
-    assert far.max() == 1.0
+    assert far[:, 1].max() == 1.0
+    assert not far[far[:, 1] == 1.0, 0].any()
 
 
 def test_a_level_that_is_wrong_in_a_release_is_put_right():
@@ -232,10 +247,11 @@ def test_a_level_that_is_wrong_in_a_release_is_put_right():
     at = look(wrong, beta, 0.0, WIDE)
     shown = noisy_level(at, x, y, 20.0, seeded_rng(1))
     level = level_of(*shown, 20.0)
-    assert at.charges(x, y).sum() > 3 * y[:, 1].sum()
+    assert shown[1] > 2 * shown[0]
     right = seen(found[0], beta, WIDE, x, y)
     again = look(wrong, beta, level, WIDE)
-    assert abs(again.charges(x, y).sum() / y[:, 1].sum() - 1) < 0.5
+    events, expected = again.level(x, y).sum(axis=0)
+    assert abs(expected / events - 1) < 0.5
     errors = [abs(one.rows(x, y)[:, 0].sum() - right.rows(x, y)[:, 0].sum()) for one in (at, again)]
     assert errors[1] < errors[0] / 2
 

@@ -168,7 +168,7 @@ def test_an_order_s_number_says_step_and_place():
 
 
 # -- what a site is sent of its look ----------------------------------------------------------------------------------
-def test_a_sent_look_makes_the_same_rows_and_charges_to_the_last_bit():
+def test_a_sent_look_makes_the_same_rows_and_level_to_the_last_bit():
     [(x, y), *_], at = cohorts()[1], looks_at(0.15, NARROW)[0].weighing(0.3)
     design = cohorts()[3][0][1]
     sent = SentLook.of(at, 0.15, 0.2)
@@ -176,7 +176,7 @@ def test_a_sent_look_makes_the_same_rows_and_charges_to_the_last_bit():
     assert back == sent
     again = back.look(at.n, NARROW, design)
     assert np.array_equal(again.rows(x, y), at.rows(x, y))
-    assert np.array_equal(again.charges(x, y), at.charges(x, y))
+    assert np.array_equal(again.level(x, y), at.level(x, y))
 
 
 @pytest.mark.parametrize(

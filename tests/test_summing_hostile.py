@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from shared.mechanisms.secure_sum.steps import LookOrder, SumStep
 from shared.wire.rounds import number_of, step_of
 
 __all__ = ["stage"]  # the fixture
-WILD = {"weight": 1.0, "cut": 1e9, "along": (1e9, 1e9), "start": 1e6, "level": 40.0}
+WILD = {"weights": (1.0,), "whitening": ((1e9,),), "along": ((1e9, 1e9),), "start": (1e6,), "level": 40.0}
 
 
 class Hostile:
@@ -127,7 +128,7 @@ def test_under_another_look_than_was_consented_to_no_keys_are_offered(stage):
             raise NobodyConsents  # to another one
 
     victim.hears = consents_once
-    doors = hostile(stage, SumStep.OFFER, look_with(stage, start=3.0), honest=1)
+    doors = hostile(stage, SumStep.OFFER, look_with(stage, start=(3.0,)), honest=1)
     opened = stage.whole(gone=["north"], doors=doors)
     assert isinstance(victim.failed, NobodyConsents)
     assert victim.said.count(("waits for consent", SumStep.OFFER)) == 2
@@ -140,7 +141,7 @@ def test_a_step_is_not_asked_again_with_other_contents(stage):
     opened = stage.whole()
     victim = stage.hospitals["north"]
     before = len(victim.ledger.entries())
-    for step, change in ((SumStep.LEVEL, look_with(stage, start=3.0)), (SumStep.AGREE, without_the_site(stage))):
+    for step, change in ((SumStep.LEVEL, look_with(stage, start=(3.0,))), (SumStep.AGREE, without_the_site(stage))):
         said, content = stage.order("north", step)
         other = change(content)
         with pytest.raises(ReplayRefusal, match="what it was asked with before"):
@@ -157,7 +158,7 @@ def test_whatever_look_is_sent_a_site_adds_no_more_than_the_plan_s_bounds(stage)
     bounds = stage.plan.release.bounds(stage.plan)
     added = np.abs(stage.hospitals["north"].exact(sent))
     assert (added <= 400 * bounds.sensitivity).all(), "of four hundred records, each within the bounds"
-    assert added[1] > 0.99 * 400 * bounds.bend * bounds.reach**2, "and nearly all of them at their ends"
+    assert added[1] > 0.99 * 400 * bounds.reach / math.sqrt(2), "and nearly all of them at their ends"
 
 
 def test_an_order_for_another_site_or_a_step_too_early_is_refused(stage):

@@ -16,7 +16,7 @@ whoever looks with all other sites: the masks cancel in both, so what is drawn i
 With a folder, every repetition is kept there, and a run that was stopped goes on where it was.
 
 python -m tests.benchmarks.secure_sum [repetitions] [first seed] [--epsilon 0.5,1] [--world fits|misfit]
-  [--folder FOLDER] [--no-rows] [--pilot SHARE] [--reach A] [--least C] [--name NAME] [--summary]
+  [--folder FOLDER] [--no-rows] [--pilot SHARE] [--tau T] [--name NAME] [--summary]
 """
 
 import argparse
@@ -26,6 +26,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -38,7 +39,6 @@ from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.mechanisms.secure_sum.coordinator import SumCoordinator
 from shared.mechanisms.secure_sum.messages import Lists
-from shared.mechanisms.secure_sum.plan import SecureSumPlan
 from shared.mechanisms.secure_sum.price import trust_rows
 from shared.mechanisms.secure_sum.site import SumSite, noise_share
 from shared.mechanisms.secure_sum.terms import SumTerms
@@ -57,7 +57,7 @@ TRIALS = 400_000
 
 def plan_of(keys, epsilon, given, **release):
     """The plan that is measured: what a study would sign, its sites by their names."""
-    made = {"drop_outs": DROP_OUTS, "colluders": COLLUDERS, "reach": given.reach, "least": given.least}
+    made: dict[str, Any] = {"drop_outs": DROP_OUTS, "colluders": COLLUDERS}
     made |= {"pilot": given.pilot} if given.pilot else {}
     return cohorts_plan(keys, epsilon, **made, **release)
 
@@ -256,8 +256,6 @@ def main():
     parser.add_argument("--world", choices=("fits", "misfit"), default="fits")
     parser.add_argument("--folder", type=Path, help="keep every repetition here, and go on from what is there")
     parser.add_argument("--pilot", type=float, help="share of the pilots in μ², for every ε")
-    parser.add_argument("--reach", type=float, default=SecureSumPlan.reach)
-    parser.add_argument("--least", type=float, default=SecureSumPlan.least)
     parser.add_argument("--name", default="", help="of the result's file, where it is another than the world's")
     parser.add_argument("--no-rows", dest="rows", action="store_false", help="leave out a user's regression on rows")
     parser.add_argument("--summary", action="store_true", help="print, and write no result")
@@ -273,7 +271,7 @@ def main():
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps(runs[-1]))
     served = plan_of({f"{k}": SigningKey.generate() for k in range(12)}, 1.0, given).release
-    rounds = {"pilot": served.pilot, "events": served.level, "reach": served.reach, "least": served.least}
+    rounds = {"pilot": served.pilot, "events": served.level}
     results = {"repetitions": len(runs), "world": given.world, "rounds": rounds, "cells": summary(runs)}
     if given.summary:
         print(json.dumps(results))

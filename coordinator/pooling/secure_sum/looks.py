@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shared.errors import EstimateRefusal
+from shared.mechanisms.moments.outcomes import Survival
 from shared.mechanisms.secure_sum.influences import SumLook, level_of, look
 from shared.mechanisms.secure_sum.plan import SecureSumPlan
 from shared.mechanisms.secure_sum.sent_look import AnySentLook, sent
@@ -105,7 +107,9 @@ def pilot_places(plan: StudyPlan, tables: Mapping[int, tuple[pd.DataFrame, int]]
     first, bounds = release.first(plan.budget.delta), release.bounds(plan)
     sites = sorted(tables)
     try:
-        found = dict(zip(sites, first.places(plan, [tables[site] for site in sites]), strict=True))
+        together = release.places == "together"
+        placed = first.places(plan, [tables[site] for site in sites], alike=together)
+        found = dict(zip(sites, map(_finer, placed) if together else placed, strict=True))
     except np.linalg.LinAlgError:
         raise EstimateRefusal(
             "the pilots of a secure sum must determine effects", given="figures that do not"
@@ -118,6 +122,16 @@ def pilot_places(plan: StudyPlan, tables: Mapping[int, tuple[pd.DataFrame, int]]
         yi, vi = zip(*(one[at] for one in effects.values()), strict=True)
         start.append(float(pool(list(yi), list(vi), method="REML", test="adhoc").beta))
     return PilotPlaces(plan=plan, places=found, effects=effects, start=tuple(start))
+
+
+def _finer(place: SitePlace) -> SitePlace:
+    """A place with smoother hazards: of few intervals a regression is a little flatter than Cox's."""
+    outcome = place.model.outcome
+    if not isinstance(outcome, Survival):
+        return place
+    model = copy.copy(place.model)
+    model.outcome = outcome.finer()
+    return replace(place, model=model)
 
 
 def _effects(place: SitePlace, columns: tuple[int, ...], units: tuple[float, ...]) -> tuple[tuple[float, float], ...]:

@@ -6,9 +6,13 @@ and B, H and S what the sites' public models expect of Σ a_i n_i E[q - ψ], Σ 
 .. math:: \hat\theta = \theta_0 + \frac{F - B}{S \, G / H}.
 
 The implied weights are a_i J_i with the records' own J_i, though no site's estimate is seen. The a_i are those of which
-a_i J_i is 1 / (τ² + 1 / J_i), averaged over what the pilots say of τ: nothing but they tells how sites differ, and one
-value of τ² from noisy estimates is often 0. The prior of τ is s / (s + τ)², s² the harmonic mean of the sites' own
-variances (W. DuMouchel 1994, Bayesian Statistics 5). Q, I², τ² of the answer, and the forest plot, are the pilots'.
+a_i J_i is 1 / (τ² + 1 / J_i), at the τ at which the answer is expected nearest to the records' own. That follows
+another τ, of their own estimates (`pool`, REML), which nobody sees; but pilots say what estimates there may be. Drawn
+given them, each draw with its own pooled answer, the best τ is the one whose weights are least far from these answers,
+in the mean square. One value from noisy estimates is often 0; and weights averaged over what pilots say of τ are a
+little nearer where sites are alike, and where they differ much farther away. The prior of τ is s / (s + τ)², s² the
+harmonic mean of the sites' own variances (W. DuMouchel 1994, Bayesian Statistics 5). Q, I², τ² of the answer, and the
+forest plot, are the pilots'.
 
 The interval is Student's with K - 1 degrees of freedom, on the variance
 
@@ -17,9 +21,8 @@ The interval is Student's with K - 1 degrees of freedom, on the variance
 
 v_i with what the cut costs, and τ̄² the mean of τ² under its posterior law.
 
-From the records' own pooled answer it lies by the noise, by what the cut costs, and by its weights p, since nobody
-knows the τ that the records' own weights w(τ) follow: the mean of :math:`\sum (p_i - w_i(\tau))^2 (1 / J_i + \tau^2)`
-under what the pilots say of τ. An answer tells the three parts beside its variance.
+From the records' own pooled answer it lies by the noise, by what the cut costs, and by its weights: the mean square
+that these draws give. An answer tells the three parts beside its variance.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.pooling.further.many import pool_many
 from coordinator.pooling.pool import PooledResult
 from coordinator.pooling.secure_sum.answer import SummedAnswer
 from shared.errors import EstimateRefusal
@@ -41,6 +45,10 @@ __all__ = ["LEAST_SLOPE", "Heterogeneity", "heterogeneity", "summed", "weighed"]
 Array = NDArray[np.float64]
 LEAST_SLOPE = 0.5
 """Share of the expected squares that the sum is taken to have at least, whatever its noise says."""
+_LEVELS = (np.arange(400) + 0.5) / 400
+"""Of the law of τ: one draw at each."""
+_SEED = 20261129
+"""Public: these draws only stand for what may be, in an expectation."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,29 +56,18 @@ class Heterogeneity:
     """What pilots say of how sites differ, of one coefficient.
 
     Args:
-        own: (K,) variances that the records alone leave.
-        tau: (values,) of τ. posterior: (values,) their probabilities. weights_at: (values, K) weights at each.
+        weights: (K,) normalised random-effects weights, at the τ that is expected nearest to the records' own answer.
+        tau2: τ̄².
+        apart: (draws, K) estimates that the records may have, less what they then pool to.
     """
 
-    own: Array
-    tau: Array
-    posterior: Array
-    weights_at: Array
-
-    @property
-    def weights(self) -> Array:
-        """(K,) normalised random-effects weights, averaged over τ."""
-        return np.asarray(self.posterior @ self.weights_at)
-
-    @property
-    def tau2(self) -> float:
-        """τ̄²."""
-        return float(self.posterior @ self.tau**2)
+    weights: Array
+    tau2: float
+    apart: Array
 
     def expected_loss(self, share: Array) -> float:
-        """The expected squared distance that other weights (K,), which sum to 1, make to the answer at the true τ."""
-        lost = (share - self.weights_at) ** 2 * (self.own + self.tau[:, None] ** 2)
-        return float(self.posterior @ lost.sum(axis=1))
+        """The expected squared distance that weights (K,), which sum to 1, make to the records' own answer."""
+        return float(np.square(self.apart @ share).mean())
 
 
 def heterogeneity(estimates: Array, own: Array, more: Array) -> Heterogeneity:
@@ -82,21 +79,39 @@ def heterogeneity(estimates: Array, own: Array, more: Array) -> Heterogeneity:
 
     >>> found = heterogeneity(np.array([0.1, 0.1, 0.1]), np.array([0.01, 0.01, 0.04]), np.zeros(3))
     >>> found.weights.round(2), found.tau2 < 0.02
-    (array([0.43, 0.43, 0.15]), True)
+    (array([0.44, 0.44, 0.11]), True)
     """
     typical = math.sqrt(1 / float((1 / own).mean()))
     grid = typical * np.geomspace(0.02, 50, 120)
-    logs, weights = [], []
+    logs = []
     for tau in grid:
         w = 1 / (own + more + tau**2)
         mean = (w * estimates).sum() / w.sum()
         fit = np.log(w).sum() - math.log(w.sum()) - (w * (estimates - mean) ** 2).sum()
         logs.append(fit / 2 + math.log(tau / (typical + tau) ** 2))  # the grid is even in log τ
-        exact = 1 / (own + tau**2)
-        weights.append(exact / exact.sum())
     law = np.exp(np.array(logs) - max(logs))
     law /= law.sum()
-    return Heterogeneity(own=own, tau=grid, posterior=law, weights_at=np.array(weights))
+    apart = _apart(estimates, own, more, np.interp(_LEVELS, np.cumsum(law), grid))
+    weights = 1 / (own + grid[:, None] ** 2)
+    weights /= weights.sum(axis=1, keepdims=True)
+    best = int(np.square(apart @ weights.T).mean(axis=0).argmin())
+    return Heterogeneity(weights=weights[best], tau2=float(law @ grid**2), apart=apart)
+
+
+def _apart(estimates: Array, own: Array, more: Array, tau: Array) -> Array:
+    """(draws, K) estimates that records may have, given noisier ones and τ, less what they then pool to.
+
+    Args:
+        tau: (draws,).
+    """
+    draws = np.random.default_rng(_SEED).standard_normal((len(tau), 1 + len(own)))
+    between = own + tau[:, None] ** 2
+    w = 1 / (between + more)
+    mean = (w @ estimates) / w.sum(axis=1) + draws[:, 0] / np.sqrt(w.sum(axis=1))
+    known = between / (between + more)
+    drawn = mean[:, None] + known * (estimates - mean[:, None]) + np.sqrt(known * more) * draws[:, 1:]
+    pooled = pool_many(drawn, np.broadcast_to(own, drawn.shape), method="REML").beta
+    return np.asarray((drawn - pooled[:, None])[np.isfinite(pooled)])
 
 
 def weighed(looks: Sequence[SumLook], pilots: PooledResult) -> tuple[tuple[SumLook, ...], Heterogeneity]:

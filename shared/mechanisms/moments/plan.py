@@ -291,12 +291,17 @@ class MomentsPlan(Aggregates):
         """The cohort of a release, the same at every call. Raises: EstimateRefusal."""
         return _fitted(self.release(plan, table, n).to_bytes(), self.design(plan), bootstrap)
 
-    def places(self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]]) -> tuple[SitePlace, ...]:
+    def places(
+        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, alike: bool = False
+    ) -> tuple[SitePlace, ...]:
         """Where these releases have each site, drawn together; the same at every call.
 
+        Args:
+            alike: as of `moments.together.places`.
         Raises: SchemaRefusal, and numpy.linalg.LinAlgError where the figures determine no effects.
         """
-        return _placed(tuple(self.release(plan, table, n).to_bytes() for table, n in tables), self.design(plan))
+        releases = tuple(self.release(plan, table, n).to_bytes() for table, n in tables)
+        return _placed(releases, self.design(plan), alike=alike)
 
     def doubt(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> str:
         """Warning that a histogram hides a covariate, or that noise widens an interval `DOUBT` times; else empty."""

@@ -11,8 +11,8 @@ the records say, cost nothing beside the sum of q. Whatever place, weight and cu
 held by `SumLook.rows`.
 
 The influence is insensitive to small errors of the place one by one, and not to two at once: risk-set means that are
-off times a level that is off. A moments release tells effects, and hardly the level: how many events the site's records
-are charged with. So each site tells its events and these charges, with noise of its own (`noisy_level`).
+off times a level that is off. A moments release tells effects, and hardly the level: how many events are expected of
+the site's records. So each site tells its events and these, with noise of its own (`noisy_level`).
 """
 
 from __future__ import annotations
@@ -98,13 +98,18 @@ class ModelAt:
         eta = self.effects[:, 0] + standard @ self.effects[:, 1:].T
         return self.outcome.influence(y, eta, along @ standard.T, means)
 
-    def charges(self, x: Array, y: Array) -> Array:
-        """(n,) events that each record is expected to have had in its own time, at most 1."""
+    def level(self, x: Array, y: Array) -> Array:
+        """(n, 2) whether each record had its event, and the events it was expected to have, until these are one.
+
+        Later events are not counted, as what would be expected until then is not: at the level that is true both sum to
+        the same, where many are expected to have more than one event, too. At most 1 each.
+        """
         standard = np.clip((x - self.centre) / self.scale, -CUT, CUT)
         eta = self.effects[:, 0] + standard @ self.effects[:, 1:].T
         intervals = len(self.outcome.edges) - 1 if isinstance(self.outcome, Survival) else 1
         left = self.outcome.influence(y, eta, np.ones((1, len(x))), np.zeros((1, intervals)))[0]
-        return np.clip(y[:, -1] - left, 0.0, 1.0)
+        expected = y[:, -1] - left
+        return np.column_stack([y[:, -1] * (expected <= 1.0), np.clip(expected, 0.0, 1.0)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,15 +235,14 @@ def look(place: SitePlace, coefficient: float, level: float, bounds: Bounds) -> 
 
 
 def noisy_level(at: ModelAt, x: Array, y: Array, sigma: float, noise: Noise) -> tuple[float, float]:
-    """Events of a site's records, and what they are charged with, each with rounded normal noise.
+    """Events of a site's records, and events that were expected of them, each with rounded normal noise.
 
-    Replacing a record moves the two by √2 at most, in ℓ₂.
+    Replacing a record moves the two by √2 at most, in ℓ₂ (`ModelAt.level`).
 
     Args:
         at: the look at level 0. sigma: of the noise on each, in events.
     """
-    values = np.column_stack([y[:, -1], at.charges(x, y)])
-    steps = np.rint(values / _GRID).astype(np.int64).sum(axis=0) + noise.lattice_gaussian_steps(sigma, 2, _GRID)
+    steps = np.rint(at.level(x, y) / _GRID).astype(np.int64).sum(axis=0) + noise.lattice_gaussian_steps(sigma, 2, _GRID)
     return float(steps[0] * _GRID), float(steps[1] * _GRID)
 
 

@@ -71,7 +71,10 @@ class SecureSumPlan(Aggregates):
         members: site to the public key by which it signs its releases, hexadecimal: a site's new key is a new plan.
         drop_outs, colluders: d and c of `SumTerms`.
         pilot, level: shares of μ²; the sum has the rest.
-        reach, least, most: of the `Bounds` on a record's influence. Of several coefficients `reach` alone, in no unit.
+        reach, least, most: of the `Bounds` on a record's influence. Of a vector `reach` alone, in no unit.
+        places: how the pilots are read. ``together`` takes columns to follow what all sites' histograms say of them,
+            and hazards to change within an interval, and has one coefficient as a vector of one, so that how near
+            records are held follows from the pilots in whatever unit. ``apart``: as plans from before have it.
     """
 
     epsilon: float
@@ -92,10 +95,12 @@ class SecureSumPlan(Aggregates):
     bins: int = 32
     time_bins: int = 16
     further: Mapping[str, float] = field(default_factory=dict)
+    places: Literal["together", "apart"] = "together"
     mechanism: Literal["secure_sum"] = "secure_sum"
     title: ClassVar[str] = "secure sum"
     straight: ClassVar[bool] = True
     later: ClassVar[tuple[str, ...]] = ("further",)
+    before: ClassVar[Mapping[str, Any]] = {"places": "apart"}
     follow: ClassVar[int] = len(SumStep)
     needs: ClassVar[tuple[str, ...]] = ("Crypto",)
     bundle_of: ClassVar[tuple[float, float]] = MomentsPlan.bundle_of
@@ -111,6 +116,7 @@ class SecureSumPlan(Aggregates):
             "release.coefficient must be one of release.covariates",
             repr(self.coefficient)[:60],
         )
+        must(self.places in ("together", "apart"), "release.places must be together or apart", repr(self.places)[:60])
         self._require_further()
         must(self.outcome in ("survival", "binary"), "release.outcome must be survival or binary", self.outcome)
         members = self.members
@@ -145,9 +151,8 @@ class SecureSumPlan(Aggregates):
         )
         usual = {item.name: item.default for item in fields(self) if item.name in ("least", "most")}
         must(
-            not given or all(getattr(self, name) == value for name, value in usual.items()),
-            "release.least and release.most must be left out of a plan with release.further: they are of one "
-            "coefficient's unit",
+            not self.vectors or all(getattr(self, name) == value for name, value in usual.items()),
+            "release.least and release.most must be left out: how near records are held follows from the pilots",
             f"{self.least:g} and {self.most:g}",
         )
 
@@ -170,10 +175,15 @@ class SecureSumPlan(Aggregates):
         """Covariates whose coefficients are summed, `coefficient` the first, to the units of each."""
         return {self.coefficient: self.units, **self.further}
 
+    @property
+    def vectors(self) -> bool:
+        """Whether a record adds a vector, be it of one coefficient."""
+        return bool(self.further) or self.places == "together"
+
     def bounds(self, plan: StudyPlan) -> Bounds | VectorBounds:
         """On what one record adds to the sum."""
         columns = self._first(plan).design(plan).spec.covariates
-        if self.further:
+        if self.vectors:
             places = tuple(columns.index(name) for name in self.coefficients)
             return VectorBounds(columns=places, units=tuple(self.coefficients.values()), reach=self.reach)
         return Bounds(
@@ -224,7 +234,7 @@ class SecureSumPlan(Aggregates):
             members=tuple(self.members.values()),
             drop_outs=self.drop_outs,
             colluders=self.colluders,
-            coordinates=coordinates(len(self.coefficients)) if self.further else _NUMBERS,
+            coordinates=coordinates(len(self.coefficients)) if self.vectors else _NUMBERS,
             sensitivity=2 * self.reach,
             sigma=_ROUNDED * 2 * self.reach / mu,
             # A site's million records at their longest rows; a larger sum is brought to it.

@@ -1,4 +1,4 @@
-r"""What a site adds to a secure sum of several coefficients: of each record one vector of influences.
+r"""What a site adds to a secure sum of one coefficient or several: of each record one vector of influences.
 
 With ψ the influences of the coefficients at a public place, a the site's weights, one for each coefficient, and M a
 matrix that is the same for all sites, a record's vector is
@@ -53,10 +53,10 @@ class VectorBounds:
     reach: float
 
     def __post_init__(self) -> None:
-        listed = 1 < len(self.columns) == len(set(self.columns)) == len(self.units) <= MOST_COEFFICIENTS
+        listed = 0 < len(self.columns) == len(set(self.columns)) == len(self.units) <= MOST_COEFFICIENTS
         if not (listed and self.reach > 0 and min(self.columns) >= 0 and min(self.units) > 0):
             raise ParameterError(
-                f"bounds must be of 2 to {MOST_COEFFICIENTS} coefficients, each once, and positive", given=repr(self)
+                f"bounds must be of 1 to {MOST_COEFFICIENTS} coefficients, each once, and positive", given=repr(self)
             )
 
     @property
