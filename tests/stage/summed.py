@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -15,7 +17,9 @@ from delivered import cohort
 from service import Hub, SiteKeys
 from sums import hearts
 
+from coordinator.services.authority import Authority
 from coordinator.services.collect.sum_queue import SumQueue, progress_of
+from coordinator.store.store import Store
 from coordinator.training.secure_sum.walk import run_sum
 from shared.base.canonical import sha256_hex
 from shared.base.keys import SigningKey
@@ -72,18 +76,29 @@ class Hospital:
         self.home = hub.home.parent / f"site-{name}"
         self.home.mkdir()
         self.keys = hub.sites[name]
-        self.ledger = Ledger.create(self.home / "ledger.db", self.keys.release, site=name)
         table = cohort(rows, seed, columns=("time", "cvd", "age", "sbp"))
         table.insert(0, "person", [f"{name}-{k}" for k in range(rows)])
         if "ward" in self.plan.dictionary.names:
             table = table.drop(columns="time").assign(ward=[("abc" * rows)[k + k // 7] for k in range(rows)])
-        self.source = TableSource(path=self.home / "cohort.csv")
-        table.to_csv(self.source.path, index=False)
+        table.to_csv(self.home / "cohort.csv", index=False)
         self.secret = secrets.token_bytes(32)
+        self.begin()
+
+    def begin(self) -> None:
+        """With what lies in its folder."""
+        self.source = TableSource(path=self.home / "cohort.csv")
+        self.ledger = Ledger.create(self.home / "ledger.db", self.keys.release, site=self.name)
         self.outbox = Outbox(self.home, self.ledger, approvers={"steward": self.keys.steward.public})
         self.said: list[tuple[str, SumStep]] = []
         self.failed: Exception | None = None
         self.thread: threading.Thread | None = None
+
+    def copied(self, hub: Hub) -> Hospital:
+        """The same one beside a copy of its coordinator, with a copy of its folder."""
+        made = copy.copy(self)
+        made.hub, made.home = hub, hub.home.parent / self.home.name
+        made.begin()
+        return made
 
     def site(self, door) -> WorkingSite:
         return WorkingSite(
@@ -183,6 +198,19 @@ class SumStage:
                 hospital.deliver()
         self.steps: list = []
 
+    def copied(self, folder) -> SumStage:
+        """The same stage in another folder, as this one was when it was closed."""
+        shutil.copytree(self.hub.home.parent, folder, dirs_exist_ok=True)
+        made = copy.copy(self)
+        made.hub = copy.copy(self.hub)
+        made.hub.home, made.hub.drafts = folder / "hub", folder / "hub" / "drafts"
+        made.hub.sites = dict(self.hub.sites)
+        made.hub.authority, made.hub.store = Authority.load(made.hub.home), Store.open(made.hub.home)
+        made.server = made.hub.serve()
+        made.hospitals = {name: one.copied(made.hub) for name, one in self.hospitals.items()}
+        made.steps = []
+        return made
+
     def run(self, timeout: float = 60.0, gone=(), without=()):
         """The coordinator's part. A step's time is over when nobody is waited for but those that are gone for good."""
         ticks = [0.0]
@@ -245,9 +273,16 @@ class SumStage:
         return sum(self.hospitals[names[place]].exact(part.look) for place, part in opened.parts.items())
 
 
+_delivered: list[SumStage] = []
+
+
 @pytest.fixture
-def stage(tmp_path):
-    made = SumStage(tmp_path)
+def stage(tmp_path, tmp_path_factory):
+    """One of its own for each test; the pilots of all were drawn and delivered once in this process."""
+    if not _delivered:
+        _delivered.append(SumStage(tmp_path_factory.mktemp("delivered")))
+        _delivered[0].close()
+    made = _delivered[0].copied(tmp_path)
     yield made
     made.close()
 
