@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import copy
 import dataclasses
 import datetime as dt
 import io
+import os
+import shutil
+import tempfile
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +82,9 @@ class Sealed:
     receipt: Receipt
 
 
+_FIRST: dict[tuple[str, tuple[str, ...]], Hub] = {}
+
+
 class Hub:
     """A coordinator's home folder, and the sites that have joined it."""
 
@@ -91,6 +99,29 @@ class Hub:
         self.drafts.mkdir()
         for site in sites:
             self.join(site)
+
+    @classmethod
+    def alike(cls, home: Path, plan: StudyPlan, *sites: str) -> Hub:
+        """A hub for a test that has one: all of a process with this plan and these sites are copies of the first.
+
+        They have the same keys. Where stores lie in a database server, each is made anew.
+        """
+        if hasattr(Store.open, "elsewhere"):
+            return cls(home, plan, *sites)
+        if (plan.hash, sites) not in _FIRST:
+            folder = tempfile.mkdtemp(prefix="hub-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT"))
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            _FIRST[plan.hash, sites] = cls(Path(folder) / "hub", plan, *sites)
+            _FIRST[plan.hash, sites].store.close()
+        return _FIRST[plan.hash, sites].copied(home)
+
+    def copied(self, home: Path) -> Hub:
+        """The same in another folder, as this one was when its store was closed."""
+        shutil.copytree(self.home, home)
+        made = copy.copy(self)
+        made.home, made.drafts, made.sites = home, home / "drafts", {k: copy.copy(v) for k, v in self.sites.items()}
+        made.authority, made.store = Authority.load(home), Store.open(home)
+        return made
 
     def serve(self, **settings) -> CoordinatorServer:
         self.running = CoordinatorServer(

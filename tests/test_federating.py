@@ -145,7 +145,7 @@ class Hospital:
 
 @pytest.fixture
 def hub(tmp_path):
-    hub = Hub(tmp_path / "hub", PLAN, *NAMES)
+    hub = Hub.alike(tmp_path / "hub", PLAN, *NAMES)
     with hub.serve():
         yield hub
     hub.store.close()

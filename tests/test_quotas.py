@@ -42,7 +42,7 @@ def hub(tmp_path):
         dictionary=SMALL,
         returning="refresh",
     )
-    made = Hub(tmp_path / "hub", study, "north", "south")
+    made = Hub.alike(tmp_path / "hub", study, "north", "south")
     yield made
     made.store.close()
 

@@ -120,7 +120,7 @@ class Study:
 
     def __init__(self, folder) -> None:
         self.folder = folder
-        self.hub = Hub(folder / "hub", PLAN, "north", "south")
+        self.hub = Hub.alike(folder / "hub", PLAN, "north", "south")
         self.config = CoordinatorConfig(home=self.hub.home, name="hub", address="127.0.0.1:8443", names=("127.0.0.1",))
         (self.hub.home / FILE_NAME).write_text(self.config.to_toml())
         self.server = self.hub.serve()

@@ -77,7 +77,7 @@ class Held:
     """A coordinator with one release of a study, and an answer made of it."""
 
     def __init__(self, folder) -> None:
-        self.hub = Hub(folder / "hub", ENDS, "north")
+        self.hub = Hub.alike(folder / "hub", ENDS, "north")
         self.home = self.hub.home
         self.config = CoordinatorConfig(home=self.home, name="hub", address="127.0.0.1:8443", names=("127.0.0.1",))
         (self.home / FILE_NAME).write_text(self.config.to_toml())

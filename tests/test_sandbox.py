@@ -69,7 +69,7 @@ PLAN = StudyPlan(
 
 @pytest.fixture
 def hub(tmp_path):
-    hub = Hub(tmp_path / "hub", PLAN, "north", "south")
+    hub = Hub.alike(tmp_path / "hub", PLAN, "north", "south")
     # What is refused in one test here is more than a hospital may have refused in a day.
     with hub.serve(max_bundle=64 * MB, quotas=Quotas(refused_a_day=10**6)):
         yield hub

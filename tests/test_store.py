@@ -56,7 +56,7 @@ def plan() -> StudyPlan:
 
 @pytest.fixture
 def hub(tmp_path, plan, database):
-    hub = Hub(tmp_path / "hub", plan, "north", "south")
+    hub = Hub.alike(tmp_path / "hub", plan, "north", "south")
     (hub.home / "bundles").mkdir()
     yield hub
     hub.store.close()

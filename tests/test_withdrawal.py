@@ -40,7 +40,7 @@ TODAY = dt.date(2026, 5, 1)
 
 @pytest.fixture
 def hub(tmp_path, plan):
-    hub = Hub(tmp_path / "hub", plan, "north", "south")
+    hub = Hub.alike(tmp_path / "hub", plan, "north", "south")
     with hub.serve():
         yield hub
     hub.store.close()

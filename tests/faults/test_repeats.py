@@ -58,7 +58,7 @@ def rng():
 
 @pytest.fixture
 def hub(tmp_path, plan):
-    made = Hub(tmp_path / "hub", plan, "north", "south")
+    made = Hub.alike(tmp_path / "hub", plan, "north", "south")
     with made.serve(quotas=Quotas(calls=10**7, anchor_calls=10**7, refused_a_day=10**6)):
         yield made
     made.store.close()

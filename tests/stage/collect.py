@@ -47,7 +47,7 @@ def plan() -> StudyPlan:
 
 @pytest.fixture
 def hub(tmp_path, plan, database):
-    hub = Hub(tmp_path / "hub", plan, "north", "south")
+    hub = Hub.alike(tmp_path / "hub", plan, "north", "south")
     with hub.serve(
         quotas=Quotas(calls=10**7, anchor_calls=10**7, refused_a_day=10**6)
     ):  # tests/test_quotas.py has them

@@ -17,9 +17,7 @@ from delivered import cohort
 from service import Hub, SiteKeys
 from sums import hearts
 
-from coordinator.services.authority import Authority
 from coordinator.services.collect.sum_queue import SumQueue, progress_of
-from coordinator.store.store import Store
 from coordinator.training.secure_sum.walk import run_sum
 from shared.base.canonical import sha256_hex
 from shared.base.keys import SigningKey
@@ -97,6 +95,7 @@ class Hospital:
         """The same one beside a copy of its coordinator, with a copy of its folder."""
         made = copy.copy(self)
         made.hub, made.home = hub, hub.home.parent / self.home.name
+        shutil.copytree(self.home, made.home)
         made.begin()
         return made
 
@@ -200,12 +199,8 @@ class SumStage:
 
     def copied(self, folder) -> SumStage:
         """The same stage in another folder, as this one was when it was closed."""
-        shutil.copytree(self.hub.home.parent, folder, dirs_exist_ok=True)
         made = copy.copy(self)
-        made.hub = copy.copy(self.hub)
-        made.hub.home, made.hub.drafts = folder / "hub", folder / "hub" / "drafts"
-        made.hub.sites = dict(self.hub.sites)
-        made.hub.authority, made.hub.store = Authority.load(made.hub.home), Store.open(made.hub.home)
+        made.hub = self.hub.copied(folder / "hub")
         made.server = made.hub.serve()
         made.hospitals = {name: one.copied(made.hub) for name, one in self.hospitals.items()}
         made.steps = []
