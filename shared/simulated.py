@@ -34,7 +34,7 @@ __all__ = [
 Array = NDArray[np.float64]
 
 CVD_HAZARD_RATIO = 1.17
-"""Hazard ratio of 10 mmHg in `cvd_cohorts`, before the cohorts differ (standard deviation 0.03 of its logarithm)."""
+"""Hazard ratio of 10 mmHg in `cvd_cohorts`, before the cohorts differ (`cvd_cohorts` says by how much)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +94,13 @@ _SHAPE = 1.3
 """Weibull shape of the time to the event."""
 
 
-def cvd_cohorts(rng: np.random.Generator, scale: float = 1.0) -> dict[str, pd.DataFrame]:
+def cvd_cohorts(rng: np.random.Generator, scale: float = 1.0, *, apart: float = 0.03) -> dict[str, pd.DataFrame]:
     """Twelve cohorts of Table 3: name -> table with `person`, `time`, `cvd`, `age`, `chol`, `hdl`, `sbp`.
 
     Args:
         rng: draws everything.
         scale: share of the published sizes; 1 gives 38,781 persons in all.
+        apart: standard deviation of the true log hazard ratio of 10 mmHg between cohorts.
     Returns: one row per person: `person` text, `time` years to event or censoring (two decimals, at least 0.01 and
         below 60), `cvd` 0 or 1, `age` years (one decimal, 16–100), `chol` mg/dL (60–600), `hdl` mg/dL (10–200) and
         `sbp` mmHg (60–280) as whole numbers.
@@ -107,10 +108,10 @@ def cvd_cohorts(rng: np.random.Generator, scale: float = 1.0) -> dict[str, pd.Da
     """
     if not (math.isfinite(scale) and min(c.n for c in COHORTS) * scale >= 20):
         raise ParameterError("scale must leave at least 20 persons in every cohort", given=repr(scale))
-    return {cohort.name: _simulate(cohort, round(cohort.n * scale), rng) for cohort in COHORTS}
+    return {cohort.name: _simulate(cohort, round(cohort.n * scale), rng, apart) for cohort in COHORTS}
 
 
-def _simulate(cohort: PublishedCohort, n: int, rng: np.random.Generator) -> pd.DataFrame:
+def _simulate(cohort: PublishedCohort, n: int, rng: np.random.Generator, apart: float) -> pd.DataFrame:
     latent = rng.standard_normal((n, 4)) @ np.linalg.cholesky(_CORRELATION).T
     # Ages of enrolment are bounded: between a normal and a uniform shape.
     columns = {"age": _fit(3 * np.tanh(latent[:, 0] / 2.2), *cohort.age)}
@@ -120,7 +121,7 @@ def _simulate(cohort: PublishedCohort, n: int, rng: np.random.Generator) -> pd.D
     for name, decimals in (("age", 1), ("chol", 0), ("hdl", 0), ("sbp", 0)):
         columns[name] = np.clip(columns[name].round(decimals), *_BOUNDS[name])
 
-    log_hr = math.log(CVD_HAZARD_RATIO) + 0.03 * rng.standard_normal()
+    log_hr = math.log(CVD_HAZARD_RATIO) + apart * rng.standard_normal()
     predictor = (
         log_hr * (columns["sbp"] - cohort.sbp[0]) / 10
         + _AGE * (columns["age"] - cohort.age[0])

@@ -18,9 +18,10 @@ from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.regression import generalised
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.noise import Design
+from shared.mechanisms.moments.outcomes import Survival
 from shared.mechanisms.moments.spec import MomentsSpec
 from shared.mechanisms.moments.together import places, together
-from shared.mechanisms.secure_sum.influences import Bounds, level_of, look, noisy_level
+from shared.mechanisms.secure_sum.influences import Bounds, ModelAt, level_of, look, noisy_level
 from shared.plans.dictionary import Column, Dictionary
 from shared.simulated import cvd_cohorts
 from tests.benchmarks.honest import design, real
@@ -236,6 +237,29 @@ def test_a_noisy_level_has_noise_of_the_scale_that_is_charged_and_a_record_moves
     assert far.min() >= 0
     assert far[:, 1].max() == 1.0
     assert not far[far[:, 1] == 1.0, 0].any()
+
+
+def test_where_many_are_expected_to_have_more_than_one_event_the_true_level_is_told_as_true():
+    """Of records drawn of the model itself, most have their event: all events and at most one expected differ."""
+    edges, rng = np.linspace(0.0, 10.0, 9), np.random.default_rng(8)
+    staying = np.r_[np.zeros(8), -60.0]
+    outcome = Survival(edges=edges, cumulative=0.3 * edges, staying=staying, events=0.8)
+    at = ModelAt(
+        n=20_000,
+        outcome=outcome,
+        centre=np.zeros(1),
+        scale=np.ones(1),
+        effects=np.array([[0.0, 0.5], [0.0, 0.0]]),
+        chance=np.zeros((0, 0)),
+    )
+    x = rng.standard_normal((at.n, 1))
+    y = outcome.draw(np.column_stack([0.5 * x[:, 0], np.zeros(at.n)]), rng.random((at.n, 3)))
+    found = at.level(x, y)
+    events, expected = found.sum(axis=0)
+    assert events == pytest.approx(expected, abs=4 * math.sqrt(expected))
+    assert y[:, 1].sum() > 1.2 * expected
+    assert found.min() >= 0
+    assert found.max() <= 1
 
 
 def test_a_level_that_is_wrong_in_a_release_is_put_right():

@@ -15,6 +15,8 @@ from sums import hearts
 from coordinator.planning.price import cost, prices
 from coordinator.planning.review import review
 from shared.errors import BudgetRefusal, ConfigRefusal, PlanRefusal
+from shared.mechanisms.secure_sum.influences import Bounds
+from shared.mechanisms.secure_sum.vectors import VectorBounds
 from shared.plans.plan import StudyPlan
 from shared.privacy.accountant import epsilon
 from shared.privacy.composition import composed
@@ -40,6 +42,18 @@ def test_a_plan_is_the_same_read_back_and_the_order_in_which_sites_are_written_i
     assert planned(sites=dict(reversed(SITES.items()))).hash == plan.hash
     assert plan.release.terms(plan).members == tuple(SITES.values())
     assert plan.release.terms(plan).plan == plan.hash
+
+
+def test_a_plan_from_before_reads_its_pilots_as_it_was_signed():
+    before = planned().to_canonical()
+    del before["release"]["places"]
+    read = StudyPlan.from_canonical(before)
+    assert read.release.places == "apart"
+    assert "places" not in read.to_canonical()["release"]
+    assert isinstance(read.release.bounds(read), Bounds)
+    assert read.release.terms(read).coordinates == 2
+    assert planned().release.places == "together"
+    assert isinstance(planned().release.bounds(planned()), VectorBounds)
 
 
 @pytest.mark.parametrize(

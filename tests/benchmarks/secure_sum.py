@@ -7,7 +7,7 @@ coordinator reads it. Terms, bounds and noise are those of the plan that a study
 stands beside it as the arm that needs no sum, and what a user's own Cox regressions on the synthetic rows that follow
 the sum pool to, with the intervals that anybody would take. The plan has one end of follow-up for all cohorts. Shares
 and bounds were chosen on seeds from 1001 on, the level in the place of a count of events on seeds from 2001 on; what
-is reported has seeds from 3001 on.
+is reported has seeds from 12001 on.
 
 `attack` plays the two worlds that differ most, a record at either end of its bound, for whoever looks alone and for
 whoever looks with all other sites: the masks cancel in both, so what is drawn is the noise that is left to each.
@@ -151,7 +151,7 @@ def on_rows(plan, pilots, answer, seed):
 def measured(seed, epsilons, world, given):
     """One repetition, in plain numbers."""
     rng = np.random.default_rng(10_000 + seed)
-    tables = cvd_cohorts(rng) if world == "fits" else misfit(rng)
+    tables = cvd_cohorts(rng, apart=given.tau) if world == "fits" else misfit(rng)
     yi, vi = zip(*(real(table) for table in tables.values()), strict=True)
     theirs = pool(list(yi), list(vi), method="REML", test="adhoc")
     out = {"seed": seed, "real": [theirs.beta, theirs.ci_lb, theirs.ci_ub], "tau2": theirs.tau2, "cells": {}}
@@ -251,11 +251,12 @@ def bound(one, other, level):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("repetitions", nargs="?", type=int, default=100)
-    parser.add_argument("first", nargs="?", type=int, default=3001)
+    parser.add_argument("first", nargs="?", type=int, default=12001)
     parser.add_argument("--epsilon", default="0.5,1")
     parser.add_argument("--world", choices=("fits", "misfit"), default="fits")
     parser.add_argument("--folder", type=Path, help="keep every repetition here, and go on from what is there")
     parser.add_argument("--pilot", type=float, help="share of the pilots in μ², for every ε")
+    parser.add_argument("--tau", type=float, default=0.03, help="how the true effects differ where the models fit")
     parser.add_argument("--name", default="", help="of the result's file, where it is another than the world's")
     parser.add_argument("--no-rows", dest="rows", action="store_false", help="leave out a user's regression on rows")
     parser.add_argument("--summary", action="store_true", help="print, and write no result")
@@ -272,7 +273,13 @@ def main():
             kept.write_text(json.dumps(runs[-1]))
     served = plan_of({f"{k}": SigningKey.generate() for k in range(12)}, 1.0, given).release
     rounds = {"pilot": served.pilot, "events": served.level}
-    results = {"repetitions": len(runs), "world": given.world, "rounds": rounds, "cells": summary(runs)}
+    results = {
+        "repetitions": len(runs),
+        "world": given.world,
+        "tau": given.tau,
+        "rounds": rounds,
+        "cells": summary(runs),
+    }
     if given.summary:
         print(json.dumps(results))
         return
