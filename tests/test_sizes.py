@@ -16,9 +16,14 @@ import pytest
 from tests.sources import ROOT, production
 
 LISTED = Path(__file__).with_name("sizes.json")
-MOST = {"lines of a file": 600, "lines of a function": 80, "complexity of a function": 20}
-"""Complexity is McCabe's: one, and one more for each branch, loop, handler and function inside."""
-STEP = {"lines of a file": 50, "lines of a function": 10, "complexity of a function": 5}
+PARAMETERS = "parameters of a public function"
+MOST = {"lines of a file": 600, "lines of a function": 80, "complexity of a function": 20, PARAMETERS: 8}
+"""Complexity is McCabe's: one, and one more for each branch, loop, handler and function inside.
+
+Parameters are counted without `self` and `cls`, of constructors too where they are written out. The verbs of the
+command line are left out: their parameters are the options that a person types, one each, and `--help` groups them.
+"""
+STEP = {"lines of a file": 50, "lines of a function": 10, "complexity of a function": 5, PARAMETERS: 1}
 """Exceptions are rounded up to these, so that a line more in a long file is no change of this list."""
 _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.match_case)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -44,6 +49,31 @@ def _functions(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.AST]]
             yield from _functions(node, f"{name}.")
 
 
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """How many a caller may give.
+
+    >>> parameters(ast.parse("def f(self, x, /, y, *more, z=1, **rest): ...").body[0])
+    5
+    """
+    given = function.args
+    named = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return len(named) - (named[:1] in (["self"], ["cls"])) + (given.vararg is not None) + (given.kwarg is not None)
+
+
+def _public(place: str, name: str) -> bool:
+    path = [*Path(place).with_suffix("").parts, *name.split(".")]
+    return not any(part.startswith("_") for part in path if part not in ("__init__", "__call__"))
+
+
+def _verb(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """True of a command: `@verb(app)`, or `@app.command()`."""
+    called = [one.func for one in function.decorator_list if isinstance(one, ast.Call)]
+    return any(
+        (isinstance(one, ast.Name) and one.id == "verb") or (isinstance(one, ast.Attribute) and one.attr == "command")
+        for one in called
+    )
+
+
 @cache
 def measured() -> dict[str, dict[str, int]]:
     """What is beyond the limits: measure to name to size."""
@@ -53,6 +83,8 @@ def measured() -> dict[str, dict[str, int]]:
         for name, node in _functions(tree):
             sizes["lines of a function", f"{place}:{name}"] = node.end_lineno - node.lineno + 1
             sizes["complexity of a function", f"{place}:{name}"] = complexity(node)
+            if _public(place, name) and not _verb(node):
+                sizes[PARAMETERS, f"{place}:{name}"] = parameters(node)
         for (measure, name), size in sizes.items():
             if size > MOST[measure]:
                 found[measure][name] = max(size, found[measure].get(name, 0))
@@ -91,6 +123,14 @@ def lowered(before: dict[str, dict[str, int]], now: dict[str, dict[str, int]]) -
         }
         for measure, known in before.items()
     }
+
+
+def test_a_command_is_not_counted_and_a_constructor_is():
+    verb, plain = ast.parse("@verb(app, 'add')\ndef add(): ...\n@machine_failures()\ndef add(): ...").body
+    assert _verb(verb)
+    assert not _verb(plain)
+    assert _public("shared/a.py", "Server.__init__")
+    assert not _public("shared/a.py", "_Server.start")
 
 
 def test_the_list_may_only_shrink():
