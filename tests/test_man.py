@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 import typer
@@ -38,6 +39,19 @@ def test_there_is_a_page_of_each_program_with_every_verb_and_every_exit_code(man
         pages = sorted((tmp_path / "man1").iterdir())
         read = subprocess.run(["groff", "-man", "-ww", "-Tutf8", *pages], capture_output=True, text=True)
         assert read.stderr == ""
+
+
+def test_no_command_lists_more_than_twelve_options_at_a_time(man):
+    """``--help`` shows each group in a list of its own; ``--help`` itself stands among those without a group."""
+    lists = Counter()
+    for name, module in man.PROGRAMS.items():
+        for path, command in man.commands(typer.main.get_command(importlib.import_module(module).app), (name,)):
+            lists[path, None] += 1
+            for one in command.params:
+                if one.param_type_name == "option" and not one.hidden:
+                    lists[path, one.rich_help_panel] += 1
+    assert len(lists) > 100
+    assert [found for found in lists.items() if found[1] > 12] == []
 
 
 def test_a_shell_is_told_the_verbs_that_begin_so(capfd):

@@ -11,17 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.analyst.options import AsOf, Favours, FurtherOptions, PoolingOptions, Spending, Term, Wave
+from coordinator.analyst.options import (
+    Favours,
+    FurtherOptions,
+    PoolingOptions,
+    QuestionOptions,
+    Spending,
+    Term,
+    drawing_option,
+    further_option,
+)
 from coordinator.analyst.own.answers import conditional, likelihoods
 from coordinator.analyst.own.answers import together as pooled_together
-from coordinator.analyst.own.table import OwnTable, counts, read_table
+from coordinator.analyst.own.table import OwnTable, counts, read_table, table_option
 from coordinator.analyst.own.together import TogetherOptions
 from coordinator.analyst.remote import Connection, HarmonisedResult, Result, Study, connect, write_table
 from coordinator.analyst.show import check_figure, draw, show_pooled, sides
@@ -47,10 +56,12 @@ ASK = "Ask a coordinator"
 
 app = application("Ask a coordinator's studies, or pool a table of your own. No site is contacted, no patient data.")
 
-Mods = Annotated[list[str] | None, typer.Option("--mods", help="A moderator of a meta-regression; repeat for several.")]
-Subgroup = Annotated[str, typer.Option("--subgroup", help="Pool each of its levels apart, and compare them.")]
+Mods = Annotated[
+    list[str] | None, further_option("--mods", help="A moderator of a meta-regression; repeat for several.")
+]
+Subgroup = Annotated[str, further_option("--subgroup", help="Pool each of its levels apart, and compare them.")]
 Profiles = Annotated[
-    bool, typer.Option("--profiles", help="The table holds likelihoods, as EvidenceSynthesis writes them: add them.")
+    bool, table_option("--profiles", help="The table holds likelihoods, as EvidenceSynthesis writes them: add them.")
 ]
 Token = Annotated[
     Path, typer.Option("--token", envvar=TOKEN_VARIABLE, help="The token's file, from coordinator analyst add.")
@@ -114,34 +125,6 @@ def _of_study(method: Callable[..., Any]) -> Callable[..., VerbAnswer]:
 for _method in vars(Study).values():
     if getattr(_method, "is_verb", False):
         verb(_method.__name__.replace("_", "-"))(_of_study(_method))
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuestionOptions(PoolingOptions):
-    """Options of every question."""
-
-    term: Term = ""
-    wave: Wave = 0
-    as_of: AsOf = None
-    subset: Annotated[str, typer.Option("--subset", help='Only rows for which this holds, as in "age >= 60".')] = ""
-    label: Annotated[str, typer.Option("--label", help="confirmatory or exploratory; by the plan if left out.")] = ""
-    forest: Annotated[Path | None, typer.Option("--forest", help="Also draw the forest plot: .svg, .pdf or .png.")] = (
-        None
-    )
-    subgroup: Annotated[
-        str, typer.Option("--subgroup", help="posture, or a column with levels: each pooled apart, and compared.")
-    ] = ""
-    bayes: Annotated[bool, typer.Option("--bayes", help="Also the posterior under a half-normal prior on τ.")] = False
-    exact: Annotated[bool, typer.Option("--exact", help="Also intervals made for few studies.")] = False
-    diagnostics: Annotated[bool, typer.Option("--diagnostics", help="Also leave-one-out, influence, asymmetry.")] = (
-        False
-    )
-
-    @property
-    def asked(self) -> dict[str, Any]:
-        """As `coordinator.analyst.remote.Study.query` takes it."""
-        names = ("term", "method", "test", "level", "wave", "as_of", "label", *(["subset"] if self.subset else []))
-        return {name: getattr(self, name) for name in names}
 
 
 @verb()
@@ -276,8 +259,8 @@ def export(
     subject: Annotated[str, typer.Argument(help="The id of a result, or of a release.")],
     out: Annotated[Path, typer.Option("--out", help="A table, .json or a figure; rows: .csv or .parquet.")],
     look: FigureOptions,
-    kind: Annotated[str, typer.Option("--kind", help="Of a figure: as of analyst forest, or curve.")] = "forest",
-    subgroup: Annotated[str, typer.Option("--subgroup", help="Of a forest plot: posture; its levels apart.")] = "",
+    kind: Annotated[str, drawing_option("--kind", help="Of a figure: as of analyst forest, or curve.")] = "forest",
+    subgroup: Annotated[str, drawing_option("--subgroup", help="Of a forest plot: posture; its levels apart.")] = "",
     favours: Favours = "",
     dry_run: DryRun = False,
 ) -> VerbAnswer:
@@ -559,18 +542,22 @@ def forest(
     out: Annotated[
         Path, typer.Option("--out", help="Figure to write: .svg, .pdf, .png, .eps or .tif; its numbers: .csv.")
     ],
-    title: Annotated[str, typer.Option("--title", help="Title of the figure.")] = "",
+    title: Annotated[str, drawing_option("--title", help="Title of the figure.")] = "",
     kind: Annotated[
-        str, typer.Option("--kind", help="forest, leave-one-out, cumulative, funnel, baujat, influence or bubble.")
+        str, drawing_option("--kind", help="forest, leave-one-out, cumulative, funnel, baujat, influence or bubble.")
     ] = "forest",
     subgroup: Subgroup = "",
     favours: Favours = "",
-    sort: Annotated[str, typer.Option("--sort", help="Rows by name, estimate, weight, or a column such as year.")] = "",
+    sort: Annotated[
+        str, drawing_option("--sort", help="Rows by name, estimate, weight, or a column such as year.")
+    ] = "",
     column: Annotated[
-        list[str] | None, typer.Option("--column", help="A column to show beside the rows; repeatable.")
+        list[str] | None, drawing_option("--column", help="A column to show beside the rows; repeatable.")
     ] = None,
-    mods: Annotated[str, typer.Option("--mods", help="Of a bubble plot: the column of the moderator.")] = "",
-    contours: Annotated[bool, typer.Option("--contours", help="Of a funnel: shade by the p-value of a study.")] = False,
+    mods: Annotated[str, drawing_option("--mods", help="Of a bubble plot: the column of the moderator.")] = "",
+    contours: Annotated[
+        bool, drawing_option("--contours", help="Of a funnel: shade by the p-value of a study.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Pool, but write no file.")] = False,
 ) -> VerbAnswer:
     """Draw the forest plot of a table, or one of the figures beside it."""

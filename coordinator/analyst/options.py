@@ -4,34 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from coordinator.pooling import METHODS
 
-__all__ = ["AsOf", "Favours", "FurtherOptions", "PoolingOptions", "Spending", "Term", "Wave", "as_verb"]
+__all__ = [
+    "AsOf",
+    "Favours",
+    "FurtherOptions",
+    "PoolingOptions",
+    "QuestionOptions",
+    "Spending",
+    "Term",
+    "Wave",
+    "as_verb",
+    "drawing_option",
+    "further_option",
+    "pooling_option",
+    "question_option",
+]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-Term = Annotated[str, typer.Option("--term", help="Which term to pool; the first if left out.")]
-Wave = Annotated[int, typer.Option("--wave", help="The table as of this wave; the newest if left out.")]
-AsOf = Annotated[int | None, typer.Option("--as-of", help="Revision of a closed wave; all there is now if left out.")]
-Favours = Annotated[str, typer.Option("--favours", help='Sides of the null line: "Favours drug|Favours placebo".')]
-Spending = Annotated[
-    str, typer.Option("--spending", help="How the error rate is spent over the waves: obrien-fleming or pocock.")
+# The lists under which ``--help`` shows options, the same words at every command.
+question_option = partial(typer.Option, rich_help_panel="The question")
+pooling_option = partial(typer.Option, rich_help_panel="Pooling")
+further_option = partial(typer.Option, rich_help_panel="Further analyses")
+drawing_option = partial(typer.Option, rich_help_panel="What is drawn")
+
+Term = Annotated[str, question_option("--term", help="Which term to pool; the first if left out.")]
+Wave = Annotated[int, question_option("--wave", help="The table as of this wave; the newest if left out.")]
+AsOf = Annotated[
+    int | None, question_option("--as-of", help="Revision of a closed wave; all there is now if left out.")
 ]
+Favours = Annotated[str, drawing_option("--favours", help='Sides of the null line: "Favours drug|Favours placebo".')]
+Spending = Annotated[
+    str, further_option("--spending", help="How the error rate is spent over the waves: obrien-fleming or pocock.")
+]
+Bayes = Annotated[bool, further_option("--bayes", help="Also the posterior under a half-normal prior on τ.")]
+Exact = Annotated[bool, further_option("--exact", help="Also intervals made for few studies.")]
+Diagnostics = Annotated[bool, further_option("--diagnostics", help="Also leave-one-out, influence, asymmetry.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingOptions:
     """How estimates are pooled."""
 
-    method: Annotated[str, typer.Option("--method", help=f"FE, or tau² by {', '.join(METHODS[1:])}.")] = "REML"
+    method: Annotated[str, pooling_option("--method", help=f"FE, or tau² by {', '.join(METHODS[1:])}.")] = "REML"
     test: Annotated[
-        str, typer.Option("--test", help="z, t, knha (Knapp-Hartung) or adhoc (never below the model).")
+        str, pooling_option("--test", help="z, t, knha (Knapp-Hartung) or adhoc (never below the model).")
     ] = "adhoc"
-    level: Annotated[float, typer.Option("--level", help="Coverage of every interval.")] = 0.95
+    level: Annotated[float, pooling_option("--level", help="Coverage of every interval.")] = 0.95
 
     @property
     def how(self) -> dict[str, Any]:
@@ -43,12 +70,36 @@ class PoolingOptions:
 class FurtherOptions:
     """What else is asked of a pooled result (`coordinator.pooling.further.analyses`)."""
 
-    bayes: Annotated[bool, typer.Option("--bayes", help="Also the posterior under a half-normal prior on τ.")] = False
-    exact: Annotated[bool, typer.Option("--exact", help="Also intervals made for few studies.")] = False
-    diagnostics: Annotated[bool, typer.Option("--diagnostics", help="Also leave-one-out, influence, asymmetry.")] = (
-        False
+    bayes: Bayes = False
+    exact: Exact = False
+    diagnostics: Diagnostics = False
+    scale: Annotated[float, further_option("--scale", help="Scale of that prior; 0.5 suits log ratios.")] = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionOptions(PoolingOptions):
+    """Options of every question."""
+
+    term: Term = ""
+    wave: Wave = 0
+    as_of: AsOf = None
+    subset: Annotated[str, question_option("--subset", help='Only rows for which this holds, as in "age >= 60".')] = ""
+    label: Annotated[str, question_option("--label", help="confirmatory or exploratory; by the plan if left out.")] = ""
+    forest: Annotated[Path | None, typer.Option("--forest", help="Also draw the forest plot: .svg, .pdf or .png.")] = (
+        None
     )
-    scale: Annotated[float, typer.Option("--scale", help="Scale of that prior; 0.5 suits log ratios.")] = 0.5
+    subgroup: Annotated[
+        str, further_option("--subgroup", help="posture, or a column with levels: each pooled apart, and compared.")
+    ] = ""
+    bayes: Bayes = False
+    exact: Exact = False
+    diagnostics: Diagnostics = False
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """As `coordinator.analyst.remote.Study.query` takes it."""
+        names = ("term", "method", "test", "level", "wave", "as_of", "label", *(["subset"] if self.subset else []))
+        return {name: getattr(self, name) for name in names}
 
 
 def as_verb(method: Method) -> Method:

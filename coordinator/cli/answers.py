@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.analyst.options import AsOf, Favours, FurtherOptions, PoolingOptions, Spending, Term, Wave
+from coordinator.analyst.options import (
+    AsOf,
+    Favours,
+    FurtherOptions,
+    PoolingOptions,
+    Spending,
+    Term,
+    Wave,
+    drawing_option,
+    further_option,
+    question_option,
+)
 from coordinator.analyst.table_one import By, Columns, TableOut
 from coordinator.cli.options import DryRun, Study, app, require_study, today, verb
 from coordinator.figures.options import FigureOptions
@@ -30,13 +41,14 @@ if TYPE_CHECKING:
 
 __all__ = ["figure", "harmonise", "pool", "results", "synthetic", "table_one"]
 
-Planned = Annotated[str, typer.Option("--estimand", help="Name of a planned analysis.")]
-Formula = Annotated[str, typer.Option("--formula", help='A question, as in "cox(time, cvd) ~ sbp/10 + age".')]
+Planned = Annotated[str, question_option("--estimand", help="Name of a planned analysis.")]
+Formula = Annotated[str, question_option("--formula", help='A question, as in "cox(time, cvd) ~ sbp/10 + age".')]
 Mods = Annotated[
-    list[str] | None, typer.Option("--mods", help="Moderator: n, epsilon, posture, or a column of --facts; repeatable.")
+    list[str] | None,
+    further_option("--mods", help="Moderator: n, epsilon, posture, or a column of --facts; repeatable."),
 ]
-Subgroup = Annotated[str, typer.Option("--subgroup", help="Pool each of its levels apart; as --mods.")]
-Facts = Annotated[Path | None, typer.Option("--facts", help="Table of facts about the sites, with a column site.")]
+Subgroup = Annotated[str, further_option("--subgroup", help="Pool each of its levels apart; as --mods.")]
+Facts = Annotated[Path | None, further_option("--facts", help="Table of facts about the sites, with a column site.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +59,7 @@ class AskedOfTable(PoolingOptions):
     as_of: AsOf = None
     combine: Annotated[
         bool,
-        typer.Option(
+        question_option(
             "--combine", help="Put all refreshes of a site together; se as if a person's waves said the same."
         ),
     ] = False
@@ -74,13 +86,13 @@ def pool(
     facts: Facts = None,
     perturbations: Annotated[
         int,
-        typer.Option(
+        further_option(
             "--again",
             help="Release rows whose flow is public so often again, to tell how far the records' own answer may be.",
         ),
     ] = 0,
     flow: Annotated[
-        Path | None, typer.Option("--flow", help="The trained flow that the plan names, for --again.")
+        Path | None, further_option("--flow", help="The trained flow that the plan names, for --again.")
     ] = None,
 ) -> VerbAnswer:
     """Ask one question of a wave, site by site, and pool the answers. No site is contacted; it costs no ε."""
@@ -143,10 +155,10 @@ def table_one(
 class DrawnOptions:
     """What is drawn of an answer."""
 
-    title: Annotated[str, typer.Option("--title", help="Title; the question if left out.")] = ""
+    title: Annotated[str, drawing_option("--title", help="Title; the question if left out.")] = ""
     kind: Annotated[
         str,
-        typer.Option(
+        drawing_option(
             "--kind",
             help="forest, leave-one-out, cumulative, funnel, baujat, influence, bubble, waves (estimate by wave), "
             "monitoring (the same, against boundaries that allow for all looks), km (survival curves), "
@@ -155,13 +167,15 @@ class DrawnOptions:
     ] = "forest"
     subgroup: Subgroup = ""
     facts: Facts = None
-    site: Annotated[list[str] | None, typer.Option("--site", help="Of km: only this site; repeat for several.")] = None
+    site: Annotated[list[str] | None, drawing_option("--site", help="Of km: only this site; repeat for several.")] = (
+        None
+    )
     favours: Favours = ""
     sort: Annotated[
-        str, typer.Option("--sort", help="Rows by name, estimate, weight, arrival, or a column of --facts.")
+        str, drawing_option("--sort", help="Rows by name, estimate, weight, arrival, or a column of --facts.")
     ] = ""
-    mods: Annotated[str, typer.Option("--mods", help="Of a bubble plot: n, epsilon or a column of --facts.")] = ""
-    contours: Annotated[bool, typer.Option("--contours", help="Of a funnel: shade by the p-value of a site.")] = False
+    mods: Annotated[str, drawing_option("--mods", help="Of a bubble plot: n, epsilon or a column of --facts.")] = ""
+    contours: Annotated[bool, drawing_option("--contours", help="Of a funnel: shade by the p-value of a site.")] = False
     spending: Spending = "obrien-fleming"
 
     def draw(self, answer: PooledAnswer, path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coordinator.analyst.options import question_option
 from coordinator.cli.options import DryRun, Json, PlanFile, Study, plan_app, today, verb, wave_app
 from coordinator.cli.plan import plan_text, recipient, write_draft
 from shared.errors import ParameterError, StateRefusal
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
 
 __all__ = ["plan_design", "plan_new", "wave_forecast"]
+
+sites_option = partial(typer.Option, rich_help_panel="Sites")
 
 
 @verb(plan_app, "new")
@@ -110,18 +114,19 @@ def _guided(context: typer.Context, study: str, path: Path, *, dry_run: bool) ->
 class Wanted:
     """What is wanted, who brings it, and what it may cost."""
 
-    question: Annotated[str, typer.Option("--question", help="A planned question; the first if left out.")] = ""
-    term: Annotated[str, typer.Option("--term", help="Which of its terms; the first if left out.")] = ""
+    question: Annotated[str, question_option("--question", help="A planned question; the first if left out.")] = ""
+    term: Annotated[str, question_option("--term", help="Which of its terms; the first if left out.")] = ""
     half_width: Annotated[
-        float | None, typer.Option("--half-width", help="Of the pooled interval; of a ratio a factor, as 1.25.")
+        float | None, question_option("--half-width", help="Of the pooled interval; of a ratio a factor, as 1.25.")
     ] = None
     effect: Annotated[
-        float | None, typer.Option("--effect", help="The true effect, in place of a half-width; of a ratio the ratio.")
+        float | None,
+        question_option("--effect", help="The true effect, in place of a half-width; of a ratio the ratio."),
     ] = None
-    power: Annotated[float, typer.Option("--power", help="With --effect: how surely it is to be seen.")] = 0.8
-    sites: Annotated[int | None, typer.Option("--sites", help="Sites; the plan's own expectation if left out.")] = None
-    persons: Annotated[int | None, typer.Option("--persons", help="Persons of an average site, first wave.")] = None
-    later: Annotated[int, typer.Option("--later", help="New persons of a site in each later wave.")] = 0
+    power: Annotated[float, question_option("--power", help="With --effect: how surely it is to be seen.")] = 0.8
+    sites: Annotated[int | None, sites_option("--sites", help="Sites; the plan's own expectation if left out.")] = None
+    persons: Annotated[int | None, sites_option("--persons", help="Persons of an average site, first wave.")] = None
+    later: Annotated[int, sites_option("--later", help="New persons of a site in each later wave.")] = 0
     most: Annotated[
         float | None, typer.Option("--most-epsilon", help="The largest ε of a person; the plan's if left out.")
     ] = None

@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,18 +32,22 @@ Bundles = Annotated[
 
 __all__ = ["init", "passphrase", "serve"]
 
+address_option = partial(typer.Option, rich_help_panel="Addresses")
+
 
 @verb(app, rich_help_panel="Set up")
 def init(
     context: typer.Context,
     name: Annotated[str, typer.Option("--name", help="The coordinator's id; plans name it.")] = "tributary-hub",
-    address: Annotated[str, typer.Option("--address", help="host:port that sites dial.")] = "localhost:8443",
-    listen: Annotated[str, typer.Option("--listen", help="host:port to bind; the port of --address if left out.")] = "",
-    san: Annotated[list[str] | None, typer.Option("--san", help="Further DNS name or IP in the certificate.")] = None,
+    address: Annotated[str, address_option("--address", help="host:port that sites dial.")] = "localhost:8443",
+    listen: Annotated[
+        str, address_option("--listen", help="host:port to bind; the port of --address if left out.")
+    ] = "",
+    san: Annotated[list[str] | None, address_option("--san", help="Further DNS name or IP in the certificate.")] = None,
     lead: Annotated[list[str] | None, typer.Option("--lead", help="Name of a lead's key; repeat for several.")] = None,
     threshold: Annotated[int, typer.Option("--threshold", help="Lead signatures that a plan must carry.")] = 1,
-    analysts: Annotated[str, typer.Option("--analysts", help="host:port that analysts dial; none if left out.")] = "",
-    over_https: Annotated[str, typer.Option("--web", help="host:port that browsers dial; none if left out.")] = "",
+    analysts: Annotated[str, address_option("--analysts", help="host:port that analysts dial; none if left out.")] = "",
+    over_https: Annotated[str, address_option("--web", help="host:port that browsers dial; none if left out.")] = "",
     database: Database = "",
     bundles: Bundles = "",
     dry_run: DryRun = False,

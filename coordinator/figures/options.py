@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -13,27 +14,23 @@ from shared.errors import ParameterError
 
 __all__ = ["FigureOptions"]
 
-PANEL = "The figure"
+look_option = partial(typer.Option, rich_help_panel="The figure")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureOptions:
     """Settings as of `coordinator.figures.style.FigureStyle`. Raises: ParameterError: ends that are not two numbers."""
 
-    journal: Annotated[str, typer.Option(help=f"Size for a journal: {', '.join(JOURNALS)}.", rich_help_panel=PANEL)] = (
-        ""
-    )
-    width: Annotated[float | None, typer.Option(help="Width in mm; all is scaled.", rich_help_panel=PANEL)] = None
-    font: Annotated[str, typer.Option(help="A font of this machine, as in Arial.", rich_help_panel=PANEL)] = ""
-    dpi: Annotated[int | None, typer.Option(help="Of .png and .tif; 300.", rich_help_panel=PANEL)] = None
-    grey: Annotated[bool, typer.Option("--grey", help="In greys.", rich_help_panel=PANEL)] = False
-    outlines: Annotated[
-        bool, typer.Option("--outlines", help="Letters as outlines, not as text.", rich_help_panel=PANEL)
-    ] = False
-    xlabel: Annotated[str, typer.Option(help="Label of the axis of effects.", rich_help_panel=PANEL)] = ""
-    xlim: Annotated[str, typer.Option(help="Its ends, as read: 0.5,4.", rich_help_panel=PANEL)] = ""
-    ticks: Annotated[str, typer.Option(help="Places of its labels: 0.5,1,2,4.", rich_help_panel=PANEL)] = ""
-    digits: Annotated[int | None, typer.Option(help="Decimals of the effects.", rich_help_panel=PANEL)] = None
+    journal: Annotated[str, look_option(help=f"Size for a journal: {', '.join(JOURNALS)}.")] = ""
+    width: Annotated[float | None, look_option(help="Width in mm; all is scaled.")] = None
+    font: Annotated[str, look_option(help="A font of this machine, as in Arial.")] = ""
+    dpi: Annotated[int | None, look_option(help="Of .png and .tif; 300.")] = None
+    grey: Annotated[bool, look_option("--grey", help="In greys.")] = False
+    outlines: Annotated[bool, look_option("--outlines", help="Letters as outlines, not as text.")] = False
+    xlabel: Annotated[str, look_option(help="Label of the axis of effects.")] = ""
+    xlim: Annotated[str, look_option(help="Its ends, as read: 0.5,4.")] = ""
+    ticks: Annotated[str, look_option(help="Places of its labels: 0.5,1,2,4.")] = ""
+    digits: Annotated[int | None, look_option(help="Decimals of the effects.")] = None
 
     def drawing(self) -> AbstractContextManager[FigureStyle]:
         """These settings in force. Raises: ParameterError."""

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 __all__ = ["data_add", "data_check", "data_map", "data_omop", "data_quality"]
 
+# The lists under which ``--help`` shows options of a table.
+file_option = partial(typer.Option, rich_help_panel="The file")
+network_option = partial(typer.Option, rich_help_panel="A network")
+values_option = partial(typer.Option, rich_help_panel="Values")
+
 
 @verb(data_app, "add")
 def data_add(
@@ -45,23 +50,23 @@ def data_add(
     study: Annotated[str, typer.Option("--as", metavar="STUDY", help="The study it is for.")],
     encoding: Annotated[
         str | None,
-        typer.Option(help="Of text: of CSV utf-8 where it can be, else cp1252; else as the file says."),
+        file_option(help="Of text: of CSV utf-8 where it can be, else cp1252; else as the file says."),
     ] = None,
-    delimiter: Annotated[str | None, typer.Option(help="Of a CSV file; by its first line: , ; | or a tab.")] = None,
-    edges: Annotated[Path | None, typer.Option(help="Of a study of a network: the edge list; a file as above.")] = None,
-    start: Annotated[str, typer.Option("--from", help="Column of the edge list: the person an edge starts at.")] = (
+    delimiter: Annotated[str | None, file_option(help="Of a CSV file; by its first line: , ; | or a tab.")] = None,
+    edges: Annotated[
+        Path | None, network_option(help="Of a study of a network: the edge list; a file as above.")
+    ] = None,
+    start: Annotated[str, network_option("--from", help="Column of the edge list: the person an edge starts at.")] = (
         "from"
     ),
-    end: Annotated[str, typer.Option("--to", help="Column of the edge list: the person it ends at.")] = "to",
+    end: Annotated[str, network_option("--to", help="Column of the edge list: the person it ends at.")] = "to",
     table: Annotated[
-        str, typer.Option(help="Of a SQLite file: the table or view; of a workbook: the sheet, if it has several.")
+        str, file_option(help="Of a SQLite file: the table or view; of a workbook: the sheet, if it has several.")
     ] = "",
-    edges_table: Annotated[str, typer.Option(help="The same of the edge list; alone, of the same SQLite file.")] = "",
+    edges_table: Annotated[str, network_option(help="The same of the edge list; alone, of the same SQLite file.")] = "",
     database: Annotated[
         str,
-        typer.Option(
-            metavar="VARIABLE", help="Of a query: the environment variable that holds the database's address."
-        ),
+        file_option(metavar="VARIABLE", help="Of a query: the environment variable that holds the database's address."),
     ] = "",
     hospitals: Annotated[
         str,
@@ -94,8 +99,8 @@ def data_add(
 
 
 def _repeated(metavar: str, text: str) -> Any:
-    """An option that is repeated."""
-    return typer.Option(metavar=metavar, help=f"{text}; repeat.")
+    """An option about values, which is repeated."""
+    return values_option(metavar=metavar, help=f"{text}; repeat.")
 
 
 Words = list[str] | None
@@ -108,7 +113,7 @@ Level = Annotated[
     _repeated("NAME:VALUE=LEVEL", "A value of the file, and its level, as in sex:m=1, or sex:k.A.= for one not known"),
 ]
 DecimalComma = Annotated[
-    Words, typer.Option(metavar="NAME", help="Its decimals are written with a comma; repeat, or all.")
+    Words, values_option(metavar="NAME", help="Its decimals are written with a comma; repeat, or all.")
 ]
 Factor = Annotated[Words, _repeated("NAME=NUMBER", "From the file's unit to the dictionary's, as in chol=38.67")]
 Offset = Annotated[Words, _repeated("NAME=NUMBER", "Added after the factor")]

@@ -11,6 +11,7 @@ import csv
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-__all__ = ["OwnTable", "column", "counts", "read_table"]
+__all__ = ["OwnTable", "column", "counts", "read_table", "table_option"]
 
 _MEASURES = {"OR": ("log", "Odds ratio"), "RR": ("log", "Risk ratio"), "RD": ("identity", "Risk difference")}
 
@@ -102,6 +103,9 @@ def counts(given: pd.DataFrame, cells: str, labels: Sequence[str]) -> TwoByTwoTa
     return TwoByTwoTables(ai=ai, bi=bi, ci=ci, di=di, labels=tuple(labels))
 
 
+table_option = partial(typer.Option, rich_help_panel="The table")
+
+
 @dataclass(frozen=True, kw_only=True)
 class OwnTable:
     """Which columns of a table are what; options of the commands that pool one.
@@ -117,18 +121,18 @@ class OwnTable:
     """
 
     file: Annotated[Path, typer.Argument(help="Table with one row per study: .csv, .tsv or .parquet.")]
-    yi: Annotated[str, typer.Option("--yi", help="Column of estimates (log scale for ratios).")] = "yi"
-    vi: Annotated[str, typer.Option("--vi", help="Column of their variances (squared standard errors).")] = "vi"
-    sei: Annotated[str, typer.Option("--sei", help="Column of their standard errors, in place of --vi.")] = ""
+    yi: Annotated[str, table_option("--yi", help="Column of estimates (log scale for ratios).")] = "yi"
+    vi: Annotated[str, table_option("--vi", help="Column of their variances (squared standard errors).")] = "vi"
+    sei: Annotated[str, table_option("--sei", help="Column of their standard errors, in place of --vi.")] = ""
     cells: Annotated[
-        str, typer.Option("--cells", help="Four columns of 2×2 counts instead: ai,bi,ci,di (events, none; twice).")
+        str, table_option("--cells", help="Four columns of 2×2 counts instead: ai,bi,ci,di (events, none; twice).")
     ] = ""
-    measure: Annotated[str, typer.Option("--measure", help="Of counts: OR, RR or RD.")] = "OR"
-    labels: Annotated[str, typer.Option("--labels", help="Column that names the rows.")] = ""
+    measure: Annotated[str, table_option("--measure", help="Of counts: OR, RR or RD.")] = "OR"
+    labels: Annotated[str, table_option("--labels", help="Column that names the rows.")] = ""
     exp: Annotated[
-        bool, typer.Option("--exp", help="The estimates are logarithms of ratios; a column scale says so too.")
+        bool, table_option("--exp", help="The estimates are logarithms of ratios; a column scale says so too.")
     ] = False
-    effect: Annotated[str, typer.Option("--effect", help='What the estimates are called, as in "Hazard ratio".')] = ""
+    effect: Annotated[str, table_option("--effect", help='What the estimates are called, as in "Hazard ratio".')] = ""
 
     def pooled(self, *, method: Any, test: Any, level: float) -> PooledResult:
         """The rows pooled, under their scale and the name of their effect. Raises: ParameterError, DataFileRefusal."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,23 +19,26 @@ if TYPE_CHECKING:
 
 __all__ = ["TogetherOptions", "joint_rows_of", "show_joint"]
 
+together_option = partial(typer.Option, rich_help_panel="Several coefficients")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TogetherOptions:
     """How a table with several coefficients of each study is read and pooled."""
 
     terms: Annotated[
-        str, typer.Option("--terms", help="Column that names the coefficient: pool all of them together.")
+        str, together_option("--terms", help="Column that names the coefficient: pool all of them together.")
     ] = ""
     rvars: Annotated[
-        str, typer.Option("--rvars", help="With --terms: columns that hold a study's covariance matrix, as in v1i,v2i.")
+        str,
+        together_option("--rvars", help="With --terms: columns that hold a study's covariance matrix, as in v1i,v2i."),
     ] = ""
     rho: Annotated[
         float | None,
-        typer.Option("--rho", help="With --terms, in place of --rvars: correlation of a study's estimates."),
+        together_option("--rho", help="With --terms, in place of --rvars: correlation of a study's estimates."),
     ] = None
     structure: Annotated[
-        str, typer.Option("--structure", help="Of the covariance between studies: un, diag, cs or prop.")
+        str, together_option("--structure", help="Of the covariance between studies: un, diag, cs or prop.")
     ] = ""
 
 
