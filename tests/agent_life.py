@@ -29,6 +29,7 @@ from shared.releases.receipt import Receipt
 from shared.releases.statement import STATEMENT_TYPE, Statement
 from shared.wire.signed_messages import ANCHOR_TYPE
 from site_agent.ledger.book import Hold, Ledger
+from site_agent.ledger.charge import Reservation
 from site_agent.lock import StateLock
 from site_agent.release.outbox import Outbox
 from site_agent.release.sealed_state import FIT, ROWS
@@ -41,13 +42,15 @@ CAP = 1e9
 
 def reserve(ledger: Ledger, receipt: Receipt, release_id: str):
     return ledger.reserve(
-        study=receipt.study,
-        plan_hash=receipt.plan_hash,
-        wave=receipt.wave,
-        release_id=release_id,
-        event=receipt.event,
-        delta=receipt.delta,
-        cap_epsilon=CAP,
+        Reservation(
+            study=receipt.study,
+            plan_hash=receipt.plan_hash,
+            wave=receipt.wave,
+            release_id=release_id,
+            event=receipt.event,
+            delta=receipt.delta,
+            cap_epsilon=CAP,
+        )
     )
 
 

@@ -1424,8 +1424,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a reservation for new persons taken up for everybody",
         (
             CHARGE,
-            "and (dict(hold.event), hold.delta, hold.touches) == (dict(event), delta, touches)",
-            "and (dict(hold.event), hold.delta) == (dict(event), delta)",
+            "and (dict(hold.event), hold.delta, hold.touches) == (dict(event), reservation.delta, reservation.touches)",
+            "and (dict(hold.event), hold.delta) == (dict(event), reservation.delta)",
         ),
         tests=["test_waves.py::test_a_reservation_for_other_persons_is_not_carried_over"],
     ),

@@ -35,6 +35,7 @@ from shared.plans.plan import StudyPlan, open_plan
 from shared.privacy import accountant as privacy
 from shared.privacy import calibration
 from site_agent.ledger.book import Ledger
+from site_agent.ledger.charge import Reservation
 
 
 @pytest.fixture
@@ -314,13 +315,15 @@ def test_plan_cost_has_the_training_by_all_sites_beside_the_waves_and_in_their_t
     for number, (event, rounds) in enumerate(((training, plan.federated.rounds), (wave, 0))):
         charge = {"event": event.to_canonical(), "delta": plan.budget.delta, "cap_epsilon": plan.budget.epsilon}
         ledger.reserve(
-            study=plan.study,
-            plan_hash="a" * 64,
-            wave=number,
-            release_id=f"r{number}",
-            uncovered=(),
-            rounds=rounds,
-            **charge,
+            Reservation(
+                study=plan.study,
+                plan_hash="a" * 64,
+                wave=number,
+                release_id=f"r{number}",
+                uncovered=(),
+                rounds=rounds,
+                **charge,
+            )
         )
     assert price.waves[0].total == pytest.approx(ledger.study_total(plan.study, plan.budget.delta).epsilon)
     assert price.waves[0].total > max(price.training, price.epsilon)

@@ -45,6 +45,7 @@ from shared.releases.bundle import read_bundle
 from shared.releases.receipt import Receipt, planned_event
 from site_agent.config import SiteFloors, TableSource
 from site_agent.ledger.book import Ledger
+from site_agent.ledger.charge import Reservation
 from site_agent.release import drawing
 from site_agent.release.fitting import FittedMechanism, released_rows
 from site_agent.release.outbox import Outbox
@@ -310,11 +311,11 @@ def test_a_burnt_charge_still_counts_against_the_cap(tmp_path):
     event = planned_event(extremes())
     two = privacy.epsilon_from_rdp(2 * privacy.rdp(event), DELTA)
     charge = {"study": "extremes", "plan_hash": "0" * 64, "event": event.to_canonical(), "delta": DELTA}
-    hold = ledger.reserve(**charge, wave=1, release_id="a", cap_epsilon=two * 0.99)
+    hold = ledger.reserve(Reservation(**charge, wave=1, release_id="a", cap_epsilon=two * 0.99))
     ledger.burn(hold, "a wasted draw")
     with pytest.raises(BudgetRefusal):
-        ledger.reserve(**charge, wave=1, release_id="b", cap_epsilon=two * 0.99)
-    ledger.reserve(**charge, wave=1, release_id="c", cap_epsilon=two * 1.01)
+        ledger.reserve(Reservation(**charge, wave=1, release_id="b", cap_epsilon=two * 0.99))
+    ledger.reserve(Reservation(**charge, wave=1, release_id="c", cap_epsilon=two * 1.01))
 
 
 def test_the_total_of_a_study_is_that_of_the_person_who_lost_most():

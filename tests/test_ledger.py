@@ -60,6 +60,7 @@ from shared.wire.signed_messages import ANCHOR_TYPE, AnchorHead
 from site_agent.ledger import chain, charge, state
 from site_agent.ledger import entries as entries_module
 from site_agent.ledger.book import Ledger
+from site_agent.ledger.charge import Reservation
 from site_agent.lock import StateLock
 
 LAPLACE = privacy.Laplace(scale=2.0, sensitivity=1.0)
@@ -285,13 +286,15 @@ def test_recovery_burns_what_was_drawing_and_resumes_the_rest(ledger):
 def test_an_unknown_event_is_refused_before_anything_is_charged(ledger):
     with pytest.raises(UnknownEvent):
         ledger.reserve(
-            study="heart",
-            plan_hash="a" * 64,
-            wave=1,
-            release_id="r",
-            event={"event": "telepathy"},
-            delta=DELTA,
-            cap_epsilon=1.0,
+            Reservation(
+                study="heart",
+                plan_hash="a" * 64,
+                wave=1,
+                release_id="r",
+                event={"event": "telepathy"},
+                delta=DELTA,
+                cap_epsilon=1.0,
+            )
         )
     assert len(ledger.entries()) == 1
 

@@ -40,6 +40,7 @@ from site_agent.config import SiteFloors
 from site_agent.decide import keys, membership
 from site_agent.desk import Desk
 from site_agent.ledger.book import Ledger
+from site_agent.ledger.charge import Reservation
 from site_agent.records.table import person_space
 
 hospital = site_desk.hospital
@@ -213,14 +214,16 @@ def charged(folder, order, key, people):
             last = grant(len(ledger.membership().grants) + 1, last, study=study)
             ledger.note_grant(last.signed([key]))
         hold = ledger.reserve(
-            study=study,
-            plan_hash="ab" * 32,
-            wave=wave,
-            release_id=f"{study}{wave}",
-            event=EVENT.to_canonical(),
-            delta=DELTA,
-            cap_epsilon=100.0,
-            touches="new",
+            Reservation(
+                study=study,
+                plan_hash="ab" * 32,
+                wave=wave,
+                release_id=f"{study}{wave}",
+                event=EVENT.to_canonical(),
+                delta=DELTA,
+                cap_epsilon=100.0,
+                touches="new",
+            )
         )
         entry = ledger.entries()[-1]
         hold = ledger.mark_anchored(hold, AnchorReceipt(seq=entry.seq, head=entry.hash, index=0))
@@ -273,9 +276,9 @@ def test_a_cap_on_all_studies_holds_over_a_study_that_was_granted_later(tmp_path
         "site_delta": DELTA,
     }
     with pytest.raises(BudgetRefusal):
-        ledger.reserve(**more)
+        ledger.reserve(Reservation(**more))
     ledger.tell_apart("b", "a", name="dr-lind", reason="another clinic's patients", key=key)
-    assert ledger.reserve(**more).state == "reserved"
+    assert ledger.reserve(Reservation(**more)).state == "reserved"
 
 
 @pytest.mark.parametrize("fewer_first", [False, True])

@@ -60,6 +60,7 @@ from site_agent.decide.airlock.overview import totals
 from site_agent.decide.plan_facts import _price as _price_of
 from site_agent.decide.plan_facts import charged
 from site_agent.desk import today
+from site_agent.ledger.charge import Reservation
 from site_agent.release.fitting import require_roles_kept
 from site_agent.release.pipeline.making import make_release
 from site_agent.show import screens
@@ -304,9 +305,11 @@ def test_a_ledger_of_an_earlier_version_is_read_as_it_was_signed_and_shown_witho
     terms = {"plan_hash": "a" * 64, "wave": 1, "event": NOTHING.to_canonical(), "delta": 1e-6, "cap_epsilon": 20.0}
     bound = "and what they carry about a person is not bounded by this ε."
     at.ledger.reserve(
-        study="old", release_id="b" * 32, uncovered=[f"{FITTED_ON_THE_ROWS} (posture 'local'), {bound}"], **terms
+        Reservation(
+            study="old", release_id="b" * 32, uncovered=[f"{FITTED_ON_THE_ROWS} (posture 'local'), {bound}"], **terms
+        )
     )
-    at.ledger.reserve(study="public", release_id="c" * 32, **terms)
+    at.ledger.reserve(Reservation(study="public", release_id="c" * 32, **terms))
     at.ledger.verify()
     assert [entry.body["epsilon"] for entry in at.ledger.entries() if entry.kind == "reserve"] == [0.0, 0.0]
     assert [(line.epsilon, line.total) for line in at.ledger.statement()] == [(None, None), (0.0, 0.0)]
@@ -410,14 +413,16 @@ def mixed_ledger(tmp_path, *, waves: int = 2) -> tuple[SimpleNamespace, StudyPla
     )
     for wave, one in ((1, plan), (2, later))[:waves]:
         at.ledger.reserve(
-            study=plan.study,
-            plan_hash=one.hash,
-            wave=wave,
-            release_id=f"{wave}" * 32,
-            event=planned_event(one).to_canonical(),
-            delta=plan.budget.delta,
-            cap_epsilon=later.budget.epsilon,
-            uncovered=coverage(one)[1],
+            Reservation(
+                study=plan.study,
+                plan_hash=one.hash,
+                wave=wave,
+                release_id=f"{wave}" * 32,
+                event=planned_event(one).to_canonical(),
+                delta=plan.budget.delta,
+                cap_epsilon=later.budget.epsilon,
+                uncovered=coverage(one)[1],
+            )
         )
     return at, later
 
@@ -446,7 +451,9 @@ def test_a_charge_without_a_condition_gets_none_from_those_after_it_or_of_anothe
     local, public = coverage(study("local"))[1], coverage(study("public"))[1]
     terms = {"plan_hash": "a" * 64, "event": Gaussian(sigma=1.0, sensitivity=1.0).to_canonical(), "delta": 1e-6}
     for k, (name, wave, open_) in enumerate((("a", 1, public), ("b", 1, local), ("a", 2, local), ("b", 2, public))):
-        at.ledger.reserve(study=name, wave=wave, release_id=f"{k}" * 32, uncovered=open_, cap_epsilon=1e3, **terms)
+        at.ledger.reserve(
+            Reservation(study=name, wave=wave, release_id=f"{k}" * 32, uncovered=open_, cap_epsilon=1e3, **terms)
+        )
     assert [line.total_given for line in at.ledger.statement()] == ["", FLOW, FLOW, FLOW]
 
 

@@ -54,6 +54,7 @@ from shared.releases.receipt import Receipt, coverage, in_words, planned_event
 from site_agent.config import SiteBudget, TableSource
 from site_agent.decide.airlock.overview import totals
 from site_agent.decide.plan_facts import _price as _price_of
+from site_agent.ledger.charge import Reservation
 from site_agent.ledger.holds import price_of
 from site_agent.release.audit.distances import linkage
 from site_agent.release.audit.likelihood import weighed
@@ -260,15 +261,17 @@ def test_no_total_holds_it_and_every_total_says_so(tmp_path):
     # What else is charged counts as ever.
     gaussian = privacy.Gaussian(sigma=1.0, sensitivity=1.0)
     at.ledger.reserve(
-        study="other",
-        plan_hash="a" * 64,
-        wave=1,
-        release_id="b" * 32,
-        event=gaussian.to_canonical(),
-        delta=1e-6,
-        cap_epsilon=20.0,
-        touches="everybody",
-        uncovered=(),
+        Reservation(
+            study="other",
+            plan_hash="a" * 64,
+            wave=1,
+            release_id="b" * 32,
+            event=gaussian.to_canonical(),
+            delta=1e-6,
+            cap_epsilon=20.0,
+            touches="everybody",
+            uncovered=(),
+        )
     )
     assert at.ledger.site_total(1e-6) == pytest.approx(privacy.epsilon_from_rdp(privacy.rdp(gaussian), 1e-6))
 
@@ -306,14 +309,16 @@ def test_a_site_that_sets_its_budget_later_draws_no_such_release_and_adds_no_tot
 
     def reserve(study, event=None, **changes):
         return ledger.reserve(
-            study=study,
-            plan_hash="a" * 64,
-            wave=1,
-            release_id=f"{study}-id{len(ledger.holds())}",
-            event=event or NoGuarantee().to_canonical(),
-            delta=1e-6,
-            cap_epsilon=20.0,
-            **changes,
+            Reservation(
+                study=study,
+                plan_hash="a" * 64,
+                wave=1,
+                release_id=f"{study}-id{len(ledger.holds())}",
+                event=event or NoGuarantee().to_canonical(),
+                delta=1e-6,
+                cap_epsilon=20.0,
+                **changes,
+            )
         )
 
     hold = reserve("open")

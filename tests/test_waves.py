@@ -41,6 +41,7 @@ from site_agent.config import SiteFloors
 from site_agent.decide import waves
 from site_agent.desk import open_desk
 from site_agent.ledger.book import Ledger
+from site_agent.ledger.charge import Reservation
 from site_agent.ledger.holds import LOST_CAP, Lost
 from site_agent.release import drawing as mechanisms
 from site_agent.release import sealed_state
@@ -496,15 +497,17 @@ def live(plan, days, path, *, seed=1) -> tuple[Ledger, list[int]]:
         if wave is None:
             continue
         hold = ledger.reserve(
-            study="mini",
-            plan_hash=plan.hash,
-            wave=wave.number,
-            release_id=f"r{len(ledger.holds())}-{len(ledger.entries())}",
-            event=GAUSSIAN.to_canonical(),
-            delta=DELTA,
-            cap_epsilon=1e9,
-            touches="new",
-            carry=True,
+            Reservation(
+                study="mini",
+                plan_hash=plan.hash,
+                wave=wave.number,
+                release_id=f"r{len(ledger.holds())}-{len(ledger.entries())}",
+                event=GAUSSIAN.to_canonical(),
+                delta=DELTA,
+                cap_epsilon=1e9,
+                touches="new",
+                carry=True,
+            )
         )
         if hold.state == "reserved":
             hold = ledger.mark_anchored(hold, acknowledge(ledger))

@@ -48,7 +48,7 @@ from shared.base.chain import GENESIS
 from site_agent.ledger import anchors, charge, decisions, drawing, members
 from site_agent.ledger import persons as touched
 from site_agent.ledger.chain import Chain, reading, writing
-from site_agent.ledger.charge import Spent, StatementLine
+from site_agent.ledger.charge import Reservation, Spent, StatementLine
 from site_agent.ledger.decisions import StoredBundle
 from site_agent.ledger.entries import HEAD_TYPE, AnchoredHead, Entry, tag_proof
 from site_agent.ledger.holds import Approval, Hold, Lost, Round, SignedWithdrawal, Touches, folder_of
@@ -63,6 +63,7 @@ __all__ = [
     "Ledger",
     "Lost",
     "Noted",
+    "Reservation",
     "Round",
     "SignedWithdrawal",
     "Spent",

@@ -22,7 +22,17 @@ from site_agent.ledger.members import told_apart
 from site_agent.ledger.persons import beside, persons_of
 from site_agent.ledger.state import Book
 
-__all__ = ["Spent", "StatementLine", "forecast", "reserve", "site_price", "site_total", "statement", "study_total"]
+__all__ = [
+    "Reservation",
+    "Spent",
+    "StatementLine",
+    "forecast",
+    "reserve",
+    "site_price",
+    "site_total",
+    "statement",
+    "study_total",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,28 +98,9 @@ class StatementLine:
     total_given: str = ""
 
 
-def reserve(
-    ledger: Chain,
-    *,
-    study: str,
-    plan_hash: str,
-    wave: int,
-    release_id: str,
-    event: Mapping[str, Any],
-    delta: float,
-    cap_epsilon: float,
-    touches: Touches = "everybody",
-    uncovered: Sequence[str] = (),
-    site_cap_epsilon: float | None = None,
-    site_delta: float | None = None,
-    carry: bool = False,
-    rounds: int = 0,
-    follow: int = 0,
-) -> Hold:
-    """Charge a release before anything reads records; or return the open hold of this study and wave.
-
-    The total is that of the worst class of persons, whoever they will turn out to be: see
-    `shared.privacy.composition`.
+@dataclass(frozen=True, kw_only=True)
+class Reservation:
+    """What one release, or one training by all sites, is to be charged, and the caps that hold over it.
 
     Args:
         release_id: letters, digits, - and _, at most 64; never used before. When an open hold is returned it
@@ -126,47 +117,88 @@ def reserve(
             price, instead of charging another.
         rounds: of a training that the sites run together, which has wave 0; `event` is then that of all of them.
         follow: rounds that follow the delivery of a release; `event` is then that of the release and of all of them.
+    Raises: ParameterError.
+    """
+
+    study: str
+    plan_hash: str
+    wave: int
+    release_id: str
+    event: Mapping[str, Any]
+    delta: float
+    cap_epsilon: float
+    touches: Touches = "everybody"
+    uncovered: Sequence[str] = ()
+    site_cap_epsilon: float | None = None
+    site_delta: float | None = None
+    carry: bool = False
+    rounds: int = 0
+    follow: int = 0
+
+    def __post_init__(self) -> None:
+        require_word(self.study, "study")
+        require_word(self.release_id, "release_id")
+        if not (isinstance(self.wave, int) and (self.wave == 0 if self.rounds else self.wave >= 1)):
+            raise ParameterError("a wave's number must be at least 1, and a training has none", given=repr(self.wave))
+        for given in (self.delta, self.delta_of_site):
+            if not 0 < given < 1:
+                raise ParameterError("delta must be in (0, 1)", given=repr(given))
+        for cap in (self.cap_epsilon, self.site_cap_epsilon):
+            if cap is not None and not (math.isfinite(cap) and cap >= 0):
+                raise ParameterError("a cap on epsilon must be finite and at least 0", given=repr(cap))
+
+    @property
+    def delta_of_site(self) -> float:
+        """The δ at which the cap on all studies is held."""
+        return self.delta if self.site_delta is None else self.site_delta
+
+
+def reserve(ledger: Chain, reservation: Reservation) -> Hold:
+    """Charge a release before anything reads records; or return the open hold of this study and wave.
+
+    The total is that of the worst class of persons, whoever they will turn out to be: see
+    `shared.privacy.composition`.
+
     Raises: BudgetRefusal; StateRefusal (this wave is delivered, or is open under another plan or event);
         UnknownEvent; ParameterError; LedgerRefusal; StorageRefusal.
     """
-    require_word(study, "study")
-    require_word(release_id, "release_id")
-    if not (isinstance(wave, int) and (wave == 0 if rounds else wave >= 1)):
-        raise ParameterError("a wave's number must be at least 1, and a training has none", given=repr(wave))
-    for given in (delta, delta if site_delta is None else site_delta):
-        if not 0 < given < 1:
-            raise ParameterError("delta must be in (0, 1)", given=repr(given))
-    for cap in (cap_epsilon, site_cap_epsilon):
-        if cap is not None and not (math.isfinite(cap) and cap >= 0):
-            raise ParameterError("a cap on epsilon must be finite and at least 0", given=repr(cap))
-    price = price_of(event, delta)  # before the ledger is locked
+    study, wave, delta = reservation.study, reservation.wave, reservation.delta
+    price = price_of(reservation.event, delta)  # before the ledger is locked
     canonical = price["event"]
     with ledger.transaction(write=True) as book:
         require_settled(book.path)
-        going = _going_on(book, study, wave, plan_hash=plan_hash, training=bool(rounds))
-        if going is not None and rounds:
+        going = _going_on(book, study, wave, plan_hash=reservation.plan_hash, training=bool(reservation.rounds))
+        if going is not None and reservation.rounds:
             return going
         if going is not None:
             # What was drawn before the site had a cap goes its way; what was not must not be drawn under one.
             if going.state in ("reserved", "anchored"):
-                _require_guarantee(book, going.epsilon, going.event, site_cap_epsilon)
-            return _resumed(going, plan_hash=plan_hash, event=canonical, delta=delta)
-        _require_guarantee(book, price["epsilon"], canonical, site_cap_epsilon)
+                _require_guarantee(book, going.epsilon, going.event, reservation.site_cap_epsilon)
+            return _resumed(going, plan_hash=reservation.plan_hash, event=canonical, delta=delta)
+        _require_guarantee(book, price["epsilon"], canonical, reservation.site_cap_epsilon)
+        release_id = reservation.release_id
         if release_id in book.holds:
             raise StateRefusal("a release id must be new", given=release_id, next_step="Draw another id.")
-        terms = {"wave": wave, "plan_hash": plan_hash, "cap_epsilon": cap_epsilon, "uncovered": list(uncovered)}
-        waiting = _waiting(book, study, wave, event=canonical, delta=delta, touches=touches) if carry else None
+        terms: dict[str, Any] = {
+            "wave": wave,
+            "plan_hash": reservation.plan_hash,
+            "cap_epsilon": reservation.cap_epsilon,
+        }
+        terms["uncovered"] = list(reservation.uncovered)
+        waiting = _waiting(book, reservation, canonical) if reservation.carry else None
         if waiting is None:
-            terms |= {"study": study, "release_id": release_id, "touches": touches, **price}
-            terms |= {name: count for name, count in (("rounds", rounds), ("follow", follow)) if count}
+            terms |= {"study": study, "release_id": release_id, "touches": reservation.touches, **price}
+            terms |= {
+                name: count for name, count in (("rounds", reservation.rounds), ("follow", reservation.follow)) if count
+            }
             book.append("reserve", terms)
         else:
             release_id = waiting.release_id
             book.move(release_id, "carry", terms)
         # The transaction is given up, entry and all, when the total with it is too large.
-        _require_within(book, study, delta, cap_epsilon)
-        if site_cap_epsilon is not None:
-            _require_within(book, None, delta if site_delta is None else site_delta, site_cap_epsilon)
+        _require_within(book, study, delta, reservation.cap_epsilon)
+        if reservation.site_cap_epsilon is not None:
+            _require_within(book, None, reservation.delta_of_site, reservation.site_cap_epsilon)
         return book.holds[release_id]
 
 
@@ -179,17 +211,15 @@ def _going_on(book: Book, study: str, wave: int, *, plan_hash: str, training: bo
     return None
 
 
-def _waiting(
-    book: Book, study: str, wave: int, *, event: Mapping[str, Any], delta: float, touches: Touches
-) -> Hold | None:
+def _waiting(book: Book, reservation: Reservation, event: Mapping[str, Any]) -> Hold | None:
     """The last undrawn reservation of an earlier wave that was charged the same, for the same sort of persons."""
     found = [
         hold
-        for hold in book.of(study)
-        if hold.wave < wave
+        for hold in book.of(reservation.study)
+        if hold.wave < reservation.wave
         and not hold.rounds
         and hold.state in ("reserved", "anchored")
-        and (dict(hold.event), hold.delta, hold.touches) == (dict(event), delta, touches)
+        and (dict(hold.event), hold.delta, hold.touches) == (dict(event), reservation.delta, reservation.touches)
     ]
     return found[-1] if found else None
 

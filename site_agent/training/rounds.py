@@ -44,6 +44,7 @@ from shared.errors import (
 )
 from shared.wire.rounds import RoundOrder, node_id, pack, unpack
 from site_agent.config import Limits, TableSource
+from site_agent.ledger.charge import Reservation
 from site_agent.ledger.files import private_folder, sealed_answer, write_whole
 from site_agent.release.trained_flow import flow_path, kept_flow
 from site_agent.training.part import charged, training_of, uncovered
@@ -287,17 +288,19 @@ class _Work:
     def _reserved(self) -> Hold:
         plan, federated = self.plan, training_of(self.plan)
         return self.ledger.reserve(
-            study=plan.study,
-            plan_hash=plan.hash,
-            wave=0,
-            release_id=secrets.token_hex(16),
-            event=federated.event.to_canonical(),
-            delta=plan.budget.delta,
-            cap_epsilon=plan.budget.epsilon,
-            uncovered=uncovered(plan),
-            site_cap_epsilon=self.at.budget.epsilon,
-            site_delta=self.at.budget.delta,
-            rounds=federated.rounds,
+            Reservation(
+                study=plan.study,
+                plan_hash=plan.hash,
+                wave=0,
+                release_id=secrets.token_hex(16),
+                event=federated.event.to_canonical(),
+                delta=plan.budget.delta,
+                cap_epsilon=plan.budget.epsilon,
+                uncovered=uncovered(plan),
+                site_cap_epsilon=self.at.budget.epsilon,
+                site_delta=self.at.budget.delta,
+                rounds=federated.rounds,
+            )
         )
 
     def _bound(self, hold: Hold) -> Hold:

@@ -17,6 +17,7 @@ from shared.base.canonical import parse_json
 from shared.base.keys import SigningKey
 from shared.privacy import accountant as privacy
 from site_agent.ledger.book import Ledger
+from site_agent.ledger.charge import Reservation
 from site_agent.ledger.entries import AnchoredHead
 from tests.benchmarks import record
 
@@ -50,13 +51,15 @@ class Anchored(AnchoredHead):
 
 def charged(ledger, wave):
     return ledger.reserve(
-        study="heart",
-        plan_hash="a" * 64,
-        wave=wave,
-        release_id=f"heart-{wave}",
-        event=EVENT,
-        delta=1e-6,
-        cap_epsilon=1e9,
+        Reservation(
+            study="heart",
+            plan_hash="a" * 64,
+            wave=wave,
+            release_id=f"heart-{wave}",
+            event=EVENT,
+            delta=1e-6,
+            cap_epsilon=1e9,
+        )
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 from shared.base.keys import SigningKey
 from shared.privacy import accountant as privacy
 from site_agent.ledger.book import Ledger
+from site_agent.ledger.charge import Reservation
 
 DELTA = 1e-6
 GAUSSIAN = privacy.Gaussian(sigma=4.0, sensitivity=1.0)
@@ -46,7 +47,7 @@ def reserve(ledger, wave=1, *, event=GAUSSIAN, cap=1000.0, study="heart", **othe
         "delta": DELTA,
         "cap_epsilon": cap,
     }
-    return ledger.reserve(**{**given, **other})
+    return ledger.reserve(Reservation(**{**given, **other}))
 
 
 def acknowledge(ledger) -> Anchored:

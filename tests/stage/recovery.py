@@ -15,6 +15,7 @@ from shared.releases.receipt import planned_event
 from site_agent.decide.plans import Plans
 from site_agent.decide.recovery import recover
 from site_agent.ledger.book import Ledger
+from site_agent.ledger.charge import Reservation
 
 PLAN = StudyPlan(
     study="mini",
@@ -50,13 +51,15 @@ class Agent:
 
     def reserved(self, wave: int, release_id: str):
         return self.ledger.reserve(
-            study="mini",
-            plan_hash=PLAN.hash,
-            wave=wave,
-            release_id=release_id,
-            event=EVENT.to_canonical(),
-            delta=PLAN.budget.delta,
-            cap_epsilon=PLAN.budget.epsilon,
+            Reservation(
+                study="mini",
+                plan_hash=PLAN.hash,
+                wave=wave,
+                release_id=release_id,
+                event=EVENT.to_canonical(),
+                delta=PLAN.budget.delta,
+                cap_epsilon=PLAN.budget.epsilon,
+            )
         )
 
     def drawn(self, wave: int, name: str = ""):

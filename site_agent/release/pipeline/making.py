@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shared.base.randomness import Noise
     from shared.flows.base import Bijection
     from shared.releases.receipt import Receipt
-    from site_agent.ledger.book import Hold, Ledger, Touches
+    from site_agent.ledger.book import Hold, Ledger, Reservation, Touches
     from site_agent.records.table import Records
     from site_agent.release.embeddings import EmbeddingBase
     from site_agent.release.outbox import Outbox
@@ -72,7 +72,7 @@ def make_release(
     """
     from shared.base.randomness import secure_rng
     from shared.releases.bundle import write_bundle
-    from shared.releases.receipt import coverage, planned_event, write_receipt
+    from shared.releases.receipt import write_receipt
     from site_agent.records import table as records
     from site_agent.release import fitting
     from site_agent.release.drawing import drawing_of
@@ -95,21 +95,7 @@ def make_release(
     embedding = _embedding_base(plan, ledger, base)
 
     clock.enter(ReleaseStage.RESERVE)
-    hold = ledger.reserve(
-        study=plan.study,
-        plan_hash=plan.hash,
-        wave=wave,
-        release_id=secrets.token_hex(16),
-        event=planned_event(plan, reused=reused).to_canonical(),
-        delta=plan.budget.delta,
-        cap_epsilon=plan.budget.epsilon,
-        touches=touches(plan),
-        uncovered=coverage(plan, reused=reused)[1],
-        site_cap_epsilon=site.budget.epsilon,
-        site_delta=site.budget.delta,
-        carry=True,
-        follow=plan.release.follow,
-    )
+    hold = ledger.reserve(_reservation(plan, wave, reused, site))
     reach("pipeline.reserved")
     if hold.state == "sealed":
         return _finish(hold, _taken_up(hold, plan, source, site, rng), plan, site, limits, rng, clock)
@@ -248,6 +234,28 @@ def _reused(plan: StudyPlan, wave: int, ledger: Ledger, sealed: SealedFlow | Non
             if hold.drawn:
                 return True
     return sealed is not None and sealed.flow_of in trained
+
+
+def _reservation(plan: StudyPlan, wave: int, reused: bool, site: WorkingSite) -> Reservation:
+    """What this release is charged, under a new id; it takes over what an earlier wave reserved and never drew."""
+    from shared.releases.receipt import coverage, planned_event
+    from site_agent.ledger.charge import Reservation
+
+    return Reservation(
+        study=plan.study,
+        plan_hash=plan.hash,
+        wave=wave,
+        release_id=secrets.token_hex(16),
+        event=planned_event(plan, reused=reused).to_canonical(),
+        delta=plan.budget.delta,
+        cap_epsilon=plan.budget.epsilon,
+        touches=touches(plan),
+        uncovered=coverage(plan, reused=reused)[1],
+        site_cap_epsilon=site.budget.epsilon,
+        site_delta=site.budget.delta,
+        carry=True,
+        follow=plan.release.follow,
+    )
 
 
 def _read(plan: StudyPlan, source: TableSource, site: WorkingSite) -> Records:
