@@ -815,11 +815,9 @@ def test_a_message_made_outside_of_flower_s_runtime_is_what_the_runtime_would_ha
 
     with pytest.raises(RuntimeError):  # else `addressed` would not be needed any more
         Message(RecordDict(), dst_node_id=7, message_type="train")
-    message = flower.addressed(
-        RecordDict(), message_type="train", source=3, target=7, run=5, name="m9", group="2", ttl=60.0
-    )
+    message = flower.addressed(RecordDict(), message_type="train", source=3, target=7, name="m9", group="2", ttl=60.0)
     seen = message.metadata
-    assert (seen.run_id, seen.src_node_id, seen.dst_node_id, seen.message_id) == (5, 3, 7, "m9")
+    assert (seen.run_id, seen.src_node_id, seen.dst_node_id, seen.message_id) == (0, 3, 7, "m9")
     assert (seen.group_id, seen.ttl, seen.message_type, seen.reply_to_message_id) == ("2", 60.0, "train", "")
     answer = Message(RecordDict(), reply_to=message)
     assert (answer.metadata.src_node_id, answer.metadata.dst_node_id) == (7, 3)

@@ -70,11 +70,9 @@ def addressed(
     message_type: str,
     source: int,
     target: int,
-    run: int = 0,
     name: str = "",
     answers: str = "",
     group: str = "",
-    created_at: float = 0.0,
     ttl: float = DAY,
 ) -> Message:
     """A message as Flower's runtime would address it.
@@ -83,11 +81,9 @@ def addressed(
         content: records, or an error.
         message_type: ``train``.
         source: node id of the sender, 0 for the coordinator; target: of the recipient.
-        run: id of the run.
         name: the message's own id.
         answers: id of the message that it answers.
         group: the round.
-        created_at: seconds since 1970; 0 for now.
         ttl: seconds for which it is valid.
     """
     import time
@@ -95,13 +91,13 @@ def addressed(
     from flwr.app import Error, Message, Metadata
 
     metadata = Metadata(
-        run_id=run,
+        run_id=0,
         message_id=name,
         src_node_id=source,
         dst_node_id=target,
         reply_to_message_id=answers,
         group_id=group,
-        created_at=created_at or time.time(),
+        created_at=time.time(),
         ttl=ttl,
         message_type=message_type,
     )
