@@ -19,7 +19,7 @@ from shared.plans.encoding import Encoder
 from shared.simulated import gaussian_table
 from site_agent.models.flow import FlowSettings, fit_flow, refit_flow
 from site_agent.release.audit import controlled, distances
-from site_agent.release.audit.attacks import attack, run_audit
+from site_agent.release.audit.attacks import AttackedRows, attack, run_audit
 from site_agent.release.audit.controlled import table_attacks
 from site_agent.release.audit.distances import linkage, membership_auc, twins
 from site_agent.release.audit.likelihood import likelihood_attack, likelihood_ratios, signals, trade_off, weighed
@@ -40,7 +40,9 @@ def attacked(x, release, rng, held_back=0.2):
     order = rng.generator.permutation(len(x))
     cut = round(held_back * len(x))
     held, inside = x[order[:cut]], x[order[cut:]]
-    return run_audit(x=x, released=release(x), latents=x, fitted_on=inside, held_back=held, probe=release(inside))
+    return run_audit(
+        AttackedRows(x=x, released=release(x), latents=x, fitted_on=inside, held_back=held, probe=release(inside))
+    )
 
 
 def latent_noise_report(w, n=1500, seed=1):
@@ -52,12 +54,14 @@ def latent_noise_report(w, n=1500, seed=1):
     held, inside = x[order[: n // 5]], x[order[n // 5 :]]
     stand_in = refit_flow(inside, SETTINGS, rng, epochs=fitted.epochs)
     return run_audit(
-        x=x,
-        released=mechanism.release(x, rng),
-        latents=fitted.flow.inverse(x),
-        fitted_on=inside,
-        held_back=held,
-        probe=dataclasses.replace(mechanism, flow=stand_in.flow).release(inside, rng),
+        AttackedRows(
+            x=x,
+            released=mechanism.release(x, rng),
+            latents=fitted.flow.inverse(x),
+            fitted_on=inside,
+            held_back=held,
+            probe=dataclasses.replace(mechanism, flow=stand_in.flow).release(inside, rng),
+        )
     )
 
 
@@ -95,7 +99,14 @@ def test_a_flow_that_copies_its_records_is_refused_even_if_the_release_is_not_li
     order = np.random.default_rng(1).permutation(len(x))
     inside, held = x[order[:1200]], x[order[1200:]]
     report = run_audit(
-        x=x, released=fresh(x), latents=x, fitted_on=inside, held_back=held, probe=np.roll(copies(inside), 1, axis=0)
+        AttackedRows(
+            x=x,
+            released=fresh(x),
+            latents=x,
+            fitted_on=inside,
+            held_back=held,
+            probe=np.roll(copies(inside), 1, axis=0),
+        )
     )
     assert report.own_row.value < 0.01
     with pytest.raises(AuditRefusal, match="membership AUC"):
@@ -156,7 +167,9 @@ def latent_world(seed, n, d, w):
         return signal + np.sqrt(1 - w) * rng.normal(size=z.shape)
 
     held, inside = x[: n // 5], x[n // 5 :]
-    return run_audit(x=x, released=release(x), latents=x, fitted_on=inside, held_back=held, probe=release(inside))
+    return run_audit(
+        AttackedRows(x=x, released=release(x), latents=x, fitted_on=inside, held_back=held, probe=release(inside))
+    )
 
 
 def refused(report, limits):
@@ -294,7 +307,9 @@ def test_the_nearest_and_the_nearer_rows_are_those_of_a_table_of_all_distances(v
 def test_of_many_records_ten_thousand_are_looked_for_and_the_report_says_so():
     rng = np.random.default_rng(8)
     x, fresh = rng.normal(size=(12_000, 2)), rng.normal(size=(500, 2))
-    report = run_audit(x=x, released=x, latents=x, fitted_on=x, held_back=fresh, probe=rng.normal(size=x.shape))
+    report = run_audit(
+        AttackedRows(x=x, released=x, latents=x, fitted_on=x, held_back=fresh, probe=rng.normal(size=x.shape))
+    )
     assert (report.n, report.n_linked, report.n_fitted, report.n_held_back) == (12_000, 10_000, 10_000, 500)
     assert report.n_extreme == 600
     assert (report.own_row.value, report.extreme.value) == (1.0, 1.0)
@@ -305,7 +320,9 @@ def test_linkage_interval_is_clopper_pearsons():
     x = table(400)
     released = fresh(x)
     released[:40] = x[:40]
-    report = run_audit(x=x, released=released, latents=x, fitted_on=x[:300], held_back=x[300:], probe=fresh(x[:300]))
+    report = run_audit(
+        AttackedRows(x=x, released=released, latents=x, fitted_on=x[:300], held_back=x[300:], probe=fresh(x[:300]))
+    )
     reference = stats.binomtest(round(report.own_row.value * 400), 400).proportion_ci(method="exact")
     assert (report.own_row.low, report.own_row.high) == pytest.approx((reference.low, reference.high))
     assert report.own_row.value >= 0.1
@@ -317,7 +334,9 @@ def test_extremes_are_those_with_the_largest_latent_norms():
     far = norms >= np.sort(norms)[-50]
     released = fresh(x)
     released[far] = x[far]
-    report = run_audit(x=x, released=released, latents=x, fitted_on=x[:800], held_back=x[800:], probe=fresh(x[:800]))
+    report = run_audit(
+        AttackedRows(x=x, released=released, latents=x, fitted_on=x[:800], held_back=x[800:], probe=fresh(x[:800]))
+    )
     assert report.extreme.value == 1.0
     assert report.own_row.value < 0.1
 
@@ -325,7 +344,9 @@ def test_extremes_are_those_with_the_largest_latent_norms():
 def test_ranks_agree_with_a_direct_count():
     x = table(120)
     released = x + np.random.default_rng(1).normal(0, 0.5, x.shape)
-    report = run_audit(x=x, released=released, latents=x, fitted_on=x[:90], held_back=x[90:], probe=released[:90])
+    report = run_audit(
+        AttackedRows(x=x, released=released, latents=x, fitted_on=x[:90], held_back=x[90:], probe=released[:90])
+    )
     factor = np.linalg.inv(np.linalg.cholesky(np.cov(x, rowvar=False, bias=True)))
     real, made = x @ factor.T, released @ factor.T
     nearer = [
@@ -339,7 +360,9 @@ def test_ranks_agree_with_a_direct_count():
 def test_a_constant_column_does_no_harm():
     x = np.column_stack([table(200), np.zeros(200)])
     released = np.column_stack([fresh(table(200)), np.zeros(200)])
-    report = run_audit(x=x, released=released, latents=x, fitted_on=x[:150], held_back=x[150:], probe=released[:150])
+    report = run_audit(
+        AttackedRows(x=x, released=released, latents=x, fitted_on=x[:150], held_back=x[150:], probe=released[:150])
+    )
     assert report.own_row.value < 0.1
 
 
@@ -373,7 +396,7 @@ def test_rows_are_not_linked_by_fractions_that_nobody_sees():
     x = rng.integers(0, 2, (600, 6)) + rng.random((600, 6))
     other = rng.integers(0, 2, (600, 6)) + x % 1
     parts = {"x": x, "released": other, "latents": x, "fitted_on": x[:480], "held_back": x[480:], "probe": other[:480]}
-    apart, bare = run_audit(**parts, view=seen(encoder)), run_audit(**parts)
+    apart, bare = run_audit(AttackedRows(**parts), view=seen(encoder)), run_audit(AttackedRows(**parts))
     assert bare.membership.value > apart.membership.value + 0.02
     assert 0.4 < apart.membership.value < 0.6
 
@@ -646,12 +669,14 @@ def whole_attack(dictionary, w, seed=4, n=260):
     fitted = refit_flow(inside, settings, rng, epochs=0, integer_columns=encoder.integer_columns)
     mechanism = LatentNoise(flow=fitted.flow, w=w, radius=default_radius(encoder.d))
     return attack(
-        x=x,
-        released=mechanism.release(x, rng),
-        latents=fitted.flow.inverse(x),
-        fitted_on=inside,
-        held_back=held,
-        probe=mechanism.release(inside, rng),
+        AttackedRows(
+            x=x,
+            released=mechanism.release(x, rng),
+            latents=fitted.flow.inverse(x),
+            fitted_on=inside,
+            held_back=held,
+            probe=mechanism.release(inside, rng),
+        ),
         mechanism=mechanism,
         encoder=encoder,
         limits=LIMITS,
@@ -711,7 +736,7 @@ def test_shapes_that_do_not_fit_are_refused(wrong):
     given = {"x": x, "released": x, "latents": x, "fitted_on": x[:80], "held_back": x[80:], "probe": x[:80]}
     given[wrong] = given[wrong][:1]
     with pytest.raises(ParameterError, match="fit together"):
-        run_audit(**given)
+        run_audit(AttackedRows(**given))
 
 
 def test_who_holds_the_flow_undoes_what_was_done_to_lengths_and_knows_where_records_were_pulled_in():

@@ -414,7 +414,7 @@ def _attack(
     to be wrong about. It is drawn through the flow that could have learned from those alone (`FittedMechanism.shadow`),
     attacked and thrown away: it never reaches the disk.
     """
-    from site_agent.release.audit.attacks import attack
+    from site_agent.release.audit.attacks import AttackedRows, attack
     from site_agent.release.audit.report import AuditLimits, gate
 
     in_force = AuditLimits(
@@ -428,12 +428,14 @@ def _attack(
     held_back, inside = x[order[:cut]], x[order[cut:]]
     shadow = fitted.shadow(inside, rng, lambda share: progress(0.8 * share))
     report = attack(
-        x=x,
-        released=noisy,
-        latents=fitted.mechanism.latents(x),
-        fitted_on=inside,
-        held_back=held_back,
-        probe=shadow.release(inside, rng),
+        AttackedRows(
+            x=x,
+            released=noisy,
+            latents=fitted.mechanism.latents(x),
+            fitted_on=inside,
+            held_back=held_back,
+            probe=shadow.release(inside, rng),
+        ),
         mechanism=shadow,
         encoder=encoder,
         limits=in_force if decide else None,

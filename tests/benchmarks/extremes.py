@@ -17,7 +17,7 @@ from shared.mechanisms.latent_noise.noise import INSIDE_SHRUNK, LatentNoise, def
 from shared.privacy.accountant import epsilon, guaranteed
 from shared.simulated import gaussian_table
 from site_agent.models.flow import FlowSettings, fit_flow
-from site_agent.release.audit.attacks import run_audit
+from site_agent.release.audit.attacks import AttackedRows, run_audit
 from site_agent.release.audit.likelihood import weighed
 from tests.benchmarks import record
 
@@ -71,7 +71,9 @@ def main() -> None:
         real = moments(x)
         for name, mechanism in kinds(flow).items():
             rows = mechanism.release(x, rng)
-            report = run_audit(x=x, released=rows, latents=flow.inverse(x), fitted_on=x, held_back=fresh, probe=rows)
+            report = run_audit(
+                AttackedRows(x=x, released=rows, latents=flow.inverse(x), fitted_on=x, held_back=fresh, probe=rows)
+            )
             attack = weighed(mechanism, members=x, held_back=fresh, released=rows)
             now = moments(rows)
             for what, value in (

@@ -11,7 +11,7 @@ from shared.base.randomness import seeded_rng
 from shared.mechanisms.latent_noise.noise import LatentNoise
 from shared.simulated import gaussian_table
 from site_agent.models.flow import FlowSettings, fit_flow
-from site_agent.release.audit.attacks import run_audit
+from site_agent.release.audit.attacks import AttackedRows, run_audit
 from tests.benchmarks import record
 
 SEED, N, D, RHO = 311, 2500, 5, 0.9
@@ -32,7 +32,9 @@ def main() -> None:
         for w in WEIGHTS:
             released = LatentNoise(flow=flow, w=w, radius=RADIUS).release(x, rng)
             report = run_audit(
-                x=x, released=released, latents=flow.inverse(x), fitted_on=x, held_back=fresh, probe=released
+                AttackedRows(
+                    x=x, released=released, latents=flow.inverse(x), fitted_on=x, held_back=fresh, probe=released
+                )
             )
             for name, value in (
                 ("auc_standardised", report.membership_plain.value),

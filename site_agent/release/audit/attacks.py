@@ -31,6 +31,7 @@ here works on values, or on codes that are a function of values (`seen`, `recode
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ from site_agent.release.audit.rates import Array, rate
 from site_agent.release.audit.report import EXTREME_SHARE, AuditLimits, AuditReport
 from site_agent.release.audit.view import recoded, seen
 
-__all__ = ["MOST_LOOKED_FOR", "attack", "run_audit"]
+__all__ = ["MOST_LOOKED_FOR", "AttackedRows", "attack", "run_audit"]
 
 
 _MOST_RATIOS = 40_000_000
@@ -56,70 +57,9 @@ MOST_LOOKED_FOR = 10_000
 columns each looks at every row."""
 
 
-def attack(
-    *,
-    x: Array,
-    released: Array,
-    latents: Array,
-    fitted_on: Array,
-    held_back: Array,
-    probe: Array,
-    mechanism: LatentNoise,
-    encoder: Encoder,
-    limits: AuditLimits | None,
-    rng: Noise,
-) -> AuditReport:
-    """Every attack on one release; it refuses nothing (`gate` does).
-
-    Args:
-        x, released, latents, fitted_on, held_back, probe: as in `run_audit`.
-        mechanism: the one that drew `probe`, whose flow was fitted on `fitted_on`.
-        encoder: of the study; attacks see what it decodes.
-        limits: those in force, for the report; None where none refuses anything.
-        rng: draws samples, halves of columns and predicates from its generator; the same state and arrays give the
-            same report.
-    """
-    from dataclasses import replace
-
-    draws = rng.generator
-    report = run_audit(
-        x=x,
-        released=released,
-        latents=latents,
-        fitted_on=fitted_on,
-        held_back=held_back,
-        probe=probe,
-        view=seen(encoder),
-    )
-    codes = recoded(encoder)
-    members, others = (sampled_rows(rows, _MOST_RATIOS // (2 * len(probe)), draws) for rows in (fitted_on, held_back))
-    return replace(
-        report,
-        likelihood=weighed(
-            mechanism, members=codes(members), held_back=codes(others), released=codes(probe), bounded=True
-        ),
-        tables=table_attacks(
-            members=encoder.decode(fitted_on),
-            held_back=encoder.decode(held_back),
-            released=encoder.decode(probe),
-            dictionary=encoder.dictionary,
-            draws=draws,
-        ),
-        limits=limits,
-    )
-
-
-def run_audit(
-    *,
-    x: Array,
-    released: Array,
-    latents: Array,
-    fitted_on: Array,
-    held_back: Array,
-    probe: Array,
-    view: Callable[[Array], Array] | None = None,
-) -> AuditReport:
-    """Attack a release.
+@dataclass(frozen=True, kw_only=True)
+class AttackedRows:
+    """The encoded rows of one release that attacks are run on.
 
     Args:
         x: (n, d) encoded records of the release.
@@ -128,18 +68,68 @@ def run_audit(
         fitted_on: (n1, d) records that a second flow was fitted on, for the membership attack.
         held_back: (n0, d) records that it never saw.
         probe: (n1, d) a release of `fitted_on` by that flow.
-        view: what an attacker sees of encoded rows, (n, d) to (n, k); `seen(encoder)`. None compares encoded rows,
-            and then the fractions and fills that an encoder draws at random link rows that nobody could link.
     Raises: ParameterError, if shapes disagree.
     """
-    d = x.shape[1]
-    shapes_fit = released.shape == x.shape and len(latents) == len(x) and probe.shape == fitted_on.shape
-    if not shapes_fit or held_back.shape[1] != d or len(held_back) < 2 or len(x) < 2:
-        raise ParameterError("records, their release and the held-back records must fit together", given=f"d = {d}")
-    if view is not None:
-        x, released, fitted_on, held_back, probe = (view(rows) for rows in (x, released, fitted_on, held_back, probe))
+
+    x: Array
+    released: Array
+    latents: Array
+    fitted_on: Array
+    held_back: Array
+    probe: Array
+
+    def __post_init__(self) -> None:
+        x, d = self.x, self.x.shape[1]
+        shapes_fit = self.released.shape == x.shape and len(self.latents) == len(x)
+        shapes_fit = shapes_fit and self.probe.shape == self.fitted_on.shape
+        if not shapes_fit or self.held_back.shape[1] != d or len(self.held_back) < 2 or len(x) < 2:
+            raise ParameterError("records, their release and the held-back records must fit together", given=f"d = {d}")
+
+
+def attack(
+    rows: AttackedRows, *, mechanism: LatentNoise, encoder: Encoder, limits: AuditLimits | None, rng: Noise
+) -> AuditReport:
+    """Every attack on one release; it refuses nothing (`gate` does).
+
+    Args:
+        mechanism: the one that drew `rows.probe`, whose flow was fitted on `rows.fitted_on`.
+        encoder: of the study; attacks see what it decodes.
+        limits: those in force, for the report; None where none refuses anything.
+        rng: draws samples, halves of columns and predicates from its generator; the same state and arrays give the
+            same report.
+    """
+    draws = rng.generator
+    report = run_audit(rows, seen(encoder))
+    codes = recoded(encoder)
+    probe, most = rows.probe, _MOST_RATIOS // (2 * len(rows.probe))
+    members, others = (sampled_rows(part, most, draws) for part in (rows.fitted_on, rows.held_back))
+    return replace(
+        report,
+        likelihood=weighed(
+            mechanism, members=codes(members), held_back=codes(others), released=codes(probe), bounded=True
+        ),
+        tables=table_attacks(
+            members=encoder.decode(rows.fitted_on),
+            held_back=encoder.decode(rows.held_back),
+            released=encoder.decode(probe),
+            dictionary=encoder.dictionary,
+            draws=draws,
+        ),
+        limits=limits,
+    )
+
+
+def run_audit(rows: AttackedRows, view: Callable[[Array], Array] | None = None) -> AuditReport:
+    """Attack a release.
+
+    Args:
+        view: what an attacker sees of encoded rows, (n, d) to (n, k); `seen(encoder)`. None compares encoded rows,
+            and then the fractions and fills that an encoder draws at random link rows that nobody could link.
+    """
+    parts = (rows.x, rows.released, rows.fitted_on, rows.held_back, rows.probe)
+    x, released, fitted_on, held_back, probe = parts if view is None else map(view, parts)
     whiten, standardise = whitening(x), standardising(x)
-    norms = np.linalg.norm(latents, axis=1)
+    norms = np.linalg.norm(rows.latents, axis=1)
     extreme = _spread(np.flatnonzero(norms >= np.quantile(norms, 1 - EXTREME_SHARE)))
     linked, ranked = _spread(np.arange(len(x))), _spread(np.arange(len(x)), MOST_TARGETS)
     twin, rank = twins(whiten(x), whiten(released), ranked)
