@@ -61,6 +61,7 @@ from site_agent.ledger import chain, charge, state
 from site_agent.ledger import entries as entries_module
 from site_agent.ledger.book import Ledger
 from site_agent.ledger.charge import Reservation
+from site_agent.ledger.drawing import SealTerms
 from site_agent.lock import StateLock
 
 LAPLACE = privacy.Laplace(scale=2.0, sensitivity=1.0)
@@ -309,8 +310,8 @@ def test_impossible_parameters_are_refused(ledger, bad):
 
 def test_the_receipt_chain_begins_with_zeros_and_follows_the_seals_of_a_study(ledger):
     assert ledger.last_receipt("heart") == "0" * 64
-    ledger.seal(drawing(ledger, 1), DIGEST, receipt_sha256="1" * 64)
-    ledger.seal(drawing(ledger, 1, study="other"), DIGEST, receipt_sha256="2" * 64)
+    ledger.seal(drawing(ledger, 1), DIGEST, SealTerms(receipt_sha256="1" * 64))
+    ledger.seal(drawing(ledger, 1, study="other"), DIGEST, SealTerms(receipt_sha256="2" * 64))
     assert ledger.last_receipt("heart") == "1" * 64
 
 
@@ -851,7 +852,7 @@ def test_a_folder_without_write_permission_is_refused(tmp_path):
 
 
 def test_keys_of_approvers_are_kept_with_their_signatures(ledger):
-    hold = ledger.show(ledger.seal(drawing(ledger), DIGEST, approvals=2), {"checks.json": "1" * 64})
+    hold = ledger.show(ledger.seal(drawing(ledger), DIGEST, SealTerms(approvals=2)), {"checks.json": "1" * 64})
     hold = ledger.approve(hold, name="ada", key=PERSON.public, signature=b"s" * 64, bundle_sha256=DIGEST)
     assert hold.state == "held"
     with pytest.raises(ApprovalRefusal):

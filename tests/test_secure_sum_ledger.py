@@ -10,6 +10,7 @@ from shared.base.keys import SigningKey
 from shared.errors import LedgerRefusal, PausedRefusal, ReplayRefusal, RoundsRefusal, SchemaRefusal, StateRefusal
 from shared.mechanisms.secure_sum.sent_look import SentLook
 from shared.wire.rounds import number_of, place_of, step_of
+from site_agent.ledger.drawing import SealTerms
 from site_agent.ledger.entries import decided_by
 from site_agent.show import verifier
 from tests.test_secure_sum_answers import NARROW, cohorts, looks_at
@@ -104,7 +105,7 @@ def test_the_second_needs_a_person_s_consent_to_the_very_question(ledger):
 
 
 def test_where_two_approved_the_release_two_consent(ledger):
-    hold = ledger.seal(drawing(ledger, follow=7), DIGEST, approvals=2)
+    hold = ledger.seal(drawing(ledger, follow=7), DIGEST, SealTerms(approvals=2))
     hold = ledger.show(hold, {})
     other = SigningKey.generate()
     for name, key in (("ada", PERSON), ("bob", other)):

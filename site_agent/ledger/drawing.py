@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from shared.base.failpoints import reach
@@ -24,6 +25,7 @@ from site_agent.ledger.persons import LISTS, require_new, require_roles_kept, re
 from site_agent.ledger.state import Book
 
 __all__ = [
+    "SealTerms",
     "begin_round",
     "consent",
     "end_training",
@@ -131,21 +133,9 @@ def _start(
     return book.move(found.release_id, kind, body, record)
 
 
-def seal(
-    book: Book,
-    hold: Hold,
-    bundle_sha256: str,
-    *,
-    bundle_bytes: int = 0,
-    receipt_sha256: str = "",
-    plan_version: int = 0,
-    recipient: str = "",
-    approvals: int = 1,
-    files: Mapping[str, str] | None = None,
-    author: str = "agent",
-    author_apart: bool = False,
-) -> Hold:
-    """Bind the bytes on disk to the charge; the same digest again changes nothing.
+@dataclass(frozen=True, kw_only=True)
+class SealTerms:
+    """What is bound to the charge beside the digest of a bundle.
 
     Args:
         bundle_bytes, receipt_sha256, plan_version, recipient: what the release statement will say.
@@ -153,6 +143,24 @@ def seal(
         files: SHA-256 of each file that was put beside the bundle and stays here, by name.
         author: who had it made.
         author_apart: whether the author must not approve it.
+    """
+
+    bundle_bytes: int = 0
+    receipt_sha256: str = ""
+    plan_version: int = 0
+    recipient: str = ""
+    approvals: int = 1
+    files: Mapping[str, str] = field(default_factory=dict)
+    author: str = "agent"
+    author_apart: bool = False
+
+
+_PLAIN = SealTerms()
+
+
+def seal(book: Book, hold: Hold, bundle_sha256: str, terms: SealTerms = _PLAIN) -> Hold:
+    """Bind the bytes on disk to the charge; the same digest again changes nothing.
+
     Raises: StateRefusal; IntegrityRefusal, for a second digest.
     """
     require_digest(bundle_sha256, "bundle_sha256")
@@ -160,18 +168,7 @@ def seal(
     if found.bundle_sha256:
         require_same_bundle(found, bundle_sha256)
         return found
-    body = {
-        "bundle_sha256": bundle_sha256,
-        "bundle_bytes": bundle_bytes,
-        "receipt_sha256": receipt_sha256,
-        "plan_version": plan_version,
-        "recipient": recipient,
-        "approvals": approvals,
-        "files": dict(files or {}),
-        "author": author,
-        "author_apart": author_apart,
-    }
-    return book.move(hold.release_id, "seal", body)
+    return book.move(hold.release_id, "seal", {"bundle_sha256": bundle_sha256, **asdict(terms)})
 
 
 def recover(book: Book) -> list[Hold]:

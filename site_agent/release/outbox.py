@@ -27,6 +27,7 @@ from shared.base.keys import Envelope, PublicKey, Signature, SigningKey
 from shared.errors import ApprovalRefusal, IntegrityRefusal, ParameterError, StateRefusal, StorageRefusal
 from shared.membership.declined import DeclinedNotice
 from site_agent.ledger.book import Hold, Ledger, StoredBundle
+from site_agent.ledger.drawing import SealTerms
 from site_agent.ledger.files import private_folder, write_whole
 from site_agent.release.sealed_state import FIT, ROWS
 
@@ -113,14 +114,16 @@ class Outbox:
         current = self.ledger.seal(
             hold,
             digest,
-            bundle_bytes=len(bundle),
-            receipt_sha256=receipt.hash,
-            plan_version=receipt.plan_version,
-            recipient=receipt.recipient,
-            approvals=approvals,
-            files={name: sha256_hex(data) for name, data in (files or {}).items()},
-            author=author,
-            author_apart=author_apart,
+            SealTerms(
+                bundle_bytes=len(bundle),
+                receipt_sha256=receipt.hash,
+                plan_version=receipt.plan_version,
+                recipient=receipt.recipient,
+                approvals=approvals,
+                files={name: sha256_hex(data) for name, data in (files or {}).items()},
+                author=author,
+                author_apart=author_apart,
+            ),
         )
         reach("seal.after_entry")
         self._write_statement(current)
