@@ -20,7 +20,7 @@ from shared.plans.plan import Floors
 from site_agent.config import Limits, SiteFloors
 from site_agent.release.checks import CheckReport, check_rows
 from site_agent.release.equal_rows import ChanceHits
-from site_agent.release.pipeline.before_draw import before_draw
+from site_agent.release.pipeline.before_draw import before_draw, require_apart
 
 LIMITS = Limits.of(Floors(), SiteFloors())
 
@@ -194,9 +194,9 @@ def test_two_populations_that_differ_by_a_handful_are_refused(differ, refused):
     now = {f"p{i}" for i in range(differ, 100)}
     if refused:
         with pytest.raises(DifferencingRefusal, match=f"got {differ} "):
-            before_draw(n=100, delta=1e-6, limits=LIMITS, persons=now, earlier={"e" * 32: persons})
+            require_apart(100, LIMITS, persons=now, earlier={"e" * 32: persons})
     else:
-        before_draw(n=100, delta=1e-6, limits=LIMITS, persons=now, earlier={"e" * 32: persons})
+        require_apart(100, LIMITS, persons=now, earlier={"e" * 32: persons})
 
 
 @given(

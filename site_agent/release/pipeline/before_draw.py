@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shared.plans.plan import StudyPlan
 
-__all__ = ["Counts", "before_draw", "counted"]
+__all__ = ["Counts", "before_draw", "counted", "require_apart"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,32 +48,22 @@ def before_draw(
     n: int,
     delta: float,
     limits: Limits,
-    persons: Collection[str] = (),
-    earlier: Mapping[str, Collection[str]] | None = None,
     total: int | None = None,
     waits: bool = False,
-    withdrawn: int = 0,
-    leaving: int = 0,
-    sizes: Collection[int] = (),
     held: int | None = None,
     counts: Counts = _NONE,
 ) -> None:
-    """What must hold of the table before anything is fitted or drawn; a refusal here costs nothing.
+    """Refuse a table of too few persons, or a δ that does not fit their number, before anything is fitted or drawn.
 
     Args:
         n: checked rows to draw, one per person.
         delta: δ of the study.
         limits: floors in force.
-        persons: pseudonyms of everybody in this release.
-        earlier: release, or table as of a release, to its pseudonyms, same study.
         total: persons of the study who will have been released; `n` where it is None.
         waits: whether this is a later wave of new persons, which may wait for more of them.
-        withdrawn: persons who withdrew and would leave the table with this release.
-        leaving: all who would.
-        sizes: rows of the study's earlier releases, where persons cannot be told apart.
         held: persons held out of a network, who are what its released persons are drawn from; None of other releases.
         counts: `counted` in the rows to draw.
-    Raises: SmallN, DifferencingRefusal, ChecksRefusal.
+    Raises: SmallN, ChecksRefusal.
     """
     _require_enough(n, limits, waits=waits, held=held, counts=counts)
     most = n if total is None else total
@@ -83,6 +73,30 @@ def before_draw(
             given=f"δ = {shown_delta(delta)} with {most} persons",
             next_step="Ask the study lead for a plan with a smaller budget.delta.",
         )
+
+
+def require_apart(
+    n: int,
+    limits: Limits,
+    *,
+    persons: Collection[str] = (),
+    earlier: Mapping[str, Collection[str]] | None = None,
+    withdrawn: int = 0,
+    leaving: int = 0,
+    sizes: Collection[int] = (),
+) -> None:
+    """Refuse a population that differs from an earlier release's by a handful, before anything is fitted or drawn.
+
+    Args:
+        n: checked rows to draw, one per person.
+        limits: floors in force.
+        persons: pseudonyms of everybody in this release.
+        earlier: release, or table as of a release, to its pseudonyms, same study.
+        withdrawn: persons who withdrew and would leave the table with this release.
+        leaving: all who would.
+        sizes: rows of the study's earlier releases, where persons cannot be told apart.
+    Raises: DifferencingRefusal.
+    """
     if withdrawn and leaving <= limits.difference:
         raise DifferencingRefusal(
             f"a person who withdrew must leave together with at least {limits.difference} others",

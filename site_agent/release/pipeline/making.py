@@ -76,7 +76,7 @@ def make_release(
     from site_agent.records import table as records
     from site_agent.release import fitting
     from site_agent.release.drawing import drawing_of
-    from site_agent.release.pipeline.before_draw import before_draw, counted
+    from site_agent.release.pipeline.before_draw import before_draw, counted, require_apart
 
     clock = ReleaseClock(progress, site.require_running)
     limits = Limits.of(plan.floors, site.floors)
@@ -124,14 +124,18 @@ def make_release(
         total=chosen.total,
         delta=plan.budget.delta,
         limits=limits,
+        waits=base is not None and hold.touches == "new",
+        held=len(chosen.train) if plan.release.edges is not None and plan.posture == "holdout" else None,
+        counts=counted(plan, table.table, chosen.rows),
+    )
+    require_apart(
+        len(chosen.rows),
+        limits,
         persons=chosen.population,
         earlier={**chosen.earlier, **others},
-        waits=base is not None and hold.touches == "new",
         withdrawn=chosen.withdrawn,
         leaving=chosen.leaving,
         sizes=(*chosen.sizes, *unlike),
-        held=len(chosen.train) if plan.release.edges is not None and plan.posture == "holdout" else None,
-        counts=counted(plan, table.table, chosen.rows),
     )
     drawing = drawing_of(plan, trained.flow if trained else None, embedding)
     drawing.take(table, everyone, chosen, sealed)
