@@ -14,7 +14,7 @@ from shared.errors import DictionaryRefusal
 from shared.plans.invitation import Invitation
 from shared.plans.plan import StudyPlan
 from shared.releases.bundle import write_bundle
-from shared.releases.receipt import write_receipt
+from shared.releases.receipt import ReceiptDraft, write_receipt
 from shared.releases.statement import Statement
 from shared.wire.signed_messages import EnrolmentRequest, Withdrawal
 
@@ -102,15 +102,17 @@ def _release(plan, site, key, table, wave, drawn=None, flow_of="", n=None):
 
     release_id = sha256_hex(f"{plan.hash}{site}{wave}{len(table)}".encode())[:32]
     receipt = write_receipt(
-        plan=plan,
-        wave=wave,
-        site=site,
-        release_id=release_id,
-        agent_version="0.1.0",
-        n=len(table) if n is None else n,
-        previous="0" * 64,
-        drawn=drawn,
-        flow_of=flow_of,
+        plan,
+        ReceiptDraft(
+            wave=wave,
+            site=site,
+            release_id=release_id,
+            agent_version="0.1.0",
+            n=len(table) if n is None else n,
+            previous="0" * 64,
+            drawn=drawn,
+            flow_of=flow_of,
+        ),
     )
     data = write_bundle(receipt, table)
     statement = Statement(

@@ -27,7 +27,7 @@ from shared.plans.dictionary import Column, Dictionary
 from shared.plans.invitation import Invitation
 from shared.plans.plan import StudyPlan, sign_plan
 from shared.releases.bundle import write_bundle
-from shared.releases.receipt import Receipt, write_receipt
+from shared.releases.receipt import Receipt, ReceiptDraft, write_receipt
 from shared.releases.statement import Statement
 from shared.wire.messages import COLLECTION, SERVICE
 from shared.wire.signed_messages import ANCHOR_TYPE, AnchorHead, EnrolmentRequest
@@ -205,13 +205,15 @@ class Hub:
         if table is None:
             table = small_table()
         receipt = write_receipt(
-            plan=plan,
-            wave=wave,
-            site=site,
-            release_id=release_id,
-            agent_version="0.1.0",
-            n=len(table),
-            previous=sha256_hex(f"{site} {release_id} {wave}".encode()),
+            plan,
+            ReceiptDraft(
+                wave=wave,
+                site=site,
+                release_id=release_id,
+                agent_version="0.1.0",
+                n=len(table),
+                previous=sha256_hex(f"{site} {release_id} {wave}".encode()),
+            ),
         )
         receipt = dataclasses.replace(receipt, **(receipt_changes or {}))
         data = write_bundle(receipt, table) if data is None else data

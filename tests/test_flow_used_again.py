@@ -25,7 +25,7 @@ from shared.plans.plan import Budget, PrivateTraining, StudyPlan, Wave, sign_pla
 from shared.privacy import accountant as privacy
 from shared.privacy.composition import least_total
 from shared.privacy.stated import CHARGED_BEFORE
-from shared.releases.receipt import Receipt, coverage, planned_event, planned_events, write_receipt
+from shared.releases.receipt import Receipt, ReceiptDraft, coverage, planned_event, planned_events, write_receipt
 from site_agent.decide import plan_facts
 from site_agent.decide import waves as calendars
 from site_agent.models import private_flow
@@ -204,7 +204,9 @@ def test_a_reservation_of_an_earlier_version_at_the_full_price_is_gone_on_with(b
 # -- receipts, and the coordinator ------------------------------------------------------------------------------
 def receipt(plan: StudyPlan, **changes):
     said = {"wave": 2, "site": "north", "release_id": "b" * 32, "agent_version": "0.1.0", "n": 400}
-    return write_receipt(plan=plan, previous="0" * 64, **{**said, "flow_of": "a" * 32, "reused": True, **changes})
+    return write_receipt(
+        plan, ReceiptDraft(previous="0" * 64, **{**said, "flow_of": "a" * 32, "reused": True, **changes})
+    )
 
 
 def test_a_receipt_at_the_price_of_rows_is_true_only_of_another_releases_flow():

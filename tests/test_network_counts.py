@@ -32,7 +32,7 @@ from shared.mechanisms.network_counts.plan import COLUMNS, NetworkCountsPlan, no
 from shared.plans.plan import StudyPlan
 from shared.privacy import accountant as privacy
 from shared.releases.bundle import read_bundle
-from shared.releases.receipt import write_receipt
+from shared.releases.receipt import ReceiptDraft, write_receipt
 from shared.simulated import contact_networks
 from tests.benchmarks.worlds.networks import WORLDS
 
@@ -528,7 +528,7 @@ def test_nobody_is_held_out():
 def test_a_receipt_of_a_version_that_refused_crowded_networks_is_still_true_and_no_other_sentence_is():
     plan = counting()
     now = write_receipt(
-        plan=plan, wave=1, site="north", release_id="r" * 8, agent_version="0.2.0", n=300, previous="0" * 64
+        plan, ReceiptDraft(wave=1, site="north", release_id="r" * 8, agent_version="0.2.0", n=300, previous="0" * 64)
     )
     before = replace(now, not_covered=(now.not_covered[0], *NetworkCountsPlan.retired, *now.not_covered[1:]))
     before.require_true(plan)

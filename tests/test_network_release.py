@@ -42,7 +42,7 @@ from shared.plans.plan import Budget, StudyPlan, Wave
 from shared.privacy import accountant as privacy
 from shared.privacy.stated import shown_epsilon
 from shared.releases.bundle import read_bundle, write_bundle
-from shared.releases.receipt import in_words, write_receipt
+from shared.releases.receipt import ReceiptDraft, in_words, write_receipt
 from shared.simulated import contact_networks
 from site_agent.config import Edges, SiteFloors, TableSource
 from site_agent.ledger.book import Ledger
@@ -625,13 +625,7 @@ def released(study) -> pd.DataFrame:
 
 def test_a_network_goes_through_a_bundle_and_comes_back(tmp_path, study, released):
     receipt = write_receipt(
-        plan=study,
-        wave=1,
-        site="north",
-        release_id="ab" * 16,
-        agent_version="0.1.0",
-        n=60,
-        previous="0" * 64,
+        study, ReceiptDraft(wave=1, site="north", release_id="ab" * 16, agent_version="0.1.0", n=60, previous="0" * 64)
     )
     path = tmp_path / "bundle.zip"
     path.write_bytes(write_bundle(receipt, released))

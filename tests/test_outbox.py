@@ -38,7 +38,7 @@ from shared.errors import (
     StateRefusal,
     StorageRefusal,
 )
-from shared.releases.receipt import Receipt, write_receipt
+from shared.releases.receipt import Receipt, ReceiptDraft, write_receipt
 from shared.releases.statement import STATEMENT_TYPE, Statement
 from site_agent.ledger import chain, drawing, files, persons, state
 from site_agent.ledger.book import Ledger
@@ -52,13 +52,7 @@ BYTES = b"the sealed bytes"
 @pytest.fixture(scope="module")
 def template(plan) -> Receipt:
     return write_receipt(
-        plan=plan,
-        wave=1,
-        site="north",
-        release_id="r",
-        agent_version="0.1.0",
-        n=120,
-        previous="0" * 64,
+        plan, ReceiptDraft(wave=1, site="north", release_id="r", agent_version="0.1.0", n=120, previous="0" * 64)
     )
 
 

@@ -26,7 +26,7 @@ from shared.mechanisms.slicing.plan import SlicingPlan
 from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.plan import POSTURES, PrivateTraining, StudyPlan
 from shared.privacy.stated import shown_epsilon
-from shared.releases.receipt import Receipt, planned_event, write_receipt
+from shared.releases.receipt import Receipt, ReceiptDraft, planned_event, write_receipt
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "privacy.md"
@@ -50,13 +50,15 @@ def receipt() -> Receipt:
     plan = StudyPlan.from_toml((ROOT / "deploy" / "studies" / "first.toml").read_text())
     planned_event(plan)
     made = write_receipt(
-        plan=plan,
-        wave=1,
-        site="north",
-        release_id="3f9c" * 8,
-        agent_version=tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"],
-        n=400,
-        previous="0" * 64,
+        plan,
+        ReceiptDraft(
+            wave=1,
+            site="north",
+            release_id="3f9c" * 8,
+            agent_version=tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"],
+            n=400,
+            previous="0" * 64,
+        ),
     )
     made.require_true(plan)
     return made

@@ -17,7 +17,7 @@ from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, PrivateTraining, StudyPlan, Training, Wave
 from shared.privacy.stated import shown_epsilon
-from shared.releases.receipt import Receipt, coverage, write_receipt
+from shared.releases.receipt import Receipt, ReceiptDraft, coverage, write_receipt
 
 STUDIES = Path(__file__).parents[1] / "deploy" / "studies"
 SNAPSHOT = Path(__file__).parent / "receipt_wording.json"
@@ -81,15 +81,17 @@ PLANS[THROUGH_AN_EARLIER_FLOW] = replace(study("private"), title="Words again")
 def receipt(plan: StudyPlan) -> Receipt:
     reused = plan is PLANS[THROUGH_AN_EARLIER_FLOW]
     return write_receipt(
-        plan=plan,
-        reused=reused,
-        flow_of="cd" * 16 if reused else "",
-        wave=1,
-        site="north",
-        release_id="ab" * 16,
-        agent_version="0.1.0",
-        n=400,
-        previous="0" * 64,
+        plan,
+        ReceiptDraft(
+            reused=reused,
+            flow_of="cd" * 16 if reused else "",
+            wave=1,
+            site="north",
+            release_id="ab" * 16,
+            agent_version="0.1.0",
+            n=400,
+            previous="0" * 64,
+        ),
     )
 
 

@@ -19,7 +19,7 @@ from shared.mechanisms.base import Extent
 from shared.plans.encoding import Encoder
 from shared.privacy import accountant as privacy
 from shared.releases.bundle import _write_archive, read_bundle, write_bundle
-from shared.releases.receipt import LABEL, Receipt, coverage, write_receipt
+from shared.releases.receipt import LABEL, Receipt, ReceiptDraft, coverage, write_receipt
 from shared.releases.statement import STATEMENT_TYPE, Statement
 
 CAP = 64 << 20
@@ -34,13 +34,7 @@ def released(dictionary) -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def receipt(plan, dictionary) -> Receipt:
     return write_receipt(
-        plan=plan,
-        wave=1,
-        site="north",
-        release_id="ab" * 16,
-        agent_version="0.1.0",
-        n=120,
-        previous="0" * 64,
+        plan, ReceiptDraft(wave=1, site="north", release_id="ab" * 16, agent_version="0.1.0", n=120, previous="0" * 64)
     )
 
 

@@ -38,7 +38,7 @@ from shared.privacy.accountant import Gaussian, Laplace, SubsampledGaussian, eps
 from shared.privacy.calibration import w_for_epsilon
 from shared.privacy.grids import grid_for
 from shared.releases.bundle import read_bundle, write_bundle
-from shared.releases.receipt import planned_event, write_receipt
+from shared.releases.receipt import ReceiptDraft, planned_event, write_receipt
 
 RUNS = 5_000
 QUIET = 20_000
@@ -232,13 +232,7 @@ def world(plan: StudyPlan, value: float, rng: Any, folder: Any) -> tuple[float, 
     m = LatentNoise(flow=Narrow(encoder.d), w=plan.release.w, radius=plan.release.radius)
     released = encoder.decode(m.release(x, rng)[source.generator.permutation(RUNS)])
     receipt = write_receipt(
-        plan=plan,
-        wave=1,
-        site="north",
-        release_id="ab" * 16,
-        agent_version="0.1.0",
-        n=RUNS,
-        previous="0" * 64,
+        plan, ReceiptDraft(wave=1, site="north", release_id="ab" * 16, agent_version="0.1.0", n=RUNS, previous="0" * 64)
     )
     path = folder / f"{value:g}.zip"
     path.write_bytes(write_bundle(receipt, released))

@@ -27,6 +27,7 @@ __all__ = [
     "LEAVES_PERSONS_OPEN",
     "TRAINED",
     "Receipt",
+    "ReceiptDraft",
     "charged_training",
     "coverage",
     "given",
@@ -474,23 +475,9 @@ def _finite(curve: Any) -> tuple[float | None, ...]:
     return tuple(float(value) if math.isfinite(value) else None for value in curve)
 
 
-def write_receipt(
-    *,
-    plan: StudyPlan,
-    wave: int,
-    site: str,
-    release_id: str,
-    agent_version: str,
-    n: int,
-    previous: str,
-    drawn: int | None = None,
-    flow_of: str = "",
-    reused: bool = False,
-    trained: Mapping[str, Any] | None = None,
-    hospitals: int = 0,
-    mapping: str = "",
-) -> Receipt:
-    """The receipt of a release that this plan prescribes; every figure follows from the parameters.
+@dataclass(frozen=True, kw_only=True)
+class ReceiptDraft:
+    """What a receipt says of one release beside its plan, from which all its figures follow.
 
     Args:
         n: persons in the release (public); of a release of rows, its rows.
@@ -500,26 +487,43 @@ def write_receipt(
         reused: whether it was charged as a release through that flow (`planned_event`).
         trained, hospitals, mapping: see `Receipt`.
     """
+
+    wave: int
+    site: str
+    release_id: str
+    agent_version: str
+    n: int
+    previous: str
+    drawn: int | None = None
+    flow_of: str = ""
+    reused: bool = False
+    trained: Mapping[str, Any] | None = None
+    hospitals: int = 0
+    mapping: str = ""
+
+
+def write_receipt(plan: StudyPlan, draft: ReceiptDraft) -> Receipt:
+    """The receipt of a release that this plan prescribes; every figure follows from the parameters."""
     from shared.privacy import accountant as privacy
 
-    event = planned_event(plan, reused=reused)
+    event = planned_event(plan, reused=draft.reused)
     return Receipt(
-        **_planned(plan, reused=reused),
-        wave=wave,
-        site=site,
-        release_id=release_id,
-        agent_version=agent_version,
-        n=n,
-        drawn=n if drawn is None else drawn,
-        flow_of=flow_of or release_id,
+        **_planned(plan, reused=draft.reused),
+        wave=draft.wave,
+        site=draft.site,
+        release_id=draft.release_id,
+        agent_version=draft.agent_version,
+        n=draft.n,
+        drawn=draft.n if draft.drawn is None else draft.drawn,
+        flow_of=draft.flow_of or draft.release_id,
         epsilon=_stated(event, plan.budget.delta),
         epsilon_pure=privacy.pure_epsilon(event),
         rdp=_finite(privacy.rdp(event)),
-        translation=in_words(plan, event, reused=reused),
-        previous=previous,
-        trained=dict(trained or {}),
-        hospitals=hospitals,
-        mapping=mapping,
+        translation=in_words(plan, event, reused=draft.reused),
+        previous=draft.previous,
+        trained=dict(draft.trained or {}),
+        hospitals=draft.hospitals,
+        mapping=draft.mapping,
     )
 
 

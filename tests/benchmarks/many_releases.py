@@ -46,7 +46,7 @@ def filled(home: Path, sites: int, waves: int):
     from shared.base.canonical import sha256_hex
     from shared.plans.plan import sign_plan
     from shared.releases.bundle import write_bundle
-    from shared.releases.receipt import write_receipt
+    from shared.releases.receipt import ReceiptDraft, write_receipt
     from shared.releases.statement import Statement
 
     stage, plan = WebStage(home), plan_of(waves)
@@ -61,7 +61,10 @@ def filled(home: Path, sites: int, waves: int):
         stage.store.add_invitation(invitation)
         stage.keys[name] = join(stage.store, invitation)
     model = write_receipt(
-        plan=plan, wave=1, site=names[0], release_id="0" * 32, agent_version="0.1.0", n=len(table), previous="0" * 64
+        plan,
+        ReceiptDraft(
+            wave=1, site=names[0], release_id="0" * 32, agent_version="0.1.0", n=len(table), previous="0" * 64
+        ),
     )
     for wave in range(1, waves + 1):
         for name in names:

@@ -29,7 +29,7 @@ from faults.disk import Record, faulty
 from shared.base.canonical import sha256_hex
 from shared.errors import LedgerRefusal
 from shared.plans.plan import Budget, StudyPlan, Wave
-from shared.releases.receipt import Receipt, write_receipt
+from shared.releases.receipt import Receipt, ReceiptDraft, write_receipt
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,7 +44,7 @@ def fast(tmp_path):
 @pytest.fixture(scope="module")
 def template(plan) -> Receipt:
     return write_receipt(
-        plan=plan, wave=1, site="north", release_id="r", agent_version="0.1.0", n=120, previous="0" * 64
+        plan, ReceiptDraft(wave=1, site="north", release_id="r", agent_version="0.1.0", n=120, previous="0" * 64)
     )
 
 

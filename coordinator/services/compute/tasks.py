@@ -98,7 +98,7 @@ def read_own() -> None:
     from shared.plans.dictionary import Column, Dictionary
     from shared.plans.plan import Budget, Wave
     from shared.releases.bundle import write_bundle
-    from shared.releases.receipt import write_receipt
+    from shared.releases.receipt import ReceiptDraft, write_receipt
     from shared.releases.statement import Statement
 
     begin, end, room = dt.date(2000, 1, 1), dt.date(2999, 1, 1), 1e6  # of a plan that nobody signs
@@ -120,7 +120,7 @@ def read_own() -> None:
     table = pd.DataFrame({"number": [0.25, 0.5] * 50, "group": levels})
     release = "0" * 32
     receipt = write_receipt(
-        plan=plan, wave=1, site="own", release_id=release, agent_version="0", n=len(table), previous=GENESIS
+        plan, ReceiptDraft(wave=1, site="own", release_id=release, agent_version="0", n=len(table), previous=GENESIS)
     )
     data = write_bundle(receipt, table)
     statement = Statement(

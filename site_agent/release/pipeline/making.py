@@ -72,7 +72,7 @@ def make_release(
     """
     from shared.base.randomness import secure_rng
     from shared.releases.bundle import write_bundle
-    from shared.releases.receipt import write_receipt
+    from shared.releases.receipt import ReceiptDraft, write_receipt
     from site_agent.records import table as records
     from site_agent.release import fitting
     from site_agent.release.drawing import drawing_of
@@ -172,19 +172,21 @@ def make_release(
 
         clock.enter(ReleaseStage.SEAL)
         receipt = write_receipt(
-            plan=plan,
-            wave=wave,
-            site=site.name,
-            release_id=hold.release_id,
-            agent_version=site.agent_version,
-            n=drawing.n,
-            drawn=drawing.drawn,
-            flow_of=drawing.flow_of,
-            reused=reused,
-            previous=ledger.last_receipt(plan.study),
-            trained=trained.charge if trained else None,
-            hospitals=len(source.hospitals),
-            mapping=source.mapping_hash,
+            plan,
+            ReceiptDraft(
+                wave=wave,
+                site=site.name,
+                release_id=hold.release_id,
+                agent_version=site.agent_version,
+                n=drawing.n,
+                drawn=drawing.drawn,
+                flow_of=drawing.flow_of,
+                reused=reused,
+                previous=ledger.last_receipt(plan.study),
+                trained=trained.charge if trained else None,
+                hospitals=len(source.hospitals),
+                mapping=source.mapping_hash,
+            ),
         )
         receipt.require_true(plan)
         plan.release.validate(plan, released, receipt.n)
