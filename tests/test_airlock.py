@@ -19,6 +19,7 @@ from shared.releases.statement import STATEMENT_TYPE, Statement
 from shared.wire.signed_messages import WITHDRAWAL_TYPE
 from site_agent.config import SiteConfig
 from site_agent.decide.airlock import approval, switch, taking_back
+from site_agent.decide.airlock.signing import Approver
 from site_agent.desk import Desk, agent_version, today
 from site_agent.release import drawing
 from site_agent.release.pipeline import opened
@@ -301,7 +302,7 @@ def test_a_revoked_plan_makes_and_sends_nothing_until_it_is_approved_again(ready
 def revoke(site: Hospital) -> None:
     """Take the plan's approval back at a desk of its own, as another process would."""
     at = Desk(site.home)
-    taking_back.revoke_plan(at, "mini", name="dr-berg", reason="stop", open_key=lambda: key_of(site, "dr-berg"))
+    taking_back.revoke_plan(at, "mini", by=Approver("dr-berg", lambda: key_of(site, "dr-berg")), reason="stop")
 
 
 def whole(site: Hospital, folder) -> None:
@@ -318,10 +319,10 @@ def test_a_plan_revoked_while_the_passphrase_is_typed_is_not_approved_under(read
         revoke(ready)
         return key_of(ready, "dr-lind")
 
-    words = {"name": "dr-lind", "agent_version": agent_version(), "today": today()}
+    words = {"agent_version": agent_version(), "today": today()}
     ticks = [check.name for check in opened.open_release(at.outbox, release_id).warnings]
     with pytest.raises(ApprovalRefusal, match="taken back"):
-        approval.approve(at, release_id, ticked=ticks, open_key=typing, **words)
+        approval.approve(at, release_id, ticked=ticks, by=Approver("dr-lind", typing), **words)
     assert (ready.hub.sent, state(ready, release_id)) == ([], "held")
     with pytest.raises(ApprovalRefusal, match="taken back"):
         at.outbox.approve(release_id, key_of(ready, "dr-lind"), "dr-lind")
@@ -336,10 +337,10 @@ def test_a_pause_that_is_noted_while_the_passphrase_is_typed_stops_the_approval(
         switch.pause(Desk(ready.home), "a doubt")
         return key_of(ready, "dr-lind")
 
-    words = {"name": "dr-lind", "agent_version": agent_version(), "today": today()}
+    words = {"agent_version": agent_version(), "today": today()}
     ticks = [check.name for check in opened.open_release(at.outbox, release_id).warnings]
     with pytest.raises(PausedRefusal):
-        approval.approve(at, release_id, ticked=ticks, open_key=typing, **words)
+        approval.approve(at, release_id, ticked=ticks, by=Approver("dr-lind", typing), **words)
     assert (ready.hub.sent, state(ready, release_id)) == ([], "held")
     whole(ready, tmp_path / "record")
 

@@ -100,11 +100,11 @@ def pause(
 ) -> VerbAnswer:
     """Stop at once: nothing is drawn, approved or sent until `site-agent resume`. No network and no key are needed."""
     from site_agent.decide.airlock import switch
+    from site_agent.decide.airlock.signing import Approver
 
     noted = True
     if not dry_run:
-        open_key = None if name is None else lambda: desk.approver(name)
-        noted = switch.pause(desk, reason, name=name or "", open_key=open_key)
+        noted = switch.pause(desk, reason, by=None if name is None else Approver.at(desk, name))
     paused = dry_run or desk.config.pause_file.exists()
 
     answer = {
@@ -128,10 +128,11 @@ def pause(
 def resume(desk: Desk, name: As, reason: Reason = "", dry_run: Dry = False) -> VerbAnswer:
     """End a pause. Anybody may stop the site; an approver starts it again, and signs for it."""
     from site_agent.decide.airlock import switch
+    from site_agent.decide.airlock.signing import Approver
 
     desk.config.approver_key(name)
     if not dry_run:
-        switch.resume(desk, name=name, reason=reason, open_key=lambda: desk.approver(name))
+        switch.resume(desk, reason=reason, by=Approver.at(desk, name))
 
     return VerbAnswer(
         {"site": desk.config.site, "paused": desk.paused, "by": name, "dry_run": dry_run},

@@ -250,6 +250,7 @@ def withdraw_person(
     from site_agent.config import Limits
     from site_agent.decide import waves
     from site_agent.decide.airlock import person_changes
+    from site_agent.decide.airlock.signing import Approver
     from site_agent.records.identifiers import normalised
     from site_agent.records.pseudonyms import pseudonym
 
@@ -273,9 +274,7 @@ def withdraw_person(
         floors = Limits.of(plan.floors, desk.config.floors)
         lot = waves.by_lot(desk.ledger, study, persons | noted, others=floors.difference, floor=floors.persons)
     if not dry_run:
-        gone = person_changes.consent_withdrawn(
-            desk, study, persons | lot, name=name, open_key=lambda: desk.approver(name)
-        )
+        gone = person_changes.consent_withdrawn(desk, study, persons | lot, by=Approver.at(desk, name))
         added = gone - len(lot)
     released = {
         person for hold in desk.ledger.holds(study) if hold.may_be_out for person in desk.ledger.persons(hold) or ()

@@ -37,6 +37,7 @@ def approve(
 ) -> VerbAnswer:
     """Sign exactly these bytes and, when enough people have signed, send them. Safe to repeat."""
     from site_agent.decide.airlock import approval
+    from site_agent.decide.airlock.signing import Approver
     from site_agent.show import screens
 
     desk.require_running()
@@ -45,9 +46,8 @@ def approve(
     done = approval.approve(
         desk,
         full,
-        name=name,
         ticked=_ticked(desk, full, list(tick or []), quiet=json),
-        open_key=lambda: desk.approver(name, beside=_others(before)),
+        by=Approver.at(desk, name, beside=_others(before)),
         agent_version=agent_version(),
         today=today(),
         dry_run=dry_run,
@@ -102,6 +102,7 @@ def standing_add(
 
     from shared.plans.standing import NO_RELEASE
     from site_agent.decide.airlock import standing_approval
+    from site_agent.decide.airlock.signing import Approver
     from site_agent.show import screens
 
     try:
@@ -111,10 +112,9 @@ def standing_add(
     document, digest = standing_approval.sign_standing(
         desk,
         study,
-        name=name,
         max_epsilon=max_epsilon,
         until=last,
-        open_key=lambda: desk.approver(name),
+        by=Approver.at(desk, name),
         agent_version=agent_version(),
         today=today(),
         dry_run=dry_run,
@@ -186,6 +186,7 @@ def standing_revoke(
 ) -> VerbAnswer:
     """Take a standing approval back: from now on it approves nothing. Any approver may. The coordinator is told."""
     from site_agent.decide.airlock import standing_approval
+    from site_agent.decide.airlock.signing import Approver
 
     desk.config.approver_key(name)
     found = [noted for noted in desk.ledger.standing() if noted.digest.startswith(standing_id)]
@@ -197,9 +198,7 @@ def standing_revoke(
         )
     delivered = False
     if not dry_run:
-        standing_approval.revoke_standing(
-            desk, found[0].digest, name=name, reason=reason, open_key=lambda: desk.approver(name)
-        )
+        standing_approval.revoke_standing(desk, found[0].digest, reason=reason, by=Approver.at(desk, name))
         delivered = standing_approval.deliver_revocations(desk)
     answer = {"id": found[0].digest, "study": found[0].study, "by": name, "told": delivered, "dry_run": dry_run}
 
@@ -243,14 +242,13 @@ def _declined(
 ) -> VerbAnswer:
     from site_agent.decide import membership
     from site_agent.decide.airlock import approval
+    from site_agent.decide.airlock.signing import Approver
 
     desk.config.approver_key(name)
     full = desk.release_id(release_id)
     hold = desk.outbox.get(full)
     if not dry_run:
-        hold = approval.decline(
-            desk, full, name=name, reason=reason, open_key=lambda: desk.approver(name), for_good=for_good, tell=tell
-        )
+        hold = approval.decline(desk, full, reason=reason, by=Approver.at(desk, name), for_good=for_good, tell=tell)
         if tell and desk.config.certificate.exists():
             with suppress(Refusal), desk.egress() as egress:  # where it cannot be told now, the next round tells it
                 membership.look(desk, egress)
@@ -293,6 +291,7 @@ def withdraw(
     """Take a release back: stop it here at once, and have the coordinator bury what it has. The charge stays."""
     from shared.wire.signed_messages import REASONS
     from site_agent.decide.airlock import taking_back
+    from site_agent.decide.airlock.signing import Approver
 
     desk.config.approver_key(name)
     if reason not in REASONS:
@@ -306,9 +305,7 @@ def withdraw(
     if dry_run:
         taking_back.require_no_copies(desk, hold)
     else:
-        hold = taking_back.withdraw(
-            desk, full, name=name, reason_code=reason, note=note, open_key=lambda: desk.approver(name)
-        )
+        hold = taking_back.withdraw(desk, full, reason_code=reason, note=note, by=Approver.at(desk, name))
     buried = hold.withdrawal.log_index if hold.withdrawal else None
     answer = {
         "release_id": full,
@@ -342,10 +339,9 @@ def withdraw(
 def leave(desk: Desk, study: Study, name: As, note: Reason = "", dry_run: Dry = False) -> VerbAnswer:
     """Leave a study: bury what was delivered, revoke its plan, delete what was sealed. The audit log stays."""
     from site_agent.decide.airlock import taking_back
+    from site_agent.decide.airlock.signing import Approver
 
-    deleted = taking_back.leave(
-        desk, study, name=name, open_key=lambda: desk.approver(name), note=note, dry_run=dry_run
-    )
+    deleted = taking_back.leave(desk, study, by=Approver.at(desk, name), note=note, dry_run=dry_run)
     buried = [hold.release_id for hold in desk.ledger.holds(study) if hold.state == "withdrawn"]
     head = desk.ledger.entries()[-1]
     answer = {

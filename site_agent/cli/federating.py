@@ -175,7 +175,7 @@ def consent(desk: Desk, study: Study, name: As, dry_run: Dry = False) -> VerbAns
     if not dry_run:
         desk.require_running()
         beside = hold.consents if hold.consent == page.asked else ()
-        key = signing.signer(desk, name, lambda: desk.approver(name, beside=beside))
+        key = signing.Approver.at(desk, name, beside=beside).key(desk)
         with _locked(desk):
             hold = consenting.give_consent(desk.ledger, page, name=name, key=key)
     given = hold.consents if hold.consent == page.asked else ()

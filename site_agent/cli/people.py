@@ -247,6 +247,7 @@ def data_confirm_persons(
 ) -> VerbAnswer:
     """Sign that a table without the persons of earlier releases holds other persons: for one wave."""
     from site_agent.decide.airlock import person_changes
+    from site_agent.decide.airlock.signing import Approver
 
     desk.config.approver_key(name)
     found = person_changes.vanished(desk, study)
@@ -255,7 +256,7 @@ def data_confirm_persons(
         if not json:
             # Before the key is opened: it is what the signature says.
             typer.echo(f"{counted} {_CONFIRMED}", err=True)
-        person_changes.confirm_persons(desk, found, name=name, reason=reason, open_key=lambda: desk.approver(name))
+        person_changes.confirm_persons(desk, found, reason=reason, by=Approver.at(desk, name))
     answer = {
         "study": study,
         "wave": found.hold.wave,

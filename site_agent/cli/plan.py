@@ -82,6 +82,7 @@ def plan_approve(
 ) -> VerbAnswer:
     """Agree to exactly this plan, with this dictionary, run by this version of the agent."""
     from site_agent.decide.airlock import plan_approval
+    from site_agent.decide.airlock.signing import Approver
 
     asking = plan_approval.asked(desk, study, name=name, today=today())
     plan = asking.plan
@@ -95,9 +96,8 @@ def plan_approve(
     plan_approval.approve_plan(
         desk,
         asking,
-        name=name,
         understood=ticked,
-        open_key=lambda: desk.approver(name),
+        by=Approver.at(desk, name),
         agent_version=agent_version(),
         today=today(),
         reason=reason,
@@ -134,6 +134,7 @@ def plan_approve(
 def plan_revoke(desk: Desk, study: Study, name: As, reason: Reason = "", dry_run: Dry = False) -> VerbAnswer:
     """Take the approval of the plan back: nothing more is made or sent under it. What has left has left."""
     from site_agent.decide.airlock import standing_approval, taking_back
+    from site_agent.decide.airlock.signing import Approver
 
     desk.config.approver_key(name)
     plan = desk.plans.plan(study)
@@ -142,7 +143,7 @@ def plan_revoke(desk: Desk, study: Study, name: As, reason: Reason = "", dry_run
             "the plan must be approved here to be revoked", given=f"version {plan.version}, not approved"
         )
     if not dry_run:
-        taking_back.revoke_plan(desk, study, name=name, reason=reason, open_key=lambda: desk.approver(name))
+        taking_back.revoke_plan(desk, study, reason=reason, by=Approver.at(desk, name))
         standing_approval.deliver_revocations(desk)
 
     detail = "dry run, nothing changed" if dry_run else f"approval revoked by {name}"

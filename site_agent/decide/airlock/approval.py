@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from site_agent.ledger.book import AnchoredHead, Hold
     from site_agent.release.checks import Check
     from site_agent.release.pipeline.opened import SealedRelease
-from site_agent.decide.airlock.signing import OpenKey, author_must_differ, witnessed
+from site_agent.decide.airlock.signing import Approver, author_must_differ, witnessed
 from site_agent.decide.airlock.standing_approval import STANDING_ADD, stands, still_standing
 
 __all__ = [
@@ -109,25 +109,23 @@ def approve(
     desk: Desk,
     release_id: str,
     *,
-    name: str,
+    by: Approver,
     ticked: Sequence[str],
-    open_key: OpenKey,
     agent_version: str,
     today: dt.date,
     dry_run: bool = False,
 ) -> Approved:
-    """Sign exactly these bytes as `name` and, when enough people have signed, send them. Safe to repeat.
+    """Sign exactly these bytes as `by` and, when enough people have signed, send them. Safe to repeat.
 
     Args:
         ticked: names of the warnings that the approver has looked at; it must be all of them.
-        open_key: opens the approver's key; called only when a signature is needed.
     Raises: PausedRefusal; PlanRefusal and its kinds (the plan is not the approved, current one, also for bytes that
         were approved before and are only sent again); ApprovalRefusal; NetworkRefusal (the approval is kept).
     """
     from site_agent.release.pipeline import opened
 
     desk.require_running()
-    desk.config.approver_key(name)
+    desk.config.approver_key(by.name)
     known = desk.outbox.get(release_id)
     if known.state in _ENDED:
         raise StateRefusal(
@@ -154,7 +152,7 @@ def approve(
                 f"site-agent withdraw {release_id[:8]} --as NAME --reason policy, and release again.",
             )
         if not ahead and (hold.state != "approved" or stands(hold)):
-            _require_another_person(desk, hold, plan, name)
+            _require_another_person(desk, hold, plan, by.name)
             left = require_ticks(made, ticked)
             if left:
                 ticks = "".join(f" --tick {check.name}" for check in made.warnings)
@@ -169,15 +167,15 @@ def approve(
         # Asked again: another person may have decided while this one was reading.
         hold = desk.outbox.get(release_id)
         if hold.state not in ("approved", "delivered") or (stands(hold) and not ahead):
-            key = open_key()
+            key = by.open_key()
             # Asked again: the plan's approval may have been taken back while the passphrase was typed.
             desk.ledger.require_plan(hold)
-            opened.record_decision(desk.outbox, release_id, name=name, key=key, ticked=ticked, today=today)
-            desk.outbox.approve(release_id, key, name)
+            opened.record_decision(desk.outbox, release_id, name=by.name, key=key, ticked=ticked, today=today)
+            desk.outbox.approve(release_id, key, by.name)
             hold = desk.outbox.get(release_id)
         if hold.state != "approved":
             return Approved(hold=hold)
-        return _sent(desk, hold, today=today, command=f"site-agent approve {release_id[:8]} --as {name}")
+        return _sent(desk, hold, today=today, command=f"site-agent approve {release_id[:8]} --as {by.name}")
 
 
 def send(desk: Desk, release_id: str, *, agent_version: str, today: dt.date) -> Approved:
@@ -246,9 +244,7 @@ def _require_no_old_copy(desk: Desk, last: AnchoredHead | None) -> None:
         )
 
 
-def decline(
-    desk: Desk, release_id: str, *, name: str, reason: str, open_key: OpenKey, for_good: bool, tell: bool = False
-) -> Hold:
+def decline(desk: Desk, release_id: str, *, by: Approver, reason: str, for_good: bool, tell: bool = False) -> Hold:
     """Reject sealed bytes for good, or send them back with a question; the charge stays either way.
 
     Args:
@@ -256,14 +252,14 @@ def decline(
     Raises: UsageRefusal (no reason); SignatureRefusal (only who can open the key may decide in its name);
     ApprovalRefusal (a key that is not the registered one); StateRefusal.
     """
-    desk.config.approver_key(name)
+    desk.config.approver_key(by.name)
     if not reason.strip():
         raise UsageRefusal("a reason must say something", given="blank text", next_step="Add --reason.")
     desk.outbox.get(release_id)
-    key = open_key()
+    key = by.open_key()
     with desk.locked():
         recipient = desk.config.coordinator if tell else ""
-        hold = desk.outbox.decline(release_id, key, name, reason=reason, for_good=for_good, tell=recipient)
+        hold = desk.outbox.decline(release_id, key, by.name, reason=reason, for_good=for_good, tell=recipient)
     witnessed(desk)
     return hold
 

@@ -13,7 +13,7 @@ from shared.errors import (
 if TYPE_CHECKING:
     from site_agent.desk import Desk
     from site_agent.ledger.book import Hold
-from site_agent.decide.airlock.signing import OpenKey, signer
+from site_agent.decide.airlock.signing import Approver
 
 __all__ = [
     "Vanished",
@@ -23,8 +23,8 @@ __all__ = [
 ]
 
 
-def consent_withdrawn(desk: Desk, study: str, persons: Collection[str], *, name: str, open_key: OpenKey) -> int:
-    """Note, as the approver `name`, that persons withdrew from a study.
+def consent_withdrawn(desk: Desk, study: str, persons: Collection[str], *, by: Approver) -> int:
+    """Note, as the approver `by`, that persons withdrew from a study.
 
     The coordinator witnesses it with the next anchor that something else asks for: a head that came alone, at that
     minute, would tell of it.
@@ -34,10 +34,10 @@ def consent_withdrawn(desk: Desk, study: str, persons: Collection[str], *, name:
     Returns: how many were not noted before.
     Raises: SignatureRefusal; ApprovalRefusal (not the registered key); IntegrityRefusal; StorageRefusal.
     """
-    desk.config.approver_key(name)
-    key = signer(desk, name, open_key)
+    desk.config.approver_key(by.name)
+    key = by.key(desk)
     with desk.locked():
-        return desk.ledger.note_persons(study, persons, name=name, key=key)
+        return desk.ledger.note_persons(study, persons, name=by.name, key=key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,20 +91,20 @@ def vanished(desk: Desk, study: str) -> Vanished:
     return Vanished(hold=waiting[-1], there=there, earlier=earlier, snapshot=table.snapshot)
 
 
-def confirm_persons(desk: Desk, found: Vanished, *, name: str, reason: str, open_key: OpenKey) -> Hold:
-    """Sign, as the approver `name`, that this table holds other persons than earlier releases: for this wave alone.
+def confirm_persons(desk: Desk, found: Vanished, *, by: Approver, reason: str) -> Hold:
+    """Sign, as the approver `by`, that this table holds other persons than earlier releases: for this wave alone.
 
     Raises: SignatureRefusal; ApprovalRefusal (not the registered key); ParameterError; StateRefusal; StorageRefusal.
     """
-    desk.config.approver_key(name)
-    key = signer(desk, name, open_key)
+    desk.config.approver_key(by.name)
+    key = by.key(desk)
     with desk.locked():
         return desk.ledger.confirm_persons(
             found.hold,
             there=found.there,
             earlier=found.earlier,
             snapshot=found.snapshot,
-            name=name,
+            name=by.name,
             reason=reason,
             key=key,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,8 @@ from shared.errors import ApprovalRefusal, BudgetRefusal
 from shared.privacy.stated import shown_epsilon
 
 if TYPE_CHECKING:
-    from shared.base.keys import SigningKey
     from shared.plans.plan import StudyPlan
+    from site_agent.decide.airlock.signing import Approver
     from site_agent.desk import Desk
 
 __all__ = ["Asking", "approve_plan", "asked", "asks_tick"]
@@ -66,15 +66,14 @@ def approve_plan(
     desk: Desk,
     asking: Asking,
     *,
-    name: str,
+    by: Approver,
     understood: bool,
-    open_key: Callable[[], SigningKey],
     agent_version: str,
     today: dt.date,
     reason: str = "",
     dry_run: bool = False,
 ) -> None:
-    """Sign that `name` approves exactly this plan, its dictionary and this version of the agent.
+    """Sign that `by` approves exactly this plan, its dictionary and this version of the agent.
 
     Args:
         understood: what is not covered was read.
@@ -90,8 +89,8 @@ def approve_plan(
     if not dry_run:
         desk.plans.approve(
             plan,
-            name=name,
-            key=open_key(),
+            name=by.name,
+            key=by.open_key(),
             agent_version=agent_version,
             understood=asking.not_covered,
             today=today,

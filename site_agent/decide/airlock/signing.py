@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared.errors import (
@@ -15,13 +16,11 @@ if TYPE_CHECKING:
     from site_agent.desk import Desk
 
 __all__ = [
-    "OpenKey",
+    "Approver",
     "author_must_differ",
-    "signer",
     "witnessed",
 ]
 
-OpenKey = Callable[[], "SigningKey"]
 WITNESS_SECONDS = 2.0
 """Longest wait for one answer when a decision is witnessed: a person waits, and the next round of `run` tries again."""
 
@@ -33,16 +32,28 @@ def author_must_differ(desk: Desk, plan: StudyPlan) -> bool:
     return Limits.of(plan.floors, desk.config.floors).author_apart
 
 
-def signer(desk: Desk, name: str, open_key: OpenKey) -> SigningKey:
-    """The opened key of `name`. Raises: ApprovalRefusal, unless it is the registered one."""
-    key = open_key()
-    if desk.outbox.approvers.get(name) != key.public:
-        raise ApprovalRefusal(
-            "an approver must be registered at this site with this key",
-            given=repr(name),
-            next_step=f"Approvers here: {', '.join(desk.config.approvers) or 'none'}.",
-        )
-    return key
+@dataclass(frozen=True)
+class Approver:
+    """Who decides: a name, and what opens their key, called only when a signature is needed."""
+
+    name: str
+    open_key: Callable[[], SigningKey]
+
+    @classmethod
+    def at(cls, desk: Desk, name: str, *, beside: Iterable[str] = ()) -> Approver:
+        """Who types their passphrase at this desk; `beside` as of `Desk.approver`."""
+        return cls(name, lambda: desk.approver(name, beside=beside))
+
+    def key(self, desk: Desk) -> SigningKey:
+        """The opened key. Raises: ApprovalRefusal, unless it is the registered one."""
+        key = self.open_key()
+        if desk.outbox.approvers.get(self.name) != key.public:
+            raise ApprovalRefusal(
+                "an approver must be registered at this site with this key",
+                given=repr(self.name),
+                next_step=f"Approvers here: {', '.join(desk.config.approvers) or 'none'}.",
+            )
+        return key
 
 
 def witnessed(desk: Desk) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from site_agent.desk import Desk
     from site_agent.ledger.book import Hold, Noted
     from site_agent.release.pipeline.opened import SealedRelease
-from site_agent.decide.airlock.signing import OpenKey, author_must_differ, signer, witnessed
+from site_agent.decide.airlock.signing import Approver, author_must_differ, witnessed
 
 __all__ = [
     "STANDING_ADD",
@@ -96,15 +96,14 @@ def sign_standing(
     desk: Desk,
     study: str,
     *,
-    name: str,
+    by: Approver,
     max_epsilon: float,
     until: dt.date,
-    open_key: OpenKey,
     agent_version: str,
     today: dt.date,
     dry_run: bool = False,
 ) -> tuple[Standing, str]:
-    """Sign in advance, as `name`, for later releases of the plan that is approved now, within limits.
+    """Sign in advance, as `by`, for later releases of the plan that is approved now, within limits.
 
     Returns: the document and its digest.
     Raises: PlanRefusal (the plan does not allow it) and its kinds; ApprovalRefusal (no release was approved yet);
@@ -113,8 +112,8 @@ def sign_standing(
 
     from shared.plans.standing import NO_RELEASE, Standing
 
-    desk.config.approver_key(name)
-    key = desk.outbox.approvers[name]
+    desk.config.approver_key(by.name)
+    key = desk.outbox.approvers[by.name]
     registered = {key.key_id: key}
     plan, _ = desk.plans.approved(study, agent_version=agent_version, today=today)
     if not plan.floors.standing:
@@ -144,25 +143,25 @@ def sign_standing(
         until=until.isoformat(),
         n=1 if before is None else before.receipt.n,
         release_id=NO_RELEASE if before is None else before.hold.release_id,
-        approver=name,
+        approver=by.name,
         number=len(desk.ledger.standing(study)) + 1,
         day=today.isoformat(),
     )
     if not dry_run:
         with desk.locked():
-            envelope = standing.sign(open_key())
+            envelope = standing.sign(by.open_key())
             if not envelope.verified_by(registered):
-                raise ApprovalRefusal("an approver must be registered at the site, with this key", given=repr(name))
-            return standing, desk.ledger.add_standing(study=study, name=name, envelope=envelope).digest
+                raise ApprovalRefusal("an approver must be registered at the site, with this key", given=repr(by.name))
+            return standing, desk.ledger.add_standing(study=study, name=by.name, envelope=envelope).digest
     return standing, ""
 
 
-def revoke_standing(desk: Desk, digest: str, *, name: str, reason: str, open_key: OpenKey) -> Noted:
-    """Take a standing approval back for good, as the approver `name`; the coordinator is told by `send_revocations`.
+def revoke_standing(desk: Desk, digest: str, *, by: Approver, reason: str) -> Noted:
+    """Take a standing approval back for good, as the approver `by`; the coordinator is told by `send_revocations`.
 
     Raises: StateRefusal (not in force); SignatureRefusal; ApprovalRefusal (not the registered key).
     """
-    desk.config.approver_key(name)
+    desk.config.approver_key(by.name)
     found = [noted for noted in desk.ledger.standing() if noted.digest == digest and not noted.revoked]
     if not found:
         raise StateRefusal(
@@ -170,8 +169,8 @@ def revoke_standing(desk: Desk, digest: str, *, name: str, reason: str, open_key
             given="one that is not",
             next_step="See site-agent standing list.",
         )
-    key = signer(desk, name, open_key)
-    revoked = revoke_one(desk, found[0], name=name, reason=reason, key=key)
+    key = by.key(desk)
+    revoked = revoke_one(desk, found[0], name=by.name, reason=reason, key=key)
     witnessed(desk)
     return revoked
 

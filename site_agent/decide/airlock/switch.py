@@ -8,7 +8,7 @@ from shared.base.clock import utc_now
 
 if TYPE_CHECKING:
     from site_agent.desk import Desk
-from site_agent.decide.airlock.signing import OpenKey, signer, witnessed
+from site_agent.decide.airlock.signing import Approver, witnessed
 
 __all__ = [
     "pause",
@@ -17,14 +17,14 @@ __all__ = [
 
 
 # -- the switch ------------------------------------------------------------------------------------------------
-def pause(desk: Desk, reason: str, *, name: str = "", open_key: OpenKey | None = None) -> bool:
+def pause(desk: Desk, reason: str, *, by: Approver | None = None) -> bool:
     """Stop at once: nothing is drawn, approved or sent until `resume`. Works without a network, and without a key.
 
     Stopping waits for nobody: the site stops first. Then the ledger notes it, signed where a person is named, and the
     coordinator witnesses that if it answers within seconds.
 
     Returns: whether the ledger could note it; where it could not, the pause holds all the same.
-    Raises: ConfigRefusal, SignatureRefusal, ApprovalRefusal (the key of `name`); the site is paused by then.
+    Raises: ConfigRefusal, SignatureRefusal, ApprovalRefusal (the key of `by`); the site is paused by then.
     """
     from shared.base.keys import write_private
     from shared.errors import Refusal
@@ -33,12 +33,12 @@ def pause(desk: Desk, reason: str, *, name: str = "", open_key: OpenKey | None =
     write_private(desk.config.pause_file, f"{stamp} {reason}\n".encode())
     key = None
     try:
-        if open_key is not None:
-            desk.config.approver_key(name)
-            key = signer(desk, name, open_key)
+        if by is not None:
+            desk.config.approver_key(by.name)
+            key = by.key(desk)
     finally:
         try:
-            desk.ledger.pause(name=name if key else "", reason=reason, key=key)
+            desk.ledger.pause(name=by.name if by and key else "", reason=reason, key=key)
             noted = True
         except Refusal:
             noted = False
@@ -47,14 +47,14 @@ def pause(desk: Desk, reason: str, *, name: str = "", open_key: OpenKey | None =
     return noted
 
 
-def resume(desk: Desk, *, name: str, open_key: OpenKey, reason: str = "") -> None:
-    """End a pause, as the approver `name`. Nothing changes where there is none.
+def resume(desk: Desk, *, by: Approver, reason: str = "") -> None:
+    """End a pause, as the approver `by`. Nothing changes where there is none.
 
-    Raises: ConfigRefusal, SignatureRefusal, ApprovalRefusal (the key of `name`); LedgerRefusal.
+    Raises: ConfigRefusal, SignatureRefusal, ApprovalRefusal (the key of `by`); LedgerRefusal.
     """
-    desk.config.approver_key(name)
+    desk.config.approver_key(by.name)
     if not desk.paused:
         return
-    desk.ledger.resume(name=name, reason=reason, key=signer(desk, name, open_key))
+    desk.ledger.resume(name=by.name, reason=reason, key=by.key(desk))
     desk.config.pause_file.unlink(missing_ok=True)
     witnessed(desk)

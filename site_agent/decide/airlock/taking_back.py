@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
     from site_agent.desk import Desk
     from site_agent.ledger.book import Hold
-from site_agent.decide.airlock.signing import OpenKey, signer, witnessed
+from site_agent.decide.airlock.signing import Approver, witnessed
 from site_agent.decide.airlock.standing_approval import revoke_one
 
 __all__ = [
@@ -39,28 +39,28 @@ class Deleted:
     size: int
 
 
-def revoke_plan(desk: Desk, study: str, *, name: str, reason: str, open_key: OpenKey) -> StudyPlan:
-    """Take the approval of the study's newest plan back, and with it every standing approval, as the approver `name`.
+def revoke_plan(desk: Desk, study: str, *, by: Approver, reason: str) -> StudyPlan:
+    """Take the approval of the study's newest plan back, and with it every standing approval, as the approver `by`.
 
     Raises: StateRefusal (nobody approved it); SignatureRefusal; ApprovalRefusal (not the registered key).
     """
-    desk.config.approver_key(name)
+    desk.config.approver_key(by.name)
     plan = desk.plans.plan(study)
     if desk.plans.approval(study, plan.version) is None:
         raise StateRefusal(
             "the plan must be approved here to be revoked", given=f"version {plan.version}, not approved"
         )
-    key = signer(desk, name, open_key)
+    key = by.key(desk)
     for noted in desk.ledger.standing(study):
         if not noted.revoked:
-            revoke_one(desk, noted, name=name, reason=reason, key=key)
-    revoked = desk.plans.revoke(study, name=name, key=key, reason=reason)
+            revoke_one(desk, noted, name=by.name, reason=reason, key=key)
+    revoked = desk.plans.revoke(study, name=by.name, key=key, reason=reason)
     witnessed(desk)
     return revoked
 
 
 # -- taking back ------------------------------------------------------------------------------------------------
-def withdraw(desk: Desk, release_id: str, *, name: str, reason_code: str, note: str, open_key: OpenKey) -> Hold:
+def withdraw(desk: Desk, release_id: str, *, by: Approver, reason_code: str, note: str) -> Hold:
     """Take a release back: stop it here at once, then have the coordinator bury what it may have. Safe to repeat.
 
     A reservation without bytes that holds its wave (for instance of an earlier plan) is given up in the same way.
@@ -68,13 +68,13 @@ def withdraw(desk: Desk, release_id: str, *, name: str, reason_code: str, note: 
     Raises: ParameterError (unknown reason); StateRefusal (over already, or a later release still holds its rows);
         NetworkRefusal: it is withdrawn here, and the coordinator must still be told.
     """
-    desk.config.approver_key(name)
+    desk.config.approver_key(by.name)
     with desk.locked():
         hold = desk.ledger.hold(release_id)
         require_no_copies(desk, hold)
         if hold.withdrawal is None:
             reason = note.strip() or reason_code
-            hold = desk.outbox.withdraw(release_id, open_key(), name, reason_code=reason_code, reason=reason)
+            hold = desk.outbox.withdraw(release_id, by.open_key(), by.name, reason_code=reason_code, reason=reason)
     witnessed(desk)
     with desk.locked():
         return _bury(desk, desk.ledger.hold(release_id))
@@ -143,9 +143,7 @@ def _bury(desk: Desk, hold: Hold) -> Hold:
     return desk.ledger.tombstone(hold, log_index=place)
 
 
-def leave(
-    desk: Desk, study: str, *, name: str, open_key: OpenKey, note: str = "", dry_run: bool = False
-) -> tuple[Deleted, ...]:
+def leave(desk: Desk, study: str, *, by: Approver, note: str = "", dry_run: bool = False) -> tuple[Deleted, ...]:
     """Leave a study: bury what was delivered, give up what is open, revoke the plan, delete what was sealed.
 
     The ledger, the plans and their approvals stay: they are the audit log. The site's keys stay, because they may serve
@@ -160,7 +158,7 @@ def leave(
     from shared.base.canonical import sha256_hex
     from site_agent.release.embeddings import EmbeddingStore
 
-    desk.config.approver_key(name)
+    desk.config.approver_key(by.name)
     holds = desk.ledger.holds(study)
     if not holds and study not in desk.plans.studies():
         step = meant(study, desk.plans.studies(), what="Studies here")
@@ -178,26 +176,26 @@ def leave(
     ]
     if dry_run:
         return tuple(files)
-    key = signer(desk, name, open_key)
+    key = by.key(desk)
+    opened = Approver(by.name, lambda: key)  # one passphrase for all that follows
     for hold in reversed(holds):  # a later one may hold the rows of an earlier one
         unsettled = hold.withdrawal is not None and not hold.withdrawal.settled
         if hold.state not in ("burnt", "rejected", "withdrawn", "trained") or (hold.left and unsettled):
             withdraw(
                 desk,
                 hold.release_id,
-                name=name,
+                by=opened,
                 reason_code="other",
                 note=note or "left the study",
-                open_key=lambda: key,
             )
     version = desk.plans.highest(study)
     if version and desk.plans.approval(study, version) is not None:
-        revoke_plan(desk, study, name=name, reason=note or "left the study", open_key=lambda: key)
+        revoke_plan(desk, study, by=opened, reason=note or "left the study")
     with desk.locked():
         # Noted first: a deletion that is not in the log would look like a loss.
         desk.ledger.leave(
             study=study,
-            name=name,
+            name=by.name,
             deleted=[
                 {"release_id": one.release_id, "name": one.name, "sha256": one.sha256, "bytes": one.size}
                 for one in files

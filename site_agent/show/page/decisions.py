@@ -38,9 +38,8 @@ class Decisions(Frame):
         after = approval.approve(
             desk,
             release_id,
-            name=form.get("name", ""),
             ticked=form.getlist("tick"),
-            open_key=self.typed(desk, form),
+            by=self.typed(desk, form),
             agent_version=self.agent_version,
             today=self.today(),
         )
@@ -56,9 +55,8 @@ class Decisions(Frame):
         approval.decline(
             desk,
             release_id,
-            name=form.get("name", ""),
             reason=form.get("reason", ""),
-            open_key=self.typed(desk, form),
+            by=self.typed(desk, form),
             for_good=verb == "reject",
         )
         return f"/release/{release_id}?done=declined"
@@ -71,10 +69,9 @@ class Decisions(Frame):
         taking_back.withdraw(
             desk,
             release_id,
-            name=form.get("name", ""),
             reason_code=form.get("reason", ""),
             note=form.get("note", ""),
-            open_key=self.typed(desk, form),
+            by=self.typed(desk, form),
         )
         return f"/release/{release_id}?done=withdrawn"
 
@@ -100,9 +97,8 @@ class Decisions(Frame):
         plan_approval.approve_plan(
             desk,
             asking,
-            name=name,
             understood=form.get("understood") == asking.plan.posture,
-            open_key=self.typed(desk, form),
+            by=self.typed(desk, form),
             agent_version=self.agent_version,
             today=today,
             reason=form.get("reason", ""),
@@ -116,7 +112,7 @@ class Decisions(Frame):
         name, reason = form.get("name", ""), form.get("reason", "")
         desk.config.approver_key(name)
         study = request.path_params["study"]
-        taking_back.revoke_plan(desk, study, name=name, reason=reason, open_key=self.typed(desk, form))
+        taking_back.revoke_plan(desk, study, reason=reason, by=self.typed(desk, form))
         standing_approval.deliver_revocations(desk)
         return "/plans?done=revoked"
 
@@ -156,7 +152,7 @@ class Decisions(Frame):
             agent_version=self.agent_version,
             today=today,
         )
-        self.typed(desk, form)()  # only who can open the key may be named as the author
+        self.typed(desk, form).open_key()  # only who can open the key may be named as the author
 
         def run(tell: Any) -> Any:
             return drawing.draw(desk, wanted, agent_version=self.agent_version, today=today, progress=tell).made.hold
@@ -178,10 +174,9 @@ class Decisions(Frame):
         standing_approval.sign_standing(
             desk,
             request.path_params["study"],
-            name=form.get("name", ""),
             max_epsilon=limit,
             until=last,
-            open_key=self.typed(desk, form),
+            by=self.typed(desk, form),
             agent_version=self.agent_version,
             today=self.today(),
         )
@@ -191,9 +186,9 @@ class Decisions(Frame):
         """End an approval in advance."""
         from site_agent.decide.airlock import standing_approval
 
-        name, reason = form.get("name", ""), form.get("reason", "")
+        reason = form.get("reason", "")
         digest = request.path_params["digest"]
-        standing_approval.revoke_standing(desk, digest, name=name, reason=reason, open_key=self.typed(desk, form))
+        standing_approval.revoke_standing(desk, digest, reason=reason, by=self.typed(desk, form))
         standing_approval.deliver_revocations(desk)
         return "/plans"
 
@@ -209,8 +204,7 @@ class Decisions(Frame):
         """Let the site go on."""
         from site_agent.decide.airlock import switch
 
-        name = form.get("name", "")
-        switch.resume(desk, name=name, reason="on the page", open_key=self.typed(desk, form))
+        switch.resume(desk, reason="on the page", by=self.typed(desk, form))
         return "/"
 
     def logout(self, desk: Desk, request: Request, form: QueryParams) -> str:

@@ -25,6 +25,7 @@ from shared.errors import Refusal, machine_failures
 from shared.privacy import stated
 from shared.terminal import inert
 from site_agent.decide import reconciliation
+from site_agent.decide.airlock.signing import Approver
 from site_agent.identity import ending
 from site_agent.show.page.access import Gate, KeyOpener, Session
 from site_agent.show.page.language import COOKIE, NAMES, Language, chosen, marked
@@ -32,7 +33,6 @@ from site_agent.show.page.language import COOKIE, NAMES, Language, chosen, marke
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from shared.base.keys import SigningKey
     from site_agent.desk import Desk
 
 __all__ = ["FORM_CAP", "TEMPLATES", "Decision", "Frame", "View", "reader"]
@@ -88,9 +88,10 @@ class Frame:
         """The style sheet."""
         return (TEMPLATES / "style.css").read_text(encoding="utf-8")
 
-    def typed(self, desk: Desk, form: QueryParams) -> Callable[[], SigningKey]:
-        """What opens the key of the person whom a form names, with the passphrase in it."""
-        return lambda: self.opener.opened(desk, form.get("name", ""), form.get("passphrase", ""))
+    def typed(self, desk: Desk, form: QueryParams) -> Approver:
+        """The person whom a form names, whose key the passphrase in it opens."""
+        name = form.get("name", "")
+        return Approver(name, lambda: self.opener.opened(desk, name, form.get("passphrase", "")))
 
     def running(self, lang: Language) -> str:
         """What works in the background, in words; blank where nothing does."""
