@@ -211,15 +211,17 @@ def at(place):
 
 
 def test_the_page_says_none_where_no_number_of_cores_was_found_and_nowhere_else():
-    rows = [
-        *rows_under("scale:sizes/{row}/smallest/{column}"),
-        *rows_under("scale:sizes/{row}/in pieces/smallest/{column}"),
-    ]
-    assert len(rows) == 11
-    for name, cells in rows:
-        inside = f"sizes/{name}/smallest" if "/" in name else f"sizes/{name}/in pieces/smallest"
-        for target, cell in cells.items():
-            assert (cell == "none") == (at(f"{inside}/{target}") == 0), f"{name} {target}"
+    for place, count in (
+        ("sizes/{row}/smallest/{column}", 10),
+        ("busy/{row}/{column}", 10),
+        ("sizes/{row}/in pieces/smallest/{column}", 2),
+    ):
+        rows = list(rows_under(f"scale:{place}"))
+        assert len(rows) == count
+        for name, cells in rows:
+            for target, cell in cells.items():
+                cores = at(place.replace("{row}", name).replace("{column}", target))
+                assert (cell == "none") == (cores == 0), f"{name} {target}"
 
 
 def test_the_smallest_configuration_is_the_smallest_that_was_simulated_to_answer_in_time():

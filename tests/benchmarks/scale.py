@@ -23,7 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.benchmarks import record, scale_costs
+from tests.benchmarks import question_sites, record, scale_costs
 from tests.benchmarks.scale_model import (
     CLIENT,
     IN_THE_MAKING,
@@ -143,6 +143,10 @@ def measure() -> dict[str, Any]:
     from tests.benchmarks.load import ROWS as SMALL_ROWS
 
     found: dict[str, Any] = {"load_average_before": os.getloadavg()[0], "site": {}, "serving": {}}
+    # What another file has from a quiet machine, measured beside all this: how much longer everything takes now.
+    now, quiet = question_sites.of_sites(SERVED[-1])["new_s"], committed("question_sites")["sites"]["500"]["new_s"]
+    found["question_sites"] = {"new_s": now, "times_as_long": 1.0 if SMALL else now / quiet}
+    print(found["question_sites"], flush=True)
     for rows, sites in AT_A_SITE.items():
         found["site"][f"{rows}"] = said = scale_costs.of_site(rows, sites)
         print(f"{rows} rows a site", said, flush=True)
@@ -224,10 +228,18 @@ def compared(measured: dict[str, Any], runs: dict[str, Any]) -> dict[str, Any]:
         send=one["hospital_s"],
         commit=measured["serving"][f"{SERVED[0]}"]["commit_s"],
     )
+    costs = costs.quicker(measured["question_sites"]["times_as_long"])  # the machine was quiet there
     for case, within in (("sqlite_1", 0.0), ("sqlite_1_within_a_minute", 50.0)):
         seen = simulated(Machines(cores=CORES), costs, bundles=121, within=within).delivered
         found[f"load {case}"] = {name: beside(cases[case][f"{name}_s"], seen[name]) for name in ("p50", "p99")}
     return found
+
+
+def rounded(found: Any) -> Any:
+    """The same with five digits of each number that is not whole."""
+    if isinstance(found, dict):
+        return {name: rounded(value) for name, value in found.items()}
+    return float(f"{found:.5g}") if isinstance(found, float) else found
 
 
 PAIRS = (("p50", "median"), ("p95", "p95"))
@@ -319,11 +331,16 @@ def climbed(
     return {"rungs": rungs, "smallest": smallest}
 
 
-def grid(measured: dict[str, Any], prices: dict[str, float]) -> dict[str, Any]:
-    """Every size, pattern and mix; as the product is, and with questions cut in pieces, which it does not do."""
+def grid(measured: dict[str, Any], prices: dict[str, float], times: float) -> dict[str, Any]:
+    """Every size, pattern and mix; as the product is, and with questions cut in pieces, which it does not do.
+
+    Args:
+        times: how many times as long everything took where it was measured, beside others.
+    """
     found: dict[str, Any] = {}
     for rows in ROWS:
-        costs = replace(costs_of(measured, HOSPITALS, rows, objects=True), task=measured["tasks"]["dask_s"])
+        costs = costs_of(measured, HOSPITALS, rows, objects=True).quicker(times)
+        costs = replace(costs, task=measured["tasks"]["dask_s"])
         cells: dict[str, Any] = {}
         for pattern, asking in PATTERNS.items():
             for mix, parts in MIXES.items():
@@ -339,18 +356,31 @@ def grid(measured: dict[str, Any], prices: dict[str, float]) -> dict[str, Any]:
     return found
 
 
-def shipped(measured: dict[str, Any], prices: dict[str, float]) -> dict[str, Any]:
+def shipped(measured: dict[str, Any], prices: dict[str, float], times: float) -> dict[str, Any]:
     """A machine of `ALONE` cores with the settings that a new coordinator has."""
-    costs, machines = costs_of(measured, HOSPITALS, ROWS[0]), Machines(cores=ALONE)
+    costs, machines = costs_of(measured, HOSPITALS, ROWS[0]).quicker(times), Machines(cores=ALONE)
     asking = replace(PATTERNS[SHOWN[0]], mix=MIXES["research"])
     return told(simulated(machines, costs, asking), machines, costs, asking.seconds, prices)
 
 
-def waves(measured: dict[str, Any]) -> dict[str, Any]:
+def wide(measured: dict[str, Any], prices: dict[str, float], times: float) -> dict[str, Any]:
+    """The larger sizes with the largest cluster and a line ten times as wide."""
+    machines, asking = (
+        replace(machines_of(LADDER[-1]), network=1.25e9),
+        replace(PATTERNS[SHOWN[0]], mix=MIXES[SHOWN[1]]),
+    )
+    found = {}
+    for rows in ROWS[1:]:
+        costs = costs_of(measured, HOSPITALS, rows, objects=True).quicker(times)
+        found[f"{rows}"] = told(simulated(machines, costs, asking), machines, costs, asking.seconds, prices)
+    return found
+
+
+def waves(measured: dict[str, Any], times: float) -> dict[str, Any]:
     """How long 500 bundles wait on machines of some sizes."""
     found: dict[str, Any] = {}
     for rows in ROWS:
-        costs = costs_of(measured, HOSPITALS, rows)
+        costs = costs_of(measured, HOSPITALS, rows).quicker(times)
         for name, within in (("at once", 0.0), ("within an hour", 3600.0), ("within a day", 86_400.0)):
             for cores in (2, 4, 8):
                 seen = simulated(Machines(cores=cores), costs, bundles=HOSPITALS, within=within)
@@ -375,6 +405,7 @@ def main() -> None:
         measured, runs = before["costs"], before["runs"]
     else:
         measured, runs = measure(), real()
+    times = measured["question_sites"]["times_as_long"]
     checked = compared(measured, runs)
     for name, one in checked.items():
         print(
@@ -390,13 +421,18 @@ def main() -> None:
         "costs": measured,
         "runs": runs,
         "compared": checked,
-        "sizes": grid(measured, prices),
-        "waves": waves(measured),
-        "shipped": shipped(measured, prices),
+        "sizes": grid(measured, prices, times),
+        "waves": waves(measured, times),
+        "wide": wide(measured, prices, times),
+        "shipped": shipped(measured, prices, times),
+        "busy": {
+            rows: {name: cell["smallest"] for name, cell in {**found["cells"], "in pieces": found["in pieces"]}.items()}
+            for rows, found in grid(measured, prices, 1.0).items()
+        },
     }
     if SMALL and record.RESULTS == COMMITTED:
         return
-    record.write("scale", results, seed=SEED, command="python -m tests.benchmarks.scale")
+    record.write("scale", rounded(results), seed=SEED, command="python -m tests.benchmarks.scale")
 
 
 if __name__ == "__main__":
