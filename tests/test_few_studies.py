@@ -14,6 +14,7 @@ from coordinator.pooling.further.few_studies import bayes, exact_interval, henmi
 from coordinator.pooling.further.many import pool_many
 from coordinator.pooling.further.two_by_two import TwoByTwoTables, mantel_haenszel, peto
 from coordinator.pooling.pool import pool
+from coordinator.pooling.rows import ordinary, reason_out, unlike
 from shared.errors import ParameterError
 
 ROWS = st.lists(
@@ -140,6 +141,36 @@ def test_many_at_once_are_the_same_as_one_by_one(analyses, method, test):
         one = pool(*zip(*rows, strict=True), method=method, test=test)
         for name in ("beta", "se", "pval", "ci_lb", "ci_ub", "tau2", "I2", "H2", "QE", "QEp"):
             assert getattr(many, name)[i] == pytest.approx(getattr(one, name), rel=1e-6, abs=1e-9), name
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(-1e60, 1e60) | st.just(math.nan), st.floats(0, 1e120, exclude_min=True) | st.just(math.inf)
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_rows_that_are_called_ordinary_can_all_be_used(rows):
+    y, v = np.array([rows]).transpose(2, 0, 1)
+    if ordinary(y, v):
+        assert not any(reason_out(*row) for row in rows)
+        assert not unlike(y, v, np.ones(y.shape, dtype=bool)).any()
+
+
+def test_odd_rows_among_many_change_no_other_meta_analysis():
+    rng = np.random.default_rng(5)
+    vi = rng.uniform(0.01, 0.3, (4000, 12))  # more than are pooled at once
+    yi = rng.normal(0, np.sqrt(vi + 0.1))
+    plain = pool_many(yi, vi)
+    vi[3900, 5] = math.nan
+    odd = pool_many(yi, vi)
+    assert plain.k.tolist() == [12] * 4000
+    assert np.flatnonzero(odd.k != 12).tolist() == [3900]
+    assert np.flatnonzero(odd.beta != plain.beta).tolist() == [3900]
+    one = pool(np.delete(yi[3900], 5), np.delete(vi[3900], 5))
+    assert (odd.beta[3900], odd.se[3900]) == pytest.approx((one.beta, one.se), rel=1e-9)
 
 
 def test_a_meta_analysis_without_a_usable_row_says_so_among_many():

@@ -35,6 +35,7 @@ __all__ = [
     "log_likelihood",
     "q_profile",
     "se_tau2",
+    "spread",
     "tau2_dl",
     "typical_v",
 ]
@@ -69,13 +70,14 @@ def fit(y: Array, v: Array, tau2: Array | float = 0.0, x: Array | None = None) -
     >>> fit(np.array([0.1, 0.5]), np.array([0.02, 0.02])).beta.round(6).tolist()
     [0.3]
     """
-    origin = _most_precise(y, v)
-    centred, unit = y - origin[..., None], v.min(axis=-1)
+    origin, unit = _most_precise(y, v)
+    centred = y - origin[..., None]
     w = unit[..., None] / (v + np.asarray(tau2)[..., None])
     if x is None:
-        total = w.sum(axis=-1)
-        mean = (w * centred).sum(axis=-1) / total
-        q = (w * (centred - mean[..., None]) ** 2).sum(axis=-1) / unit
+        total = np.einsum("...k->...", w)
+        mean = np.einsum("...k,...k->...", w, centred) / total
+        centred -= mean[..., None]
+        q = np.einsum("...k,...k,...k->...", w, centred, centred) / unit
         vcov = (unit / total)[..., None, None]
         return WeightedFit((origin + mean)[..., None], vcov, q, w / total[..., None])
     # The origin is only taken out where the intercept can give it back.
@@ -107,21 +109,30 @@ def estimate_tau2(y: Array, v: Array, method: Method, x: Array | None = None) ->
     >>> estimate_tau2(np.array([0.1, 0.3, 0.9]), np.array([0.02, 0.03, 0.02]), "REML")[0].round(4).item()
     0.1556
     """
-    shape, k = v.shape[:-1], v.shape[-1]
-    flat_y, flat_v, flat_x, unit = _flat(y, v, x)
-    rows = len(flat_v)
+    shape = v.shape[:-1]
     if method == "FE":
         return np.zeros(shape), np.zeros(shape, dtype=bool)
-    df = k - (1 if x is None else x.shape[-1])
-    several = np.zeros(rows, dtype=bool)
-    if method in _MOMENTS:
-        found = _moment(flat_y, flat_v, flat_x, method, k, df)
-    elif method in ("PM", "EB", "PMM"):  # PM and EB have the same fixed point
-        level = float(special.chdtri(df, 0.5)) if method == "PMM" else float(df)
-        found = _solve_q(flat_y, flat_v, flat_x, np.full(rows, level))
-    else:
-        found, several = _best_maximum(flat_y, flat_v, flat_x, method)
+    flat_y, flat_v, flat_x, unit = _flat(y, v, x)
+    found, several = _estimated(flat_y, flat_v, flat_x, method)
     return (found * unit).reshape(shape), several.reshape(shape)
+
+
+def spread(y: Array, v: Array, method: Method) -> tuple[Array, Array, Array]:
+    """tau2 as `estimate_tau2` has it, Q as `fit` and the typical variance as `typical_v`, (B,) each, read together.
+
+    Args:
+        y, v: (B, K) estimates and variances, K > 1.
+
+    >>> y, v = np.array([[0.1, 0.3, 0.9]]), np.array([[0.02, 0.03, 0.02]])
+    >>> [part.round(4).tolist() for part in spread(y, v, "DL")]
+    [[0.1714], [17.0], [0.0229]]
+    """
+    flat_y, flat_v, _, unit = _flat(y, v, None)
+    fixed = _sums(flat_y, flat_v, None)
+    typical = (v.shape[-1] - 1) * unit / fixed.trace
+    if method == "FE":
+        return np.zeros(len(v)), fixed.q, typical
+    return _estimated(flat_y, flat_v, None, method, fixed)[0] * unit, fixed.q, typical
 
 
 def tau2_dl(yi: Array, vi: Array) -> Array:
@@ -226,8 +237,10 @@ def se_tau2(y: Array, v: Array, tau2: Array, method: Method, x: Array | None = N
 
 
 # -- one problem, in units of its smallest variance ----------------------------------------------------------
-def _most_precise(y: Array, v: Array) -> Array:
-    return np.asarray(np.take_along_axis(y, v.argmin(axis=-1)[..., None], axis=-1)[..., 0])
+def _most_precise(y: Array, v: Array) -> tuple[Array, Array]:
+    """(...,) the estimate of the smallest variance, and that variance."""
+    at = v.argmin(axis=-1)[..., None]
+    return np.take_along_axis(y, at, axis=-1)[..., 0], np.take_along_axis(v, at, axis=-1)[..., 0]
 
 
 def _has_intercept(x: Array) -> bool:
@@ -238,8 +251,9 @@ def _flat(y: Array, v: Array, x: Array | None) -> tuple[Array, Array, Array | No
     """(B, K) problems whose smallest variance is 1; (B,) the units to multiply tau2 by afterwards."""
     k = v.shape[-1]
     y, v = np.broadcast_arrays(y, v)
-    unit = v.min(axis=-1)
-    shift = _most_precise(y, v) if x is None or _has_intercept(x) else np.zeros_like(unit)
+    shift, unit = _most_precise(y, v)
+    if x is not None and not _has_intercept(x):
+        shift = np.zeros_like(unit)
     scaled = (y - shift[..., None]) / np.sqrt(unit)[..., None]
     flat_x = None
     if x is not None:
@@ -247,11 +261,15 @@ def _flat(y: Array, v: Array, x: Array | None) -> tuple[Array, Array, Array | No
     return scaled.reshape(-1, k), (v / unit[..., None]).reshape(-1, k), flat_x, unit.ravel()
 
 
+def _weights(v: Array, tau2: Array | float) -> Array:
+    return 1 / v if isinstance(tau2, float) and tau2 == 0 else 1 / (v + np.asarray(tau2)[..., None])
+
+
 def _sums(y: Array, v: Array, x: Array | None, tau2: Array | float = 0.0) -> _Sums:
     """Quadratic forms of P = W - WX(X'WX)^-1 X'W; y, v are (..., K) and tau2 (...,)."""
-    w = 1 / (v + np.asarray(tau2)[..., None])
+    w = _weights(v, tau2)
     if x is None:
-        total = w.sum(axis=-1)
+        total = np.einsum("...k->...", w)
         residual = y - (np.einsum("...k,...k->...", w, y) / total)[..., None]
         weighted = w * residual
         pairs = np.einsum("...k,...k->...", w[..., 1:], np.cumsum(w[..., :-1], axis=-1))
@@ -270,6 +288,15 @@ def _sums(y: Array, v: Array, x: Array | None, tau2: Array | float = 0.0) -> _Su
     return _Sums((residual**2).sum(-1), (w * residual**2).sum(-1), (w * free).sum(-1), 2 * np.log(determinant).sum(-1))
 
 
+def _q(y: Array, v: Array, x: Array | None, tau2: Array | float = 0.0) -> Array:
+    """(...,) y'Py alone."""
+    if x is not None:
+        return _sums(y, v, x, tau2).q
+    w = _weights(v, tau2)
+    residual = y - (np.einsum("...k,...k->...", w, y) / np.einsum("...k->...", w))[..., None]
+    return np.asarray(np.einsum("...k,...k->...", w * residual, residual))
+
+
 def _projection(w: Array, x: Array | None) -> Array:
     """(B, K, K) the matrix P itself; for standard errors only."""
     k = w.shape[-1]
@@ -284,7 +311,20 @@ def _projection(w: Array, x: Array | None) -> Array:
     return np.asarray((np.eye(k) - basis @ np.swapaxes(basis, -1, -2)) * root[:, :, None] * root[:, None, :])
 
 
-def _moment(y: Array, v: Array, x: Array | None, method: Method, k: int, df: int) -> Array:
+def _estimated(y: Array, v: Array, x: Array | None, method: Method, fixed: _Sums | None = None) -> tuple[Array, Bools]:
+    """(B,) tau2 and whether the likelihood has several maxima; `fixed`: the sums at tau2 = 0, if known."""
+    rows, k = v.shape
+    df, several = k - (1 if x is None else x.shape[-1]), np.zeros(rows, dtype=bool)
+    if method in _MOMENTS:
+        return _moment(y, v, x, method, df, fixed), several
+    if method in ("PM", "EB", "PMM"):  # PM and EB have the same fixed point
+        level = float(special.chdtri(df, 0.5)) if method == "PMM" else float(df)
+        return _solve_q(y, v, x, np.full(rows, level)), several
+    return _best_maximum(y, v, x, method)
+
+
+def _moment(y: Array, v: Array, x: Array | None, method: Method, df: int, fixed: _Sums | None) -> Array:
+    k = v.shape[-1]
     if method == "HE":  # unit weights: P V is the identity minus leverages
         ones = np.ones_like(v)
         hat = 1 / k if x is None else (np.linalg.qr(x)[0] ** 2).sum(-1)
@@ -293,7 +333,7 @@ def _moment(y: Array, v: Array, x: Array | None, method: Method, k: int, df: int
         crude = _sums(y, np.ones_like(v), None).q / k  # metafor's start: the variance without moderators
         safe = np.where(crude > 0, crude, 1.0)
         return np.where(crude > 0, safe * _sums(y, v + safe[:, None], x).q / df, 0.0)
-    sums = _sums(y, v, x)
+    sums = fixed or _sums(y, v, x)
     if method == "DL":
         return np.maximum(0.0, (sums.q - df) / sums.trace)
     inflated = sums.q * (k / df) if method == "HSk" else sums.q
@@ -303,15 +343,15 @@ def _moment(y: Array, v: Array, x: Array | None, method: Method, k: int, df: int
 def _solve_q(y: Array, v: Array, x: Array | None, level: Array) -> Array:
     """Root of Q(tau2) = `level`, (B,), for the falling function Q; 0 where it starts below."""
     tau2 = np.zeros(len(v))
-    rows = np.flatnonzero(_sums(y, v, x).q > level)
+    rows = np.flatnonzero(_q(y, v, x) > level)
     if not len(rows):
         return tau2
-    spread = _sums(y[rows], np.ones_like(v[rows]), x if x is None else x[rows]).q
-    high = v[rows].max(-1) + 2 * spread / level[rows]
+    around = _q(y[rows], np.ones_like(v[rows]), x if x is None else x[rows])
+    high = v[rows].max(-1) + 2 * around / level[rows]
 
     def excess(t: Array, part: NDArray[np.intp]) -> Array:
         chosen = rows[part]
-        return _sums(y[chosen], v[chosen], x if x is None else x[chosen], t).q - level[chosen]
+        return _q(y[chosen], v[chosen], x if x is None else x[chosen], t) - level[chosen]
 
     tau2[rows] = _roots(excess, np.zeros(len(rows)), high)
     return tau2
@@ -341,8 +381,7 @@ def _best_maximum(y: Array, v: Array, x: Array | None, method: Method) -> tuple[
         return sums.r - (sums.trace if method == "REML" else (1 / (vs + t[..., None])).sum(-1))
 
     rows, k = v.shape
-    spread = _sums(y, np.ones_like(v), x).q
-    low, high = 1e-3, v.max(-1) + 2 * spread
+    low, high = 1e-3, v.max(-1) + 2 * _q(y, np.ones_like(v), x)
     points = int(min(240, math.ceil(math.log(float(high.max()) / low) / math.log(_STEP)))) + 1
     shape = np.linspace(0, 1, points)
     starts: list[NDArray[np.intp]] = []

@@ -23,6 +23,7 @@ __all__ = [
     "check",
     "check_level",
     "nothing_left",
+    "ordinary",
     "reason_out",
     "unlike",
     "usable",
@@ -33,6 +34,7 @@ Array = NDArray[np.float64]
 LARGEST_ESTIMATE, SMALLEST_VARIANCE, LARGEST_VARIANCE = 1e50, 1e-100, 1e100
 # Rows so unlike in size cannot be held in one sum: the median standard error tells which of them are the odd ones.
 _FARTHEST, _MOST_UNLIKE = 1e12, 1e8
+_ROUNDING = 8 * float(np.finfo(float).eps)
 UNLIKE = "its scale is beyond any that the other sites have: check its unit"
 _LEAST_LEVEL = 0.5
 
@@ -125,9 +127,27 @@ def reason_out(y: float | None, v: float | None) -> str:
         return "the variance is negative" if v < 0 else "the variance is zero"
     if abs(y) > LARGEST_ESTIMATE or not SMALLEST_VARIANCE <= v <= LARGEST_VARIANCE:
         return "the estimate or its variance is beyond any effect measure"
-    if math.sqrt(v) <= 8 * np.finfo(float).eps * abs(y):
+    if math.sqrt(v) <= _ROUNDING * abs(y):
         return "the standard error is below the rounding error of the estimate"
     return ""
+
+
+def ordinary(y: Array, v: Array) -> bool:
+    """Whether every row of many tables (B, K) can be used, told by three figures of them all: most often it can.
+
+    >>> ordinary(np.ones((1, 2)), np.ones((1, 2))), ordinary(np.ones((1, 2)), np.array([[np.nan, 1]]))
+    (True, False)
+    """
+    if not y.size:
+        return False
+    # A missing value makes a figure NaN, and every comparison with it is false.
+    reach, least, most = float(max(y.max(), -y.min())), float(v.min()), float(v.max())
+    known = reach <= LARGEST_ESTIMATE and least >= SMALLEST_VARIANCE and most <= LARGEST_VARIANCE
+    if not known:
+        return False
+    small, large = math.sqrt(least), math.sqrt(most)
+    alike = large <= _MOST_UNLIKE * small and reach <= _FARTHEST / 2 * small
+    return alike and small > _ROUNDING * reach
 
 
 def unlike(y: Array, v: Array, good: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -11,9 +11,8 @@ from scipy import special
 from coordinator.pooling.heterogeneity import (
     Method,
     Test,
-    estimate_tau2,
     fit,
-    typical_v,
+    spread,
 )
 from coordinator.pooling.pool import Array
 from coordinator.pooling.rows import (
@@ -21,11 +20,16 @@ from coordinator.pooling.rows import (
     LARGEST_VARIANCE,
     SMALLEST_VARIANCE,
     check,
+    ordinary,
     unlike,
 )
 from shared.errors import ParameterError
 
 __all__ = ["ManyResults", "pool_many"]
+
+_BLOCK = 1 << 15
+"""Estimates pooled at once: what is made of them on the way stays in the cache."""
+_COLUMNS = ("beta", "se", "zval", "pval", "ci_lb", "ci_ub", "tau2", "I2", "H2", "QE", "QEp", "s2w")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +79,23 @@ def pool_many(
     y, v = np.asarray(yi, dtype=float), np.asarray(vi, dtype=float)
     if y.ndim != 2 or y.shape != v.shape:
         raise ParameterError("yi and vi must be tables of one shape (B, K)", given=f"{y.shape} and {v.shape}")
+    k, columns = np.zeros(len(y), dtype=np.int64), {name: np.full(len(y), np.nan) for name in _COLUMNS}
+    step = max(1, _BLOCK // max(1, y.shape[1]))
+    for start in range(0, len(y), step):
+        part = slice(start, start + step)
+        k[part] = _block(y[part], v[part], method, test, level, {name: to[part] for name, to in columns.items()})
+    reasons = ("",) * len(k) if k.all() else tuple("" if used else "no row can be used" for used in k.tolist())
+    return ManyResults(method=method, test=test, level=level, k=k, reasons=reasons, **columns)
+
+
+def _block(
+    y: Array, v: Array, method: Method, test: Test, level: float, columns: dict[str, Array]
+) -> NDArray[np.int64] | int:
+    """Pool some, each from its usable rows, into their `columns`; how many rows each has."""
+    if ordinary(y, v):
+        for name, values in _many(y, v, method, test, level).items():
+            columns[name][:] = values
+        return y.shape[1]
     good = np.isfinite(y) & np.isfinite(v)
     with np.errstate(invalid="ignore"):
         good &= (v >= SMALLEST_VARIANCE) & (v <= LARGEST_VARIANCE) & (np.abs(y) <= LARGEST_ESTIMATE)
@@ -83,31 +104,27 @@ def pool_many(
     count = good.sum(axis=1)
     order = np.argsort(~good, axis=1, kind="stable")  # usable rows first, in their order
     y, v = np.take_along_axis(y, order, 1), np.take_along_axis(v, order, 1)
-    names = ("beta", "se", "zval", "pval", "ci_lb", "ci_ub", "tau2", "I2", "H2", "QE", "QEp", "s2w")
-    columns = {name: np.full(len(y), np.nan) for name in names}
     for k in np.unique(count):
         if k == 0:
             continue
         rows = np.flatnonzero(count == k)
         for name, values in _many(y[rows, :k], v[rows, :k], method, test, level).items():
             columns[name][rows] = values
-    reasons = tuple("" if k else "no row can be used" for k in count)
-    return ManyResults(method=method, test=test, level=level, k=count, reasons=reasons, **columns)
+    return count
 
 
 def _many(y: Array, v: Array, method: Method, test: Test, level: float) -> dict[str, Array]:
     k, rows = v.shape[1], len(v)
     df, tail = k - 1, (1 - level) / 2
-    tau2 = estimate_tau2(y, v, method)[0] if df else np.zeros(rows)
+    tau2, q, typical = spread(y, v, method) if df else (np.zeros(rows), np.zeros(rows), v[:, 0])
     model = fit(y, v, tau2)
     beta, se = model.beta[:, 0], np.sqrt(model.vcov[:, 0, 0])
     s2w = model.Q / df if df else np.ones(rows)
-    q = fit(y, v).Q if df else np.zeros(rows)
-    typical = typical_v(v) if df else v[:, 0]
-    if test in ("knha", "adhoc") and df:
+    if test == "adhoc" and df:
+        se = se * np.sqrt(np.maximum(s2w, 1.0))
+    elif test == "knha" and df:
         noise = 8 * np.finfo(float).eps * np.abs(y).max(axis=1)
-        floor = (test == "adhoc") | (se * np.sqrt(s2w) <= noise)
-        se = se * np.sqrt(np.where(floor, np.maximum(s2w, 1.0), s2w))
+        se = se * np.sqrt(np.where(se * np.sqrt(s2w) <= noise, np.maximum(s2w, 1.0), s2w))
     normal = test == "z" or not df
     critical = -float(special.ndtri(tail) if normal else special.stdtrit(df, tail))
     zval = beta / se
