@@ -344,34 +344,41 @@ def draw_effect(
             )
 
 
-def ladder(
-    models: Sequence[PooledResult],
-    labels: Sequence[str],
-    *,
-    first: str,
-    heads: Sequence[str],
-    cells: Sequence[Sequence[str]],
-    span: tuple[float, float],
-    view: View,
-    foot: Sequence[str],
-    words: str,
-    title: str,
-    called: str,
-    note: str,
-    path: str | Path | None,
-) -> DrawnFigure:
-    """Pooled results under each other, the last one apart and as a diamond.
+@dataclass(frozen=True, kw_only=True)
+class LadderContent:
+    """What a figure of pooled results under each other shows.
 
     Args:
-        models, labels: one per row.
+        models, labels: one per row; the last is the result itself.
         first, heads: head of the labels, and of the columns right of the plot; `cells` has one text per row and head.
         span: ends of the axis.
         foot, words: lines below, and the text alternative.
         called: title of the file where the figure has none.
+    """
+
+    models: Sequence[PooledResult]
+    labels: Sequence[str]
+    first: str
+    heads: Sequence[str]
+    cells: Sequence[Sequence[str]]
+    span: tuple[float, float]
+    view: View
+    foot: Sequence[str]
+    words: str
+    title: str
+    called: str
+    note: str
+
+
+def ladder(content: LadderContent, path: str | Path | None) -> DrawnFigure:
+    """Pooled results under each other, the last one apart and as a diamond.
+
     Returns: gids ``refit-0`` and ``refit-0-ci`` for each row, ``random``, ``null``, ``pooled``.
     """
+    models, labels, view, span = content.models, content.labels, content.view, content.span
+    heads, cells = content.heads, content.cells
     last, result = len(models) - 1, models[-1]
-    left = max(text_width(text, TEXT) for text in [*labels[:-1], first])
+    left = max(text_width(text, TEXT) for text in [*labels[:-1], content.first])
     left = max(left, text_width(labels[-1], TEXT, True))
     widths = [max(text_width(h, TEXT, True), *(text_width(row[i], TEXT) for row in cells)) for i, h in enumerate(heads)]
     numbers = [(view.number(m.beta), f"[{view.number(m.ci_lb)},", f"{view.number(m.ci_ub)}]") for m in models]
@@ -385,8 +392,8 @@ def ladder(
         at += width + GAP
     right = at + block
     with page_style():
-        page = Page(right + MARGIN, title, note, foot, rows=len(models), extra=0.12)
-        page.heading(MARGIN, first)
+        page = Page(right + MARGIN, content.title, content.note, content.foot, rows=len(models), extra=0.12)
+        page.heading(MARGIN, content.first)
         for stop, head in zip(stops, heads, strict=True):
             page.heading(stop, head, ha="right")
         page.heading(right, estimate, ha="right")
@@ -408,7 +415,7 @@ def ladder(
                 page.say(x, y, text, ha="right")
             draw_effect(axes, y, model, span, diamond=own, gid="random" if own else f"refit-{i}")
         x_axis(axes, span, view)
-        return page.finish(words, title or called, path)
+        return page.finish(content.words, content.title or content.called, path)
 
 
 def span_of(centres: Sequence[float], ends: Sequence[tuple[float, float]], null: float | None) -> tuple[float, float]:

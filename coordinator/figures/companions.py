@@ -15,6 +15,7 @@ import numpy as np
 
 from coordinator.figures.canvas import (
     DrawnFigure,
+    LadderContent,
     Page,
     axis_ticks,
     ladder,
@@ -123,22 +124,24 @@ def refits(
 
     foot = [] if kind == "leave-one-out" else [f"Each row pools its {result.unit} and all above it."]
     return ladder(
-        [*models, result],
-        [*labels, model_name(result)],
-        first=first,
-        heads=heads,
-        cells=cells,
-        span=span,
-        view=view,
-        foot=[
-            *foot,
-            *(f"Excluded: {row.label} ({row.reason})." for row in result.excluded),
-            *(text for text in result.notes if "rows are excluded" not in text),
-        ],
-        words=words,
-        title=title,
-        called=f"{first}: pooled estimates",
-        note=note,
+        LadderContent(
+            models=[*models, result],
+            labels=[*labels, model_name(result)],
+            first=first,
+            heads=heads,
+            cells=cells,
+            span=span,
+            view=view,
+            foot=[
+                *foot,
+                *(f"Excluded: {row.label} ({row.reason})." for row in result.excluded),
+                *(text for text in result.notes if "rows are excluded" not in text),
+            ],
+            words=words,
+            title=title,
+            called=f"{first}: pooled estimates",
+            note=note,
+        ),
         path=path,
     )
 

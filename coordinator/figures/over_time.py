@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.figures.canvas import (
     DrawnFigure,
+    LadderContent,
     Page,
     darker,
     ladder,
@@ -364,18 +365,20 @@ def waves_figure(
         for w, m in zip(waves, models, strict=True)
     )
     return ladder(
-        models,
-        [*(f"Wave {wave}" for wave in waves[:-1]), f"Wave {waves[-1]}, the newest"],
-        first="As of",
-        heads=heads,
-        cells=cells,
-        span=span_of([m.beta for m in models], [(m.ci_lb, m.ci_ub) for m in models], view.null),
-        view=view,
-        foot=foot,
-        words=f"{words}.",
-        title=title,
-        called="Estimates by wave",
-        note=note,
+        LadderContent(
+            models=models,
+            labels=[*(f"Wave {wave}" for wave in waves[:-1]), f"Wave {waves[-1]}, the newest"],
+            first="As of",
+            heads=heads,
+            cells=cells,
+            span=span_of([m.beta for m in models], [(m.ci_lb, m.ci_ub) for m in models], view.null),
+            view=view,
+            foot=foot,
+            words=f"{words}.",
+            title=title,
+            called="Estimates by wave",
+            note=note,
+        ),
         path=path,
     )
 
