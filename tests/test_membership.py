@@ -19,6 +19,7 @@ from stage.recovery import PLAN
 from theatre import exit_code
 
 from coordinator.services.membership import Members
+from coordinator.store.rows import ResultDraft
 from shared.base.chain import GENESIS
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import (
@@ -631,7 +632,8 @@ def test_what_was_accepted_after_a_day_counts_for_nothing_and_results_on_it_are_
     second = [release for release in hub.store.releases() if release.wave == 2]
     used = {release.bundle_sha256: release.site for release in second}
     hub.store.save_result(
-        study="mini", wave=2, kind="mean", question={"q": 1}, used=used, numbers={"x": 1.0}, today=dt.date(2026, 5, 2)
+        ResultDraft(study="mini", wave=2, kind="mean", question={"q": 1}, used=used, numbers={"x": 1.0}),
+        today=dt.date(2026, 5, 2),
     )
     assert [bool(result.withdrawn) for result in hub.store.results()] == [False]
     day = dt.date.fromisoformat(second[0].accepted_day)

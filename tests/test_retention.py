@@ -28,6 +28,7 @@ from coordinator.services.analysts import Analysts
 from coordinator.services.quotas import delete_due, deleted, end_study, erase
 from coordinator.store import schema
 from coordinator.store.engine import append_entry
+from coordinator.store.rows import ResultDraft
 from coordinator.store.store import Store
 from shared.base.canonical import sha256_hex
 from shared.base.chain import GENESIS
@@ -242,10 +243,10 @@ def test_nothing_is_taken_or_made_of_what_was_deleted_meanwhile(held):
     """An upload or a question that had begun before ends after; so do deliveries of what a restore forgot."""
     store, late = held.hub.store, held.hub.seal("north", wave=2, release_id="cd" * 16)
     said = held.hub.store.releases()[0]
-    question = {"study": "mini", "wave": 1, "kind": "analysis", "question": {"a": 1}, "numbers": {}, "today": AFTER}
+    question = {"study": "mini", "wave": 1, "kind": "analysis", "question": {"a": 1}, "numbers": {}}
     assert delete_due(store, held.home, AFTER) == ("mini",)
     with pytest.raises(StateRefusal, match="retention"):
-        store.save_result(used={held.digest: "north"}, **question)
+        store.save_result(ResultDraft(used={held.digest: "north"}, **question), today=AFTER)
     with pytest.raises(StateRefusal, match="retention"):
         store.accept_release(
             statement=late.statement, envelope=late.envelope, receipt=said.receipt, today=AFTER, recheck=lambda: None

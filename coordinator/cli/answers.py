@@ -253,6 +253,7 @@ def _curves_figure(
     store: Store, study: str, question: AskedOfTable, drawn: DrawnOptions, path: Path | None
 ) -> dict[str, Any]:
     from coordinator.answers.curves import curves
+    from coordinator.store.rows import ResultDraft
 
     asked, sites = _one_question(store, study, question.estimand, question.formula), drawn.site or ()
     how: dict[str, Any] = {"as_of": question.as_of, "level": question.level}
@@ -261,13 +262,15 @@ def _curves_figure(
     if path is not None:
         how |= {"wave": found.wave, "combined": question.combine, "term": "curve"}
         store.save_result(
-            study=study,
-            wave=found.wave,
-            kind="km",
-            question={**how, "estimand": found.estimand, "sites": sorted(sites)},
-            used=found.used,
-            numbers={"curves": len(found.curves)},
-            figure=str(path),
+            ResultDraft(
+                study=study,
+                wave=found.wave,
+                kind="km",
+                question={**how, "estimand": found.estimand, "sites": sorted(sites)},
+                used=found.used,
+                numbers={"curves": len(found.curves)},
+                figure=str(path),
+            ),
             today=today(),
         )
     return dict(plain(found))
@@ -304,6 +307,7 @@ def harmonise(
 ) -> VerbAnswer:
     """Ask as released and with a column on one site's scale, side by side. No site is contacted; it costs no ε."""
     from coordinator.answers import harmonise as maps
+    from coordinator.store.rows import ResultDraft
 
     if forest is not None:
         check_file(forest)
@@ -314,13 +318,15 @@ def harmonise(
     if forest is not None:
         seen.figure(forest)
     store.save_result(
-        study=study,
-        wave=seen.answer.wave,
-        kind="harmonised",
-        question=seen.query,
-        used={**seen.answer.used, **seen.used},
-        numbers={**seen.answer.numbers, "harmonised": seen.harmonised.beta},
-        figure=str(forest or ""),
+        ResultDraft(
+            study=study,
+            wave=seen.answer.wave,
+            kind="harmonised",
+            question=seen.query,
+            used={**seen.answer.used, **seen.used},
+            numbers={**seen.answer.numbers, "harmonised": seen.harmonised.beta},
+            figure=str(forest or ""),
+        ),
         today=today(),
     )
 
@@ -458,14 +464,18 @@ def _by_wave(store: Store, answer: PooledAnswer, drawn: DrawnOptions, path: Path
 
 def _save(store: Store, answer: PooledAnswer, kind: str, *, figure: str) -> SavedResult | None:
     """Remember what is handed out; the last answer to the same question, when it was another one."""
+    from coordinator.store.rows import ResultDraft
+
     return store.save_result(
-        study=answer.study,
-        wave=answer.wave,
-        kind=kind,
-        question=answer.query,
-        used=answer.used,
-        numbers=answer.numbers,
-        figure=figure,
+        ResultDraft(
+            study=answer.study,
+            wave=answer.wave,
+            kind=kind,
+            question=answer.query,
+            used=answer.used,
+            numbers=answer.numbers,
+            figure=figure,
+        ),
         today=today(),
     )
 

@@ -36,7 +36,7 @@ from coordinator.services.documents import document_of, release_document, set_ha
 from coordinator.services.quotas import CallRate
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.rows import ReleaseLine
-from coordinator.store.store import Store, remember
+from coordinator.store.store import ResultDraft, Store, remember
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import (
     AccessRefusal,
@@ -360,16 +360,15 @@ class AnalysisService:
                 given |= {"how": {name: getattr(request, name) for name in names}}
                 made = self.computed(ANSWER, given, who, call)
                 document = self._proven(made["told"])
-                saved = functools.partial(
-                    remember,
+                draft = ResultDraft(
                     study=study,
                     wave=made["wave"],
                     kind="analysis",
                     question=document["asked"],
                     used=made["used"],
                     numbers=made["numbers"],
-                    today=self._today(),
                 )
+                saved = functools.partial(remember, draft=draft, today=self._today())
                 data = self.analysts.give(who, canonical_json(document), beside=saved, **line(document))
                 self._given += 1
                 if self._given % PRUNE_EVERY == 0:

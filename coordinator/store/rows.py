@@ -23,6 +23,7 @@ __all__ = [
     "Quarantined",
     "RegisteredSite",
     "ReleaseLine",
+    "ResultDraft",
     "Revision",
     "SavedResult",
     "StoredPlan",
@@ -212,6 +213,23 @@ class WaveRecord:
     def revision(self) -> int | None:
         """The revision in force; None while the wave is open."""
         return self.revisions[-1].number if self.closed else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultDraft:
+    """A pooled answer or a figure that is handed out, as it is remembered.
+
+    Args:
+        question, used, numbers, figure: as of `SavedResult`.
+    """
+
+    study: str
+    wave: int
+    kind: str
+    question: Mapping[str, Any]
+    used: Mapping[str, str]
+    numbers: Mapping[str, Any]
+    figure: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

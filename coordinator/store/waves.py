@@ -17,7 +17,7 @@ from coordinator.store import schema as db
 from coordinator.store.engine import Database, append_entry
 from coordinator.store.membership import declined as _declined
 from coordinator.store.releases import VISIBLE, accepted_releases, require_kept, select_releases, tombstones
-from coordinator.store.rows import Revision, SavedResult, StoredSum, WaveRecord
+from coordinator.store.rows import ResultDraft, Revision, SavedResult, StoredSum, WaveRecord
 from coordinator.store.schema import opened_sums as _sums
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.failpoints import reach
@@ -175,37 +175,14 @@ def rejected(store: Database, study: str) -> dict[tuple[int, str], str]:
     return {(row.wave, row.site): row.day for row in store.read(lambda c: c.execute(query).all())}
 
 
-def save_result(
-    store: Database,
-    *,
-    study: str,
-    wave: int,
-    kind: str,
-    question: Mapping[str, Any],
-    used: Mapping[str, str],
-    numbers: Mapping[str, Any],
-    figure: str = "",
-    today: dt.date,
-) -> SavedResult | None:
+def save_result(store: Database, draft: ResultDraft, *, today: dt.date) -> SavedResult | None:
     """Remember a result; the same one again is remembered once.
 
     Returns: the last result to the same question, if it was another one.
     """
-    last = store.write(
-        lambda c: remember(
-            c,
-            study=study,
-            wave=wave,
-            kind=kind,
-            question=question,
-            used=used,
-            numbers=numbers,
-            figure=figure,
-            today=today,
-        )
-    )
+    last = store.write(lambda c: remember(c, draft, today=today))
     reach("result.saved")
-    return last if last is not None and (last.used != dict(used) or last.numbers != dict(numbers)) else None
+    return last if last is not None and (last.used != dict(draft.used) or last.numbers != dict(draft.numbers)) else None
 
 
 def results(store: Database, study: str | None = None) -> tuple[SavedResult, ...]:
@@ -221,32 +198,23 @@ def results(store: Database, study: str | None = None) -> tuple[SavedResult, ...
     return store.read(work)
 
 
-def remember(
-    c: sa.Connection,
-    *,
-    study: str,
-    wave: int,
-    kind: str,
-    question: Mapping[str, Any],
-    used: Mapping[str, str],
-    numbers: Mapping[str, Any],
-    figure: str = "",
-    today: dt.date,
-) -> SavedResult | None:
+def remember(c: sa.Connection, draft: ResultDraft, *, today: dt.date) -> SavedResult | None:
     """`Store.save_result` within a transaction; the last result to the same question, whatever it says.
 
     Raises: StateRefusal, where a release that it is made of was deleted meanwhile.
     """
-    require_kept(c, bundles=used)
-    query = canonical_json(dict(question)).decode()
-    body = {"kind": kind, "question": query, "used": dict(used), "numbers": dict(numbers), "figure": figure}
+    require_kept(c, bundles=draft.used)
+    query = canonical_json(dict(draft.question)).decode()
+    used, numbers = dict(draft.used), dict(draft.numbers)
+    body = {"kind": draft.kind, "question": query, "used": used, "numbers": numbers, "figure": draft.figure}
     content = sha256_hex(canonical_json(body))
-    same = (db.results.c.study == study) & (db.results.c.question == query)
+    same = (db.results.c.study == draft.study) & (db.results.c.question == query)
     last = c.execute(sa.select(db.results).where(same).order_by(db.results.c.id.desc()).limit(1)).mappings().first()
     if c.execute(sa.select(db.results.c.id).where(db.results.c.content == content)).first() is None:
-        values = {"study": study, "wave": wave, "kind": kind, "question": query, "figure": figure}
-        texts = {"used": canonical_json(dict(used)).decode(), "numbers": canonical_json(dict(numbers)).decode()}
-        c.execute(db.results.insert().values(content=content, day=today.isoformat(), **values, **texts))
+        values = {"study": draft.study, "wave": draft.wave, "kind": draft.kind, "question": query}
+        texts = {"used": canonical_json(used).decode(), "numbers": canonical_json(numbers).decode()}
+        values |= {"figure": draft.figure, "day": today.isoformat()}
+        c.execute(db.results.insert().values(content=content, **values, **texts))
     return None if last is None else _result(last, set())
 
 
