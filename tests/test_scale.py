@@ -138,6 +138,7 @@ def test_every_question_is_answered_or_refused_and_every_bundle_acknowledged(mac
     assert found.delivered["count"] == 50
     assert set(found.seconds) <= set(KINDS)
     assert 0 < found.use["cores"] <= 1
+    assert all(0 <= share <= 1 for share in found.use.values())
 
 
 def test_the_same_seed_gives_the_same_and_another_one_another():
@@ -152,6 +153,15 @@ def test_the_cores_work_as_long_as_the_questions_cost():
     found = simulated(Machines(cores=8, places=8, threads=64), COSTS, asking)
     work = found.answered * (COSTS.fit["cox"] + COSTS.serving["new"])
     assert found.core_seconds == pytest.approx(work, rel=0.02)
+
+
+def test_a_place_is_in_use_for_as_long_as_it_is_held():
+    clock = Clock()
+    places = Places(clock, 2)
+    for seconds in (1.0, 3.0, 2.0):  # the last one waits for the first
+        clock.begin(places.within(clock.sleep(seconds)))
+    clock.run()
+    assert (clock.now, places.busy, places.waited) == (3.0, 6.0, 1.0)
 
 
 def test_a_question_that_is_pooled_otherwise_costs_its_worker_little_while_that_knows_it():

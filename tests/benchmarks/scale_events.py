@@ -111,12 +111,19 @@ class Cores:
 
 
 class Places:
-    """Places that are given in the order in which they were asked for; `waited` adds up the seconds of all who did."""
+    """Places that are given in the order in which they were asked for.
+
+    `waited` adds up the seconds of all who waited for one, `busy` those for which places were held.
+    """
 
     def __init__(self, clock: Clock, count: int) -> None:
         self._clock, self.count, self._free = clock, count, count
         self._line: deque[tuple[float, Resume]] = deque()
-        self.waited = self.held = 0.0
+        self._since = self.waited = self.busy = 0.0
+
+    def _pass(self) -> None:
+        passed, self._since = self._clock.now - self._since, self._clock.now
+        self.busy += passed * (self.count - self._free)
 
     def take(self) -> Wait:
         """Wait for a place."""
@@ -124,6 +131,7 @@ class Places:
 
     def _take(self, resume: Resume) -> None:
         if self._free:
+            self._pass()
             self._free -= 1
             resume()
         else:
@@ -136,6 +144,7 @@ class Places:
             self.waited += self._clock.now - since
             self._clock.after(0.0, resume)
         else:
+            self._pass()
             self._free += 1
 
     def within(self, *waits: Wait) -> Iterator[Wait]:

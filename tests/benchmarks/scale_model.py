@@ -392,10 +392,17 @@ def simulated(
         "places where bundles are opened": sum(one.waited for one in made.openers),
         "the interpreter that takes bundles": sum(one.waited for one, _ in made.takers),
     }
-    use = {"cores": made.cores.busy / made.machines.cores / lasted, "network": made.network.busy / lasted}
+    interpreters = [one.interpreter for one in made.serving]
+    use = {
+        "cores": made.cores.busy / made.machines.cores / lasted,
+        "elsewhere": far.busy / made.machines.elsewhere / lasted if far else 0.0,
+        "interpreter": sum(one.busy for one in interpreters) / len(interpreters) / lasted,
+        "threads": sum(one.threads.busy / one.threads.count for one in made.serving) / len(interpreters) / lasted,
+        "writer": made.writer.busy / lasted,
+        "network": made.network.busy / lasted,
+    }
     if far is not None:
         waited |= {"cores elsewhere": far.waited, "workers elsewhere": made.hands.waited if made.hands else 0.0}
-        use["elsewhere"] = far.busy / made.machines.elsewhere / lasted
     return Outcome(
         asked=dict(made.asked),
         seconds={kind: shares(found) for kind, found in made.answered.items()},
