@@ -111,13 +111,15 @@ class Hospital:
     def take_part(self, plan: StudyPlan = PLAN, *, wait: float = 20.0, door=None, attempts: int = 2) -> None:
         with self.hub.egress(self.name, attempts=attempts, sleep=lambda _: None) as egress:
             rounds.take_part(
-                plan=plan,
-                source=TableSource(path=self.table),
-                site=self.site(egress),
-                door=egress if door is None else door(egress),
+                rounds.Participant(
+                    plan=plan,
+                    source=TableSource(path=self.table),
+                    site=self.site(egress),
+                    door=egress if door is None else door(egress),
+                    today=TODAY,
+                    locked=nullcontext,
+                ),
                 home=self.home,
-                today=TODAY,
-                locked=nullcontext,
                 wait=wait,
                 progress=lambda what, round_: self.said.append((what, round_)),
             )
@@ -594,13 +596,15 @@ def test_a_budget_that_does_not_hold_the_whole_training_holds_none_of_it(hub, ho
         site = dataclasses.replace(hospital.site(egress), budget=SiteBudget(epsilon=WHOLE / 2, delta=DELTA))
         with pytest.raises(BudgetRefusal):
             rounds.take_part(
-                plan=PLAN,
-                source=TableSource(path=hospital.table),
-                site=site,
-                door=egress,
+                rounds.Participant(
+                    plan=PLAN,
+                    source=TableSource(path=hospital.table),
+                    site=site,
+                    door=egress,
+                    today=TODAY,
+                    locked=nullcontext,
+                ),
                 home=hospital.home,
-                today=TODAY,
-                locked=nullcontext,
             )
     assert hospital.ledger.holds() == []
 
@@ -672,13 +676,15 @@ def test_two_people_must_approve_a_plan_whose_rounds_no_person_sees(hub, hospita
     def take_part(floors: SiteFloors) -> None:
         with hub.egress(hospital.name) as egress:
             rounds.take_part(
-                plan=PLAN,
-                source=TableSource(path=hospital.table),
-                site=dataclasses.replace(hospital.site(egress), floors=floors),
-                door=egress,
+                rounds.Participant(
+                    plan=PLAN,
+                    source=TableSource(path=hospital.table),
+                    site=dataclasses.replace(hospital.site(egress), floors=floors),
+                    door=egress,
+                    today=TODAY,
+                    locked=nullcontext,
+                ),
                 home=hospital.home,
-                today=TODAY,
-                locked=nullcontext,
             )
 
     noted = {"study": PLAN.study, "version": 1, "plan_hash": PLAN.hash}

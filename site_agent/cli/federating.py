@@ -67,13 +67,15 @@ def federate(
     if not dry_run:
         with desk.egress() as egress:
             rounds.take_part(
-                plan=plan,
-                source=source,
-                site=working_site(desk, egress),
-                door=egress,
+                rounds.Participant(
+                    plan=plan,
+                    source=source,
+                    site=working_site(desk, egress),
+                    door=egress,
+                    today=today(),
+                    locked=desk.locked,
+                ),
                 home=desk.home,
-                today=today(),
-                locked=desk.locked,
                 wait=60 * wait,
                 progress=lambda what, round_: done.append((what, round_)),
             )
@@ -103,6 +105,7 @@ def _given(desk: Desk, plan: StudyPlan, wait: float, quiet: bool, dry_run: bool)
     from dataclasses import asdict
 
     from shared.terminal import console
+    from site_agent.training.rounds import Participant
     from site_agent.training.secure_sum.giving import give
     from site_agent.training.secure_sum.member import member_of, part_in_sum
 
@@ -119,12 +122,14 @@ def _given(desk: Desk, plan: StudyPlan, wait: float, quiet: bool, dry_run: bool)
         member_of(desk.ledger, desk.config.site, plan)
         with desk.egress() as egress:
             give(
-                plan=plan,
-                source=desk.config.source(plan.study),
-                site=working_site(desk, egress),
-                door=egress,
-                today=today(),
-                locked=desk.locked,
+                Participant(
+                    plan=plan,
+                    source=desk.config.source(plan.study),
+                    site=working_site(desk, egress),
+                    door=egress,
+                    today=today(),
+                    locked=desk.locked,
+                ),
                 wait=60 * wait,
                 progress=progress,
             )

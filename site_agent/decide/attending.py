@@ -459,14 +459,15 @@ class AgentRound:
             known = len(began)
             with self.desk.egress() as egress:
                 rounds.take_part(
-                    plan=plan,
-                    source=self.desk.config.source(plan.study),
-                    site=self.site(egress),
-                    door=egress,
+                    rounds.Participant(
+                        plan=plan,
+                        source=self.desk.config.source(plan.study),
+                        site=self.site(egress),
+                        door=egress,
+                        today=self.today,
+                        locked=self.desk.locked,
+                    ),
                     home=self.desk.home,
-                    today=self.today,
-                    locked=self.desk.locked,
-                    # Nothing asked at all: the calendar goes on at once.
                     wait=min(PATIENCE, max(0.0, limit - time.monotonic())) if began else 0.0,
                     progress=progress,
                     until=limit,
@@ -476,6 +477,7 @@ class AgentRound:
 
     def _give(self, plan: StudyPlan) -> None:
         """Answer what a sum asks; from the offer of its keys this process stays until it has given all, or is lost."""
+        from site_agent.training.rounds import Participant
         from site_agent.training.secure_sum.giving import give
         from site_agent.training.secure_sum.member import awaited
 
@@ -492,11 +494,13 @@ class AgentRound:
 
         with self.desk.egress() as egress:
             give(
-                plan=plan,
-                source=self.desk.config.source(plan.study),
-                site=self.site(egress),
-                door=egress,
-                today=self.today,
-                locked=self.desk.locked,
+                Participant(
+                    plan=plan,
+                    source=self.desk.config.source(plan.study),
+                    site=self.site(egress),
+                    door=egress,
+                    today=self.today,
+                    locked=self.desk.locked,
+                ),
                 progress=progress,
             )

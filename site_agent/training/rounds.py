@@ -23,6 +23,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from site_agent.ledger.book import AnchoredHead, Hold
     from site_agent.release.site import WorkingSite
 
-__all__ = ["fetch", "take_part"]
+__all__ = ["Participant", "fetch", "take_part"]
 
 GIVEN_UP = TrainingRefusal.code
 """Reply for a round that was begun and has no answer: without a reason."""
@@ -88,49 +89,60 @@ RoundProgress = Callable[[str, int], None]
 the round."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Participant:
+    """A site as it takes part in the rounds of one plan.
+
+    Args:
+        plan: approved at this site (`Plans.approved`), with rounds that all sites run together.
+        source: the study's table.
+        site: ledger, keys and floors.
+        door: the connection.
+        today: UTC date at the start.
+        locked: holds the folder as its only agent, while a round is worked on and not while one is waited for.
+        rng: source of the privacy noise; None takes one of the operating system's, keyed anew for each round.
+    """
+
+    plan: StudyPlan
+    source: TableSource
+    site: WorkingSite
+    door: RoundDoor
+    today: dt.date
+    locked: Callable[[], AbstractContextManager[None]]
+    rng: Noise | None = None
+
+
 @machine_failures()
 def take_part(
+    own: Participant,
     *,
-    plan: StudyPlan,
-    source: TableSource,
-    site: WorkingSite,
-    door: RoundDoor,
     home: Path,
-    today: dt.date,
-    locked: Callable[[], AbstractContextManager[None]],
     wait: float = 0.0,
     until: float = math.inf,
-    rng: Noise | None = None,
     progress: RoundProgress = lambda what, round_: None,
 ) -> None:
     """Answer what is asked, until the training has ended, or nothing has been asked for `wait` seconds.
 
     Args:
-        plan: approved at this site (`Plans.approved`), with [federated].
-        source: the study's table.
-        site: ledger, keys and floors.
-        door: the connection.
         home: the site's folder; the finished flow is put there.
-        today: UTC date at the start.
-        locked: holds the folder as its only agent, while a round is worked on and not while one is waited for.
         wait: how long to wait for the next question; 0 answers what is asked now.
         until: nothing is begun after this time (`time.monotonic`).
-        rng: source of the privacy noise; None takes one of the operating system's, keyed anew for each round.
     Raises: any `Refusal`; nothing is lost by it: the next call goes on.
     """
+    plan, door = own.plan, own.door
     training_of(plan)
     require("flwr")  # before the charge
-    work = _Work(plan, source, site, door, home, rng, progress)
+    work = _Work(plan, own.source, own.site, door, home, own.rng, progress)
     began = time.monotonic()
     end, pause = began + wait, SOONEST
     known: set[str] = set()
     while True:
-        site.require_running()
-        plan.require_current(today + dt.timedelta(seconds=time.monotonic() - began))
+        own.site.require_running()
+        plan.require_current(own.today + dt.timedelta(seconds=time.monotonic() - began))
         try:
             found = door.next_round(plan.study)
             if found is not None and found[0].plan_hash == plan.hash:
-                with locked():
+                with own.locked():
                     if found[0].kind == "finished":
                         work.finish(*found)
                         return

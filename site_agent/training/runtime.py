@@ -101,13 +101,15 @@ def _answered(desk: Desk, given: tuple[bytes, bytes]) -> RoundAnswer:
 
         def take(door: RoundDoor, wait: float) -> None:
             rounds.take_part(
-                plan=plan,
-                source=desk.config.source(plan.study),
-                site=working_site(desk, egress),
-                door=door,
+                rounds.Participant(
+                    plan=plan,
+                    source=desk.config.source(plan.study),
+                    site=working_site(desk, egress),
+                    door=door,
+                    today=today(),
+                    locked=desk.locked,
+                ),
                 home=desk.home,
-                today=today(),
-                locked=desk.locked,
                 wait=wait,
             )
 

@@ -30,6 +30,7 @@ from site_agent.ledger.book import Ledger
 from site_agent.release.outbox import Outbox
 from site_agent.release.pipeline.making import make_release
 from site_agent.release.site import WorkingSite
+from site_agent.training.rounds import Participant
 from site_agent.training.secure_sum import giving
 from site_agent.training.secure_sum.member import OwnRecords, member_of
 
@@ -122,12 +123,14 @@ class Hospital:
     def give(self, *, wait: float = 30.0, held: float = 25.0, door=lambda egress: egress) -> None:
         with self.hub.egress(self.name, attempts=3, sleep=lambda _: None) as egress:
             giving.give(
-                plan=self.plan,
-                source=self.source,
-                site=self.site(egress),
-                door=door(egress),
-                today=TODAY,
-                locked=nullcontext,
+                Participant(
+                    plan=self.plan,
+                    source=self.source,
+                    site=self.site(egress),
+                    door=door(egress),
+                    today=TODAY,
+                    locked=nullcontext,
+                ),
                 wait=wait,
                 held=held,
                 progress=self.hears,

@@ -18,7 +18,7 @@ import datetime as dt
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shared.base.canonical import canonical_json, sha256_hex
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
     from site_agent.config import TableSource
     from site_agent.release.site import WorkingSite
-    from site_agent.training.rounds import RoundDoor
+    from site_agent.training.rounds import Participant, RoundDoor
 
 __all__ = ["HELD", "SumStepProgress", "SumWork", "give"]
 
@@ -66,40 +66,32 @@ late``) and the step."""
 
 @machine_failures()
 def give(
+    own: Participant,
     *,
-    plan: StudyPlan,
-    source: TableSource,
-    site: WorkingSite,
-    door: RoundDoor,
-    today: dt.date,
-    locked: Callable[[], AbstractContextManager[None]],
     wait: float = 0.0,
     held: float = HELD,
-    rng: Noise | None = None,
     progress: SumStepProgress = lambda what, step: None,
 ) -> None:
     """Answer what is asked, until this site has given all, or nothing new has been asked for `wait` seconds.
 
     From the offer of its keys until its opening a process waits `held` seconds instead.
 
-    Args:
-        plan: approved at this site, with a secure sum. source: the study's table. site: ledger, keys, floors.
-        door, today, locked, rng: as of `site_agent.training.rounds.take_part`.
     Raises: any `Refusal`; nothing is lost by it while the process lives and no keys were offered.
     """
+    plan, door = own.plan, own.door
     require(*plan.release.needs)
-    work = SumWork(plan, source, site, door, rng, progress)
+    work = SumWork(plan, own.source, own.site, door, own.rng, progress)
     began = time.monotonic()
     asked, pause = began, SOONEST
     known: set[str] = set()
     while True:
-        site.require_running()
-        plan.require_current(today + dt.timedelta(seconds=time.monotonic() - began))
+        own.site.require_running()
+        plan.require_current(own.today + dt.timedelta(seconds=time.monotonic() - began))
         end = asked + (max(wait, held) if work.holding else wait)
         try:
             found = door.next_round(plan.study)
             if found is not None and found[0].plan_hash == plan.hash:
-                with locked():
+                with own.locked():
                     over = work.answer(*found)
                 if over:
                     return
