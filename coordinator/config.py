@@ -50,6 +50,8 @@ class Quotas:
         answers: answers to analysts' questions in all, and a quarter of it those that one token was first to ask; of
             more, the oldest are deleted. Their lines of the record stay, and the question can be asked again.
         answer_days: days after which an answer is deleted.
+        estimates: sites' estimates that no process need work out again; of more, those are deleted that nobody has
+            asked for the longest.
         calls: calls a minute of one site.
         anchor_calls: heads a minute of one site.
         refused_a_day: releases of one site that may be refused for their content in a day.
@@ -62,6 +64,7 @@ class Quotas:
     anchors: int = 128 << 20
     answers: int = 2 << 30
     answer_days: int = 400
+    estimates: int = 256 << 20
     calls: int = 1200
     anchor_calls: int = 120
     refused_a_day: int = 100
@@ -203,6 +206,7 @@ class CoordinatorConfig:
         site_heads_mb: megabytes of the signed heads of one site's ledger; they are kept for good.
         answers_mb: megabytes of answers that are kept, a quarter of them first asked by one analyst.
         answer_days: days for which they are kept.
+        estimates_mb: megabytes of sites' estimates that are kept, so that no process works them out again.
         health: ``host:port`` of ``/healthz``, ``/readyz`` and ``/metrics``, in plain HTTP; blank: none.
         health_grpc: ``host:port`` of gRPC's standard health service, in plain; blank: none.
         drain_seconds: seconds for which new calls are still taken once the service is told to end and ready no more.
@@ -243,6 +247,7 @@ class CoordinatorConfig:
     site_heads_mb: int = 128
     answers_mb: int = 2048
     answer_days: int = 400
+    estimates_mb: int = 256
     health: str = ""
     health_grpc: str = ""
     drain_seconds: int = 0
@@ -277,6 +282,7 @@ class CoordinatorConfig:
             ("site_heads_mb", 1, 1 << 20),
             ("answers_mb", 1, 1 << 20),
             ("answer_days", 1, 36_500),
+            ("estimates_mb", 1, 1 << 20),
             ("drain_seconds", 0, 300),
             ("grace_seconds", 0, 300),
         ):
@@ -347,6 +353,7 @@ class CoordinatorConfig:
             anchors=self.site_heads_mb << 20,
             answers=self.answers_mb << 20,
             answer_days=self.answer_days,
+            estimates=self.estimates_mb << 20,
             calls=self.site_rate,
         )
 
@@ -425,6 +432,7 @@ refused_days = {self.refused_days}        # and those that are older; their dige
 site_heads_mb = {self.site_heads_mb}      # signed heads of one site's ledger; these are kept for good
 answers_mb = {self.answers_mb}        # answers that are kept, a quarter of them first asked by one analyst
 answer_days = {self.answer_days}        # for so long; the record of the questions stays
+estimates_mb = {self.estimates_mb}      # sites' estimates that are kept, so that no process works them out again
 health = {_quoted(self.health)}             # host:port of /healthz, /readyz, /metrics (127.0.0.1:9464); empty: none
 health_grpc = {_quoted(self.health_grpc)}        # host:port of gRPC's health service; empty: none
 drain_seconds = {self.drain_seconds}        # after SIGTERM new calls are still taken for so long, and readyz is red

@@ -16,6 +16,7 @@ from coordinator.answers import queries, site_answers
 from coordinator.answers.curves import curves
 from coordinator.figures.forest import forest
 from coordinator.services.authority import Authority
+from coordinator.services.compute.kept_estimates import KeptEstimates
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
@@ -337,6 +338,14 @@ def test_three_sites_noisy_tables_are_pooled_and_the_forest_plot_says_posture_an
     kept = site_answers.EstimateCache()
     first, second = (queries.ask(store, study.study, 1, "mean(sbp)", cache=kept).estimates for _ in range(2))
     assert first == second == found.estimates
+    # And from the store, by processes that have read nothing.
+    for read in (3, 0):
+        with closing(Store.open(tmp_path / "hub")) as other:
+            kept = site_answers.EstimateCache()
+            kept.kept = KeptEstimates(other, 1 << 20)
+            asked = queries.ask(other, study.study, 1, "mean(sbp)", cache=kept)
+            assert repr(asked.estimates) == repr(found.estimates)
+            assert len(other._tables._tables) == read
 
 
 def test_a_site_without_an_answer_has_a_reason_and_the_others_stay(study, hub):

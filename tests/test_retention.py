@@ -90,6 +90,10 @@ class Held:
         sealed.path.unlink()  # the site's own
         values = {"result_id": "ab" * 32, "study": "mini", "document": SECRET, "day": "2026-05-01"}
         self.hub.store.write(lambda c: c.execute(schema.answers.insert().values(**values)))
+        kept = {"question": b"q" * 32, "study": "mini", "bytes": 400, "day": "2026-05-01"}
+        self.hub.store.write(lambda c: c.execute(schema.kept_questions.insert().values(**kept)))
+        kept = {"question": b"q" * 32, "place": b"p" * 32, "site": "north", "estimates": SECRET * 2}
+        self.hub.store.write(lambda c: c.execute(schema.kept_estimates.insert().values(**kept)))
 
     def found(self) -> list[str]:
         """Files of the home folder in which the release's bytes or the answer's are."""

@@ -176,7 +176,7 @@ def test_other_questions_and_other_terms_say_that_they_are_of_the_releases(stage
     held = holding(store, "hearts", 1)
     given = {"store": store.place, "study": "hearts", "held": selection_of(held), "estimand": PLANNED, "maps": {}}
     how = {"term": "", "method": "REML", "test": "adhoc", "level": 0.95}
-    made = task_answer({**given, "result": "r", "rests": held.rests, "how": how})
+    made = task_answer({**given, "estimates": 1 << 20, "result": "r", "rests": held.rests, "how": how})
     sent = json.loads(json.dumps(made["told"]))
     assert sent["provenance"]["sum"]["sha256"] == held.opened.sha256
     assert sent["provenance"]["sum"]["log_index"] == held.opened.log_index

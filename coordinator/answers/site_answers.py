@@ -9,9 +9,9 @@ import random
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -99,6 +99,22 @@ class _Known:
         return sum(one.cells for one in (self.surrogate, self.rows) if one is not None)
 
 
+Place = tuple[str, ...]
+"""Site (blank for several together), and what names the table that it answers from."""
+
+
+class KeptAnswers(Protocol):
+    """Where sites' estimates are kept for other processes: `coordinator.services.compute.kept_estimates`."""
+
+    def of(self, about: Sequence[str], places: Collection[Place]) -> dict[Place, list[Estimate]]:
+        """What is kept of a question at these places."""
+
+    def add(
+        self, about: Sequence[str], study: str, made: Mapping[Place, Sequence[Estimate]], used: Collection[str]
+    ) -> None:
+        """Keep answers to a question, which rest on the bundles `used`."""
+
+
 class EstimateCache:
     """Sites' estimates that were worked out lately: another pooling, or another site's new release, fits none again.
 
@@ -107,38 +123,53 @@ class EstimateCache:
     stays, and a new table takes the place of another by lot.
 
     Args:
-        most: how many sites' answers are kept.
+        most: how many sites' answers are kept here.
         cells: numbers that may be kept of their tables, and of what is drawn like them; eight bytes each, and as much
             again for what questions make of them.
 
-    >>> kept = EstimateCache(most=1)
-    >>> kept(("a",), list), kept(("b",), list), len(kept)
-    ([], [], 1)
+    >>> cache = EstimateCache(most=1)
+    >>> for site in ("a", "b"):
+    ...     cache.keep(["mean(sbp)"], "heart", {(site,): []}, used=())
+    >>> cache.answers(["mean(sbp)"], [("a",), ("b",)])
+    {('b',): []}
     """
 
     def __init__(self, most: int = 1 << 15, cells: int = 1 << 24) -> None:
         self._most, self._cells, self._lots = most, cells, random.Random(0)
-        self._answers: OrderedDict[tuple[str, ...], list[Estimate]] = OrderedDict()
+        self._answers: OrderedDict[tuple[tuple[str, ...], Place], Sequence[Estimate]] = OrderedDict()
         self._tables: dict[tuple[str, ...], _Known] = {}
         self._latest: list[tuple[str, ...]] = []
         self._lock = threading.Lock()
+        self.kept: KeptAnswers | None = None
+        """What other processes worked out, and this one leaves for them; None for nothing."""
 
-    def __len__(self) -> int:
-        return len(self._answers)
+    def answers(self, about: Sequence[str], places: Collection[Place]) -> dict[Place, Sequence[Estimate]]:
+        """What is known of a question at these places."""
+        found, keys = dict[Place, Sequence[Estimate]](), {place: (tuple(about), place) for place in places}
+        with self._lock:
+            for place, key in keys.items():
+                if key in self._answers:
+                    self._answers.move_to_end(key)
+                    found[place] = self._answers[key]
+        if self.kept is not None and (lacking := keys.keys() - found.keys()):
+            read = self.kept.of(about, lacking)
+            self._remember(about, read)
+            found |= read
+        return found
 
-    def __call__(self, key: tuple[str, ...], work: Callable[[], list[Estimate]]) -> list[Estimate]:
-        """Cached estimates under `key`, else the result of `work`, which is cached unless it raises."""
+    def keep(
+        self, about: Sequence[str], study: str, made: Mapping[Place, Sequence[Estimate]], used: Collection[str]
+    ) -> None:
+        """Keep answers to a question, which rest on the bundles `used`."""
+        self._remember(about, made)
+        if self.kept is not None and made:
+            self.kept.add(about, study, made, used)
+
+    def _remember(self, about: Sequence[str], made: Mapping[Place, Sequence[Estimate]]) -> None:
         with self._lock:
-            known = self._answers.get(key)
-            if known is not None:
-                self._answers.move_to_end(key)
-                return known
-        found = work()
-        with self._lock:
-            self._answers[key] = found
+            self._answers |= {(tuple(about), place): rows for place, rows in made.items()}
             while len(self._answers) > self._most:
                 self._answers.popitem(last=False)
-        return found
 
     def surrogate(self, bundles: tuple[str, ...]) -> SurrogateSampler:
         """The surrogate of the table that is made of these bundles."""
@@ -228,6 +259,10 @@ def answers_of_sites(
         unanswerable = refusal
     except Refusal as refusal:
         reason_of(refusal)  # of one site's bundle, which answers for itself below
+    about = (plan.hash, str(question), f"{held.combined}")  # the plan's hash is its levels
+    places = {site: _place(held, site) for site in held.parts if site not in beside}
+    known = {} if cache is None else cache.answers(about, places.values())
+    made: dict[Place, Sequence[Estimate]] = {}
     for site, releases in held.parts.items():
         sources += [_source(store, release, question) for release in releases]
         origin = {
@@ -237,37 +272,45 @@ def answers_of_sites(
             "receipts": tuple(release.receipt.hash for release in releases),
             "levels": levels,
         }
-        behind = held.behind[site]
         digests = tuple(release.bundle_sha256 for release in releases)
         surrogate = None if cache is None else cache.surrogate(digests)
-        how: dict[str, Any] = {"behind": behind, "combined": held.combined, "surrogate": surrogate, "origin": origin}
-        how |= {"plan": plans[releases[-1].plan_version]}
+        how: dict[str, Any] = {"behind": held.behind[site], "combined": held.combined, "surrogate": surrogate}
+        how |= {"plan": plans[releases[-1].plan_version], "origin": origin}
         if cache is not None:
             how |= {"rows": partial(cache.rows, digests, partial(rows_of, store, releases, taken))}
-        work = partial(site_answer, store, releases, taken, question, **how)
-        # The bundles' digests are the table, the plan's hash its levels, what is behind them its variance; what was
-        # taken back, and whether refreshes are put together, is what else an answer's own id holds.
-        back = [stone.bundle_sha256 for stone in held.withdrawn if stone.site == site]
-        further = [release.bundle_sha256 for release in behind]
-        key = (plan.hash, str(question), f"{wave}", f"{held.combined}", site, *digests, "behind", *further)
+        answer = beside.get(site) or known.get(places.get(site, ()))
         try:
             for release in releases:  # a kept number is no reason to look away from its bundle
-                store.check(release, withdrawn=taken)
+                store.check(release, withdrawn=taken, read=answer is None)
             if unanswerable is not None:
                 raise unanswerable
-            if site in beside:
-                answered[site] = beside[site]
-                continue
-            answered[site] = cache((*key, "without", *back), work) if cache is not None else work()
+            if answer is None:
+                answer = made[places[site]] = site_answer(store, releases, taken, question, **how)
+            answered[site] = [row if row.wave == wave else replace(row, wave=wave) for row in answer]
         except Refusal as refusal:
             failed[site] = reason_of(refusal)
     if any(stone.bundle_sha256 in held.used for stone in store.withdrawals(study)):
         raise moved()  # what a site took back in the meantime answers nothing
+    if cache is not None:
+        cache.keep(about, study, made, held.used)
     first = next(iter(answered.values()), [])
     terms = [row.term for row in first] or list(question.labels)
     for site, reason in failed.items():
         answered[site] = [absent(study, site, wave, term, question, reason) for term in terms]
     return [row for site in sorted(answered) for row in answered[site]], question, planned, tuple(sources)
+
+
+def _place(held: ReleaseSelection, *sites: str) -> Place:
+    """What a site's answer to a question rests on, or that of several together.
+
+    The bundles' digests are the table, what is behind them its variance; what was taken back is what else an answer's
+    own id holds.
+    """
+    place = [*sites] if len(sites) == 1 else [""]
+    for site in sites:
+        for releases in (held.parts[site], held.behind[site]):
+            place += [part for one in releases for part in (one.bundle_sha256, one.receipt.hash)] + ["behind"]
+    return (*place, *(stone.bundle_sha256 for stone in held.withdrawn if stone.site in sites))
 
 
 def _quantiles(
@@ -340,8 +383,12 @@ def _together(
         found = release.together(plan, figures, question, origins=origins)
         return [row for rows in found.values() for row in rows]
 
-    key = ("together", plan.hash, str(question), f"{held.wave}", *sorted(held.used))
-    rows = cache(key, work) if cache is not None else work()
+    about, place = ("together", plan.hash, str(question)), _place(held, *held.parts)
+    rows: Sequence[Estimate] | None = None if cache is None else cache.answers(about, [place]).get(place)
+    if rows is None:
+        rows = work()
+        if cache is not None:
+            cache.keep(about, study, {place: rows}, held.used)
     return {site: [row for row in rows if row.site == site] for site in {row.site for row in rows}}
 
 

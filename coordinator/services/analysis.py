@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import logging
 import tempfile
 import threading
 import time
@@ -71,6 +72,7 @@ __all__ = ["AnalysisService"]
 PRUNE_EVERY = 64  # new answers after which those that are too many are deleted
 ASKING, DOWNLOADS = ("analyst", "lead"), ("lead", "auditor")
 ANSWER = "coordinator.services.compute.tasks:answer"
+_log = logging.getLogger("tributary.analysis")
 
 
 class AnalysisService:
@@ -86,7 +88,7 @@ class AnalysisService:
         cpu: seconds of computing that a question may take.
         a_day: questions that one token may ask in a day: each is a line of the record for good; 0 for no limit.
         compute: ``dask://host:port`` of a cluster that computes answers; blank for processes of this machine.
-        quotas: how many answers are kept, and for how long.
+        quotas: how many answers and sites' estimates are kept, and for how long.
         today: gives the UTC date.
         clock: gives seconds that only grow.
     """
@@ -358,7 +360,10 @@ class AnalysisService:
                 given |= {"estimand": str(found), "maps": maps, "result": result_id, "rests": rests}
                 names = ("term", "method", "test", "level")  # checked where they are used
                 given |= {"how": {name: getattr(request, name) for name in names}}
+                given |= {"estimates": self.analysts.quotas.estimates}
                 made = self.computed(ANSWER, given, who, call)
+                if made["damaged"]:
+                    _log.warning("%d kept estimates of %s were damaged, and were made again", made["damaged"], study)
                 document = self._proven(made["told"])
                 draft = ResultDraft(
                     study=study,

@@ -139,7 +139,7 @@ class Analysts:
     def __init__(self, store: Store, quotas: Quotas | None = None) -> None:
         self._read, self._write = store.read, store.write
         self._together = _Together(self._write)
-        self._quotas = quotas or Quotas()
+        self.quotas = quotas or Quotas()
 
     # -- tokens -------------------------------------------------------------------------------------------------
     def add(
@@ -292,7 +292,7 @@ class Analysts:
         Args:
             today: delete those that are too old on this day as well; of a clock that is believed.
         """
-        return self._write(lambda c: _prune(c, self._quotas, today))
+        return self._write(lambda c: _prune(c, self.quotas, today))
 
     # -- the record ---------------------------------------------------------------------------------------------
     def note(

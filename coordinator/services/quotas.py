@@ -31,6 +31,7 @@ from coordinator.store import membership as tables
 from coordinator.store import schema as db
 from coordinator.store.engine import append_entry
 from coordinator.store.members import all_plans, plan_of
+from coordinator.store.releases import forget_estimates
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
@@ -367,6 +368,7 @@ def _forget(store: Database, plan: StudyPlan, *, today: dt.date, until: dt.date)
             c.execute(db.answers_kept.delete().where(db.answers_kept.c.result_id.in_(part)))
         results = c.execute(db.results.delete().where(db.results.c.study == study)).rowcount
         c.execute(db.answers.delete().where(db.answers.c.study == study))
+        forget_estimates(c, db.kept_questions.c.study == study)
         _forget_rounds(c, plan, plans)
         body: dict[str, Any] = {
             "kind": "study_deleted",

@@ -38,6 +38,7 @@ __all__ = [
     "accepted_releases",
     "by_bundle",
     "charged",
+    "forget_estimates",
     "holdings",
     "logged_releases",
     "named",
@@ -429,12 +430,22 @@ def withdraw(store: Database, *, withdrawal: Withdrawal, envelope: Envelope, tod
         values = {item: getattr(withdrawal, item) for item in withdrawal.__dataclass_fields__}
         values |= {"log_index": index, "log_root": log_root, "day": today.isoformat()}
         c.execute(db.withdrawals.insert().values(**values, envelope=envelope.to_bytes()))
+        forget_estimates(c, db.kept_questions.c.study == withdrawal.study, site=withdrawal.site)
 
     store.write(work)
     (stone,) = withdrawals(store, bundle_sha256=withdrawal.bundle_sha256, distrusted=False)
     if stone.site != withdrawal.site:
         raise ReplayRefusal("a withdrawal must be of the calling site's release", given="another site's")
     return stone
+
+
+def forget_estimates(c: sa.Connection, which: sa.ColumnElement[bool], *, site: str = "") -> None:
+    """Let go of what is kept of questions, within a transaction; of `site` alone, and of all together, where given."""
+    kept, questions = db.kept_estimates, db.kept_questions
+    of_these = kept.c.question.in_(sa.select(questions.c.question).where(which))
+    c.execute(kept.delete().where(of_these & kept.c.site.in_([site, ""]) if site else of_these))
+    if not site:
+        c.execute(questions.delete().where(which))
 
 
 def revoke_standing(store: Database, site: str, standing: str, envelope: Envelope, today: dt.date) -> None:

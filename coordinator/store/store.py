@@ -14,6 +14,7 @@ Acknowledged means durable: SQLite runs with a write-ahead log and ``synchronous
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterator
@@ -165,18 +166,30 @@ class Store(Database):
         with self._tables.turn(release.bundle_sha256):
             return self._table(release)
 
-    def check(self, release: AcceptedRelease, *, withdrawn: Collection[str]) -> None:
-        """That a release's bundle is the accepted one: read again only when its file was touched since it last was.
+    def check(self, release: AcceptedRelease, *, withdrawn: Collection[str], read: bool = True) -> None:
+        """That a release's bundle is the accepted one: looked at only when its file was touched since it last was.
 
-        Args, Raises: as `table`.
+        Args:
+            withdrawn: as of `table`.
+            read: that its table is read for it, of a caller who needs that anyway; else its bytes have their digest.
+        Raises: as `table`.
         """
-        state = self.bundles.state(release.bundle_sha256)
-        if (
-            state is None
-            or release.bundle_sha256 in withdrawn
-            or not self._tables.checked(release.bundle_sha256, state)
-        ):
+        digest = release.bundle_sha256
+        state = self.bundles.state(digest)
+        if state is None or digest in withdrawn:
             self.table(release, withdrawn=withdrawn)
+        elif not self._tables.checked(digest, state):
+            if read or not self._has_digest(digest):
+                self.table(release, withdrawn=withdrawn)
+            else:
+                self._tables.note(digest, state)
+
+    def _has_digest(self, digest: str) -> bool:
+        try:
+            with self.bundles.read(digest) as path, path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest() == digest
+        except OSError:
+            return False
 
     def _table(self, release: AcceptedRelease) -> pd.DataFrame:
         from shared.releases.bundle import read_bundle
@@ -237,6 +250,11 @@ class TableCache:
             while sum(size for _, size, _ in store._tables.values()) > TABLES_KEPT:
                 store._tables.popitem(last=False)
         return table.copy(deep=False)
+
+    def note(store, digest: str, state: Hashable) -> None:
+        """That a bundle was verified as the accepted one."""
+        with store._lock:
+            store._checked[digest] = state
 
     def checked(store, digest: str, state: Hashable) -> bool:
         """True if the bundle, unchanged since, was once verified as the accepted one."""

@@ -44,6 +44,7 @@ ANSWERING = (
     "coordinator.store.store",
     "coordinator.answers.curves",
     "coordinator.answers.harmonise",
+    "coordinator.services.compute.kept_estimates",
     "shared.releases.synthetic",
 )
 """What is imported to answer a question."""
@@ -198,17 +199,21 @@ def answer(given: Mapping[str, Any]) -> dict[str, Any]:
     """Answer one question.
 
     Args:
-        given: ``store`` (`Store.place`), ``study``, ``held`` (`selection_of`), ``estimand`` in one spelling, ``how``
-            (term, method, test, level), ``maps`` (what is harmonised; empty for nothing), ``result`` (the answer's id),
-            and ``rests`` (bundle to site: all that the id was made of).
-    Returns: ``told`` (the document that is sent), ``used`` (bundle to site), ``wave`` and ``numbers``.
+        given: ``store`` (`Store.place`), ``estimates`` (bytes of sites' estimates that may be kept there), ``study``,
+            ``held`` (`selection_of`), ``estimand`` in one spelling, ``how`` (term, method, test, level), ``maps`` (what
+            is harmonised; empty for nothing), ``result`` (the answer's id), and ``rests`` (bundle to site: all that the
+            id was made of).
+    Returns: ``told`` (the document that is sent), ``used`` (bundle to site), ``wave``, ``numbers``, and ``damaged``:
+        how many kept estimates were, and were made again.
     Raises: what `coordinator.answers.queries.ask` raises.
     """
     from coordinator.answers import queries
+    from coordinator.services.compute.kept_estimates import KeptEstimates
     from shared.estimands.questions import parse_estimand
     from shared.releases.synthetic import versions
 
     store, cache = _opened(*given["store"])
+    cache.kept = kept = KeptEstimates(store, given["estimates"])
     study, found, maps = given["study"], parse_estimand(given["estimand"]), given["maps"]
     how: dict[str, Any] = {"held": _held(store, study, given["held"]), "cache": cache, **given["how"]}
     document: Mapping[str, Any]
@@ -230,7 +235,8 @@ def answer(given: Mapping[str, Any]) -> dict[str, Any]:
     document_sent = {"result": given["result"], **document, "provenance": provenance}
     if result.estimand.startswith("km("):
         document_sent["curves"] = _curves(store, result)
-    return {"told": plain(document_sent), "used": dict(used), "wave": result.wave, "numbers": result.numbers}
+    made = {"told": plain(document_sent), "used": dict(used), "wave": result.wave, "numbers": result.numbers}
+    return {**made, "damaged": kept.damaged}
 
 
 def _harmonised(

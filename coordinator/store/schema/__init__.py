@@ -25,6 +25,8 @@ __all__ = [
     "gaps",
     "home",
     "invitations",
+    "kept_estimates",
+    "kept_questions",
     "log",
     "meta",
     "opened_sums",
@@ -55,7 +57,7 @@ __all__ = [
 ]
 
 meta = sa.MetaData()
-_digest, _word = sa.String(64), sa.String(64)
+_digest, _word, _hash = sa.String(64), sa.String(64), sa.LargeBinary(32)
 plans = sa.Table(
     "plans",
     meta,
@@ -305,6 +307,25 @@ answers_kept = sa.Table(
     sa.Column("bytes", sa.Integer, nullable=False),
     sa.Column("day", sa.String(10), nullable=False),
     sa.Column("result", sa.Integer),
+)
+# Sites' estimates, so that no process fits them again, by the hashes of question and table
+# (`coordinator.services.compute.kept_estimates`); and of each question the day on which it was last asked.
+kept_questions = sa.Table(
+    "kept_questions",
+    meta,
+    sa.Column("question", _hash, primary_key=True),
+    sa.Column("study", _word, nullable=False, index=True),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+    sa.Column("day", sa.String(10), nullable=False),
+)
+kept_estimates = sa.Table(
+    "kept_estimates",
+    meta,
+    sa.Column("question", _hash, sa.ForeignKey("kept_questions.question"), primary_key=True),
+    sa.Column("place", _hash, primary_key=True),
+    sa.Column("site", _word, nullable=False),
+    sa.Column("estimates", sa.LargeBinary, nullable=False),
+    sqlite_with_rowid=False,  # those of one question lie together
 )
 asked = sa.Table(
     "asked",

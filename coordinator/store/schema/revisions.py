@@ -20,7 +20,7 @@ from shared.errors import ParameterError, StateRefusal
 
 __all__ = ["HEAD", "brought_up", "revision_of", "taken_back"]
 
-HEAD = "0002"
+HEAD = "0003"
 """Revision of the tables that this version reads."""
 _LOCK = 0x7472_6962  # of PostgreSQL: two processes that open one store at once
 
