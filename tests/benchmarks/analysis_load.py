@@ -33,7 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.benchmarks import record
 from tests.benchmarks.sandbox import below
 
-SEED, SITES, PERSONS, ANALYSTS, EACH = 5, 16, 1000, 10, 12
+SEED = 5
+SITES, PERSONS, ANALYSTS, EACH = record.sized((16, 1000, 10, 12), (2, 200, 2, 1))
 COLUMNS = ("sbp/10", "age/10", "chol/40", "hdl/15")
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,7 +17,7 @@ from shared.estimands.formulas import parse
 from shared.estimands.splines import basis_of
 from tests.benchmarks import record
 
-SEED, REPETITIONS, PERSONS = 5151, 1000, 400
+SEED, REPETITIONS, PERSONS = 5151, record.sized(1000, 2), 400
 SITES, BETWEEN = (4, 8, 16), (0.0, 1.0)
 TERM = "ns(x, knots = 0, Boundary.knots = c(-1.5, 1.5))"
 TERMS = (f"{TERM}[1]", f"{TERM}[2]")

@@ -18,7 +18,9 @@ import sys
 import time
 
 import numpy as np
+import pandas as pd
 
+from shared import simulated
 from shared.base.randomness import seeded_rng
 from shared.estimands.fits.survival import kaplan_meier
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
@@ -30,6 +32,8 @@ from tests.benchmarks import record
 from tests.benchmarks.lni_repeat import dersimonian_laird
 
 WEIGHTS = (0.0, 0.8)
+SCALE, COHORTS = record.sized((1.0, simulated.COHORTS), (0.1, simulated.COHORTS[:6]))
+"""Share of the cohorts' published sizes, and the cohorts themselves."""
 HORIZONS = (0.25, 0.5, 0.75)
 ADJUSTED = ["sbp", "age", "chol", "hdl"]
 
@@ -49,6 +53,12 @@ def dictionary() -> Dictionary:
             Column(name="sbp", kind="continuous", unit="mmHg", lower=60, upper=280, decimals=0),
         ),
     )
+
+
+def cvd_tables(rng: np.random.Generator, scale: float = 1.0, **more: float) -> dict[str, pd.DataFrame]:
+    """`cvd_cohorts`, of those cohorts and sizes that are measured."""
+    tables = cvd_cohorts(rng, scale * SCALE, **more)
+    return {cohort.name: tables[cohort.name] for cohort in COHORTS}
 
 
 def log_hr(table) -> tuple[float, float]:
@@ -74,7 +84,7 @@ def one(seed: int, settings: FlowSettings, carry: bool = False) -> dict:
     rng = seeded_rng(seed)
     encoder = Encoder(dictionary=dictionary())
     carried = encoder.columns.index("cvd") if carry else None
-    cohorts = cvd_cohorts(np.random.default_rng(seed))
+    cohorts = cvd_tables(np.random.default_rng(seed))
     real, released = [], {w: [] for w in WEIGHTS}
     sites = {}
     cpu = 0.0
@@ -134,7 +144,7 @@ def shares(seed: int, releases: int, w: float = 0.8) -> dict:
     rng, encoder = seeded_rng(seed), Encoder(dictionary=dictionary())
     event = encoder.columns.index("cvd")
     sites = {}
-    for name, table in cvd_cohorts(np.random.default_rng(seed)).items():
+    for name, table in cvd_tables(np.random.default_rng(seed)).items():
         x = encoder.encode(encoder.dictionary.check(table), rng)
         flow = fit_flow(x, FlowSettings(), rng, integer_columns=encoder.integer_columns).flow
         mechanism = LatentNoise(flow=flow, w=w, radius=default_radius(encoder.d))
@@ -162,7 +172,7 @@ def shares(seed: int, releases: int, w: float = 0.8) -> dict:
 def main() -> None:
     numbers = [int(given) for given in sys.argv[1:] if not given.startswith("--")]
     carry = "--carry" in sys.argv
-    first, seeds = (*numbers, *(1, 10)[len(numbers) :])
+    first, seeds = (*numbers, *(1, record.sized(10, 1))[len(numbers) :])
     if "--events" in sys.argv:
         print(record.write("cohorts_gap_events", shares(first, seeds), seed=first))
         return

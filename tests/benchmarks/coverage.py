@@ -13,7 +13,8 @@ from coordinator.pooling.further.many import pool_many
 from coordinator.pooling.pool import pool
 from tests.benchmarks import record
 
-SEED, REPLICATES, EXACT = 2026, 20_000, 400
+SEED = 2026
+REPLICATES, EXACT = record.sized((20_000, 400), (20, 1))
 SITES, SHARES, TRUTH = (3, 4, 5, 6, 8, 10, 12), (0.0, 0.2, 0.4, 0.6, 0.8), 0.3
 LOW, HIGH = 93.0, 97.0
 

@@ -26,8 +26,8 @@ from shared.plans.plan import Budget, StudyPlan, Wave
 from tests.benchmarks import record
 from tests.benchmarks.honest_outcomes import BETA, patients
 
-SIZES = (150, 300, 600, 3000)
-EPSILONS = (0.5, 1.0, 3.0)
+SIZES = record.sized((150, 300, 600, 3000), (150,))
+EPSILONS = record.sized((0.5, 1.0, 3.0), (3.0,))
 POOLED = 12
 TYPICAL = {"age": (58, 13), "sbp": (132, 19), "y": (48, 13)}
 QUESTION = parse_estimand("ols(y ~ sbp/10 + age + male)")
@@ -120,7 +120,7 @@ def cell(world, n, epsilon, hospitals, first):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("hospitals", nargs="?", type=int, default=360)
+    parser.add_argument("hospitals", nargs="?", type=int, default=record.sized(360, POOLED))
     parser.add_argument("first", nargs="?", type=int, default=5001)
     given = parser.parse_args()
     cells = {

@@ -21,7 +21,7 @@ from shared.plans.encoding import Encoder
 from tests.benchmarks import record
 from tests.benchmarks.model_coverage import DICTIONARY, PERSONS, SITES, WEIGHTS, X, patients, released
 
-SEED, REPETITIONS = 6161, 200
+SEED, REPETITIONS = 6161, record.sized(200, 2)
 TERM = "ns(x, knots = 0, Boundary.knots = c(-1.5, 1.5))"
 QUESTION = parse_estimand(f"logistic(odds) ~ {TERM} + arm")
 BASIS = basis_of(parse(TERM))

@@ -49,17 +49,17 @@ from tests.benchmarks.zoo import listed, seed_of
 from tests.benchmarks.zoo import plan_of as world_plan
 
 SEED = 20261207
-PILOT, PILOT_SITES = 2000, 6
-KINDS = ("binary", "count", "linear", "survival")
+PILOT, PILOT_SITES = record.sized((2000, 6), (300, 2))
+KINDS = record.sized(("binary", "count", "linear", "survival"), ("binary",))
 SETTINGS = {"latent_noise_local": 2.0, "tables": 4.0, "latent_noise_holdout": 2.0, "moments": 3.0}
-K = (5, 10)
+K = record.sized((5, 10), (2,))
 TERM = "arm"
 WITHIN = 0.15
-SITES, STUDIES = 60, 200
+SITES, STUDIES = record.sized((60, 200), (4, 2))
 """Sites of a world that release, and studies of K of them: one study of few sites says little of the next one."""
 FEW = 12
 """Sites that released before 60 did; what can be attained with them is told beside."""
-RUNS = 40
+RUNS = record.sized(40, 2)
 
 
 def rounded(value: float, digits: int) -> float:
@@ -331,7 +331,7 @@ def main() -> None:
     asked = argparse.ArgumentParser(prog="python -m tests.benchmarks.design_accuracy")
     asked.add_argument("--half", choices=("tuning", "reporting"), default="tuning")
     asked.add_argument("--seed", type=int, default=SEED)
-    asked.add_argument("--n", type=listed(int), default=(600, 1500))
+    asked.add_argument("--n", type=listed(int), default=record.sized((600, 1500), (300,)))
     asked.add_argument("--jobs", type=int, default=1, help="processes")
     asked.add_argument("--name", default="", help="writes tests/benchmarks/results/<name>.json")
     given = asked.parse_args()

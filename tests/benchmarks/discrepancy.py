@@ -22,10 +22,9 @@ from shared.base.randomness import seeded_rng
 from shared.estimands.answer import estimate, parse_estimand
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.plans.encoding import Encoder
-from shared.simulated import cvd_cohorts
 from site_agent.models.flow import FlowSettings, fit_flow
 from tests.benchmarks import record
-from tests.benchmarks.cohorts_gap import dictionary
+from tests.benchmarks.cohorts_gap import cvd_tables, dictionary
 
 W = 0.8
 QUESTION = parse_estimand("cox(time, cvd) ~ sbp/10 + age/10 + chol/40 + hdl/15")
@@ -43,14 +42,14 @@ def log_hr(table):
 
 
 def main() -> None:
-    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 6
+    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else record.sized(6, 1)
     only = " ".join(sys.argv[2:])
     settings_of = {name: how for name, how in SETTINGS.items() if only in ("", name)}
     encoder = Encoder(dictionary=dictionary())
     kinds = ("actual", "released again", "linearised", "inside", "se")
     found = {name: {kind: [] for kind in kinds} for name in settings_of}
     for seed in range(1, seeds + 1):
-        cohorts = cvd_cohorts(np.random.default_rng(seed))
+        cohorts = cvd_tables(np.random.default_rng(seed))
         for name, (settings, carry) in settings_of.items():
             rng = seeded_rng(100 * seed)
             carried = encoder.columns.index("cvd") if carry else None

@@ -81,17 +81,18 @@ def main() -> None:
     """Run one half and write the results."""
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--half", choices=("tuning", "reporting"), default="reporting")
-    asked.add_argument("--n", default="300,1000")
-    asked.add_argument("--draws", type=int, default=6)
-    asked.add_argument("--sites", type=int, default=2)
+    asked.add_argument("--n", default=record.sized("300,1000", "300"))
+    asked.add_argument("--draws", type=int, default=record.sized(6, 1))
+    asked.add_argument("--sites", type=int, default=record.sized(2, 1))
     given = asked.parse_args()
     half = worlds.TUNING if given.half == "tuning" else worlds.REPORTING
+    half = record.sized(half, half[:1])
     results: dict[str, Any] = {"half": given.half, "worlds": {}}
     everything: Counter[str] = Counter()
     for name in half:
         world = worlds.world(name)
         counts: Counter[str] = Counter()
-        for kind in world.kinds:
+        for kind in record.sized(world.kinds, world.kinds[:1]):
             for n in map(int, given.n.split(",")) if not world.sites else (0,):
                 for site in range(min(world.sites, 4) if world.sites else given.sites):
                     counts += table(name, kind, n or 1000, site, given.draws) or Counter()

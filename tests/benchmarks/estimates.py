@@ -25,6 +25,7 @@ import pandas as pd
 from tests.benchmarks import record
 
 SEED = 19
+SMALLEST = {"tables": ((300, 5),), "network_counts": ((300, 5),)}
 FITTED = {
     **dict.fromkeys(("tables", "densities", "slicing"), ((5_000, 10), (20_000, 20), (100_000, 10))),
     "latent_noise": ((5_000, 10), (10_000, 15), (20_000, 20), (50_000, 10)),
@@ -182,7 +183,8 @@ def main():
     path = record.RESULTS / "estimates.json"
     kept = json.loads(path.read_text())["results"] if path.exists() else {"fitted": {}, "after": {}}
     env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    for half, sizes in (("fitted", FITTED), ("after", SIZES)):
+    failed: list[str] = []
+    for half, sizes in record.sized((("fitted", FITTED), ("after", SIZES)), (("after", SMALLEST),)):
         for mechanism, cases in sizes.items():
             if sys.argv[1:] and mechanism not in sys.argv[1:]:
                 continue
@@ -191,6 +193,7 @@ def main():
                 start = time.monotonic()
                 done = subprocess.run(argv, capture_output=True, text=True, env=env, check=False)
                 if done.returncode:
+                    failed.append(f"{mechanism} {n}x{columns}")
                     print(half, mechanism, n, columns, "failed", done.stderr.strip().splitlines()[-1:], flush=True)
                     continue
                 found = json.loads(done.stdout.strip().splitlines()[-1])
@@ -207,6 +210,8 @@ def main():
     }
     kept["after_figures"] = len(ratios)
     print(kept["after_within"], record.write("estimates", kept, SEED, command="python -m tests.benchmarks.estimates"))
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

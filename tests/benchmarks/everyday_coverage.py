@@ -20,10 +20,10 @@ from shared.estimands.formulas import QuestionRows
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
 from shared.plans.outcomes import PlannedOutcomes
-from tests.benchmarks import survival_coverage
+from tests.benchmarks import record, survival_coverage
 from tests.benchmarks.model_coverage import ARM, PERSONS, X, at_weights, measure, repetition
 
-SEED, EVERYBODY = 9191, 2_000_000
+SEED, EVERYBODY = 9191, record.sized(2_000_000, 5000)
 STAGES, CUTS = ("a", "b", "c"), (-0.5, 1.0)
 DICTIONARY = Dictionary(
     name="everyday",

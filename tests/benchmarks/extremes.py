@@ -21,7 +21,7 @@ from site_agent.release.audit.attacks import AttackedRows, run_audit
 from site_agent.release.audit.likelihood import weighed
 from tests.benchmarks import record
 
-SEED, N, D, RHO, W, DELTA = 2711, 2500, 5, 0.9, 0.8, 1e-5
+SEED, N, D, RHO, W, DELTA = 2711, record.sized(2500, 300), 5, 0.9, 0.8, 1e-5
 SETTINGS = FlowSettings(flows=5, hidden=50, margins="none")
 
 
@@ -62,7 +62,7 @@ def moments(x: np.ndarray) -> dict[str, float]:
 
 
 def main() -> None:
-    repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else record.sized(20, 2)
     found: dict[str, dict[str, list[float]]] = {}
     for b in range(repetitions):
         rng, draws = seeded_rng(1000 * SEED + b), np.random.default_rng(1000 * SEED + b)

@@ -30,7 +30,6 @@ from shared.plans.federated import Federated, Shape, first_weights, unpack
 from shared.plans.plan import Budget, Reference, StudyPlan, Training, Wave
 from shared.privacy.accountant import SubsampledGaussian, epsilon
 from shared.privacy.calibration import calibrate
-from shared.simulated import COHORTS, cvd_cohorts
 from shared.wire import flower
 from site_agent.models.fast_flow import Adam, FusedFlow
 from site_agent.models.flow import FlowSettings, fit_flow
@@ -38,14 +37,22 @@ from site_agent.models.private_flow import Ahead, noisy_gradient
 from site_agent.release.trained_flow import federated_flow
 from site_agent.training.federation import client_app, start_of
 from tests.benchmarks import record
-from tests.benchmarks.cohorts_gap import dictionary, log_hr
+from tests.benchmarks.cohorts_gap import COHORTS, cvd_tables, dictionary, log_hr
 from tests.benchmarks.lni_repeat import dersimonian_laird
 from tests.memory_federation import MemorySource, memory_grid
 
-DELTA, EPSILONS, WEIGHTS, DRAWS, SMALL = 1e-6, (1.0, 3.0, 10.0), (0.0, 0.8), 3, 2000
+DELTA, WEIGHTS, SMALL = 1e-6, (0.0, 0.8), 2000
+EPSILONS, DRAWS = record.sized(((1.0, 3.0, 10.0), 3), ((3.0,), 1))
 TRAINING = Training(flows=4, hidden=16)
-SETTINGS = {"rounds": 200, "local_steps": 1, "rate": 0.25, "step_size": 1.0, "server_rate": 0.06, "floor": 1e-4}
-SHORT = {"rounds": 20, "local_steps": 10, "rate": 0.25, "step_size": 1.0, "strategy": "fedavg"}
+SETTINGS = {
+    "rounds": record.sized(200, 2),
+    "local_steps": 1,
+    "rate": 0.25,
+    "step_size": 1.0,
+    "server_rate": 0.06,
+    "floor": 1e-4,
+}
+SHORT = {"rounds": record.sized(20, 2), "local_steps": 10, "rate": 0.25, "step_size": 1.0, "strategy": "fedavg"}
 
 
 def published():
@@ -80,7 +87,7 @@ def study(price, settings):
         dictionary=dictionary(),
         training=TRAINING,
         federated=Federated(
-            noise_multiplier=math.ceil(1e4 * noise) / 1e4, quorum=12, reference=published(), **settings
+            noise_multiplier=math.ceil(1e4 * noise) / 1e4, quorum=len(COHORTS), reference=published(), **settings
         ),
     )
 
@@ -103,7 +110,7 @@ def together(plan, x, seed):
         return flow, time.process_time() - began
 
 
-def in_one_place(y, seed, steps=2000, batch=1024, rate=5e-3):
+def in_one_place(y, seed, steps=record.sized(2000, 5), batch=1024, rate=5e-3):
     """The same layers on all records in one place, by Adam, without clipping and noise."""
     shape = Shape.of(y.shape[1], TRAINING)
     flow = FusedFlow([unpack(first_weights(shape, seed), shape)], dtype=np.float64)
@@ -134,7 +141,7 @@ def one(seed):
     """One draw of the twelve cohorts."""
     encoder = Encoder(dictionary=dictionary())
     x, held, tables = {}, {}, {}
-    for k, (name, table) in enumerate(cvd_cohorts(np.random.default_rng(seed), scale=2.0).items()):
+    for k, (name, table) in enumerate(cvd_tables(np.random.default_rng(seed), 2.0).items()):
         rows = encoder.encode(encoder.dictionary.check(table), seeded_rng(seed + k))
         half = len(rows) // 2
         x[name], held[name], tables[name] = rows[:half], rows[half:], encoder.decode(rows[:half])
@@ -184,7 +191,7 @@ def step_times():
     plan, y = study(3.0, SETTINGS), np.random.default_rng(1).standard_normal((3000, 6))
     federated, shape = plan.federated, Shape.of(6, TRAINING)
     flow = FusedFlow([unpack(first_weights(shape, 1), shape)], dtype=np.float64)
-    rng, repeats = seeded_rng(1), 100
+    rng, repeats = seeded_rng(1), record.sized(100, 2)
     noise, batch = Ahead(rng, repeats + 1), y[: round(federated.rate * 3000)][None]
     spent = {"plain": [], "private": []}
     noisy_gradient(flow, y, federated.private, rng, noise)
@@ -208,7 +215,7 @@ def step_times():
 
 def main():
     first = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-    seeds = int(sys.argv[2]) if len(sys.argv) > 2 else 2
+    seeds = int(sys.argv[2]) if len(sys.argv) > 2 else record.sized(2, 1)
     fixed = {"step": step_times()}
     print(fixed, flush=True)
     runs = []
@@ -242,7 +249,7 @@ def main():
             "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "runs": runs,
         }
-        for price in (1.0, 3.0, 10.0):
+        for price in EPSILONS:
             gaps = results["hr_gap"]
             results.setdefault("gap_to_shared", {})[f"epsilon={price:g}"] = {
                 f"w={w}": gaps[f"federated, epsilon={price:g}"][f"w={w}"] / gaps["shared, without noise"][f"w={w}"]

@@ -22,16 +22,19 @@ from shared.base.randomness import seeded_rng
 from shared.flows.affine import AffineAutoregressiveFlow
 from shared.flows.chain import Composed
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
-from shared.simulated import cvd_cohorts
 from site_agent.models.fast_flow import Adam, FusedFlow, first_layers
 from site_agent.models.flow import FlowSettings, fit_flow
 from site_agent.models.reference_flow import NflowsFlow
 from tests.benchmarks import record
+from tests.benchmarks.cohorts_gap import cvd_tables
 
-SEED, BATCH, STEPS, REPEATS = 7, 256, 20, 9
-SIZES = ((2500, 5), (8000, 10), (20_000, 20))
+SEED, BATCH = 7, 256
+STEPS, REPEATS = record.sized((20, 9), (1, 1))
+SIZES = record.sized(((2500, 5), (8000, 10), (20_000, 20)), ((300, 5),))
 NETWORKS = {"5 flows of 64": (5, 64), "4 flows of 48": (4, 48)}
-MANY, WIDE = 50_000, 20
+MANY, WIDE = record.sized((50_000, 20), (300, 5))
+EPOCHS = record.sized(FlowSettings().epochs, 2)
+PERSONS, TRAINED = record.sized((12_000, 4000), (600, 300))
 
 
 def records(n: int, d: int) -> np.ndarray:
@@ -190,8 +193,8 @@ def cohorts() -> dict:
     from tests.benchmarks.cohorts_gap import dictionary
 
     encoder = Encoder(dictionary=dictionary())
-    tables = cvd_cohorts(np.random.default_rng(SEED))
-    alone = {"margins": "none", "modelled_levels": 0, "patience": 1000}
+    tables = cvd_tables(np.random.default_rng(SEED))
+    alone = {"margins": "none", "modelled_levels": 0, "patience": 1000, "epochs": EPOCHS}
     ways = {
         "fast": FlowSettings(**alone),
         "nflows": FlowSettings(**alone, engine="nflows"),
@@ -252,14 +255,14 @@ def expansion(flow, x: np.ndarray) -> float:
 def spectral() -> dict:
     """What spectral normalisation costs and changes: fresh records' negative log-likelihood, expansion of f⁻¹."""
     rng = np.random.default_rng(SEED)
-    everything = rng.standard_normal((12_000, 5)) @ (np.eye(5) + 0.5 * rng.standard_normal((5, 5)) / np.sqrt(5)).T
+    everything = rng.standard_normal((PERSONS, 5)) @ (np.eye(5) + 0.5 * rng.standard_normal((5, 5)) / np.sqrt(5)).T
     everything[:, 0] = np.sinh(0.5 * everything[:, 0])
     everything[:, -1] += 0.6 * everything[:, 0] ** 2
-    train, fresh = everything[:4000], everything[4000:]
+    train, fresh = everything[:TRAINED], everything[TRAINED:]
     out = {}
     for name, settings in (
-        ("free", FlowSettings(margins="none")),
-        ("held", FlowSettings(margins="none", spectral=True)),
+        ("free", FlowSettings(margins="none", epochs=EPOCHS)),
+        ("held", FlowSettings(margins="none", spectral=True, epochs=EPOCHS)),
         ("gaussian", FlowSettings(flows=0, margins="none")),
     ):
         began = time.process_time()

@@ -32,8 +32,10 @@ import time
 from multiprocessing import get_context
 from pathlib import Path
 
+from tests.benchmarks.record import sized
+
 SITES, SLOW, WAVES = 8, 16, 100
-ARRIVING = 15  # seconds after which the crowd is there, where it is not watched alone
+ARRIVING = sized(15, 1)  # seconds after which the crowd is there, where it is not watched alone
 LONGER = 5  # times as long as anything else the crowd is there alone
 COUNTED = 200  # connections of each kind whose cost is taken
 MIX = {

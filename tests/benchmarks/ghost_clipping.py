@@ -14,7 +14,7 @@ from site_agent.models import private_flow
 from site_agent.models.reference_flow import NflowsFlow
 from tests.benchmarks import record
 
-SEED, D, BATCH, CLIP, REPEATS = 4, 10, 256, 1.0, 60
+SEED, D, BATCH, CLIP, REPEATS = 4, 10, 256, 1.0, record.sized(60, 1)
 TRAINING = Training(flows=3, hidden=64, layers=3)
 
 

@@ -42,7 +42,7 @@ from site_agent.release import networks
 from site_agent.release.protocol import Chosen
 from tests.benchmarks import record
 
-SEED, STUDENTS, FRIENDS, EPSILONS = 731, 653, 16, (1.0, 5.0, 10.0)
+SEED, STUDENTS, FRIENDS, EPSILONS = 731, record.sized(653, 200), 16, (1.0, 5.0, 10.0)
 STUDY = Path(__file__).parents[2] / "deploy" / "studies" / "network.toml"
 COLUMNS = (
     Column(name="sex", kind="binary"),
@@ -104,7 +104,7 @@ def apart(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> dict[str,
 
 def main() -> None:
     """Measure, print, save."""
-    times = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    times = int(sys.argv[1]) if len(sys.argv) > 1 else record.sized(20, 1)
     dictionary = Dictionary(name="school", version=1, columns=(Column(name="person", kind="person"), *COLUMNS))
     study = replace(
         StudyPlan.from_toml(STUDY.read_text()),

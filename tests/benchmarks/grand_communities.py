@@ -37,8 +37,9 @@ from tests.benchmarks import record
 from tests.benchmarks.grand_networks import estimated, halves, private, resumed
 from tests.benchmarks.paper.bounds import PaperModeAtPTimesEpsilon
 
-SEED, NODES, GROUPS, DEGREE, WITHIN = 714, 8000, 3, 200, 5.0
-EPSILONS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+SEED, GROUPS, WITHIN = 714, 3, 5.0
+NODES, DEGREE = record.sized((8000, 200), (400, 40))
+EPSILONS = record.sized((1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0), (2.0, 10.0))
 SHARES, SHARED = (0.25, 0.5, 0.75), (2.0, 5.0, 10.0)
 MODELS = (("inner_product", 2), ("grdpg", 3))
 TITLES = {"inner_product": "Inner product", "grdpg": "Generalised random dot product"}
@@ -113,7 +114,7 @@ def drawn(results: dict[str, Any]) -> Path:
 
 def main() -> None:
     """Measure what is missing, print, save, draw."""
-    times = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    times = int(sys.argv[1]) if len(sys.argv) > 1 else record.sized(3, 1)
     scratch = Path(sys.argv[2] if len(sys.argv) > 2 else tempfile.mkdtemp())
     found = resumed(scratch / "grand_communities.jsonl", range(times), one)
     results: dict[str, Any] = {

@@ -33,6 +33,7 @@ SPARSE = sys.argv[3:] == ["sparse"]
 NAME = "grand_coverage_sparse" if SPARSE else "grand_coverage"
 SEED, SITES, D = 712, 5, 2
 N, M, DENSITY, EPSILON = (500, 500, 0.024, 4.0) if SPARSE else (400, 400, 0.1, 1.0)
+N, M = record.sized((N, M), (120, 120))
 CENTRES = np.random.default_rng(SEED).uniform(-1, 1, (3, D))
 ARMS = ("original", "released")
 
@@ -49,15 +50,15 @@ def law(nodes: int, shift: float, rng: np.random.Generator) -> LatentSpace:
 def truth() -> tuple[float, np.ndarray]:
     """The α's shift that gives DENSITY, and the law's (5,) edge, V, triangle and 3-star densities and transitivity."""
     rng = np.random.default_rng(SEED + 1)
-    space = law(3000, 0.0, rng)
+    space = law(record.sized(3000, 500), 0.0, rng)
     p = space.probabilities(space.positions, space.positions)
     logit, shift = np.log(p / (1 - p)), 0.0
     for _ in range(30):
         shift += np.log(DENSITY / (1 / (1 + np.exp(-logit - shift))).mean())
     # Independent quadruples of nodes: a law's densities need no network.
-    total, rounds = np.zeros(4), 40
+    total, rounds = np.zeros(4), record.sized(40, 1)
     for _ in range(rounds):
-        z = [law(100_000, shift, rng).positions for _ in range(4)]
+        z = [law(record.sized(100_000, 1000), shift, rng).positions for _ in range(4)]
         tie = {
             (i, j): 1 / (1 + np.exp(-z[i][:, 0] - z[j][:, 0] - (z[i][:, 1:] * z[j][:, 1:]).sum(axis=1)))
             for i, j in ((0, 1), (0, 2), (0, 3), (1, 2))
@@ -97,7 +98,7 @@ def covered(yi: np.ndarray, vi: np.ndarray, true: float) -> dict[str, float]:
 
 def main() -> None:
     """Run what is missing, print, save."""
-    times = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    times = int(sys.argv[1]) if len(sys.argv) > 1 else record.sized(200, 2)
     scratch = Path(sys.argv[2] if len(sys.argv) > 2 else tempfile.mkdtemp())
     shift, densities = truth()
     found = resumed(scratch / f"{NAME}.jsonl", list(range(times)), lambda number: study(number, shift))

@@ -156,7 +156,7 @@ class _Own:
 
 def main() -> None:
     """Every attack, with the noise that is charged and with half of it."""
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else record.sized(10_000, 20)
     results: dict[str, Any] = {"runs": runs, "epsilon": EPSILON}
     for model in ("rdpg", "inner_product"):
         for frame in ("two groups", "even"):

@@ -36,7 +36,7 @@ from tests.benchmarks import record
 from tests.benchmarks.grand_networks import drawn, halves, simulated
 
 SEED = 713
-STAGES = ("N=4000", "N=20000", "draw=100000", "triangles")
+STAGES = record.sized(("N=4000", "N=20000", "draw=100000", "triangles"), ("N=4000", "triangles"))
 BARS = {"N=4000": (3.0, None), "N=20000": (60.0, 2000.0), "draw=100000": (90.0, 2000.0)}
 
 
@@ -121,13 +121,14 @@ def stage(name: str) -> dict[str, Any]:
     """One stage's figures."""
     release(200, 2, 0.1)
     if name == "N=4000":
-        return release(4000, 3, 0.05)
+        return release(record.sized(4000, 200), 3, 0.05)
     if name == "N=20000":
         return release(20_000, 3, 50 / 20_000)
     if name == "draw=100000":
         return large(100_000, 50)
     sizes = {"N=2000": (2000, 0.05), "N=4000": (4000, 0.05), "N=10000, density 0.005": (10_000, 0.005)}
     sizes["N=20000, density 0.00125"] = (20_000, 0.00125)
+    sizes = record.sized(sizes, {"N=200": (200, 0.05)})
     return {size: counted(*settings) for size, settings in sizes.items()}
 
 
@@ -136,7 +137,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--one"]:
         print(json.dumps(stage(sys.argv[2])))
         return
-    path = Path(__file__).parent / "results" / "grand_speed.json"
+    path = record.RESULTS / "grand_speed.json"
     results = json.loads(path.read_text())["results"] if path.exists() else {}
     for name in sys.argv[1:] or STAGES:
         command = [sys.executable, "-m", "tests.benchmarks.grand_speed", "--one", name]

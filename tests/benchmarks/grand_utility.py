@@ -119,7 +119,7 @@ def measured(networks: int, nodes: int, density: float, scratch: Path) -> Table:
 
 def grid(networks: int, chosen: list[str]) -> None:
     """Appendix I's sizes and densities, each saved when it is done."""
-    path = Path(__file__).parent / "results" / "grand_utility_grid.json"
+    path = record.RESULTS / "grand_utility_grid.json"
     results = json.loads(path.read_text())["results"] if path.exists() else {}
     for which in chosen or GRID:
         nodes, density = int(which.partition(":")[0]), float(which.partition(":")[2])

@@ -29,9 +29,9 @@ from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.noise import Design
 from shared.mechanisms.moments.spec import MomentsSpec
 from shared.mechanisms.moments.together import together
-from shared.simulated import COHORTS, CVD_HAZARD_RATIO, cvd_cohorts
+from shared.simulated import CVD_HAZARD_RATIO
 from tests.benchmarks import record
-from tests.benchmarks.cohorts_gap import dictionary
+from tests.benchmarks.cohorts_gap import COHORTS, SCALE, cvd_tables, dictionary
 
 COVARIATES = ("age", "chol", "hdl", "sbp")
 UNITS = np.array([10.0, 40.0, 15.0, 10.0])
@@ -63,8 +63,9 @@ def misfit(rng):
     """Cohorts of the same sizes, means and event rates, in a world that the generator does not have."""
     out = {}
     for c in COHORTS:
-        latent = rng.standard_normal((c.n, 4)) @ np.linalg.cholesky(CORRELATION).T
-        heavy = latent * np.sqrt(5 / rng.chisquare(5, c.n))[:, None]
+        n = round(c.n * SCALE)
+        latent = rng.standard_normal((n, 4)) @ np.linalg.cholesky(CORRELATION).T
+        heavy = latent * np.sqrt(5 / rng.chisquare(5, n))[:, None]
         z = stats.norm.ppf(np.clip(stats.t.cdf(heavy, 5), 1e-6, 1 - 1e-6))
         columns = {"age": np.clip(c.age[0] + c.age[1] * 2.4 * np.tanh(z[:, 0] / 2.2), 16, 100).round(1)}
         for name, k, low, high in (("chol", 1, 60, 600), ("hdl", 2, 10, 200), ("sbp", 3, 60, 280)):
@@ -77,9 +78,9 @@ def misfit(rng):
         predictor += -0.015 * (columns["hdl"] - c.hdl[0])
         predictor += -0.012 * (x**2 - (c.sbp[1] / 10) ** 2) - 0.015 * x * age * c.age[1] / 5 + 0.15 * age**2
         shape = 1.3 * np.exp(0.12 * age)
-        leaving = rng.exponential(1 / (c.leaving * np.exp(np.clip(0.04 * c.age[1] * age + 0.08 * x, -3, 3))), c.n)
-        end = np.minimum(1 - 0.2 * rng.beta(1, 3, c.n), 0.01 + leaving)
-        exponential, low, high = rng.exponential(1, c.n), -25.0, 10.0
+        leaving = rng.exponential(1 / (c.leaving * np.exp(np.clip(0.04 * c.age[1] * age + 0.08 * x, -3, 3))), n)
+        end = np.minimum(1 - 0.2 * rng.beta(1, 3, n), 0.01 + leaving)
+        exponential, low, high = rng.exponential(1, n), -25.0, 10.0
         for _ in range(60):
             level = (low + high) / 2
             failure = (exponential * np.exp(-level - predictor)) ** (1 / shape)
@@ -87,7 +88,7 @@ def misfit(rng):
         observed = np.minimum(failure, end)
         longest = HORIZONS[c.name.split("-")[0]]
         scale = min(c.time[0] / observed.mean(), longest)
-        person = [str(k) for k in range(c.n)]
+        person = [str(k) for k in range(n)]
         time_ = np.maximum((observed * scale).round(2), 0.01)
         event = (failure <= end).astype(np.int64)
         out[c.name] = pd.DataFrame({"person": person, "time": time_, "cvd": event, **columns})
@@ -99,11 +100,12 @@ def log_hrs(seed):
     rng = np.random.default_rng(10_000 + seed)
     found = []
     for cohort in COHORTS:
-        rng.standard_normal((cohort.n, 4))
+        n = round(cohort.n * SCALE)
+        rng.standard_normal((n, 4))
         found.append(TRUTH + 0.03 * rng.standard_normal())
-        rng.beta(1, 3, cohort.n)
-        rng.exponential(1 / cohort.leaving, cohort.n)
-        rng.exponential(1, cohort.n)
+        rng.beta(1, 3, n)
+        rng.exponential(1 / cohort.leaving, n)
+        rng.exponential(1, n)
     return np.array(found)
 
 
@@ -146,7 +148,7 @@ def measured(seed, epsilons, bootstrap, world="fits", **more):
         bootstrap: refits of a site of few events, by ε; none where it is not named.
     """
     rng = np.random.default_rng(10_000 + seed)
-    tables = cvd_cohorts(rng) if world == "fits" else misfit(rng)
+    tables = cvd_tables(rng) if world == "fits" else misfit(rng)
     out = {"seed": seed, "truth": log_hrs(seed).tolist() if world == "fits" else None, "cells": {}}
     out["real"] = [[float(value) for value in real(table)] for table in tables.values()]
     for epsilon in epsilons:
@@ -194,9 +196,9 @@ def summary(runs):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("repetitions", nargs="?", type=int, default=100)
+    parser.add_argument("repetitions", nargs="?", type=int, default=record.sized(100, 1))
     parser.add_argument("first", nargs="?", type=int, default=1)
-    parser.add_argument("--epsilon", default="0.5,1,3")
+    parser.add_argument("--epsilon", default=record.sized("0.5,1,3", "1"))
     parser.add_argument(
         "--bootstrap", type=int, default=0, help="refits of sites of few events; 0: linearised variances"
     )

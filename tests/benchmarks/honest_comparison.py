@@ -9,6 +9,7 @@ python -m tests.benchmarks.honest_comparison [repetitions] [first seed] [--epsil
 """
 
 import argparse
+import itertools
 import json
 import math
 import time
@@ -27,15 +28,15 @@ from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.encoding import Encoder
 from shared.plans.plan import PrivateTraining, Reference, StudyPlan, Training
 from shared.privacy import accountant as privacy
-from shared.simulated import COHORTS, cvd_cohorts
 from site_agent.release.fitting import fit
 from tests.benchmarks import honest, record
+from tests.benchmarks.cohorts_gap import COHORTS, cvd_tables
 
 QUESTION = parse_estimand("cox(time, cvd) ~ sbp/10 + age/10 + chol/40 + hdl/15")
 SHIPPED = StudyPlan.from_toml((Path(__file__).parents[2] / "deploy" / "studies" / "cvd.toml").read_text())
 DELTA, TRAINED = 1e-6, 0.7
 """δ, and the share of ε that trains the flow where one is trained with noise."""
-RATE, STEPS = 0.1, 150
+RATE, STEPS = 0.1, record.sized(150, 2)
 OUTCOMES = {"time": Reference(mean=15, sd=8), "cvd": Reference(mean=0.1)}
 
 
@@ -51,7 +52,7 @@ def reference():
 def training(epsilon):
     """DP-SGD whose price is `TRAINED` of ε."""
     low, high = 0.5, 100.0
-    for _ in range(40):
+    for _ in range(record.sized(40, 4)):
         middle = math.sqrt(low * high)
         paid = privacy.epsilon(privacy.SubsampledGaussian(rate=RATE, noise_multiplier=middle, steps=STEPS), DELTA)
         low, high = (middle, high) if paid > TRAINED * epsilon else (low, middle)
@@ -62,7 +63,7 @@ def plans(epsilon):
     bare = {"private": None, "reference": {}, "budget": replace(SHIPPED.budget, epsilon=500.0, delta=DELTA)}
     rows = LatentNoisePlan(epsilon=epsilon)
     # Laws of outcomes are fitted to records: those of the shipped plan stay with the flow that is fitted on them.
-    usual = Training()
+    usual = Training(epochs=record.sized(Training().epochs, 2))
     small = replace(usual, flows=2, hidden=16, learning_rate=0.02)
     return {
         "noisy tables": replace(
@@ -109,7 +110,8 @@ def measured(seed, epsilon, folder=None):
     if kept is not None and kept.is_file():
         out, cpu = json.loads(kept.read_text())
         return {name: np.array(rows) for name, rows in out.items()}, cpu
-    tables = cvd_cohorts(np.random.default_rng(10_000 + seed))
+    tables = cvd_tables(np.random.default_rng(10_000 + seed))
+    tables = dict(itertools.islice(tables.items(), record.sized(len(tables), 2)))
     out, cpu = {"real": np.array([honest.real(table) for table in tables.values()])}, {}
     for name, declared in (("noisy moments", False), ("noisy moments, sbp declared", True)):
         rows, _, cpu[name] = honest.one(tables, epsilon, declared, seeded_rng(seed), 0)
@@ -132,9 +134,9 @@ def pooled(rows):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("repetitions", nargs="?", type=int, default=10)
+    parser.add_argument("repetitions", nargs="?", type=int, default=record.sized(10, 1))
     parser.add_argument("first", nargs="?", type=int, default=1)
-    parser.add_argument("--epsilon", default="1,3")
+    parser.add_argument("--epsilon", default=record.sized("1,3", "3"))
     parser.add_argument("--folder", type=Path, help="keep every repetition here, and go on from what is there")
     given = parser.parse_args()
     results = {"repetitions": given.repetitions, "delta": DELTA, "share_of_training": TRAINED}

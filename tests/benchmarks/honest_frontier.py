@@ -18,8 +18,8 @@ from coordinator.pooling.pool import pool
 from shared.mechanisms.moments import cohort as generator
 from shared.mechanisms.moments import copula
 from shared.mechanisms.moments.draw import moments
-from shared.simulated import cvd_cohorts
 from tests.benchmarks import honest, record
+from tests.benchmarks.cohorts_gap import cvd_tables
 
 BETWEEN = 0.03**2
 """Variance of the sites' own log hazard ratios, as `cvd_cohorts` draws them."""
@@ -89,12 +89,12 @@ def splits(declared, histograms=0.1):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("repetitions", nargs="?", type=int, default=10)
+    parser.add_argument("repetitions", nargs="?", type=int, default=record.sized(10, 1))
     parser.add_argument("first", nargs="?", type=int, default=5001)
     given = parser.parse_args()
     cells = {}
     for seed in range(given.first, given.first + given.repetitions):
-        tables = cvd_cohorts(np.random.default_rng(10_000 + seed))
+        tables = cvd_tables(np.random.default_rng(10_000 + seed))
         real = np.array([honest.real(table) for table in tables.values()])
         theirs = honest.pooled(*real.T)[0]
         weight = 1 / (real[:, 1] + BETWEEN)

@@ -27,8 +27,7 @@ from shared.mechanisms.moments.spec import MomentsSpec
 from shared.plans.dictionary import Column, Dictionary
 from tests.benchmarks import record
 
-SIZES = (300, 3000, 40_000)
-BOOTSTRAP = 40
+SIZES, BOOTSTRAP = record.sized(((300, 3000, 40_000), 40), ((3000,), 2))
 BETA = {"binary": 0.15, "count": 0.08, "linear": 1.2}
 """True coefficients of 10 mmHg: log odds, log rate, points."""
 KINDS = {"binary": "logistic", "count": "poisson", "linear": "ols"}
@@ -122,10 +121,10 @@ def summary(outcome, runs):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("repetitions", nargs="?", type=int, default=100)
+    parser.add_argument("repetitions", nargs="?", type=int, default=record.sized(100, 2))
     parser.add_argument("first", nargs="?", type=int, default=1)
     parser.add_argument("--small", type=int, help="repetitions of 300 patients, where every variance is a bootstrap")
-    parser.add_argument("--epsilon", default="0.5,1,3")
+    parser.add_argument("--epsilon", default=record.sized("0.5,1,3", "1"))
     parser.add_argument("--folder", type=Path, help="keep every repetition here, and go on from what is there")
     given = parser.parse_args()
     epsilons = [float(text) for text in given.epsilon.split(",")]

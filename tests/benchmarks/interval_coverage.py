@@ -24,16 +24,16 @@ from shared.base.randomness import seeded_rng
 from shared.estimands.answer import estimate, parse_estimand
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.plans.encoding import Encoder
-from shared.simulated import CVD_HAZARD_RATIO, cvd_cohorts, linear_studies
+from shared.simulated import CVD_HAZARD_RATIO, linear_studies
 from site_agent.models.flow import FlowSettings, fit_flow
 from tests.benchmarks import record
-from tests.benchmarks.cohorts_gap import dictionary
+from tests.benchmarks.cohorts_gap import cvd_tables, dictionary
 
-SEED, REPETITIONS = 4040, 400
+SEED, REPETITIONS = 4040, record.sized(400, 2)
 WEIGHTS = (0.0, 0.5, 0.8)
 SCALE = 0.4
 # Small and brief: on these data nearly every fit keeps its Gaussian start anyway, and the margins are not affected.
-SETTINGS = FlowSettings(flows=2, hidden=16, epochs=10, patience=3)
+SETTINGS = FlowSettings(flows=2, hidden=16, epochs=record.sized(10, 1), patience=3)
 LINEAR = parse_estimand("ols(y) ~ x1 + x2 + x3 + x4")
 COX = parse_estimand("cox(time, cvd) ~ sbp/10 + age/10 + chol/40 + hdl/15")
 NAMES = ["x1", "x2", "x3", "x4", "y"]
@@ -53,7 +53,7 @@ def cox_sites(b):
     """(table, table at each w) of twelve cohorts."""
     rng = seeded_rng(2000 * SEED + b)
     encoder = Encoder(dictionary=dictionary())
-    for table in cvd_cohorts(np.random.default_rng(2000 * SEED + b), SCALE).values():
+    for table in cvd_tables(np.random.default_rng(2000 * SEED + b), SCALE).values():
         x = encoder.encode(encoder.dictionary.check(table), rng)
         flow = fit_flow(x, SETTINGS, rng, integer_columns=encoder.integer_columns).flow
         radius = default_radius(encoder.d)

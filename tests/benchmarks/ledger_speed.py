@@ -21,7 +21,7 @@ from site_agent.ledger.charge import Reservation
 from site_agent.ledger.entries import AnchoredHead
 from tests.benchmarks import record
 
-SIZES, REPEATS = (100, 400, 1600, 10_000), 9
+SIZES, REPEATS = record.sized(((100, 400, 1600, 10_000), 9), ((20,), 1))
 EVENT = privacy.Gaussian(sigma=40.0, sensitivity=1.0).to_canonical()
 PERSON = SigningKey.generate()
 OPENED = """

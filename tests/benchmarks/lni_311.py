@@ -39,12 +39,13 @@ from tests.benchmarks.lni_repeat import (
 )
 
 SEED, D, RHO = 311, 5, 0.9
-SIZES = (10_000, 20_000, 30_000, 40_000, 50_000)
+SIZES = record.sized((10_000, 20_000, 30_000, 40_000, 50_000), (10_000, 20_000))
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-DRAWN = 50_000
-ATTACKED, ATTACK_WEIGHTS = 2500, (0.0, 0.1, 0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.975, 0.99, 1.0)
+DRAWN = record.sized(50_000, 1000)
+ATTACKED = record.sized(2500, 200)
+ATTACK_WEIGHTS = (0.0, 0.1, 0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.975, 0.99, 1.0)
 # The paper's five flows of 50 units; margins are left to the flow and nothing is clipped, as there.
-SETTINGS = FlowSettings(flows=5, hidden=50, margins="none")
+SETTINGS = FlowSettings(flows=5, hidden=50, margins="none", epochs=record.sized(FlowSettings().epochs, 1))
 RADIUS = 30.0
 # Tables 1 and 2 as printed: n to (flow at w = 0; latent and direct noise at each w).
 MAD = {

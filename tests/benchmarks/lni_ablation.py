@@ -17,11 +17,11 @@ from shared.base.randomness import seeded_rng
 from shared.flows.affine import AffineAutoregressiveFlow
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.plans.encoding import Encoder
-from shared.simulated import cvd_cohorts, gaussian_table, linear_studies
+from shared.simulated import gaussian_table, linear_studies
 from site_agent.models import flow as fits
 from site_agent.models.flow import FlowSettings, fit_flow
 from tests.benchmarks import record
-from tests.benchmarks.cohorts_gap import dictionary
+from tests.benchmarks.cohorts_gap import cvd_tables, dictionary
 from tests.benchmarks.lni_311 import rho
 from tests.benchmarks.lni_312 import slope
 from tests.benchmarks.lni_cohorts import log_hr
@@ -30,6 +30,9 @@ from tests.benchmarks.lni_repeat import Common, asked, dersimonian_laird, part, 
 SEED = 77
 WEIGHTS = (0.0, 0.8)
 FREE = 30.0
+RECORDS = record.sized(10_000, 500)
+EPOCHS = {"epochs": record.sized(FlowSettings().epochs, 1)}
+ALONE = EPOCHS | {"margins": "none"}
 
 
 def z_scores(y):
@@ -59,17 +62,17 @@ MORE = {
 def fitted(x, settings, gaussian, seed, **more):
     """A fit, and what it cost. The start is replaced where a variant asks for it: no setting of the product does so."""
     began = time.process_time()
-    with nullcontext() if gaussian else patch.object(fits, "_whitening", z_scores):
+    with nullcontext() if gaussian else patch.object(fits, "whitening", z_scores):
         made = fit_flow(x, settings, seeded_rng(seed), **more)
     return made, time.process_time() - began
 
 
 def correlations(b):
     draws = np.random.default_rng([SEED, 1, b])
-    x, z = gaussian_table(draws, 10_000), draws.standard_normal((10_000, 5))
+    x, z = gaussian_table(draws, RECORDS), draws.standard_normal((RECORDS, 5))
     out = {}
     for name, (changed, gaussian) in (VARIANTS | SPECTRAL).items():
-        made, spent = fitted(x, FlowSettings(**{"flows": 5, "hidden": 50, "margins": "none"} | changed), gaussian, b)
+        made, spent = fitted(x, FlowSettings(**ALONE | {"flows": 5, "hidden": 50} | changed), gaussian, b)
         out[name] = {"cpu": spent, "left": float(made.epochs > 0)}
         for w in WEIGHTS:
             out[name][f"w={w:g}"] = rho(LatentNoise(flow=made.flow, w=w, radius=FREE).release(x, Common(z)))
@@ -83,7 +86,7 @@ def studies(b):
     real = dersimonian_laird([slope(table) for table in tables])[0]
     out = {}
     for name, (changed, gaussian) in VARIANTS.items():
-        settings = FlowSettings(**{"flows": 2, "hidden": 32, "validation": 0.3, "margins": "none"} | changed)
+        settings = FlowSettings(**ALONE | {"flows": 2, "hidden": 32, "validation": 0.3} | changed)
         made = [fitted(table, settings, gaussian, 100 * b + k) for k, table in enumerate(tables)]
         out[name] = {"cpu": sum(s for _, s in made), "left": float(np.mean([m.epochs > 0 for m, _ in made]))}
         for w in WEIGHTS:
@@ -98,7 +101,7 @@ def studies(b):
 def cohorts(b):
     encoder = Encoder(dictionary=dictionary())
     draws = np.random.default_rng([SEED, 3, b])
-    tables = cvd_cohorts(draws)
+    tables = cvd_tables(draws)
     xs = [encoder.encode(encoder.dictionary.check(table), seeded_rng(b)) for table in tables.values()]
     noise = [draws.standard_normal(x.shape) for x in xs]
     real = [log_hr(table, True) for table in tables.values()]
@@ -106,7 +109,7 @@ def cohorts(b):
     out = {}
     for name, (changed, gaussian) in (VARIANTS | SPECTRAL | MORE).items():
         more = {"integer_columns": encoder.integer_columns}
-        made = [fitted(x, FlowSettings(**changed), gaussian, 100 * b + k, **more) for k, x in enumerate(xs)]
+        made = [fitted(x, FlowSettings(**EPOCHS | changed), gaussian, 100 * b + k, **more) for k, x in enumerate(xs)]
         row = {"cpu": sum(s for _, s in made), "left": float(np.mean([m.epochs > 0 for m, _ in made]))}
         for w in WEIGHTS:
             rows = [

@@ -14,7 +14,7 @@ from site_agent.models.flow import FlowSettings, fit_flow
 from site_agent.release.audit.attacks import AttackedRows, run_audit
 from tests.benchmarks import record
 
-SEED, N, D, RHO = 311, 2500, 5, 0.9
+SEED, N, D, RHO = 311, record.sized(2500, 300), 5, 0.9
 WEIGHTS = (0.0, 0.5, 0.75, 0.8, 0.9, 0.975)
 # The paper's five flows of 50 units; not clipped, as there.
 SETTINGS = FlowSettings(flows=5, hidden=50, margins="none")
@@ -22,7 +22,7 @@ RADIUS = 30.0
 
 
 def main() -> None:
-    repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+    repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else record.sized(10, 1)
     figures = {w: {} for w in WEIGHTS}
     for b in range(repetitions):
         rng = seeded_rng(1000 * SEED + b)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from scipy.spatial import cKDTree
 
-RESULTS = Path(__file__).parent / "results"
+from tests.benchmarks import record
 
 OURS, PAPER, REAL, NONE = "#D55E00", "#7a8490", "#1b1f24", "#0072B2"
 """Colours: what we measured, the paper's figure, real data, w = 0."""
@@ -26,7 +26,7 @@ def asked(doc, *, figures=True, **counts):
     """What a command of this kind is asked: how many of each, by name; a folder; with figures, whether only to draw."""
     parser = argparse.ArgumentParser(description=doc.split("\n")[0])
     for name, count in counts.items():
-        parser.add_argument(f"--{name}", type=int, default=count)
+        parser.add_argument(f"--{name}", type=int, default=record.sized(count, min(count, 1 + figures)))
     parser.add_argument("--folder", help="keep each repetition here, and go on from those that are there")
     if figures:
         parser.add_argument("--draw", action="store_true", help="only draw the figures again, from what was measured")
@@ -40,7 +40,7 @@ def part(folder, name):
 
 def measured(name):
     """What a command has written."""
-    return json.loads((RESULTS / f"{name}.json").read_text())["results"]
+    return json.loads((record.RESULTS / f"{name}.json").read_text())["results"]
 
 
 def repeated(folder, count, settings, one, *, first=0):
@@ -201,8 +201,8 @@ def finish(made, name, title, description, note="", rect=(0, 0, 1, 1)):
     if note:
         made.text(0.01, 0.008, note, fontsize=7, color="#444")
     made.tight_layout(rect=rect)
-    save(made, RESULTS / f"{name}.svg", title=title, description=description)
+    save(made, record.RESULTS / f"{name}.svg", title=title, description=description)
     if looked := os.environ.get("TRIBUTARY_PNG"):
         made.savefig(Path(looked) / f"{name}.png", dpi=80)
     plt.close(made)
-    return RESULTS / f"{name}.svg"
+    return record.RESULTS / f"{name}.svg"

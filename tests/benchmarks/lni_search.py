@@ -24,9 +24,11 @@ from tests.benchmarks.lni_cohorts import PAPERS_GRID, log_hr
 from tests.benchmarks.lni_repeat import Common, asked, repeated
 from tests.benchmarks.lni_transfer import ENCODER, cohorts, compared, encoded
 
-SEED, N, FRESH, COHORTS = 24, 700, 1000, 3
+SEED = 24
+N, FRESH, COHORTS = record.sized((700, 1000, 3), (200, 200, 1))
 BENDS = {"cohorts as simulated": 0.0, "cohorts that bend": 0.8}
-CURVED, CURVED_N, CURVED_TABLES = "a curved pair", 600, 3
+CURVED = "a curved pair"
+CURVED_N, CURVED_TABLES = record.sized((600, 3), (100, 1))
 WAYS = ("default", "search")
 WEIGHTS = (0.0, 0.8)
 

@@ -23,16 +23,15 @@ from shared.plans.encoding import Encoder
 from shared.plans.plan import PrivateTraining, Reference, Training
 from shared.plans.public_start import public_start
 from shared.privacy import accountant as privacy
-from shared.simulated import cvd_cohorts
 from site_agent.models.flow import FlowSettings, fit_flow
 from site_agent.models.private_flow import private_layers
 from tests.benchmarks import record
-from tests.benchmarks.cohorts_gap import dictionary
+from tests.benchmarks.cohorts_gap import cvd_tables, dictionary
 from tests.benchmarks.lni_cohorts import log_hr
 from tests.benchmarks.lni_repeat import Common, asked, dersimonian_laird, repeated
 
 SEED = 61
-SIZES = (300, 700, 1400)
+SIZES = record.sized((300, 700, 1400), (300,))
 WEIGHTS = (0.0, 0.8)
 DELTA = 1e-6
 # World: how far two columns bend with age, in standard deviations; and the noise of the shared flow's training.
@@ -40,7 +39,7 @@ SETTINGS = {
     "as simulated": {"bend": 0.0, "noise": 1.0},
     "bent": {"bend": 0.8, "noise": 1.0},
 }
-TRAINING = {"rate": 0.02, "steps": 200, "clip": 1.0}
+TRAINING = {"rate": 0.02, "steps": record.sized(200, 2), "clip": 1.0}
 STEP = 0.02
 NETWORK = {"flows": 2, "hidden": 32}
 ENCODER = Encoder(dictionary=dictionary())
@@ -48,7 +47,7 @@ ENCODER = Encoder(dictionary=dictionary())
 
 def cohorts(draws, bend):
     """The twelve tables of a world."""
-    tables = cvd_cohorts(draws)
+    tables = cvd_tables(draws)
     for table in tables.values() if bend else ():
         age = (table["age"] - table["age"].mean()) / table["age"].std()
         for name, (lower, upper) in {"sbp": (60, 280), "chol": (60, 600)}.items():

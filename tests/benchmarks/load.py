@@ -30,6 +30,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.benchmarks.front import study
+from tests.benchmarks.record import sized
 
 ROWS = 9_000  # a bundle of about 100 kB
 ATTEMPTS = 60
@@ -153,7 +154,7 @@ def main() -> None:
     from database_server import database_server
 
     asked = argparse.ArgumentParser()
-    asked.add_argument("sites", type=int, nargs="?", default=121)
+    asked.add_argument("sites", type=int, nargs="?", default=sized(121, 3))
     asked.add_argument("--waves", type=int, default=1)
     given = asked.parse_args()
     results = {}

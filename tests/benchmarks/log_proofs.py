@@ -19,7 +19,8 @@ from shared.base.merkle.tree import append, leaf_hash, peaks_root, verify_consis
 from shared.wire.site_messages import WatchRequest
 from tests.benchmarks import record
 
-SEED, ENTRIES, PROOFS = 20, 100_000, 2000
+SEED = 20
+ENTRIES, PROOFS = record.sized((100_000, 2000), (40, 4))
 TODAY = dt.date(2026, 5, 1)
 
 

@@ -20,6 +20,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from tests.benchmarks.record import sized
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 SEED = 26
@@ -160,7 +162,7 @@ def answered(web):
     return ids, seconds
 
 
-def main(sites: int = 500, waves: int = 40) -> None:
+def main(sites: int = sized(500, 8), waves: int = sized(40, 1)) -> None:
     """Make the study, serve it, ask for every list and page twice, and write what they took."""
     from tests.benchmarks import record
 

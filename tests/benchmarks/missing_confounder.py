@@ -27,7 +27,7 @@ from site_agent.release.drawing import drawing_of
 from site_agent.release.protocol import Chosen
 from tests.benchmarks import record
 
-N, FIRST, LACK = 1500, 5001, 0.25
+N, FIRST, LACK = record.sized(1500, 300), 5001, 0.25
 QUESTIONS = {
     "measurement": "ols(y ~ treat + lab + age)",
     "event": "logistic(died ~ treat + lab + age)",
@@ -142,8 +142,10 @@ def cell(kind: str, w: float, hospitals: int) -> dict[str, float]:
 
 
 def main() -> None:
-    hospitals = int(sys.argv[1]) if len(sys.argv) > 1 else 80
-    cells = {f"{kind}, w={w:g}": cell(kind, w, hospitals) for kind in QUESTIONS for w in (0.0, 0.8)}
+    hospitals = int(sys.argv[1]) if len(sys.argv) > 1 else record.sized(80, 1)
+    cells = {
+        f"{kind}, w={w:g}": cell(kind, w, hospitals) for kind in QUESTIONS for w in record.sized((0.0, 0.8), (0.8,))
+    }
     print(record.write("missing_confounder", {"hospitals": hospitals, "cells": cells}, seed=FIRST))
 
 

@@ -33,7 +33,7 @@ from shared.plans.outcomes import PlannedOutcomes
 from site_agent.models.flow import FlowSettings, fit_flow
 from tests.benchmarks import record
 
-SEED, REPETITIONS, SITES, PERSONS = 6060, 200, 4, 400
+SEED, REPETITIONS, SITES, PERSONS = 6060, record.sized(200, 1), record.sized(4, 2), 400
 WEIGHTS = (1.0, 0.8, 0.0)
 START = FlowSettings(epochs=0)
 LOW, HIGH = 92.0, 97.0

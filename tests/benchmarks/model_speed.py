@@ -16,7 +16,8 @@ import pandas as pd
 from shared.estimands.answer import estimate, parse_estimand
 from tests.benchmarks import record
 
-SEED, SHARED, MANY, REPEATS = 77, 100_000, 1_000_000, 3
+SEED = 77
+SHARED, MANY, REPEATS = record.sized((100_000, 1_000_000, 3), (500, 500, 1))
 COLUMNS = "abcdefghij"
 RIGHT = " + ".join(COLUMNS)
 QUESTIONS = {

@@ -29,7 +29,8 @@ from site_agent.release import networks
 from site_agent.release.protocol import Chosen
 from tests.benchmarks import record
 
-TIMES, LABELLED_TIMES, N, EPSILONS = 40, 12, 1000, (1.0, 4.0, 20.0)
+EPSILONS = (1.0, 4.0, 20.0)
+TIMES, LABELLED_TIMES, N = record.sized((40, 12, 1000), (2, 2, 200))
 LABELLED = {"by ward": {"by": "ward"}}
 QUESTIONS = {
     "mean age": "mean(age)",

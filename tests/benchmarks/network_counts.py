@@ -42,9 +42,9 @@ from tests.benchmarks.worlds.networks import half
 
 STUDIES = Path(__file__).parents[2] / "deploy" / "studies"
 SEED = 2019
-SIZES, EPSILONS = (700, 2000), (1.0, 3.0, 10.0)
-NETWORKS, DRAWS = 3, 20
-GRAND_SIZE, GRAND_NETWORKS = 1000, 2
+SIZES, EPSILONS = record.sized(((700, 2000), (1.0, 3.0, 10.0)), ((300,), (3.0,)))
+NETWORKS, DRAWS = record.sized((3, 20), (1, 1))
+GRAND_SIZE, GRAND_NETWORKS = record.sized((1000, 2), (200, 1))
 QUESTIONS = {
     "edges": "network(edge)",
     "V-shapes": "network(v_shape)",
@@ -186,7 +186,7 @@ def main():
             counts[f"N={n}, epsilon={epsilon:g}"] = both(found)
             print(n, epsilon, counts[f"N={n}, epsilon={epsilon:g}"]["all"], flush=True)
     if "--counts" in sys.argv:
-        told = json.loads((Path(__file__).parent / "results" / f"{name}.json").read_text())["results"]["grand"]
+        told = json.loads((record.RESULTS / f"{name}.json").read_text())["results"]["grand"]
     else:
         told = by_grand_of(chosen)
     results = {"half": which, "networks": NETWORKS, "draws": draws, "counts": counts, "grand": told}

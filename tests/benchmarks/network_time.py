@@ -22,7 +22,6 @@ from scipy import sparse
 
 SEED = 5
 LIMIT = 60
-RESULTS = Path(__file__).parent / "results" / "network_time.json"
 
 
 def ends(rng, n, mean):
@@ -114,6 +113,7 @@ def main():
         return one(given[1])
     from tests.benchmarks import record
 
+    path = record.RESULTS / "network_time.json"
     code, when = Path(__file__).parents[2], "now"
     if "--before" in given:
         at = given.index("--before")
@@ -121,7 +121,7 @@ def main():
     for name in given or CASES:
         found = measured(name, code, LIMIT if when == "before" else 0)
         print(when, name, found, flush=True)
-        held = json.loads(RESULTS.read_text())["results"] if RESULTS.exists() else {}
+        held = json.loads(path.read_text())["results"] if path.exists() else {}
         held[when] = {**held.get(when, {}), name: found}
         record.write("network_time", held, seed=SEED, command="python -m tests.benchmarks.network_time")
 

@@ -9,7 +9,8 @@ from shared.base.randomness import seeded_rng
 from shared.privacy.grids import grid_for
 from tests.benchmarks import record
 
-SEED, SCALE, MANY, FEW, REPEATS = 20, 1.3, 1_000_000, 2_000, 5
+SEED, SCALE = 20, 1.3
+MANY, FEW, REPEATS = record.sized((1_000_000, 2_000, 5), (1000, 20, 1))
 
 
 def cpu_seconds(call, scaled_by=1.0):

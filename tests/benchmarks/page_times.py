@@ -17,9 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.record import sized
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the suite's own stage
 
-SEED, ROWS, SITES = 26, 1000, 16
+SEED = 26
+ROWS, SITES = sized((1000, 16), (200, 2))
 PRESS = """() => {
   sessionStorage.begun = performance.timeOrigin + performance.now();
   document.querySelector('#send').click();
@@ -69,7 +72,7 @@ def shares(seconds: list[float]) -> dict[str, float]:
     return {name: round(ordered[k], 3) for name, k in at.items()}
 
 
-def main(questions: int = 20) -> None:
+def main(questions: int = sized(20, 1)) -> None:
     """Ask, ask again, open, and write what each took."""
     from delivered import cohort_plan
     from playwright.sync_api import sync_playwright

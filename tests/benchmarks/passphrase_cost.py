@@ -13,7 +13,7 @@ import sys
 
 from tests.benchmarks import record
 
-GUESSES, OLD_GUESSES = 12, 2000
+GUESSES, OLD_GUESSES = record.sized((12, 2000), (1, 2))
 SCRIPT = """
 import json, pathlib, sys, time
 from shared.base.locked import KeyCost, lock, unlock

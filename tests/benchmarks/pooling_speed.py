@@ -19,9 +19,10 @@ from coordinator.pooling.pool import pool
 from tests.benchmarks import record
 from tests.benchmarks.flow_speed import in_turn
 
-SEED, MANY, K, REPEATS = 12, 10_000, 12, 5
-LOOPED = 500  # one at a time, and scaled up
-LARGE, LARGE_K = 200, 1000
+SEED, K = 12, 12
+MANY, REPEATS = record.sized((10_000, 5), (100, 1))
+LOOPED = record.sized(500, 5)  # one at a time, and scaled up
+LARGE, LARGE_K = record.sized((200, 1000), (2, 40))
 
 
 def cpu_seconds(call, scaled_by=1.0, repeats=REPEATS):

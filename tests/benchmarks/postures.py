@@ -15,7 +15,8 @@ from shared.simulated import small_hospitals
 from site_agent.release.fitting import fit
 from tests.benchmarks import record
 
-SEED, DRAWS, SITES, N = 12, 4, 3, 1500
+SEED = 12
+DRAWS, SITES, N = record.sized((4, 3, 1500), (1, 2, 300))
 STUDIES = Path(__file__).parents[2] / "deploy" / "studies"
 
 

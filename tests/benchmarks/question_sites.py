@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the suite's own 
 
 from tests.benchmarks import record
 
-SEED, ROWS, SITES = 24, 1000, (16, 121, 500)
+SEED, ROWS, SITES = 24, 1000, record.sized((16, 121, 500), (3,))
 QUESTION = "cox(time, cvd, subset = age >= {}) ~ sbp/10 + age/10"
 
 

@@ -18,7 +18,7 @@ from shared.estimands.columns import proportion
 from shared.estimands.floors import LeastRows
 from tests.benchmarks import record
 
-SEED, REPETITIONS, SITES = 4141, 2000, 8
+SEED, REPETITIONS, SITES = 4141, record.sized(2000, 2), 8
 CELLS = ((100, 0.01, 0.0), (300, 0.01, 0.0), (100, 0.03, 0.0), (300, 0.03, 0.0), (300, 0.03, 0.5), (100, 0.2, 0.5))
 """Patients of a site, share, and standard deviation of the sites' logits."""
 

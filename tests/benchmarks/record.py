@@ -9,9 +9,14 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-RESULTS = Path(__file__).parent / "results"
+T = TypeVar("T")
+
+COMMITTED = Path(__file__).parent / "results"
+SMALLEST = os.environ.get("TRIBUTARY_SMALLEST", "")
+"""A folder: benchmarks only start, at their smallest sizes, and write there what says nothing of the product."""
+RESULTS = Path(SMALLEST) if SMALLEST else COMMITTED
 
 PACKAGES = (
     "numpy",
@@ -30,8 +35,13 @@ PACKAGES = (
 )
 
 
+def sized(full: T, smallest: T) -> T:
+    """One size or several of a benchmark: `full`, but `smallest` where it is only to start (`SMALLEST`)."""
+    return smallest if SMALLEST else full
+
+
 def write(name: str, results: Mapping[str, Any], seed: int, command: str = "") -> Path:
-    """Write `tests/benchmarks/results/<name>.json` and return its path."""
+    """Write `<name>.json` into `RESULTS` and return its path."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

@@ -38,7 +38,7 @@ def main() -> None:
         stage.store.close()
     receipt, envelope = release.receipt.to_bytes(), release.envelope
     own = release.release_id.encode()
-    most, sizes = _receipt.cache_info().maxsize, []
+    most, sizes = record.sized(_receipt.cache_info().maxsize, 16), []
     for number in range(2 * most + 1):
         if number % (most // 4) == 0:
             gc.collect()

@@ -20,9 +20,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.record import sized
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-SEED, SITES, PERSONS = 5, 16, 3000
+SEED = 5
+SITES, PERSONS = sized((16, 3000), (2, 200))
 SIZES = {
     "a long word, repeated": 3_000_000,
     "a long level, repeated": 3_000_000,
@@ -103,7 +106,7 @@ def bundles(folder: Path, context: Any) -> dict[str, Any]:
     for kind, rows in SIZES.items():
         table, rows = BOMBS[kind][0](rows)
         sealed[kind] = sealed_around(hub, table, rows, n=rows)
-    sealed["honest"] = hub.seal("north", release_id="99" * 16, table=small_table(6_200_000))
+    sealed["honest"] = hub.seal("north", release_id="99" * 16, table=small_table(sized(6_200_000, 1000)))
     with hub.egress("north", timeout=120.0, sleep=lambda seconds: None) as egress:
         for kind, one in sealed.items():
             begun, said = time.perf_counter(), "accepted"

@@ -44,15 +44,15 @@ from shared.mechanisms.secure_sum.site import SumSite, noise_share
 from shared.mechanisms.secure_sum.terms import SumTerms
 from shared.privacy.gaussian import gaussian_epsilon
 from shared.releases.receipt import planned_event
-from shared.simulated import cvd_cohorts
 from tests.benchmarks import record
+from tests.benchmarks.cohorts_gap import cvd_tables
 from tests.benchmarks.honest import TRUTH, misfit, real
 from tests.sums import Parts, cohorts_plan
 
 DELTA = 1e-6
 DROP_OUTS, COLLUDERS = 2, 1
 CLOSE = 0.01
-TRIALS = 400_000
+TRIALS = record.sized(400_000, 8000)
 
 
 def plan_of(keys, epsilon, given, **release):
@@ -151,7 +151,7 @@ def on_rows(plan, pilots, answer, seed):
 def measured(seed, epsilons, world, given):
     """One repetition, in plain numbers."""
     rng = np.random.default_rng(10_000 + seed)
-    tables = cvd_cohorts(rng, apart=given.tau) if world == "fits" else misfit(rng)
+    tables = cvd_tables(rng, apart=given.tau) if world == "fits" else misfit(rng)
     yi, vi = zip(*(real(table) for table in tables.values()), strict=True)
     theirs = pool(list(yi), list(vi), method="REML", test="adhoc")
     out = {"seed": seed, "real": [theirs.beta, theirs.ci_lb, theirs.ci_ub], "tau2": theirs.tau2, "cells": {}}
@@ -201,7 +201,7 @@ def held(intervals):
 def costs():
     """Bytes and CPU of the busiest site in a sum of 12 and of 50."""
     out = {}
-    for sites in (12, 50):
+    for sites in record.sized((12, 50), (12,)):
         keys = {f"site-{k:02}": SigningKey.generate() for k in range(sites)}
         plan = cohorts_plan(keys, 1.0, drop_outs=DROP_OUTS, colluders=COLLUDERS)
         values = [np.array([k, -k], dtype=np.int64) for k in range(sites)]
@@ -250,9 +250,9 @@ def bound(one, other, level):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("repetitions", nargs="?", type=int, default=100)
+    parser.add_argument("repetitions", nargs="?", type=int, default=record.sized(100, 2))
     parser.add_argument("first", nargs="?", type=int, default=12001)
-    parser.add_argument("--epsilon", default="0.5,1")
+    parser.add_argument("--epsilon", default=record.sized("0.5,1", "1"))
     parser.add_argument("--world", choices=("fits", "misfit"), default="fits")
     parser.add_argument("--folder", type=Path, help="keep every repetition here, and go on from what is there")
     parser.add_argument("--pilot", type=float, help="share of the pilots in μ², for every ε")

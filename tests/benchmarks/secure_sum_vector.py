@@ -27,9 +27,9 @@ from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.estimands.fits.survival import cox
 from shared.plans.plan import StudyPlan
-from shared.simulated import cvd_cohorts
 from tests import sums
 from tests.benchmarks import record
+from tests.benchmarks.cohorts_gap import cvd_tables
 from tests.benchmarks.honest import misfit
 from tests.benchmarks.secure_sum import COLLUDERS, DROP_OUTS, through_messages
 from tests.sums import Parts, cohorts_plan
@@ -118,7 +118,7 @@ def arm(tables, plan, keys, seed):
 def measured(seed, world, covariates):
     """One repetition, in plain numbers: of each coefficient the distances in the records' own standard errors."""
     rng = np.random.default_rng(10_000 + seed)
-    tables = cvd_cohorts(rng) if world == "fits" else misfit(rng)
+    tables = cvd_tables(rng) if world == "fits" else misfit(rng)
     units = UNITS if covariates == 4 else UNITS | MORE
     if covariates > 4:
         tables = further(tables, np.random.default_rng(20_000 + seed))
@@ -182,7 +182,7 @@ def summary(runs):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("repetitions", nargs="?", type=int, default=30)
+    parser.add_argument("repetitions", nargs="?", type=int, default=record.sized(30, 2))
     parser.add_argument("first", nargs="?", type=int, default=5001)
     parser.add_argument("--world", choices=("fits", "misfit"), default="fits")
     parser.add_argument("--covariates", type=int, choices=(4, 10), default=4)

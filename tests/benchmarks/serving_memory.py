@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.benchmarks.record import sized
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 SERVING = """
@@ -31,7 +33,7 @@ ready = lambda port: print(port, flush=True)
 serve(pathlib.Path(sys.argv[1]), "127.0.0.1:0", quotas=quotas, ready=ready)
 """
 SITES = ("north", "south", "west", "east")
-EACH = 1000  # calls between two looks at the memory
+EACH = sized(1000, 8)  # calls between two looks at the memory
 
 
 def resident(pid: int) -> float:
@@ -68,7 +70,7 @@ def main() -> None:
 
     from tests.benchmarks import record
 
-    calls = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
+    calls = int(sys.argv[1]) if len(sys.argv) > 1 else sized(20_000, 32)
     with tempfile.TemporaryDirectory() as folder:
         hub = Hub(Path(folder) / "hub", study(), *SITES)
         sealed = {

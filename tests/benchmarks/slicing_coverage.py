@@ -21,7 +21,7 @@ from shared.mechanisms.slicing.noise import RowCode, SlicingMechanism, noise_for
 from tests.benchmarks import record
 from tests.benchmarks.tables_coverage import DELTA, LEVELS, PLAN, QUESTION, TRUTH, N, covered
 
-EPSILONS = (3.0, 8.0)
+EPSILONS = record.sized((3.0, 8.0), (8.0,))
 CODE = RowCode(dictionary=PLAN.dictionary)
 
 
@@ -71,7 +71,7 @@ def measured(epsilon, times, n):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--times", type=int, default=40)
+    parser.add_argument("--times", type=int, default=record.sized(40, 2))
     parser.add_argument("--large", type=int, default=0, help="times of the large hospital; 0 for none")
     parser.add_argument("--large-n", type=int, default=100_000)
     asked = parser.parse_args()

@@ -41,12 +41,12 @@ from site_agent.models.private_flow import private_layers
 from site_agent.release.fitting import public_flow
 from tests.benchmarks import record
 from tests.benchmarks.paper.network import GeneratorNetwork, Trained, VectorAdam
-from tests.benchmarks.slicing_quality import CODE, EPSILONS, METRICS, MOMENTS, Cells, cell, chosen, tables
+from tests.benchmarks.slicing_quality import CODE, EPSILONS, METRICS, MOMENTS, STEPS, Cells, cell, chosen, tables
 from tests.benchmarks.tables_quality import DELTA, DICTIONARY, N, census_like, quality, summary
 
-WASSERSTEIN = {"slices": 8 * CODE.d, "fit": "sliced_wasserstein", "steps": 1500, "batch": 256, "rate": 3e-3}
-FEATURES, STEPS, BATCH = 500, 1500, 256
-SGD = {"rate": 0.02, "steps": 300}
+WASSERSTEIN = {"slices": MOMENTS["slices"], "fit": "sliced_wasserstein", "steps": STEPS, "batch": 256, "rate": 3e-3}
+FEATURES, BATCH = 500, 256
+SGD = {"rate": 0.02, "steps": record.sized(300, 3)}
 TRAINING = Training(flows=4, hidden=32, layers=1, learning_rate=1e-2)
 
 
@@ -138,7 +138,7 @@ def by_mean_embedding(seed, epsilon):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=record.sized(2, 1))
     asked = parser.parse_args()
     cells = Cells(asked.folder)
     label, settings, _ = chosen(cells)

@@ -69,15 +69,16 @@ def every_verb() -> list[tuple[str, str, list[str]]]:
 def main() -> None:
     """Measure and write."""
     asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--repeats", type=int, default=3)
+    asked.add_argument("--repeats", type=int, default=record.sized(3, 1))
     asked.add_argument("--quick", action="store_true")
     given = asked.parse_args()
-    repeats = 1 if given.quick else given.repeats
+    quick = record.sized(given.quick, True)
+    repeats = 1 if quick else given.repeats
     results: dict[str, Any] = {"bars": {"help": HELP_BAR}, "help": {}, "run": {}}
     with tempfile.TemporaryDirectory() as name, study(Path(name)) as (stage, made):
         env = environment(stage) | {"PYTHONPYCACHEPREFIX": f"{name}/compiled", "OMP_NUM_THREADS": "1"}
         env.pop("PYTHONDONTWRITEBYTECODE", None)
-        verbs = every_verb()[:: 20 if given.quick else 1]
+        verbs = every_verb()[:: 20 if quick else 1]
         for title, module, words in verbs:
             argv = [*words, "--help"]
             tries = [spent(module, argv, env) for _ in range(repeats + 1)][1:]  # the first compiles
@@ -85,7 +86,7 @@ def main() -> None:
             results["help"][title] = {"cpu_s": round(min(t[0] for t in tries), 3), "mb": round(tries[0][1])}
         price = round(guess(), 3)
         results["guess_cpu_s"] = price
-        for verb in VERBS[:: 8 if given.quick else 1]:
+        for verb in VERBS[:: 8 if quick else 1]:
             argv = verb.argv(made)
             [heavy] = loaded([(verb.module, [*argv, "--dry-run"] if verb.once else argv)], env)
             tries = [spent(verb.module, argv, env) for _ in range(1 if verb.once else repeats)]

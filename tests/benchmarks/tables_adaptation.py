@@ -36,9 +36,9 @@ from shared.privacy import calibration
 from tests.benchmarks import record
 from tests.benchmarks.tables_quality import DELTA, DICTIONARY, NUMBERS, N, census_like, design, summary
 
-EPSILONS = (1.0, 5.1)
+EPSILONS = record.sized((1.0, 5.1), (5.1,))
 SHARES = (0.1, 0.2, 0.7)
-SHIFTS = ("instrument", "mix")
+SHIFTS = record.sized(("instrument", "mix"), ("mix",))
 MOST = 20.0
 UNLABELLED = Dictionary(
     name="census-like without outcome",
@@ -108,7 +108,7 @@ def judged(rows, persons, weights=None):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=record.sized(5, 1))
     seeds = parser.parse_args().seeds
     results = {"n": N, "delta": DELTA, "seeds": seeds, "target_shares": SHARES}
     for shift in SHIFTS:

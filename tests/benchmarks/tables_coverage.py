@@ -19,7 +19,8 @@ from shared.privacy import calibration
 from shared.simulated import small_hospitals
 from tests.benchmarks import record
 
-TIMES, N, DELTA, EPSILONS = 60, 1500, 1e-6, (1.0, 3.0, 8.0)
+DELTA = 1e-6
+TIMES, N, EPSILONS = record.sized((60, 1500, (1.0, 3.0, 8.0)), (2, 1500, (3.0,)))
 TRUTH = {"sbp/10": ("pressure", 0.2), "age/10": ("age", 0.5), "C(sex)[male]": ("sex", 0.0)}
 STUDY = Path(__file__).parents[2] / "deploy" / "studies" / "first-private.toml"
 PLAN = StudyPlan.from_toml(STUDY.read_text())

@@ -31,7 +31,7 @@ from tests.benchmarks.tables_quality import DELTA, DICTIONARY, N, census_like, q
 EPSILON = 5.1
 COLUMNS = attributes(DICTIONARY)
 NAMES = tuple(one.name for one in COLUMNS)
-ITERATIONS = 1000
+ITERATIONS = record.sized(1000, 2)
 
 
 def rho_of(epsilon, delta):
@@ -94,7 +94,7 @@ def rows_of(model, seed):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=record.sized(5, 1))
     seeds = parser.parse_args().seeds
     import jax
 

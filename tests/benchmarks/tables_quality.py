@@ -27,7 +27,8 @@ from shared.privacy import accountant as privacy
 from shared.privacy import calibration
 from tests.benchmarks import record
 
-SEEDS, N, DELTA, EPSILONS = 5, 20_000, 1e-5, (1.0, 5.1)
+DELTA, EPSILONS = 1e-5, (1.0, 5.1)
+SEEDS, N = record.sized((5, 20_000), (1, 400))
 LEVELS = (2, 5, 9, 3, 6, 2, 4, 8, 5, 3)
 LAW = 12345
 NOMINAL = tuple(f"c{j}" for j in range(len(LEVELS)))

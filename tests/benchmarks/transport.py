@@ -120,7 +120,7 @@ def five_sites(runs: int, n: int, epsilon: float, shift: float, distorted: bool,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--runs", type=int, default=record.sized(20, 1))
     parser.add_argument("--seed", type=int, default=9)
     parser.add_argument("--dry", action="store_true", help="print, write nothing")
     given = parser.parse_args()

@@ -36,7 +36,6 @@ from tests.benchmarks import record
 from tests.benchmarks.paper.bounds import paper_sensitivity
 
 Floats = NDArray[np.float64]
-RESULTS = Path(__file__).parent / "results"
 SMOOTH = Basis(order=2, level=2)
 SIDE = {2: 64, 3: 32}
 PLACES = 2000
@@ -177,7 +176,7 @@ def levels(runs: int, seed: int) -> dict[str, Any]:
     paper = paper_sensitivity(SMOOTH, 2)
     quantiles: dict[str, Callable[[Floats], Floats]] = {"uniform": uniform, "beta": beta_like}
     for source, quantile in quantiles.items():
-        for n in (1000, 10_000, 100_000):
+        for n in record.sized((1000, 10_000, 100_000), (1000,)):
             for epsilon in (1.0, 3.0):
                 errors: dict[str, list[float]] = {"ours": [], "plain": [], "paper": []}
                 for k in range(runs):
@@ -208,7 +207,7 @@ def figure(runs: int, seed: int) -> dict[str, Any]:
     budgets = {2: (1.0, 3.0, 5.0, 10.0, np.inf), 3: (5.0, 10.0, 30.0, np.inf)}
     for d, epsilons in budgets.items():
         bound = paper_sensitivity(SMOOTH, d)
-        for n in (100, 300, 1000, 3000, 10_000, 30_000, 100_000):
+        for n in record.sized((100, 300, 1000, 3000, 10_000, 30_000, 100_000), (100, 300)):
             found: dict[str, list[float]] = {}
             for k in range(runs):
                 rng = np.random.default_rng((seed, d, n, k))
@@ -283,16 +282,16 @@ def _epsilon(name: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--draws", type=int, default=20)
-    parser.add_argument("--timed", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=record.sized(5, 1))
+    parser.add_argument("--draws", type=int, default=record.sized(20, 1))
+    parser.add_argument("--timed", type=int, default=record.sized(3, 0))
     parser.add_argument("--seed", type=int, default=9)
     parser.add_argument("--dry", action="store_true", help="print, write nothing")
     parser.add_argument("--figure", action="store_true", help="only draw the figure again, from what was measured")
     given = parser.parse_args()
     if given.figure:
-        told = json.loads((RESULTS / "transport_grid.json").read_text())["results"]["figure 1"]
-        draw(told, RESULTS / "transport_figure1.svg")
+        told = json.loads((record.RESULTS / "transport_grid.json").read_text())["results"]["figure 1"]
+        draw(told, record.RESULTS / "transport_figure1.svg")
         return
     results: dict[str, Any] = {"resampling": resampling(given.draws, given.timed, given.seed)}
     print(results["resampling"], flush=True)
@@ -302,7 +301,7 @@ def main() -> None:
     results["figure 1"] = figure(given.runs, given.seed)
     if not given.dry:
         print(record.write("transport_grid", results, seed=given.seed))
-        draw(results["figure 1"], RESULTS / "transport_figure1.svg")
+        draw(results["figure 1"], record.RESULTS / "transport_figure1.svg")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from tests.benchmarks import record
 
 Floats = NDArray[np.float64]
 EDGES = np.linspace(0.0, 1.0, 65)
+LAW = record.sized(1_000_000, 10_000)
 
 
 def released(values: Floats, scale: float, rng: np.random.Generator, edges: Floats = EDGES) -> Noisy:
@@ -55,8 +56,8 @@ def one_map(runs: int, sizes: tuple[int, ...], epsilon: float, seed: int) -> dic
     out: dict[str, Any] = {}
     for source in (uniform, skewed):
         rng, exact = np.random.default_rng(seed), seeded_rng(seed)
-        many = np.sort(source(1_000_000, rng))
-        onto = np.sort(target(1_000_000, rng))
+        many = np.sort(source(LAW, rng))
+        onto = np.sort(target(LAW, rng))
         # Where the source has patients; its own tails beyond the last thousandth are nobody's error.
         at = np.quantile(many, 0.001 + 0.998 * points)
         truth = np.quantile(onto, 0.001 + 0.998 * points)
@@ -118,12 +119,12 @@ def local(runs: int, n: int, seed: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--runs", type=int, default=record.sized(20, 1))
     parser.add_argument("--seed", type=int, default=9)
     parser.add_argument("--dry", action="store_true", help="print, write nothing")
     given = parser.parse_args()
-    results = {"local": local(2, 5000, given.seed)}
-    results["one map"] = one_map(given.runs, (1000, 10_000, 100_000), 1.0, given.seed)
+    results = {"local": local(2, record.sized(5000, 500), given.seed)}
+    results["one map"] = one_map(given.runs, record.sized((1000, 10_000, 100_000), (1000,)), 1.0, given.seed)
     if not given.dry:
         print(record.write("transport_one", results, seed=given.seed))
 

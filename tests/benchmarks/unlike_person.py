@@ -71,7 +71,7 @@ def world(with_person: bool, tables: int) -> dict[str, Any]:
 
 def main() -> None:
     """Write unlike_person.json."""
-    tables = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    tables = int(sys.argv[1]) if len(sys.argv) > 1 else record.sized(20, 1)
     results = {"with the person": world(True, tables), "without": world(False, tables), "epsilon": 0.5}
     print(results)
     print(record.write("unlike_person", results, seed=0))

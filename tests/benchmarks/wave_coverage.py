@@ -24,7 +24,7 @@ from site_agent.models.flow import fit_flow
 from tests.benchmarks import record
 from tests.benchmarks.model_coverage import START, covered
 
-SEED, REPETITIONS, SITES, FIRST, SECOND = 5151, 400, 2, 200, 400
+SEED, REPETITIONS, SITES, FIRST, SECOND = 5151, record.sized(400, 2), 2, 200, 400
 WEIGHTS, ALIKE = (0.95, 0.8, 0.0), (1.0, 0.5, 0.0)
 TERMS = {"x": 0.3, "arm": -0.4}
 """With their true coefficients."""

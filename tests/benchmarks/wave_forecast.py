@@ -26,7 +26,8 @@ from tests.benchmarks.design_accuracy import SEED, SETTINGS, TERM, cells, site_e
 from tests.benchmarks.worlds.laws import WORLDS
 from tests.benchmarks.zoo import plan_of as world_plan
 
-K, SITES, STUDIES, WAVES = (5, 10), 12, 200, (2, 3)
+WAVES = (2, 3)
+K, SITES, STUDIES = record.sized(((5, 10), 12, 200), ((2,), 3, 2))
 WITHIN = 0.15
 
 
@@ -110,7 +111,7 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     asked = argparse.ArgumentParser(prog="python -m tests.benchmarks.wave_forecast")
-    asked.add_argument("--n", type=int, default=600)
+    asked.add_argument("--n", type=int, default=record.sized(600, 300))
     asked.add_argument("--jobs", type=int, default=1, help="processes")
     given = asked.parse_args()
     found: list[dict[str, Any]] = []

