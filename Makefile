@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export OMP_NUM_THREADS := 1
 export PYTHONWARNINGS := ignore::DeprecationWarning:nflows
 
-.PHONY: demo test soak faults load fuzz check format bench docs site man catalogues wheelhouse release proto clean
+.PHONY: demo test soak faults load fuzz check format bench drift docs site man catalogues wheelhouse release proto clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -76,6 +76,11 @@ bench: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.cohorts_gap --carry
 	@$(BIN)/python -m tests.benchmarks.cohorts_gap 1 100 --events
 	@$(BIN)/python -m tests.benchmarks.zoo_page --measure
+	@$(BIN)/python -m tests.benchmarks.drift
+
+# Which figures moved by more than a fifth since they were committed, after one or all were measured anew.
+drift: $(STAMP)
+	@$(BIN)/python -m tests.benchmarks.drift
 
 # What documents take from the code and from the figures.
 docs: $(STAMP)

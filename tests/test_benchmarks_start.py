@@ -37,6 +37,7 @@ GIVEN = {
 }
 """What of a benchmark is started where that is not the command alone; after a semicolon what goes on from it."""
 NOT_STARTED = {
+    "drift": "measures nothing: test_drift.py",
     "estimands_page": "writes a page: test_estimands_page.py",
     "estimand_speed": "needs R's package survival, which a machine for tests lacks",
     "flower_runtime": "is the soak test of test_flower_runtime.py, timed",
