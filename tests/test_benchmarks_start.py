@@ -59,10 +59,12 @@ DEAR = {
     "many_releases",
     "page_times",
     "sandbox",
+    "scale",
+    "secure_sum_vector",
     "startup",
     "walks",
 }
-"""Whose smallest start takes a server and Python a dozen times, or a browser: started by `make soak` alone."""
+"""Whose smallest start takes ten CPU seconds, for a server, a browser or a dozen programs: by `make soak` alone."""
 CASES = [case for name in smallest.commands() if name not in NOT_STARTED for case in GIVEN.get(name, [name])]
 MARKED = [pytest.param(case, marks=pytest.mark.soak) if case.split()[0] in DEAR else case for case in CASES]
 

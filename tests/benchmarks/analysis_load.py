@@ -34,7 +34,7 @@ from tests.benchmarks import record
 from tests.benchmarks.sandbox import below
 
 SEED = 5
-SITES, PERSONS, ANALYSTS, EACH = record.sized((16, 1000, 10, 12), (2, 200, 2, 1))
+SITES, PERSONS, ANALYSTS, EACH = record.sized((16, 1000, 10, 12), (2, 200, 2, 4))
 COLUMNS = ("sbp/10", "age/10", "chol/40", "hdl/15")
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -52,7 +52,7 @@ from tests.sums import Parts, cohorts_plan
 DELTA = 1e-6
 DROP_OUTS, COLLUDERS = 2, 1
 CLOSE = 0.01
-TRIALS = record.sized(400_000, 8000)
+TRIALS, AT_ONCE = record.sized((400_000, 4000), (400, 200))
 
 
 def plan_of(keys, epsilon, given, **release):
@@ -215,14 +215,14 @@ def attack(epsilon):
     keys = {f"site-{k:02}": SigningKey.generate() for k in range(12)}
     plan = cohorts_plan(keys, epsilon, drop_outs=DROP_OUTS, colluders=COLLUDERS)
     terms, reach = plan.release.terms(plan), plan.release.reach
-    many = SumTerms(**{**{k: getattr(terms, k) for k in terms.__dataclass_fields__}, "coordinates": 4000})
+    many = SumTerms(**{**{k: getattr(terms, k) for k in terms.__dataclass_fields__}, "coordinates": AT_ONCE})
     worlds = [round(side * reach / many.grid) for side in (1, -1)]
     out = {}
     for who, hidden in (("coordinator alone", 12), ("all others with it", 1)):
         seen = []
         for which, value in enumerate(worlds):
             noises = seeded_rng(7 + which).spawn(hidden)
-            draws = [sum(noise_share(many, noise) for noise in noises) for _ in range(TRIALS // 4000)]
+            draws = [sum(noise_share(many, noise) for noise in noises) for _ in range(TRIALS // AT_ONCE)]
             seen.append(np.concatenate(draws) + value)
         held_by = 10 if hidden == 12 else 1
         out[who] = {"proved": proved(*seen), "price": trust_price(terms, held_by)}
@@ -250,7 +250,7 @@ def bound(one, other, level):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("repetitions", nargs="?", type=int, default=record.sized(100, 2))
+    parser.add_argument("repetitions", nargs="?", type=int, default=record.sized(100, 1))
     parser.add_argument("first", nargs="?", type=int, default=12001)
     parser.add_argument("--epsilon", default=record.sized("0.5,1", "1"))
     parser.add_argument("--world", choices=("fits", "misfit"), default="fits")

@@ -40,7 +40,7 @@ UNITS = {"sbp": 10.0, "age": 3.0, "chol": 20.0, "hdl": 8.0}
 chosen: in other units its records would be held too near or too far. A vector has no unit."""
 MORE = {"bmi": 3.0, "glucose": 20.0, "rate": 10.0, "kidney": 15.0, "smokes": 1.0, "treated": 1.0}
 LEVELS = ("smokes", "treated")
-ALONE = ("sbp", "age", "bmi")
+ALONE = record.sized(("sbp", "age", "bmi"), ("sbp",))
 """Whose single sums are taken beside a sum of ten."""
 
 
@@ -182,7 +182,7 @@ def summary(runs):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("repetitions", nargs="?", type=int, default=record.sized(30, 2))
+    parser.add_argument("repetitions", nargs="?", type=int, default=record.sized(30, 1))
     parser.add_argument("first", nargs="?", type=int, default=5001)
     parser.add_argument("--world", choices=("fits", "misfit"), default="fits")
     parser.add_argument("--covariates", type=int, choices=(4, 10), default=4)
