@@ -50,6 +50,7 @@ def write_bundle(receipt: Receipt, table: pd.DataFrame) -> bytes:
     arrow = pa.Table.from_pandas(table, preserve_index=False)
     arrow = arrow.replace_schema_metadata({**(arrow.schema.metadata or {}), b"label": LABEL.encode()})
     pq.write_table(arrow, sink, compression="zstd", write_statistics=False)
+    del arrow  # of many small columns it is a second table
     parts = {"receipt.json": receipt.to_bytes(), "table.parquet": sink.getvalue()}
     out = io.BytesIO()
     _write_archive(

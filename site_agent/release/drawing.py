@@ -323,7 +323,9 @@ class AggregateRelease(Drawing):
         del self._measured
 
     def released(self, rng: Noise) -> pd.DataFrame:
-        return self._table
+        table = self._table
+        del self._table  # what is checked is read back from the sealed bytes: a large one would be in memory twice
+        return table
 
     def files(self, release_id: str) -> Mapping[str, bytes]:
         return {sealed_state.ROWS: self.rows.to_bytes()}

@@ -31,6 +31,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -235,13 +236,25 @@ class SlicingMechanism:
         # cannot reach the next one above.
         return steps, int(over.sum())
 
-    def release(self, rows: Floats | Integers, rng: Noise) -> tuple[Floats, Floats]:
-        """(U, XU + V): (d, slices) directions and (n, slices) noisy sums.
+    def directions(self, rng: Noise) -> Integers:
+        """(d, slices) of U in whole numbers of `direction_step`: one group of them serves all rows of a release."""
+        # A standard deviation that is rounded down: a shorter direction costs less.
+        shortened = math.nextafter(1 / math.sqrt(self.d), 0.0)
+        return rng.lattice_gaussian_steps(shortened, (self.d, self.slices), self.direction_step)
+
+    @property
+    def block(self) -> int:
+        """Rows to give `lines` at a time: of any more each number on the way would take another megabyte."""
+        return max(1, _CHUNK // self.slices)
+
+    def lines(self, rows: Floats | Integers, directions: Integers, rng: Noise) -> Floats:
+        """(n, slices) of XU + V on the release's grid.
 
         Args:
-            rows: (n, d) floats, or whole numbers of `ROW_STEP` as a `RowCode` gives them.
-            rng: draws directions and noise, both by the exact sampler.
-        Raises: ParameterError: rows of the wrong shape; with a distance below 2, rows that are none of a code.
+            rows: as of `release`.
+            directions: of the release, as `directions` drew them.
+            rng: draws V.
+        Raises: ParameterError, as `release`.
         """
         given = np.asarray(rows)
         exact = np.issubdtype(given.dtype, np.integer)
@@ -251,19 +264,27 @@ class SlicingMechanism:
                 "rows must be of a code, of length at most 1, where the distance is its diameter",
                 given="rows that clipping would change",
             )
-        u, fine, grid = self.direction_step, self.direction_step * ROW_STEP, self.grid
-        # A standard deviation that is rounded down: a shorter direction costs less.
-        directions = rng.lattice_gaussian_steps(math.nextafter(1 / math.sqrt(self.d), 0.0), (self.d, self.slices), u)
+        fine, grid = self.direction_step * ROW_STEP, self.grid
+        # Whole numbers whose sums stay below 2^53: the product of floats is exact, in whatever order it is added.
+        signal = (steps.astype(np.float64) @ directions.astype(np.float64)).astype(np.int64)
+        noisy = signal + rng.lattice_gaussian_steps(self.sigma, signal.shape, fine)
         coarse = round(grid / fine)
-        out = np.empty((len(steps), self.slices))
-        count = max(1, _CHUNK // self.slices)
-        for at in range(0, len(steps), count):
-            part = steps[at : at + count]
-            # Whole numbers whose sums stay below 2^53: the product of floats is exact, in whatever order it is added.
-            signal = (part.astype(np.float64) @ directions.astype(np.float64)).astype(np.int64)
-            noisy = signal + rng.lattice_gaussian_steps(self.sigma, signal.shape, fine)
-            out[at : at + count] = (noisy + coarse // 2) // coarse * grid
-        return np.multiply(directions, u, dtype=np.float64), out
+        return np.multiply((noisy + coarse // 2) // coarse, grid, dtype=np.float64)
+
+    def release(self, rows: Floats | Integers, rng: Noise) -> tuple[Floats, Floats]:
+        """(U, XU + V): (d, slices) directions and (n, slices) noisy sums.
+
+        Args:
+            rows: (n, d) floats, or whole numbers of `ROW_STEP` as a `RowCode` gives them.
+            rng: draws directions and noise, both by the exact sampler.
+        Raises: ParameterError: rows of the wrong shape; with a distance below 2, rows that are none of a code.
+        """
+        given: NDArray[Any] = np.asarray(rows)
+        directions = self.directions(rng)
+        out = np.empty((len(given), self.slices))
+        for at in range(0, len(given), self.block):
+            out[at : at + self.block] = self.lines(given[at : at + self.block], directions, rng)
+        return np.multiply(directions, self.direction_step, dtype=np.float64), out
 
 
 def _direction_step(sigma: float) -> float:
