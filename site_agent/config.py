@@ -12,13 +12,14 @@ import os
 import secrets
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from shared.base.canonical import closed
-from shared.errors import BudgetRefusal, ConfigRefusal, PlanRefusal, Refusal, StateRefusal
+from shared.base.canonical import closed, parse_json
+from shared.errors import BudgetRefusal, ConfigRefusal, PlanRefusal, Refusal, SchemaRefusal, StateRefusal
 from site_agent.records.mapping import document
 from site_agent.records.mapping.declared import Recoding
 from site_agent.records.mapping.toml_form import FILE_NAME, must, quoted, section
@@ -27,6 +28,7 @@ from site_agent.records.source import Edges, TableSource, mapping_path, source_f
 if TYPE_CHECKING:
     from shared.base.keys import PublicKey
     from shared.plans.plan import Floors, StudyPlan
+    from shared.wire.site_messages import CoordinatorLimits
 
 __all__ = ["FILE_NAME", "HOME_VARIABLE", "Edges", "Limits", "Recoding", "SiteConfig", "SiteFloors", "TableSource"]
 __all__ += ["default_home"]
@@ -192,6 +194,7 @@ class SiteConfig:
         leads: public keys of the study lead(s), hexadecimal.
         threshold: lead signatures a plan must carry.
         courier: whether this site has no line to the coordinator; its files are carried (`site_agent.egress.courier`).
+        memory_mb: most megabytes that a release may take; None for what the machine has left.
         retired_leads: keys of those who led: plans that are filed here stay theirs, and nothing new is.
         leads_since, grants_since: where those chains stood when this site was invited
             (`shared.membership.statements.ChainPlace`); blank where they had not begun.
@@ -223,6 +226,7 @@ class SiteConfig:
     leads_since: str = ""
     grants_since: str = ""
     courier: bool = False
+    memory_mb: int | None = None
 
     def __post_init__(self) -> None:
         from shared.base.keys import PublicKey
@@ -237,6 +241,9 @@ class SiteConfig:
         host, _, port = str(self.address).rpartition(":")
         must(bool(host) and port.isdigit(), "address must be host:port", repr(self.address))
         must(isinstance(self.courier, bool), "courier must be true or false", self.courier)
+        memory = self.memory_mb
+        number = memory is None or (isinstance(memory, int) and not isinstance(memory, bool) and memory >= 256)
+        must(number, "memory_mb must be a whole number of at least 256 megabytes", memory)
         whole = isinstance(self.threshold, int) and not isinstance(self.threshold, bool)
         must(
             whole and 1 <= self.threshold <= max(1, len(self.leads)),
@@ -327,6 +334,20 @@ class SiteConfig:
     def ledger(self) -> Path:
         """The ledger's database."""
         return self.home / "ledger.db"
+
+    @property
+    def coordinator_limits(self) -> Path:
+        """The largest release that the coordinator takes, as it said last (`airlock.drawing.ask_limits`)."""
+        return self.home / "limits.json"
+
+    @property
+    def coordinator_takes(self) -> CoordinatorLimits | None:
+        """The largest release that the coordinator takes, as it said last; None where it has not said."""
+        from shared.wire.site_messages import CoordinatorLimits
+
+        with suppress(OSError, SchemaRefusal, TypeError):  # what cannot be read is asked for anew with the next release
+            return CoordinatorLimits(**parse_json(self.coordinator_limits.read_bytes()))
+        return None
 
     @property
     def pause_file(self) -> Path:
@@ -448,6 +469,7 @@ class SiteConfig:
             f"leads = [{', '.join(map(quoted, self.leads))}]        # who may sign a plan",
             f"threshold = {self.threshold}",
             *(["courier = true        # no line: site-agent outbox export, outbox import"] if self.courier else []),
+            *([f"memory_mb = {self.memory_mb}        # most of one release"] if self.memory_mb is not None else []),
             *([f"retired_leads = [{', '.join(map(quoted, self.retired_leads))}]"] if self.retired_leads else []),
             *(
                 f"{name} = {quoted(getattr(self, name))}        # where the chain stood at the invitation"

@@ -423,6 +423,8 @@ def working_site(at: Desk, witness: Any) -> WorkingSite:
         floors=at.config.floors,
         paused=at.stopped(),
         budget=at.config.budget,
+        memory_mb=at.config.memory_mb,
+        coordinator_takes=at.config.coordinator_takes,
         approved=lambda plan: standing_approval.require_approved_ahead(
             at, plan, agent_version=agent_version(), today=today()
         ),

@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 from shared.base.canonical import parse_json, sha256_hex
 from shared.base.chain import GENESIS, head_fingerprint, heads
 from shared.base.keys import Envelope, SigningKey
-from shared.errors import LedgerRefusal, NetworkRefusal
+from shared.errors import LedgerRefusal, NetworkRefusal, UnknownMethod
 from shared.flows.affine import AffineAutoregressiveFlow
 from shared.mechanisms.latent_noise.plan import mechanism
 from shared.plans.invitation import Invitation, certificate_fingerprint
@@ -30,7 +30,16 @@ from shared.plans.plan import StudyPlan, sign_plan
 from shared.terminal import run
 from shared.wire.clocks import ClockOffset
 from shared.wire.signed_messages import AnchorHead
-from shared.wire.site_messages import Acceptance, AnchorReceipt, Enrolment, Holding, Holdings, MembershipReply, Reminder
+from shared.wire.site_messages import (
+    Acceptance,
+    AnchorReceipt,
+    CoordinatorLimits,
+    Enrolment,
+    Holding,
+    Holdings,
+    MembershipReply,
+    Reminder,
+)
 from site_agent import cli
 from site_agent.release import drawing
 from site_agent.release.fitting import FittedMechanism, released_rows
@@ -69,6 +78,7 @@ class Hub:
     grants: list[bytes] = field(default_factory=list)
     leads: list[bytes] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
+    takes: CoordinatorLimits | None = field(default_factory=CoordinatorLimits)
 
     def __enter__(self):
         return self
@@ -171,6 +181,12 @@ class Hub:
             log_root="ab" * 32,
             accepted_day="2026-01-05",
         )
+
+    def limits(self):
+        self._up()
+        if self.takes is None:
+            raise UnknownMethod("the coordinator must know the method", given="an earlier version")
+        return self.takes
 
     def membership(self, statements=()):
         self._up()

@@ -364,7 +364,7 @@ def test_only_the_leads_word_lets_a_ledger_begin_anew_and_only_from_the_head_it_
         refused(LedgerRefusal, lambda: egress.anchor(hub.anchor("north", 5, **again)))
         # It may have gone on since the telephone call, and may be shorter than what was witnessed.
         assert egress.anchor(hub.anchor("north", 7, **again)).seq == 7
-        assert (egress.witnessed("mini").seq, egress.reanchored("mini")) == (7, 1)
+        assert (egress.witnessed("mini").seq, egress.held("mini").reanchored) == (7, 1)
         refused(LedgerRefusal, lambda: egress.anchor(hub.anchor("north", 10, after=4)))
         refused(LedgerRefusal, lambda: egress.anchor(hub.anchor("north", 6, **again)))
         assert egress.anchor(hub.anchor("north", 8, branch="restored", since=4, after=7)).seq == 8

@@ -102,6 +102,8 @@ VALUES = [
     site_messages.RoundReceipt(study="heart", round=3, answer=DIGEST),
     site_messages.Renewed(certificate_pem="PEM"),
     site_messages.AuthoritiesRequest(),
+    site_messages.LimitsRequest(),
+    site_messages.CoordinatorLimits(max_bundle=1, max_table=2),
     site_messages.Authorities(),
     site_messages.Authorities(statements=(b"{}", b"{}")),
 ]
@@ -154,6 +156,8 @@ def test_no_method_lets_the_coordinator_start_work_or_send_code():
         "UploadRound",
         # What a clock says, signed, for what the site's says.
         "Clock",
+        # The largest release that is taken, for a site to know before it charges one.
+        "Limits",
         # Who takes part: signed statements of site and leads, each exchanged for the others'.
         "Membership",
     }

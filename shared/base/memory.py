@@ -1,8 +1,12 @@
-"""What the C library does with memory that was freed: keep some of it for what is asked for next."""
+"""What memory there is for this process, and what the C library does with memory that was freed."""
 
 from __future__ import annotations
 
-__all__ = ["keep_freed"]
+import resource
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["available_mb", "keep_freed"]
 
 KEPT, LARGE = 16 << 20, 4 << 20
 """Bytes that stay with the process once they were freed, and a piece from which on each is the system's own again."""
@@ -24,3 +28,37 @@ def keep_freed() -> None:
         return
     change(_TRIM_THRESHOLD, KEPT)
     change(_MMAP_THRESHOLD, LARGE)
+
+
+def available_mb(root: Path = Path("/")) -> float | None:
+    """Megabytes that this process may take in all: what is left without swapping, and what it has already.
+
+    By the kernel's own word (``MemAvailable``) and that of the container it runs in (control groups of version 2 and
+    1), whichever is less.
+
+    Args:
+        root: of the file system in which ``proc`` and ``sys`` lie.
+    Returns: None where neither says it, as on macOS.
+
+    >>> available_mb(Path("/nowhere"))
+    """
+    left = []
+    with suppress(OSError, StopIteration, ValueError, IndexError):
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        left.append(next(int(line.split()[1]) / 1024 for line in lines if line.startswith("MemAvailable:")))
+    for limit, used, cache in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        with suppress(OSError, StopIteration, ValueError, IndexError):  # "max" is no number: there is no limit
+            group = root / "sys/fs/cgroup"
+            most, taken = (int((group / name).read_text()) for name in (limit, used))
+            stat = (group / limit).with_name("memory.stat").read_text().splitlines()
+            given_back = next((int(line.split()[1]) for line in stat if line.split()[0] == cache), 0)
+            left.append((most - taken + given_back) / 2**20)
+    if not left:
+        return None
+    own = 0.0
+    with suppress(OSError, ValueError, IndexError):
+        own = int((root / "proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+    return max(min(left), 0.0) + own

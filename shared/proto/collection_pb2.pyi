@@ -319,3 +319,15 @@ class MembershipReply(_message.Message):
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     taken: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, grants: _Optional[_Iterable[bytes]] = ..., leads: _Optional[_Iterable[bytes]] = ..., keys: _Optional[_Iterable[bytes]] = ..., taken: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LimitsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LimitsReply(_message.Message):
+    __slots__ = ("max_bundle", "max_table")
+    MAX_BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    MAX_TABLE_FIELD_NUMBER: _ClassVar[int]
+    max_bundle: int
+    max_table: int
+    def __init__(self, max_bundle: _Optional[int] = ..., max_table: _Optional[int] = ...) -> None: ...

@@ -37,6 +37,7 @@ from shared.wire.site_messages import (
     Authorities,
     AuthoritiesRequest,
     Chunk,
+    CoordinatorLimits,
     Enrolment,
     EnrolRequest,
     GapNoted,
@@ -45,6 +46,7 @@ from shared.wire.site_messages import (
     GrowthRequest,
     Holding,
     Holdings,
+    LimitsRequest,
     LoggedEntry,
     LogView,
     MembershipReply,
@@ -107,6 +109,8 @@ _MESSAGES: Mapping[type, type[Message]] = {
     Authorities: pb.AuthoritiesReply,
     MembershipRequest: pb.MembershipRequest,
     MembershipReply: pb.MembershipReply,
+    LimitsRequest: pb.LimitsRequest,
+    CoordinatorLimits: pb.LimitsReply,
     RoundReply: pb.RoundReply,
     RoundAnswer: pb.RoundAnswer,
     RoundReceipt: pb.RoundReceipt,
@@ -254,6 +258,7 @@ COLLECTION: Mapping[str, Method] = {
     "Renew": Method(request=SignedDocument, reply=Renewed),
     "Authorities": Method(request=AuthoritiesRequest, reply=Authorities),
     "Membership": Method(request=MembershipRequest, reply=MembershipReply),
+    "Limits": Method(request=LimitsRequest, reply=CoordinatorLimits),
 }
 ANALYSIS: Mapping[str, Method] = {
     "Studies": Method(request=StudiesRequest, reply=Document),

@@ -27,6 +27,7 @@ __all__ = [
     "Authorities",
     "AuthoritiesRequest",
     "Chunk",
+    "CoordinatorLimits",
     "EnrolRequest",
     "Enrolment",
     "GapNoted",
@@ -35,6 +36,7 @@ __all__ = [
     "GrowthRequest",
     "Holding",
     "Holdings",
+    "LimitsRequest",
     "LogView",
     "LoggedEntry",
     "MembershipReply",
@@ -522,3 +524,25 @@ class RoundReceipt:
     def __post_init__(self) -> None:
         must(is_word(self.study) and self.round >= 1, "a receipt must name a study and a round")
         must(is_digest(self.answer), "a receipt must name the answer's SHA-256")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitsRequest:
+    """A question for `CoordinatorLimits`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorLimits:
+    """The largest release that a coordinator takes; the defaults are those of one that does not say.
+
+    Args:
+        max_bundle: most bytes of a bundle.
+        max_table: most bytes of its table when it is opened.
+    """
+
+    max_bundle: int = 256 << 20
+    max_table: int = 512 << 20
+
+    def __post_init__(self) -> None:
+        must(0 < self.max_bundle < 1 << 53, "a largest bundle must be a count of bytes")
+        must(0 < self.max_table < 1 << 53, "a largest table must be a count of bytes")

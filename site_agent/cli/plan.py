@@ -30,12 +30,15 @@ def plan_fetch(
 ) -> VerbAnswer:
     """Fetch the study's plan and verify who signed it. It is not approved by that."""
     from shared.base.keys import Envelope
+    from site_agent.decide.airlock.drawing import ask_limits
 
     if file is not None:
         envelope = Envelope.from_bytes(file.read_bytes())
     else:
         with desk.egress() as egress:
             envelope = egress.fetch_plan(study)
+            if not dry_run:
+                ask_limits(desk, egress)
     plan = desk.plans.receive(study, envelope, today=today(), keep=not dry_run)
 
     return VerbAnswer(

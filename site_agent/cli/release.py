@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +15,7 @@ from shared.releases.synthetic import DrawNumber, Draws, Out, Rows
 from shared.terminal import VerbAnswer
 from site_agent.cli.frame import Dry, Json, ReleaseId, Study, app, outbox_app, screen, verb
 from site_agent.decide.plan_facts import approving, plan_changes, plan_facts
-from site_agent.desk import agent_version, today
+from site_agent.desk import agent_version, today, working_site
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -140,7 +140,7 @@ def release(
 ) -> VerbAnswer:
     """Make the release of one wave, and hold it here for approval. Charged once; only a standing approval sends it."""
     from site_agent.decide.airlock import drawing
-    from site_agent.release.pipeline import stages
+    from site_agent.release.pipeline import before_charge, stages
     from site_agent.show import screens
 
     version, day = agent_version(), today()
@@ -148,7 +148,8 @@ def release(
     plan, wave = wanted.plan, wanted.wave
     needs = stages.estimate(plan, wanted.source)
     if dry_run:
-        return _estimated(desk, plan, wave, needs)
+        warnings = before_charge.require_able(plan, wanted.source, working_site(desk, None))
+        return _estimated(desk, plan, wave, needs, warnings)
     if by is not None:
         desk.approver(by)  # only who can open the key may be named as the author
     with _bar(json) as progress:
@@ -178,8 +179,8 @@ def release(
     )
 
 
-def _estimated(desk: Desk, plan: StudyPlan, wave: int, needs: RunEstimate) -> VerbAnswer:
-    """What a release would take and cost, without one."""
+def _estimated(desk: Desk, plan: StudyPlan, wave: int, needs: RunEstimate, warnings: Sequence[str]) -> VerbAnswer:
+    """What a release would take and cost, without one, and what may stop it."""
     from site_agent.release.pipeline import stages
     from site_agent.show import screens
 
@@ -189,6 +190,7 @@ def _estimated(desk: Desk, plan: StudyPlan, wave: int, needs: RunEstimate) -> Ve
         "study": plan.study,
         "wave": wave,
         "estimate": needs,
+        "warnings": list(warnings),
         "price": page["price"],
         "spent": total.stated,
         "epsilon_given": total.given,
@@ -216,6 +218,8 @@ def _estimated(desk: Desk, plan: StudyPlan, wave: int, needs: RunEstimate) -> Ve
                 ("stages", " → ".join(stage.value for stage in stages.STAGES)),
             ],
         )
+        for warning in warnings:
+            screens.note(out, warning)
 
     return VerbAnswer(answer, show_plan)
 

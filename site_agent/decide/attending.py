@@ -155,6 +155,7 @@ class AgentRound:
     # -- with the coordinator -----------------------------------------------------------------------------------
     def _met(self) -> list[str] | None:
         """The studies of this round, once the coordinator has answered; None where it did not."""
+        from site_agent.decide.airlock import drawing
         from site_agent.decide.joining import renewal
 
         settings: dict[str, Any] = {"say": self.say, "refused": self.refused, "dry_run": self.dry_run}
@@ -166,6 +167,8 @@ class AgentRound:
                 self._reconcile(egress, studies)
                 for study in studies:
                     self._fetch_plan(egress, study)
+                if not self.dry_run:
+                    drawing.ask_limits(self.desk, egress)
                 self._compare_clocks(egress)
                 renewal.follow_in_round(self.desk, egress, AttendEvent, **settings)
         except AwaitsCourier as refusal:  # the round goes on by what has been carried

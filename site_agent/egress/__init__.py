@@ -56,6 +56,7 @@ from shared.wire.site_messages import (
     Authorities,
     AuthoritiesRequest,
     Chunk,
+    CoordinatorLimits,
     Enrolment,
     EnrolRequest,
     GapNoted,
@@ -64,6 +65,7 @@ from shared.wire.site_messages import (
     GrowthRequest,
     Holding,
     Holdings,
+    LimitsRequest,
     LoggedEntry,
     LogView,
     MembershipReply,
@@ -240,14 +242,14 @@ class Egress:
         answer: Holdings = self._retried(lambda: self.holdings(study))
         return answer
 
-    def reanchored(self, study: str) -> int:
-        """Number of times that the study lead let this site's ledger begin anew."""
-        return self.holdings(study).reanchored
-
     def holdings(self, study: str) -> Holdings:
         """All that the coordinator says of this site in `study`, with the site's own signed documents as proof."""
         answer: Holdings = self._ask("Status", StudyRequest(study=study))
         return answer
+
+    def limits(self) -> CoordinatorLimits:
+        """The largest release that the coordinator takes. Raises: UnknownMethod (an earlier version, a courier)."""
+        return self._ask("Limits", LimitsRequest())
 
     def clock(self, site: str, key: SigningKey, now: Callable[[], dt.datetime] = utc_now) -> ClockOffset:
         """How far this machine's clock is from the coordinator's, which signs what it says; it is told ours.

@@ -41,8 +41,13 @@ __all__ = ["CarriedWitness", "Courier", "TakenPostBox"]
 
 KEPT_ANSWERS = 200
 STATE_CAP = 64 << 20
-UNCARRIED = {"Clock": "a clock's reading", "NextRound": "a training in rounds", "UploadRound": "a training in rounds"}
-"""Methods whose answer is worth nothing once it has travelled."""
+UNCARRIED = {
+    "Clock": "a clock's reading",
+    "Limits": "the question how large a release may be",
+    "NextRound": "a training in rounds",
+    "UploadRound": "a training in rounds",
+}
+"""Methods whose answer is worth nothing once it has travelled, or that an older coordinator takes no file with."""
 
 
 @dataclass(frozen=True, kw_only=True)

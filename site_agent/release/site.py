@@ -12,6 +12,7 @@ from site_agent.config import SiteBudget, SiteFloors
 
 if TYPE_CHECKING:
     from shared.base.keys import Envelope
+    from shared.wire.site_messages import CoordinatorLimits
     from site_agent.ledger.book import AnchoredHead, Ledger
     from site_agent.release.outbox import Outbox
 
@@ -41,6 +42,8 @@ class WorkingSite:
         paused: whether the steward has paused the site; asked again and again until the draw, and in the audit.
         budget: what all studies together may cost.
         begun_under: secrets of the studies that began under another one than `snapshot_key`.
+        memory_mb: most megabytes that a release may take; None for what the machine has left.
+        coordinator_takes: the largest release that the coordinator takes; None where it has not said.
         approved: asked once more right before the draw whether it is still approved, where the plan wants that ahead.
     """
 
@@ -53,6 +56,8 @@ class WorkingSite:
     floors: SiteFloors
     paused: Callable[[], bool]
     budget: SiteBudget = field(default_factory=SiteBudget)
+    memory_mb: int | None = None
+    coordinator_takes: CoordinatorLimits | None = None
     approved: Callable[[StudyPlan], None] = lambda plan: None
     begun_under: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 

@@ -41,7 +41,7 @@ from shared.wire.transport import PATIENCE, Call, Peer, RetryLater, peer_of
 __all__ = ["CourierDesk", "TakenParcel"]
 
 KEPT_CAP = 64 << 20
-UNCARRIED = ("Clock", "NextRound", "UploadRound")
+UNCARRIED = ("Clock", "Limits", "NextRound", "UploadRound")
 
 
 @dataclass(frozen=True, kw_only=True)

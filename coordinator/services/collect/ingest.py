@@ -38,13 +38,11 @@ from shared.plans.plan import StudyPlan
 from shared.privacy.stated import all_given, shown_epsilon, shown_price
 from shared.releases.receipt import Receipt, charged_training
 from shared.releases.statement import Statement
-from shared.wire.site_messages import (
-    Acceptance,
-)
+from shared.wire.site_messages import Acceptance, CoordinatorLimits
 
 __all__ = ["MAX_BUNDLE", "Ingest"]
 
-MAX_BUNDLE = 256 << 20
+MAX_BUNDLE = CoordinatorLimits().max_bundle
 CHECK = "coordinator.services.compute.tasks:check_bundle"
 TABLE_FACTOR = 2  # a table may take this many times the largest bundle when it is decoded
 MEMORY_FACTOR = 6  # and the process that reads it this many times: the file, the table, and a copy to check
@@ -92,6 +90,11 @@ class Ingest:
         # Opening a bundle takes memory in proportion to its table; two at a time bound it.
         limits = TaskLimits(memory=MEMORY_FACTOR * max_bundle + (64 << 20), cpu=CPU, wall=WALL)
         self.opening = Workers(imports=READING, places=2, limits=limits, fresh=True)
+
+    @property
+    def limits(self) -> CoordinatorLimits:
+        """The largest release that is taken."""
+        return CoordinatorLimits(max_bundle=self._max_bundle, max_table=TABLE_FACTOR * self._max_bundle)
 
     def accept(
         self,
@@ -183,7 +186,7 @@ class Ingest:
         room = min(usual.memory, LITTLE + LITTLE_FACTOR * size_of(part)) if times else usual.memory
         given = {
             "path": str(part),
-            "cap": min(TABLE_FACTOR * self._max_bundle, room),
+            "cap": min(self.limits.max_table, room),
             "plan": plan.canonical.decode(),
             "statement": statement.to_bytes().decode(),
         }

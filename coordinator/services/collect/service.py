@@ -58,6 +58,7 @@ from shared.wire.site_messages import (
     Authorities,
     AuthoritiesRequest,
     Chunk,
+    CoordinatorLimits,
     Enrolment,
     EnrolRequest,
     GapNoted,
@@ -65,6 +66,7 @@ from shared.wire.site_messages import (
     Growth,
     GrowthRequest,
     Holdings,
+    LimitsRequest,
     LogView,
     MembershipReply,
     MembershipRequest,
@@ -189,6 +191,7 @@ class CollectionService:
             "Renew": self.renew,
             "Authorities": self.authorities,
             "Membership": self.membership,
+            "Limits": self.limits,
         }
 
     def admit(self, peer: Peer) -> None:
@@ -311,6 +314,11 @@ class CollectionService:
         site = self._site(call)
         statements = map(canonical_envelope, request.statements)
         return self._members.exchange(site, statements, self._home, self._today())
+
+    def limits(self, call: Call, request: LimitsRequest) -> CoordinatorLimits:
+        """The largest release that is taken here, for a site to know before it charges one."""
+        self._site(call)
+        return self._ingest.limits
 
     def growth(self, call: Call, request: GrowthRequest) -> Growth:
         """Proof that the log only grew between two sizes that sites have seen. Raises: ParameterError."""

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import ApprovalRefusal
+from shared.base.canonical import canonical_json
+from shared.errors import ApprovalRefusal, NetworkRefusal
 
 if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
     from site_agent.config import TableSource
     from site_agent.decide.airlock.standing_approval import StandingUse
     from site_agent.desk import Desk
+    from site_agent.egress import Egress
     from site_agent.release.pipeline.opened import SealedRelease
     from site_agent.release.pipeline.stages import Progress
 
-__all__ = ["DrawnRelease", "WantedRelease", "draw", "wanted"]
+__all__ = ["DrawnRelease", "WantedRelease", "ask_limits", "draw", "wanted"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,18 @@ def wanted(desk: Desk, study: str, *, wave: int, by: str | None, agent_version: 
     return WantedRelease(plan=plan, wave=number, author=author, source=source)
 
 
+def ask_limits(desk: Desk, egress: Egress) -> None:
+    """Ask how large a release the coordinator takes, and keep it: what it would refuse is then refused uncharged.
+
+    Where nobody answers, or one of an earlier version or a courier that has no such question, what was kept stays.
+    """
+    from shared.base.keys import write_private
+
+    with suppress(NetworkRefusal):
+        said = egress.limits()
+        write_private(desk.config.coordinator_limits, canonical_json(asdict(said)))
+
+
 def draw(
     desk: Desk,
     release: WantedRelease,
@@ -88,6 +102,7 @@ def draw(
 
     keep_freed()
     with around(), desk.locked(), desk.egress() as egress:
+        ask_limits(desk, egress)
         made = making.make_release(
             plan=release.plan,
             wave=release.wave,

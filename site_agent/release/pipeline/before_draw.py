@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shared.plans.plan import StudyPlan
 
-__all__ = ["Counts", "before_draw", "counted", "require_apart"]
+__all__ = ["Counts", "before_draw", "counted", "require_apart", "require_delta"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +66,7 @@ def before_draw(
     Raises: SmallN, ChecksRefusal.
     """
     _require_enough(n, limits, waits=waits, held=held, counts=counts)
-    most = n if total is None else total
-    if not delta < 1 / (10 * most):
-        raise ChecksRefusal(
-            "the plan's δ must be below 1/(10 n)",
-            given=f"δ = {shown_delta(delta)} with {most} persons",
-            next_step="Ask the study lead for a plan with a smaller budget.delta.",
-        )
+    require_delta(delta, n if total is None else total)
 
 
 def require_apart(
@@ -120,6 +114,16 @@ def require_apart(
                 given=f"{differ} beside release {release_id[:8]}",
                 next_step="Wait until more persons have joined or left; the reservation is kept.",
             )
+
+
+def require_delta(delta: float, persons: int) -> None:
+    """Refuse a δ that is no small share of so many persons; of none it refuses nothing. Raises: ChecksRefusal."""
+    if persons and not delta < 1 / (10 * persons):
+        raise ChecksRefusal(
+            "the plan's δ must be below 1/(10 n)",
+            given=f"δ = {shown_delta(delta)} with {persons} persons",
+            next_step="Ask the study lead for a plan with a smaller budget.delta.",
+        )
 
 
 def _require_enough(n: int, limits: Limits, *, waits: bool, held: int | None, counts: Counts) -> None:

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from site_agent.release.outbox import Outbox
     from site_agent.release.protocol import Drawing
     from site_agent.release.sealed_state import SealedFlow
+from site_agent.release.pipeline.before_charge import require_able
 from site_agent.release.pipeline.opened import TABLE_CAP, SealedRelease, open_release
-from site_agent.release.pipeline.population import base_of, choose, of_other_studies, require_able
+from site_agent.release.pipeline.population import base_of, choose, of_other_studies
 from site_agent.release.pipeline.stages import Progress, ReleaseClock, ReleaseStage
 
 __all__ = [
@@ -84,8 +85,7 @@ def make_release(
     site.require_running()
     plan.require_current(today)
     require_open(plan, wave, today)
-    require_able(plan, source, site.floors)
-    site.budget.require_worst(plan)
+    require_able(plan, source, site)
     rng = secure_rng() if rng is None else rng
     base = base_of(ledger, plan, wave)
     drawn = any(hold.wave == wave and hold.drawn and hold.phase != "burnt" for hold in ledger.holds(plan.study))
@@ -203,6 +203,7 @@ def make_release(
         # The draw has begun: whatever failed, there is no second one for this charge.
         ledger.burn(hold, f"stopped between drawing and sealing: {_name(error)}")
         raise
+    del released  # what is checked is read back from the sealed bytes
     reach("pipeline.sealed")
     return _finish(hold, drawing, plan, site, limits, rng, clock)
 

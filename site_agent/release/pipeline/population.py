@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from shared.errors import StateRefusal, TooLarge, require
+from shared.errors import StateRefusal
 from shared.plans.plan import StudyPlan
 from site_agent.release.protocol import Chosen
 
 if TYPE_CHECKING:
-    from site_agent.config import SiteFloors, TableSource
     from site_agent.ledger.book import Hold, Ledger
     from site_agent.release.outbox import Outbox
 from site_agent.release.pipeline.opened import TABLE_CAP
@@ -130,33 +129,6 @@ def of_other_studies(plan: StudyPlan, ledger: Ledger, space: str) -> tuple[dict[
         if not space or hold.space != space:
             sizes.append(len(rows.source))
     return persons, sizes
-
-
-def require_able(plan: StudyPlan, source: TableSource, floors: SiteFloors) -> None:
-    """See that this site can make the release and open it again, before anything is charged.
-
-    Raises: PlanRefusal: the site asks for quasi-identifiers, and the plan names none; PackageRefusal: what fits the
-        flow, adds up or reads the tables is not installed; TooLarge: its approver could not be shown it, by the plan
-        and the rows of the table.
-    """
-    from site_agent.records.readers import reader
-    from site_agent.release.pipeline.opened import TABLE_CAP
-
-    floors.require_named(plan)
-    if plan.posture in ("local", "holdout") and plan.training.by_nflows:
-        require("torch", "nflows")
-    require(*plan.release.needs)
-    require(*(module for place in (source, source.edges) if place for module in reader(place).needs))
-    if not source.path.exists():  # what is read after the charge refuses it, in words
-        return
-    rows = reader(source).count(source)
-    if (size := plan.release.extent(plan, rows).bytes) > TABLE_CAP:
-        raise TooLarge(
-            f"a release must be at most {TABLE_CAP >> 20} MB when it is opened",
-            given=f"{size >> 20} MB of {rows} rows",
-            next_step="Nothing was charged. Ask the study lead for a plan of fewer directions (release.slices) or "
-            "columns, or for waves of fewer persons.",
-        )
 
 
 def base_of(ledger: Ledger, plan: StudyPlan, wave: int) -> Hold | None:

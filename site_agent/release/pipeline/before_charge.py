@@ -1,0 +1,141 @@
+"""What must hold of a release before anything is charged; no record is read for it.
+
+It is held against the plan, this machine and what the coordinator takes, by the number of the table's rows, which are
+counted as for a dry run. Where only an estimate is known, more of it than there is room for is refused, and as much
+noted as may be more: estimates were measured to lie within a factor 1.5. Of persons the fewest are taken that so many
+rows can be: what hangs on records, such as how many rows are complete, refuses nothing here and is held against the
+plan once they are read.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from shared.base.memory import available_mb
+from shared.errors import StorageRefusal, TooLarge, require
+from shared.wire.site_messages import CoordinatorLimits
+from site_agent.release.pipeline.opened import TABLE_CAP
+
+if TYPE_CHECKING:
+    from shared.mechanisms.base import Effort
+    from shared.plans.plan import StudyPlan
+    from site_agent.config import TableSource
+    from site_agent.release.site import WorkingSite
+
+__all__ = ["fewest_persons", "require_able"]
+
+WITHIN = 1.5
+"""Factor within which estimates lie (`tests/benchmarks/estimates.py`)."""
+_UNCHARGED = "Nothing was charged."
+_SMALLER = (
+    "Ask the study lead for a plan of fewer directions (release.slices) or columns, or for waves of fewer persons"
+)
+
+
+def require_able(plan: StudyPlan, source: TableSource, site: WorkingSite) -> tuple[str, ...]:
+    """See that this site can make the release, open it again and deliver it, before anything is charged.
+
+    Returns: what may still stop it, in sentences.
+    Raises: PlanRefusal: the site asks for quasi-identifiers, and the plan names none; PackageRefusal: what fits the
+        flow, adds up or reads the tables is not installed; BudgetRefusal: somebody would see more than the site lets
+        anybody; ChecksRefusal: δ is too large for so many persons; TooLarge: its approver could not be shown it, or the
+        coordinator would not take it; StorageRefusal: it would take more memory than there is.
+    """
+    from shared.plans.encoding import Encoder
+    from site_agent.records.readers import reader
+    from site_agent.release.pipeline.before_draw import require_delta
+
+    site.floors.require_named(plan)
+    site.budget.require_worst(plan)
+    if plan.posture in ("local", "holdout") and plan.training.by_nflows:
+        require("torch", "nflows")
+    require(*plan.release.needs)
+    require(*(module for place in (source, source.edges) if place for module in reader(place).needs))
+    if not source.path.exists():  # what is read after the charge refuses it, in words
+        return ()
+    rows = reader(source).count(source)
+    require_delta(plan.budget.delta, fewest_persons(plan, rows, len(site.ledger.persons_withdrawn(plan.study))))
+    effort = plan.release.effort(plan, _persons(plan, rows), Encoder(dictionary=plan.dictionary).d)
+    return (
+        *_delta_noted(plan, rows),
+        *_require_opened(plan, rows, effort, site.coordinator_takes),
+        *_require_memory(effort, site.memory_mb),
+    )
+
+
+def fewest_persons(plan: StudyPlan, rows: int, withdrawn: int = 0) -> int:
+    """Fewest persons whose records a table of so many rows can hold; 0 where only the records say it.
+
+    Args:
+        withdrawn: persons who withdrew and may stand in it.
+    """
+    if any(column.missing == "complete_case" for column in plan.dictionary.columns):
+        return 0
+    if (repeated := plan.dictionary.repeated) is not None:
+        if not repeated.visits:  # rows past the last that is kept are left out
+            return 0
+        rows = math.ceil(rows / repeated.rows)
+    left = rows - withdrawn
+    if plan.posture == "holdout":  # who trains is drawn by lot: this many are left but once in a billion tables
+        left = math.floor(left * (1 - plan.holdout) - 6 * math.sqrt(rows * plan.holdout * (1 - plan.holdout)))
+    return max(left, 0)
+
+
+def _persons(plan: StudyPlan, rows: int) -> int:
+    """Persons that estimates are made for: each row is one, but where a person has several."""
+    repeated = plan.dictionary.repeated
+    return rows if repeated is None else math.ceil(rows / repeated.rows)
+
+
+def _delta_noted(plan: StudyPlan, rows: int) -> tuple[str, ...]:
+    if plan.budget.delta < 1 / (10 * max(rows, 1)):
+        return ()
+    return (f"The plan's δ must be below 1/(10 n), and is not for all {rows} rows: how many persons they are decides.",)
+
+
+def _require_opened(plan: StudyPlan, rows: int, effort: Effort, takes: CoordinatorLimits | None) -> tuple[str, ...]:
+    """Refuse a table that nobody could open, or a bundle that the coordinator would not take."""
+    extent = plan.release.extent(plan, rows)
+    if extent.bytes > TABLE_CAP:
+        raise TooLarge(
+            f"a release must be at most {TABLE_CAP >> 20} MB when it is opened",
+            given=f"{extent.bytes >> 20} MB of {rows} rows",
+            next_step=f"{_UNCHARGED} {_SMALLER}.",
+        )
+    said = takes or CoordinatorLimits()
+    sizes = (  # a number takes eight bytes and more where it is opened: this many it takes surely
+        ("as a bundle", effort.bundle_mb * 1e6, said.max_bundle, WITHIN),
+        ("when the coordinator opens it", 8.0 * extent.numbers * extent.rows, said.max_table, 1.0),
+    )
+    notes = []
+    for where, size, most, within in sizes:
+        if size > most and takes is not None:
+            raise TooLarge(
+                f"a release must take at most {most >> 20} MB {where}, or the coordinator refuses it",
+                given=f"about {size / 2**20:.0f} MB of {rows} rows",
+                next_step=f"{_UNCHARGED} {_SMALLER}, or to raise max_bundle_mb in coordinator.toml.",
+            )
+        if size > most / within:
+            whose = "takes" if takes is not None else "has not said what it takes, by default"
+            about = f"about {size / 2**20:.0f} MB {where}"
+            notes.append(f"The release takes {about}; the coordinator {whose} {most >> 20} MB at most.")
+    return tuple(notes)
+
+
+def _require_memory(effort: Effort, configured: int | None) -> tuple[str, ...]:
+    """Refuse a run that takes more memory than site.toml gives it, or than this machine has left."""
+    most = available_mb() if configured is None else float(configured)
+    if most is None:
+        return ()
+    whose = "that this machine has left now" if configured is None else "of memory_mb in site.toml"
+    if effort.memory_mb > most:
+        raise StorageRefusal(
+            f"a release must be made within the {most:.0f} MB of memory {whose}",
+            given=f"about {effort.memory_mb:.0f} MB",
+            next_step=f"{_UNCHARGED} End other programs or take a larger machine; memory_mb in site.toml says how much "
+            f"a release may take. {_SMALLER}.",
+        )
+    if effort.memory_mb > most / WITHIN:
+        return (f"It may take more than the {most:.0f} MB of memory {whose}: about {effort.memory_mb:.0f} MB.",)
+    return ()
