@@ -2,7 +2,8 @@
 
 Each release is made whole by the site's own pipeline, in a process of its own, on one thread: from reading the table
 to the outbox. The constants behind what is told (`shared.mechanisms.base.Effort`) were fitted to the sizes of `FITTED`;
-those of `SIZES` were measured afterwards.
+those of `SIZES` were measured afterwards. Noisy moments, and the pilot of a secure sum, have fifteen covariates at
+most: the largest of theirs is of sixteen columns. Of a secure sum the pilot is what a dry run tells of.
 
 python -m tests.benchmarks.estimates [MECHANISM …]
 """
@@ -30,14 +31,17 @@ FITTED = {
     **dict.fromkeys(("tables", "densities", "slicing"), ((5_000, 10), (20_000, 20), (100_000, 10))),
     "latent_noise": ((5_000, 10), (10_000, 15), (20_000, 20), (50_000, 10)),
     "moments": ((1_000, 5),),
+    "cross_products": ((5_000, 5), (5_000, 12), (20_000, 18)),
     "grand": ((5_000, 5),),
     "network_counts": ((5_000, 5), (20_000, 5)),
 }
 SIZES = {
     **dict.fromkeys(("tables", "densities"), ((2_000, 15), (50_000, 5), (50_000, 20), (500_000, 20))),
-    "slicing": ((2_000, 15), (50_000, 5), (50_000, 20)),
-    "latent_noise": ((3_000, 8), (15_000, 18), (30_000, 12), (100_000, 20)),
-    "moments": ((2_000, 10), (20_000, 5), (50_000, 10)),
+    "slicing": ((2_000, 15), (50_000, 5), (50_000, 20), (150_000, 20)),
+    "latent_noise": ((3_000, 8), (15_000, 18), (30_000, 12), (100_000, 20), (500_000, 20)),
+    "moments": ((2_000, 10), (20_000, 5), (50_000, 10), (500_000, 16)),
+    "cross_products": ((2_000, 10), (50_000, 20), (500_000, 20)),
+    "secure_sum": ((2_000, 10), (50_000, 16), (500_000, 16)),
     "grand": ((2_000, 5), (8_000, 5)),
     "network_counts": ((2_000, 5), (10_000, 5)),
 }
@@ -48,10 +52,13 @@ def study(mechanism, columns):
     """A plan of one wave, with so many columns: an event, and numbers, two of every five in groups."""
     names = [f"x{k}" for k in range(1, columns)]
     levelled = {name: k % 5 in (3, 4) for k, name in enumerate(names)}
-    if mechanism == "moments":
+    if mechanism in ("moments", "cross_products", "secure_sum"):
         levelled = dict.fromkeys(names, False)
     numbers = json.dumps([[name] for name in names if not levelled[name]])
     modelled = f'responses = ["died"]\ncovariates = {json.dumps(names)}'
+    typical = ", ".join(f"{name} = [0.0, 1.1]" for name in names)
+    members = ", ".join(f's{k} = "{k:064x}"' for k in range(1, 6))
+    summed = f'coefficient = "x1"\nmembers = {{ {members} }}'
     counted = 'most_contacts = 60\nfigures = ["paths", "triangles"]'
     release = {
         "tables": 'mechanism = "tables"\nepsilon = 1.0',
@@ -59,6 +66,9 @@ def study(mechanism, columns):
         "slicing": 'mechanism = "slicing"\nepsilon = 20.0',
         "latent_noise": 'mechanism = "latent_noise"\nepsilon = 6.0',
         "moments": f'mechanism = "moments"\nepsilon = 1.0\noutcome = "binary"\n{modelled}',
+        "cross_products": f'mechanism = "cross_products"\nepsilon = 1.0\ncolumns = {json.dumps(["died", *names])}\n'
+        f"typical = {{ {typical} }}",
+        "secure_sum": f'mechanism = "secure_sum"\nepsilon = 1.0\noutcome = "binary"\n{modelled}\n{summed}',
         "grand": 'mechanism = "grand"\nepsilon = 4.0\nmodel = "inner_product"\nd = 2',
         "network_counts": f'mechanism = "network_counts"\nepsilon = 3.0\n{counted}',
     }[mechanism]

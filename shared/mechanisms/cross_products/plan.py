@@ -75,6 +75,7 @@ class CrossProductsPlan(Aggregates):
     radius: float | None = None
     mechanism: Literal["cross_products"] = "cross_products"
     title: ClassVar[str] = "cross-products"
+    bundle_of: ClassVar[tuple[float, float]] = (0.008, 4e-6)
 
     def __post_init__(self) -> None:
         number = isinstance(self.epsilon, int | float) and not isinstance(self.epsilon, bool)
