@@ -16,16 +16,16 @@ from shared.flows.base import Identity
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
-from shared.simulated import gaussian_table
 from site_agent.models.flow import FlowSettings, fit_flow, refit_flow
 from site_agent.release.audit import controlled, distances
 from site_agent.release.audit.attacks import AttackedRows, attack, run_audit
 from site_agent.release.audit.controlled import table_attacks
 from site_agent.release.audit.distances import linkage, membership_auc, twins
-from site_agent.release.audit.likelihood import likelihood_attack, likelihood_ratios, signals, trade_off, weighed
+from site_agent.release.audit.likelihood import likelihood_ratios, signals, trade_off, weighed
 from site_agent.release.audit.rates import Rate, auc_of
 from site_agent.release.audit.report import FALSE_ALARMS, AuditLimits, AuditReport, Excess, LikelihoodAttack, gate
 from site_agent.release.audit.view import recoded, seen
+from tests.benchmarks.paper.studies import gaussian_table
 
 SETTINGS = FlowSettings(flows=2, hidden=16, epochs=3, patience=2, margins="none")
 LIMITS = AuditLimits(membership_auc=0.58, own_row_linkage=0.05, extreme_linkage=0.20)
@@ -500,12 +500,8 @@ def test_the_flow_holder_does_better_than_distance():
     x, others = rng.normal(size=(500, 10)), rng.normal(size=(500, 10))
     flow = Identity(d=10)
     y = signals(flow, x, w=w, radius=radius) + np.sqrt(1 - w) * rng.normal(size=x.shape)
-    found = likelihood_attack(
-        members=signals(flow, x, w=w, radius=radius),
-        held_back=signals(flow, others, w=w, radius=radius),
-        released=y,
-        w=w,
-    )
+    mechanism = LatentNoise(flow=flow, w=w, radius=radius)
+    found = weighed(mechanism, members=x, held_back=others, released=y)
     assert 0.74 < found.auc.value < 0.86
     assert found.auc.value > membership_auc(x, others, y).value
     assert found.hits.value > 0.05
@@ -551,13 +547,8 @@ def test_hits_in_a_whole_release_stay_below_the_bound(w):
     rng = seeded_rng(5)
     x, others = (rng.generator.normal(size=(600, 3)) for _ in range(2))
     mechanism = LatentNoise(flow=Identity(d=3), w=w, radius=default_radius(3))
-    found = likelihood_attack(
-        members=signals(mechanism.flow, x, w=w, radius=mechanism.radius),
-        held_back=signals(mechanism.flow, others, w=w, radius=mechanism.radius),
-        released=mechanism.release(x, rng),
-        w=w,
-        bound=trade_off(mechanism.event.mu, FALSE_ALARMS),
-    )
+    found = weighed(mechanism, members=x, held_back=others, released=mechanism.release(x, rng), bounded=True)
+    assert found.bound == trade_off(mechanism.event.mu, FALSE_ALARMS)
     assert found.hits.low <= trade_off(mechanism.event.mu, found.false_alarms.high)
     if w == 0:
         assert found.auc.value == 0.5
@@ -566,12 +557,9 @@ def test_hits_in_a_whole_release_stay_below_the_bound(w):
 
 def test_the_curve_of_hits_runs_from_corner_to_corner():
     rng = np.random.default_rng(1)
-    found = likelihood_attack(
-        members=rng.normal(size=(300, 2)),
-        held_back=rng.normal(size=(250, 2)),
-        released=rng.normal(size=(300, 2)),
-        w=0.5,
-    )
+    members, held_back, released = (rng.normal(size=(n, 2)) for n in (300, 250, 300))
+    mechanism = LatentNoise(flow=Identity(d=2), w=0.5, radius=3.0)
+    found = weighed(mechanism, members=members, held_back=held_back, released=released)
     alarms, hits = np.array(found.roc).T
     assert (np.diff(alarms) >= 0).all()
     assert (np.diff(hits) >= 0).all()

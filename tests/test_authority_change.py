@@ -103,7 +103,8 @@ def test_authorities_follow_one_another_past_the_end_of_the_first(tmp_path, cloc
     assert member.connects()
     assert len(identity.pinned(member.desk().config)) == 2
     assert first.ca_pem not in trusted(identity.pinned(member.desk().config), utc_now())
-    assert member.server.service._in_force().trusted_pem == authority_of(member).ca_pem
+    believed = member.server.service._in_force()
+    assert trusted((*believed.before, believed.ca_pem), utc_now()) == authority_of(member).ca_pem
     member.close()
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from shared.flows.affine import AffineAutoregressiveFlow
 from shared.mechanisms.latent_noise.noise import LatentNoise
-from shared.simulated import gaussian_table, linear_studies
 from site_agent.release.audit.distances import membership_auc
 from tests.benchmarks import lni_311, lni_312
 from tests.benchmarks.lni_repeat import FALSE_ALARMS, Common, attacked, distance, matched, repeated
+from tests.benchmarks.paper.studies import gaussian_table, linear_studies
 
 
 def test_the_attack_is_the_audits_and_its_curve_has_its_area():

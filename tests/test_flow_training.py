@@ -10,9 +10,9 @@ import pytest
 from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError, TrainingRefusal
 from shared.plans.plan import Training
-from shared.simulated import gaussian_table
 from site_agent.models import flow_shape, flow_trainer
 from site_agent.models.flow import FlowSettings, estimate_cost, fit_flow, refit_flow, smallest_n
+from tests.benchmarks.paper.studies import gaussian_table
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 SMALL = FlowSettings(flows=2, hidden=16, epochs=12, patience=4, final_steps=5)

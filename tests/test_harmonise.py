@@ -21,7 +21,7 @@ from coordinator.analyst.commands import connect
 from coordinator.analyst.remote import HarmonisedResult
 from coordinator.answers.densities import Joint, Noisy, case_mix_warning, density_of, distance, on_simplex
 from coordinator.answers.harmonise import densities, harmonised
-from coordinator.answers.maps import _COARSE, ColumnsMap, GridMap, Map, _by_kernels, _by_logarithms, bootstrap
+from coordinator.answers.maps import _COARSE, ColumnsMap, GridMap, Map, _by_kernels, _by_logarithms
 from coordinator.demo.catalogue import play_of
 from coordinator.demo.play import DemoOptions, pooled_real
 from coordinator.services.analysis import AnalysisService
@@ -141,15 +141,13 @@ def test_the_bootstrap_s_band_is_as_wide_as_maps_really_vary():
     rng = np.random.default_rng(6)
     source, target = noisy(bent(chol(5000, 1)), 1.0, 1), noisy(chol(5000, 2), 1.0, 2)
     at = np.quantile(bent(chol(5000, 1)), [0.2, 0.5, 0.8])
-    claimed = np.std([one(at) for one in bootstrap(source, target, draws=60, rng=rng)], axis=0)
+    claimed = np.std([Map(source.redraw(rng), target.redraw(rng))(at) for _ in range(60)], axis=0)
     really = np.std(
         [Map(noisy(bent(chol(5000, s)), 1.0, s), noisy(chol(5000, 500 + s), 1.0, 900 + s))(at) for s in range(60)],
         axis=0,
     )
     assert (claimed / really > 0.6).all()
     assert (claimed / really < 1.7).all()
-    with pytest.raises(ParameterError, match="two draws"):
-        bootstrap(source, target, draws=1, rng=rng)
 
 
 def test_a_warning_needs_patients_that_differ_and_says_which_column_shows_it():
@@ -487,7 +485,7 @@ def test_every_way_of_releasing_undoes_a_distortion_and_knows_how_well(plan, nam
     at = np.quantile(site(3)["sbp"], [0.15, 0.3, 0.5, 0.7, 0.85])
     limit = {"local, Laplace": 1.2, "local": 0.45}.get(name, 0.2)
     assert np.sqrt(np.mean((Map(here, there)(other(at)) - at) ** 2)) / 18 < limit
-    again = [one(other(at)) for one in bootstrap(here, there, draws=9, rng=rng)]
+    again = [Map(here.redraw(rng), there.redraw(rng))(other(at)) for _ in range(9)]
     claimed = np.std(again, axis=0).mean()
     really = np.std(
         [Map(seen_by(made, site(k, other), k), seen_by(made, site(50 + k), 50 + k))(other(at)) for k in range(9)],

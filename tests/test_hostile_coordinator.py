@@ -9,12 +9,13 @@ import logging
 import pytest
 from service import LEAD, Hub, anchor_head, small_table
 from stage.collect import refused
+from stage.log import root
 from stage.recovery import PLAN, Agent
 from test_withdrawal import taken_back
 
 from coordinator.services.collect.service import CollectionService
 from shared.base.keys import Envelope, SigningKey
-from shared.base.merkle.tree import MerkleTree, leaf_hash, root
+from shared.base.merkle.tree import MerkleTree, leaf_hash
 from shared.errors import (
     ApprovalRefusal,
     IntegrityRefusal,

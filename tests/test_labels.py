@@ -11,10 +11,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from scipy import sparse, stats
+from stage.networks import agreement
 
 from shared.base.randomness import secure_rng, seeded_rng
 from shared.errors import ParameterError
-from shared.mechanisms.grand.clusters import agreement
 from shared.mechanisms.grand.labels import LabelPrivate, parted
 from shared.mechanisms.grand.noise import MODELS, Labelled, NodePrivate, smoothed_uniform
 from shared.privacy import accountant as privacy
@@ -147,7 +147,7 @@ def log_ratio(label: LabelPrivate, mechanism: NodePrivate, times: int) -> tuple[
         names = [f"{number} {time}" for time in range(times)]
         told = label.release(np.full(times, own), names, seeded_rng(3 + number))
         # One stream for all: the law is that of one for each, at a hundredth of the time.
-        noise = seeded_rng(30 + number).lattice_laplace(mechanism.scale, (times, 1), 2.0**-20)
+        noise = seeded_rng(30 + number).lattice_laplace_steps(mechanism.scale, (times, 1), 2.0**-20) * 2.0**-20
         v = mechanism.ranks(np.full((times, 1), place), FRAME, noise, np.full(times, own), HELD)[:, 0]
         hits.append(int(((told == 1) & (v <= smoothed_uniform(np.zeros(1), mechanism.scale))).sum()))
     low, high = (stats.beta.ppf([5e-7, 1 - 5e-7], [h, h + 1], [times - h + 1, times - h]) for h in hits)
@@ -226,7 +226,7 @@ def released(ties: np.ndarray, n: int, model: str, directed: bool) -> tuple[np.n
     told = LabelPrivate(epsilon=first, counts=tuple(np.bincount(held))).release(own, names, seeded_rng(9))
     mechanism = NodePrivate(epsilon=rest, p=space.p)
     labelled = Labelled(reference=held, own=own, released=told)
-    noise = seeded_rng(10).lattice_laplace(mechanism.scale, latents.shape, 2.0**-20)
+    noise = seeded_rng(10).lattice_laplace_steps(mechanism.scale, latents.shape, 2.0**-20) * 2.0**-20
     return told, mechanism.privatise(latents, space.positions, noise, None, labelled)
 
 
@@ -313,7 +313,7 @@ def test_communities_that_are_told_first_are_found_again_in_the_released_network
             own, held = places.of(latents), places.of(space.positions)
             made = LabelPrivate(epsilon=first, counts=tuple(np.bincount(held)))
             labelled = Labelled(reference=held, own=own, released=made.release(own, names, seeded_rng(1)))
-        noise = seeded_rng(2).lattice_laplace(mechanism.scale, latents.shape, 2.0**-20)
+        noise = seeded_rng(2).lattice_laplace_steps(mechanism.scale, latents.shape, 2.0**-20) * 2.0**-20
         z = mechanism.privatise(latents, space.positions, noise, None, labelled)
         return agreement(clustered(space.draw(z, bytes(32)), 3, rng), label[:600])
 

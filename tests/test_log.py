@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import pytest
+from stage.log import root
 
 from shared.base.merkle.tree import (
     MerkleTree,
@@ -12,7 +13,6 @@ from shared.base.merkle.tree import (
     leaf_hash,
     node_hash,
     peaks_root,
-    root,
     verify_consistency,
     verify_inclusion,
 )

@@ -15,7 +15,7 @@ from shared.mechanisms.moments.copula import complete, pilot
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.influence import direction, efficient_cut, held
 from shared.mechanisms.moments.noise import score_steps
-from shared.mechanisms.moments.together import together
+from shared.mechanisms.moments.together import places
 from tests.benchmarks import worlds
 from tests.test_moments import COVARIATES, OUTCOMES, cohort, planned
 
@@ -225,15 +225,16 @@ def test_two_figures_of_an_effect_that_contradict_each_other_deny_the_model_and_
     design = planned("binary", ("age", "sbp"), covariates=("age", "sbp"), epsilon=3.0)
     tables = [world(3000, np.random.default_rng(seed)) for seed in (1, 2)]
     releases = [(moments(table, design, seeded_rng(seed)), design) for seed, table in enumerate(tables)]
-    found = together(releases)
+    found = [place.effects for place in places(releases, alike=True)]
     assert [bool(apart) for apart in found[0].apart] == denied
     assert all((one.apart == found[0].apart).all() for one in found), "it is said of all sites together"
 
 
 def test_without_a_score_an_effect_is_told_once_and_nothing_contradicts_it():
     design = planned("binary", (), covariates=("age", "sbp"), epsilon=3.0)
-    found = together([(moments(unequal(3000, np.random.default_rng(1)), design, seeded_rng(1)), design)] * 2)
-    assert not found[0].apart.any()
+    release = moments(unequal(3000, np.random.default_rng(1)), design, seeded_rng(1))
+    found = places([(release, design)] * 2, alike=True)
+    assert not found[0].effects.apart.any()
 
 
 def test_where_a_world_is_missed_at_every_epsilon_one_patient_in_a_hundred_makes_the_records_own_answer():

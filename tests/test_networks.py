@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from scipy import sparse
 from scipy.sparse.csgraph import shortest_path
+from stage.networks import agreement
 
 from shared.errors import EstimateRefusal, ParameterError
 from shared.mechanisms.grand import counts as networks
-from shared.mechanisms.grand.clusters import agreement, communities
+from shared.mechanisms.grand.clusters import communities
 from shared.mechanisms.grand.counts import MOTIFS, assortativity, motifs, simple
 
 

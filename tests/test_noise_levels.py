@@ -494,7 +494,7 @@ def calls(*wanted: str) -> dict[str, set[str]]:
 
 def test_noise_is_drawn_only_where_level_one_looks():
     """A new mechanism has to be put into MECHANISMS before this passes again."""
-    drawn = calls("lattice_gaussian", "lattice_gaussian_steps", "lattice_laplace", "lattice_laplace_steps")
+    drawn = calls("lattice_gaussian_steps", "lattice_laplace_steps")
     assert set().union(*drawn.values()) - {"shared/base/randomness.py"} == DRAWN_IN
 
 
@@ -510,9 +510,7 @@ def test_every_kind_of_event_that_is_made_is_one_whose_noise_is_tested():
 
 def test_a_source_is_a_noise_and_nothing_else_has_its_samplers():
     assert {name for name in vars(Noise) if name.startswith("lattice_")} == {
-        "lattice_gaussian",
         "lattice_gaussian_steps",
-        "lattice_laplace",
         "lattice_laplace_steps",
     }
 

@@ -35,8 +35,8 @@ from site_agent.records.table import (
     named,
     person_space,
     problems,
-    pseudonyms,
     read,
+    row_pseudonyms,
     suggestions,
 )
 
@@ -194,6 +194,10 @@ def test_reading_leaves_the_folder_and_the_file_as_they_were(tmp_path, table, di
     read(source, dictionary, key=KEY)
     assert [path.name for path in tmp_path.iterdir()] == ["cohort.csv"]
     assert source.path.read_bytes() == before
+
+
+def pseudonyms(records, dictionary, *, key):
+    return frozenset(row_pseudonyms(records, dictionary, key=key))
 
 
 def test_pseudonyms_are_keyed_and_hide_the_person(tmp_path, table, dictionary):

@@ -20,7 +20,7 @@ from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.noise import Design
 from shared.mechanisms.moments.outcomes import Survival
 from shared.mechanisms.moments.spec import MomentsSpec
-from shared.mechanisms.moments.together import places, together
+from shared.mechanisms.moments.together import places
 from shared.mechanisms.secure_sum.influences import Bounds, ModelAt, level_of, look, noisy_level
 from shared.plans.dictionary import Column, Dictionary
 from shared.simulated import cvd_cohorts
@@ -67,11 +67,11 @@ def looks_at(coefficient, bounds):
     return [seen(place, coefficient, bounds, *both) for place, both in zip(found, data, strict=True)]
 
 
-def test_places_are_where_together_answers_from():
+def test_a_sum_looks_from_where_the_figures_of_large_sites_answer_from():
     found, _, _, releases = cohorts()
-    for place, effects in zip(found, together(releases), strict=True):
-        assert (place.effects.effects == effects.effects).all()
-        assert place.effects.n == effects.n
+    for place, answering in zip(found, places(releases, alike=True), strict=True):
+        assert (place.effects.effects == answering.effects.effects).all()
+        assert place.effects.n == answering.effects.n
 
 
 def test_influences_at_the_records_own_cox_estimate_sum_to_nothing():

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from coordinator.answers.densities import Density, Joint
 from shared.errors import ParameterError
 
-__all__ = ["ColumnsMap", "GridMap", "Map", "bootstrap"]
+__all__ = ["ColumnsMap", "GridMap", "Map"]
 
 Floats = NDArray[np.float64]
 FINE = 5000
@@ -120,16 +120,6 @@ class GridMap:
                 weight *= part[:, axis] if up else 1 - part[:, axis]
             moves += weight[:, None] * flat[cell + np.array(corner) @ strides]
         return np.asarray(np.clip(points + moves, 0.0, 1.0))
-
-
-def bootstrap(source: Density, target: Density, *, draws: int, rng: np.random.Generator) -> list[Map]:
-    """Maps as they might have come out, both densities drawn anew (`Noisy.redraw`).
-
-    Raises: ParameterError: fewer than two draws.
-    """
-    if draws < 2:
-        raise ParameterError("a bootstrap must have at least two draws", given=f"{draws}")
-    return [Map(source.redraw(rng), target.redraw(rng)) for _ in range(draws)]
 
 
 class ColumnsMap:

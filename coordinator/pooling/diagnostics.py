@@ -29,7 +29,6 @@ __all__ = [
     "baujat",
     "begg",
     "egger",
-    "failsafe_n",
     "influence",
     "shrunken",
     "trim_and_fill",
@@ -334,15 +333,6 @@ def trim_and_fill(
         filled_vi=_tuple(filled_v),
         result=replace(refit, term=result.term, scale=result.scale, shared=result.shared),
     )
-
-
-def failsafe_n(result: PooledResult, *, alpha: float = 0.05) -> int:
-    """Rosenthal's number of null studies that would lift the combined one-sided p above alpha; kept for old reports.
-
-    Source: Rosenthal 1979, Psychological Bulletin 86:638. It ignores heterogeneity and effect sizes.
-    """
-    z = np.array(result.yi) / np.sqrt(np.array(result.vi))
-    return int(max(0, math.ceil(float(z.sum()) ** 2 / float(special.ndtri(alpha)) ** 2 - result.k)))
 
 
 # -- parts ---------------------------------------------------------------------------------------------------

@@ -32,7 +32,6 @@ __all__ = [
     "estimate_tau2",
     "fit",
     "likelihood_interval",
-    "log_likelihood",
     "q_profile",
     "se_tau2",
     "spread",
@@ -168,21 +167,6 @@ def q_profile(y: Array, v: Array, level: float, x: Array | None = None) -> tuple
     ends = [_solve_q(flat_y, flat_v, flat_x, np.full(len(flat_v), quantile)) for quantile in (upper, lower)]
     lb, ub = (np.where(empty, np.nan, end * unit).reshape(shape) for end in ends)
     return lb, ub
-
-
-def log_likelihood(y: Array, v: Array, tau2: Array, method: Method, x: Array | None = None) -> Array:
-    """(...,) the ML or REML log-likelihood of tau2, coefficients profiled out, constants as metafor's."""
-    k, p = v.shape[-1], 1 if x is None else x.shape[-1]
-    flat_y, flat_v, flat_x, unit = _flat(y, v, x)
-    t = np.broadcast_to(tau2, v.shape[:-1]).ravel() / unit
-    value = _log_likelihood(flat_y, flat_v, flat_x, t, method)
-    value -= 0.5 * (k - p if method == "REML" else k) * (math.log(2 * math.pi) + np.log(unit))
-    if method == "REML":  # metafor adds log |X'X| / 2
-        gram: Array | float = math.log(k)
-        if flat_x is not None:
-            gram = np.linalg.slogdet(np.swapaxes(flat_x, -1, -2) @ flat_x)[1]
-        value += 0.5 * gram
-    return value.reshape(v.shape[:-1])
 
 
 def likelihood_interval(y: Array, v: Array, tau2: float, method: Method, level: float) -> tuple[float, float]:

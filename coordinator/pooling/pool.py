@@ -31,7 +31,6 @@ from coordinator.pooling.heterogeneity import (
     estimate_tau2,
     fit,
     likelihood_interval,
-    log_likelihood,
     q_profile,
     se_tau2,
     tau2_dl,
@@ -53,21 +52,10 @@ if TYPE_CHECKING:
     from coordinator.pooling.moderators import RegressionResult
     from coordinator.pooling.secure_sum.answer import SummedAnswer
 
-__all__ = ["FitStatistics", "Method", "PooledResult", "Test", "pool", "pool_estimates", "refit", "tau2_dl"]
+__all__ = ["Method", "PooledResult", "Test", "pool", "pool_estimates", "refit", "tau2_dl"]
 
 Array = NDArray[np.float64]
 _DOMINANT, _HETEROGENEOUS, _FEW = 50.0, 75.0, 5  # percent of weight, percent of variance, sites
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitStatistics:
-    """Of two parameters, the mean and tau2; REML values compare only fits of the same mean."""
-
-    logLik: float
-    deviance: float
-    AIC: float
-    BIC: float
-    AICc: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,25 +204,6 @@ class PooledResult:
         if self.method == "FE" or self.df == 0:
             return None
         return float(se_tau2(np.array(self.yi), np.array(self.vi), np.array(self.tau2), self.method))
-
-    @property
-    def fit_statistics(self) -> FitStatistics | None:
-        """Likelihood and information criteria under ML or REML; None otherwise."""
-        if self.method not in ("ML", "REML") or self.df == 0:
-            return None
-        y, v = np.array(self.yi), np.array(self.vi)
-        ll = float(log_likelihood(y, v, np.array(self.tau2), self.method))
-        n, saturated = self.k - 1, 0.0
-        if self.method == "ML":
-            n, saturated = self.k, float(-0.5 * np.log(2 * math.pi * v).sum())
-        size = max(n, 4)
-        return FitStatistics(
-            logLik=ll,
-            deviance=-2 * (ll - saturated),
-            AIC=-2 * ll + 4,
-            BIC=-2 * ll + 2 * math.log(n),
-            AICc=-2 * ll + 4 * size / (size - 3),
-        )
 
     @property
     def tau_interval(self) -> Interval:

@@ -193,11 +193,6 @@ class Authority:
         return certificate_fingerprint(self.ca_pem)
 
     @property
-    def trusted_pem(self) -> str:
-        """Every authority whose certificates are believed here: this one, and those before it until they end."""
-        return trusted((*self.before, self.ca_pem), self.now())
-
-    @property
     def ends(self) -> dt.datetime:
         """The authority's own last moment."""
         return self.certificate.not_valid_after_utc

@@ -78,7 +78,7 @@ def seeded_rng(seed: int) -> Noise:
 
     Raises: ParameterError, if the seed is negative.
 
-    >>> seeded_rng(7).lattice_laplace(1.0, 1, 2.0**-10) == seeded_rng(7).lattice_laplace(1.0, 1, 2.0**-10)
+    >>> seeded_rng(7).lattice_laplace_steps(1.0, 1, 2.0**-10) == seeded_rng(7).lattice_laplace_steps(1.0, 1, 2.0**-10)
     array([ True])
     """
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
@@ -215,7 +215,7 @@ class Noise:
 
         >>> alone, beside = seeded_rng(7).named(["b"]), seeded_rng(7).named(["a", "b"])
         >>> grid = 2.0**-10
-        >>> bool((alone[0].lattice_laplace(1.0, 9, grid) == beside[1].lattice_laplace(1.0, 9, grid)).all())
+        >>> bool((alone[0].lattice_laplace_steps(1.0, 9, grid) == beside[1].lattice_laplace_steps(1.0, 9, grid)).all())
         True
         """
         if len(set(names)) < len(names):
@@ -304,8 +304,8 @@ class Noise:
             count = min(2 * count, 4096)
 
     # -- noise ---------------------------------------------------------------------------------------------
-    def lattice_gaussian(self, sigma: float, shape: Shape, grid: float) -> Floats:
-        r"""Exactly sampled rounded Gaussian noise: grid · round(σN / grid), N exactly standard normal.
+    def lattice_gaussian_steps(self, sigma: float, shape: Shape, grid: float) -> Integers:
+        r"""Exactly sampled rounded Gaussian noise, in steps of the grid: round(σN / grid), N exactly standard normal.
 
         .. math:: P(K = k) = \Phi((k + 1/2) g / \sigma) - \Phi((k - 1/2) g / \sigma)
 
@@ -313,7 +313,7 @@ class Noise:
             sigma: standard deviation of the unrounded noise, in the data's units.
             shape: of the result.
             grid: g, a power of two with 2⁻⁴⁰ ≤ g/σ ≤ 2¹⁰. The data it is added to must be multiples of g.
-        Returns: float64, exact multiples of the grid.
+        Returns: int64; times the grid it is exact in float64.
         Raises: ParameterError.
 
         Exactness. N = ±(k + x) is drawn by Karney's algorithm N: an integer k with probability proportional
@@ -326,19 +326,14 @@ class Noise:
 
         Source: Karney (2016), Sampling exactly from the normal distribution, algorithms N, B and H.
 
-        >>> noise = seeded_rng(7).lattice_gaussian(1.0, (2, 3), 2.0**-10)
-        >>> noise.shape, bool(np.all(noise * 1024 == np.round(noise * 1024)))
-        ((2, 3), True)
+        >>> seeded_rng(7).lattice_gaussian_steps(1.0, (2, 3), 2.0**-10).shape
+        (2, 3)
         """
-        return np.multiply(self.lattice_gaussian_steps(sigma, shape, grid), grid, dtype=np.float64)
-
-    def lattice_gaussian_steps(self, sigma: float, shape: Shape, grid: float) -> Integers:
-        """:meth:`lattice_gaussian` as integers: the noise in grid steps."""
         ratio = _ratio(sigma, grid)
         return self._in_blocks(shape, lambda count: self._gaussian_block(count, ratio))
 
-    def lattice_laplace(self, scale: float, shape: Shape, grid: float) -> Floats:
-        r"""Exactly sampled rounded Laplace noise: grid · round(bL / grid), L exactly standard Laplace.
+    def lattice_laplace_steps(self, scale: float, shape: Shape, grid: float) -> Integers:
+        r"""Exactly sampled rounded Laplace noise, in steps of the grid: round(bL / grid), L exactly standard Laplace.
 
         .. math:: P(K = 0) = 1 - e^{-g/(2b)}, \quad
                   P(K = \pm k) = e^{-k g/b} \sinh(g / (2b)), \quad k \ge 1
@@ -347,7 +342,7 @@ class Noise:
             scale: b, in the data's units; the variance of the unrounded noise is 2b².
             shape: of the result.
             grid: g, a power of two with 2⁻⁴⁰ ≤ g/b ≤ 2¹⁰. The data it is added to must be multiples of g.
-        Returns: float64, exact multiples of the grid.
+        Returns: int64; times the grid it is exact in float64.
         Raises: ParameterError.
 
         The exact guarantee: data on the grid that moves by at most Δ in ℓ₁ is released with pure ε = Δ / b,
@@ -361,14 +356,9 @@ class Noise:
 
         Source: Canonne, Kamath & Steinke (2020), algorithms 1 and 2.
 
-        >>> noise = seeded_rng(7).lattice_laplace(1.0, 4, 2.0**-10)
-        >>> bool(np.all(noise * 1024 == np.round(noise * 1024)))
-        True
+        >>> seeded_rng(7).lattice_laplace_steps(1.0, 4, 2.0**-10).dtype
+        dtype('int64')
         """
-        return np.multiply(self.lattice_laplace_steps(scale, shape, grid), grid, dtype=np.float64)
-
-    def lattice_laplace_steps(self, scale: float, shape: Shape, grid: float) -> Integers:
-        """:meth:`lattice_laplace` as integers: the noise in grid steps."""
         half_steps = 1 / (2 * _ratio(scale, grid))
         return self._in_blocks(shape, lambda count: self._laplace_block(count, half_steps))
 

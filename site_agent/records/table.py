@@ -56,7 +56,6 @@ __all__ = [
     "named",
     "person_space",
     "problems",
-    "pseudonyms",
     "read",
     "require_edges",
     "row_pseudonyms",
@@ -300,14 +299,6 @@ def count(source: TableSource) -> int:
     """Rows of a table, for an estimate of time; nothing is checked. Raises: as of `header`."""
     header(source)
     return reader(source).count(source)
-
-
-def pseudonyms(records: Records, dictionary: Dictionary, *, key: bytes) -> frozenset[str]:
-    """Keyed hashes of the persons in a table: kept here to compare populations, worth nothing without the key.
-
-    Empty where the dictionary has no person column: then no two populations can be compared.
-    """
-    return frozenset(row_pseudonyms(records, dictionary, key=key) or ())
 
 
 def row_pseudonyms(records: Records, dictionary: Dictionary, *, key: bytes) -> Pseudonyms | None:

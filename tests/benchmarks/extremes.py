@@ -15,11 +15,11 @@ from scipy import stats
 from shared.base.randomness import seeded_rng
 from shared.mechanisms.latent_noise.noise import INSIDE_SHRUNK, LatentNoise, default_radius, kept_weight
 from shared.privacy.accountant import epsilon, guaranteed
-from shared.simulated import gaussian_table
 from site_agent.models.flow import FlowSettings, fit_flow
 from site_agent.release.audit.attacks import AttackedRows, run_audit
 from site_agent.release.audit.likelihood import weighed
 from tests.benchmarks import record
+from tests.benchmarks.paper.studies import gaussian_table
 
 SEED, N, D, RHO, W, DELTA = 2711, record.sized(2500, 300), 5, 0.9, 0.8, 1e-5
 SETTINGS = FlowSettings(flows=5, hidden=50, margins="none")

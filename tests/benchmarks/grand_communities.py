@@ -53,7 +53,7 @@ def labelled(space: LatentSpace, latents: Any, frame: Any, epsilon: float, share
     names = [str(node) for node in range(len(latents))]
     told = LabelPrivate(epsilon=first, counts=tuple(np.bincount(held))).release(own, names, seeded_rng(number))
     mechanism = NodePrivate(epsilon=rest, p=space.p)
-    noise = seeded_rng(number + 1).lattice_laplace(mechanism.scale, latents.shape, 2.0**-20)
+    noise = seeded_rng(number + 1).lattice_laplace_steps(mechanism.scale, latents.shape, 2.0**-20) * 2.0**-20
     return mechanism.privatise(latents, space.positions, noise, frame, Labelled(reference=held, own=own, released=told))
 
 

@@ -76,7 +76,7 @@ def private(
     """(n, p) private coordinates at `epsilon`, placed in the deconvolved frame, or the one given."""
     mechanism = kind(epsilon=epsilon, p=space.p)
     # One stream for all nodes: the law is that of a substream for each, at a hundredth of the time.
-    noise = seeded_rng(seed).lattice_laplace(mechanism.scale, latents.shape, 2.0**-20)
+    noise = seeded_rng(seed).lattice_laplace_steps(mechanism.scale, latents.shape, 2.0**-20) * 2.0**-20
     return mechanism.privatise(latents, space.positions, noise, into=space.deconvolved() if placed is None else placed)
 
 

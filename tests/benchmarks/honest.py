@@ -28,7 +28,7 @@ from shared.mechanisms.moments.cohort import fit
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.noise import Design
 from shared.mechanisms.moments.spec import MomentsSpec
-from shared.mechanisms.moments.together import together
+from shared.mechanisms.moments.together import places
 from shared.simulated import CVD_HAZARD_RATIO
 from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import COHORTS, SCALE, cvd_tables, dictionary
@@ -122,9 +122,8 @@ def one(tables, epsilon, declared, rng, bootstrap, beside=False, **more):
     if beside:
         began = time.process_time()
         plans = {name: design(name, epsilon, declared, **more) for name in tables}
-        found = together(
-            [(moments(plan.dictionary.check(tables[name]), plan, rng), plan) for name, plan in plans.items()]
-        )
+        given = [(moments(plan.dictionary.check(tables[name]), plan, rng), plan) for name, plan in plans.items()]
+        found = [place.effects for place in places(given, alike=True)]
         rows = [(10 * site.effects[3], 100 * site.sampling[3], 100 * site.privacy[3]) for site in found]
         return np.array(rows), 0, time.process_time() - began
     for name, table in tables.items():

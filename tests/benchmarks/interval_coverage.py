@@ -24,10 +24,11 @@ from shared.base.randomness import seeded_rng
 from shared.estimands.answer import estimate, parse_estimand
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.plans.encoding import Encoder
-from shared.simulated import CVD_HAZARD_RATIO, linear_studies
+from shared.simulated import CVD_HAZARD_RATIO
 from site_agent.models.flow import FlowSettings, fit_flow
 from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import cvd_tables, dictionary
+from tests.benchmarks.paper.studies import linear_studies
 
 SEED, REPETITIONS = 4040, record.sized(400, 2)
 WEIGHTS = (0.0, 0.5, 0.8)

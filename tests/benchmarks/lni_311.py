@@ -16,7 +16,6 @@ import numpy as np
 
 from shared.base.randomness import seeded_rng
 from shared.mechanisms.latent_noise.noise import LatentNoise
-from shared.simulated import gaussian_table
 from site_agent.models.flow import FlowSettings, fit_flow
 from tests.benchmarks import record
 from tests.benchmarks.lni_repeat import (
@@ -37,6 +36,7 @@ from tests.benchmarks.lni_repeat import (
     shade,
     sheet,
 )
+from tests.benchmarks.paper.studies import gaussian_table
 
 SEED, D, RHO = 311, 5, 0.9
 SIZES = record.sized((10_000, 20_000, 30_000, 40_000, 50_000), (10_000, 20_000))

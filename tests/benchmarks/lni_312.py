@@ -17,7 +17,6 @@ import numpy as np
 from shared.base.randomness import seeded_rng
 from shared.flows.affine import AffineAutoregressiveFlow
 from shared.mechanisms.latent_noise.noise import LatentNoise
-from shared.simulated import known_studies, linear_studies
 from site_agent.models.flow import FlowSettings, fit_flow
 from tests.benchmarks import record
 from tests.benchmarks.lni_repeat import (
@@ -39,6 +38,7 @@ from tests.benchmarks.lni_repeat import (
     roc,
     sheet,
 )
+from tests.benchmarks.paper.studies import known_studies, linear_studies
 
 SEED = 312
 WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)

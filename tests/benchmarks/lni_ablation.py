@@ -17,7 +17,6 @@ from shared.base.randomness import seeded_rng
 from shared.flows.affine import AffineAutoregressiveFlow
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.plans.encoding import Encoder
-from shared.simulated import gaussian_table, linear_studies
 from site_agent.models import flow as fits
 from site_agent.models.flow import FlowSettings, fit_flow
 from tests.benchmarks import record
@@ -26,6 +25,7 @@ from tests.benchmarks.lni_311 import rho
 from tests.benchmarks.lni_312 import slope
 from tests.benchmarks.lni_cohorts import log_hr
 from tests.benchmarks.lni_repeat import Common, asked, dersimonian_laird, part, repeated
+from tests.benchmarks.paper.studies import gaussian_table, linear_studies
 
 SEED = 77
 WEIGHTS = (0.0, 0.8)

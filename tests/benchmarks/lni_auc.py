@@ -9,10 +9,10 @@ import numpy as np
 
 from shared.base.randomness import seeded_rng
 from shared.mechanisms.latent_noise.noise import LatentNoise
-from shared.simulated import gaussian_table
 from site_agent.models.flow import FlowSettings, fit_flow
 from site_agent.release.audit.attacks import AttackedRows, run_audit
 from tests.benchmarks import record
+from tests.benchmarks.paper.studies import gaussian_table
 
 SEED, N, D, RHO = 311, record.sized(2500, 300), 5, 0.9
 WEIGHTS = (0.0, 0.5, 0.75, 0.8, 0.9, 0.975)

@@ -55,7 +55,7 @@ def main():
                     print(half, name, kind, "none:", str(refusal)[:80], flush=True)
                     continue
                 steps.clear()
-                found = together.together(given)
+                found = [place.effects for place in together.places(given, alike=True)]
                 lost += sum(bool(one.lost) for one in found)
                 apart += [float(np.max(np.abs(b - a) / e)) for (a, _), (b, e) in (x[-2:] for x in steps.values())]
                 denied += [together._Site(*one).denied() for one in given]

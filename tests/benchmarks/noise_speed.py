@@ -44,8 +44,8 @@ def main():
         "grid": grid,
         "unit": "CPU seconds for `values` values, one thread",
         "ours": {
-            "laplace": cpu_seconds(lambda: rng.lattice_laplace(SCALE, MANY, grid)),
-            "gaussian": cpu_seconds(lambda: rng.lattice_gaussian(SCALE, MANY, grid)),
+            "laplace": cpu_seconds(lambda: rng.lattice_laplace_steps(SCALE, MANY, grid) * grid),
+            "gaussian": cpu_seconds(lambda: rng.lattice_gaussian_steps(SCALE, MANY, grid) * grid),
         },
         "opendp": {name: cpu_seconds(call, MANY / FEW) for name, call in opendp_calls().items()},
         "opendp_measured_on": FEW,

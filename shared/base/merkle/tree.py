@@ -22,7 +22,6 @@ __all__ = [
     "append",
     "leaf_hash",
     "peaks_root",
-    "root",
     "verify_consistency",
     "verify_inclusion",
 ]
@@ -31,16 +30,6 @@ __all__ = [
 def _split(size: int) -> int:
     """The largest power of two below `size`."""
     return 1 << (size - 1).bit_length() - 1
-
-
-def root(leaves: Sequence[bytes]) -> bytes:
-    """Merkle root of leaf hashes; of none, the hash of nothing."""
-    if not leaves:
-        return hashlib.sha256().digest()
-    peaks: tuple[bytes, ...] = ()
-    for size, leaf in enumerate(leaves):
-        peaks = append(peaks, size, leaf)
-    return peaks_root(peaks)
 
 
 def append(peaks: Sequence[bytes], size: int, leaf: bytes) -> tuple[bytes, ...]:
@@ -74,7 +63,7 @@ class MerkleTree:
     With them a proof takes the logarithm of the log's length, and nothing is hashed but what lies at its right edge.
 
     >>> tree = MerkleTree([leaf_hash(text) for text in (b"a", b"b", b"c")])
-    >>> tree.size, tree.root(3) == root(tree.leaves())
+    >>> tree.size, tree.root(3) == node_hash(node_hash(*tree.leaves()[:2]), tree.leaves()[2])
     (3, True)
     """
 

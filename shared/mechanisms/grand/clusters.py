@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from scipy import optimize, sparse
+from scipy import sparse
 from scipy.sparse.linalg import eigsh
 
 from shared.errors import ParameterError
 from shared.mechanisms.grand.counts import Array, Counts, Matrix, degrees
 
-__all__ = ["adjusted_rand", "agreement", "clusters", "communities", "left_out", "modularity"]
+__all__ = ["adjusted_rand", "clusters", "communities", "left_out", "modularity"]
 
 PARTS = 20
 """In how many parts nodes are left out where nothing says in closed form what a single one changes."""
@@ -132,14 +132,3 @@ def _crossed(labels: Counts, truth: Counts) -> Counts:
     table = np.zeros((len(names), len(known)), dtype=np.int64)
     np.add.at(table, (found, true), 1)
     return table
-
-
-def agreement(labels: Counts, truth: Counts) -> float:
-    """The share of nodes whose label is the true one, under the best matching of names.
-
-    >>> agreement(np.array([1, 1, 0, 0]), np.array([0, 0, 1, 0]))
-    0.75
-    """
-    table = _crossed(labels, truth)
-    row, column = optimize.linear_sum_assignment(-table)
-    return float(table[row, column].sum() / len(labels))

@@ -59,7 +59,7 @@ from shared.mechanisms.moments.noise import Design, MomentsRelease, sigma_of
 from shared.mechanisms.moments.outcomes import Count, LinearOutcome, Survival
 from shared.plans.dictionary import NUMERIC, Column
 
-__all__ = ["BEND", "DENIED", "SiteEffects", "SitePlace", "coarse", "effects_of", "places", "shrunk", "together"]
+__all__ = ["BEND", "DENIED", "SiteEffects", "SitePlace", "coarse", "effects_of", "places", "shrunk"]
 
 Array = NDArray[np.float64]
 
@@ -397,21 +397,14 @@ def shrunk(effects: Array, variances: Array) -> Array:
     return np.asarray(mean + between / (between + variances) * (effects - mean))
 
 
-def together(releases: Sequence[tuple[MomentsRelease, Design]]) -> tuple[SiteEffects, ...]:
+def places(releases: Sequence[tuple[MomentsRelease, Design]], *, alike: bool = False) -> tuple[SitePlace, ...]:
     """Effects of every site, each looked at from its own as far as they stand out of its error, else from the mean.
 
     Args:
         releases: of different persons, each with the plan it was drawn under: the same outcome and covariates.
-    Raises: numpy.linalg.LinAlgError, where the figures determine no effects.
-    """
-    return tuple(place.effects for place in places(releases, alike=True))
-
-
-def places(releases: Sequence[tuple[MomentsRelease, Design]], *, alike: bool = False) -> tuple[SitePlace, ...]:
-    """`together`, and of each site the model at the effects that it and all others tell.
-
-    Args and Raises: as of `together`.
         alike: take columns to follow what all sites' histograms say of them, as far as sites are alike.
+    Returns: of each site its effects, and the model at the effects that it and all others tell.
+    Raises: numpy.linalg.LinAlgError, where the figures determine no effects.
     """
     sites = [_Site(release, design) for release, design in releases]
     why = [site.contradicted() for site in sites]

@@ -6,7 +6,7 @@ with its event as one attribute (a time without its event says nothing).
 
 Replacing one person moves one count down and another up in each of T tables, so the vector of all counts moves by at
 most :math:`\sqrt{2T}` in ℓ₂, and one Gaussian mechanism with that sensitivity releases them all. Counts are whole
-numbers and the noise is drawn exactly on whole numbers (`Noise.lattice_gaussian`), so that a released figure is a
+numbers and the noise is drawn exactly on whole numbers (`Noise.lattice_gaussian_steps`), so that a released figure is a
 whole number again, possibly negative, and nothing of the guarantee rests on floating-point arithmetic.
 
 Cells that no person can be in (a *structural zero*: nobody is male and pregnant) may be declared. They are public

@@ -13,7 +13,7 @@ from shared.mechanisms.latent_noise.noise import LatentNoise
 from site_agent.release.audit.rates import Array, auc_of, binomial_rate
 from site_agent.release.audit.report import FALSE_ALARMS, LikelihoodAttack
 
-__all__ = ["latents_of", "likelihood_attack", "likelihood_ratios", "signals", "trade_off", "weighed"]
+__all__ = ["latents_of", "likelihood_ratios", "signals", "trade_off", "weighed"]
 
 _AT_ONCE = 1 << 17
 """Pairs of a candidate and a released row: they stay in a core's own cache while they are weighed."""
@@ -22,7 +22,7 @@ _AT_ONCE = 1 << 17
 def weighed(
     mechanism: LatentNoise, *, members: Array, held_back: Array, released: Array, bounded: bool = False
 ) -> LikelihoodAttack:
-    """`likelihood_attack` by somebody who knows everything about a mechanism but its noise.
+    """Weigh members and records held back as somebody who knows everything about a mechanism but its noise.
 
     Args:
         members, held_back, released: (n, d) rows as they are seen, encoded (`recoded`).
@@ -120,23 +120,6 @@ def likelihood_ratios(candidates: Array, released: Array, *, w: float | Array) -
         np.exp(terms, out=terms)
         out[at : at + step] = np.log(terms.sum(axis=1)) + most[:, 0] - (s**2).sum(axis=1) / (2 * v[:, 0])
     return out - 0.5 * released.shape[1] * np.log(variance) - math.log(len(released))
-
-
-def likelihood_attack(
-    *, members: Array, held_back: Array, released: Array, w: float, bound: float = 1.0
-) -> LikelihoodAttack:
-    """Weigh members and records held back by `likelihood_ratios`, and call the highest ones members.
-
-    The threshold is the lowest at which at most 1 % of the records held back raise a false alarm; with fewer than a
-    hundred of them none may.
-
-    Args:
-        members, held_back: (n1, d) and (n0, d) signals.
-        released: (n, d) latents of the released rows.
-        bound: of `trade_off`, for the report.
-    """
-    inside, outside = (likelihood_ratios(s, released, w=w) for s in (members, held_back))
-    return _attacked(inside, outside, bound=bound)
 
 
 def _attacked(inside: Array, outside: Array, *, bound: float) -> LikelihoodAttack:
