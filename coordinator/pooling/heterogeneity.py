@@ -170,9 +170,16 @@ def q_profile(y: Array, v: Array, level: float, x: Array | None = None) -> tuple
 
 
 def likelihood_interval(y: Array, v: Array, tau2: float, method: Method, level: float) -> tuple[float, float]:
-    """Profile-likelihood interval of tau2 for one meta-analysis: y and v are (K,), tau2 its ML or REML estimate.
+    """Profile-likelihood interval of tau2 for one meta-analysis.
 
     Ends are where the log-likelihood has fallen by half a chi-square quantile (Hardy and Thompson 1996).
+
+    Args:
+        y: (K,) estimates. v: (K,) their variances, in squared units of y.
+        tau2: its estimate by `method`.
+        method: ``ML`` or ``REML``.
+        level: coverage, in (0, 1).
+    Returns: both ends, in squared units of y; the lower one is 0 where no smaller tau2 is that unlikely.
     """
     flat_y, flat_v, _, unit = _flat(y, v, None)
     best = np.array([tau2 / unit[0]])
@@ -194,6 +201,11 @@ def likelihood_interval(y: Array, v: Array, tau2: float, method: Method, level: 
 def se_tau2(y: Array, v: Array, tau2: Array, method: Method, x: Array | None = None) -> Array:
     """(...,) the standard error of tau2, by metafor's formula for each method; a large-sample figure.
 
+    Args:
+        y, v: (..., K) estimates and their variances.
+        tau2: (...,) the estimate by `method`, in squared units of y.
+        method: any but ``FE``.
+        x: (..., K, p) design of a meta-regression; None for a mean alone.
     Source: Viechtbauer, Lopez-Lopez, Sanchez-Meca and Marin-Martinez 2015, Psychological Methods 20:360.
     """
     shape, k = v.shape[:-1], v.shape[-1]

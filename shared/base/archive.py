@@ -168,7 +168,17 @@ def recipient_of(key: PublicKey) -> Any:
 def header_for(
     *, side: str, name: str, day: str, software: str, people: Mapping[str, PublicKey], key_files: Mapping[str, Path]
 ) -> BackupHeader:
-    """The first line of a backup for these people; a key file goes along only if a passphrase encrypts it."""
+    """The first line of a backup for these people; a key file goes along only if a passphrase encrypts it.
+
+    Args:
+        side: whose folder it is of: ``site`` or ``coordinator``.
+        name: of that site or coordinator.
+        day: of the backup, as in 2026-06-01.
+        software: the version that makes it.
+        people: who can open it, each with the public key that it is encrypted to.
+        key_files: where the key files of people lie; others than `people` are passed over.
+    Raises: StateRefusal: nobody to encrypt it to.
+    """
     if not people:
         raise StateRefusal("a backup must be for somebody", given="no key in force")
     locked = {}

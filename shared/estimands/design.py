@@ -301,7 +301,16 @@ def dispersion(data: ModelRows, terms: Sequence[Answer], level: Answer | None) -
 
 
 def varying(result: QuestionResult, design: TermColumns, data: ModelRows, *, constant: bool, free: bool) -> list[int]:
-    """Columns that tell rows apart; those that do not get their reason."""
+    """Columns of the design that tell rows apart; those that do not get their reason in `result`.
+
+    Args:
+        result: takes the reason of each term that is left out, under its label.
+        design: labels of the columns, which of them are levels, and reasons that are known already.
+        data: the rows of the model; its `x` is (n, p).
+        constant: the model has an intercept.
+        free: what lies in for an intercept, such as a baseline hazard or cutpoints, takes every constant.
+    Returns: places of the columns in `x`, rising.
+    """
     alive = []
     for j, label in enumerate(design.labels):
         if np.ptp(data.x[:, j]) == 0 and (constant or free or data.x[0, j] == 0):

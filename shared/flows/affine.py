@@ -243,7 +243,15 @@ def first_layers(
 ) -> tuple[MaskedLayer, ...]:
     """Layers to start from: each is the identity, its hidden units drawn as torch draws those of a linear map.
 
-    Every second layer reads the columns backwards. With `bins` they are splines.
+    Every second layer reads the columns backwards.
+
+    Args:
+        d: columns.
+        flows: layers of the flow.
+        hidden: units of each hidden layer of a network.
+        layers: hidden layers of a network.
+        generator: draws the weights of hidden units.
+        bins: of splines; 0 for affine layers.
     """
     each = 3 * bins - 1 if bins else 2
     drawn = masks(d, hidden, layers, each)

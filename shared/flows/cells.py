@@ -129,6 +129,10 @@ def score_of(
 ) -> tuple[Array, Array, NDArray[np.int64]]:
     """(scores, log slope, cell) of values, each (n,): the reverse of `value_of`.
 
+    Args:
+        value: (n,) in the unit of the cells' ends.
+        mass, low, high, steep: as of `value_of`.
+
     >>> ends = np.array([0.0, 1.0]), np.array([1.0, 2.0])
     >>> score_of(np.array([1.0, 3.0]), np.full((2, 2), 0.5), *ends, None)[0]
     array([-0.,  9.])

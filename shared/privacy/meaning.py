@@ -27,9 +27,16 @@ def translate(
     """Sentence: success of the best possible attacker, from the exact trade-off curve.
 
     The attacker knows every other record and both candidates for one patient, and tells which of the two was
-    used. Above ε = 10 at `delta` a second sentence says that this is not a meaningful formal guarantee. `unit` is
-    whom the guarantee is about: "patient", or "record" where one patient may have several. `given` is what the price
-    takes as given, such as "the flow": the bound is then on an attacker to whom that tells nothing of the patient.
+    used. Above ε = 10 at `delta` a second sentence says that this is not a meaningful formal guarantee.
+
+    Args:
+        events: what was charged, together.
+        false_alarm: rate, in (0, 1), at which the attacker wrongly recognises somebody.
+        delta: at which ε is held against 10.
+        unit: whom the guarantee is about: "patient", or "record" where one patient may have several.
+        given: what the price takes as given, such as "the flow": the bound is then on an attacker to whom that tells
+            nothing of the patient.
+    Raises: ParameterError: a rate outside (0, 1).
 
     >>> translate(Gaussian(sigma=1.0, sensitivity=1.0))
     'At 1 % false alarms, at most 9.3 % of patients could be recognised, whatever the attacker knows.'

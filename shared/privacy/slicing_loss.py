@@ -80,7 +80,15 @@ PLD_BINS = 512
 
 
 def slicing_pld(event: Slicing, delta: float, step: float, pld: Any, pld_pmf: Any) -> Any:
-    """Slicing's privacy loss distribution, rounded up, in steps of `step`."""
+    """Slicing's privacy loss distribution, rounded up, in steps of `step`.
+
+    Args:
+        event: of one release.
+        delta: the least at which ε will be asked; the tail is cut where it holds less than 10⁻⁷ of it.
+        step: between two losses, in units of ε.
+        pld, pld_pmf: the modules of `dp_accounting` of these names, which are loaded where they are needed.
+    Returns: a `dp_accounting.pld.PrivacyLossDistribution`.
+    """
     curve = slicing_delta(event, delta, bins=PLD_BINS)
     top = math.ceil(gaussian_epsilon(slicing_bins(event, delta * 1e-7, 2)[0][-1], delta * 1e-7) / step)
     positive = curve(np.arange(top + 1) * step)

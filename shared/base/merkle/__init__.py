@@ -23,7 +23,15 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes], expected: bytes) -> bool:
-    """True if `proof` shows that `leaf` stands at `index` of the log of `size` leaves with root `expected`."""
+    """True if `proof` shows that `leaf` stands at `index` of the log of `size` leaves with root `expected`.
+
+    Args:
+        leaf: `leaf_hash` of the entry, 32 bytes.
+        index: of the entry, from 0.
+        size: entries of the log.
+        proof: the audit path, from the leaf upwards; 32 bytes each.
+        expected: the root that is remembered.
+    """
     if not 0 <= index < size:
         return False
     place, last, found = index, size - 1, leaf
@@ -41,7 +49,13 @@ def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes],
 
 
 def verify_consistency(old_size: int, size: int, proof: Sequence[bytes], old_root: bytes, new_root: bytes) -> bool:
-    """True if `proof` shows that the log of `size` leaves only appended to the one of `old_size`."""
+    """True if `proof` shows that the log of `size` leaves only appended to the one of `old_size`.
+
+    Args:
+        old_size, old_root: the log that is remembered; of none nothing is shown.
+        size, new_root: the log of today.
+        proof: hashes in the order of RFC 9162, 32 bytes each; none where the two are of one size.
+    """
     if not 0 < old_size <= size:
         return False
     if old_size == size:

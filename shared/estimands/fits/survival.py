@@ -500,7 +500,15 @@ class LogRank:
 def log_rank(
     time: Array, event: Array, group: NDArray[np.int64], groups: int, strata: NDArray[np.int64] | None = None
 ) -> LogRank:
-    """Compare groups 0 … groups − 1, within strata, R's `survdiff(Surv(time, event) ~ group + strata(s))`."""
+    """Compare groups 0 … groups − 1, within strata, R's `survdiff(Surv(time, event) ~ group + strata(s))`.
+
+    Args:
+        time: (n,) until the event or the end of follow-up, in any unit.
+        event: (n,) 1 for an event, 0 for the end of follow-up.
+        group: (n,) numbers of the groups, from 0.
+        groups: how many groups there are.
+        strata: (n,) numbers of the strata; None for one.
+    """
     stratum = np.zeros(len(time), dtype=np.int64) if strata is None else strata
     observed, expected = np.zeros(groups), np.zeros(groups)
     covariance = np.zeros((groups, groups))

@@ -210,7 +210,16 @@ class NodePrivate:
     def ranks(
         self, latents: Array, reference: Array, noise: Array, own: Codes | None = None, within: Codes | None = None
     ) -> Array:
-        """v = G(F(Z) + e), (n, p) in [0, 1]: what is private; a later wave may place it in a newer frame for free."""
+        """v = G(F(Z) + e), (n, p) in [0, 1]: what is private; a later wave may place it in a newer frame for free.
+
+        Args:
+            latents: (n, p) Z, the coordinates of the nodes that are privatised.
+            reference: (m, p) coordinates of the nodes held out, of which F is made.
+            noise: (n, p) e, Laplace noise of scale `scale` on the mechanism's grid.
+            own: of each node the number of its label, within whose reference F is taken; None without labels.
+            within: the same of each node of the reference.
+        Raises: ParameterError: shapes that do not fit.
+        """
         reference, latents = self._with_reference(reference), np.asarray(latents, dtype=np.float64)
         if latents.ndim != 2 or latents.shape[1] != self.p or np.shape(noise) != latents.shape:
             raise ParameterError(

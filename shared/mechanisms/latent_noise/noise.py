@@ -408,6 +408,13 @@ def kept_weight(w: float, radius: float, shrink: float, d: int, vary: str = "") 
     products of two latents (order 2, what a regression coefficient is made of). Standard normal latents, 2¹⁵ of them
     from a fixed seed. Rows with matched noise tell more than plain ones of the moments, and are taken for plain ones.
 
+    Args:
+        w: weight of the data, in [0, 1).
+        radius: R, to which latents are clipped.
+        shrink: as of `LatentNoise`; 1 for a plain clip.
+        d: columns of the latents.
+        vary: as of `LatentNoise`; blank for noise of one size.
+
     >>> kept_weight(0.8, 3.0, 1.0, 5), kept_weight(0.8, 3.04, 2.0, 5) < 0.8
     (0.8, True)
     """

@@ -515,7 +515,15 @@ def _step(slope: Array, residual: Array, noise: Array, precision: Array, at: Arr
 
 
 def moved(model: CopulaModel, j: int, target: Array, noise: Array, precision: Array) -> tuple[float, float]:
-    """(shift, stretch) of a column's margin that its two sums ask for, held by the prior."""
+    """(shift, stretch) of a column's margin that its two sums ask for, held by the prior.
+
+    Args:
+        model: before the column is moved.
+        j: the column.
+        target: (2,) what the model's two sums of the column are to be.
+        noise: (2,) variances of these.
+        precision: (2,) of the prior of shift and stretch, whose means are 0.
+    """
     at = np.zeros(2)
     for _ in range(6):
         value = np.array(model.singles(j, model.margin(j, at[0], at[1])))

@@ -104,7 +104,15 @@ class Margin:
         return self.values[np.searchsorted(self.edges[1:-1], latent)]
 
     def moved(self, shift: float, log_scale: float, centre: float, scale: float, span: tuple[float, float]) -> Margin:
-        """Moved by `shift` scales and stretched about `centre`; levels are tilted by both, exponentially."""
+        """Moved by `shift` scales and stretched about `centre`; levels are tilted by both, exponentially.
+
+        Args:
+            shift: in units of `scale`; at most 2, of levels 8, either way.
+            log_scale: logarithm of the stretch; at most 1, of levels 4, either way.
+            centre: the value that a stretch leaves where it is.
+            scale: a unit of the column.
+            span: between which values stay; levels stay as they are.
+        """
         z = (self.values - centre) / scale
         if self.smooth:
             stretch = math.exp(float(np.clip(log_scale, -1, 1)))

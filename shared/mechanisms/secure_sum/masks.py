@@ -46,12 +46,29 @@ def pair_mask(own: X25519PrivateKey, place: int, other: tuple[int, bytes], terms
 
 
 def sealed(own: X25519PrivateKey, public: bytes, way: tuple[int, int], text: bytes, terms: SumTerms) -> bytes:
-    """Shares for another site that it alone can read. way: from which place to which. The key is used this once."""
+    """Shares for another site that it alone can read; the key is used this once.
+
+    Args:
+        own: this site's private key of this sum.
+        public: the other site's key of this sum, 32 bytes.
+        way: from which place to which.
+        text: the shares.
+        terms: of the sum, which are bound to the box.
+    Raises: IntegrityRefusal: a key of small order.
+    """
     return ChaCha20Poly1305(_agreed(own, public, b"shares", way, terms)).encrypt(bytes(12), text, terms.digest)
 
 
 def opened(own: X25519PrivateKey, public: bytes, way: tuple[int, int], box: bytes, terms: SumTerms) -> bytes:
-    """What `sealed` hid. Raises: IntegrityRefusal."""
+    """What `sealed` hid.
+
+    Args:
+        own: this site's private key of this sum.
+        public: the key of the site that sealed it, 32 bytes.
+        way, terms: as it was sealed with.
+        box: what `sealed` returned.
+    Raises: IntegrityRefusal: other keys, another way or other terms, or a box that was touched.
+    """
     try:
         return ChaCha20Poly1305(_agreed(own, public, b"shares", way, terms)).decrypt(bytes(12), box, terms.digest)
     except InvalidTag:

@@ -189,7 +189,15 @@ class SumAssent(_Message):
 
     @staticmethod
     def signed(terms: SumTerms, sender: int, about: str, digest: bytes, key: SigningKey) -> SumAssent:
-        """Signed by the site."""
+        """Signed by the site.
+
+        Args:
+            terms: of the sum.
+            sender: the site's place in it.
+            about: which list it is under, of `Lists`.
+            digest: SHA-256 of the list.
+            key: the site's own.
+        """
         signature = key.sign(_agreed(terms, about, digest))
         return SumAssent(sender=sender, about=about, digest=digest, signature=signature)
 

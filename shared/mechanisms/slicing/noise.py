@@ -314,6 +314,11 @@ def _up(value: float) -> float:
 def noise_for(epsilon: float, delta: float, *, d: int, slices: int, distance: float) -> float:
     """The sigma at which a release costs at most `epsilon` at `delta`, six digits, rounded up.
 
+    Args:
+        epsilon, delta: the price that is not exceeded.
+        d: columns of a record.
+        slices: directions that are drawn.
+        distance: in ℓ₂, by which two records may be apart.
     Raises: ParameterError (no such noise within what can be drawn).
 
     >>> sigma = noise_for(5.1, 1e-5, d=50, slices=400, distance=1.0)

@@ -144,7 +144,16 @@ def fitted(released: Released) -> LatentClasses:
 def synthetic(
     model: LatentClasses, dictionary: Dictionary, *, draws: int, rng: np.random.Generator, rows: int | None = None
 ) -> list[pd.DataFrame]:
-    """`draws` synthetic tables, of as many rows as there are persons unless told otherwise."""
+    """`draws` synthetic tables, of as many rows as there are persons unless told otherwise.
+
+    Args:
+        model: fitted to the released tables.
+        dictionary: of the columns, in whose units the rows are.
+        draws: tables, 1 or more.
+        rng: spawns a stream for each table.
+        rows: of a table; as many as the model is of persons if left out.
+    Raises: ParameterError: no draw asked for.
+    """
     if draws < 1:
         raise ParameterError("draws must be at least 1", given=f"{draws}")
     return [model.rows(rows or model.n, dictionary, stream) for stream in rng.spawn(draws)]
