@@ -1,4 +1,4 @@
-"""The version stands in pyproject.toml alone, and the changelog's newest release is that one."""
+"""The version stands in pyproject.toml; the changelog's newest release and the citation are of that one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ def test_the_newest_release_of_the_changelog_is_the_version():
     assert headings[1:] == sorted(headings[1:], key=lambda name: [int(part) for part in name.split(".")], reverse=True)
 
 
-def test_no_other_file_says_which_version_this_is():
-    assert not re.search(r"^version:", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), flags=re.MULTILINE)
+def test_who_cites_names_this_version():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (.+)$", citation, flags=re.MULTILINE) == [VERSION]
+
+
+def test_no_package_says_which_version_this_is():
     for package in ("shared", "site_agent", "coordinator"):
         for path in (ROOT / package).rglob("*.py"):
             assert "__version__" not in path.read_text(encoding="utf-8"), path
