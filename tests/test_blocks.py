@@ -7,7 +7,7 @@ import pytest
 from conftest import make_table
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_records import KEY, write
+from stage.records import KEY, write
 
 from shared.errors import DataRefusal
 from shared.plans.dictionary import Column, Dictionary

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from test_moments import COLUMNS, COVARIATES, OUTCOMES, cohort, planned
+from stage.moments import COLUMNS, COVARIATES, OUTCOMES, cohort, planned
 
 from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError

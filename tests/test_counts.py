@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from stage.analysis import desk, study  # noqa: F401
 from statsmodels.stats.contingency_tables import Table2x2
 
 from coordinator.analyst import commands as client
@@ -16,7 +17,6 @@ from shared.errors import ParameterError
 from shared.estimands.answer import estimate, influence, parse_estimand
 from shared.estimands.columns import TableCell
 from shared.estimands.effects import effect_name, shown
-from tests.test_analysis import desk, study  # noqa: F401
 
 LEVELS = {"stage": ("a", "b", "c"), "arm": (0, 1)}
 CROSS = parse_estimand("crosstab(stage, arm)")

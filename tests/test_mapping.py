@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from conftest import make_table
 from site_desk import hospital  # noqa: F401
-from test_records import CANARY, KEY, refused, write
+from stage.records import CANARY, KEY, refused, write
 
 from shared.base.canonical import sha256_hex
 from shared.errors import ConfigRefusal, DictionaryRefusal, MissingRefusal, ReceiptRefusal, UsageRefusal

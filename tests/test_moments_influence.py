@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from stage.moments import COVARIATES, OUTCOMES, cohort, planned
 
 from shared.base.randomness import seeded_rng
 from shared.estimands.fits.families import FAMILIES
@@ -17,7 +18,6 @@ from shared.mechanisms.moments.influence import direction, efficient_cut, held
 from shared.mechanisms.moments.noise import score_steps
 from shared.mechanisms.moments.together import places
 from tests.benchmarks import worlds
-from tests.test_moments import COVARIATES, OUTCOMES, cohort, planned
 
 J = COVARIATES.index("sbp")
 

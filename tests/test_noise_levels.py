@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from test_secure_sum import terms_of
+from stage.ring import terms_of
 
 from shared.base.randomness import Noise, seeded_rng
 from shared.flows.base import Identity

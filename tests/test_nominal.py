@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from test_generalised import HERE, LEVELS, agrees, made, reference
+from stage.models import HERE, LEVELS, agrees, made, reference
 
 from coordinator.pooling.intervals import Draw, with_release_variance
 from coordinator.pooling.multivariate import joint_of_terms

@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 
 import pytest
+from stage.ring import Ring
 from sums import hearts
-from test_secure_sum import Ring
 
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.keys import SigningKey

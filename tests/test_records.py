@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from dataclasses import replace
@@ -13,6 +12,7 @@ import pytest
 from conftest import make_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stage.records import CANARY, KEY, refused, words, write
 
 from shared.errors import (
     ConfigRefusal,
@@ -21,7 +21,6 @@ from shared.errors import (
     DictionaryRefusal,
     DuplicatePerson,
     MissingRefusal,
-    Refusal,
 )
 from shared.mechanisms.base import EdgeRules
 from shared.plans.dictionary import Column, Dictionary
@@ -39,35 +38,6 @@ from site_agent.records.table import (
     row_pseudonyms,
     suggestions,
 )
-
-KEY = b"k" * 32
-CANARY = "CANARY-7319"
-
-
-def write(folder: Path, table: pd.DataFrame, name: str = "cohort.csv", **kind) -> TableSource:
-    path = folder / name
-    if path.suffix == ".parquet":
-        table.to_parquet(path)
-    else:
-        table.to_csv(path, index=False, encoding=kind.get("encoding", "utf-8"), sep=kind.get("delimiter", ","))
-    return TableSource(path=path, **kind)
-
-
-def words(refusal: Refusal) -> str:
-    return json.dumps([str(refusal), refusal.must, refusal.given, refusal.next_step])
-
-
-def refused(kind: type[Refusal], source: TableSource, dictionary: Dictionary) -> Refusal:
-    with pytest.raises(kind) as caught:
-        read(source, dictionary, key=KEY)
-    assert type(caught.value) is kind
-    text = words(caught.value)
-    assert CANARY not in text
-    assert "7319" not in text
-    assert caught.value.next_step, "a refusal says what to do next"
-    # Nor may a parser's own words, which quote cells, hang on to it for a traceback to print.
-    assert caught.value.__suppress_context__ or caught.value.__context__ is None
-    return caught.value
 
 
 def test_csv_and_parquet_give_the_same_records(tmp_path, table, dictionary):

@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from stage.repeated import HEAD, KEY, VISITS, counted, planned
 
 from coordinator.planning.drafts import faults
 from coordinator.planning.price import cost
 from coordinator.planning.review import review
 from shared.errors import DictionaryRefusal, DuplicatePerson, MissingRefusal, Refusal
-from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.dictionary import Dictionary
 from shared.plans.encoding import Encoder
 from shared.plans.plan import StudyPlan
@@ -25,62 +25,9 @@ from site_agent.config import TableSource
 from site_agent.records.table import problems, read
 from site_agent.release.pipeline.rehearsal import made_up_table
 
-HEAD = """
-study = "pressure"
-version = 1
-title = "Pressure over a year"
-purpose = "Whether the drug lowers pressure over a year."
-coordinator = "hub"
-expires = 2999-12-31
-
-[release]
-mechanism = "latent_noise"
-w = 0.8
-
-[budget]
-epsilon = 600.0
-delta = 1e-6
-
-[[waves]]
-number = 1
-opens = 2000-01-01
-closes = 2999-01-01
-
-[dictionary]
-name = "pressure"
-version = 1
-
-[dictionary.columns.person]
-kind = "person"
-
-[dictionary.columns.arm]
-kind = "nominal"
-label = "treatment"
-levels = ["control", "drug"]
-"""
-VISITS = """
-[dictionary.repeated]
-rows = 3
-order = "visit"
-
-[dictionary.columns.visit]
-kind = "ordered"
-levels = [0, 6, 12]
-
-[dictionary.columns.sbp]
-kind = "continuous"
-label = "systolic pressure"
-unit = "mmHg"
-lower = 70
-upper = 270
-decimals = 0
-missing = "level"
-repeated = true
-"""
 FIRST = VISITS.replace('kind = "ordered"\nlevels = [0, 6, 12]', 'kind = "integer"\nlower = 0\nupper = 60').replace(
     "[dictionary.columns.visit]", '[dictionary.columns.visit]\nrepeated = true\nmissing = "level"'
 )
-KEY = b"k" * 32
 ROWS = [
     ("a", "drug", 12, 131),
     ("a", "drug", 0, 150),
@@ -88,10 +35,6 @@ ROWS = [
     ("a", "drug", 6, 139),
     ("c", "drug", 6, 128),
 ]
-
-
-def planned(text: str = VISITS) -> StudyPlan:
-    return StudyPlan.from_toml(HEAD + text)
 
 
 def table(rows=ROWS) -> pd.DataFrame:
@@ -253,10 +196,6 @@ def test_a_rehearsal_makes_up_rows_that_can_be_read(tmp_path, text):
 
 
 # -- the price --------------------------------------------------------------------------------------------------
-def counted(text: str = VISITS) -> StudyPlan:
-    plan = planned(text)
-    joint = replace(plan.training, outcomes="joint")
-    return replace(plan, release=TablesPlan(epsilon=1.0), posture="private", training=joint)
 
 
 def test_exchanging_a_person_with_all_rows_moves_the_figures_by_what_is_charged_and_no_less(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from test_repeated import HEAD, VISITS, planned
+from stage.repeated import HEAD, VISITS, planned
 
 from coordinator.planning.review import review
 from coordinator.pooling.intervals import Draw, effective_order, parts, with_release_variance
@@ -329,7 +329,7 @@ def test_python_and_the_command_lines_ask_of_a_persons_rows_what_the_plan_calls_
 
 
 def _figures_of(name: str) -> StudyPlan:
-    from test_repeated import counted
+    from stage.repeated import counted
 
     from shared.mechanisms.moments.plan import MomentsPlan
     from shared.mechanisms.slicing.plan import SlicingPlan
@@ -382,7 +382,7 @@ def test_a_release_of_a_site_answers_as_its_records_do(tmp_path):
     """From a file with a row for each visit to the answer: rows are persons, and half of the records is kept."""
     from stage import postures
     from stage.pipeline import TODAY, source
-    from test_repeated import KEY
+    from stage.repeated import KEY
 
     from shared.mechanisms.latent_noise.plan import LatentNoisePlan
     from shared.plans.plan import Floors, Training

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
 from scipy import stats
+from stage.sum_looks import NARROW, SBP, UNIT, cohorts, looks_at, seen
 
 from coordinator.pooling.pool import pool
 from coordinator.pooling.secure_sum.summed import Heterogeneity, heterogeneity, summed, weighed
@@ -24,12 +24,9 @@ from shared.mechanisms.moments.together import places
 from shared.mechanisms.secure_sum.influences import Bounds, ModelAt, level_of, look, noisy_level
 from shared.plans.dictionary import Column, Dictionary
 from shared.simulated import cvd_cohorts
-from tests.benchmarks.honest import design, real
 
-SBP, UNIT = 3, 10.0
 NAMES = tuple("abcdef")
 WIDE = Bounds(column=SBP, unit=UNIT, reach=1e6, least=1e6, most=1e6)
-NARROW = Bounds(column=SBP, unit=UNIT, reach=1.2, least=2.0, most=8.0)
 NUMBERS = tuple(
     Column(name=name, kind="continuous", unit="units", lower=lower, upper=upper)
     for name, lower, upper in (("age", 16, 100), ("chol", 60, 600), ("hdl", 10, 200), ("sbp", 60, 280))
@@ -42,29 +39,6 @@ def plan_of(outcome, response, *columns):
     spec = MomentsSpec(outcome=outcome, responses=(response,), covariates=covariates, epsilon=100.0, delta=1e-6)
     made = Dictionary(name="cvd", version=1, columns=(Column(name="person", kind="person"), *columns))
     return Design(spec=spec, dictionary=made)
-
-
-@cache
-def cohorts(epsilon=100.0):
-    """Five cohorts of a third of their size: places, covariates and outcomes, the records' own estimates."""
-    tables = dict(list(cvd_cohorts(np.random.default_rng(3), 0.34).items())[:6])
-    plans = {name: design(name, epsilon, False) for name in tables}
-    checked = {name: plan.dictionary.check(tables[name]) for name, plan in plans.items()}
-    noise = seeded_rng(1)
-    releases = [(moments(checked[name], plan, noise), plan) for name, plan in plans.items()]
-    data = [plans[name].matrices(checked[name]) for name in tables]
-    return places(releases), data, [real(table) for table in tables.values()], releases
-
-
-def seen(place, coefficient, bounds, x, y):
-    """The look at the level that the site's own records have."""
-    events, expected = look(place, coefficient, 0.0, bounds).level(x, y).sum(axis=0)
-    return look(place, coefficient, level_of(events, expected, 0.0), bounds)
-
-
-def looks_at(coefficient, bounds):
-    found, data, _, _ = cohorts()
-    return [seen(place, coefficient, bounds, *both) for place, both in zip(found, data, strict=True)]
 
 
 def test_a_sum_looks_from_where_the_figures_of_large_sites_answer_from():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from stage.ledger import DIGEST, PERSON, acknowledge, deliver, drawing, ledger
+from stage.sum_looks import NARROW, cohorts, looks_at
 
 from shared.base.keys import SigningKey
 from shared.errors import LedgerRefusal, PausedRefusal, ReplayRefusal, RoundsRefusal, SchemaRefusal, StateRefusal
@@ -13,7 +14,6 @@ from shared.wire.rounds import number_of, place_of, step_of
 from site_agent.ledger.drawing import SealTerms
 from site_agent.ledger.entries import decided_by
 from site_agent.show import verifier
-from tests.test_secure_sum_answers import NARROW, cohorts, looks_at
 
 __all__ = ["ledger"]  # the fixture
 ASKED = "a" * 64

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stage.ring import Ring
 from stage.summed import SumStage
 from sums import Parts, cohorts, cohorts_plan, hearts
-from test_secure_sum import Ring
 
 from coordinator.answers.queries import ask
 from coordinator.answers.synthesis import synthesis

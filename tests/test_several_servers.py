@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -16,6 +14,7 @@ import sqlalchemy as sa
 from database_server import database_server
 from service import Hub, small_table
 from stage.collect import plan
+from stage.several_servers import Processes
 
 from coordinator.services.collect.server import CoordinatorServer
 from coordinator.store import engine
@@ -24,27 +23,10 @@ from coordinator.store.engine import Database, append_entry
 from coordinator.store.verify import verify_log
 from shared.errors import LockedRefusal, Refusal, StorageRefusal
 from shared.wire.site_messages import Acceptance
-from tests.sources import ROOT
 
 __all__ = ["plan"]  # the fixture
 SITES = ("north", "south", "east")
 WAVES = range(1, 4)
-SERVER = """
-import os, sys
-import grpc, pandas, pyarrow.compute, pyarrow.parquet  # noqa: before the fork, so that each server starts at once
-from pathlib import Path
-import coordinator.services.compute.tasks
-from coordinator.services.collect import server
-home, url, bundles, count = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
-for _ in range(count):
-    if not (child := os.fork()):
-        try:
-            ready = lambda port: print(os.getpid(), port, flush=True)
-            server.serve(home, "127.0.0.1:0", url=url, bundles=bundles, ready=ready)
-        finally:
-            os._exit(0)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -63,30 +45,6 @@ def hub(tmp_path, plan, postgres):
     made = Hub(tmp_path / "hub", plan, *SITES, url=postgres.url)
     yield made
     made.store.close()
-
-
-class Processes:
-    """Real processes that serve one home: (process, port) of each."""
-
-    def __init__(self, hub: Hub, count: int) -> None:
-        env = {**os.environ, "PYTHONPATH": f"{ROOT}", "OMP_NUM_THREADS": "1"}
-        argv = [sys.executable, "-c", SERVER, f"{hub.home}", hub.url, hub.bundles, f"{count}"]
-        pipe = subprocess.PIPE
-        self.parent = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=env)
-        self.all = [tuple(map(int, self.parent.stdout.readline().split())) for _ in range(count)]
-
-    def __enter__(self) -> list[tuple[int, int]]:
-        return self.all
-
-    def __exit__(self, *_: object) -> None:
-        for process, _ in self.all:
-            try:
-                os.kill(process, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        self.parent.stdin.close()
-        self.parent.wait(60)
-        self.parent.stdout.close()
 
 
 def deliver(hub: Hub, site: str, ports: list[int], heard: Callable[[Acceptance], None]) -> list[str]:

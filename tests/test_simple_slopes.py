@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import exp
 
 import pytest
-from test_generalised import made
+from stage.models import made
 
 from coordinator.analyst import commands as client
 from coordinator.pooling.further.simple_slopes import simple_slopes

@@ -10,9 +10,9 @@ from functools import cache
 
 import numpy as np
 import pytest
+from stage.ring import Ring
 from stage.summed import stage
 from sums import Parts, cohorts, cohorts_plan
-from test_secure_sum import Ring
 
 from coordinator.analyst.elsewhere import tidy
 from coordinator.analyst.show import pooled_text

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from test_generalised import LEVELS, made, reference
+from stage.models import LEVELS, made, reference
 
 from coordinator.analyst.table_one import POOLED, TableOne
 from coordinator.pooling.intervals import Draw, with_release_variance

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from stage.wheel import built
 
 from coordinator.demo import main as demo
 from shared import DISTRIBUTION
@@ -20,21 +20,6 @@ from tests.sources import PACKAGES, ROOT, parsed
 
 MODULE = ROOT / "tributary_meta.py"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "tributary_meta.py", *PACKAGES)
-
-
-def built(folder: Path) -> Path:
-    """The wheel of this tree, built in `folder`."""
-    tree = folder / "tree"
-    tree.mkdir(parents=True)
-    for name in SOURCES:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-        copy(ROOT / name, tree / name)
-    backend = "from setuptools.build_meta import build_wheel; print(build_wheel('..'))"
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    made = subprocess.run([sys.executable, "-c", backend], cwd=tree, env=env, capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr[-2000:]
-    return folder / made.stdout.split()[-1]
 
 
 @pytest.fixture(scope="module")

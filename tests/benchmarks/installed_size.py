@@ -82,8 +82,9 @@ def used(folder: Path) -> dict[str, float]:
 
 def main() -> None:
     """Measure every extra that a person installs alone, or those that are named; the others keep their figures."""
+    from stage.wheel import built
+
     from tests.benchmarks.record import RESULTS, write
-    from tests.test_wheel import built
 
     asked = sys.argv[1:] or EXTRAS
     kept = RESULTS / "installed_size.json"

@@ -113,7 +113,7 @@ class Delivery:
 def measured(folder, url, processes, killed, sites, waves, within=0.0):
     """One case: what was sent, how fast, and what is there afterwards."""
     from service import Hub
-    from test_several_servers import Processes
+    from stage.several_servers import Processes
 
     names = [f"site-{k:03d}" for k in range(sites)]
     hub = Hub(folder, study(waves), *names, url=url)

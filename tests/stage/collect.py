@@ -16,9 +16,7 @@ import pytest
 from service import SMALL, Hub
 
 from coordinator.config import Quotas
-from shared.errors import (
-    Refusal,
-)
+from shared.errors import Refusal
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, StudyPlan, Wave
 from shared.wire.site_messages import Offered, OfferRequest
