@@ -67,7 +67,7 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	@for name in lni_311 lni_312 lni_cohorts lni_ablation lni_auc cohorts_gap noise_speed flow_speed ghost_clipping postures federated idle_agent startup demo_time \
-	  upload_memory large_tables serving_memory log_proofs ledger_speed pooling_speed estimand_speed model_speed model_coverage survival_coverage described_coverage everyday_coverage curve_coverage \
+	  upload_memory large_tables serving_memory log_proofs ledger_speed pooling_speed forest_speed estimand_speed model_speed model_coverage survival_coverage described_coverage everyday_coverage curve_coverage \
 	  rare_shares band_coverage analysis_load question_sites sandbox tables_quality tables_coverage tables_adaptation slicing_quality slicing_coverage \
 	  slicing_table1 transport transport_one transport_grid discrepancy extremes equal_rows lni_transfer lni_search network_counts estimates scale; do \
 	  echo "$$name"; $(BIN)/python -m tests.benchmarks.$$name || exit 1; done
