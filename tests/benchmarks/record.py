@@ -31,6 +31,8 @@ PACKAGES = (
     "grpcio",
     "statsmodels",
     "POT",
+    "ott-jax",
+    "jax",
     "flwr",
 )
 
