@@ -74,6 +74,7 @@ bench: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.unlike_person
 	@$(BIN)/python -m tests.benchmarks.lni_312 --oracles 500
 	@$(BIN)/python -m tests.benchmarks.cohorts_gap --carry
+	@$(BIN)/python -m tests.benchmarks.cohorts_gap --last
 	@$(BIN)/python -m tests.benchmarks.cohorts_gap 1 100 --events
 	@$(BIN)/python -m tests.benchmarks.zoo_page --measure
 	@$(BIN)/python -m tests.benchmarks.drift

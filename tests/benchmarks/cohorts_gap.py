@@ -3,9 +3,11 @@
 And the share of events and the Kaplan-Meier curve of every cohort, at a quarter, a half and three quarters of its
 longest follow-up.
 
-python -m tests.benchmarks.cohorts_gap [first seed] [seeds] [--carry]
+python -m tests.benchmarks.cohorts_gap [first seed] [seeds] [--carry | --last]
 
-With --carry the true event is carried over (`release.carry`), and the file is cohorts_gap_carried.json.
+All columns are in one flow, as in the paper. With --carry the true event is carried over (`release.carry`), and the
+file is cohorts_gap_carried.json; with --last time and event are drawn last, as the demo's plan has it
+(cohorts_gap_last.json).
 
 python -m tests.benchmarks.cohorts_gap 1 100 --events
 
@@ -16,6 +18,7 @@ events is the flow's bias, and how much is the noise that each row's event is dr
 import math
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -26,6 +29,8 @@ from shared.estimands.fits.survival import kaplan_meier
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
+from shared.plans.outcomes import planned_outcomes
+from shared.plans.plan import StudyPlan
 from shared.simulated import cvd_cohorts
 from site_agent.models.flow import FlowSettings, fit_flow
 from tests.benchmarks import record
@@ -35,6 +40,7 @@ WEIGHTS = (0.0, 0.8)
 SCALE, COHORTS = record.sized((1.0, simulated.COHORTS), (0.1, simulated.COHORTS[:6]))
 """Share of the cohorts' published sizes, and the cohorts themselves."""
 HORIZONS = (0.25, 0.5, 0.75)
+PLAN = Path(__file__).resolve().parents[2] / "deploy" / "studies" / "cvd.toml"
 ADJUSTED = ["sbp", "age", "chol", "hdl"]
 
 
@@ -79,10 +85,11 @@ def still_without(table, times) -> np.ndarray:
     return np.concatenate([[1.0], curve.survival])[steps]
 
 
-def one(seed: int, settings: FlowSettings, carry: bool = False) -> dict:
+def one(seed: int, settings: FlowSettings, carry: bool = False, last: bool = False) -> dict:
     """One draw of the twelve cohorts."""
     rng = seeded_rng(seed)
     encoder = Encoder(dictionary=dictionary())
+    outcomes = planned_outcomes(StudyPlan.from_toml(PLAN.read_text(encoding="utf-8"))) if last else None
     carried = encoder.columns.index("cvd") if carry else None
     cohorts = cvd_tables(np.random.default_rng(seed))
     real, released = [], {w: [] for w in WEIGHTS}
@@ -92,7 +99,8 @@ def one(seed: int, settings: FlowSettings, carry: bool = False) -> dict:
         checked = encoder.dictionary.check(table)
         x = encoder.encode(checked, rng)
         began = time.process_time()
-        fitted = fit_flow(x, settings, rng, integer_columns=encoder.integer_columns, carried=carried)
+        whole = encoder.integer_columns
+        fitted = fit_flow(x, settings, rng, integer_columns=whole, carried=carried, outcomes=outcomes)
         spent = time.process_time() - began
         cpu += spent
         real.append(log_hr(table))
@@ -171,14 +179,14 @@ def shares(seed: int, releases: int, w: float = 0.8) -> dict:
 
 def main() -> None:
     numbers = [int(given) for given in sys.argv[1:] if not given.startswith("--")]
-    carry = "--carry" in sys.argv
+    carry, last = "--carry" in sys.argv, "--last" in sys.argv
     first, seeds = (*numbers, *(1, record.sized(10, 1))[len(numbers) :])
     if "--events" in sys.argv:
         print(record.write("cohorts_gap_events", shares(first, seeds), seed=first))
         return
     runs = []
     for seed in range(first, first + seeds):
-        runs.append(one(seed, FlowSettings(), carry))
+        runs.append(one(seed, FlowSettings(), carry, last))
         print({k: v for k, v in runs[-1].items() if k != "sites"}, flush=True)
     gaps = {f"w={w}": [run["gap"][f"w={w}"] for run in runs] for w in WEIGHTS}
 
@@ -187,7 +195,7 @@ def main() -> None:
 
     print(
         record.write(
-            "cohorts_gap_carried" if carry else "cohorts_gap",
+            "cohorts_gap" + ("_carried" if carry else "_last" if last else ""),
             {
                 "runs": runs,
                 "mean_absolute_gap": {w: float(np.mean(np.abs(g))) for w, g in gaps.items()},

@@ -8,7 +8,7 @@ hangs on the covariates; the Cox coefficient there has no agreed truth, so only 
 With a folder, every repetition is kept there, and a run that was stopped goes on where it was.
 
 python -m tests.benchmarks.honest [repetitions] [first seed] [--epsilon 0.5,1,3] [--world fits|misfit]
-  [--bootstrap 30] [--bootstrap-at 1] [--folder FOLDER] [--together]
+  [--bootstrap 30] [--bootstrap-at 1] [--folder FOLDER] [--together] [--summary]
 """
 
 import argparse
@@ -163,6 +163,12 @@ def pooled(y, v):
     return found.beta, found.ci_lb, found.ci_ub
 
 
+def _weights(y, v):
+    """Of sites in their random-effects answer."""
+    w = 1 / (v + pool(y, v, method="REML", test="adhoc").tau2)
+    return w / w.sum()
+
+
 def summary(runs):
     theirs = [pooled(*np.array(run["real"]).T) for run in runs]
     out = {"real": {"coverage": float(np.mean([low <= TRUTH <= high for _, low, high in theirs]))}}
@@ -184,6 +190,12 @@ def summary(runs):
             "bootstrapped": float(np.mean([run["cells"][name]["bootstrapped"] for run in runs])),
             "cpu_seconds_12_sites": float(np.median([run["cells"][name]["cpu"] for run in runs])),
         }
+        theirs_of = np.array([run["real"] for run in runs])[:, :, 0]
+        # Released less real is the noise alone, of a site and of a pool of the same weights.
+        cell["squared_error_over_stated_site"] = float(np.mean((sites[:, :, 0] - theirs_of) ** 2 / sites[:, :, 2]))
+        share = np.array([_weights(y, v) for y, v in zip(sites[:, :, 0], total, strict=True)])
+        squared = np.array([(a[0] - b[0]) ** 2 for a, b in zip(ours, theirs, strict=True)])
+        cell["squared_error_over_stated"] = float(squared.mean() / (share**2 * sites[:, :, 2]).sum(axis=1).mean())
         if runs[0]["truth"] is not None:
             held = np.abs(sites[:, :, 0] - np.array([run["truth"] for run in runs])) <= 1.959964 * np.sqrt(total)
             cell["coverage"] = float(np.mean([low <= TRUTH <= high for _, low, high in ours]))
@@ -205,6 +217,7 @@ def main():
     parser.add_argument("--folder", type=Path, help="keep every repetition here, and go on from what is there")
     parser.add_argument("--world", choices=("fits", "misfit"), default="fits")
     parser.add_argument("--together", action="store_true", help="sites beside each other, as the coordinator answers")
+    parser.add_argument("--summary", action="store_true", help="print, and write no result")
     given = parser.parse_args()
     epsilons = [float(text) for text in given.epsilon.split(",")]
     bootstrap = {float(text): given.bootstrap for text in given.bootstrap_at.split(",")}
@@ -221,6 +234,9 @@ def main():
         if len(runs) % 10 == 0 or seed == given.first:
             print(len(runs), json.dumps(summary(runs)), flush=True)
     results = {"repetitions": len(runs), "bootstrap": bootstrap, "world": given.world, "cells": summary(runs)}
+    if given.summary:
+        print(json.dumps(results))
+        return
     name = "honest" if given.world == "fits" else "honest_misfit"
     name += "_bootstrap" if given.bootstrap else ""
     name += "_together" if given.together else ""
