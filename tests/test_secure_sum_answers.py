@@ -121,7 +121,7 @@ def test_the_pooled_step_is_the_random_effects_estimate_of_the_records():
     w = 1 / (vi + exact.tau2)
     looks = [replace(one, weight=float(a), cut=1e6) for one, a in zip(looks, w * vi / (w * vi).max(), strict=True)]
     total = sum(one.rows(x, y).sum(axis=0) for one, (x, y) in zip(looks, data, strict=True))
-    known = Heterogeneity(weights=w / w.sum(), tau2=exact.tau2, apart=np.zeros((1, len(w))))
+    known = Heterogeneity(weights=w / w.sum(), tau2=exact.tau2, apart=np.zeros((1, len(w))), more=0 * w)
     answer = summed(looks, total, 1e-9, exact.beta + 0.02, known, sites=NAMES)
     assert answer.estimate == pytest.approx(exact.beta, abs=0.15 * exact.se)
     assert answer.ci_ub - answer.ci_lb == pytest.approx(2 * stats.t.ppf(0.975, 5) * math.sqrt(1 / w.sum()), rel=0.15)

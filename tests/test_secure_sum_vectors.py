@@ -20,6 +20,7 @@ from coordinator.answers.synthesis import synthesis
 from coordinator.planning.price import cost, prices
 from coordinator.planning.review import review
 from coordinator.pooling.pool import pool, pool_estimates
+from coordinator.pooling.secure_sum.answer import SummedAnswer
 from coordinator.pooling.secure_sum.looks import pilot_places
 from coordinator.pooling.secure_sum.reading import read_sum
 from coordinator.pooling.secure_sum.vectors import summed_vector
@@ -201,6 +202,29 @@ def test_several_coefficients_have_little_more_noise_than_each_alone():
     one = parts.opened(single, ring.until("opening").coordinator, {place: f"{place:064x}" for place in own})
     [alone] = read_sum(single, one, own)
     assert math.sqrt((several[0].noise + several[0].cut) / (alone.noise + alone.cut)) < math.sqrt(4)
+
+
+def test_what_noisy_pilots_have_wrong_is_in_the_interval_and_a_pilot_that_says_nothing_counts_no_more():
+    plan, pilots, opened = world(8.0)
+    places = pilot_places(plan, pilots)
+    levels = {site: (part.events, part.charges) for site, part in opened.parts.items()}
+    looks, differing = places.weighed(places.looks(levels))
+    total = np.array(opened.total)
+
+    def answer(more):
+        given = [replace(one, more=more(one.more)) for one in differing]
+        return summed_vector(list(looks.values()), total, 1.0, places.start, given, sites=list(TABLES))[0]
+
+    none, told = answer(np.zeros_like), answer(lambda more: more)
+    assert none.pilots == 0
+    assert told.variance - none.variance == pytest.approx(told.pilots)
+    lost = answer(lambda more: np.where(np.arange(len(more)), more, 1e3))  # the variance of one that settled nowhere
+    assert told.pilots < lost.pilots < 0.2 * lost.variance
+    # Twice as far, four times the variance; an answer from before it was told has none.
+    assert told.per(2.0).pilots == pytest.approx(4 * told.pilots)
+    assert SummedAnswer.of(told.data("log")) == told
+    older = {name: value for name, value in told.data("log").items() if name != "pilots"}
+    assert SummedAnswer.of(older).pilots == 0
 
 
 # -- what is sent and opened ---------------------------------------------------------------------------------------

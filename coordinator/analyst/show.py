@@ -197,8 +197,11 @@ def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] 
         lines.append(("prediction interval", "", where, f"a new {result.unit}'s effect"))
     sentences = []
     if total is not None:
-        noise, cut = 100 * total.noise / total.variance, 100 * total.cut / total.variance
-        sentences.append(f"variance of the secure sum: {noise:.0f} % privacy noise, {cut:.0f} % bounds on records")
+        noise, cut, pilots = (100 * part / total.variance for part in (total.noise, total.cut, total.pilots))
+        sentences.append(
+            f"variance of the secure sum: {noise:.0f} % privacy noise, {cut:.0f} % bounds on records, {pilots:.0f} % "
+            "noise of the releases it was taken over"
+        )
     if result.effect == NNT:
         sentences.append(f"number needed, {percent}: {number_needed(result.beta, result.ci_lb, result.ci_ub)}")
     if result.df:

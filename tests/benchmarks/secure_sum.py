@@ -119,6 +119,7 @@ def arm(tables, epsilon, seed, given):
         "variance": answer.variance,
         "noise": answer.noise,
         "cut": answer.cut,
+        "pilots": answer.pilots,
         "weights": answer.weights,
         "pilot": [own.beta, own.ci_lb, own.ci_ub],
         "tau2": answer.tau2,
@@ -182,12 +183,13 @@ def summary(runs):
                 "width_median": float(np.median(widths)),
             }
         squared = (np.array([cell["sum"][0] for cell in cells]) - real_ones[:, 0]) ** 2
-        stated = np.array([cell["noise"] + cell["cut"] + cell["weights"] for cell in cells])
+        stated = sum(np.array([cell[name] for cell in cells]) for name in ("noise", "cut", "pilots", "weights"))
         out[f"{name} sum"] |= {
             "squared_error_over_stated": float(squared.mean() / stated.mean()),
             "rows": cells[0]["rows"],
             "noise": float(np.sqrt(np.mean([cell["noise"] for cell in cells]))),
             "cut": float(np.sqrt(np.mean([cell["cut"] for cell in cells]))),
+            "pilots": float(np.sqrt(np.mean([cell["pilots"] for cell in cells]))),
             "weights": float(np.sqrt(np.mean([cell["weights"] for cell in cells]))),
             "tau": float(np.mean([cell["tau2"] ** 0.5 for cell in cells])),
         }

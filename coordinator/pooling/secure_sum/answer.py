@@ -13,6 +13,8 @@ from shared.estimands.questions import Scale
 
 __all__ = ["SummedAnswer"]
 
+_PARTS = ("noise", "cut", "pilots", "weights")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SummedAnswer:
@@ -21,8 +23,10 @@ class SummedAnswer:
     Args:
         estimate: on the analysis scale, per unit of the bounds, or of the question (`per`).
         variance: all of it. noise: the part from the sum's noise. cut: the part from what the cut takes.
-        weights: by what the weights may lie from those of the records' own answer; with noise and cut the expected
-            squared distance to that answer. Nothing in answers from before it was told.
+        pilots: the part from what the sites' noisy releases have wrong of the place that records are looked at from.
+        weights: by what the weights may lie from those of the records' own answer; with noise, cut and pilots the
+            expected squared distance to that answer. This and `pilots` are nothing in answers from before they were
+            told.
         tau2: τ̄², the mean of τ² under what the pilots say of it, which is in `variance`.
         sites: whose numbers are in the sum.
         level: coverage of the interval, Student's with one degree of freedom less than sites.
@@ -35,6 +39,7 @@ class SummedAnswer:
     tau2: float
     sites: tuple[str, ...]
     level: float = 0.95
+    pilots: float = 0.0
     weights: float = 0.0
 
     @property
@@ -73,7 +78,7 @@ class SummedAnswer:
         >>> one.per(10.0).estimate, round(one.per(10.0).se, 9), round(one.ci_ub - one.estimate, 2)
         (1.0, 2.0, 0.86)
         """
-        parts = {name: getattr(self, name) * units**2 for name in ("variance", "noise", "cut", "weights", "tau2")}
+        parts = {name: getattr(self, name) * units**2 for name in ("variance", "tau2", *_PARTS)}
         return replace(self, estimate=self.estimate * units, **parts)
 
     def data(self, scale: Scale) -> dict[str, Any]:
@@ -84,9 +89,7 @@ class SummedAnswer:
             "test": "t",
             "beta": self.estimate,
             **{name: getattr(self, name) for name in ("se", "zval", "pval", "ci_lb", "ci_ub", "tau2", "variance")},
-            "noise": self.noise,
-            "cut": self.cut,
-            "weights": self.weights,
+            **{name: getattr(self, name) for name in _PARTS},
             "sites": list(self.sites),
             "level": self.level,
             "shown": {name: shown(value, scale) for name, value in ends.items()},
@@ -96,5 +99,5 @@ class SummedAnswer:
     def of(data: dict[str, Any]) -> SummedAnswer:
         """The answer that `data` told."""
         names = ("variance", "noise", "cut", "tau2", "level")
-        known = {name: data[name] for name in names} | {"weights": data.get("weights", 0.0)}
+        known = {name: data[name] for name in names} | {name: data.get(name, 0.0) for name in ("pilots", "weights")}
         return SummedAnswer(estimate=data["beta"], sites=tuple(data["sites"]), **known)

@@ -59,11 +59,13 @@ class Heterogeneity:
         weights: (K,) normalised random-effects weights, at the τ that is expected nearest to the records' own answer.
         tau2: τ̄².
         apart: (draws, K) estimates that the records may have, less what they then pool to.
+        more: (K,) variances of the pilots beside those that the records alone would leave.
     """
 
     weights: Array
     tau2: float
     apart: Array
+    more: Array
 
     def expected_loss(self, share: Array) -> float:
         """The expected squared distance that weights (K,), which sum to 1, make to the records' own answer."""
@@ -95,7 +97,7 @@ def heterogeneity(estimates: Array, own: Array, more: Array) -> Heterogeneity:
     weights = 1 / (own + grid[:, None] ** 2)
     weights /= weights.sum(axis=1, keepdims=True)
     best = int(np.square(apart @ weights.T).mean(axis=0).argmin())
-    return Heterogeneity(weights=weights[best], tau2=float(law @ grid**2), apart=apart)
+    return Heterogeneity(weights=weights[best], tau2=float(law @ grid**2), apart=apart, more=more)
 
 
 def _apart(estimates: Array, own: Array, more: Array, tau: Array) -> Array:
