@@ -1184,7 +1184,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             SLICING,
             "noisy = signal + rng.lattice_gaussian_steps(self.sigma, signal.shape, fine)",
-            "most = int(4 * self.sigma / fine)\n            "
+            "most = int(4 * self.sigma / fine)\n        "
             "noisy = signal + np.clip(rng.lattice_gaussian_steps(self.sigma, signal.shape, fine), -most, most)",
         ),
         tests=[FIGURE],
@@ -1200,7 +1200,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "slicing: lines in the order of their persons",
-        (SLICING_PLAN, "lines = lines[rng.generator.permutation(len(lines))]", "lines = lines[np.arange(len(lines))]"),
+        (SLICING_PLAN, "order = rng.generator.permutation(len(lines))", "order = np.arange(len(lines))"),
         tests=[ORDER],
     ),
     mutation(
@@ -1520,7 +1520,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "a floor of a site that looks at nothing",
-        ("site_agent/release/pipeline/population.py", "    floors.require_named(plan)\n", ""),
+        ("site_agent/release/pipeline/before_charge.py", "    site.floors.require_named(plan)\n", ""),
         tests=["test_quasi_identifiers.py::test_a_site_that_asks_for_it_takes_no_plan_of_rows_that_names_none"],
     ),
     mutation(
@@ -1763,7 +1763,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "a secure sum beyond a site's own cap on whoever sees most",
-        ("site_agent/release/pipeline/making.py", "    site.budget.require_worst(plan)\n", ""),
+        ("site_agent/release/pipeline/before_charge.py", "    site.budget.require_worst(plan)\n", ""),
         tests=[
             "test_secure_sum_plan.py::test_a_release_beyond_the_site_s_cap_is_refused_before_anything_is_charged_or_read"
         ],

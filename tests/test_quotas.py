@@ -15,6 +15,7 @@ from coordinator import cli
 from coordinator.config import CoordinatorConfig, Quotas
 from coordinator.services.analysts import Analyst, Analysts
 from coordinator.services.quotas import CallRate
+from coordinator.store.rows import ResultDraft
 from coordinator.store.store import remember
 from shared.base.clock import utc_now
 from shared.errors import ConfigRefusal, DictionaryRefusal, ParameterError, RateRefusal, StateRefusal, TooLarge
@@ -204,12 +205,11 @@ ADA = Analyst(role="analyst", site="ada", serial="a" * 16, studies=("small",))
 def answered(analysts: Analysts, number: int, *, who: Analyst = ADA, size: int = 1000, today: dt.date = TODAY) -> str:
     name = f"{number:032x}"
     question = {"estimand": f"mean(x{number})", "term": "x"}
+    draft = ResultDraft(study="small", wave=1, kind="analysis", question=question, used={}, numbers={})
     analysts.give(
         who,
         json.dumps({"n": "0" * size}).encode(),
-        beside=lambda c: remember(
-            c, study="small", wave=1, kind="analysis", question=question, used={}, numbers={}, today=today
-        ),
+        beside=lambda c: remember(c, draft, today=today),
         study="small",
         subject=name,
         today=today,

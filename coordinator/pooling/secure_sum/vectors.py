@@ -41,7 +41,7 @@ _LEAST_KNOWN = 1e-3
 """Of the largest eigenvalue of Σ: a direction of which the records say nothing takes no more than that."""
 _SIZES = np.geomspace(0.3, 60, 40)
 """Of a vector's reach, in standard deviations of one of its coordinates over all records."""
-ONE_STEP = 0.035
+ONE_STEP = 0.025
 """Share of the pilots' own noise that one step from them leaves: measured without the sum's noise on simulated
 networks of twelve cohorts, of none of which figures are reported (docs/decisions/0046)."""
 _SAYS_NOTHING = 100.0
