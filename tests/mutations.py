@@ -1519,6 +1519,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=["test_quasi_identifiers.py::test_a_class_is_all_who_share_their_bands_and_what_is_missing_is_one"],
     ),
     mutation(
+        "a part of a question's sites decides the knots of its curve",
+        ("coordinator/services/compute/parts.py", " or question.unsettled or ", " or "),
+        tests=["test_parts.py::test_knots_that_all_sites_decide_are_not_decided_by_a_part"],
+    ),
+    mutation(
         "a floor of a site that looks at nothing",
         ("site_agent/release/pipeline/before_charge.py", "    site.floors.require_named(plan)\n", ""),
         tests=["test_quasi_identifiers.py::test_a_site_that_asks_for_it_takes_no_plan_of_rows_that_names_none"],

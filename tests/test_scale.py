@@ -17,7 +17,6 @@ COSTS = Costs(
     lost={"cox": 2.0},
     kept=1.0,
     pooled=0.05,
-    answers_kept=8,
     serving={"repeated": 0.02, "pooled otherwise": 0.05, "new": 0.1},
     write=0.005,
     bundle=1e8,

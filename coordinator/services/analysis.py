@@ -31,6 +31,7 @@ from coordinator.answers import release_selection, resolving
 from coordinator.config import Quotas
 from coordinator.services.analysts import PAGE, Analyst, Analysts, QueryLine
 from coordinator.services.compute.engine import PATIENCE, ComputeEngine
+from coordinator.services.compute.parts import dealt
 from coordinator.services.compute.tasks import selection_of
 from coordinator.services.compute.workers import TaskLimits
 from coordinator.services.documents import document_of, release_document, set_hash, tried
@@ -359,20 +360,15 @@ class AnalysisService:
                 given: dict[str, Any] = {"store": self._store.place, "study": study, "held": selection_of(held)}
                 given |= {"estimand": str(found), "maps": maps, "result": result_id, "rests": rests}
                 names = ("term", "method", "test", "level")  # checked where they are used
-                given |= {"how": {name: getattr(request, name) for name in names}}
-                given |= {"estimates": self.analysts.quotas.estimates}
-                made = self.computed(ANSWER, given, who, call)
+                room = self.analysts.quotas.estimates
+                given |= {"how": {name: getattr(request, name) for name in names}, "estimates": room}
+                parts = [] if maps else dealt(plan, found, held, workers=self._engine.each, room=room)
+                made = self.computed(ANSWER, given, who, call, parts)
                 if made["damaged"]:
                     _log.warning("%d kept estimates of %s were damaged, and were made again", made["damaged"], study)
                 document = self._proven(made["told"])
-                draft = ResultDraft(
-                    study=study,
-                    wave=made["wave"],
-                    kind="analysis",
-                    question=document["asked"],
-                    used=made["used"],
-                    numbers=made["numbers"],
-                )
+                rest = {name: made[name] for name in ("wave", "used", "numbers")}
+                draft = ResultDraft(study=study, kind="analysis", question=document["asked"], **rest)
                 saved = functools.partial(remember, draft=draft, today=self._today())
                 data = self.analysts.give(who, canonical_json(document), beside=saved, **line(document))
                 self._given += 1
@@ -580,9 +576,11 @@ class AnalysisService:
                 yield RowsChunk(data=data)
 
     # -- turns --------------------------------------------------------------------------------------------------
-    def computed(self, task: str, given: Mapping[str, Any], who: Analyst, call: Call) -> Any:
+    def computed(
+        self, task: str, given: Mapping[str, Any], who: Analyst, call: Call, parts: Sequence[Sequence[str]] = ()
+    ) -> Any:
         """What a task gives, in a worker. Raises: what it refuses, RateRefusal, EstimateRefusal, NetworkRefusal."""
-        return self._engine.run(task, given, owner=who.serial, left=call.left, begun=call.begun)
+        return self._engine.run_in_parts(task, given, parts, owner=who.serial, left=call.left, begun=call.begun)
 
 
 class _QueryLock:

@@ -23,6 +23,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from coordinator.services.compute.parts import PART as PART_S
+from coordinator.services.compute.parts import ROW, SITE
 from tests.benchmarks import question_sites, record, scale_costs
 from tests.benchmarks.scale_model import (
     CLIENT,
@@ -55,7 +57,6 @@ TOGETHER, EACH, CORES = (
     2,
 )  # analysts at once, questions of each, and cores of the machine that measures
 ROOM = 1 << 24  # numbers that a worker keeps of tables (`EstimateCache`)
-LINES = 1 << 15  # sites' estimates that it keeps
 TARGETS = (3.0, 10.0, 60.0)
 MIXES = {"course": (0.8, 0.1, 0.1), "mixed": (0.5, 0.2, 0.3), "research": (0.1, 0.2, 0.7)}
 MODELS = (("cox", 0.5), ("logistic", 0.3), ("mean", 0.2))
@@ -124,7 +125,7 @@ def costs_of(measured: dict[str, Any], sites: int, rows: int, *, objects: bool =
         reread=not decoded,
         kept=min(1.0, ROOM / (sites * site("cells_kept"))),
         pooled=serving("pooled otherwise", "worker_s"),
-        answers_kept=max(1, LINES // sites),
+        parts=min(sites, int(sites * (SITE + ROW * rows) / PART_S)),
         serving={kind: serving(kind, "serving_s") for kind in KINDS},
         write=min(commit, serving("repeated", "serving_s") / 4),
         bundle=sites * site("bundle_bytes"),
@@ -194,7 +195,7 @@ def compared(measured: dict[str, Any], runs: dict[str, Any]) -> dict[str, Any]:
     each = older["cpu_seconds_each"]
     # The version that was measured there computed in the interpreter that answers.
     known = {"fit": {"cox": each}, "cold": {"cox": each}, "lost": {"cox": each}}
-    whole = Costs(**known, kept=1.0, pooled=0.0, answers_kept=1, serving=dict.fromkeys(KINDS, 0.0))
+    whole = Costs(**known, kept=1.0, pooled=0.0, serving=dict.fromkeys(KINDS, 0.0))
     seen = ten_at_once(whole, CORES, one_process=True).seconds["new"]
     found["analysis_load"] = {name: beside(older["seconds"][other], seen[name]) for name, other in PAIRS}
     for name, run in runs.items():
@@ -221,7 +222,6 @@ def compared(measured: dict[str, Any], runs: dict[str, Any]) -> dict[str, Any]:
         lost={},
         kept=1.0,
         pooled=0.0,
-        answers_kept=1,
         serving={},
         deliver=one["serving_s"],
         open=one["opening_s"],

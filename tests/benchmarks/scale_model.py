@@ -8,7 +8,7 @@ patience, two bundles that are opened at a time, one transaction that writes. Wh
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -39,8 +39,8 @@ class Costs:
         cold: the same where no table is there: each bundle is read, decoded, and worked out for the first time.
         lost: the same where a worker has been asked before, but does not have what it worked out of these tables.
         kept: share of the sites of whose tables a worker still has that when the next question comes.
-        pooled: of the worker, for estimates that it has kept.
-        answers_kept: questions whose estimates a worker keeps.
+        pooled: of the worker, for estimates that the store has kept.
+        parts: into which a question is dealt out where so many workers may work on it at once (`dealt`).
         serving: of the process that answers analysts, by the kind of call.
         client: of the analyst's own program for each; 0 where that runs elsewhere.
         write: of the one transaction that writes, by a question; it is a part of `serving`.
@@ -55,7 +55,6 @@ class Costs:
     lost: dict[str, float]
     kept: float
     pooled: float
-    answers_kept: int
     serving: dict[str, float]
     client: dict[str, float] = field(default_factory=dict)
     write: float = 0.0
@@ -66,6 +65,7 @@ class Costs:
     commit: float = 0.0
     send: float = 0.0
     task: float = 0.0
+    parts: int = 1
 
     def again(self, model: str) -> float:
         """CPU seconds of a new question in a worker that was asked before."""
@@ -96,7 +96,7 @@ class Machines:
         seconds: of computing that a question may take (`analyst_seconds`).
         network: bytes a second of the line to the bundles.
         in_pieces: whether a question is computed by many workers at once, each of which has read the tables of its own
-            sites: what the product does not do.
+            sites: the product deals a question out to whichever workers are free.
         one_process: whether questions are computed by the interpreter that answers calls, as before version 0.3.
     """
 
@@ -133,11 +133,10 @@ class Asking:
 
 
 class Worker:
-    """A process that computes: whether it has read the tables, and which questions' estimates it has."""
+    """A process that computes: whether it has read the tables."""
 
     def __init__(self, *, warm: bool = False) -> None:
         self.warm = warm
-        self.known: OrderedDict[int, None] = OrderedDict()
 
 
 class Serving:
@@ -171,12 +170,12 @@ class Coordinator:
         self.answered: dict[str, list[float]] = defaultdict(list)
         self.refused: Counter[str] = Counter()
         self.delivered: list[float] = []
-        self.moved, self.questions, self.ends = 0.0, 0, 0.0
+        self.moved = self.ends = 0.0
 
     # -- questions ------------------------------------------------------------------------------------------------
     def analyst(self, number: int, asking: Asking) -> Iterator[Wait]:
         """One analyst's day."""
-        last, count = None, 0
+        asked_before, count = False, 0
         kinds, models = np.cumsum(asking.mix), np.cumsum([share for _, share in asking.models])
         while True:
             if asking.thinks:
@@ -186,16 +185,14 @@ class Coordinator:
             count += 1
             kind = KINDS[min(2, int(np.searchsorted(kinds, self.rng.random(), side="right")))]
             model = asking.models[min(len(models) - 1, int(np.searchsorted(models, self.rng.random(), side="right")))]
-            if kind == "pooled otherwise" and last is None:
+            if kind == "pooled otherwise" and not asked_before:
                 kind = "new"
-            if kind == "new":
-                self.questions += 1
-                last = self.questions
+            asked_before |= kind == "new"
             begun = self.clock.now
             self.asked[kind] += 1
             # Its own program is a part of the wait where it shares the machine.
             yield from self._by(self.clients, self.costs.client.get(kind, 0.0))
-            why = yield from self._call(self.serving[number % len(self.serving)], number, kind, model[0], last)
+            why = yield from self._call(self.serving[number % len(self.serving)], number, kind, model[0])
             if why:
                 self.refused[why] += 1
                 yield self.clock.sleep(AGAIN)
@@ -208,7 +205,7 @@ class Coordinator:
         if seconds:
             yield from interpreter.within(self.cores.work(seconds))
 
-    def _call(self, at: Serving, owner: int, kind: str, model: str, question: int | None) -> Iterator[Wait]:
+    def _call(self, at: Serving, owner: int, kind: str, model: str) -> Iterator[Wait]:
         """One call; why it was refused, blank where it was answered."""
         if at.calls >= IN_THE_MAKING:
             return NO_ROOM
@@ -219,8 +216,11 @@ class Coordinator:
         yield from self._by(at.interpreter, cost / 2)
         why = ""
         if kind != "repeated":
+            apart = 1 if kind != "new" or self.machines.in_pieces else min(self.machines.places - 1, self.costs.parts)
+            if apart > 1:
+                yield self._parts(at, owner, model, late, apart)
             if (yield at.turns.take(owner)):
-                why = yield from self._computed(at, kind, model, question, late)
+                why = yield from self._computed(at, kind if apart < 2 else "pooled otherwise", model, late)
                 at.turns.leave(owner)
             else:
                 why = NO_PLACE
@@ -235,8 +235,27 @@ class Coordinator:
         at.calls -= 1
         return why
 
-    def _computed(self, at: Serving, kind: str, model: str, question: int | None, late: float) -> Iterator[Wait]:
-        """What a worker does; why it did not."""
+    def _parts(self, at: Serving, owner: int, model: str, late: float, count: int) -> Wait:
+        """A question's sites dealt out to so many workers: over when the last of them is."""
+
+        def wait(resume):
+            left = [count]
+
+            def part() -> Iterator[Wait]:
+                if (yield at.turns.take(owner)):
+                    yield from self._computed(at, "new", model, late, count)
+                    at.turns.leave(owner)
+                left[0] -= 1
+                if not left[0]:
+                    resume()
+
+            for _ in range(count):
+                self.clock.begin(part())
+
+        return wait
+
+    def _computed(self, at: Serving, kind: str, model: str, late: float, parts: int = 1) -> Iterator[Wait]:
+        """What a worker does, of one of so many parts; why it did not."""
         if self.hands is not None:
             yield self.hands.take()
             worker = self.elsewhere.pop(int(self.rng.integers(len(self.elsewhere))))
@@ -244,7 +263,7 @@ class Coordinator:
             worker = at.idle.pop() if at.idle else Worker(warm=self.machines.in_pieces)
         if self.costs.task:
             yield self.clock.sleep(self.costs.task)
-        work, read = self._work(worker, kind, model, question)
+        work, read = (one / parts for one in self._work(worker, kind, model))
         if read:
             self.moved += read
             yield self.network.work(read / self.machines.network)
@@ -284,18 +303,12 @@ class Coordinator:
 
         return wait
 
-    def _work(self, worker: Worker, kind: str, model: str, question: int | None) -> tuple[float, float]:
+    def _work(self, worker: Worker, kind: str, model: str) -> tuple[float, float]:
         """CPU seconds of a question in this worker, and bytes that it has to read."""
         costs = self.costs
-        if kind == "pooled otherwise" and question in worker.known:
-            worker.known.move_to_end(question)
+        if kind == "pooled otherwise":
             return costs.pooled, 0.0
-        before = worker.warm
-        worker.warm = True
-        if question is not None:
-            worker.known[question] = None
-            while len(worker.known) > costs.answers_kept:
-                worker.known.popitem(last=False)
+        before, worker.warm = worker.warm, True
         if not before:
             return costs.cold[model], costs.bundle
         return costs.again(model), (1 - costs.kept) * costs.bundle * costs.reread

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from coordinator.services.compute.tasks import ANSWERING
@@ -12,6 +14,7 @@ from shared.errors import EstimateRefusal, NetworkRefusal, RateRefusal, Refusal
 
 __all__ = ["PATIENCE", "ComputeEngine"]
 
+WORK_OUT = "coordinator.services.compute.parts:work_out"
 PATIENCE = 30.0  # seconds that a question waits for a free place
 
 
@@ -46,6 +49,36 @@ class ComputeEngine:
         """Leave nothing in memory of what releases held until now."""
         for one in filter(None, (self.here, self.elsewhere)):
             one.forget()
+
+    @property
+    def each(self) -> int:
+        """Questions, or parts of one, that are computed for one token at once."""
+        return (self.elsewhere or self.here).each
+
+    def run_in_parts(
+        self,
+        task: str,
+        given: Mapping[str, Any],
+        parts: Sequence[Sequence[str]],
+        *,
+        owner: str,
+        left: Callable[[], bool] = lambda: False,
+        begun: Callable[[], None] = lambda: None,
+    ) -> Any:
+        """As `run`, once each part's sites have been worked out by a worker of its own, at the same time.
+
+        Args:
+            parts: sites of each (`coordinator.services.compute.parts.dealt`); none for a task that is run whole.
+        """
+
+        def work_out(sites: Sequence[str]) -> None:
+            with contextlib.suppress(Refusal):  # the task does without, and says what is the matter
+                self.run(WORK_OUT, {**given, "sites": list(sites)}, owner=owner, left=left, begun=begun)
+
+        if parts:
+            with ThreadPoolExecutor(len(parts)) as pool:
+                list(pool.map(work_out, parts))
+        return self.run(task, given, owner=owner, left=left, begun=begun)
 
     def run(
         self,

@@ -21,12 +21,23 @@ from shared.terminal import plain
 
 if TYPE_CHECKING:
     from coordinator.answers import queries, release_selection, site_answers
+    from coordinator.services.compute.kept_estimates import KeptEstimates
     from coordinator.store.store import AcceptedRelease, Store
     from shared.estimands.questions import Estimand
     from shared.mechanisms.base import Extent
     from shared.releases.receipt import Receipt
 
-__all__ = ["READING", "answer", "check_bundle", "missing", "read_own", "rows", "selection_of"]
+__all__ = [
+    "READING",
+    "answer",
+    "check_bundle",
+    "held_of",
+    "missing",
+    "opened_of",
+    "read_own",
+    "rows",
+    "selection_of",
+]
 
 READING = (
     *("pandas", "pyarrow.parquet", "pyarrow.compute", "pyarrow.pandas_compat", "pyarrow.vendored.version"),
@@ -168,7 +179,7 @@ def selection_of(held: release_selection.ReleaseSelection) -> dict[str, Any]:
     }
 
 
-def _held(store: Store, study: str, selection: Mapping[str, Any]) -> release_selection.ReleaseSelection:
+def held_of(store: Store, study: str, selection: Mapping[str, Any]) -> release_selection.ReleaseSelection:
     """The holding that `selection_of` wrote. Raises: StateRefusal (its releases are no longer known)."""
     from coordinator.answers import release_selection
 
@@ -208,14 +219,12 @@ def answer(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises: what `coordinator.answers.queries.ask` raises.
     """
     from coordinator.answers import queries
-    from coordinator.services.compute.kept_estimates import KeptEstimates
     from shared.estimands.questions import parse_estimand
     from shared.releases.synthetic import versions
 
-    store, cache = _opened(*given["store"])
-    cache.kept = kept = KeptEstimates(store, given["estimates"])
+    store, cache, kept = opened_of(given)
     study, found, maps = given["study"], parse_estimand(given["estimand"]), given["maps"]
-    how: dict[str, Any] = {"held": _held(store, study, given["held"]), "cache": cache, **given["how"]}
+    how: dict[str, Any] = {"held": held_of(store, study, given["held"]), "cache": cache, **given["how"]}
     document: Mapping[str, Any]
     if maps:
         document, result, used = _harmonised(store, study, found, maps, how)
@@ -321,6 +330,15 @@ def _release(store: Store, study: str, digest: str) -> AcceptedRelease:
     if found is None or found.study != study:
         raise release_selection.moved()
     return found
+
+
+def opened_of(given: Mapping[str, Any]) -> tuple[Store, site_answers.EstimateCache, KeptEstimates]:
+    """The store of a question, what this worker has worked out of it, and what all of them have."""
+    from coordinator.services.compute.kept_estimates import KeptEstimates
+
+    store, cache = _opened(*given["store"])
+    cache.kept = kept = KeptEstimates(store, given["estimates"])
+    return store, cache, kept
 
 
 @functools.lru_cache(maxsize=8)

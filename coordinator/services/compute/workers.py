@@ -127,6 +127,11 @@ class Workers:
         self._closed = False
         self._era = 0  # a worker of an earlier one is not used again
 
+    @property
+    def each(self) -> int:
+        """Places that one owner may hold at once."""
+        return self._each
+
     def start(self) -> None:
         """Begin to import, so that the first task need not wait for it."""
         _fork_server(self._imports)
