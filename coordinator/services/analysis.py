@@ -579,7 +579,10 @@ class AnalysisService:
     def computed(
         self, task: str, given: Mapping[str, Any], who: Analyst, call: Call, parts: Sequence[Sequence[str]] = ()
     ) -> Any:
-        """What a task gives, in a worker. Raises: what it refuses, RateRefusal, EstimateRefusal, NetworkRefusal."""
+        """What a task gives, in a worker. Raises: what it refuses, RateRefusal, EstimateRefusal, NetworkRefusal.
+
+        Args: as of `ComputeEngine.run_in_parts`.
+        """
         return self._engine.run_in_parts(task, given, parts, owner=who.serial, left=call.left, begun=call.begun)
 
 
