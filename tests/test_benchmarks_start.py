@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 ZOO = "--half reporting --worlds u_shape --kinds binary --n 300"
 FIGURES = f"zoo_moments {ZOO} --sites 2 --draws 1 --name zoo_moments"
 GIVEN = {
-    "cohorts_gap": ["cohorts_gap", "cohorts_gap --carry", "cohorts_gap 1 2 --events"],
+    "cohorts_gap": ["cohorts_gap", "cohorts_gap --carry", "cohorts_gap 1 1 --last", "cohorts_gap 1 2 --events"],
     "design_accuracy": ["design_accuracy --name design_accuracy"],
     "front": ["front 1 --sites 2"],
     "grand_utility": ["grand_utility 1 240 0.1", "grand_utility --grid 1 240:0.1"],

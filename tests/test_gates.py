@@ -324,7 +324,7 @@ def test_what_is_of_no_record_still_stops_the_run_and_refuses_nothing(tmp_path, 
 
 
 def test_a_pause_during_the_attacks_is_still_a_pause(tmp_path, plan, site, table, monkeypatch):
-    def paused(**_):
+    def paused(*_, **__):
         raise PausedRefusal("this site must not be paused")
 
     monkeypatch.setattr(attacks, "attack", paused)

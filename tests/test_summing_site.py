@@ -42,12 +42,18 @@ def test_the_level_that_a_site_tells_has_the_noise_that_its_plan_is_charged_for(
     with hospital.hub.egress("north") as egress:
         draw = work_of(hospital, egress)._verified(member, SumStep.LEVEL, content)
         levels = [draw() for _ in range(600)]
+        records = OwnRecords.read(member, hospital.source, hospital.site(egress))
+    look = LookOrder.from_bytes(content, asked.plan.release.terms(asked.plan)).look
+    counted = records.look(look).level(records.x, records.y)[:, 0].sum()
     for told in (np.array([one.events for one in levels]), np.array([one.charges for one in levels])):
         share = 599 * (told.std(ddof=1) / sigma) ** 2
         assert 0.0001 < stats.chi2.cdf(share, 599) < 0.9999, told.std(ddof=1) / sigma
     table = pd.read_csv(hospital.source.path)
     events = np.array([one.events for one in levels])
-    assert events.mean() == pytest.approx(table.cvd[table.time <= 25].sum(), abs=5 * sigma / 24)
+    assert events.mean() == pytest.approx(counted, abs=5 * sigma / 24)
+    # Who had the event after more than one was expected of them is not counted: by these pilots hardly anybody.
+    there = table.cvd[table.time <= 25].sum()
+    assert 0.95 * there <= counted <= there
 
 
 def test_whoever_has_withdrawn_since_the_pilot_adds_nothing_and_the_number_of_records_stays(asked):

@@ -32,6 +32,7 @@ WORDS = ("CANARY", "cohort.csv", "187.25")
 # and as a release's author.
 SAID = {
     "AuthoritiesRequest": set(),
+    "LimitsRequest": set(),
     "MembershipRequest": {
         "statements"
     },  # signed: grants, changes of leads and keys, reasons that a person chose to tell

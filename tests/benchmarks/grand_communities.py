@@ -28,7 +28,6 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import numpy as np
 
 from shared.base.randomness import seeded_rng
-from shared.mechanisms.grand.clusters import agreement
 from shared.mechanisms.grand.clusters import communities as clustered
 from shared.mechanisms.grand.labels import LEAST_OF_A_LABEL, LabelPrivate, parted
 from shared.mechanisms.grand.noise import Labelled, NodePrivate
@@ -36,6 +35,7 @@ from site_agent.models.latent_space import LatentSpace, communities, draw_pairs
 from tests.benchmarks import record
 from tests.benchmarks.grand_networks import estimated, halves, private, resumed
 from tests.benchmarks.paper.bounds import PaperModeAtPTimesEpsilon
+from tests.stage.networks import agreement
 
 SEED, GROUPS, WITHIN = 714, 3, 5.0
 NODES, DEGREE = record.sized((8000, 200), (400, 40))
