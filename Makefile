@@ -35,6 +35,8 @@ soak: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.honest 100 --epsilon 1 --world misfit
 	@$(BIN)/python -m tests.benchmarks.secure_sum
 	@$(BIN)/python -m tests.benchmarks.secure_sum --world misfit
+	@$(BIN)/python -m tests.benchmarks.secure_sum 20 14001 --no-rows --name secure_sum_stated_fits
+	@$(BIN)/python -m tests.benchmarks.secure_sum 20 14001 --no-rows --world misfit --name secure_sum_stated_misfit
 	@$(BIN)/python -m tests.benchmarks.secure_sum_vector
 	@$(BIN)/python -m tests.benchmarks.secure_sum_vector --world misfit
 	@$(BIN)/python -m tests.benchmarks.secure_sum_vector --covariates 10

