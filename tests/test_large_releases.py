@@ -17,7 +17,7 @@ from site_agent.config import Limits, SiteFloors
 from site_agent.ledger import files
 from site_agent.records.pseudonyms import Pseudonyms, in_order, pseudonym
 from site_agent.release.drawing import _found_now
-from site_agent.release.pipeline.before_draw import before_draw
+from site_agent.release.pipeline.before_draw import require_apart
 from site_agent.release.sealed_state import ReleasedRows
 from tests.benchmarks import large_tables
 from tests.benchmarks.record import RESULTS
@@ -83,10 +83,10 @@ def test_the_rows_of_a_release_are_written_as_they_were():
 
 def test_populations_are_compared_whatever_holds_them():
     made = Pseudonyms.of(persons(200), key=KEY)
-    known = {"n": 200, "delta": 1e-9, "limits": Limits.of(Floors(), SiteFloors()), "persons": made}
-    before_draw(**known, earlier={"before": frozenset(made)})
+    known = {"n": 200, "limits": Limits.of(Floors(), SiteFloors()), "persons": made}
+    require_apart(**known, earlier={"before": frozenset(made)})
     with pytest.raises(DifferencingRefusal, match="3 beside release before"):
-        before_draw(**known, earlier={"before": frozenset(made[3:])})
+        require_apart(**known, earlier={"before": frozenset(made[3:])})
 
 
 def test_what_cannot_be_counted_is_told_when_it_is_asked():
