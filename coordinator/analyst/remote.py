@@ -399,7 +399,7 @@ class Study(Questions, Shown):
         require_addable(plans)
 
         # Under a secure sum the other sites' pilots are behind the rows, too.
-        behind = "" if plans[-1].release.mechanism == "secure_sum" else site
+        behind = "" if plans[-1].release.follow else site
         before = self.releases(site=behind).document["held"] | {site: held}
 
         def still() -> None:

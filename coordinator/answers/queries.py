@@ -27,6 +27,7 @@ from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands.answer import Estimand, Estimate
 from shared.estimands.effects import asked, asked_of, effect_name, in_words, shown, time_unit
 from shared.estimands.kinds import DESCRIBED
+from shared.mechanisms.kinds import kind
 from shared.privacy.stated import shown_price
 from shared.terminal import plain
 
@@ -176,7 +177,7 @@ class PooledAnswer:
         Of whom a restored coordinator has not heard yet; how far the records' own may lie, and the conditions of
         Theorem 3 that do not hold. Of released rows alone: the theorem speaks of no other release.
         """
-        drawn = {source.site for source in self.sources if source.mechanism == "latent_noise"}
+        drawn = {source.site for source in self.sources if kind(source.mechanism).draws_rows}
         used = [row for row in self.result.estimates if row.site in drawn]
         first = [uncompared_caution(self.uncompared)] if self.uncompared else []
         first += filter(None, [self.unsummed])
@@ -367,7 +368,7 @@ def _summed(
 ) -> tuple[dict[str, SummedAnswer], str]:
     """The secure sum's answer to each term that it is of, or why there is none: blank under any other plan."""
     releases = [release for several in held.parts.values() for release in several]
-    if any(release.receipt.mechanism != "secure_sum" for release in releases):
+    if not all(kind(release.receipt.mechanism).follow for release in releases):
         return {}, ""
     from coordinator.pooling.secure_sum.reading import read_sum
     from shared.mechanisms.secure_sum.plan import SecureSumPlan

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from coordinator.pooling.gaps import Gap, released_flow, reperturbed
 from shared.errors import Refusal
 from shared.estimands.answer import Estimand
+from shared.mechanisms.kinds import kind
 
 if TYPE_CHECKING:
     from coordinator.store.store import Store
@@ -26,7 +27,7 @@ def fitted_elsewhere(held: ReleaseSelection) -> dict[str, float | None]:
     out: dict[str, float | None] = {}
     for site, releases in held.parts.items():
         receipt = releases[-1].receipt
-        if receipt.mechanism == "latent_noise":
+        if kind(receipt.mechanism).draws_rows:
             share = float(receipt.parameters.get("holdout", 0.0))
             out[site] = share / (1 - share) if receipt.posture == "holdout" else None
     return out
@@ -35,7 +36,7 @@ def fitted_elsewhere(held: ReleaseSelection) -> dict[str, float | None]:
 def unknown_gap(held: ReleaseSelection, known: Collection[str]) -> str:
     """Why no number is told of how far the records' own estimate lies; empty where the number was seen to hold."""
     drawn = {site: parts[-1].receipt for site, parts in held.parts.items() if site not in known}
-    drawn = {site: receipt for site, receipt in drawn.items() if receipt.mechanism == "latent_noise"}
+    drawn = {site: receipt for site, receipt in drawn.items() if kind(receipt.mechanism).draws_rows}
     unseen = sorted(site for site, receipt in drawn.items() if receipt.posture in ("public", "private"))
     if unseen:
         return _UNTOLD.format(f"the flow of {', '.join(unseen)} was not fitted on the records as they are")

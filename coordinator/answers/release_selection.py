@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.answers.spending import ReleasePrices
 from shared.base.canonical import canonical_json
 from shared.errors import EstimateRefusal, ParameterError, StateRefusal
+from shared.mechanisms.kinds import kind
 from shared.privacy.stated import all_given
 from shared.terminal import plain
 
@@ -229,7 +230,7 @@ def holding(
 def _opened(store: Store, parts: Mapping[str, tuple[AcceptedRelease, ...]], cut: _Cut) -> StoredSum | None:
     """What was opened under the plan of these releases, unless the log took it up after the revision asked for."""
     every = [release for releases in parts.values() for release in releases]
-    for plan in sorted({release.plan_hash for release in every if release.receipt.mechanism == "secure_sum"}):
+    for plan in sorted({release.plan_hash for release in every if kind(release.receipt.mechanism).follow}):
         found = store.opened_sum(plan)
         if found is not None and (cut.last is None or found.log_index <= cut.last):
             return found

@@ -55,7 +55,7 @@ def attack_line(plan: StudyPlan, w: float | None, d: int) -> list[ChecklistLine]
     Args:
         w: the weight of the planned mechanism; None where it has none. d: its encoded columns.
     """
-    if plan.posture != "local" or plan.release.mechanism != "latent_noise" or w is None:
+    if plan.posture != "local" or not plan.release.draws_rows or w is None:
         return []
     n = min(MOST, MOST if plan.expected is None else max(plan.expected.persons, plan.floors.persons))
     limits = plan.floors.own_row_linkage, plan.floors.extreme_linkage

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.planning.plan_form import MECHANISMS, toml_of
 from shared.errors import ParameterError, Refusal
+from shared.mechanisms.kinds import kind
 
 if TYPE_CHECKING:
     from shared.terminal.prompts import Prompt
@@ -87,7 +88,7 @@ def interview(form: dict[str, Any], prompt: Prompt, say: Callable[[str], None]) 
     say("What leaves a hospital, and its price")
     filled["mechanism"] = prompt("Mechanism", "moments", among=MECHANISMS)
     filled["epsilon"] = prompt(
-        "ε of one release", "6" if filled["mechanism"] == "latent_noise" else "1", check=_positive
+        "ε of one release", "6" if kind(filled["mechanism"]).draws_rows else "1", check=_positive
     )
     filled["cap"] = prompt("ε that a person may be charged in all", _needed(filled), check=_positive)
     return filled

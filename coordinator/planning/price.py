@@ -184,7 +184,7 @@ def conditions(plan: StudyPlan) -> tuple[Condition, ...] | None:
     That sites differ (τ₀ > 0) no plan can state: an answer is held to it
     (`coordinator.answers.queries.PooledAnswer.cautions`).
     """
-    if plan.expected is None or plan.release.mechanism != "latent_noise":
+    if plan.expected is None or not plan.release.draws_rows:
         return None
     return theorem3(plan.expected.sites, plan.expected.persons)
 

@@ -63,8 +63,7 @@ def review(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan
         *_calendar(plan, today),
         *_price(plan),
         *_theorem3(plan),
-        *_declared(plan),
-        *_secure_sum(plan),
+        *plan.release.review(plan),
         _floors(plan),
     ]
     try:
@@ -301,41 +300,6 @@ def _theorem3(plan: StudyPlan) -> list[ChecklistLine]:
         ChecklistLine(name="theorem 3", state="warn", detail=f"{one.given}; it asks that {one.must}", fix=one.fix)
         for one in found
     ]
-
-
-def _declared(plan: StudyPlan) -> list[ChecklistLine]:
-    """Which coefficients of noisy moments rest on the model of everything; nothing of other mechanisms."""
-    if plan.release.mechanism != "moments":  # whose module loads pandas, which other plans have no use for
-        return []
-    from shared.mechanisms.moments.plan import MomentsPlan
-
-    assert isinstance(plan.release, MomentsPlan)
-    found = plan.release.doubtful(plan)
-    if not found:
-        return [ChecklistLine(name="declared", detail="every coefficient is the regression's own")]
-    return [ChecklistLine(name="declared", state="warn", detail=detail, fix=fix) for detail, fix in found]
-
-
-def _secure_sum(plan: StudyPlan) -> list[ChecklistLine]:
-    """Who sees how much of a secure sum, and whether a planned analysis is answered by it; nothing of others."""
-    if plan.release.mechanism != "secure_sum":  # as of `_declared`
-        return []
-    from shared.estimands.questions import parse_estimand
-    from shared.mechanisms.secure_sum.plan import SecureSumPlan
-
-    release = plan.release
-    assert isinstance(release, SecureSumPlan)
-    rows = "; ".join(f"{who}: ε {shown_epsilon(epsilon)}" for who, epsilon in release.seen_by(plan).items())
-    lines = [ChecklistLine(name="who looks", detail=rows)]
-    asked = [parse_estimand(formula) for formula in plan.estimands.values()]
-    if not any(release.summed_terms(plan, question) for question in asked):
-        kind = "cox" if release.outcome == "survival" else "logistic"
-        model = f"{kind}({', '.join(release.responses)}) ~ {' + '.join(release.covariates)}"
-        detail = "no planned analysis is answered by it: what each site releases by itself answers all others"
-        units = " and ".join(f"{name}/{per:g}" for name, per in release.coefficients.items())
-        fix = f"Plan {model}, the coefficient's units as in {units}."
-        lines.append(ChecklistLine(name="secure sum", state="warn", detail=detail, fix=fix))
-    return lines
 
 
 def _floors(plan: StudyPlan) -> ChecklistLine:

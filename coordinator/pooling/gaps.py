@@ -131,7 +131,7 @@ def released_flow(
     from shared.flows.chain import Composed
     from shared.plans.public_start import public_start
 
-    if plan.release.mechanism != "latent_noise":
+    if not plan.release.draws_rows:
         return None
     if plan.posture == "public":
         return public_start(encoder, plan.reference)

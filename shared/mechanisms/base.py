@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shared.estimands.answer import Estimand, Estimate
     from shared.plans.plan import StudyPlan
     from shared.privacy.accountant import Event
+    from shared.terminal import ChecklistLine
 
 __all__ = [
     "Aggregates",
@@ -201,6 +202,10 @@ class MechanismPlan(ABC):
     def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
         """Sentences for a steward: what this mechanism does not cover, beyond what no release covers."""
         return ()
+
+    def review(self, plan: StudyPlan) -> list[ChecklistLine]:
+        """Lines of a lead's checklist that only this mechanism has: what its answers will not be sure of, and a fix."""
+        return []
 
     @abstractmethod
     def extent(self, plan: StudyPlan, n: int) -> Extent:

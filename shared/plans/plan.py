@@ -309,7 +309,7 @@ class StudyPlan:
     @property
     def _may_draw_outcomes_last(self) -> bool:
         return (
-            self.release.mechanism == "latent_noise"
+            self.release.draws_rows
             and self.posture in ("local", "holdout")
             and self.training.margins == "normal_scores"
             and not getattr(self.release, "carry", "")
@@ -330,7 +330,7 @@ class StudyPlan:
             else:
                 must(width == 1, f"quasi_identifiers.{name} must be 1: its levels are no numbers", width)
         must(
-            not given or self.release.mechanism == "latent_noise",
+            not given or self.release.draws_rows,
             "[quasi_identifiers] must go with rows that follow single records, which latent noise releases",
             repr(self.release.mechanism),
         )

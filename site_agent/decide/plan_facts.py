@@ -202,7 +202,7 @@ def require_due(at: Desk, plan: StudyPlan, day: dt.date) -> int:
 def looking_ahead(plan: StudyPlan) -> list[str]:
     """The command that shows what attacks find before anything is charged, where the plan lets them refuse."""
     varied = bool(getattr(plan.release, "vary", ""))
-    if plan.posture != "local" or plan.release.mechanism != "latent_noise" or varied:
+    if plan.posture != "local" or not plan.release.draws_rows or varied:
         return []
     return [f"site-agent curve {plan.study}        (what attacks find at this w and others; nothing is charged)"]
 

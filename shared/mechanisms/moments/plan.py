@@ -43,6 +43,7 @@ from shared.privacy.accountant import Event
 if TYPE_CHECKING:
     from shared.base.randomness import Noise
     from shared.plans.plan import StudyPlan
+    from shared.terminal import ChecklistLine
 
 __all__ = ["COLUMNS", "MomentsPlan"]
 
@@ -186,6 +187,13 @@ class MomentsPlan(Aggregates):
             f"{self.outcome} on {len(self.covariates)} covariates{declared}, {len(names_of(design)[0])} figures, "
             f"noise of {sigma_of(design.spec, 0):.4g} persons on each count"
         )
+
+    def review(self, plan: StudyPlan) -> list[ChecklistLine]:
+        """Which coefficients rest on the model of everything."""
+        from shared.terminal import ChecklistLine
+
+        found = [ChecklistLine(name="declared", state="warn", detail=d, fix=fix) for d, fix in self.doubtful(plan)]
+        return found or [ChecklistLine(name="declared", detail="every coefficient is the regression's own")]
 
     def doubtful(self, plan: StudyPlan) -> list[tuple[str, str]]:
         """What coefficients of the plan will be answered less surely than they say, and what may be done, in words."""

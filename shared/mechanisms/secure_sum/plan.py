@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from shared.base.randomness import Noise
     from shared.estimands.answer import Estimand, Estimate
     from shared.plans.plan import StudyPlan
+    from shared.terminal import ChecklistLine
 
 __all__ = ["SecureSumPlan", "SummedTerm"]
 
@@ -207,6 +208,23 @@ class SecureSumPlan(Aggregates):
         """Of everything under the plan: the coordinator alone, with its colluders, with half, with all others."""
         rows = trust_rows(self._visible(plan), [self._priced(plan)], plan.budget.delta)
         return {_who(row, len(self.members)): row.epsilon for row in rows}
+
+    def review(self, plan: StudyPlan) -> list[ChecklistLine]:
+        """Who sees how much, and whether a planned analysis is answered by the sum."""
+        from shared.estimands.questions import parse_estimand
+        from shared.terminal import ChecklistLine
+
+        rows = "; ".join(f"{who}: ε {shown_epsilon(epsilon)}" for who, epsilon in self.seen_by(plan).items())
+        lines = [ChecklistLine(name="who looks", detail=rows)]
+        asked = [parse_estimand(formula) for formula in plan.estimands.values()]
+        if not any(self.summed_terms(plan, question) for question in asked):
+            kind = "cox" if self.outcome == "survival" else "logistic"
+            model = f"{kind}({', '.join(self.responses)}) ~ {' + '.join(self.covariates)}"
+            detail = "no planned analysis is answered by it: what each site releases by itself answers all others"
+            units = " and ".join(f"{name}/{per:g}" for name, per in self.coefficients.items())
+            fix = f"Plan {model}, the coefficient's units as in {units}."
+            lines.append(ChecklistLine(name="secure sum", state="warn", detail=detail, fix=fix))
+        return lines
 
     def most_seen(self, plan: StudyPlan) -> tuple[str, Event]:
         """The coordinator and all other sites, to whom one share of the noise is left."""

@@ -124,6 +124,7 @@ def planned(plan: StudyPlan, made: SealedRelease) -> tuple[tuple[str, bool], ...
 
 def compare(desk: Desk, made: SealedRelease) -> tuple[Earlier, ...]:
     """The release beside every earlier one of its study that left, or still may, the latest first."""
+    from shared.mechanisms.kinds import kind
     from site_agent.release.pipeline import opened
 
     out: list[Earlier] = []
@@ -136,7 +137,7 @@ def compare(desk: Desk, made: SealedRelease) -> tuple[Earlier, ...]:
             continue
         before = opened.open_release(desk.outbox, hold.release_id)
         then, now = before.table, made.table
-        rows = made.receipt.mechanism == "latent_noise"
+        rows = kind(made.receipt.mechanism).draws_rows
         out.append(
             Earlier(
                 release_id=hold.release_id,
