@@ -11,6 +11,7 @@ from hashlib import sha256
 import pytest
 import sqlalchemy as sa
 from service import Hub, anchor_head, small_table
+from stage.ledger import forked
 from test_store import TODAY, plan, put
 
 from coordinator.cli import main
@@ -137,14 +138,12 @@ def test_killed_on_its_way_a_copy_is_not_there_or_whole_and_is_made_by_the_same_
 ):
     url = request.getfixturevalue("url") if way == "postgresql" else f"sqlite:///{tmp_path / 'copy.db'}"
     hub.store.close()
-    child = os.fork()
-    if not child:
+
+    def die():
         os.environ["TRIBUTARY_FAILPOINT"] = point
-        try:
-            copied(Store.open(hub.home), url)
-        finally:
-            os._exit(1)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == 9
+        copied(Store.open(hub.home), url)
+
+    assert forked(die) == -9
     assert bool(tables_of(url)) == (point == "migration.committed")
     made = copied(hub.store, url)
     assert made.there == (point == "migration.committed")
@@ -192,14 +191,12 @@ def test_killed_when_the_settings_name_the_copy_they_name_a_whole_one(tmp_path, 
     monkeypatch.setenv("TRIBUTARY_PASSPHRASE", "correct horse battery")
     home = tmp_path / "hub"
     said(home, "init", "--name", "hub", "--address", "localhost:1")
-    child = os.fork()
-    if not child:
+
+    def die():
         os.environ["TRIBUTARY_FAILPOINT"] = "migration.switched"
-        try:
-            main(["--home", f"{home}", "store", "migrate", url, "--json"])
-        finally:
-            os._exit(1)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == 9
+        main(["--home", f"{home}", "store", "migrate", url, "--json"])
+
+    assert forked(die) == -9
     assert CoordinatorConfig.load(home).store == url
     assert said(home, "log", "verify")["verified"]
 
