@@ -120,7 +120,8 @@ class EstimateCache:
 
     And what was worked out of their tables for any question, so that the next one finds it. A question reads the sites
     in turn: were the oldest to go where room is short, no site would ever find its table again. So what is there mostly
-    stays, and a new table takes the place of another by lot.
+    stays, and a new table takes the place of another by lot; what is drawn like one, which is drawn again sooner than a
+    table is read, goes first.
 
     Args:
         most: how many sites' answers are kept here.
@@ -134,7 +135,7 @@ class EstimateCache:
     {('b',): []}
     """
 
-    def __init__(self, most: int = 1 << 15, cells: int = 1 << 24) -> None:
+    def __init__(self, most: int = 1 << 15, cells: int = 1 << 25) -> None:
         self._most, self._cells, self._lots = most, cells, random.Random(0)
         self._answers: OrderedDict[tuple[tuple[str, ...], Place], Sequence[Estimate]] = OrderedDict()
         self._tables: dict[tuple[str, ...], _Known] = {}
@@ -162,6 +163,8 @@ class EstimateCache:
     ) -> None:
         """Keep answers to a question, which rest on the bundles `used`."""
         self._remember(about, made)
+        with self._lock:
+            self._make_room()
         if self.kept is not None and made:
             self.kept.add(about, study, made, used)
 
@@ -194,17 +197,25 @@ class EstimateCache:
         return found
 
     def _make_room(self) -> None:
-        """Let go of tables until the others fit: by lot, and of the latest seven times as readily as of the others."""
+        """Let go of what is drawn like some tables, then of tables, until the others fit.
+
+        By lot; of the latest tables seven times as readily as of the others.
+        """
         held = {key: known.cells for key, known in self._tables.items()}
         latest, total = [key for key in dict.fromkeys(self._latest) if key in held], sum(held.values())
         others = [key for key in held if key not in self._latest]
+        self._latest.clear()
+        for key in self._lots.sample([*held], len(held) if total > self._cells else 0):
+            if total > self._cells and (surrogate := self._tables[key].surrogate) is not None:
+                surrogate.forget_drawn()
+                total += self._tables[key].cells - held[key]
+                held[key] = self._tables[key].cells
         self._lots.shuffle(latest)
         self._lots.shuffle(others)
         while total > self._cells:
             gone = latest if latest and (not others or self._lots.random() < 7 / 8) else others
             total -= held[gone[-1]]
             del self._tables[gone.pop()]
-        self._latest.clear()
 
     def forget(self, taken: Collection[str]) -> None:
         """Keep nothing of tables with a bundle that its site took back."""
@@ -456,8 +467,10 @@ def released_inflation(
 
 def copies(store: Store, releases: Sequence[AcceptedRelease], combined: bool) -> bool:
     """True if a site's rows may hold the same persons more than once."""
+    if len(releases) < 2:  # each has its persons once
+        return False
     redrawn = any(release.receipt.returning != "append" for release in releases)
-    return (combined and redrawn and len(releases) > 1) or may_share_persons(_plans(store, releases))
+    return (combined and redrawn) or may_share_persons(_plans(store, releases))
 
 
 def _plans(store: Store, releases: Sequence[AcceptedRelease]) -> list[StudyPlan]:

@@ -291,6 +291,11 @@ class SurrogateSampler:
         columns, drawn = list(self._margins.values()), list(self._drawn.values())
         return sum(2 * len(scores) for _, scores in columns) + sum(2 * rows.cells for _, rows in drawn)
 
+    def forget_drawn(self) -> None:
+        """Keep no tables that were drawn: they are drawn again sooner than the columns are worked out."""
+        with self._lock:
+            self._drawn.clear()
+
     def draw(
         self, table: pd.DataFrame | QuestionRows, columns: Sequence[str], r: float, rows: int = SURROGATE_ROWS
     ) -> pd.DataFrame:

@@ -397,12 +397,11 @@ class AnalysisService:
         """
         provenance = document["provenance"]
         size, head = self._watch.head(self._today())
-        places = {}
-        for digest in provenance.get("rests_on", provenance["bundles"]):
-            release = self._store.by_bundle(digest)
-            if release is None or release.log_index >= size:
-                return document
-            places[release.log_index] = digest
+        rests = provenance.get("rests_on", provenance["bundles"])
+        found = self._store.log_places(rests)
+        if not all(digest in found and found[digest] < size for digest in rests):
+            return document
+        places = {found[digest]: digest for digest in rests}
         nodes: dict[str, int] = {}  # neighbours share most of their proofs
         logged = {
             places[one.index]: {

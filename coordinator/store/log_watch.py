@@ -161,8 +161,9 @@ class LogWatch:
         for place in range(0, len(wanted), 500):  # an SQL statement has room for some hundred values
             query = sa.select(db.log.c.index, db.log.c.entry).where(db.log.c.index.in_(wanted[place : place + 500]))
             entries |= {row[0]: row[1] for row in self._read(functools.partial(_rows, query))}
+        tree = self._store.tree()
         return [
-            LoggedEntry(index=index, entry=entries[index], proof=self._store.prove(index, size)) for index in entries
+            LoggedEntry(index=index, entry=entry, proof=tree.inclusion(index, size)) for index, entry in entries.items()
         ]
 
     def page(self, after: int, today: dt.date) -> tuple[bytes, list[str]]:

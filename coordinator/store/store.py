@@ -120,6 +120,7 @@ class Store(Database):
     release_lines = _releases.release_lines
     logged_releases = _releases.logged_releases
     releases_of = _releases.releases_of
+    log_places = _releases.log_places
     release = _releases.release_of
     by_bundle = _releases.by_bundle
     named = _releases.named
