@@ -438,6 +438,13 @@ def bars() -> str:
             if key.startswith("world=")
         ]
         rows += _least("the same, by world, n = 2,000, K = 12", worlds_, {"held": "≥ 92"})
+    if record := results("equal_rows"):
+        of, found = record["all"], {name: 100 * part for name, part in record["shares"].items()}
+        harmless = f"{number(found, 'refused')}: {of['refused']} of {of['releases']:,}"
+        rows += [
+            ["equal rows: harmless releases that are refused, %", "≤ 1", harmless],
+            ["equal rows: planted copies that are found, %", "100", share(found, "copies found", of["copies"])],
+        ]
     return table(("what", "asked", "measured"), rows) + BARS
 
 

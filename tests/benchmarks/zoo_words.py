@@ -34,7 +34,9 @@ BARS = """
 Of one draw noise alone makes a bias of 0.67 (median) and 1.96 (95th percentile) of an answer's own standard error, of
 the mean of two 0.48 and 1.39: less than that cannot be told from none. With no wrong answer there is none that a
 caution could stand by; what a caution can catch at all stands [below](#what-a-caution-can-catch). Transitivity and
-triangles of GRAND's networks are refused; capped counts answer them ([networks.md](networks.md)).
+triangles of GRAND's networks are refused; capped counts answer them ([networks.md](networks.md)). A planted copy is a
+row of somebody who is unlike everybody else, and in tables of few coarse columns it is what a stranger's row may be
+([latent noise](benchmarks/latent-noise.md)).
 
 Not in this zoo: flows trained with noise, cross-products, and a secure sum, whose figures are of other worlds
 ([moments](benchmarks/moments.md)); latent noise of 20,000 patients in more than three worlds; noisy moments of 48 sites
