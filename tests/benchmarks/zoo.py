@@ -194,6 +194,7 @@ def _held_against(got: Sequence[PooledResult], truly: PooledResult | None) -> di
     within = [abs(one.beta - truly.beta) <= gap.interval[1] for one, gap in zip(got, gaps, strict=True) if gap]
     return {
         "real": truly.beta,
+        "real_se": truly.se,
         "bias": float(np.mean(away)),
         "apart": [round(one, 3) for one in away],
         "held": float(held.mean()),
@@ -259,6 +260,8 @@ def _misfit(drawn: Sequence[list[Estimate]], real: Sequence[list[Estimate]], ter
 
 
 KEPT = (
+    "real",
+    "real_se",
     "bias",
     "flow",
     "held",

@@ -165,6 +165,7 @@ def _held_against(got: Sequence[PooledResult], truly: PooledResult) -> dict[str,
     bias = float(np.mean([one.beta for one in got])) - truly.beta
     return {
         "real": truly.beta,
+        "real_se": truly.se,
         "bias_own": bias / float(np.mean([one.se for one in got])),
         "bias_real": bias / truly.se,
         "held": float(held.mean()),
@@ -228,7 +229,18 @@ def summaries(cells: Sequence[dict[str, Any]], epsilons: Sequence[float]) -> dic
     return out
 
 
-KEPT = ("real", "bias_own", "bias_real", "held", "width", "I2", "I2_real", "right_cautioned", "wrong_cautioned")
+KEPT = (
+    "real",
+    "real_se",
+    "bias_own",
+    "bias_real",
+    "held",
+    "width",
+    "I2",
+    "I2_real",
+    "right_cautioned",
+    "wrong_cautioned",
+)
 KEPT += ("site_held", "site_apart", "site_lost")
 
 

@@ -93,6 +93,8 @@ LATER_FIGURES = {
 """Records of the tables that belong to neither half."""
 UNSEEN = "zoo_unseen"
 """The record of `tests.benchmarks.zoo_unseen`: tables that the project had never used."""
+HEART = "zoo_heart"
+"""That of `tests.benchmarks.zoo_heart`: four real hospitals."""
 NAMES = {
     "zoo_moments": "noisy moments, as a new plan has them",
     "zoo_tables": "noisy tables",
@@ -491,7 +493,7 @@ def _least(of: str, sizes: Sequence[Size], asked: Mapping[str, str]) -> list[lis
 
 def page() -> str:
     """The whole page."""
-    from tests.benchmarks.zoo_unseen_page import section
+    from tests.benchmarks import zoo_heart_page, zoo_unseen_page
 
     tuned = ", ".join(name.replace("_", " ") for name in worlds.TUNING)
     parts = [
@@ -521,7 +523,8 @@ def page() -> str:
         AFTER,
         later(),
         by_mechanism(LATER_NAMES, own_sites=True),
-        section(),
+        zoo_unseen_page.section(),
+        zoo_heart_page.section(),
         "## Declaring every coefficient\n",
         SPREADS,
         by_mechanism(DECLARED),
@@ -553,7 +556,8 @@ def measure() -> None:
             half = [] if name in LATER | LATER_FIGURES else ["--half", "reporting"]
             words = [*half, *settings.split(), "--name", name]
             subprocess.run([sys.executable, "-m", f"tests.benchmarks.{module}", *words], cwd=ROOT, check=True)
-    subprocess.run([sys.executable, "-m", "tests.benchmarks.zoo_unseen"], cwd=ROOT, check=True)
+    for module in (UNSEEN, HEART):
+        subprocess.run([sys.executable, "-m", f"tests.benchmarks.{module}"], cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Real tables, cut into their sites: read from folders that environment variables name, and never committed.
 
 TRIBUTARY_REAL_DATA names the folder of `flchain.csv`, `nafld.csv` and `rotterdam.csv` (R package survival);
-TRIBUTARY_HEART_DATA that of the four hospitals' tables of the UCI heart disease data.
+TRIBUTARY_HEART_DATA that of the four hospitals' tables of the UCI heart disease data, which are `heart` in the half
+that is reported, and with a second model `hospitals`, of neither half.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ from tests.benchmarks.worlds import HardWorld
 __all__ = ["NAMES", "table"]
 
 NAMES = ("flchain", "nafld", "rotterdam", "heart")
+APART = ("hospitals",)
+"""Tables of neither half."""
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 
 
 def table(name: str) -> HardWorld:
     """The real table of that name as a world. Raises: KeyError; FileNotFoundError, where no folder is named."""
-    if name not in NAMES:
+    if name not in (*NAMES, *APART):
         raise KeyError(name)
-    variable = "TRIBUTARY_HEART_DATA" if name == "heart" else "TRIBUTARY_REAL_DATA"
+    variable = "TRIBUTARY_HEART_DATA" if name in ("heart", *APART) else "TRIBUTARY_REAL_DATA"
     folder = os.environ.get(variable, "")
     if not folder:
         raise FileNotFoundError(f"{variable} must name the folder of {name}")
-    return {"flchain": _flchain, "nafld": _nafld, "rotterdam": _rotterdam, "heart": _heart}[name](Path(folder))
+    made = {"flchain": _flchain, "nafld": _nafld, "rotterdam": _rotterdam, "heart": _heart, "hospitals": _hospitals}
+    return made[name](Path(folder))
 
 
 def _sites(frame: pd.DataFrame, columns: list[str]) -> list[pd.DataFrame]:
@@ -144,17 +148,39 @@ def _rotterdam(folder: Path) -> HardWorld:
     )
 
 
-def _heart(folder: Path) -> HardWorld:
+def _of_hospitals(folder: Path) -> list[pd.DataFrame]:
     parts = []
     for hospital in HOSPITALS:
         frame = pd.read_csv(folder / f"{hospital}.csv")
         frame["ill"] = (frame["num"] > 0).astype(int)
         columns = ["age", "sex", "exang", "thalach", "ill"]
         parts.append(frame.dropna(subset=columns)[columns].astype(int).reset_index(drop=True))
+    return parts
+
+
+def _hospitals(folder: Path) -> HardWorld:
+    return _world(
+        "hospitals",
+        "four small hospitals that differ much",
+        _of_hospitals(folder),
+        (
+            Column(name="age", kind="integer", lower=20, upper=90),
+            Column(name="sex", kind="binary"),
+            Column(name="exang", kind="binary"),
+        ),
+        {
+            "binary": (Column(name="ill", kind="binary"),),
+            "linear": (Column(name="thalach", kind="integer", lower=50, upper=230),),
+        },
+        "age/10 + sex + exang",
+    )
+
+
+def _heart(folder: Path) -> HardWorld:
     return _world(
         "heart",
         "four small hospitals that differ much",
-        parts,
+        _of_hospitals(folder),
         (
             Column(name="age", kind="integer", lower=20, upper=90),
             Column(name="sex", kind="binary"),
