@@ -37,6 +37,7 @@ soak: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.secure_sum --world misfit
 	@$(BIN)/python -m tests.benchmarks.secure_sum 20 14001 --no-rows --name secure_sum_stated_fits
 	@$(BIN)/python -m tests.benchmarks.secure_sum 20 14001 --no-rows --world misfit --name secure_sum_stated_misfit
+	@$(BIN)/python -m tests.benchmarks.secure_sum_attack
 	@$(BIN)/python -m tests.benchmarks.secure_sum_vector
 	@$(BIN)/python -m tests.benchmarks.secure_sum_vector --world misfit
 	@$(BIN)/python -m tests.benchmarks.secure_sum_vector --covariates 10

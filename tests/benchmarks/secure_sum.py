@@ -9,8 +9,6 @@ the sum pool to, with the intervals that anybody would take. The plan has one en
 and bounds were chosen on seeds from 1001 on, the level in the place of a count of events on seeds from 2001 on; what
 is reported has seeds from 12001 on.
 
-`attack` plays the two worlds that differ most, a record at either end of its bound, for whoever looks alone and for
-whoever looks with all other sites: the masks cancel in both, so what is drawn is the noise that is left to each.
 `cost` takes sums of 12 and 50 sites and counts bytes and time.
 
 With a folder, every repetition is kept there, and a run that was stopped goes on where it was.
@@ -29,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from coordinator.pooling.pool import pool, pool_estimates
 from coordinator.pooling.secure_sum.looks import pilot_places
@@ -40,9 +37,7 @@ from shared.base.randomness import seeded_rng
 from shared.mechanisms.secure_sum.coordinator import SumCoordinator
 from shared.mechanisms.secure_sum.messages import Lists
 from shared.mechanisms.secure_sum.price import trust_rows
-from shared.mechanisms.secure_sum.site import SumSite, noise_share
-from shared.mechanisms.secure_sum.terms import SumTerms
-from shared.privacy.gaussian import gaussian_epsilon
+from shared.mechanisms.secure_sum.site import SumSite
 from shared.releases.receipt import planned_event
 from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import cvd_tables
@@ -52,7 +47,6 @@ from tests.sums import Parts, cohorts_plan
 DELTA = 1e-6
 DROP_OUTS, COLLUDERS = 2, 1
 CLOSE = 0.01
-TRIALS, AT_ONCE = record.sized((400_000, 4000), (400, 200))
 
 
 def plan_of(keys, epsilon, given, **release):
@@ -212,44 +206,6 @@ def costs():
     return out
 
 
-def attack(epsilon):
-    """Largest ε that a thousand thresholds prove of one record's row, at δ, by 99 % Clopper-Pearson bounds."""
-    keys = {f"site-{k:02}": SigningKey.generate() for k in range(12)}
-    plan = cohorts_plan(keys, epsilon, drop_outs=DROP_OUTS, colluders=COLLUDERS)
-    terms, reach = plan.release.terms(plan), plan.release.reach
-    many = SumTerms(**{**{k: getattr(terms, k) for k in terms.__dataclass_fields__}, "coordinates": AT_ONCE})
-    worlds = [round(side * reach / many.grid) for side in (1, -1)]
-    out = {}
-    for who, hidden in (("coordinator alone", 12), ("all others with it", 1)):
-        seen = []
-        for which, value in enumerate(worlds):
-            noises = seeded_rng(7 + which).spawn(hidden)
-            draws = [sum(noise_share(many, noise) for noise in noises) for _ in range(TRIALS // AT_ONCE)]
-            seen.append(np.concatenate(draws) + value)
-        held_by = 10 if hidden == 12 else 1
-        out[who] = {"proved": proved(*seen), "price": trust_price(terms, held_by)}
-    return out | {"trials": TRIALS}
-
-
-def trust_price(terms, hidden):
-    return gaussian_epsilon(terms.event(hidden).sensitivity / terms.event(hidden).sigma, DELTA)
-
-
-def proved(one, other):
-    """The thresholds are chosen on one half of the draws, the best of them is proved on the other."""
-    half = len(one) // 2
-    levels = np.quantile(other[:half], np.linspace(0.5, 0.9995, 200))
-    best = max(levels, key=lambda level: bound(one[:half], other[:half], level))
-    return bound(one[half:], other[half:], best)
-
-
-def bound(one, other, level):
-    hits, false = int((one > level).sum()), int((other > level).sum())
-    low = stats.beta.ppf(0.005, hits, len(one) - hits + 1) if hits else 0.0
-    high = stats.beta.ppf(0.995, false + 1, len(other) - false)
-    return max(math.log(max(low - DELTA, 1e-12) / high), 0.0)
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("repetitions", nargs="?", type=int, default=record.sized(100, 1))
@@ -287,7 +243,7 @@ def main():
         return
     name = given.name or ("secure_sum" if given.world == "fits" else "secure_sum_misfit")
     if name == "secure_sum":
-        results |= {"cost": costs(), "attack": attack(1.0)}
+        results |= {"cost": costs()}
     print(record.write(name, results, seed=given.first))
 
 
