@@ -90,9 +90,7 @@ def test_the_baujat_plot_stands_where_the_diagnostics_say(result):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_two_texts_of_a_page_overlap(result, kind):
-    drawn = draw(
-        kind, result, title="A long title of the figure", note="A note.", filled=trim_and_fill(result), moderator=YEARS
-    )
+    drawn = draw(kind, result, title="A long title of the figure", note="A note.", moderator=YEARS)
     renderer = drawn.figure.canvas.get_renderer()
     boxes = [text.get_window_extent(renderer) for axes in drawn.figure.axes for text in axes.texts if text.get_text()]
     for one, other in itertools.combinations(boxes, 2):

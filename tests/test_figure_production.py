@@ -173,7 +173,7 @@ def test_a_funnel_of_many_names_those_outside_has_contours_and_both_centres():
     rng = np.random.default_rng(1)
     vi = rng.uniform(0.01, 0.3, 60)
     many = replace(pool(rng.normal(0.3, np.sqrt(vi)), vi), scale="log", effect="Risk ratio")
-    drawn = companions.draw("funnel", many, contours=True)
+    drawn = companions.funnel(many, contours=True)
     gids = {item.get_gid() for axes in drawn.figure.axes for item in (*axes.lines, *axes.patches)}
     assert {"contour-0", "contour-1", "contour-2", "region", "pooled", "random"} <= gids
     inside = abs(np.array(many.yi) - many.fixed.beta) <= 1.96 * np.sqrt(np.array(many.vi))
@@ -187,7 +187,7 @@ def test_a_funnel_of_many_names_those_outside_has_contours_and_both_centres():
     assert region.get_xy()[:, 0].max() < high
     proportion = replace(pool([0.1, 0.2], [0.1, 0.1]), scale="logit", effect="Proportion")
     with pytest.raises(ParameterError, match="can be none"):
-        companions.draw("funnel", proportion, contours=True)
+        companions.funnel(proportion, contours=True)
 
 
 def test_a_bubble_plot_draws_the_meta_regression(result, tmp_path, capsys):
@@ -278,7 +278,7 @@ def pictures(result) -> dict[str, object]:
     return {
         "forest": lambda path: forest(result, title=title, columns=columns(), path=path),
         "series": lambda path: forest(result, columns=columns(), compare={"real": other}, path=path),
-        "funnel": lambda path: companions.draw("funnel", many, contours=True, path=path),
+        "funnel": lambda path: companions.funnel(many, contours=True, path=path),
         "bubble": lambda path: companions.draw("bubble", result, moderator=years, path=path),
     }
 

@@ -113,14 +113,12 @@ def draw(
     if group is not None or favours is not None or sort:
         raise ParameterError("subgroups, favours and an order must be of another figure", given=repr(kind))
     from coordinator.figures import companions as companion_figures
-    from coordinator.pooling.diagnostics import trim_and_fill
 
     if kind not in companion_figures.KINDS:
         known = ("forest", *companion_figures.KINDS)
         step = meant(kind, known)
         raise ParameterError(f"the figure must be one of {', '.join(known)}", given=repr(kind), next_step=step)
-    filled = trim_and_fill(result) if kind == "funnel" else None
-    options: dict[str, Any] = {"filled": filled, "contours": contours, "moderator": moderator}
+    options: dict[str, Any] = {"contours": contours, "moderator": moderator}
     companion_figures.draw(kind, result, title=title, note=note, ratio=ratio, path=path, **options)
 
 

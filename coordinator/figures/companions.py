@@ -27,7 +27,7 @@ from coordinator.figures.canvas import (
 )
 from coordinator.figures.style import BAND, BLUE, GAP, GREY, INK, MARGIN, ORANGE, SMALL, TEXT
 from coordinator.figures.wording import View, model_name, p_words, signed, significant, view_of
-from coordinator.pooling.diagnostics import Influence, TrimFill, baujat, influence
+from coordinator.pooling.diagnostics import Influence, TrimFill, baujat, influence, trim_and_fill
 from coordinator.pooling.further.refits import cumulative, leave_one_out
 from coordinator.pooling.pool import PooledResult
 from shared.errors import EstimateRefusal, ParameterError, machine_failures, meant
@@ -48,8 +48,6 @@ def draw(
     title: str = "",
     note: str = "",
     ratio: bool | None = None,
-    filled: TrimFill | None = None,
-    order: Sequence[int] | None = None,
     contours: bool = False,
     moderator: tuple[str, Mapping[str, Any]] | None = None,
     path: str | Path | None = None,
@@ -57,16 +55,18 @@ def draw(
     """Draw one of `KINDS`.
 
     Args:
-        order: of a cumulative figure, as of `refits`.
+        kind: which; a cumulative figure adds the rows in the order of the result, and a funnel shows trim-and-fill.
+        result: what was pooled.
+        title, note, ratio, path: as in `coordinator.figures.forest.forest`.
         contours: of a funnel, as of `funnel`.
         moderator: of a bubble plot, its name and label -> value.
     Raises: ParameterError: another kind or suffix, or a bubble plot of nothing; EstimateRefusal: too few sites for it.
     """
     options: dict[str, Any] = {"title": title, "note": note, "path": path}
     if kind in ("leave-one-out", "cumulative"):
-        return refits(result, kind, order=order, ratio=ratio, **options)  # type: ignore[arg-type]
+        return refits(result, kind, ratio=ratio, **options)  # type: ignore[arg-type]
     if kind == "funnel":
-        return funnel(result, filled=filled, contours=contours, ratio=ratio, **options)
+        return funnel(result, filled=trim_and_fill(result), contours=contours, ratio=ratio, **options)
     if kind == "bubble":
         _at_least(result, 3, "a bubble plot")
         if moderator is None:
