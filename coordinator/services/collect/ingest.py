@@ -11,13 +11,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator.config import Quotas
 from coordinator.services.collect.round_queue import RoundQueue
 from coordinator.services.collect.staging import Staging, no_room, size_of
 from coordinator.services.collect.statements import StatementRules
 from coordinator.services.compute.tasks import READING, require_stated
 from coordinator.services.compute.workers import Busy, Ended, Failed, TaskLimits, Workers
-from coordinator.services.quotas import CallRate, expire_refused
+from coordinator.services.quotas import CallRate
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.store import AcceptedRelease, Store
 from shared.base.durable import fsync_folder
@@ -64,8 +63,6 @@ class Ingest:
         watch: the log that is signed.
         boxes: trainings that the sites run together.
         refused: how often a site may have a release refused.
-        quotas: what one site may leave here.
-        home: the coordinator's home folder.
         max_bundle: most bytes of one release.
         today: gives the UTC date.
     """
@@ -79,14 +76,11 @@ class Ingest:
         *,
         boxes: RoundQueue,
         refused: CallRate,
-        quotas: Quotas,
-        home: Path,
         max_bundle: int,
         today: Callable[[], dt.date],
     ) -> None:
         self._store, self._staging, self._rules, self._watch, self._boxes = store, staging, rules, watch, boxes
-        self._refused, self._quotas, self._home = refused, quotas, home
-        self._max_bundle, self._today = max_bundle, today
+        self._refused, self._max_bundle, self._today = refused, max_bundle, today
         # Opening a bundle takes memory in proportion to its table; two at a time bound it.
         limits = TaskLimits(memory=MEMORY_FACTOR * max_bundle + (64 << 20), cpu=CPU, wall=WALL)
         self.opening = Workers(imports=READING, places=2, limits=limits, fresh=True)
@@ -345,4 +339,4 @@ class Ingest:
         part.with_suffix(".json").unlink(missing_ok=True)
         part.with_suffix(".opened").unlink(missing_ok=True)
         reach("ingest.quarantined")
-        expire_refused(self._home, self._store, self._quotas)
+        self._staging.expire_refused()

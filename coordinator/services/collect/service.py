@@ -20,7 +20,7 @@ from coordinator.services.collect.round_queue import RoundQueue
 from coordinator.services.collect.staging import Staging, size_of
 from coordinator.services.collect.statements import StatementRules, canonical_envelope
 from coordinator.services.membership import Members
-from coordinator.services.quotas import CallRate, delete_due, expire_refused, quota_uses
+from coordinator.services.quotas import CallRate, delete_due, quota_uses
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.site_certificates import SiteCertificates
 from coordinator.store.store import RegisteredSite, Store
@@ -151,8 +151,6 @@ class CollectionService:
             self._watch,
             boxes=self._boxes,
             refused=self._refused,
-            quotas=mine,
-            home=home,
             max_bundle=max_bundle,
             today=today,
         )
@@ -522,7 +520,7 @@ class CollectionService:
         """Delete what has expired, by a clock that is believed; name in the log who is near a quota."""
         now, analysts = self._now().timestamp(), Analysts(self._store, self._quotas)
         if self.may_issue():
-            gone = expire_refused(self._home, self._store, self._quotas, now)
+            gone = self._staging.expire_refused(now)
             if gone:
                 _log.info("%d refused bundles were deleted; their digests and reasons stay", gone)
             for path in self._staging.folder.iterdir():

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from weakref import WeakValueDictionary, finalize
 
 from coordinator.config import Quotas
-from coordinator.services.quotas import erase, staged_files
+from coordinator.services.quotas import erase, expire_refused, staged_files
 from coordinator.store.bundles.folder import BundleFolder
 from coordinator.store.store import RegisteredSite, Store
 from shared.base.durable import fsync_folder
@@ -81,6 +81,10 @@ class Staging:
             path.with_suffix(".part").unlink(missing_ok=True)
             path.unlink(missing_ok=True)  # how often it was opened stays known
             total -= taken
+
+    def expire_refused(self, now: float | None = None) -> int:
+        """As `coordinator.services.quotas.expire_refused`, of this home under its quotas."""
+        return expire_refused(self._home, self._store, self._quotas, now)
 
     def receive(self, part: Path, statement: Statement, first: Chunk) -> Generator[None, Chunk | None, None]:
         """Write the chunks to `part`, from a place that it already reaches, until it is whole and flushed."""
