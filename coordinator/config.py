@@ -21,6 +21,7 @@ __all__ = [
     "FILE_NAME",
     "HOME_VARIABLE",
     "STORE_VARIABLE",
+    "AnalysisSettings",
     "CoordinatorConfig",
     "LogSettings",
     "Quotas",
@@ -74,6 +75,30 @@ class Quotas:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ParameterError(f"{name} must be a whole number of at least 1", given=f"{value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalysisSettings:
+    """How often analysts may ask, and what one question may take.
+
+    Args:
+        rate: questions a minute that one token may ask for long; 0 for no limit.
+        burst: questions that it may ask at once after a pause.
+        at_once: questions that are computed at the same time, each in a process; further ones wait, and none of a
+            token waits for another token's.
+        memory: bytes that a question may take.
+        cpu: seconds of computing that a question may take.
+        a_day: questions that one token may ask in a day: each is a line of the record for good; 0 for no limit.
+        compute: ``dask://host:port`` of a cluster that computes answers; blank for processes of this machine.
+    """
+
+    rate: int = 600
+    burst: int = 100
+    at_once: int = 2
+    memory: int = 2 << 30
+    cpu: int = 240
+    a_day: int = 20_000
+    compute: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,17 +330,17 @@ class CoordinatorConfig:
         return f"{self.listen.rpartition(':')[0]}:{self.analysts.rpartition(':')[2]}" if self.analysts else ""
 
     @property
-    def analysis_settings(self) -> dict[str, Any]:
-        """Limits of analysts' questions, as of `coordinator.services.analysis.AnalysisService`."""
-        return {
-            "rate": self.analyst_rate,
-            "burst": self.analyst_burst,
-            "at_once": self.analyst_places,
-            "memory": self.analyst_memory_mb << 20,
-            "cpu": self.analyst_seconds,
-            "a_day": self.analyst_day,
-            "compute": self.compute,
-        }
+    def analysis_settings(self) -> AnalysisSettings:
+        """How often analysts may ask, and what one question may take."""
+        return AnalysisSettings(
+            rate=self.analyst_rate,
+            burst=self.analyst_burst,
+            at_once=self.analyst_places,
+            memory=self.analyst_memory_mb << 20,
+            cpu=self.analyst_seconds,
+            a_day=self.analyst_day,
+            compute=self.compute,
+        )
 
     @property
     def web_settings(self) -> dict[str, str] | None:

@@ -24,12 +24,13 @@ import httpx
 import numpy as np
 import pandas as pd
 from delivered import STUDIES, cohort, deliver, join
+from service import started
 from test_network_release import Ward, contacts_plan
 
 from coordinator.analyst.remote import Pass, connect
+from coordinator.config import AnalysisSettings
 from coordinator.services.analysts import Analysts
 from coordinator.services.authority import Authority
-from coordinator.services.collect.server import CoordinatorServer
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey
 from shared.plans.plan import StudyPlan, sign_plan
@@ -97,7 +98,7 @@ def table(n: int, seed: int) -> pd.DataFrame:
     return made.assign(visits=rng.negative_binomial(3, 0.4, n).clip(0, 60))
 
 
-PATIENT = {"rate": 6000, "burst": 6000}
+PATIENT = AnalysisSettings(rate=6000, burst=6000)
 """Requests a minute, and at once: all doors share one token here."""
 
 
@@ -113,7 +114,7 @@ class House:
         tables = {site: table(n, seed) for seed, (site, n) in enumerate(SITES.items())}
         self._publish(plan, tables)
         web = {"listen": "127.0.0.1:0", "certificate": "", "key": ""}
-        self.running = CoordinatorServer(home, "127.0.0.1:0", analysts="127.0.0.1:0", web=web, analysis=PATIENT)
+        self.running = started(home, analysts="127.0.0.1:0", web=web, analysis=PATIENT)
         self.url = f"https://127.0.0.1:{self.running.web_port}"
         self.token, self.file = self._admit("ada", plan.study)
 

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from coordinator.services.authority import Authority
-from coordinator.services.collect.server import CoordinatorServer
+from coordinator.services.collect.server import CoordinatorServer, ServerSettings
 from coordinator.store.store import Store
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.chain import GENESIS, extend_head
@@ -56,6 +56,12 @@ def anchor_head(site: str, seq: int, *, after: int = 0, branch: str = "", since:
     """An anchor of a made-up ledger of `seq` entries; `branch` names another history after entry `since`."""
     links = [sha256_hex(f"{branch if k > since else ''} {k}".encode()) for k in range(1, seq + 1)]
     return AnchorHead(site=site, seq=seq, head=extend_head(GENESIS, links), after=after, links=tuple(links[after:]))
+
+
+def started(home: Path, **settings) -> CoordinatorServer:
+    """A coordinator that serves on a free port; settings as of `ServerSettings` and of `CoordinatorServer`."""
+    own = {name: settings.pop(name) for name in ("apart", "today", "now") if name in settings}
+    return CoordinatorServer(home, "127.0.0.1:0", ServerSettings(**settings), **own)
 
 
 @dataclass
@@ -124,9 +130,7 @@ class Hub:
         return made
 
     def serve(self, **settings) -> CoordinatorServer:
-        self.running = CoordinatorServer(
-            self.home, "127.0.0.1:0", **{"url": self.url, "bundles": self.bundles, **settings}
-        )
+        self.running = started(self.home, **{"url": self.url, "bundles": self.bundles, **settings})
         self.port = self.running.port
         return self.running
 

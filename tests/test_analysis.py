@@ -34,7 +34,7 @@ from coordinator.analyst.commands import connect
 from coordinator.analyst.remote import Pass, Study
 from coordinator.answers import queries
 from coordinator.answers.curves import curves as made_curves
-from coordinator.config import FILE_NAME
+from coordinator.config import FILE_NAME, AnalysisSettings
 from coordinator.pooling.pool import pool_estimates
 from coordinator.services import analysis
 from coordinator.services.authority import Authority
@@ -344,8 +344,9 @@ def test_a_later_plan_opens_no_rows_that_were_released_before_it(own):
 @pytest.mark.fault("F21")
 def test_of_ten_thousand_questions_a_minute_a_token_has_its_share_and_no_other_waits(desk):
     now = [0.0]
+    settings = AnalysisSettings(rate=600, burst=100)
     service = analysis.AnalysisService(
-        desk.store, rate=600, burst=100, today=lambda: dt.datetime.now(dt.UTC).date(), clock=lambda: now[0]
+        desk.store, settings, today=lambda: dt.datetime.now(dt.UTC).date(), clock=lambda: now[0]
     )
     flood, calm = desk.admit("flood").token, desk.admit("still").token
     before, let, steady = len(desk.analysts.record("cvd")), 0, 0
@@ -926,7 +927,7 @@ def test_one_site_or_two_are_shown_without_a_gap(own, sites, tmp_path):
 
 def test_a_question_that_finds_no_free_place_is_recorded_as_refused(own, monkeypatch):
     own.add("cvd", "alpha", cohort(300, 1))
-    own.analysis |= {"at_once": 1}
+    own.analysis = replace(own.analysis, at_once=1)
     own.start()
     monkeypatch.setattr("coordinator.services.compute.engine.PATIENCE", 0.2)
     monkeypatch.setattr(analysis, "ANSWER", "workshop:slowly")

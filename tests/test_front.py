@@ -26,6 +26,7 @@ from test_transport import client_of, site_credentials
 from coordinator.services.analysts import Analysts
 from coordinator.services.analysts_port import AnalystsProcess
 from coordinator.services.authority import Authority
+from coordinator.services.collect.server import ServerSettings
 from shared.base.keys import SigningKey
 from shared.errors import AccessRefusal, CertificateRefusal, NetworkRefusal, RateRefusal, TokenRefusal
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
@@ -35,7 +36,17 @@ from shared.wire import site_messages
 from shared.wire.analyst_messages import Document, StudiesRequest
 from shared.wire.door import GuardedConnection
 from shared.wire.site_messages import Chunk, OfferRequest, SignedDocument, StudyRequest
-from shared.wire.transport import SERVER_NAME, CallLimits, Client, Credentials, Peer, RetryLater, Server
+from shared.wire.transport import (
+    SERVER_NAME,
+    CallLimits,
+    Client,
+    Credentials,
+    Peer,
+    PortSettings,
+    RetryLater,
+    Server,
+    Service,
+)
 from shared.wire.transport.ends import CODE_KEY
 from site_agent.egress import Egress, new_tls_identity
 
@@ -63,19 +74,13 @@ def authority(tmp_path_factory) -> Authority:
 
 
 @contextlib.contextmanager
-def sites_port(authority, handlers, **settings):
+def sites_port(authority, handlers, *, admit=lambda peer: None, **settings):
     """A port for sites with four threads."""
     table = {
         name: handlers.get(name, lambda call, request: SignedDocument(envelope=b"plan")) for name in wire.COLLECTION
     }
-    with Server(
-        service=wire.SERVICE,
-        methods=wire.COLLECTION,
-        handlers=table,
-        listen="127.0.0.1:0",
-        credentials=authority.server,
-        **{"workers": 4, **settings},
-    ) as server:
+    port = PortSettings(listen="127.0.0.1:0", credentials=authority.server, **{"workers": 4, **settings})
+    with Server(Service(name=wire.SERVICE, methods=wire.COLLECTION, handlers=table), port, admit=admit) as server:
         yield server
 
 
@@ -87,15 +92,10 @@ def identify(token: str) -> Peer:
 
 @contextlib.contextmanager
 def analysts_port(authority, **settings):
-    with Server(
-        service=wire.ANALYSIS_SERVICE,
-        methods=wire.ANALYSIS,
-        handlers=dict.fromkeys(wire.ANALYSIS, lambda call, request: Document(json=b"{}")),
-        identify=identify,
-        listen="127.0.0.1:0",
-        credentials=authority.server,
-        **{"workers": HELD, "waiting": 64, **settings},
-    ) as server:
+    handlers = dict.fromkeys(wire.ANALYSIS, lambda call, request: Document(json=b"{}"))
+    service = Service(name=wire.ANALYSIS_SERVICE, methods=wire.ANALYSIS, handlers=handlers, waiting=64)
+    port = PortSettings(listen="127.0.0.1:0", credentials=authority.server, **{"workers": HELD, **settings})
+    with Server(service, port, identify=identify) as server:
         yield server
 
 
@@ -746,7 +746,7 @@ def test_analysts_are_answered_by_a_process_of_their_own_that_is_started_again(t
         until(answered)
         assert running._analysis.pid != first
         with pytest.raises(NetworkRefusal, match="port"):
-            AnalystsProcess(hub.home, f"127.0.0.1:{running.analysts_port}", url="", workers=1, analysis={}, limits={})
+            AnalystsProcess(hub.home, f"127.0.0.1:{running.analysts_port}", **dataclasses.asdict(ServerSettings()))
         last = running._analysis.pid
     with pytest.raises(ProcessLookupError):
         os.kill(last, 0)

@@ -7,11 +7,10 @@ import json
 import sqlite3
 
 import pytest
-from service import SMALL, Hub
+from service import SMALL, Hub, started
 
 from coordinator import cli
 from coordinator.config import CoordinatorConfig
-from coordinator.services.collect.server import CoordinatorServer
 from coordinator.store.store import Store
 from shared.errors import IntegrityRefusal, StateRefusal
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
@@ -78,7 +77,7 @@ def test_a_damaged_database_is_not_served_and_every_look_at_it_says_that_it_is_d
     assert said(capsys, hub, "log", "verify")[0] == 0
     damaged(hub, "anchors")
     with pytest.raises(IntegrityRefusal, match="database must be whole"):
-        CoordinatorServer(hub.home, "127.0.0.1:0")
+        started(hub.home)
     code, answer = said(capsys, hub, "log", "verify")
     assert code == 30
     assert "database must be whole" in answer["refused"]["must"]
@@ -108,7 +107,7 @@ def test_one_database_is_served_from_one_home(tmp_path, hub):
     other = Hub(tmp_path / "other", hub.plan)
     other.store.close()
     with pytest.raises(StateRefusal, match="served from one home folder"):
-        CoordinatorServer(other.home, "127.0.0.1:0", url=url)
+        started(other.home, url=url)
     assert not (other.home / "home.id").exists()
     deliver(hub, 2, url=url)
     (hub.home / "home.id").unlink()  # put back from a backup that did not have it: its bundles tell

@@ -13,6 +13,7 @@ from test_intervals import hub
 
 from coordinator.answers.queries import ask
 from coordinator.answers.release_selection import holding
+from coordinator.config import AnalysisSettings
 from coordinator.services import analysis
 from coordinator.services.analysis import AnalysisService
 from coordinator.services.analysts import Analyst
@@ -51,7 +52,7 @@ def tasks(monkeypatch):
 
 
 def asked(store, formula, **how):
-    with closing(AnalysisService(store, at_once=4, today=lambda: TODAY)) as service:
+    with closing(AnalysisService(store, AnalysisSettings(at_once=4), today=lambda: TODAY)) as service:
         return json.loads(service.query(Call(peer=ADA), QueryRequest(study="cvd", formula=formula, **how)).json)
 
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from service import SMALL, Hub, anchor_head, small_table
 
 from coordinator import cli
-from coordinator.config import CoordinatorConfig, Quotas
+from coordinator.config import AnalysisSettings, CoordinatorConfig, Quotas
 from coordinator.services.analysts import Analyst, Analysts
 from coordinator.services.quotas import CallRate
 from coordinator.store.rows import ResultDraft
@@ -313,7 +313,7 @@ def test_a_token_asks_so_often_in_a_day_and_no_more(hub):
     from shared.wire.analyst_messages import QueryRequest
     from shared.wire.transport import Call
 
-    service = AnalysisService(hub.store, a_day=2, today=lambda: TODAY)
+    service = AnalysisService(hub.store, AnalysisSettings(a_day=2), today=lambda: TODAY)
     for _ in range(2):
         with pytest.raises(Refusal) as caught:
             service.query(Call(peer=ADA), QueryRequest(study="small", formula="nonsense ~"))

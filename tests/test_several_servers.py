@@ -12,11 +12,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 import sqlalchemy as sa
 from database_server import database_server
-from service import Hub, small_table
+from service import Hub, small_table, started
 from stage.collect import plan
 from stage.several_servers import Processes
 
-from coordinator.services.collect.server import CoordinatorServer
 from coordinator.store import engine
 from coordinator.store import schema as db
 from coordinator.store.engine import Database, append_entry
@@ -163,7 +162,7 @@ def test_a_bundle_that_another_process_is_about_to_commit_is_not_taken_away(hub)
         waiting.write_bytes(b"moved, and not committed yet")
         offer = hub.home / "staging" / f"north.{'a' * 64}.json"
         offer.write_text("{}")
-        with CoordinatorServer(hub.home, "127.0.0.1:0", url=hub.url):
+        with started(hub.home, url=hub.url):
             assert waiting.exists()
     with hub.serve():
         assert not waiting.exists(), "whoever starts alone puts back to its offer what nobody has committed"
@@ -173,7 +172,7 @@ def test_a_bundle_that_another_process_is_about_to_commit_is_not_taken_away(hub)
 def test_only_a_database_server_may_be_served_by_several(tmp_path, plan):
     alone = Hub(tmp_path / "alone", plan, "north")
     with alone.serve(), pytest.raises(LockedRefusal, match="PostgreSQL"):
-        CoordinatorServer(alone.home, "127.0.0.1:0")
+        started(alone.home)
     alone.store.close()
 
 

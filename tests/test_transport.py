@@ -21,7 +21,7 @@ from shared.wire import messages as wire
 from shared.wire.certificates import requested_key
 from shared.wire.door import bound_socket
 from shared.wire.site_messages import Chunk, SignedDocument, StudyRequest
-from shared.wire.transport import Client, Credentials, Server, peer_of
+from shared.wire.transport import Client, Credentials, PortSettings, Server, Service, peer_of
 from site_agent.egress import new_tls_identity
 
 SERVICE = wire.SERVICE
@@ -55,14 +55,8 @@ def answers() -> Answers:
 
 @pytest.fixture(scope="module")
 def server(authority, answers):
-    with Server(
-        service=SERVICE,
-        methods=wire.COLLECTION,
-        handlers=answers.handlers,
-        listen="127.0.0.1:0",
-        credentials=authority.server,
-        workers=4,
-    ) as running:
+    service = Service(name=SERVICE, methods=wire.COLLECTION, handlers=answers.handlers)
+    with Server(service, PortSettings(listen="127.0.0.1:0", credentials=authority.server, workers=4)) as running:
         yield running
 
 
@@ -302,14 +296,10 @@ def test_what_goes_wrong_while_reading_the_file_is_raised_as_it_is(authority, an
 
 
 def test_a_port_that_is_taken_is_refused(authority, answers, server):
+    service = Service(name=SERVICE, methods=wire.COLLECTION, handlers=answers.handlers)
+    taken = PortSettings(listen=f"127.0.0.1:{server.port}", credentials=authority.server)
     with pytest.raises(NetworkRefusal, match="port"):
-        Server(
-            service=SERVICE,
-            methods=wire.COLLECTION,
-            handlers=answers.handlers,
-            listen=f"127.0.0.1:{server.port}",
-            credentials=authority.server,
-        )
+        Server(service, taken)
 
 
 def test_credentials_never_show_their_key(authority):

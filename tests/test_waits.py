@@ -90,7 +90,7 @@ def test_a_process_of_the_analysts_that_says_nothing_is_given_up(tmp_path, monke
 
     def begin():
         with pytest.raises(NetworkRefusal) as caught:
-            AnalystsProcess(tmp_path, "127.0.0.1:0", url="", workers=1, analysis={}, limits={})
+            AnalystsProcess(tmp_path, "127.0.0.1:0", workers=1)
         return str(caught.value)
 
     assert "said nothing in 0.2 seconds" in within_a_minute(begin)

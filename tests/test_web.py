@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from web_stage import QUESTION, WEB, stage, web_stage  # noqa: F401
 
-from coordinator.config import CoordinatorConfig, WebConfig
+from coordinator.config import AnalysisSettings, CoordinatorConfig, WebConfig
 from coordinator.services import analysis
 from coordinator.services.authority import Authority
 from coordinator.web.interface import openapi, operations, problems
@@ -26,6 +26,7 @@ from shared.errors import CertificateRefusal, ConfigRefusal, Refusal
 from shared.wire.analyst_messages import QueryRequest, RowsRequest
 from shared.wire.messages import ANALYSIS
 from shared.wire.site_messages import WatchRequest
+from shared.wire.transport import CallLimits
 
 DOCUMENT = openapi.document()
 READS = {
@@ -122,7 +123,7 @@ def test_a_question_is_a_line_of_the_record_answered_or_refused_and_a_check_is_n
 
 
 def test_a_tokens_rate_is_one_for_both_doors(tmp_path):
-    stage = web_stage(tmp_path / "hub").start(analysis={"rate": 1, "burst": 3})
+    stage = web_stage(tmp_path / "hub").start(analysis=AnalysisSettings(rate=1, burst=3))
     try:
         token = stage.admit()
         with stage.grpc(token) as client, stage.web(token) as web:
@@ -367,7 +368,7 @@ def test_an_older_tls_is_not_spoken(stage):
 
 
 def test_an_address_that_shows_many_wrong_tokens_is_not_heard_for_a_while(tmp_path):
-    stage = web_stage(tmp_path / "hub").start(limits={"guesses": 0.05, "strikes": 8})
+    stage = web_stage(tmp_path / "hub").start(limits=CallLimits(guesses=0.05, strikes=8))
     try:
         seen = []
         for _ in range(4):

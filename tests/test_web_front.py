@@ -15,6 +15,7 @@ from web_stage import web_stage
 
 from coordinator.services import analysis
 from coordinator.web import server
+from shared.wire.transport import CallLimits
 
 MEAN = {"kind": "mean", "formula": "sbp"}
 
@@ -25,7 +26,7 @@ def served(tmp_path):
     with contextlib.ExitStack() as open_:
 
         def serve(**limits):
-            stage = web_stage(tmp_path / "hub").start(limits=limits)
+            stage = web_stage(tmp_path / "hub").start(limits=CallLimits(**limits))
             open_.callback(stage.store.close)
             open_.callback(stage.running.stop, 0.2)
             return stage

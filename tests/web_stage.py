@@ -14,10 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 from delivered import cohort, cohort_plan, deliver, join
+from service import started
 
 from coordinator.services.analysts import Analysts
 from coordinator.services.authority import Authority
-from coordinator.services.collect.server import CoordinatorServer
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey
 from shared.plans.plan import sign_plan
@@ -62,9 +62,7 @@ class WebStage:
             deliver(self.store, plan, name, self.keys[name], cohort(n, seed))
 
     def start(self, **settings):
-        self.running = CoordinatorServer(
-            self.home, "127.0.0.1:0", **{"analysts": "127.0.0.1:0", "web": WEB, **settings}
-        )
+        self.running = started(self.home, **{"analysts": "127.0.0.1:0", "web": WEB, **settings})
         self.url = f"https://127.0.0.1:{self.running.web_port}"
         self.tls = ssl.create_default_context(cadata=self.authority.ca_pem)
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -213,6 +213,7 @@ def serve(
     config = CoordinatorConfig.load(context.obj)
     from coordinator.services.authority import encrypt_keys
     from coordinator.services.collect import server
+    from shared.wire.transport import CallLimits
 
     encrypt_keys(config.home)
     listen = address or config.listen
@@ -252,20 +253,22 @@ def serve(
     server.serve(
         config.home,
         listen,
+        server.ServerSettings(
+            url=config.store,
+            bundles=config.bundles,
+            max_bundle=config.max_bundle,
+            quotas=config.quotas,
+            workers=config.workers,
+            limits=CallLimits(connections=config.connections, per_address=config.connections_per_address),
+            analysts=asked,
+            analysis=config.analysis_settings,
+            web=web,
+            health=health or config.health,
+            health_grpc=config.health_grpc,
+            log=config.logging,
+        ),
         ready=ready,
         watched=watched,
-        url=config.store,
-        bundles=config.bundles,
-        max_bundle=config.max_bundle,
-        quotas=config.quotas,
-        workers=config.workers,
-        limits={"connections": config.connections, "per_address": config.connections_per_address},
-        health=health or config.health,
-        health_grpc=config.health_grpc,
-        log=asdict(config.logging),
         drain=config.drain_seconds,
         grace=config.grace_seconds,
-        analysts=asked,
-        web=web,
-        analysis=config.analysis_settings,
     )

@@ -28,7 +28,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from coordinator.answers import release_selection, resolving
-from coordinator.config import Quotas
+from coordinator.config import AnalysisSettings, Quotas
 from coordinator.services.analysts import PAGE, Analyst, Analysts, QueryLine
 from coordinator.services.compute.engine import PATIENCE, ComputeEngine
 from coordinator.services.compute.parts import dealt
@@ -81,14 +81,7 @@ class AnalysisService:
 
     Args:
         store: the coordinator's store.
-        rate: questions a minute that one token may ask for long; 0 for no limit.
-        burst: questions that it may ask at once after a pause.
-        at_once: questions that are computed at the same time, each in a process; further ones wait, and none of a
-            token waits for another token's.
-        memory: bytes that a question may take.
-        cpu: seconds of computing that a question may take.
-        a_day: questions that one token may ask in a day: each is a line of the record for good; 0 for no limit.
-        compute: ``dask://host:port`` of a cluster that computes answers; blank for processes of this machine.
+        settings: how often it may be asked, and what a question may take.
         quotas: how many answers and sites' estimates are kept, and for how long.
         today: gives the UTC date.
         clock: gives seconds that only grow.
@@ -97,14 +90,8 @@ class AnalysisService:
     def __init__(
         self,
         store: Store,
+        settings: AnalysisSettings | None = None,
         *,
-        rate: int = 600,
-        burst: int = 100,
-        at_once: int = 2,
-        memory: int = 2 << 30,
-        cpu: int = 240,
-        a_day: int = 20_000,
-        compute: str = "",
         quotas: Quotas | None = None,
         today: Callable[[], dt.date],
         clock: Callable[[], float] = time.monotonic,
@@ -114,13 +101,14 @@ class AnalysisService:
         self.delivered = release_selection.DeliveredSites(store)
         """What each site has delivered, remembered."""
         self._today = today
-        self.rate = CallRate(rate / 60, burst, f"a token may ask {rate:g} times a minute", clock)
-        self._daily = CallRate(a_day / 86_400, a_day, f"a token may ask {a_day} times a day", clock)
+        mine = settings or AnalysisSettings()
+        self.rate = CallRate(mine.rate / 60, mine.burst, f"a token may ask {mine.rate:g} times a minute", clock)
+        self._daily = CallRate(mine.a_day / 86_400, mine.a_day, f"a token may ask {mine.a_day} times a day", clock)
         self._given = 0
         self.signed_in: Callable[[str], Analyst | None] = lambda token: None
         """Who holds a session by the hospital's provider, where the web lets them in."""
-        limits = TaskLimits(memory=memory, cpu=cpu, wall=ASKED_LONGEST)
-        self._engine = ComputeEngine(compute, places=at_once, limits=limits)
+        limits = TaskLimits(memory=mine.memory, cpu=mine.cpu, wall=ASKED_LONGEST)
+        self._engine = ComputeEngine(mine.compute, places=mine.at_once, limits=limits)
         self._turns: WeakValueDictionary[str, _QueryLock] = WeakValueDictionary()
         self._guard = threading.Lock()
         self._missing: OrderedDict[str, dict[str, float]] = OrderedDict()

@@ -17,12 +17,12 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.config import Quotas
+from coordinator.config import AnalysisSettings, Quotas
 from coordinator.operations.logs import begin_log
 from coordinator.operations.metrics import FOLDER, CallMetrics
 from coordinator.services.analysis import AnalysisService
@@ -32,9 +32,10 @@ from coordinator.services.quotas import deleted
 from coordinator.store.store import Store
 from shared.base.clock import utc_now
 from shared.errors import CertificateRefusal, ConfigRefusal, NetworkRefusal, Refusal, refusal_from_code, require
+from shared.wire.door import Decision
 from shared.wire.message_limits import ASKED_CAP, ASKED_LONGEST, ASKED_WAITING
 from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE
-from shared.wire.transport import SERVER_NAME, CallLimits, Credentials, Server
+from shared.wire.transport import SERVER_NAME, CallLimits, Credentials, PortSettings, Server, Service
 
 if TYPE_CHECKING:
     from coordinator.web.server import WebServer
@@ -97,58 +98,46 @@ def _watched(store: Store, service: AnalysisService, web: WebServer | None, know
 
 def analysts_server(
     store: Store,
-    listen: str,
+    settings: PortSettings,
     *,
-    credentials: Callable[[], Credentials],
-    workers: int,
     today: Callable[[], dt.date],
-    analysis: Mapping[str, Any],
-    limits: Mapping[str, Any],
+    analysis: AnalysisSettings,
+    quotas: Quotas,
     web: Mapping[str, Any] | None = None,
-    **further: Any,
 ) -> AnalystsServer:
     """A server that answers analysts, by one service over gRPC, HTTPS or both.
 
     Args:
         store: the coordinator's store.
-        listen: ``host:port`` to bind for gRPC; blank for none.
-        credentials: gives the server's credentials.
-        workers: threads that answer.
+        settings: how its ports are opened; ``listen`` is for gRPC, blank for none.
         today: gives the UTC date.
-        analysis: settings of `AnalysisService`, ``quotas`` as plain values.
-        limits: settings of `CallLimits`.
+        analysis: how questions are answered.
+        quotas: how many answers and sites' estimates are kept, and for how long.
         web: ``listen`` (``host:port`` to bind for HTTPS), and the files ``certificate`` and ``key``, blank for the
             coordinator's own; ``analysts`` (``host:port`` that gRPC is dialled at) and ``witness`` (the log's key), for
             who signs in from a notebook; ``first_code`` (SHA-256, hex, of the code for the first token); None for no
             HTTPS.
-        further: ``observe``, as of `Server`, if anybody is.
     Raises: NetworkRefusal (the port is taken); CertificateRefusal (one that cannot be used).
     """
-    quotas = {} if "quotas" not in analysis else {"quotas": Quotas(**analysis["quotas"])}  # it came as JSON
     known = len(deleted(store))
-    asked = AnalysisService(store, today=today, **{**analysis, **quotas})
+    asked = AnalysisService(store, analysis, quotas=quotas, today=today)
     asked.start()
-    server, over_https, bounds = None, None, CallLimits(**{"first": FIRST, **limits})
+    limits = replace(settings.limits, first=min(settings.limits.first, FIRST))
+    server, over_https, settings = None, None, replace(settings, limits=limits)
     try:
-        if listen:
-            server = Server(
-                service=ANALYSIS_SERVICE,
+        if settings.listen:
+            service = Service(
+                name=ANALYSIS_SERVICE,
                 methods=ANALYSIS,
                 handlers=asked.handlers,
-                identify=asked.identify,
-                listen=listen,
-                credentials=credentials,
-                workers=workers,
                 request_cap=ASKED_CAP,
                 longest=ASKED_LONGEST,
                 waiting=ASKED_WAITING,
-                limits=bounds,
-                **further,
             )
+            server = Server(service, settings, identify=asked.identify)
         if web:
-            served: dict[str, Any] = {"workers": workers, "limits": bounds, **further}
-            dialled = web.get("analysts") or (f"{listen.rpartition(':')[0]}:{server.port}" if server else "")
-            over_https = _web_server(asked, store, today, {**web, "analysts": dialled}, credentials, served)
+            dialled = web.get("analysts") or (f"{settings.listen.rpartition(':')[0]}:{server.port}" if server else "")
+            over_https = _web_server(asked, store, today, {**web, "analysts": dialled}, settings)
     except BaseException:
         if server is not None:
             server.stop(0)
@@ -164,8 +153,7 @@ def _web_server(
     store: Store,
     today: Callable[[], dt.date],
     web: Mapping[str, Any],
-    credentials: Callable[[], Credentials],
-    served: Mapping[str, Any],
+    settings: PortSettings,
 ) -> WebServer:
     """The HTTPS server. Raises: PackageRefusal, NetworkRefusal, CertificateRefusal."""
     for name in ("starlette", "uvicorn", "jinja2"):
@@ -174,7 +162,7 @@ def _web_server(
 
     def own() -> Credentials:
         if not web["certificate"]:
-            return credentials()
+            return settings.credentials()
         try:
             cert_pem, key_pem = (Path(web[name]).read_text(encoding="utf-8") for name in ("certificate", "key"))
         except (OSError, ValueError):
@@ -196,10 +184,10 @@ def _web_server(
 
     def house() -> dict[str, str]:
         known = {"address": web["analysts"], "server_name": SERVER_NAME, "witness": web.get("witness", "")}
-        return {**known, "ca_pem": credentials().ca_pem}
+        return {**known, "ca_pem": settings.credentials().ca_pem}
 
-    further = {"person": Analyst, "signing": signing, "house": house, "first_code": web.get("first_code", ""), **served}
-    return WebServer(service, store, today, web["listen"], credentials=own, **further)
+    port, code = replace(settings, listen=web["listen"], credentials=own), web.get("first_code", "")
+    return WebServer(service, store, today, port, person=Analyst, signing=signing, house=house, first_code=code)
 
 
 class AnalystsProcess:
@@ -209,8 +197,7 @@ class AnalystsProcess:
         home: the coordinator's home folder.
         listen: ``host:port`` to bind.
         counted: folder in which it counts its calls, see `coordinator.operations.metrics`; None: nowhere.
-        settings: ``url``, ``bundles``, ``workers``, ``analysis``, ``limits``, ``web`` and ``log``, as of
-            `analysts_server`, `Store.open` and `begin_log`.
+        settings: those of `coordinator.services.collect.server.ServerSettings`, as plain values.
     Raises: NetworkRefusal (the port is taken); any refusal of the store.
     """
 
@@ -302,16 +289,20 @@ def main() -> None:
     try:
         begin_log(given.get("log", {}))
         store = Store.open(home, given["url"], given["bundles"])
-        server = analysts_server(
-            store,
-            given["listen"],
+        settings = PortSettings(
+            listen=given["listen"],
             credentials=lambda: server_credentials(home),
             workers=given["workers"],
+            limits=CallLimits(**given["limits"]),
+            observe=_counting(),
+        )
+        server = analysts_server(
+            store,
+            settings,
             today=lambda: utc_now().date(),
-            analysis=given["analysis"],
-            limits=given["limits"],
+            analysis=AnalysisSettings(**given["analysis"]),
+            quotas=Quotas(**given["quotas"]),
             web=given.get("web"),
-            **_counting(),
         )
     except Refusal as refusal:
         _say({"refused": refusal.code, "text": str(refusal)})
@@ -324,13 +315,13 @@ def main() -> None:
     os._exit(0)
 
 
-def _counting() -> dict[str, Any]:
-    """What a server is told to count its calls with, where somebody reads the counts."""
+def _counting() -> Callable[[Decision], None] | None:
+    """What counts a server's calls, where somebody reads the counts."""
     if FOLDER not in os.environ:
-        return {}
+        return None
     from prometheus_client import CollectorRegistry
 
-    return {"observe": CallMetrics("analyst", CollectorRegistry()).observe}
+    return CallMetrics("analyst", CollectorRegistry()).observe
 
 
 def _ended(process: subprocess.Popen[str], seconds: float) -> None:

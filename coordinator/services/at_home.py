@@ -9,6 +9,7 @@ so a lead's role asks no more than the system's own permissions do.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,8 +68,8 @@ class _InProcess:
         from shared.base.clock import utc_now
 
         # Limits on tokens are for strangers; those on a single question hold here, too.
-        limits = {**self._settings, "rate": 0, "a_day": 0}
-        return AnalysisService(self._store, quotas=self._quotas, today=lambda: utc_now().date(), **limits)
+        settings = replace(self._settings, rate=0, a_day=0)
+        return AnalysisService(self._store, settings, quotas=self._quotas, today=lambda: utc_now().date())
 
     def _lead(self) -> Analyst:
         from coordinator.services.analysts import Analyst

@@ -34,9 +34,9 @@ from coordinator.web.sign_in.provider import Provider
 from coordinator.web.sign_in.sessions import BEARER, CONFIRM, Sessions
 from coordinator.web.workbench.pages import Pages
 from shared.errors import CertificateRefusal
-from shared.wire.door import CallLimits, Decision, Door
+from shared.wire.door import Door
 from shared.wire.message_limits import ASKED_WAITING
-from shared.wire.transport import Credentials
+from shared.wire.transport import Credentials, PortSettings
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -71,15 +71,11 @@ class WebServer:
 
     Args:
         service: the analysts' service. store: the coordinator's store. today: gives the UTC date.
-        listen: ``host:port``; port 0 takes a free one, see `port`.
-        credentials: gives the certificate and key; asked again by `renew`.
-        workers: threads that answer.
-        limits: what one address and one caller may take.
+        settings: how the port is opened; the one that it got is `port`. The certificate is asked for again by `renew`.
         person: makes the identity of who signed in by a provider.
         signing: settings of `coordinator.web.sign_in.provider.Provider`; None for tokens alone.
         house: gives what a token's file says of this coordinator, see `coordinator.web.sign_in.device`.
         first_code: SHA-256, hex, of the code by which the first token may be made in a browser; blank for none.
-        observe: told what became of each call, on the loop's thread.
     Raises: NetworkRefusal (the port cannot be bound), CertificateRefusal (the certificate cannot be used).
     """
 
@@ -88,40 +84,36 @@ class WebServer:
         service: AnalysisService,
         store: Store,
         today: Callable[[], dt.date],
-        listen: str,
+        settings: PortSettings,
         *,
-        credentials: Callable[[], Credentials],
-        workers: int,
-        limits: CallLimits,
         person: Callable[..., Analyst],
         signing: Mapping[str, Any] | None = None,
         house: Callable[[], Mapping[str, str]] = dict,
         first_code: str = "",
-        observe: Callable[[Decision], None] | None = None,
     ) -> None:
-        self._credentials, self._shown = credentials, credentials()
+        self._credentials, self._shown = settings.credentials, settings.credentials()
         self._tls = _context(self._shown)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tributary-web-loop", daemon=True)
         self._thread.start()
-        self._places = Places(workers, ASKED_WAITING, limits)
+        self._places = Places(settings.workers, ASKED_WAITING, settings.limits)
         kept = SignInStore(store)
         self._sessions, self._provider = Sessions(kept), Provider(kept=kept, **signing) if signing else None
         self._confirming: asyncio.Task[None] | None = None
         service.signed_in = functools.partial(_signed_in, self._sessions, person)
         door = None
         try:
-            door = self._door = Door(listen, limits, self._loop)
+            door = self._door = Door(settings.listen, settings.limits, self._loop)
             self.port: int = self._door.port
             self.api = Api(
                 service,
                 store,
                 today=today,
                 places=self._places,
-                limits=limits,
+                limits=settings.limits,
                 device=DeviceSignIns(self._provider, self._sessions, house, kept),
                 door=self._door,
-                observe=observe,
+                observe=settings.observe,
             )
             pages = Pages(self.api, self._sessions, person, self._provider, house=house, first_code=first_code)
             self._on_loop(self._start(application(self.api, pages)))

@@ -56,7 +56,7 @@ MIX = {
 ADDRESSES = [f"127.0.0.{number}" for number in range(2, 10)]
 SERVING = """
 import ctypes, gc, json, pathlib, sys, threading
-from coordinator.services.collect.server import serve
+from coordinator.services.collect.server import ServerSettings, serve
 
 def weigh():
     for _ in sys.stdin:
@@ -67,7 +67,8 @@ def weigh():
 threading.Thread(target=weigh, daemon=True).start()
 ports = sys.argv[2].split()
 web = {"listen": ports[2], "certificate": "", "key": ""}
-serve(pathlib.Path(sys.argv[1]), ports[0], analysts=ports[1], web=web, ready=lambda port: print(port, flush=True))
+settings = ServerSettings(analysts=ports[1], web=web)
+serve(pathlib.Path(sys.argv[1]), ports[0], settings, ready=lambda port: print(port, flush=True))
 """
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 

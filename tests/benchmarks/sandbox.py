@@ -82,9 +82,11 @@ class Sampled:
 
 def serve(home: str, analysts: str, pipe: Any) -> None:
     """The coordinator's process."""
-    from coordinator.services.collect.server import CoordinatorServer
+    from coordinator.config import AnalysisSettings
+    from coordinator.services.collect.server import CoordinatorServer, ServerSettings
 
-    with CoordinatorServer(Path(home), "127.0.0.1:0", analysts=analysts, analysis={"rate": 0}) as running:
+    settings = ServerSettings(analysts=analysts, analysis=AnalysisSettings(rate=0))
+    with CoordinatorServer(Path(home), "127.0.0.1:0", settings) as running:
         pipe.send((os.getpid(), running.port, running.analysts_port))
         pipe.recv()
 

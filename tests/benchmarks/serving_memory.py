@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 SERVING = """
 import pathlib, sys
 from coordinator.config import Quotas
-from coordinator.services.collect.server import serve
-quotas = Quotas(calls=10**7, anchor_calls=10**7)
+from coordinator.services.collect.server import ServerSettings, serve
+settings = ServerSettings(quotas=Quotas(calls=10**7, anchor_calls=10**7))
 ready = lambda port: print(port, flush=True)
-serve(pathlib.Path(sys.argv[1]), "127.0.0.1:0", quotas=quotas, ready=ready)
+serve(pathlib.Path(sys.argv[1]), "127.0.0.1:0", settings, ready=ready)
 """
 SITES = ("north", "south", "west", "east")
 EACH = sized(1000, 8)  # calls between two looks at the memory

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from delivered import cohort, cohort_plan, deliver, join
+from service import started
 
 from coordinator.analyst.commands import connect
 from coordinator.analyst.remote import Pass
-from coordinator.config import FILE_NAME, CoordinatorConfig
+from coordinator.config import FILE_NAME, AnalysisSettings, CoordinatorConfig
 from coordinator.services.analysts import Analysts
 from coordinator.services.authority import Authority
-from coordinator.services.collect.server import CoordinatorServer
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey
 from shared.plans.plan import sign_plan
@@ -36,7 +36,7 @@ class Desk:
         self.analysts = Analysts(self.store)
         self.keys: dict[str, SigningKey] = {}
         self.plans = {}
-        self.analysis = settings
+        self.analysis = AnalysisSettings(**settings)
 
     def publish(self, plan):
         self.plans[plan.study] = plan
@@ -51,8 +51,7 @@ class Desk:
         return deliver(self.store, self.plans[study], name, self.keys[name], table, wave=wave)
 
     def start(self, **further):
-        settings = {"analysts": "127.0.0.1:0", "analysis": self.analysis, **further}
-        self.running = CoordinatorServer(self.home, "127.0.0.1:0", **settings)
+        self.running = started(self.home, **{"analysts": "127.0.0.1:0", "analysis": self.analysis, **further})
         self.address = f"127.0.0.1:{self.running.analysts_port}"
         config = CoordinatorConfig(
             home=self.home, name="tributary-hub", address="127.0.0.1:8443", analysts=self.address, names=("127.0.0.1",)

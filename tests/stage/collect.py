@@ -81,7 +81,8 @@ for line in sys.stdin:
         plant()
         try:
             ready = lambda port: os.write(told, b"%d\\n" % port)
-            server.serve(Path(home), "127.0.0.1:0", url=url, bundles="".join(bundles), ready=ready)
+            settings = server.ServerSettings(url=url, bundles="".join(bundles))
+            server.serve(Path(home), "127.0.0.1:0", settings, ready=ready)
         finally:
             os._exit(0)
     os.close(told)

@@ -22,7 +22,7 @@ for _ in range(count):
     if not (child := os.fork()):
         try:
             ready = lambda port: print(os.getpid(), port, flush=True)
-            server.serve(home, "127.0.0.1:0", url=url, bundles=bundles, ready=ready)
+            server.serve(home, "127.0.0.1:0", server.ServerSettings(url=url, bundles=bundles), ready=ready)
         finally:
             os._exit(0)
 sys.stdin.read()

@@ -12,11 +12,11 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from coordinator.config import Quotas
+from coordinator.config import AnalysisSettings, LogSettings, Quotas
 from coordinator.operations.logs import begin_log
 from coordinator.services.analysts_port import AnalystsProcess, AnalystsServer, analysts_server
 from coordinator.services.authority import Authority
@@ -31,12 +31,45 @@ from shared.errors import (
 )
 from shared.wire.clocks import utc_now
 from shared.wire.messages import COLLECTION, SERVICE
-from shared.wire.transport import CallLimits, Server
+from shared.wire.transport import CallLimits, PortSettings, Server, Service
 
-__all__ = ["CoordinatorServer", "serve"]
+__all__ = ["CoordinatorServer", "ServerSettings", "serve"]
 
 DESCRIPTORS = 65_536
 STARTING = 60.0  # seconds for which one of several waits for the first, which looks after the folders
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """What a coordinator serves beside its sites' port, from where, and within which limits.
+
+    Args:
+        url: database, if not SQLite in the home folder; as it may hold a password, it is left out of the text form.
+        bundles: where bundles are kept, if not in a folder of it.
+        max_bundle: most bytes of one release.
+        quotas: what one site and one token may leave here.
+        workers: threads that answer.
+        limits: what one address and one peer may take of either port.
+        analysts: ``host:port`` to bind for analysts; blank answers none. See `analysts_port`.
+        analysis: how their questions are answered.
+        web: how analysts are answered over HTTPS, as of `analysts_port.analysts_server`; None for not.
+        health: ``host:port`` for health and metrics by HTTP; blank for none. See `monitor`.
+        health_grpc: ``host:port`` for gRPC's health service; blank for none.
+        log: how a process writes its log.
+    """
+
+    url: str = field(default="", repr=False)
+    bundles: str = ""
+    max_bundle: int = MAX_BUNDLE
+    quotas: Quotas = field(default_factory=Quotas)
+    workers: int = 16
+    limits: CallLimits = field(default_factory=CallLimits)
+    analysts: str = ""
+    analysis: AnalysisSettings = field(default_factory=AnalysisSettings)
+    web: Mapping[str, Any] | None = None
+    health: str = ""
+    health_grpc: str = ""
+    log: LogSettings = field(default_factory=LogSettings)
 
 
 class CoordinatorServer:
@@ -48,21 +81,10 @@ class CoordinatorServer:
     Args:
         home: the home folder, with an authority in it (`Authority.create`).
         listen: ``host:port`` to bind; port 0 takes a free one, see `port`.
-        url: database, if not SQLite in the home folder.
-        bundles: where bundles are kept, if not in a folder of it.
-        max_bundle: most bytes of one release.
-        quotas: what one site and one token may leave here.
-        workers: threads that answer.
+        settings: what else it serves.
+        apart: whether analysts are answered by a process of their own.
         today: gives the UTC date.
         now: gives the time in UTC.
-        analysts: ``host:port`` to bind for analysts; blank answers none. See `analysts_port`.
-        web: how analysts are answered over HTTPS, as of `analysts_port.analysts_server`; None for not.
-        analysis: settings of `coordinator.services.analysis.AnalysisService`.
-        limits: settings of `shared.wire.transport.CallLimits`, of either port.
-        apart: whether analysts are answered by a process of their own.
-        health: ``host:port`` for health and metrics by HTTP; blank for none. See `monitor`.
-        health_grpc: ``host:port`` for gRPC's health service; blank for none.
-        log: settings of `begin_log`, for the analysts' process.
     Raises: StateRefusal (not set up, or its bundles lie with another's), LockedRefusal (another one serves),
         NetworkRefusal (the port is taken).
     """
@@ -71,77 +93,73 @@ class CoordinatorServer:
         self,
         home: Path,
         listen: str,
+        settings: ServerSettings | None = None,
         *,
-        url: str = "",
-        bundles: str = "",
-        max_bundle: int = MAX_BUNDLE,
-        quotas: Quotas | None = None,
-        workers: int = 16,
+        apart: bool = False,
         today: Callable[[], dt.date] = utc_today,
         now: Callable[[], dt.datetime] = utc_now,
-        analysts: str = "",
-        web: Mapping[str, Any] | None = None,
-        analysis: Mapping[str, Any] | None = None,
-        limits: Mapping[str, Any] | None = None,
-        apart: bool = False,
-        health: str = "",
-        health_grpc: str = "",
-        log: Mapping[str, str] | None = None,
     ) -> None:
+        mine = settings or ServerSettings()
         authority = Authority.load(home, now=now)
-        kept = quotas or Quotas()
         with ExitStack() as undone:  # whatever was begun ends in the opposite order, here or in `stop`
             self._lock = undone.enter_context((home / "server.lock").open("a"))
-            alone = _hold(self._lock, together=shareable(url))
+            alone = _hold(self._lock, together=shareable(mine.url))
             if alone:
                 sweep(home)
-            self.store = undone.enter_context(closing(Store.open(home, url, bundles)))
-            made: dict[str, Any] = {"max_bundle": max_bundle, "quotas": quotas, "today": today, "now": now}
-            self.service = CollectionService(home=home, store=self.store, authority=authority, **made)
+            self.store = undone.enter_context(closing(Store.open(home, mine.url, mine.bundles)))
+            self.service = CollectionService(
+                home=home,
+                store=self.store,
+                authority=authority,
+                max_bundle=mine.max_bundle,
+                quotas=mine.quotas,
+                today=today,
+                now=now,
+            )
             undone.callback(lambda: self.service.close())
             require_whole(self.store)
             require_home(self.store, home, authority)
             self.monitor: Monitor | None = None
-            if health or health_grpc:
-                self.monitor = Monitor(home, self.store, authority, kept, analysts=bool(analysts or web) and apart)
+            answers = bool(mine.analysts or mine.web)
+            if mine.health or mine.health_grpc:
+                self.monitor = Monitor(home, self.store, authority, mine.quotas, analysts=answers and apart)
                 undone.callback(self.monitor.close)
             self.service.start()
             if alone:  # else another process may have moved a bundle that it has not committed yet
                 self.service.recover()
-                if shareable(url):
+                if shareable(mine.url):
                     fcntl.flock(self._lock, fcntl.LOCK_SH)
-            credentials = functools.partial(authority.server, self.service.may_issue)
-            self._server = Server(
-                service=SERVICE,
-                methods=COLLECTION,
-                handlers=self.service.handlers,
+            port = PortSettings(
                 listen=listen,
-                credentials=credentials,
-                workers=workers,
-                admit=self.service.admit,
-                limits=CallLimits(**(limits or {})),
+                credentials=functools.partial(authority.server, self.service.may_issue),
+                workers=mine.workers,
+                limits=mine.limits,
                 observe=self.monitor.observe if self.monitor else None,
             )
+            service = Service(name=SERVICE, methods=COLLECTION, handlers=self.service.handlers)
+            self._server = Server(service, port, admit=self.service.admit)
             with ExitStack() as begun:
                 begun.callback(self._server.stop, 0)
-                settings: dict[str, Any] = {"url": url, "bundles": bundles} if apart else {}
-                settings |= {
-                    "workers": workers,
-                    "analysis": {**(analysis or {}), "quotas": asdict(kept)},
-                    "limits": dict(limits or {}),
-                    "web": web and {**web, "witness": authority.witness.public.hex},
-                }
+                mine = replace(mine, web=mine.web and {**mine.web, "witness": authority.witness.public.hex})
                 self._analysis: AnalystsServer | AnalystsProcess | None = None
-                if (analysts or web) and apart:
+                if answers and apart:
                     counted = self.monitor.folder if self.monitor else None
-                    self._analysis = AnalystsProcess(home, analysts, counted, log=dict(log or {}), **settings)
-                elif analysts or web:
-                    given: dict[str, Any] = {"credentials": credentials, "today": today}
-                    self._analysis = analysts_server(self.store, analysts, **given, **settings)
+                    self._analysis = AnalystsProcess(home, mine.analysts, counted, **asdict(mine))
+                elif answers:
+                    self._analysis = analysts_server(
+                        self.store,
+                        replace(port, listen=mine.analysts, observe=None),
+                        today=today,
+                        analysis=mine.analysis,
+                        quotas=mine.quotas,
+                        web=mine.web,
+                    )
                 if self._analysis is not None:
                     begun.callback(self._analysis.stop, 0)
                 if self.monitor is not None:
-                    self.monitor.start(self._server, health, health_grpc, answers_analysts=bool(analysts))
+                    self.monitor.start(
+                        self._server, mine.health, mine.health_grpc, answers_analysts=bool(mine.analysts)
+                    )
                 begun.pop_all()
             self._undone = undone.pop_all()
         self.port = self._server.port
@@ -198,27 +216,26 @@ def _hold(lock: IO[str], *, together: bool) -> bool:
 def serve(
     home: Path,
     address: str,
+    settings: ServerSettings | None = None,
     *,
     ready: Callable[[int], None] = lambda port: None,
     watched: Callable[[int], None] = lambda port: None,
-    log: Mapping[str, str] | None = None,
     drain: float = 0.0,
     grace: float = 5.0,
-    **settings: Any,
 ) -> None:
     """Serve until SIGTERM or SIGINT: then be ready no more, let running calls end, and return.
 
     Args:
         home: the coordinator's home folder.
         address: ``host:port`` to bind.
+        settings: what else it serves.
         ready: called with the port when calls are answered.
         watched: called with the port for health and metrics, if there is one.
-        log: settings of `begin_log`.
         drain: seconds for which new calls are still taken after the signal, until whoever sends them has noticed.
         grace: seconds that running calls then have; a call that is cut off is made again by the agent.
-        settings: as of `CoordinatorServer`.
     """
-    begin_log(log or {})
+    mine = settings or ServerSettings()
+    begin_log(asdict(mine.log))
     # A connection takes three descriptors: the usual soft limit of 1,024 is for programs that call select.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < DESCRIPTORS:
@@ -232,7 +249,7 @@ def serve(
     earlier = {number: signal.signal(number, lambda *_: None) for number in stopping}
     before = signal.set_wakeup_fd(wake_up)
     try:
-        coordinator = CoordinatorServer(home, address, apart=True, log=log, **settings)
+        coordinator = CoordinatorServer(home, address, mine, apart=True)
         try:
             ready(coordinator.port)
             if coordinator.monitor is not None and coordinator.monitor.port:

@@ -16,7 +16,7 @@ from shared.wire.transport.peer import Call, Peer, RetryLater, peer_of
 
 if TYPE_CHECKING:
     from shared.wire.transport.client import Client
-    from shared.wire.transport.server import PATIENCE, Handler, Server
+    from shared.wire.transport.server import PATIENCE, Handler, PortSettings, Server, Service
 
 __all__ = [
     "MESSAGE_CAP",
@@ -28,8 +28,10 @@ __all__ = [
     "Credentials",
     "Handler",
     "Peer",
+    "PortSettings",
     "RetryLater",
     "Server",
+    "Service",
     "peer_of",
 ]
 
@@ -38,7 +40,7 @@ def __getattr__(name: str) -> Any:
     # Commands that only name who called have no use for all messages, which come with either end.
     if name == "Client":
         from shared.wire.transport import client as end
-    elif name in ("PATIENCE", "Handler", "Server"):
+    elif name in ("PATIENCE", "Handler", "PortSettings", "Server", "Service"):
         from shared.wire.transport import server as end  # type: ignore[no-redef]
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

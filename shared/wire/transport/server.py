@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from shared import errors
@@ -46,7 +46,7 @@ from shared.wire.transport.ends import (
 )
 from shared.wire.transport.peer import Call, Peer, RetryLater, peer_of
 
-__all__ = ["LONGEST_CALL", "PATIENCE", "Handler", "Identify", "Server"]
+__all__ = ["LONGEST_CALL", "PATIENCE", "Handler", "Identify", "PortSettings", "Server", "Service"]
 
 # A call without a deadline, or with a longer one, would let a stalled peer hold its place for ever.
 LONGEST_CALL = 3600.0
@@ -54,7 +54,6 @@ PATIENCE = 120.0  # seconds for which a handler that says `RetryLater` is run ag
 STOPPING = 60.0  # seconds beyond its grace in which what a server's threads have begun is awaited
 RECHECK = 1.0  # seconds after which a stream's peer is looked up again
 LEAST_COUNTED = 64 << 10  # a message counts as this many bytes at least: many small ones are work too
-LIMITS = CallLimits()
 _log = logging.getLogger("tributary.transport")
 
 SERVER_OPTIONS = [
@@ -95,6 +94,51 @@ Identify = Callable[[str], Peer]
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """What may be called at a port, and what one call may take.
+
+    Args:
+        name: full name of the service.
+        methods: its methods (`shared.wire.messages.COLLECTION`).
+        handlers: one function per method: ``(call, request) -> reply``. A streamed reply is an iterator. For a
+            streamed request it is a generator: it is given the first message, sent each further one and None at the
+            end, and returns the reply. A stream that breaks off raises a refusal in it, or looks like one that ends:
+            whether it was whole is for the handler to say. All may raise refusals, and `RetryLater`;
+            anything else becomes E_REFUSED.
+        request_cap: most bytes of a message from a client; a longer one is refused before it is read.
+        longest: most seconds that a call may ask for.
+        waiting: most calls that may be in the making at once.
+    """
+
+    name: str
+    methods: Mapping[str, wire.Method]
+    handlers: Mapping[str, Handler]
+    request_cap: int = MESSAGE_CAP
+    longest: float = LONGEST_CALL
+    waiting: int = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class PortSettings:
+    """How a port is opened, of gRPC and of HTTPS alike.
+
+    Args:
+        listen: ``host:port``; port 0 takes a free one.
+        credentials: gives the server's credentials; asked again, so that a renewed certificate is used without a
+            restart.
+        workers: threads that answer.
+        limits: what one address and one peer may take.
+        observe: told what became of each call, on the loop's thread.
+    """
+
+    listen: str
+    credentials: Callable[[], Credentials]
+    workers: int = 16
+    limits: CallLimits = field(default_factory=CallLimits)
+    observe: Callable[[Decision], None] | None = None
+
+
 class Server:
     """A running server of one service.
 
@@ -103,61 +147,37 @@ class Server:
     the next, and one peer never has more than a quarter of them.
 
     Args:
-        service: full name of the service.
-        methods: its methods (`shared.wire.messages.COLLECTION`).
-        handlers: one function per method: ``(call, request) -> reply``. A streamed reply is an iterator. For a
-            streamed request it is a generator: it is given the first message, sent each further one and None at the
-            end, and returns the reply. A stream that breaks off raises a refusal in it, or looks like one that ends:
-            whether it was whole is for the handler to say. All may raise refusals, and `RetryLater`;
-            anything else becomes E_REFUSED.
-        listen: ``host:port``; port 0 takes a free one, see `port`.
-        credentials: gives the server's credentials; asked again at every connection, so that a renewed certificate
-            is used without a restart.
-        workers: threads that answer.
+        service: what may be called.
+        settings: how its port is opened; the one that it got is `port`. Credentials are asked for at every connection.
         identify: says whose a token is, or refuses it. With it the port asks for no client certificate; without it
             every client must show one.
         admit: refuses a peer whose certificate is good but revoked or used up. Asked as soon as a call begins, before
             any of its message is read, and while a stream lasts; its connection is then closed.
-        request_cap: most bytes of a message from a client; a longer one is refused before it is read.
-        longest: most seconds that a call may ask for.
-        waiting: most calls that may be in the making at once.
-        limits: what one address and one peer may take.
-        observe: told what became of each call, on the loop's thread.
     Raises: NetworkRefusal, when the port cannot be bound.
     """
 
     def __init__(
         self,
+        service: Service,
+        settings: PortSettings,
         *,
-        service: str,
-        methods: Mapping[str, wire.Method],
-        handlers: Mapping[str, Handler],
-        listen: str,
-        credentials: Callable[[], Credentials],
-        workers: int = 16,
         identify: Identify | None = None,
         admit: Callable[[Peer], None] = lambda peer: None,
-        request_cap: int = MESSAGE_CAP,
-        longest: float = LONGEST_CALL,
-        waiting: int = 512,
-        limits: CallLimits = LIMITS,
-        observe: Callable[[Decision], None] | None = None,
     ) -> None:
         load_grpc()
         self._loop = _loop()
-        self._service, self._methods, self._handlers = service, methods, handlers
-        self._identify, self._admit, self._observe = identify, admit, observe or (lambda _: None)
-        self._request_cap, self._longest, self._waiting, self._limits = request_cap, longest, waiting, limits
-        self._share = max(1, workers // 4)
+        self._service, self._limits = service, settings.limits
+        self._identify, self._admit, self._observe = identify, admit, settings.observe or (lambda _: None)
+        self._share = max(1, settings.workers // 4)
         self._running = 0
         self._guests: dict[str, _Guest] = {}
-        self._door = Door(listen, limits, self._loop)
+        self._door = Door(settings.listen, settings.limits, self._loop)
         self.port: int = self._door.port
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="tributary")
+        self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="tributary")
         # Who calls is looked up in the store: by threads that no handler ever holds.
         self._porters = ThreadPoolExecutor(2, thread_name_prefix="tributary-porter")
         try:
-            self._server = self._on_loop(self._started(credentials))
+            self._server = self._on_loop(self._started(settings.credentials))
         except BaseException:
             self._on_loop(self._door.close())
             self._pool.shutdown(wait=False)
@@ -178,7 +198,7 @@ class Server:
         options = [
             *CHANNEL_OPTIONS,
             *SERVER_OPTIONS,
-            ("grpc.max_receive_message_length", self._request_cap),
+            ("grpc.max_receive_message_length", self._service.request_cap),
             ("grpc.max_concurrent_streams", limits.streams),
             ("grpc.server_handshake_timeout_ms", int(1000 * limits.proving)),
         ]
@@ -186,9 +206,9 @@ class Server:
         calls = {
             # Each method is a pair of streams to gRPC: only so is a call ours before its message has come.
             name: grpc.stream_stream_rpc_method_handler(functools.partial(self._answer, name, method))
-            for name, method in self._methods.items()
+            for name, method in self._service.methods.items()
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(self._service, calls),))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(self._service.name, calls),))
         first = credentials()
         shown = [first]
 
@@ -275,7 +295,7 @@ class Server:
             guest = self._guest(peer)
             self._require_room(guest)
             connection.proved(guest.key)
-            turn = _Turn(context=context, call=call, method=method, guest=guest, handler=self._handlers[name])
+            turn = _Turn(context=context, call=call, method=method, guest=guest, handler=self._service.handlers[name])
             with connection.at_work(), guest.at_work():
                 self._running += 1
                 try:
@@ -333,8 +353,8 @@ class Server:
     async def _known(self, context: Any, connection: GuardedConnection) -> Peer:
         """Who calls, if it may call now; of the message nothing is read. Raises: the refusal."""
         left = context.time_remaining()
-        if left is None or not math.isfinite(left) or left > self._longest:
-            raise NetworkRefusal(f"a call must have a deadline of at most {self._longest:g} seconds")
+        if left is None or not math.isfinite(left) or left > self._service.longest:
+            raise NetworkRefusal(f"a call must have a deadline of at most {self._service.longest:g} seconds")
         proved = context.auth_context()
         if proved.get("ssl_tls_version", [b"TLSv1.3"]) != [b"TLSv1.3"]:
             raise CertificateRefusal("a connection must use TLS 1.3", given="an older version")
@@ -375,7 +395,7 @@ class Server:
         return self._guests[key]
 
     def _require_room(self, guest: _Guest) -> None:
-        if guest.calls >= self._limits.calls or self._running >= self._waiting:
+        if guest.calls >= self._limits.calls or self._running >= self._service.waiting:
             raise errors.RateRefusal(
                 "the coordinator must have room for a call",
                 given="too many at once" if guest.calls < self._limits.calls else "too many of this caller at once",
