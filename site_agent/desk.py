@@ -12,7 +12,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, wraps
@@ -26,10 +26,10 @@ from shared.base.clock import utc_now
 from shared.errors import ApprovalRefusal, PausedRefusal, Refusal, StateRefusal, UsageRefusal
 
 if TYPE_CHECKING:
-    from shared.base.keys import SigningKey
+    from shared.base.keys import Envelope, SigningKey
     from site_agent.config import SiteConfig
     from site_agent.decide.plans import Plans
-    from site_agent.egress import AcknowledgedReplies, Egress
+    from site_agent.egress import AcknowledgedReplies, Egress, RetryPolicy, SendingRules
     from site_agent.egress.courier import Courier
     from site_agent.ledger.book import Ledger
     from site_agent.release.outbox import Outbox
@@ -223,13 +223,28 @@ class Desk:
                 next_step="Run site-agent resume --as NAME when it may go on.",
             )
 
-    def egress(self, **settings: Any) -> Egress:
-        """The one door. Raises: StateRefusal (not joined), CertificateRefusal."""
+    def egress(
+        self, *, allowed: Callable[[], None] = lambda: None, cert_pem: str = "", key_pem: str = "", **retries: Any
+    ) -> Egress:
+        """The one door.
+
+        Args:
+            allowed: refuses what must not be sent any more.
+            cert_pem, key_pem: shown instead of the certificate that is in force, and its key.
+            retries: as of `site_agent.egress.RetryPolicy`.
+        Raises: StateRefusal (not joined), CertificateRefusal.
+        """
+        from site_agent.egress import RetryPolicy, SendingRules
+
         if not self.config.certificate.exists():
             raise StateRefusal("this site must have joined", given="no certificate", next_step="Run site-agent join.")
-        given = {"paused": self.stopped(), "sealed": self.ledger.sealed_round, **settings}
-        untold = self.ledger.membership().untold
-        return door(self.config, **({"first": untold} if untold else {}), **given)
+        return door(
+            self.config,
+            identity=(cert_pem, key_pem) if cert_pem else None,
+            retries=RetryPolicy(**retries),
+            rules=SendingRules(paused=self.stopped(), allowed=allowed, sealed=self.ledger.sealed_round),
+            first=self.ledger.membership().untold,
+        )
 
     def approver(self, name: str, *, beside: Iterable[str] = ()) -> SigningKey:
         """An approver's key, opened with the passphrase.
@@ -315,26 +330,44 @@ def kept_replies(config: SiteConfig) -> AcknowledgedReplies | None:
     return AcknowledgedReplies(key, config.site, config.home / "acknowledged.jsonl")
 
 
-def door(config: SiteConfig, **settings: Any) -> Egress:
-    """The connection of a site that has joined."""
-    from shared.wire.certificates import trusted
-    from site_agent.egress import Egress
-    from site_agent.identity import identity, pinned
+def door(
+    config: SiteConfig,
+    *,
+    identity: tuple[str, str] | None = None,
+    retries: RetryPolicy | None = None,
+    rules: SendingRules | None = None,
+    first: Sequence[Envelope] = (),
+) -> Egress:
+    """The connection of a site that has joined.
 
-    certificate, key = identity(config)
+    Args:
+        config: the site's settings.
+        identity: certificate and key (PEM) that are shown; those in force when None.
+        retries, first: as of `site_agent.egress.Egress`.
+        rules: what is asked before anything is sent; when None, whether there is a pause file.
+    Raises: CertificateRefusal, when the certificate is expired.
+    """
+    from shared.wire.certificates import trusted
+    from shared.wire.transport import Credentials
+    from site_agent.egress import Egress, SendingRules
+    from site_agent.identity import identity as in_force
+    from site_agent.identity import pinned
+
+    certificate, key = identity or in_force(config)
     try:
         chain = pinned(config)
     except Refusal:  # the invitation's own stands whatever became of the others
         chain = (config.ca.read_text(),)
     replies = kept_replies(config)
-    if config.courier:
-        settings = {"courier": courier(config, replies), **settings}
     return Egress(
-        **{"paused": config.pause_file.exists, "cert_pem": certificate, "key_pem": key, **settings},
-        witness=replies,
         address=config.address,
         server_name=config.server_name,
-        ca_pem=trusted(chain, utc_now()),
+        credentials=Credentials(ca_pem=trusted(chain, utc_now()), cert_pem=certificate, key_pem=key),
+        retries=retries,
+        rules=rules or SendingRules(paused=config.pause_file.exists),
+        witness=replies,
+        first=first,
+        courier=courier(config, replies) if config.courier else None,
     )
 
 

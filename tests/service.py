@@ -32,7 +32,7 @@ from shared.releases.statement import Statement
 from shared.wire.messages import COLLECTION, SERVICE
 from shared.wire.signed_messages import ANCHOR_TYPE, AnchorHead, EnrolmentRequest
 from shared.wire.transport import Client, Credentials
-from site_agent.egress import AcknowledgedReplies, Egress, new_tls_identity
+from site_agent.egress import AcknowledgedReplies, Egress, RetryPolicy, SendingRules, new_tls_identity
 
 LEAD = SigningKey.generate()
 SMALL = Dictionary(
@@ -164,13 +164,16 @@ class Hub:
         return Credentials(ca_pem=self.authority.ca_pem, cert_pem=keys.certificate, key_pem=keys.identity[0])
 
     def egress(self, site: str, **settings) -> Egress:
-        mine = self.credentials(site)
+        """A site's door; settings as of `Egress`, `RetryPolicy` and `SendingRules`."""
+        given = {"address": f"127.0.0.1:{self.port}", "timeout": 20.0, "witness": self.witness(site), **settings}
+        retries = {name: given.pop(name) for name in ("timeout", "attempts", "sleep") if name in given}
+        rules = {name: given.pop(name) for name in ("paused", "allowed", "sealed") if name in given}
         return Egress(
             server_name="tributary-coordinator",
-            ca_pem=mine.ca_pem,
-            cert_pem=mine.cert_pem,
-            key_pem=mine.key_pem,
-            **{"address": f"127.0.0.1:{self.port}", "timeout": 20.0, "witness": self.witness(site), **settings},
+            credentials=self.credentials(site),
+            retries=RetryPolicy(**retries),
+            rules=SendingRules(**rules),
+            **given,
         )
 
     def witness(self, site: str) -> AcknowledgedReplies:

@@ -708,7 +708,7 @@ def test_no_answer_leaves_that_the_ledger_does_not_name(hub, hospitals):
     ask(hub)
 
     def door(egress):
-        egress._sealed = hospital.ledger.sealed_round
+        egress._rules = dataclasses.replace(egress._rules, sealed=hospital.ledger.sealed_round)
         lying = Lying(egress, lambda content: pack(2 * unpack(content)[0], unpack(content)[1]))
         lying.key = hospital.keys.release
         return lying

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -88,8 +88,9 @@ from shared.wire.tree_heads import CheckedView
 from site_agent.egress.courier import Courier
 from site_agent.egress.pieces import FilePieces, file_pieces
 from site_agent.egress.replies import AcknowledgedReplies
+from site_agent.egress.sending import RetryPolicy, SendingRules
 
-__all__ = ["AcknowledgedReplies", "Egress", "new_tls_identity"]
+__all__ = ["AcknowledgedReplies", "Egress", "RetryPolicy", "SendingRules", "new_tls_identity"]
 
 # Slowest link for which one upload call is given time: 64 kB/s, and never more than the server allows.
 SLOWEST = 64_000
@@ -117,18 +118,12 @@ class Egress:
     Args:
         address: ``host:port`` of the coordinator.
         server_name: name in the server's certificate.
-        ca_pem: the pinned authority.
-        cert_pem: this site's certificate (or an invitation's bootstrap certificate, which may only `enrol`).
-        key_pem: its key.
-        timeout: seconds for one short call; an upload is given more by its size.
-        attempts: how often `send` tries before it gives up.
-        sleep: waits between attempts; a test's may return at once.
+        credentials: the pinned authority, and this site's certificate with its key (or an invitation's bootstrap
+            certificate, which may only `enrol`).
+        retries: how long an answer is waited for, and how often a call is made.
+        rules: what is asked before anything is sent.
         witness: checks and keeps what the coordinator acknowledges; without one its word is taken.
-        paused: whether the steward has paused the site; `send` asks before each attempt and each piece of a bundle.
-        allowed: refuses what must not be sent any more (the plan's approval was taken back); asked as often.
-        sealed: SHA-256 of the answer that the ledger names for a training's plan and round; blank for none. No other
-            answer leaves.
-        courier: carries the calls of a site that has no line; nothing is dialled then.
+        courier: carries the calls of a site that has no line; nothing is dialled then, and each is made once.
         first: signed changes of this site's keys that the coordinator may not know: shown before anything else is
             asked, because what else is signed here is signed by those keys.
     Raises: CertificateRefusal, when the certificate is expired.
@@ -139,45 +134,33 @@ class Egress:
         *,
         address: str,
         server_name: str,
-        ca_pem: str,
-        cert_pem: str,
-        key_pem: str,
-        timeout: float = 30.0,
-        attempts: int = 6,
-        sleep: Callable[[float], None] = time.sleep,
+        credentials: Credentials,
+        retries: RetryPolicy | None = None,
+        rules: SendingRules | None = None,
         witness: AcknowledgedReplies | None = None,
-        paused: Callable[[], bool] = lambda: False,
-        allowed: Callable[[], None] = lambda: None,
-        sealed: Callable[[str, int], str] | None = None,
         first: Sequence[Envelope] = (),
         courier: Courier | None = None,
     ) -> None:
         self._first = tuple(first)
-        self._timeout, self._attempts, self._sleep = timeout, attempts, sleep
-        self._paused, self._allowed, self._sealed = paused, allowed, sealed
+        self._retries, self._rules = retries or RetryPolicy(), rules or SendingRules()
         self._witness = witness
         self._watched: bool | None = None  # whether the coordinator shows its log; not known before the first look
         if courier is not None:
-            self._attempts = 1
+            self._retries = replace(self._retries, attempts=1)
         self._client: Client | Courier = courier or Client(
-            address=address,
-            server_name=server_name,
-            credentials=Credentials(ca_pem=ca_pem, cert_pem=cert_pem, key_pem=key_pem),
-            service=SERVICE,
-            methods=COLLECTION,
+            address=address, server_name=server_name, credentials=credentials, service=SERVICE, methods=COLLECTION
         )
 
     @classmethod
-    def from_invitation(cls, invitation: Invitation, **settings: Any) -> Egress:
+    def from_invitation(
+        cls, invitation: Invitation, *, witness: AcknowledgedReplies | None = None, courier: Courier | None = None
+    ) -> Egress:
         """The connection that may ask to join, and nothing else."""
-        return cls(
-            address=invitation.address,
-            server_name=invitation.server_name,
-            ca_pem=invitation.ca_pem,
-            cert_pem=invitation.bootstrap_cert_pem,
-            key_pem=invitation.bootstrap_key_pem,
-            **settings,
+        shown = Credentials(
+            ca_pem=invitation.ca_pem, cert_pem=invitation.bootstrap_cert_pem, key_pem=invitation.bootstrap_key_pem
         )
+        address, name = invitation.address, invitation.server_name
+        return cls(address=address, server_name=name, credentials=shown, witness=witness, courier=courier)
 
     def close(self) -> None:
         """Close the connection."""
@@ -385,7 +368,8 @@ class Egress:
         """
         data = answer.to_bytes()
         said = open_answer(data, content, key)
-        if content and self._sealed is not None and self._sealed(said.plan_hash, said.round) != said.content_sha256:
+        sealed = self._rules.sealed
+        if content and sealed is not None and sealed(said.plan_hash, said.round) != said.content_sha256:
             raise IntegrityRefusal(
                 "what leaves in a round must be the answer that the ledger names",
                 given="other bytes",
@@ -539,7 +523,7 @@ class Egress:
                     place += len(data)
                     progress(place, total)
 
-        timeout = min(max(self._timeout, (total - offered.offset) / SLOWEST), LONGEST)
+        timeout = min(max(self._retries.timeout, (total - offered.offset) / SLOWEST), LONGEST)
         try:
             acceptance: Acceptance = self._client.call("Upload", chunks(), timeout=timeout)
         except Refusal:
@@ -554,13 +538,13 @@ class Egress:
         return acceptance
 
     def _require_running(self, sent: int, total: int) -> None:
-        if self._paused():
+        if self._rules.paused():
             raise PausedRefusal(
                 "this site must not be paused to send",
                 given=f"a pause, with {sent:,} of {total:,} bytes sent",
                 next_step="After site-agent resume --as NAME, approve it again: the same bytes are sent on from there.",
             )
-        self._allowed()
+        self._rules.allowed()
 
     def _ask(self, method: str, request: Any) -> Any:
         if self._first and method != "Membership":
@@ -568,7 +552,7 @@ class Egress:
             with suppress(UnknownMethod, AwaitsCourier):  # a courier's file has it before what follows
                 self._ask("Membership", MembershipRequest(statements=tuple(one.to_bytes() for one in shown)))
         try:
-            return self._client.call(method, request, timeout=self._timeout)
+            return self._client.call(method, request, timeout=self._retries.timeout)
         except Refusal as refusal:
             _log.info("%s: %s", method, refusal.code)  # whoever asked is told by the refusal itself
             raise
@@ -576,8 +560,8 @@ class Egress:
     def _retried(self, work: Callable[[], T]) -> T:
         """Do `work` until it is done or refused for good; only a lost connection is tried often, with back-off."""
         wait = 0.2
-        last: Refusal = StateRefusal("an attempt must be allowed", given=f"{self._attempts}")
-        for attempt in range(1, self._attempts + 1):
+        last: Refusal = StateRefusal("an attempt must be allowed", given=f"{self._retries.attempts}")
+        for attempt in range(1, self._retries.attempts + 1):
             try:
                 return work()
             except UnknownMethod:
@@ -594,7 +578,7 @@ class Egress:
                 if attempt > 2:
                     raise
                 last = refusal
-            if attempt < self._attempts:
-                self._sleep(wait)
+            if attempt < self._retries.attempts:
+                self._retries.sleep(wait)
                 wait = min(2 * wait, 10.0)
         raise last

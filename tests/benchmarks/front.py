@@ -277,6 +277,7 @@ def hostile(ports, shown, pipe):
 
     def dripping(site):
         from shared.base.keys import Envelope
+        from shared.wire.transport import Credentials
         from site_agent import egress
         from site_agent.egress import pieces
 
@@ -286,11 +287,8 @@ def hostile(ports, shown, pipe):
             door = egress.Egress(
                 address=f"127.0.0.1:{ports[0]}",
                 server_name="tributary-coordinator",
-                ca_pem=shown["ca"],
-                cert_pem=certificate,
-                key_pem=pem,
-                attempts=1,
-                timeout=120.0,
+                credentials=Credentials(ca_pem=shown["ca"], cert_pem=certificate, key_pem=pem),
+                retries=egress.RetryPolicy(attempts=1, timeout=120.0),
             )
             crowd.tried["slow upload"] += 1
             with contextlib.suppress(Exception), door:

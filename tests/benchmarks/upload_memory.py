@@ -110,12 +110,8 @@ def main():
         server.start()
         hub_pipe.close()  # whoever fell over is not waited for
         port = hub_end.recv()
-        mine = hub.credentials("north")
-        settings = {
-            **{name: getattr(mine, name) for name in ("ca_pem", "cert_pem", "key_pem")},
-            "address": f"127.0.0.1:{port}",
-            "server_name": "tributary-coordinator",
-        }
+        address = f"127.0.0.1:{port}"
+        settings = {"address": address, "server_name": "tributary-coordinator", "credentials": hub.credentials("north")}
         site = context.Process(target=send, args=(settings, releases, site_pipe))
         site.start()
         site_pipe.close()

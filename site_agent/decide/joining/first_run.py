@@ -131,8 +131,7 @@ def ask(desk: Desk, today: dt.date, *, dry_run: bool = False) -> JoiningState:
     invited = Invitation.from_bytes(config.invitation.read_bytes())
     invited.require_current(today)
     approvers = {name: PublicKey(key) for name, key in config.approvers.items()}
-    carried = {"courier": carrier(config)} if config.courier else {}
-    with Egress.from_invitation(invited, **carried) as egress:
+    with Egress.from_invitation(invited, courier=carrier(config) if config.courier else None) as egress:
         answered = egress.enrol(
             token=invited.token,
             site=config.site,
