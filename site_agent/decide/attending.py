@@ -106,7 +106,14 @@ class AgentRound:
         self.say, self.dry_run = say, dry_run
 
     def refused(self, study: str, what: str, refusal: Refusal, wave: int | None = None, release_id: str = "") -> None:
-        """Say that something could not be done, and note it where it is a refusal of this site."""
+        """Say that something could not be done, and note it where it is a refusal of this site.
+
+        Args:
+            study: which it is about; blank for none.
+            what: that was to be done, as in ``AttendEvent.what``.
+            refusal: why it was not.
+            wave, release_id: which, where it is about one.
+        """
         self._report(study, what, wave=wave, detail=str(refusal), code=refusal.code)
         # That nobody answers is the weather, and refuses nothing.
         if not self.dry_run and not isinstance(refusal, NetworkRefusal):

@@ -222,6 +222,12 @@ def replace_approver(
 ) -> ChangedKey:
     """Give a person another key whose old one is lost: it counts once the study lead has compared its fingerprint.
 
+    Args:
+        desk: the site's folder.
+        name: the person, a registered approver.
+        by: the others who sign, and what opens the key of each.
+        new: makes the new key, under a passphrase of that person; called once.
+        today: UTC date of the change.
     Raises: ApprovalRefusal (the others who approve here must sign, as far as there are any), PassphraseRefusal.
     """
     membership.settle_approvers(desk)

@@ -78,10 +78,27 @@ class ApprovalMemory(Protocol):
     def approved_plan(self, study: str) -> tuple[int, str] | None: ...
     def approve_plan(
         self, *, study: str, version: int, plan_hash: str, approver: str, envelope: Envelope | None = None
-    ) -> None: ...
+    ) -> None:
+        """Remember that a version was approved.
+
+        Args:
+            study, version, plan_hash: which plan; SHA-256, hex, of its canonical form.
+            approver: name of the person who decided.
+            envelope: the signed approval, if it is kept as well.
+        """
+
     def revoke_plan(
         self, *, study: str, version: int, plan_hash: str, approver: str, reason: str, key: SigningKey | None = None
-    ) -> None: ...
+    ) -> None:
+        """Remember that an approval was taken back.
+
+        Args:
+            study, version, plan_hash: which plan; SHA-256, hex, of its canonical form.
+            approver: name of the person who decided.
+            reason: why, in that person's words.
+            key: of that person; it signs the entry.
+        """
+
     def plan_revoked(self, study: str, version: int) -> bool: ...
 
 

@@ -313,7 +313,16 @@ def site_price(book: Book, delta: float) -> tuple[float | None, str]:
 def forecast(
     book: Book, study: str, events: Sequence[Mapping[str, Any]], delta: float, *, touches: Touches
 ) -> tuple[float, ...]:
-    """The study's total after each of further releases, drawn in their turn and charged as these events."""
+    """The study's total after each of further releases, drawn in their turn and charged as these events.
+
+    Args:
+        book: the site's ledger; nothing is written to it.
+        study: whose charges the further ones are added to.
+        events: the charged event of each further release, in their turn.
+        delta: the δ of the plan's budget, at which totals are stated.
+        touches: whom they touch: everybody, or by ``new`` persons whom no release has touched, a training perhaps.
+    Returns: one ε per event.
+    """
     prices = {canonical_json(event): price_of(event, delta) for event in events}
     charges = list(charges_of(book, study).charges)
     trainings = frozenset(k for k, hold in enumerate(book.of(study)) if hold.rounds)

@@ -108,7 +108,16 @@ def reject(book: Book, hold: Hold, reason: str, *, by: str, **signed: str) -> Ho
 
 
 def send_back(book: Book, hold: Hold, reason: str, *, by: str, **signed: str) -> Hold:
-    """A person asks a question first: the bytes stay sealed, approvals given so far lapse. Args: as of `reject`."""
+    """A person asks a question first: the bytes stay sealed, approvals given so far lapse.
+
+    Args:
+        book: the site's ledger.
+        hold: of the release.
+        reason: the question.
+        by: name of that person.
+        signed: as of `reject`.
+    Raises: ParameterError: a blank question; StateRefusal.
+    """
     return _decide(book, hold, "send_back", reason, by, signed)
 
 
@@ -300,7 +309,15 @@ def paused(book: Book) -> bool:
 def leave(
     book: Book, *, study: str, name: str, deleted: Sequence[Mapping[str, Any]], key: SigningKey | None = None
 ) -> None:
-    """Note what was deleted when the site left a study: release, file, SHA-256 and size of each."""
+    """Note what was deleted when the site left a study.
+
+    Args:
+        book: the site's ledger.
+        study: which it left.
+        name: of the approver who decided.
+        deleted: release, file, SHA-256 and size (bytes) of each; sizes are kept beside the entry, not in it.
+        key: of that person; it signs the entry.
+    """
     require_word(study, "study")
     # The size of a list of persons tells how many they are.
     sizes = [item.get("bytes", 0) for item in deleted]

@@ -124,6 +124,13 @@ def tell_apart(
 ) -> None:
     """Note an approver's word, and of those `beside`, that two studies are about different people.
 
+    Args:
+        book: the site's ledger.
+        study, other: the two.
+        name: of the approver.
+        reason: how it is known, in that person's words.
+        key: of the approver; it signs both entries.
+        beside: name -> key of the others who sign them.
     Raises: StateRefusal (said already).
     """
     for word in (study, other):

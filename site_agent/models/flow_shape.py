@@ -62,6 +62,13 @@ def shape_of(
     """Everything between the smooth space of the flow and the encoded records: levels, strata, margins.
 
     Outcomes that are drawn last are left as they are, and nothing reads them.
+
+    Args:
+        x: (n, d) encoded records.
+        settings: how margins are made, and up to how many levels a column is modelled.
+        integers: the dequantised columns: a whole number plus a uniform in [0, 1).
+        carried: one of them that stays as it is, all others given it; None for none.
+        outcomes: columns that are drawn last; None for none.
     """
     d = x.shape[1]
     apart = () if outcomes is None else outcomes.drawn
@@ -224,6 +231,13 @@ def level_model(y: Array, column: int, levels: int, given: tuple[int, ...], coun
     Lines are hardly penalised, so that the fitted law reproduces the sample's associations; hinges are, so that they
     bend only where records ask for it. Hinges are nearly collinear: L-BFGS needs hundreds of passes for what Newton
     does in ten.
+
+    Args:
+        y: (n, d) records with the smooth columns as the flow sees them.
+        column: the column that is modelled; its level is the whole part.
+        levels: how many it has.
+        given: the columns that it reads.
+        counts: of each of those its number of levels, 0 for a smooth one.
     """
     if levels == 1:
         return LevelModel(column=column, given=(), counts=(), coefficients=np.zeros((1, 1)))

@@ -154,7 +154,17 @@ class Trainer:
     def run(
         self, train: Array, batch: int, steps: int, per_epoch: int, clock: FitClock | None, *, final: bool = True
     ) -> None:
-        """Exactly so many steps along the same schedule, then the final ones."""
+        """Exactly so many steps along the same schedule, then the final ones.
+
+        Args:
+            train: (n, d) records in the smooth space of the flow.
+            batch: records of one step.
+            steps: how many in all, without the final ones.
+            per_epoch: steps after which the learning rate falls, 1 at least.
+            clock: hears how far it is; None for nobody.
+            final: take the settings' final steps at their slow rate as well.
+        Raises: TrainingRefusal: the likelihood diverged.
+        """
         settings = self.settings
         data = train.astype(np.float32)
         per_epoch = max(1, per_epoch)

@@ -69,6 +69,13 @@ def choose_dimension(
     One pair in twenty (200,000 at most) is left out of the fit; a dimension is judged by the deviance of those pairs,
     for the dot product graphs by their squared error. A larger one must be better by a thousandth, and the search ends
     after two that are not.
+
+    Args:
+        holdout: (m, m) adjacency of the network among hold-out nodes.
+        model: one of `shared.mechanisms.grand.noise.MODELS`.
+        directed: whether an edge has a direction.
+        rng: chooses the pairs that are left out.
+        most: largest dimension, in 1..32.
     Raises: ParameterError.
     """
     holdout = _checked(holdout, directed)

@@ -280,6 +280,12 @@ class Outbox:
         A reservation that holds a wave without bytes is given up in the same way. What was approved may have left,
         and `tombstone` is what the coordinator must be told then.
 
+        Args:
+            release_id: of the release.
+            approver: that person's opened key.
+            name: as registered.
+            reason_code: one of `shared.wire.signed_messages.REASONS`; the coordinator is told this.
+            reason: why, in a person's words; it stays at the site.
         Raises: ApprovalRefusal (not a registered approver); StateRefusal (over already).
         """
         current = self.ledger.hold(release_id)

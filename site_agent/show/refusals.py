@@ -89,7 +89,11 @@ class Refusals:
         after: int = 0,
         agent: bool = False,
     ) -> None:
-        """Add a line, unless the day has enough of them. Raises: OSError."""
+        """Add a line, unless the day has enough of them.
+
+        Args: as of `Refused`.
+        Raises: OSError.
+        """
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         with os.fdopen(handle, "r+b") as book:
             fcntl.flock(book, fcntl.LOCK_EX)

@@ -239,7 +239,15 @@ def release_page(
     earlier: Sequence[Earlier] = (),
     rows: int = ROWS,
 ) -> None:
-    """A sealed release as its approver must see it: the very rows, size, checks, audit, price."""
+    """A sealed release as its approver must see it: the very rows, size, checks, audit, price.
+
+    Args:
+        out: where to.
+        release: what is shown.
+        changes: settings of the plan that have changed since: setting, then, now.
+        earlier: the study's earlier releases, beside it.
+        rows: how many of its rows.
+    """
     hold, receipt = release.hold, release.receipt
     heading(out, f"{hold.study}, wave {hold.wave}", f"release {hold.release_id[:8]} · {hold.state.replace('_', ' ')}")
     settings(
@@ -290,6 +298,11 @@ def release_page(
             "Nothing above that was found in records decides, and your own choice by it is not in the price: a release "
             "that is rejected because of what it shows of a record tells of that record. Each further draw is charged."
         )
+    _then_and_now(out, changes, earlier)
+
+
+def _then_and_now(out: Console, changes: Sequence[Sequence[str]], earlier: Sequence[Earlier]) -> None:
+    """The earlier releases of the study beside this one, and what has changed in its plan."""
     if earlier:
         heading(out, "Beside the earlier releases of this study")
         cells = [

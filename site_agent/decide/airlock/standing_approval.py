@@ -105,6 +105,15 @@ def sign_standing(
 ) -> tuple[Standing, str]:
     """Sign in advance, as `by`, for later releases of the plan that is approved now, within limits.
 
+    Args:
+        desk: the site's folder.
+        study: whose releases may be approved so.
+        by: the approver who signs.
+        max_epsilon: most ε of one such release, above 0.
+        until: last day of the approval.
+        agent_version: of this software, which the plan may bound.
+        today: UTC date.
+        dry_run: sign and note nothing; the digest is blank then.
     Returns: the document and its digest.
     Raises: PlanRefusal (the plan does not allow it) and its kinds; ApprovalRefusal (no release was approved yet);
         UsageRefusal (a limit that means nothing).
@@ -176,7 +185,16 @@ def revoke_standing(desk: Desk, digest: str, *, by: Approver, reason: str) -> No
 
 
 def revoke_one(desk: Desk, noted: Noted, *, name: str, reason: str, key: SigningKey) -> Noted:
-    """Sign that a standing approval is over, and note it in the ledger; the coordinator is told later."""
+    """Sign that a standing approval is over, and note it in the ledger; the coordinator is told later.
+
+    Args:
+        desk: the site's folder.
+        noted: the standing approval, as the ledger has it.
+        name: of the approver who ends it.
+        reason: why it is over, in a person's words; it stays at the site.
+        key: opened key of that approver, which signs.
+    Returns: the approval as it is noted now, revoked.
+    """
     from shared.plans.standing import Revocation
 
     said = Revocation(study=noted.study, site=desk.config.site, standing=noted.digest, approver=name)

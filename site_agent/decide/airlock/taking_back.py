@@ -65,6 +65,12 @@ def withdraw(desk: Desk, release_id: str, *, by: Approver, reason_code: str, not
 
     A reservation without bytes that holds its wave (for instance of an earlier plan) is given up in the same way.
 
+    Args:
+        desk: the site's folder.
+        release_id: of the release.
+        by: the approver who decides.
+        reason_code: one of `shared.wire.signed_messages.REASONS`; the coordinator is told this.
+        note: why, in a person's words; it stays at the site.
     Raises: ParameterError (unknown reason); StateRefusal (over already, or a later release still holds its rows);
         NetworkRefusal: it is withdrawn here, and the coordinator must still be told.
     """
@@ -150,6 +156,12 @@ def leave(desk: Desk, study: str, *, by: Approver, note: str = "", dry_run: bool
     other studies, and that of the study's frames goes with what it encrypts; the study lead revokes the site's
     certificate. Safe to repeat after a lost connection.
 
+    Args:
+        desk: the site's folder.
+        study: one of this site's.
+        by: the approver who decides.
+        note: why, in a person's words; it stays at the site.
+        dry_run: tell what would be deleted, and change nothing.
     Returns: every deleted file with its SHA-256 and size, as the ledger has noted it *before* the deletion.
     Raises: NetworkRefusal, before anything is deleted, when a delivered release could not be buried.
     """

@@ -244,7 +244,17 @@ def follow_in_round(
     refused: Callable[..., None],
     dry_run: bool,
 ) -> None:
-    """A step of the agent's round: `follow_authority`. Raises: NetworkRefusal."""
+    """A step of the agent's round: `follow_authority`.
+
+    Args:
+        desk: the site's folder.
+        egress: its open connection.
+        event: makes what `say` hears, as `site_agent.decide.attending.AttendEvent` does.
+        say: hears that an authority was pinned, or would be.
+        refused: hears of a refusal, as `site_agent.decide.attending.AgentRound.refused` does.
+        dry_run: pin nothing.
+    Raises: NetworkRefusal.
+    """
     try:
         new = follow_authority(desk, egress, dry_run=dry_run)
     except NetworkRefusal:

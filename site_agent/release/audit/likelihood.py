@@ -75,7 +75,18 @@ def signals(
     shrink: float = 1.0,
     others: Sequence[int] | None = None,
 ) -> Array:
-    """√w a(|z|) z with z = f⁻¹(x), (n, d): where the release of each row is centred; of the columns `others` alone."""
+    """√w a(|z|) z with z = f⁻¹(x), (n, d): where the release of each row is centred; of the columns `others` alone.
+
+    a(r) = min(1, radius/r)^shrink: rows far out are drawn in.
+
+    Args:
+        flow: f, from latents to encoded rows.
+        rows: (n, d) encoded rows x.
+        w: weight of a row's own latent in its release, in [0, 1); the noise has the weight 1 − w.
+        radius: distance from the centre beyond which rows are drawn in.
+        shrink: how much: 0 not at all, 1 onto the radius.
+        others: columns of z that are released; all when None.
+    """
     z = latents_of(flow, rows)
     z = z if others is None else z[:, list(others)]
     norm = np.linalg.norm(z, axis=1, keepdims=True)

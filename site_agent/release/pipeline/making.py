@@ -117,7 +117,7 @@ def make_release(
     if everyone is not None and (roles or hold.touches == "new"):
         ledger.require_present(hold, everyone, share=limits.still_present, snapshot=table.snapshot)
     fitting.require_roles_kept(plan, _earlier_receipts(outbox, plan.study, except_for=hold.release_id))
-    chosen = choose(plan, ledger, outbox, hold, base, everyone, table.n)
+    chosen = choose(plan, ledger, outbox, hold, everyone, table.n)
     others, unlike = of_other_studies(plan, ledger, space)
     before_draw(
         n=len(chosen.rows),

@@ -98,7 +98,16 @@ def open_release(outbox: Outbox, release_id: str) -> SealedRelease:
 def record_decision(
     outbox: Outbox, release_id: str, *, name: str, key: SigningKey, ticked: Sequence[str], today: dt.date
 ) -> None:
-    """File which warnings an approver ticked, signed by the approver, beside the checks. It stays at the site."""
+    """File which warnings an approver ticked, signed by the approver, beside the checks. It stays at the site.
+
+    Args:
+        outbox: the sealed releases.
+        release_id: which was approved.
+        name: of the approver.
+        key: of the approver, which signs.
+        ticked: names of the warnings.
+        today: UTC date of the decision.
+    """
     hold = outbox.get(release_id)
     body = {
         "release_id": release_id,

@@ -27,17 +27,19 @@ __all__ = [
 
 
 def choose(
-    plan: StudyPlan,
-    ledger: Ledger,
-    outbox: Outbox,
-    hold: Hold,
-    base: Hold | None,
-    persons: Sequence[str] | None,
-    n: int,
+    plan: StudyPlan, ledger: Ledger, outbox: Outbox, hold: Hold, persons: Sequence[str] | None, n: int
 ) -> Chosen:
     """Who is drawn in this wave, of the n rows of a table: see `StudyPlan.returning`.
 
     Under `holdout` whoever trains is in the table and not in the release: floors and populations are the release's.
+
+    Args:
+        plan: the study's plan.
+        ledger: who was taken, and who has withdrawn.
+        outbox: the earlier releases, from which rows are copied.
+        hold: the release's reservation; it says whom it touches.
+        persons: pseudonym of each row; None where nobody can be told apart.
+        n: rows of the table.
     Raises: PlanRefusal (no person column under ``holdout``).
     """
     from shared.releases.bundle import read_bundle

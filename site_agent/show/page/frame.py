@@ -157,7 +157,15 @@ class Frame:
         return endpoint
 
     def refused(self, desk: Desk, session: Session, lang: Language, refusal: Refusal, back: str) -> Response:
-        """A refusal as a page."""
+        """A refusal as a page.
+
+        Args:
+            desk: the site's folder.
+            session: who reads it.
+            lang: in which language.
+            refusal: what is told, with status 409.
+            back: address of the page that a reader can go on to.
+        """
         return self.draw("refused.html", desk, session, lang, status=409, refusal=refusal, back=back, address=back)
 
     def done(self, decide: Decision) -> Callable[[Request], Awaitable[Response]]:
