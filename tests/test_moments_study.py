@@ -187,14 +187,14 @@ def test_the_price_list_names_every_mechanism_with_its_epsilon_and_what_it_cover
     assert [price.epsilon is None for price in prices(shipped)][:5] == [False] * 5
 
 
-def test_the_demo_sets_the_shipped_plan_beside_latent_noise_at_the_epsilon_it_was_asked_for():
+def test_the_demo_sets_the_shipped_plan_beside_one_without_a_declared_coefficient_at_the_epsilon_it_was_asked_for():
     plans = play_of(DemoOptions(study="cohorts", epsilon=0.5)).plans(dt.date(2030, 1, 1))
-    ours, rows = (StudyPlan.from_toml(text) for text in plans.values())
-    assert (*plans, ours.study, rows.study) == ("cohorts", "cohorts-rows", "cohorts", "cohorts-rows")
+    ours, plain = (StudyPlan.from_toml(text) for text in plans.values())
+    assert [*plans] == ["cohorts", "cohorts-plain"] == [plan.study for plan in (ours, plain)]
     assert (ours.release.epsilon, ours.budget.epsilon, ours.posture) == (0.5, 4.0, "private")
-    assert (rows.release.w, rows.posture) == (0.8, "local")
-    assert ours.dictionary == rows.dictionary
-    assert ours.estimands == rows.estimands
+    assert ours.release == replace(plain.release, declared=ours.release.covariates)
+    assert plain.release.declared == ()
+    assert plain.estimands == {"adjusted": ours.estimands["adjusted"]}
 
 
 # -- the released table ------------------------------------------------------------------------------------------
