@@ -14,7 +14,7 @@ from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError
 from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.regression import generalised, least_squares
-from shared.estimands.fits.survival import cox
+from shared.estimands.fits.survival import SurvivalOutcome, cox
 from shared.mechanisms.moments import cohort as cohorts
 from shared.mechanisms.moments.cohort import FEW_EVENTS, fit
 from shared.mechanisms.moments.copula import POINTS, complete, pilot
@@ -38,7 +38,7 @@ def regressed(design, checked):
     x, y = design.matrices(checked)
     x = x - x.mean(axis=0)
     if design.spec.outcome == "survival":
-        found = cox(x, y[:, 0], y[:, 1])
+        found = cox(x, SurvivalOutcome(time=y[:, 0], event=y[:, 1]))
         return found.beta, found.cov
     one, with_one = np.ones(len(x)), np.column_stack([np.ones(len(x)), x])
     if design.spec.outcome == "linear":

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from coordinator.pooling.pool import pool_estimates
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import Estimand, Estimate, estimate, parse_estimand, parse_formula
-from shared.estimands.fits.survival import cox, kaplan_meier, restricted_mean
+from shared.estimands.fits.survival import SurvivalOutcome, cox, kaplan_meier, restricted_mean
 from shared.estimands.formulas import Node, parse
 
 
@@ -771,7 +771,7 @@ def test_cox_with_weights_strata_and_ties_is_the_maximum_of_the_likelihood_writt
     n = 60
     x, time = rng.normal(size=(n, 2)), rng.integers(1, 8, n).astype(float)
     event, weights, strata = rng.integers(0, 2, n).astype(float), rng.uniform(0.5, 2, n), rng.integers(0, 3, n)
-    fit = cox(x, time, event, ties=ties, strata=strata, weights=weights)
+    fit = cox(x, SurvivalOutcome(time=time, event=event), ties=ties, strata=strata, weights=weights)
 
     def at(beta):
         return written_out(np.asarray(beta), x, time, event, weights, strata, ties)
@@ -920,9 +920,9 @@ def test_what_is_constant_in_a_stratum_cancels_however_large_it_is():
     rng = np.random.default_rng(1)
     x, time, strata = rng.normal(size=(900, 2)), rng.integers(1, 60, 900).astype(float), rng.integers(0, 3, 900)
     event = rng.integers(0, 2, 900).astype(float)
-    plain = cox(x, time, event, strata=strata)
+    plain = cox(x, SurvivalOutcome(time=time, event=event), strata=strata)
     for s in range(3):
-        other = cox(x, time, event, strata=strata, offset=np.where(strata == s, 40.0, 0.0))
+        other = cox(x, SurvivalOutcome(time=time, event=event), strata=strata, offset=np.where(strata == s, 40.0, 0.0))
         assert other.beta == pytest.approx(plain.beta, rel=1e-9)
         assert other.cov == pytest.approx(plain.cov, rel=1e-9)
 

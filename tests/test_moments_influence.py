@@ -10,7 +10,7 @@ from stage.moments import COVARIATES, OUTCOMES, cohort, planned
 from shared.base.randomness import seeded_rng
 from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.regression import generalised, least_squares
-from shared.estimands.fits.survival import cox
+from shared.estimands.fits.survival import SurvivalOutcome, cox
 from shared.mechanisms.moments.cohort import drawn, fit
 from shared.mechanisms.moments.copula import complete, pilot
 from shared.mechanisms.moments.draw import moments
@@ -32,7 +32,7 @@ def regression(table, outcome):
     x = table[list(COVARIATES)].to_numpy(float)
     centred, y = x - x.mean(axis=0), table[list(OUTCOMES[outcome])].to_numpy(float)
     if outcome == "survival":
-        return cox(centred, y[:, 0], y[:, 1]).beta
+        return cox(centred, SurvivalOutcome(time=y[:, 0], event=y[:, 1])).beta
     one, weights = np.column_stack([np.ones(len(x)), centred]), np.ones(len(x))
     if outcome == "linear":
         return least_squares(one, y[:, 0], weights).beta[1:]
@@ -243,6 +243,6 @@ def test_where_a_world_is_missed_at_every_epsilon_one_patient_in_a_hundred_makes
     x, y = table[["age", "male", "sbp", "marker", "arm"]].to_numpy(float), table[["years", "gone"]].to_numpy(float)
     held_in = x.copy()
     held_in[:, 3] = np.minimum(x[:, 3], np.quantile(x[:, 3], 0.99))
-    own, near = (cox(one - one.mean(axis=0), y[:, 0], y[:, 1]).beta for one in (x, held_in))
+    own, near = (cox(one - one.mean(axis=0), SurvivalOutcome(time=y[:, 0], event=y[:, 1])).beta for one in (x, held_in))
     assert near[3] > 1.5 * own[3] > 0
     assert np.abs(near - own)[[0, 2]].max() < 0.01, "and those of age and pressure stay"

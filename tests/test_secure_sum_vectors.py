@@ -28,7 +28,7 @@ from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import IntegrityRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.estimands.answer import estimate, parse_estimand
-from shared.estimands.fits.survival import cox
+from shared.estimands.fits.survival import SurvivalOutcome, cox
 from shared.mechanisms.secure_sum.opened import OpenedSum
 from shared.mechanisms.secure_sum.sent_look import SentLook, SentVectorLook, look_sent, read_look
 from shared.mechanisms.secure_sum.vectors import VectorBounds, coordinates, products, rows_of
@@ -67,7 +67,9 @@ def records():
     found = []
     for table in TABLES.values():
         x = table[list(UNITS)].to_numpy(float) / np.array(list(UNITS.values()))
-        fitted = cox(x - x.mean(axis=0), table["time"].to_numpy(float), table["cvd"].to_numpy(float))
+        fitted = cox(
+            x - x.mean(axis=0), SurvivalOutcome(time=table["time"].to_numpy(float), event=table["cvd"].to_numpy(float))
+        )
         found.append((fitted.beta, np.diag(fitted.cov)))
     yi, vi = (np.array(one) for one in zip(*found, strict=True))
     return [pool(list(yi[:, k]), list(vi[:, k]), method="REML", test="adhoc") for k in range(len(UNITS))]

@@ -20,7 +20,7 @@ from shared.errors import ParameterError
 from shared.estimands.answer import estimate, influence, parse_estimand, parse_formula
 from shared.estimands.fits.accelerated import LAWS, accelerated
 from shared.estimands.fits.subdistribution import fine_gray
-from shared.estimands.fits.survival import cox
+from shared.estimands.fits.survival import SurvivalOutcome, cox
 
 HERE = Path(__file__).parent / "reference"
 LATE, PLAIN = "Surv(entry, time, event) ~ age + arm", "Surv(time, event) ~ age + arm"
@@ -436,5 +436,8 @@ if __name__ == "__main__":
 def test_a_regression_on_nothing_is_the_baseline():
     rng = np.random.default_rng(1)
     time, kind, nothing = rng.exponential(size=20), rng.integers(0, 3, 20), np.empty((20, 0))
-    for fit in (cox(nothing, time, kind == 1), fine_gray(nothing, time, kind == 1, kind == 2)):
+    for fit in (
+        cox(nothing, SurvivalOutcome(time=time, event=kind == 1)),
+        fine_gray(nothing, time, kind == 1, kind == 2),
+    ):
         assert (fit.beta.shape, fit.cov.shape, fit.influence.shape) == ((0,), (0, 0), (20, 0))

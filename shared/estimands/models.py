@@ -39,7 +39,7 @@ from shared.estimands.fits.ordinal import proportional_odds
 from shared.estimands.fits.quantiles import quantile_regression
 from shared.estimands.fits.regression import RegressionFit, generalised, least_squares, overdispersed
 from shared.estimands.fits.subdistribution import fine_gray
-from shared.estimands.fits.survival import cox
+from shared.estimands.fits.survival import SurvivalOutcome, cox
 from shared.estimands.floors import (
     FAR,
     HANGS,
@@ -546,15 +546,14 @@ def _cox(names_: list[str], data: ModelRows, estimand: Estimand, floors: LeastRo
         if estimand.kind == "finegray":
             fit = fine_gray(standard, part.duration, part.y, part.other)
         else:
+            entry = part.entry if np.isfinite(part.entry).any() else None
             fit = cox(
                 standard,
-                part.duration,
-                part.y,
+                SurvivalOutcome(time=part.duration, event=part.y, entry=entry),
                 ties=estimand.ties,
                 strata=part.strata,
                 weights=part.weights,
                 offset=part.offset - part.offset.mean(),
-                entry=part.entry if np.isfinite(part.entry).any() else None,
                 trend=_TRENDS[estimand.transform] if estimand.kind == "schoenfeld" else None,
             )
         if not fit.converged or float(np.ptp(fit.fitted)) > 50:

@@ -23,7 +23,7 @@ from scipy import stats
 
 from coordinator.pooling.pool import pool
 from shared.base.randomness import seeded_rng
-from shared.estimands.fits.survival import cox
+from shared.estimands.fits.survival import SurvivalOutcome, cox
 from shared.mechanisms.moments.cohort import fit
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.noise import Design
@@ -112,7 +112,9 @@ def log_hrs(seed):
 def real(table):
     """Cox on the records: log HR of 10 mmHg, and its variance."""
     x = table[list(COVARIATES)].to_numpy(float) / UNITS
-    found = cox(x - x.mean(axis=0), table["time"].to_numpy(float), table["cvd"].to_numpy(float))
+    found = cox(
+        x - x.mean(axis=0), SurvivalOutcome(time=table["time"].to_numpy(float), event=table["cvd"].to_numpy(float))
+    )
     return found.beta[3], found.cov[3, 3]
 
 

@@ -19,7 +19,7 @@ from scipy.spatial import cKDTree
 from scipy.stats import gaussian_kde
 
 from shared.base.randomness import seeded_rng
-from shared.estimands.fits.survival import cox
+from shared.estimands.fits.survival import SurvivalOutcome, cox
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.plans.encoding import Encoder
 from site_agent.models.flow import FlowSettings, fit_flow
@@ -99,7 +99,10 @@ def log_hr(table, adjusted):
     """Cox: log hazard ratio of 10 mmHg, its variance."""
     columns = ADJUSTED if adjusted else ADJUSTED[:1]
     x = np.column_stack([table[name].to_numpy(dtype=float) / unit for name, unit in columns])
-    fit = cox(x - x.mean(axis=0), table["time"].to_numpy(dtype=float), table["cvd"].to_numpy(dtype=float))
+    fit = cox(
+        x - x.mean(axis=0),
+        SurvivalOutcome(time=table["time"].to_numpy(dtype=float), event=table["cvd"].to_numpy(dtype=float)),
+    )
     return [float(fit.beta[0]), float(fit.cov[0, 0])]
 
 

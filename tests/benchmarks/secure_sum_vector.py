@@ -25,7 +25,7 @@ from coordinator.pooling.secure_sum import reading
 from coordinator.pooling.secure_sum.looks import pilot_places
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
-from shared.estimands.fits.survival import cox
+from shared.estimands.fits.survival import SurvivalOutcome, cox
 from shared.plans.plan import StudyPlan
 from tests import sums
 from tests.benchmarks import record
@@ -92,7 +92,9 @@ def real(tables, units):
     for table in tables.values():
         columns = [table[n] == "yes" if n in LEVELS else table[n] / units[n] for n in names]
         x = np.column_stack([np.asarray(one, dtype=float) for one in columns])
-        fitted = cox(x - x.mean(axis=0), table["time"].to_numpy(float), table["cvd"].to_numpy(float))
+        fitted = cox(
+            x - x.mean(axis=0), SurvivalOutcome(time=table["time"].to_numpy(float), event=table["cvd"].to_numpy(float))
+        )
         found.append((fitted.beta, np.diag(fitted.cov)))
     beta, variance = (np.array(one) for one in zip(*found, strict=True))
     pooled = [pool(list(beta[:, k]), list(variance[:, k]), method="REML", test="adhoc") for k in range(len(names))]

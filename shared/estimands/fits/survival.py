@@ -26,6 +26,7 @@ __all__ = [
     "GridCurve",
     "LogRank",
     "SurvivalCurve",
+    "SurvivalOutcome",
     "Ties",
     "cox",
     "kaplan_meier",
@@ -38,29 +39,43 @@ Array = NDArray[np.float64]
 Ties = Literal["efron", "breslow"]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SurvivalOutcome:
+    """How long each row is followed up, and how that ends: R's `Surv(time, event)`, or `Surv(entry, time, event)`.
+
+    Args:
+        time: (n,), at which it ends.
+        event: (n,), 1 where it ends with the event, 0 where it is censored.
+        entry: (n,) times after which each row is at risk (left truncation), before its time; None for the beginning.
+    """
+
+    time: Array
+    event: Array
+    entry: Array | None = None
+
+
 def cox(
     x: Array,
-    time: Array,
-    event: Array,
+    outcome: SurvivalOutcome,
     *,
     ties: Ties = "efron",
     strata: NDArray[np.int64] | None = None,
     weights: Array | None = None,
     offset: Array | None = None,
-    entry: Array | None = None,
     trend: Callable[[Array], Array] | None = None,
-    iterations: int = 40,
 ) -> RegressionFit:
     """Cox regression, R's `coxph(Surv(time, event) ~ x + strata(s) + offset(o), weights, ties)`.
 
     Args:
-        x: (n, p) of full rank, columns centred and scaled. time, event: (n,), event 0 or 1.
+        x: (n, p) of full rank, columns centred and scaled.
+        outcome: of each row.
+        ties: whose partial likelihood, where several events are at one time.
         strata: (n,) integers; baseline hazards are apart, coefficients are shared.
-        entry: (n,) times after which each row is at risk (left truncation), before its time.
+        weights, offset: (n,); 1 and 0 if left out.
         trend: of times what each coefficient is asked to change by (`_drift`), instead of the coefficients.
     Returns: `converged` is False when the partial likelihood has no maximum.
     """
-    n, p = x.shape
+    (n, p), time, event, entry = x.shape, outcome.time, outcome.event, outcome.entry
     if not (event > 0).any():
         none, nowhere = np.full((p, p), np.nan), np.zeros((n, p))
         return RegressionFit(
@@ -85,9 +100,7 @@ def cox(
     shift = np.zeros(len(w)) if offset is None else offset[whose]
     likelihood = _PartialLikelihood(x.T.take(whose, axis=1).T, w, shift, sets)
     with np.errstate(all="ignore"):
-        beta, cov, reached, converged = newton(
-            likelihood.value, likelihood.derivatives, np.zeros(p), iterations=iterations
-        )
+        beta, cov, reached, converged = newton(likelihood.value, likelihood.derivatives, np.zeros(p), iterations=40)
         residual = likelihood.scores(beta)
         fitted = x @ beta
         if trend is not None:

@@ -27,7 +27,7 @@ from shared.errors import ParameterError
 from shared.estimands.answer import Estimate
 from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.regression import generalised, least_squares
-from shared.estimands.fits.survival import cox
+from shared.estimands.fits.survival import SurvivalOutcome, cox
 from shared.estimands.questions import Scale
 from shared.mechanisms.moments.copula import CopulaModel, CopulaParameters, complete
 from shared.mechanisms.moments.draw import moments
@@ -274,7 +274,7 @@ class Cohort:
         if np.linalg.matrix_rank(standard) < self.design.p:
             return None
         if spec.outcome == "survival":
-            found = cox(standard, y[:, 0], y[:, 1])
+            found = cox(standard, SurvivalOutcome(time=y[:, 0], event=y[:, 1]))
             beta = found.beta
         else:
             with_one = np.column_stack([np.ones(len(x)), standard])
