@@ -119,15 +119,14 @@ def test_a_sealed_table_with_an_exact_count_below_the_floor_fails(fit):
     for deaths, outcome in ((limits.rare_level - 1, "failed"), (0, "failed"), (limits.rare_level, "passed")):
         rows = encoder.decode(x).assign(died=(np.arange(len(x)) < deaths).astype("int64"))
         found = check_rows(
-            released=rows,
+            plan,
+            rows,
             real=table,
-            dictionary=plan.dictionary,
             limits=limits,
             clipped=lambda: 0,
             chance=lambda _, __, rows=rows: ChanceHits.simulated(
                 table, np.zeros(len(table)), plan.dictionary, lambda places: rows, tables=1
             ),
-            carried="died",
         )
         [counts] = [check for check in found if check.name == "carried-counts"]
         assert (counts.outcome, counts.measured) == (outcome, None)

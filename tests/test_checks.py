@@ -11,9 +11,11 @@ import pytest
 from conftest import make_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shipped import study
 
 from shared.base.randomness import seeded_rng
 from shared.errors import ChecksRefusal, DifferencingRefusal, SchemaRefusal, SmallN
+from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
 from shared.plans.plan import Floors
@@ -44,9 +46,9 @@ def report(dictionary, released, source, clipped=0, like=make_table) -> CheckRep
         return others(dictionary, like, len(places))
 
     found = check_rows(
-        released=released,
+        study(LatentNoisePlan(w=0.5), dictionary),
+        released,
         real=real,
-        dictionary=dictionary,
         limits=LIMITS,
         clipped=lambda: clipped,
         chance=lambda tables, _: ChanceHits.simulated(real, np.zeros(len(real)), dictionary, draw, tables=tables),

@@ -28,13 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 
 from shared.base.canonical import canonical_json, parse_json
-from shared.errors import (
-    ChecksRefusal,
-    DictionaryRefusal,
-    PausedRefusal,
-    Refusal,
-    SchemaRefusal,
-)
+from shared.errors import ChecksRefusal, DictionaryRefusal, PausedRefusal, Refusal, SchemaRefusal
 from shared.mechanisms.base import Aggregates
 from shared.plans.dictionary import LEVELLED, Column, Dictionary
 from shared.privacy.stated import FLOW, shown_price
@@ -45,7 +39,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shared.plans.plan import StudyPlan
-    from site_agent.records.quasi_identifiers import SmallClasses
 
 __all__ = [
     "Check",
@@ -115,7 +108,11 @@ class CheckReport:
     def of(
         cls, release_id: str, bundle_sha256: str, checks: tuple[Check, ...], *, limits: Limits, agent_version: str
     ) -> CheckReport:
-        """What was found in a sealed release, with the floors in force and the versions of what looked."""
+        """What was found in a sealed release, with the floors in force and the versions of what looked.
+
+        Args:
+            bundle_sha256: of its sealed bytes.
+        """
         return cls(
             release_id=release_id,
             bundle_sha256=bundle_sha256,
@@ -193,39 +190,35 @@ def require_rehearsed(own: Sequence[int], simulated: Callable[[int], ChanceHits]
 
 
 def check_rows(
-    *,
+    plan: StudyPlan,
     released: pd.DataFrame,
+    *,
     real: pd.DataFrame,
-    dictionary: Dictionary,
     limits: Limits,
     clipped: Callable[[], int],
     chance: Chance,
     beyond: float = 0.0,
-    carried: str = "",
-    vary: str = "",
-    alike: Callable[[], SmallClasses] | None = None,
-    fresh: Sequence[bool] | None = None,
-    decide: bool = True,
-    flow_alone: bool = False,
+    source: Sequence[int] | None = None,
 ) -> tuple[Check, ...]:
     """Hold a sealed table of synthetic rows beside the real one.
 
     Args:
         released: the table as read back from the sealed bundle.
         real: (n, columns) canonical values, as `Dictionary.check` returned them.
-        dictionary: of the plan.
         limits: floors in force.
         clipped: counts the records whose latent lies outside the clipping ball.
         chance: what that many tables drawn from no record hit, or as few of them as are enough.
-        carried: column whose true values are released; blank for none.
-        vary: how the noise depends on records (`release.vary`); blank where it does not.
-        alike: counts who shares a combination of the plan's quasi-identifiers with few; None where it names none.
-        flow_alone: whether the rows are drawn from a flow alone that was fitted on their records (w = 0).
         beyond: share of records that the plan means to lie outside it, where it pulls them in (`LatentNoise.shrink`).
-        fresh: which released rows were drawn for this release, where others were copied from an earlier one.
-        decide: whether what reads `real` may refuse, or ask for a tick (`StudyPlan.records_decide`).
+        source: of each released row the place of its record, in whose order `real` is; -1 where the row was copied from
+            an earlier release. All were drawn for this one, in the order of `real`, if left out.
     """
-    drawn = released if fresh is None else released[np.asarray(fresh)].reset_index(drop=True)
+    from shared.privacy.accountant import NoGuarantee
+    from shared.releases.receipt import planned_event
+
+    dictionary, decide = plan.dictionary, plan.records_decide
+    carried, vary = getattr(plan.release, "carry", ""), getattr(plan.release, "vary", "")
+    places = np.arange(len(released)) if source is None else np.asarray(source)
+    drawn, in_order = released[places >= 0].reset_index(drop=True), np.argsort(places[places >= 0])
     outliers, shared = _outliers(beyond), replace(_ALIKE, policy=float(limits.class_size))
     of_records: tuple[tuple[Check, Callable[[], Check]], ...] = (
         (
@@ -237,7 +230,7 @@ def check_rows(
             ),
         ),
         (outliers, lambda: _clip(outliers, clipped(), len(real))),
-        *([(shared, lambda: _few_alike(shared, alike()))] if alike else []),
+        *([(shared, lambda: _few_alike(shared, plan, real, drawn.iloc[in_order]))] if plan.quasi_identifiers else []),
     )
     return (
         _dictionary(released, dictionary),
@@ -246,7 +239,7 @@ def check_rows(
         *(find() if decide else _note(rule, find) for rule, find in of_records),
         *(_carried(released, dictionary, carried, limits) if carried else ()),
         *((_varied(vary),) if vary else ()),
-        *((_flow_alone(),) if flow_alone else ()),
+        *((_flow_alone(),) if planned_event(plan) == NoGuarantee(of="flow") else ()),
     )
 
 
@@ -539,7 +532,12 @@ def _clip(rule: Check, clipped: int, n: int) -> Check:
     )
 
 
-def _few_alike(rule: Check, found: SmallClasses) -> Check:
+def _few_alike(rule: Check, plan: StudyPlan, real: pd.DataFrame, drawn: pd.DataFrame) -> Check:
+    """Who of those drawn shares a combination of quasi-identifiers with few, and whose row keeps it."""
+    from site_agent.records.quasi_identifiers import small_classes
+
+    widths, most = plan.quasi_identifiers, int(rule.policy or 0)
+    found = small_classes(real, widths, most, released=drawn, dictionary=plan.dictionary)
     return replace(
         rule,
         outcome="warning" if found.persons else "passed",

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from site_agent.config import Limits
     from site_agent.ledger.book import Hold
     from site_agent.records.contacts import Contacts
-    from site_agent.records.quasi_identifiers import SmallClasses
     from site_agent.records.table import Records
     from site_agent.release.checks import Check
     from site_agent.release.embeddings import EmbeddingBase
@@ -173,37 +172,17 @@ class RowRelease(Drawing):
         self._fitted = fitting.sealed(self.plan, self._encoder, fit.flow, n=drawn, epochs=fit.epochs, fresh=fit.fresh)
 
     def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:
-        from shared.privacy.accountant import NoGuarantee
-        from shared.releases.receipt import planned_event
         from site_agent.release.checks import check_rows
 
         return check_rows(
-            released=table,
-            fresh=[row >= 0 for row in self.rows.source],
-            decide=self.plan.records_decide,
+            self.plan,
+            table,
             real=self._real,
-            dictionary=self.plan.dictionary,
             limits=limits,
             clipped=lambda: self._fitted.mechanism.clipped_count(self._x),
             chance=self._chance,
             beyond=self._fitted.mechanism.beyond,
-            carried=getattr(self.plan.release, "carry", ""),
-            alike=partial(self._alike, table, limits) if self.plan.quasi_identifiers else None,
-            vary=getattr(self.plan.release, "vary", ""),
-            flow_alone=planned_event(self.plan) == NoGuarantee(of="flow"),
-        )
-
-    def _alike(self, table: pd.DataFrame, limits: Limits) -> SmallClasses:
-        """Who of those drawn shares a combination of quasi-identifiers with few, and whose row keeps it."""
-        from site_agent.records.quasi_identifiers import small_classes
-
-        place = {row: k for k, row in enumerate(self.rows.source) if row >= 0}
-        return small_classes(
-            self._real,
-            self.plan.quasi_identifiers,
-            limits.class_size,
-            released=table.iloc[[place[row] for row in sorted(place)]],
-            dictionary=self.plan.dictionary,
+            source=self.rows.source,
         )
 
     def rehearse(self) -> None:
