@@ -114,7 +114,7 @@ def test_a_secure_sum_is_refused_before_the_charge_and_before_anybody_is_asked_w
     assert caught.value.next_step == "pip install 'tributary-meta[secure-sum]'"
     assert kinds(site) == ["genesis"]
     with closing(Store.open(tmp_path)) as store, pytest.raises(PackageRefusal, match="coordinator,secure-sum"):
-        run_sum(home=tmp_path, store=store, plan=asked, key=SigningKey.generate())
+        run_sum(store, asked, SigningKey.generate())
 
 
 @pytest.mark.parametrize(

@@ -181,15 +181,7 @@ def _summed(
                 console(stderr=True).print(words + (f", without {lost}" if lost else ""))
 
         key = Authority.load(config.home).witness
-        opened = run_sum(
-            home=config.home,
-            store=store,
-            plan=plan,
-            key=key,
-            timeout=60 * timeout,
-            without=left_out,
-            progress=report,
-        )
+        opened = run_sum(store, plan, key, timeout=60 * timeout, without=left_out, progress=report)
         answer |= {
             "opened": opened.sha256,
             "survivors": [names[place] for place in opened.parts],

@@ -61,7 +61,7 @@ class Database:
         sqlite = parsed.get_backend_name() == "sqlite"
         if home is None:
             home = Path(parsed.database or "store.db").parent if sqlite else Path()
-        self._home, self.bundles = home, bundle_store(bundles, home)
+        self.home, self.bundles = home, bundle_store(bundles, home)
         # One writer at a time within this process: cheaper than letting the database send losers back.
         self._writing = threading.Lock()
         self._writer, self._number = secrets.token_hex(16), 0
@@ -80,7 +80,7 @@ class Database:
     @property
     def place(self) -> tuple[str, str, str]:
         """What another process of this coordinator opens it by, in order; the database's URL may hold a password."""
-        return self._engine.url.render_as_string(hide_password=False), str(self._home), self.bundles.place
+        return self._engine.url.render_as_string(hide_password=False), str(self.home), self.bundles.place
 
     def close(self) -> None:
         """Give the connections back."""

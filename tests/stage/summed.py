@@ -221,10 +221,9 @@ class SumStage:
             return ticks[0]
 
         return run_sum(
-            home=self.hub.home,
-            store=self.hub.store,
-            plan=self.plan,
-            key=self.hub.authority.witness,
+            self.hub.store,
+            self.plan,
+            self.hub.authority.witness,
             timeout=timeout,
             without=without,
             progress=self.steps.append,

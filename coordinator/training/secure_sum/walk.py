@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.pooling.secure_sum.looks import PilotPlaces, pilot_places
@@ -91,11 +90,10 @@ def ready(store: Store, plan: StudyPlan) -> tuple[dict[int, AcceptedRelease], di
 
 
 def run_sum(
-    *,
-    home: Path,
     store: Store,
     plan: StudyPlan,
     key: SigningKey,
+    *,
     timeout: float = 3600.0,
     without: Collection[str] = (),
     progress: Callable[[StepProgress], None] = lambda step: None,
@@ -105,16 +103,19 @@ def run_sum(
     """Take the sum of a plan with the sites that dial in, or go on with it; what was opened is then kept, for good.
 
     Args:
-        home: the coordinator's folder. key: the coordinator's witness key, which signs every order.
+        store: the coordinator's, in whose home folder one process holds the sum.
+        key: the coordinator's witness key, which signs every order.
         timeout: seconds that a step waits for its last site.
         without: members that are not waited for, though their pilots are not here.
+        progress: is told each step as answers come in.
+        sleep, clock: of the waiting, in seconds.
     Raises: StateRefusal (too few sites in a step: nothing is opened), PlanRefusal, IntegrityRefusal (a false share, or
         another process that runs it), LockedRefusal, EstimateRefusal (the pilots tell nothing together).
     """
     from coordinator.training.dialled import alone
 
     sum_plan(plan)
-    with alone(home / FOLDER / plan.study / plan.hash[:16]):
+    with alone(store.home / FOLDER / plan.study / plan.hash[:16]):
         known = store.opened_sum(plan.hash)
         if known is not None:
             return known.document
