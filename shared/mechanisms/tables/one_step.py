@@ -73,6 +73,7 @@ __all__ = [
     "combined",
     "correlated",
     "draw",
+    "draw_along",
 ]
 __all__ += ["fitted", "hidden", "influences", "synthetic"]
 
@@ -207,13 +208,12 @@ def draw(
     draws: int = DRAWS,
     levels: Mapping[str, Sequence[Any]] | None = None,
     most_rows: int = MOST_ROWS,
-    along: Sequence[TableMove] | None = None,
     **origin: Any,
 ) -> Drawn:
     """Answers of synthetic tables of a model, and the steps from them to the released counts.
 
     Args:
-        along: of another draw, whose functions g are taken in place of ones found on these rows.
+        most_rows: of one table.
         The others: as of `answer`.
     Raises: ParameterError (m < 5); EstimateRefusal, as `estimate`.
     """
@@ -222,12 +222,34 @@ def draw(
     rows = min(released.n, most_rows)
     tables = synthetic(model, dictionary, draws=draws, rng=np.random.default_rng(_SEED), rows=rows)
     each = [estimate_drawn(table, question, levels=levels, **origin) for table in tables]
-    if along is not None:
-        step = _TableStep(released, tables, dictionary)
-        return Drawn(each=each, rows=rows, moves=[step.along(move) for move in along])
     pushes = influences(question, tables, each[0], levels or {})
     moves = [*map(_TableStep(released, tables, dictionary), pushes)] if pushes else []
     return Drawn(each=each, rows=rows, moves=moves)
+
+
+def draw_along(
+    released: Released,
+    model: LatentClasses,
+    dictionary: Dictionary,
+    question: Estimand,
+    moves: Sequence[TableMove],
+    *,
+    levels: Mapping[str, Sequence[Any]],
+    most_rows: int,
+    **origin: Any,
+) -> Drawn:
+    """`draw`, with the functions g of another draw in place of ones found on these rows.
+
+    Args:
+        moves: of the other draw.
+        The others: as of `draw`.
+    Raises: EstimateRefusal, as `estimate`.
+    """
+    rows = min(released.n, most_rows)
+    tables = synthetic(model, dictionary, draws=DRAWS, rng=np.random.default_rng(_SEED), rows=rows)
+    each = [estimate_drawn(table, question, levels=levels, **origin) for table in tables]
+    step = _TableStep(released, tables, dictionary)
+    return Drawn(each=each, rows=rows, moves=[step.along(move) for move in moves])
 
 
 def combined(

@@ -30,7 +30,7 @@ from shared.estimands.answer import Estimand, Estimate
 from shared.mechanisms.base import balanced
 from shared.mechanisms.tables.coarse import coarse, unspread
 from shared.mechanisms.tables.latent_class import consistent
-from shared.mechanisms.tables.one_step import Released, combined, correlated, draw, fitted
+from shared.mechanisms.tables.one_step import Released, combined, correlated, draw, draw_along, fitted
 from shared.plans.dictionary import Dictionary
 
 __all__ = ["summed", "together"]
@@ -84,8 +84,8 @@ def together(
     for site, released in sites.items():
         margins, _ = consistent(released.tables, released.counts, released.n)
         own = model.among([margin / released.n for margin in margins], released.n)
-        how: dict[str, Any] = {"levels": levels, "most_rows": _OWN_ROWS, "along": along}
-        drawn[site] = draw(released, own, dictionary, question, **how, **origins[site])
+        how: dict[str, Any] = {"levels": levels, "most_rows": _OWN_ROWS}
+        drawn[site] = draw_along(released, own, dictionary, question, along, **how, **origins[site])
     share = np.array([released.n for released in sites.values()]) / everybody.n
     steps = share @ [[move.by for move in one.moves] for one in drawn.values()]
     return {
