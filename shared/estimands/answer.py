@@ -29,7 +29,7 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args, overload
+from typing import Any, TypedDict, Unpack, get_args, overload
 
 import numpy as np
 import pandas as pd
@@ -56,6 +56,7 @@ __all__ = [
     "MIN_RESIDUAL_DF",
     "Estimand",
     "Estimate",
+    "Origin",
     "Scale",
     "estimate",
     "estimate_drawn",
@@ -168,20 +169,28 @@ class Estimate:
         return found if found > _CHANCE else 1.0
 
 
+class Origin(TypedDict, total=False):
+    """Where a table came from: copied onto every `Estimate` that is made of it."""
+
+    study: str
+    site: str
+    wave: int
+    receipts: Sequence[str]
+
+
+_NOWHERE: Origin = {"study": "", "site": "", "wave": 0, "receipts": ()}
+
+
 @overload
 def estimate(
     table: pd.DataFrame | QuestionRows,
     question: Estimand,
     formula: None = None,
     *,
-    study: str = ...,
-    site: str = ...,
-    wave: int = ...,
-    receipts: Sequence[str] = ...,
-    vi_privacy: Mapping[str, float] | None = ...,
     levels: Mapping[str, Sequence[Any]] | None = ...,
     min_residual_df: int = ...,
     min_events: int = ...,
+    **origin: Unpack[Origin],
 ) -> list[Estimate]: ...
 @overload
 def estimate(
@@ -197,15 +206,10 @@ def estimate(
     formula: str | None = None,
     *,
     term: str | None = None,
-    study: str = "",
-    site: str = "",
-    wave: int = 0,
-    receipts: Sequence[str] = (),
-    vi_privacy: Mapping[str, float] | None = None,
     levels: Mapping[str, Sequence[Any]] | None = None,
     min_residual_df: int = MIN_RESIDUAL_DF,
     min_events: int = MIN_EVENTS,
-    **options: Any,
+    **more: Any,
 ) -> list[Estimate] | Estimate | pd.DataFrame:
     """Answer one question from one table: one estimate per term.
 
@@ -215,12 +219,11 @@ def estimate(
         question: an `Estimand` (`parse_estimand` reads one from text), or a kind with a `formula` as in R.
         term: with a formula: the one term wanted, as the question writes it (``sbp/10``), as R prints it
             (``smokingformer``), or its column; for km and rmst without groups it may be left as ``""``.
-        study, site, wave, receipts: copied onto every estimate.
-        vi_privacy: term -> variance of the privacy noise, where the mechanism states it.
         levels: column -> all its levels, the first being the reference. A categorical column brings its own;
             for any other a site would only know the levels it has, and references would differ between sites.
         min_residual_df, min_events: floors below which no number is given.
-        options: with a formula: weights, subset, ties, robust, measure, structure, start, stop, at, tau.
+        more: study, site, wave and receipts (`Origin`), copied onto every estimate; and with a formula its options:
+            weights, subset, ties, robust, measure, structure, start, stop, at, tau.
     Returns: for an `Estimand`, estimates in the order of its terms, without an intercept unless it is the only one;
         for a formula with `term`, that `Estimate`; without, a DataFrame with ``beta``, ``se``, ``n`` and ``reason``,
         indexed by the names R prints (for km: the curve with its risk table). Excluded terms have a reason and no
@@ -236,22 +239,18 @@ def estimate(
     {'(Intercept)': -0.72, 'dose': 1.36}
     """
     rows = QuestionRows.of(table)
+    origin: dict[str, Any] = {name: more.pop(name, blank) for name, blank in _NOWHERE.items()}
+    origin["receipts"] = tuple(origin["receipts"])
     if isinstance(question, Estimand):
-        if options or formula is not None or term is not None:
-            raise ParameterError("an Estimand carries its own options", given=", ".join(options) or "a formula")
+        if more or formula is not None or term is not None:
+            raise ParameterError("an Estimand carries its own options", given=", ".join(more) or "a formula")
         estimand = question
     else:
         if formula is None:
             raise ParameterError("a kind must come with a formula", given=repr(question), next_step=_HINT)
-        estimand = parse_formula(question, formula, **options)
+        estimand = parse_formula(question, formula, **more)
         _known(estimand, rows)
     result = _answers(rows, estimand, dict(levels or {}), LeastRows(min_residual_df, min_events))
-    noise = dict(vi_privacy or {})
-
-    def row(label: str) -> Estimate:
-        origin: dict[str, Any] = {"study": study, "site": site, "wave": wave, "receipts": tuple(receipts)}
-        return _estimate(result, estimand, label, vi_privacy=noise.get(label, 0.0), **origin)
-
     if isinstance(question, Estimand):
         if "at" in KINDS[question.kind].must and question.at is None:
             raise ParameterError(
@@ -259,16 +258,16 @@ def estimate(
                 next_step=f"Write {question.kind}(time, event, at = 5), the same at every site.",
             )
         shown = [one for one in result.answers if one.partition(" | ")[0] != INTERCEPT] or list(result.answers)
-        return [row(label) for label in shown]
+        return [_estimate(result, estimand, label, **origin) for label in shown]
     if term is not None:
         label = _chosen(result, estimand, term)
         if "at" in KINDS[estimand.kind].must and estimand.at is None:
             raise ParameterError(f"{estimand.kind} must have a time to be one number", next_step="Give at=, a time.")
-        return row(label)
+        return _estimate(result, estimand, label, **origin)
     return _frame(result, estimand)
 
 
-def _estimate(result: QuestionResult, estimand: Estimand, label: str, *, vi_privacy: float, **origin: Any) -> Estimate:
+def _estimate(result: QuestionResult, estimand: Estimand, label: str, **origin: Any) -> Estimate:
     """One term of an answered question, from the study, site, wave and receipts that `origin` names."""
     answer = _finite(result.answers[label])
     number, variance = (None, None) if isinstance(answer, str) else answer
@@ -277,7 +276,6 @@ def _estimate(result: QuestionResult, estimand: Estimand, label: str, *, vi_priv
         term=label,
         yi=number,
         vi_sampling=variance,
-        vi_privacy=vi_privacy,
         vi_sandwich=_sandwich(result, label) if number is not None else None,
         dispersion=result.dispersion if math.isfinite(result.dispersion) else 1.0,
         n=n,
