@@ -33,7 +33,7 @@ from coordinator.analyst.own.answers import together as pooled_together
 from coordinator.analyst.own.table import OwnTable, counts, read_table, table_option
 from coordinator.analyst.own.together import TogetherOptions
 from coordinator.analyst.remote import Connection, HarmonisedResult, Result, Study, connect, write_table
-from coordinator.analyst.show import check_figure, draw, show_pooled, sides
+from coordinator.analyst.show import FigureContent, check_figure, draw, show_pooled, sides
 from coordinator.analyst.table_one import By, Columns, TableOut, described
 from coordinator.figures.options import FigureOptions
 from shared.errors import ParameterError
@@ -565,13 +565,18 @@ def forest(
     check_figure(out, kind)
     by = [] if sort in ("", "name", "estimate", "weight") else [sort]
     facts = own.facts([*([subgroup] if subgroup else []), *(column or []), *by, *([mods] if mods else [])])
-    more: dict[str, Any] = {"favours": sides(favours), "sort": sort, "contours": contours}
-    more["group"] = (subgroup, facts[subgroup]) if subgroup else None
-    more["ranked"] = facts[sort] if by else None
-    more["moderator"] = (mods, facts[mods]) if mods else None
-    more["columns"] = {name: {row: str(value) for row, value in facts[name].items()} for name in column or []}
+    content = FigureContent(
+        title=title,
+        columns={name: {row: str(value) for row, value in facts[name].items()} for name in column or []},
+        group=(subgroup, facts[subgroup]) if subgroup else None,
+        favours=sides(favours),
+        sort=sort,
+        ranked=facts[sort] if by else None,
+        contours=contours,
+        moderator=(mods, facts[mods]) if mods else None,
+    )
     with look.drawing():
-        draw(result, kind, title=title, path=None if dry_run else out, **more)
+        draw(result, kind, content, path=None if dry_run else out)
     made = {"figure": str(out), "kind": kind, "rows": result.k, "written": not dry_run}
     return VerbAnswer(made, f"{'would write' if dry_run else 'wrote'} {out}")
 

@@ -161,19 +161,18 @@ class Result(Shown):
             favours: what lies left and right of the null line.
             sort: its rows by ``name``, ``estimate`` or ``weight``; as the sites stand when blank.
         """
-        from coordinator.analyst.show import draw
+        from coordinator.analyst.show import FigureContent, draw
 
         document = self.document
-        title = title or document["title"]
-        how = {
-            "title": title,
-            "note": caption_of(document),
-            "columns": document["columns"],
-            "favours": favours,
-            "sort": sort,
-        }
-        how["group"] = self._group(subgroups)
-        return drawn(lambda file: draw(self.pooled, kind, path=file, **how), title, path, kind)
+        content = FigureContent(
+            title=title or document["title"],
+            note=caption_of(document),
+            columns=document["columns"],
+            favours=favours,
+            sort=sort,
+            group=self._group(subgroups),
+        )
+        return drawn(lambda file: draw(self.pooled, kind, content, path=file), content.title, path, kind)
 
     def further(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from coordinator.pooling.pool import PooledResult
 
 __all__ = [
+    "FigureContent",
     "PooledText",
     "cautions_html",
     "check_figure",
@@ -58,59 +59,66 @@ def sides(text: str) -> tuple[str, str] | None:
     return left, right
 
 
-def draw(
-    result: PooledResult,
-    kind: str,
-    *,
-    title: str = "",
-    note: str = "",
-    ratio: bool | None = None,
-    columns: dict[str, dict[str, str]] | None = None,
-    group: tuple[str, Mapping[str, Any]] | None = None,
-    favours: tuple[str, str] | None = None,
-    sort: str = "",
-    ranked: Mapping[str, Any] | None = None,
-    contours: bool = False,
-    moderator: tuple[str, Mapping[str, Any]] | None = None,
-    path: Path | None = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class FigureContent:
+    """What a figure of a pooled result shows beside the result.
+
+    Args:
+        title, note: above it, and one line under the title.
+        columns: of a forest plot, head -> (label -> cell), beside its rows.
+        group: name and (label -> level) of the subgroups of a forest plot.
+        favours: what lies left and right of its null line.
+        sort: order of its rows, or of a cumulative figure's (`coordinator.pooling.further.refits.ordered`); as they are
+            when empty.
+        ranked: label -> value that the rows are sorted by instead, as by year.
+        contours, moderator: of a funnel and a bubble plot (`coordinator.figures.companions.draw`).
+    """
+
+    title: str = ""
+    note: str = ""
+    columns: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    group: tuple[str, Mapping[str, Any]] | None = None
+    favours: tuple[str, str] | None = None
+    sort: str = ""
+    ranked: Mapping[str, Any] | None = None
+    contours: bool = False
+    moderator: tuple[str, Mapping[str, Any]] | None = None
+
+
+def draw(result: PooledResult, kind: str, content: FigureContent, *, path: Path | None) -> None:
     """Draw the forest plot or one of its companions.
 
     Args:
-        group: name and (label -> level) of the subgroups of a forest plot.
-        favours: what lies left and right of its null line.
-        sort: order of its rows, or of a cumulative figure's (`coordinator.pooling.pool.ordered`); as they are when
-            empty.
-        ranked: label -> value that the rows are sorted by instead, as by year.
-        contours, moderator: of a funnel and a bubble plot (`coordinator.figures.companions.draw`).
-        path: of a forest plot it may end in .csv: then its numbers are written, mark by mark.
+        path: of a forest plot it may end in .csv: then its numbers are written, mark by mark; nothing is written if
+            None.
     Raises: ParameterError: an unknown kind or suffix, or subgroups or sides of another figure than the forest plot.
     """
-    if (sort or ranked) and kind in ("forest", "cumulative"):
+    sort = content.sort
+    if (sort or content.ranked) and kind in ("forest", "cumulative"):
         from coordinator.pooling.further.refits import ordered
 
-        result, sort = ordered(result, sort, values=ranked), ""
+        result, sort = ordered(result, sort, values=content.ranked), ""
+    words: dict[str, Any] = {"title": content.title, "note": content.note, "path": path}
     if kind == "forest":
         from coordinator.figures import forest as figures
 
         # In one order, whether the columns come from the program or from a document, whose keys are sorted.
         columns = dict(
-            raised(head.replace("posture", "Posture"), (columns or {})[head])
-            for head in sorted(columns or {}, reverse=True)
+            raised(head.replace("posture", "Posture"), content.columns[head])
+            for head in sorted(content.columns, reverse=True)
         )
-        more: dict[str, Any] = {"favours": favours}
-        if group is not None:
+        more: dict[str, Any] = {}
+        if content.group is not None:
             from coordinator.pooling.subgroups import subgroups
 
-            name, levels = group
+            name, levels = content.group
             more |= {"groups": subgroups(result, [levels.get(label) for label in result.labels]), "by": name}
         if path is not None and path.suffix.lower() == ".csv":
-            shown = {name: more[name] for name in ("groups", "by") if name in more}
-            write_table(figures.forest_table(result, ratio=ratio, **shown), path)
+            write_table(figures.forest_table(result, **more), path)
             return
-        figures.forest(result, title=title, note=note, ratio=ratio, columns=columns, path=path, **more)
+        figures.forest(result, columns=columns, favours=content.favours, **more, **words)
         return
-    if group is not None or favours is not None or sort:
+    if content.group is not None or content.favours is not None or sort:
         raise ParameterError("subgroups, favours and an order must be of another figure", given=repr(kind))
     from coordinator.figures import companions as companion_figures
 
@@ -118,8 +126,8 @@ def draw(
         known = ("forest", *companion_figures.KINDS)
         step = meant(kind, known)
         raise ParameterError(f"the figure must be one of {', '.join(known)}", given=repr(kind), next_step=step)
-    options: dict[str, Any] = {"contours": contours, "moderator": moderator}
-    companion_figures.draw(kind, result, title=title, note=note, ratio=ratio, path=path, **options)
+    options: dict[str, Any] = {"contours": content.contours, "moderator": content.moderator}
+    companion_figures.draw(kind, result, **words, **options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -186,14 +186,12 @@ class DrawnOptions:
             how = {"scale": answer.result.scale, "effect": answer.result.effect, "note": answer.caption}
             curve_figure(curve_of(answer.joint), **how, title=self.title or answer.title, path=path)
             return
-        from coordinator.analyst.show import draw, sides
+        from coordinator.analyst.show import FigureContent, draw, sides
 
         by = [] if self.sort in ("", "name", "estimate", "weight") else [self.sort]
         names = [*([self.subgroup] if self.subgroup else []), *by, *([self.mods] if self.mods else [])]
         facts = _known(answer, names, self.facts)
-        draw(
-            answer.result,
-            self.kind,
+        content = FigureContent(
             title=self.title or answer.title,
             note=answer.caption,
             columns=answer.columns,
@@ -203,8 +201,8 @@ class DrawnOptions:
             ranked=facts[self.sort] if by else None,
             contours=self.contours,
             moderator=(self.mods, facts[self.mods]) if self.mods else None,
-            path=path,
         )
+        draw(answer.result, self.kind, content, path=path)
 
 
 @verb(app, rich_help_panel="Answers")
