@@ -34,6 +34,7 @@ from coordinator.analyst.commands import connect
 from coordinator.analyst.remote import Pass, Study
 from coordinator.answers import queries
 from coordinator.answers.curves import curves as made_curves
+from coordinator.answers.release_selection import holding
 from coordinator.config import FILE_NAME, AnalysisSettings
 from coordinator.pooling.pool import pool_estimates
 from coordinator.services import analysis
@@ -79,7 +80,7 @@ def test_python_the_command_line_and_the_leads_own_question_give_the_same_number
     assert cli.main(figure) == 0
     drawn = [path.read_text() for path in (tmp_path / "a.svg", answer.forest(tmp_path / "b.svg"))]
     assert drawn[0] == drawn[1]
-    with_store = queries.ask(desk.store, "cvd", 1, "cox(time, cvd) ~ sbp/10 + age/10", term="sbp")
+    with_store = queries.ask(desk.store, holding(desk.store, "cvd", 1), "cox(time, cvd) ~ sbp/10 + age/10", term="sbp")
     assert with_store.result.beta == answer.beta
 
 

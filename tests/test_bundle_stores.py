@@ -26,6 +26,7 @@ from test_retention import AFTER, ENDS
 from test_several_servers import SITES, delivered, require_stored
 
 from coordinator.answers.queries import ask
+from coordinator.answers.release_selection import holding
 from coordinator.cli import main
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from coordinator.operations.migration import copied, put_elsewhere
@@ -426,27 +427,27 @@ def changed(store: Store, server, site: str, data: bytes | None) -> None:
 
 def test_an_object_that_is_altered_or_missing_costs_its_site_and_no_other(study, object_server):
     store, _ = study
-    assert ask(store, "cvd", 1, "adjusted").result.labels == ("alpha", "beta", "gamma")
+    assert ask(store, holding(store, "cvd", 1), "adjusted").result.labels == ("alpha", "beta", "gamma")
     changed(store, object_server, "beta", b"damaged" * 100)
-    answer = ask(store, "cvd", 1, "adjusted")
+    answer = ask(store, holding(store, "cvd", 1), "adjusted")
     assert (answer.result.labels, answer.result.excluded[0].label) == (("alpha", "gamma"), "beta")
     assert "zip" in answer.result.excluded[0].reason
     changed(store, object_server, "beta", None)
-    assert "where bundles are kept" in ask(store, "cvd", 1, "adjusted").result.excluded[0].reason
+    assert "where bundles are kept" in ask(store, holding(store, "cvd", 1), "adjusted").result.excluded[0].reason
 
 
 def test_while_the_object_store_is_away_a_question_is_refused_and_not_answered_without_sites(study, object_server):
     store, _ = study
     with away(object_server), pytest.raises(StorageRefusal, match="object store"):
-        ask(store, "cvd", 1, "adjusted")
-    assert ask(store, "cvd", 1, "adjusted").result.labels == ("alpha", "beta", "gamma")
+        ask(store, holding(store, "cvd", 1), "adjusted")
+    assert ask(store, holding(store, "cvd", 1), "adjusted").result.labels == ("alpha", "beta", "gamma")
 
 
 def test_what_a_site_takes_back_is_no_object_any_more(study):
     store, keys = study
     digest = take_back(store, "beta", keys["beta"])
     assert digest not in store.bundles.names()
-    assert ask(store, "cvd", 1, "adjusted").result.labels == ("alpha", "gamma")
+    assert ask(store, holding(store, "cvd", 1), "adjusted").result.labels == ("alpha", "gamma")
 
 
 # -- what looks after them --------------------------------------------------------------------------------------------

@@ -17,12 +17,14 @@ from delivered import STUDIES, TODAY, cohort, cohort_plan, deliver, join, quaran
 from service import anchor_head
 
 from coordinator.analyst.commands import main as analyst
-from coordinator.answers.queries import pooled
+from coordinator.answers.queries import ask
+from coordinator.answers.release_selection import holding
 from coordinator.cli import app, main
 from coordinator.config import CoordinatorConfig
 from coordinator.planning import price as pricing
 from coordinator.planning import review as planning
 from coordinator.planning.template import template
+from coordinator.pooling.pool import Pooling
 from coordinator.store.store import Store
 from shared.base.chain import head_fingerprint
 from shared.base.keys import Envelope, SigningKey
@@ -603,7 +605,7 @@ def test_a_release_is_shown_by_the_first_digits_of_its_id(collected):
 def test_pool_answers_the_same_in_the_terminal_in_json_and_from_the_library(collected, capsys):
     _, said = collected("pool", "cvd", "--wave", 1, "--estimand", "adjusted", "--method", "DL", "--test", "z")
     with closing(Store.open(collected.home)) as store:
-        expected = pooled(store, "cvd", 1, "adjusted", method="DL", test="z")
+        expected = ask(store, holding(store, "cvd", 1), "adjusted", pooling=Pooling(method="DL", test="z")).result
     assert said["pooled"]["beta"] == expected.beta
     assert said["tau2_interval"] == {"lb": expected.tau2_interval.lb, "ub": expected.tau2_interval.ub, "reason": ""}
     assert said["planned"] == "adjusted"

@@ -270,6 +270,7 @@ def test_what_a_plan_says_it_will_cost_is_what_its_release_costs(released):
 
 def test_analysts_and_the_demo_are_shown_the_epsilon_of_the_receipts(tmp_path):
     from coordinator.answers.queries import ask
+    from coordinator.answers.release_selection import holding
     from coordinator.demo import answers, play
     from coordinator.services.authority import Authority
     from coordinator.store.store import Store
@@ -282,7 +283,7 @@ def test_analysts_and_the_demo_are_shown_the_epsilon_of_the_receipts(tmp_path):
             invitation = authority.invite(site, ["cvd"], address="localhost:1", leads=[lead.public], days=300)
             store.add_invitation(invitation)
             deliver(store, plan, site, join(store, invitation), cohort(400, seed))
-        answer = ask(store, plan.study, 1, "cox(time, cvd) ~ sbp/10")
+        answer = ask(store, holding(store, plan.study, 1), "cox(time, cvd) ~ sbp/10")
         receipts = {release.site: release.receipt for release in store.releases(plan.study, 1)}
     shown = {source.site: source.price for source in answer.sources}
     assert shown == {site: (receipt.epsilon, "the flow") for site, receipt in receipts.items()}

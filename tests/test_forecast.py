@@ -12,6 +12,7 @@ from test_wave_grid import Study, monthly
 
 import coordinator.cli as cli
 from coordinator.answers.queries import ask
+from coordinator.answers.release_selection import holding
 from coordinator.planning.forecast import forecast, grown
 from shared.errors import ParameterError, StateRefusal
 from shared.estimands.answer import Estimate
@@ -31,7 +32,7 @@ def grown_study(request, tmp_path_factory):
 
 
 def half(store, wave):
-    answer = ask(store, "cvd", wave, cohort_question(store))
+    answer = ask(store, holding(store, "cvd", wave), cohort_question(store))
     return answer.result.critical * answer.result.se
 
 
@@ -88,7 +89,7 @@ def test_rows_through_the_flow_of_the_first_wave_keep_its_error(tmp_path, return
     study.store.add_plan(sign_plan(study.plan, [study.lead]), study.plan)
     first = {site: study.deliver(site, 1, n=400) for site in SITES}
     (told,) = forecast(study.store, "cvd", later=400, question=QUESTION).terms
-    (row, *_) = ask(study.store, "cvd", 1, cohort_question(study.store)).result.estimates
+    (row, *_) = ask(study.store, holding(study.store, "cvd", 1), cohort_question(study.store)).result.estimates
     ahead = [grown(row, row.n, k, study.plan) / row.vi for k in (1, 2, 3)]
     for site in SITES:
         for wave in (2, 3, 4):
@@ -96,7 +97,10 @@ def test_rows_through_the_flow_of_the_first_wave_keep_its_error(tmp_path, return
             table = cohort(n, 100 * wave + sum(map(ord, site)))
             flow = "" if returning == "refit" else first[site]
             deliver(study.store, study.plan, site, study.keys[site], table, wave=wave, flow_of=flow)
-    found = [ask(study.store, "cvd", wave, cohort_question(study.store)).result.estimates for wave in (1, 2, 3, 4)]
+    found = [
+        ask(study.store, holding(study.store, "cvd", wave), cohort_question(study.store)).result.estimates
+        for wave in (1, 2, 3, 4)
+    ]
     came = [sum(1 / one.vi for one in rows) for rows in found]
     assert ahead == pytest.approx([came[0] / one for one in came[1:]], rel=0.1)
     assert ahead[0] == pytest.approx(0.5 if returning == "refit" else 0.75, abs=0.02)

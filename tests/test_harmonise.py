@@ -20,8 +20,9 @@ from coordinator.analyst import commands as client
 from coordinator.analyst.commands import connect
 from coordinator.analyst.remote import HarmonisedResult
 from coordinator.answers.densities import Joint, Noisy, case_mix_warning, density_of, distance, on_simplex
-from coordinator.answers.harmonise import densities, harmonised
+from coordinator.answers.harmonise import Harmonisation, densities, harmonised
 from coordinator.answers.maps import _COARSE, ColumnsMap, GridMap, Map, _by_kernels, _by_logarithms
+from coordinator.answers.release_selection import holding
 from coordinator.demo.catalogue import play_of
 from coordinator.demo.play import DemoOptions, pooled_real
 from coordinator.services.analysis import AnalysisService
@@ -35,6 +36,10 @@ from shared.wire.transport import Call
 from tests.delivered import cohort, cohort_plan, deliver, join, take_back
 
 EDGES = np.linspace(40.0, 700.0, 65)
+
+
+def onto(to: str, column: str = "chol", **more) -> Harmonisation:
+    return Harmonisation(column=column, to=to, **more)
 
 
 def noisy(values: np.ndarray, epsilon: float, seed: int, edges: np.ndarray = EDGES) -> Noisy:
@@ -355,7 +360,7 @@ def test_a_study_of_densities_is_described_without_rows_that_it_does_not_hold(hu
 
 
 def test_the_view_shows_the_answer_raw_with_intercepts_and_harmonised_and_says_what_it_did(hub):
-    seen = harmonised(hub, "cvd", "chol", to="north", estimand="ols(hdl) ~ chol/10", term="chol", draws=5)
+    seen = harmonised(hub, holding(hub, "cvd"), "ols(hdl) ~ chol/10", onto("north", draws=5), term="chol")
     slopes = {row.site: row.yi for row in seen.harmonised.estimates}
     assert slopes["south"] == pytest.approx(1.0, abs=0.12)
     crooked = {row.site: row.yi for row in seen.intercepts.estimates}
@@ -438,8 +443,8 @@ def test_two_columns_are_mapped_together_with_a_band_and_a_variance_of_their_own
 
 
 def test_maps_of_private_quantiles_serve_the_same_view(hub):
-    asked = {"estimand": "ols(hdl) ~ chol/10", "term": "chol", "draws": 3}
-    seen = harmonised(hub, "cvd", "chol", to="north", source="cvd-quantiles", **asked)
+    by = onto("north", source="cvd-quantiles", draws=3)
+    seen = harmonised(hub, holding(hub, "cvd"), "ols(hdl) ~ chol/10", by, term="chol")
     slopes = {row.site: row.yi for row in seen.harmonised.estimates}
     assert slopes["south"] == pytest.approx(1.0, abs=0.15)
     assert seen.site_map_variance["south"] > 0
@@ -543,18 +548,18 @@ def test_odd_records_of_several_columns_give_finite_maps_within_the_bounds_and_n
 
 
 def test_what_cannot_be_harmonised_is_refused_with_what_to_do(hub):
-    asked = {"estimand": "ols(hdl) ~ chol", "draws": 2}
+    held, question = holding(hub, "cvd"), "ols(hdl) ~ chol"
     with pytest.raises(EstimateRefusal, match="must have released a density of chol") as caught:
-        harmonised(hub, "cvd", "chol", to="east", **asked)
+        harmonised(hub, held, question, onto("east", draws=2))
     assert "north, south, west" in str(caught.value)
     with pytest.raises(EstimateRefusal, match="must have released a density of hdl"):
-        harmonised(hub, "cvd", "hdl", to="north", **asked)
+        harmonised(hub, held, question, onto("north", "hdl", draws=2))
     with pytest.raises(ParameterError, match="about the mapped column"):
-        harmonised(hub, "cvd", "chol", to="north", estimand="mean(hdl)")
+        harmonised(hub, held, "mean(hdl)", onto("north"))
     with pytest.raises(EstimateRefusal, match="must release densities"):
         densities(hub, "cvd")
     with pytest.raises(ParameterError, match="two draws"):
-        harmonised(hub, "cvd", "chol", to="north", estimand="mean(chol)", draws=1)
+        harmonised(hub, held, "mean(chol)", onto("north", draws=1))
 
 
 def test_r_is_given_the_same_two_answers_and_prints_them_side_by_side(desk, tmp_path):
@@ -599,7 +604,7 @@ def test_service_client_and_command_line_give_the_same_three_answers_and_the_rec
     desk, tmp_path, capsys
 ):
     token = desk.save(desk.admit("ada", studies=("cvd", "cvd-densities")))
-    here = harmonised(desk.store, "cvd", "chol", to="north", estimand="adjusted")
+    here = harmonised(desk.store, holding(desk.store, "cvd"), "adjusted", onto("north"))
     with connect(token) as connection:
         study = connection["cvd"]
         found = study.harmonise("chol", to="north")

@@ -255,7 +255,7 @@ def hub(home: Path, plan: StudyPlan, *tables: pd.DataFrame) -> Iterator[tuple[St
 def test_an_answer_holds_the_release_variance_and_the_naive_one_beside_it(tmp_path):
     tables = [cohort(n, n, log_hr=0.15) for n in (500, 700)]
     with hub(tmp_path, cohort_plan(), *tables) as (store, _):
-        answer = ask(store, "cvd", 1, HAZARD)
+        answer = ask(store, holding(store, "cvd", 1), HAZARD)
         receipt = store.releases("cvd")[0].receipt
     for row, table in zip(answer.estimates, tables, strict=True):
         (alone,) = estimate(table, parse_estimand(HAZARD))
@@ -281,7 +281,7 @@ def test_a_frozen_table_counts_its_copies_and_the_persons_of_its_flow(tmp_path):
         (first,) = store.releases("cvd")
         w = first.receipt.parameters["w"]
         deliver(store, plan, "site-0", key, cohort(620, 2), wave=2, drawn=120, flow_of=first.release_id)
-        (row,) = ask(store, "cvd", 2, HAZARD).estimates
+        (row,) = ask(store, holding(store, "cvd", 2), HAZARD).estimates
         table = store.table(store.releases("cvd", 2)[0])
     (alone,) = estimate(table, parse_estimand(HAZARD))
     order = effective_order(table, parse_estimand(HAZARD), w)["sbp/10"]
@@ -298,15 +298,15 @@ def test_a_late_release_that_a_frozen_one_copied_changes_the_answer_and_what_it_
         (first,) = store.releases("cvd")
         deliver(store, plan, "site-0", key, cohort(700, 2), wave=3, drawn=80, flow_of=first.release_id)
         kept = EstimateCache()
-        before, (early,) = holding(store, "cvd", 3), ask(store, "cvd", 3, HAZARD, cache=kept).estimates
+        before, (early,) = holding(store, "cvd", 3), ask(store, holding(store, "cvd", 3), HAZARD, cache=kept).estimates
         deliver(store, plan, "site-0", key, cohort(620, 3), wave=2, drawn=120)
-        after, (late,) = holding(store, "cvd", 3), ask(store, "cvd", 3, HAZARD, cache=kept).estimates
+        after, (late,) = holding(store, "cvd", 3), ask(store, holding(store, "cvd", 3), HAZARD, cache=kept).estimates
         assert before.used == after.used
         assert before.rests.keys() < after.rests.keys()
         assert (early.yi, early.naive) == (late.yi, late.naive)
         # 120 of its rows came through a flow of their own, whose 120 persons are further ones.
         assert late.vi_sampling < early.vi_sampling
-        assert ask(store, "cvd", 3, HAZARD).estimates == (late,)
+        assert ask(store, holding(store, "cvd", 3), HAZARD).estimates == (late,)
 
 
 def test_a_posture_whose_flow_saw_no_patient_says_so(tmp_path):

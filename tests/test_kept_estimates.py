@@ -20,6 +20,7 @@ from test_intervals import hub
 from coordinator.answers.queries import ask, site_estimates
 from coordinator.answers.release_selection import holding
 from coordinator.answers.site_answers import EstimateCache, answers_of_sites
+from coordinator.pooling.pool import Pooling
 from coordinator.services.analysis import AnalysisService
 from coordinator.services.analysts import Analyst, Analysts
 from coordinator.services.compute.kept_estimates import QUESTION, KeptEstimates, estimates_of, packed
@@ -44,13 +45,14 @@ ELSEWHERE = """
 import sys, json
 from pathlib import Path
 from coordinator.answers.queries import ask
+from coordinator.answers.release_selection import holding
 from coordinator.answers.site_answers import EstimateCache
 from coordinator.services.compute.kept_estimates import KeptEstimates
 from coordinator.store.store import Store
 url, home, bundles, question = sys.argv[1:]
 store, cache = Store(url, Path(home), bundles), EstimateCache()
 cache.kept = KeptEstimates(store, 1 << 20)
-answer = ask(store, "cvd", 1, question, cache=cache)
+answer = ask(store, holding(store, "cvd", 1), question, cache=cache)
 print(json.dumps([repr(answer.estimates), repr(answer.result.beta), len(store._tables._tables)]))
 """
 
@@ -90,9 +92,9 @@ def test_what_is_read_back_is_what_was_worked_out_to_the_last_bit(tmp_path, ques
         for _ in range(2):
             with again(store) as other:
                 held = holding(other, "cvd", 1)
-                assert repr(answers_of_sites(other, "cvd", held, question, fresh(other))[0]) == worked_out
+                assert repr(answers_of_sites(other, held, question, fresh(other))[0]) == worked_out
         with again(store) as other:
-            answers_of_sites(other, "cvd", holding(other, "cvd", 1), question, fresh(other))
+            answers_of_sites(other, holding(other, "cvd", 1), question, fresh(other))
             assert tables_read(other) == 0
 
 
@@ -104,7 +106,7 @@ def test_numbers_of_numpy_and_signs_of_nothing_keep_their_bits():
 
 def test_another_process_finds_what_this_one_has_worked_out(filled):
     store, _ = filled
-    mine = ask(store, "cvd", 1, ADJUSTED, cache=fresh(store))
+    mine = ask(store, holding(store, "cvd", 1), ADJUSTED, cache=fresh(store))
     argv = [sys.executable, "-c", ELSEWHERE, *map(str, store.place)]
     for question, read in ((ADJUSTED, 0), ("mean(age)", 3)):
         said = subprocess.run([*argv, question], capture_output=True, text=True, check=True).stdout
@@ -114,19 +116,25 @@ def test_another_process_finds_what_this_one_has_worked_out(filled):
             assert (estimates, beta) == (repr(mine.estimates), repr(mine.result.beta))
     # And the other way round.
     with again(store) as other:
-        assert repr(ask(other, "cvd", 1, "mean(age)", cache=fresh(other)).estimates) == estimates
+        assert repr(ask(other, holding(other, "cvd", 1), "mean(age)", cache=fresh(other)).estimates) == estimates
         assert tables_read(other) == 0
 
 
 def test_another_pooling_a_new_wave_and_one_site_more_fit_only_what_is_new(filled):
     store, keys = filled
-    ask(store, "cvd", 1, ADJUSTED, cache=fresh(store))
+    ask(store, holding(store, "cvd", 1), ADJUSTED, cache=fresh(store))
     with again(store) as other:
-        ask(other, "cvd", 1, ADJUSTED, cache=fresh(other), method="DL", test="z", level=0.9)
+        ask(
+            other,
+            holding(other, "cvd", 1),
+            ADJUSTED,
+            cache=fresh(other),
+            pooling=Pooling(method="DL", test="z", level=0.9),
+        )
         assert tables_read(other) == 0
     deliver(store, cohort_plan(), "site-1", keys[1], cohort(220, 9), wave=2)
     with again(store) as other:
-        late = ask(other, "cvd", 2, ADJUSTED, cache=fresh(other))
+        late = ask(other, holding(other, "cvd", 2), ADJUSTED, cache=fresh(other))
         assert tables_read(other) == len(holding(store, "cvd", 2).parts["site-1"])
         assert late.estimates == tuple(row for row in site_estimates(store, "cvd", 2, ADJUSTED) if row.term == "sbp/10")
         assert {row.wave for row in late.estimates} == {2}
@@ -160,23 +168,23 @@ def test_of_more_questions_than_have_room_some_are_found_and_the_longest_unasked
 
 def test_a_question_that_would_take_most_of_the_room_is_not_kept(filled):
     store, _ = filled
-    ask(store, "cvd", 1, ADJUSTED, cache=fresh(store, 1000))
+    ask(store, holding(store, "cvd", 1), ADJUSTED, cache=fresh(store, 1000))
     assert (rows_of(store), rows_of(store, db.kept_questions)) == ([], [])
 
 
 def test_a_release_that_is_taken_back_takes_its_estimates_with_it(filled):
     store, keys = filled
     held = holding(store, "cvd", 1)
-    before = ask(store, "cvd", 1, ADJUSTED, cache=fresh(store))
+    before = ask(store, holding(store, "cvd", 1), ADJUSTED, cache=fresh(store))
     assert [row["site"] for row in rows_of(store)].count("site-1") == 1
     gone = take_back(store, "site-1", keys[1])
     assert sorted(row["site"] for row in rows_of(store)) == ["site-0", "site-2"]
     with again(store) as other:
-        after = ask(other, "cvd", 1, ADJUSTED, cache=fresh(other))
+        after = ask(other, holding(other, "cvd", 1), ADJUSTED, cache=fresh(other))
         assert tables_read(other) == 0
         assert [row.site for row in after.estimates] == ["site-0", "site-2"]
         with pytest.raises(StateRefusal, match="stay the same"):
-            ask(other, "cvd", 1, ADJUSTED, cache=fresh(other), held=held)
+            ask(other, held, ADJUSTED, cache=fresh(other))
     # Who worked it out before and comes to keep it afterwards keeps nothing.
     kept, row = KeptEstimates(store, MOST), next(row for row in before.estimates if row.site == "site-1")
     kept.add(("late",), "cvd", {("site-1", gone): [row]}, held.used)
@@ -223,7 +231,7 @@ def test_a_service_that_was_started_again_fits_no_site_for_a_question_that_was_a
 
 def test_two_that_write_at_once_lose_nothing_of_each_other(filled):
     store, _ = filled
-    rows = {row.site: row for row in ask(store, "cvd", 1, ADJUSTED).estimates}
+    rows = {row.site: row for row in ask(store, holding(store, "cvd", 1), ADJUSTED).estimates}
     with again(store) as one, again(store) as two:
         ready = threading.Barrier(2)
 
@@ -248,12 +256,12 @@ def test_two_that_write_at_once_lose_nothing_of_each_other(filled):
 
 def test_the_version_before_gets_a_store_without_them_back_and_this_one_keeps_them_again(filled):
     store, _ = filled
-    ask(store, "cvd", 1, ADJUSTED, cache=fresh(store))
+    ask(store, holding(store, "cvd", 1), ADJUSTED, cache=fresh(store))
     assert len(rows_of(store)) == 3
     store.write(lambda c: taken_back(c, "0002"))
     assert (rows_of(store), rows_of(store, db.kept_questions)) == ([], [])
     store.write(lambda c: [c.execute(sa.text(f"DROP TABLE {name}")) for name in ("kept_estimates", "kept_questions")])
     with again(store) as other:  # as one of 0002 that never had them
         assert other.read(revision_of) == "0003"
-        ask(other, "cvd", 1, ADJUSTED, cache=fresh(other))
+        ask(other, holding(other, "cvd", 1), ADJUSTED, cache=fresh(other))
         assert len(rows_of(other)) == 3

@@ -14,6 +14,7 @@ from stage.pipeline import release, site, source  # noqa: F401
 
 from coordinator.answers import queries, site_answers
 from coordinator.answers.curves import curves
+from coordinator.answers.release_selection import holding
 from coordinator.figures.forest import forest
 from coordinator.services.authority import Authority
 from coordinator.services.compute.kept_estimates import KeptEstimates
@@ -322,7 +323,7 @@ def test_three_sites_noisy_tables_are_pooled_and_the_forest_plot_says_posture_an
     add("alpha", read_bundle(site.outbox.bundle(made.hold.release_id), cap=1 << 26).table, 300)
     for name, n, seed in (("beta", 400, 2), ("gamma", 200, 3)):
         add(name, figures_of(study, make_table(n, seed=seed), seed), n)
-    found = queries.ask(store, study.study, 1, "mean(sbp)")
+    found = queries.ask(store, holding(store, study.study, 1), "mean(sbp)")
     assert [row.site for row in found.estimates] == ["alpha", "beta", "gamma"]
     for row in found.estimates:
         assert abs(row.yi - 130) < 3.5 * np.sqrt(row.vi), row
@@ -336,14 +337,16 @@ def test_three_sites_noisy_tables_are_pooled_and_the_forest_plot_says_posture_an
     assert "ε" in drawn
     # The same question is answered from memory, and the same.
     kept = site_answers.EstimateCache()
-    first, second = (queries.ask(store, study.study, 1, "mean(sbp)", cache=kept).estimates for _ in range(2))
+    first, second = (
+        queries.ask(store, holding(store, study.study, 1), "mean(sbp)", cache=kept).estimates for _ in range(2)
+    )
     assert first == second == found.estimates
     # And from the store, by processes that have read nothing.
     for read in (3, 0):
         with closing(Store.open(tmp_path / "hub")) as other:
             kept = site_answers.EstimateCache()
             kept.kept = KeptEstimates(other, 1 << 20)
-            asked = queries.ask(other, study.study, 1, "mean(sbp)", cache=kept)
+            asked = queries.ask(other, holding(other, study.study, 1), "mean(sbp)", cache=kept)
             assert repr(asked.estimates) == repr(found.estimates)
             assert len(other._tables._tables) == read
 
@@ -352,7 +355,7 @@ def test_a_site_without_an_answer_has_a_reason_and_the_others_stay(study, hub):
     store, add = hub
     add("alpha", figures_of(study, make_table(300, seed=1), 1), 300)
     add("beta", figures_of(study, make_table(6, seed=2), 2), 6)
-    found = queries.ask(store, study.study, 1, "ols(sbp) ~ chol")
+    found = queries.ask(store, holding(store, study.study, 1), "ols(sbp) ~ chol")
     alpha, beta = found.estimates
     assert alpha.yi is not None
     assert beta.yi is None

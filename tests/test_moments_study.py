@@ -21,6 +21,7 @@ from stage.pipeline import release, site, source  # noqa: F401
 
 from coordinator.analyst.result import Result
 from coordinator.answers.queries import ask
+from coordinator.answers.release_selection import holding
 from coordinator.demo.catalogue import play_of
 from coordinator.demo.play import DemoOptions
 from coordinator.planning.price import prices
@@ -360,9 +361,7 @@ def test_three_sites_are_pooled_by_the_coordinator_from_their_figures_alone(tmp_
             invitation = authority.invite(name, ["cvd"], address="localhost:1", leads=[lead.public], days=300)
             store.add_invitation(invitation)
             deliver(store, study, name, join(store, invitation), table, n=PERSONS[name])
-        told, undeclared = (
-            ask(store, "cvd", 1, ADJUSTED, term=term, method="REML", test="adhoc") for term in ("sbp", "age")
-        )
+        told, undeclared = (ask(store, holding(store, "cvd", 1), ADJUSTED, term=term) for term in ("sbp", "age"))
     assert told.result.k == 3
     assert told.result.method == "REML"
     assert [row.n for row in told.estimates] == [PERSONS[name] for name in sorted(PERSONS)]

@@ -17,6 +17,7 @@ from test_networks import arc_figures
 from theatre import Theatre
 
 from coordinator.answers.queries import ask, site_estimates
+from coordinator.answers.release_selection import holding
 from shared.errors import EstimateRefusal, ParameterError, Refusal, SchemaRefusal
 from shared.estimands.answer import estimate, parse_estimand
 from shared.estimands.questions import ACROSS, NETWORK, parse_formula
@@ -359,8 +360,8 @@ def test_a_coordinator_over_the_wire_takes_a_network_and_pools_it(tmp_path):
                         egress.send(wrong.envelope, wrong.path)
                 right = hub.seal(site, table=table, release_id=f"{place}b" * 16)
                 egress.send(right.envelope, right.path)
-        found = ask(hub.store, plan.study, 1, 'network("v_shape")')
-        wards = ask(hub.store, plan.study, 1, "network(recovery) ~ ward")
+        found = ask(hub.store, holding(hub.store, plan.study, 1), 'network("v_shape")')
+        wards = ask(hub.store, holding(hub.store, plan.study, 1), "network(recovery) ~ ward")
         (other,) = {row.reason for row in site_estimates(hub.store, plan.study, 1, "cox(age, staff) ~ ward")}
     assert (found.result.k, found.result.scale) == (3, "log")
     assert found.result.ci_lb < found.result.beta < found.result.ci_ub

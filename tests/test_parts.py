@@ -58,7 +58,7 @@ def asked(store, formula, **how):
 
 def expected(store, formula):
     """Of the answer that one process works out from the sites' tables: sites' and pooled estimates."""
-    found = ask(store, "cvd", 1, formula)
+    found = ask(store, holding(store, "cvd", 1), formula)
     return [row.yi for row in found.estimates], found.result.beta, found.result.se
 
 
@@ -92,7 +92,7 @@ def test_parts_that_end_without_a_result_leave_their_sites_to_the_question(store
 def test_a_question_that_a_site_cannot_answer_says_so_as_ever(store, tasks):
     formula = "cox(time, cvd, subset = age >= 200) ~ sbp"
     with pytest.raises(Exception) as alone:
-        ask(store, "cvd", 1, formula)
+        ask(store, holding(store, "cvd", 1), formula)
     with pytest.raises(type(alone.value)) as refused:
         asked(store, formula)
     assert str(refused.value) == str(alone.value)

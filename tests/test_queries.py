@@ -9,11 +9,13 @@ import pandas as pd
 import pytest
 from delivered import STUDIES, cohort, cohort_plan, deliver, join, quarantine
 
-from coordinator.answers.queries import ask, pooled, site_estimates
+from coordinator.answers.queries import ask, site_estimates
+from coordinator.answers.release_selection import holding
 from coordinator.answers.resolving import resolve
 from coordinator.answers.site_answers import LOOKED_AT, EstimateCache, draws_of
 from coordinator.pooling.cautions import theorem3
 from coordinator.pooling.gaps import released_flow
+from coordinator.pooling.pool import Pooling
 from coordinator.services.authority import Authority
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey
@@ -75,14 +77,14 @@ def test_a_dotted_name_as_in_r_is_the_dictionarys(filled):
 
 def test_every_site_is_asked_of_a_curve_with_the_same_knots(filled):
     store, _, tables, _ = filled
-    answer = ask(store, "cvd", 1, "logistic(cvd) ~ ns(age, df = 2)")
+    answer = ask(store, holding(store, "cvd", 1), "logistic(cvd) ~ ns(age, df = 2)")
     assert answer.estimand.startswith("logistic(cvd) ~ ns(age, knots = ")
     [joint] = answer.document["joint"]
     assert [site["label"] for site in joint["sites"]] == sorted(tables)
     middle = np.average([table.age.median() for table in tables.values()], weights=[*map(len, tables.values())])
     assert joint["curve"]["reference"] == pytest.approx(middle, rel=1e-3)
     with pytest.raises(ParameterError, match="must name its knots"):
-        ask(store, "cvd", 1, "logistic(cvd) ~ ns(log(age), df = 2)")
+        ask(store, holding(store, "cvd", 1), "logistic(cvd) ~ ns(log(age), df = 2)")
 
 
 def test_a_survival_curve_without_its_time_is_refused_before_any_table_is_read(filled):
@@ -103,7 +105,7 @@ def test_each_site_answers_as_its_own_table_does(filled):
 
 def test_the_pooled_answer_names_the_receipt_of_every_site_it_rests_on(filled):
     store, _, _, _ = filled
-    result = pooled(store, "cvd", 1, "unadjusted")
+    result = ask(store, holding(store, "cvd", 1), "unadjusted").result
     assert result.receipts == tuple(release.receipt.hash for release in store.releases("cvd", 1))
     assert result.k == 4
     assert result.ci_lb < 0.15 < result.ci_ub
@@ -111,8 +113,8 @@ def test_the_pooled_answer_names_the_receipt_of_every_site_it_rests_on(filled):
 
 def test_a_planned_analysis_is_known_by_name_and_by_formula_in_any_spelling(filled):
     store, plan, _, _ = filled
-    by_name = ask(store, "cvd", 1, "adjusted")
-    by_formula = ask(store, "cvd", 1, "cox( time,cvd ) ~ sbp/10+age/10 + chol/40+ hdl/15")
+    by_name = ask(store, holding(store, "cvd", 1), "adjusted")
+    by_formula = ask(store, holding(store, "cvd", 1), "cox( time,cvd ) ~ sbp/10+age/10 + chol/40+ hdl/15")
     assert (by_name.planned, by_formula.planned) == ("adjusted", "adjusted")
     assert by_name.result == by_formula.result
     assert by_name.terms == ("sbp/10", "age/10", "chol/40", "hdl/15")
@@ -121,10 +123,10 @@ def test_a_planned_analysis_is_known_by_name_and_by_formula_in_any_spelling(fill
 
 def test_a_term_is_found_by_its_column_too(filled):
     store, *_ = filled
-    assert ask(store, "cvd", 1, "adjusted", term="age").term == "age/10"
-    assert ask(store, "cvd", 1, "adjusted", term="hdl/15").term == "hdl/15"
+    assert ask(store, holding(store, "cvd", 1), "adjusted", term="age").term == "age/10"
+    assert ask(store, holding(store, "cvd", 1), "adjusted", term="hdl/15").term == "hdl/15"
     with pytest.raises(ParameterError, match="sbp/10, age/10"):
-        ask(store, "cvd", 1, "adjusted", term="bmi")
+        ask(store, holding(store, "cvd", 1), "adjusted", term="bmi")
 
 
 @pytest.mark.parametrize(
@@ -159,17 +161,19 @@ def test_a_damaged_bundle_excludes_its_site_with_the_reason_and_hides_no_other(o
     for seed, site in enumerate(("alpha", "beta", "gamma")):
         add(plan, site, cohort(400, seed))
     kept = EstimateCache()
-    assert ask(store, "cvd", 1, "adjusted", cache=kept).result.labels == ("alpha", "beta", "gamma")
+    assert ask(store, holding(store, "cvd", 1), "adjusted", cache=kept).result.labels == ("alpha", "beta", "gamma")
     victim = next(release for release in store.releases() if release.site == "beta")
     store.bundles.file(victim.bundle_sha256).write_bytes(b"damaged" * 100)
-    answer = ask(store, "cvd", 1, "adjusted", cache=kept)  # an estimate that was kept stands for no other bytes
+    answer = ask(
+        store, holding(store, "cvd", 1), "adjusted", cache=kept
+    )  # an estimate that was kept stands for no other bytes
     assert answer.result.labels == ("alpha", "gamma")
     (left_out,) = answer.result.excluded
     assert left_out.label == "beta"
     assert "zip" in left_out.reason
     assert len(answer.sources) == 3
     store.bundles.file(victim.bundle_sha256).unlink()
-    assert "where bundles are kept" in ask(store, "cvd", 1, "unadjusted").result.excluded[0].reason
+    assert "where bundles are kept" in ask(store, holding(store, "cvd", 1), "unadjusted").result.excluded[0].reason
 
 
 def test_a_question_to_more_sites_than_have_room_finds_the_tables_that_do():
@@ -212,7 +216,7 @@ def test_when_every_bundle_is_gone_the_refusal_names_them_all(other):
         "hdl/15",
     }
     with pytest.raises(EstimateRefusal):
-        ask(store, "cvd", 1, "adjusted")
+        ask(store, holding(store, "cvd", 1), "adjusted")
 
 
 def test_a_site_whose_table_cannot_support_the_model_is_left_out_by_itself(other):
@@ -221,7 +225,7 @@ def test_a_site_whose_table_cannot_support_the_model_is_left_out_by_itself(other
     quiet["cvd"] = quiet["cvd"] * 0
     add(cohort_plan(), "alpha", cohort(400, 1))
     add(cohort_plan(), "quiet", quiet)
-    result = pooled(store, "cvd", 1, "unadjusted")
+    result = ask(store, holding(store, "cvd", 1), "unadjusted").result
     assert result.labels == ("alpha",)
     assert [row.label for row in result.excluded] == ["quiet"]
 
@@ -234,7 +238,7 @@ def test_a_column_added_by_a_later_plan_version_excludes_the_sites_of_the_earlie
     table = cohort(400, 2)
     table["bmi"] = table["sbp"] / 5
     add(later, "late", table[list(later.dictionary.names)])
-    result = pooled(store, "cvd", 1, "cox(time, cvd) ~ bmi")
+    result = ask(store, holding(store, "cvd", 1), "cox(time, cvd) ~ bmi").result
     assert result.labels == ("late",)
     assert result.excluded[0].reason == "its plan version 1 has no column bmi"
 
@@ -243,7 +247,7 @@ def test_a_quarantined_release_is_read_by_nobody(other):
     store, add = other
     add(cohort_plan(), "good", cohort(400, 1))
     add(cohort_plan(), "bad", cohort(400, 2), put=quarantine)
-    answer = ask(store, "cvd", 1, "unadjusted")
+    answer = ask(store, holding(store, "cvd", 1), "unadjusted")
     assert {row.site for row in answer.estimates} == {"good"}
     assert {source.site for source in answer.sources} == {"good"}
 
@@ -261,10 +265,11 @@ def test_the_four_hospitals_pool_to_the_published_figures_when_rows_pass_through
             invitation = authority.invite(site, ["heart"], address="localhost:1", leads=[lead.public], days=300)
             store.add_invitation(invitation)
             deliver(store, plan, site, join(store, invitation), table)
+        published = Pooling(method="DL", test="z")
         # The published figures are of the patients themselves: these rows are, and are no draws to be paid for.
-        age = ask(store, "heart", 1, "disease", method="DL", test="z").result.naive
-        exang = ask(store, "heart", 1, "disease", term="exang", method="DL", test="z").result.naive
-        sex = ask(store, "heart", 1, "disease", term="sex").result
+        age = ask(store, holding(store, "heart", 1), "disease", pooling=published).result.naive
+        exang = ask(store, holding(store, "heart", 1), "disease", term="exang", pooling=published).result.naive
+        sex = ask(store, holding(store, "heart", 1), "disease", term="sex").result
     assert (round(age.fixed.beta, 4), round(age.fixed.se, 4)) == (0.0430, 0.0110)
     assert (round(age.beta, 4), round(age.se, 4)) == (0.0396, 0.0156)
     assert (round(exang.fixed.beta, 4), round(exang.beta, 4), round(exang.se, 4)) == (2.1176, 2.0619, 0.3461)
@@ -290,13 +295,13 @@ def test_rows_whose_flow_follows_from_the_plan_are_released_again_to_tell_how_fa
     add(cohort_plan(), "closed", cohort(400, 1))
     public = cohort_plan(**{"version = 1": "version = 2", 'posture = "local"': 'posture = "public"'})
     add(public, "open", cohort(400, 2))
-    asked = {"method": "FE", "test": "z"}
-    plain = ask(store, "cvd", 1, "unadjusted", **asked)
+    fixed = Pooling(method="FE", test="z")
+    plain = ask(store, holding(store, "cvd", 1), "unadjusted", pooling=fixed)
     assert plain.gap.how == "linearisation of the release's noise"
     assert plain.flows_known == ()
     assert "flow of open was not fitted on the records" in plain.cautions[0]
     assert plain.document["gap"] is None  # a number that would not hold is told nobody
-    again = ask(store, "cvd", 1, "unadjusted", perturbations=3, **asked)
+    again = ask(store, holding(store, "cvd", 1), "unadjusted", perturbations=3, pooling=fixed)
     assert again.flows_known == ("open",)
     assert "releasing its rows again 3 times" in again.gap.how
     assert "linearisation" in again.gap.how
@@ -322,7 +327,7 @@ def test_a_trained_flow_is_taken_for_the_rows_of_the_plan_that_names_it_and_for_
 def test_an_answer_says_which_conditions_of_the_paper_s_theorem_it_does_not_meet(filled):
     """Four sites of a few hundred: too few sites for a limit in them, whatever else holds."""
     store = filled[0]
-    answer = ask(store, "cvd", 1, "unadjusted")
+    answer = ask(store, holding(store, "cvd", 1), "unadjusted")
     persons = np.mean([row.n for row in answer.estimates])
     assert persons / 50 > 4
     far, many, *rest = answer.cautions
@@ -330,7 +335,7 @@ def test_an_answer_says_which_conditions_of_the_paper_s_theorem_it_does_not_meet
     assert "many sites" in many
     assert "there are 4" in many
     assert len(rest) == (answer.result.tau2 == 0)
-    common = ask(store, "cvd", 1, "unadjusted", method="FE")
+    common = ask(store, holding(store, "cvd", 1), "unadjusted", pooling=Pooling(method="FE"))
     assert any("τ₀ > 0" in sentence and "common" in sentence for sentence in common.cautions)
     assert common.document["cautions"] == common.cautions
 
@@ -374,7 +379,7 @@ def test_theorem_3_of_no_site_or_no_person_is_no_question(sites, persons):
 )
 def test_the_newer_kinds_pool_over_the_sites_as_each_table_answers_alone(filled, question, terms):
     store, _, tables, _ = filled
-    answer = ask(store, "cvd", 1, question)
+    answer = ask(store, holding(store, "cvd", 1), question)
     assert answer.terms == terms
     assert answer.result.k == 4, [row.reason for row in answer.estimates]
     for row in answer.estimates:

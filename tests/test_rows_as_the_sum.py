@@ -14,6 +14,7 @@ from stage.summed import SumStage
 from coordinator.analyst.access.token_file import Pass
 from coordinator.analyst.remote import connect
 from coordinator.answers.queries import ask
+from coordinator.answers.release_selection import holding
 from coordinator.answers.synthesis import synthesis
 from coordinator.pooling.pool import pool, pool_estimates
 from coordinator.pooling.secure_sum.answer import SummedAnswer
@@ -100,7 +101,7 @@ def test_rows_are_of_the_pilot_until_the_sum_is_opened_and_answer_as_the_sum_the
         "of the site's pilot: the secure sum does not answer here"
     }
     stage.whole()
-    total = ask(store, "hearts", 1, PLANNED, term="sbp").result.summed
+    total = ask(store, holding(store, "hearts", 1), PLANNED, term="sbp").result.summed
     after, records = pooled()
     # Of 400 rows the regression's weights are not quite those that the pilots tell.
     assert abs(after.beta - total.estimate) < 0.35 * total.se

@@ -16,6 +16,7 @@ from stage.summed import SumStage
 from sums import Parts, cohorts, cohorts_plan, hearts
 
 from coordinator.answers.queries import ask
+from coordinator.answers.release_selection import holding
 from coordinator.answers.synthesis import synthesis
 from coordinator.planning.price import cost, prices
 from coordinator.planning.review import review
@@ -338,7 +339,7 @@ def test_every_coefficient_of_the_planned_question_is_the_sum_s_and_an_approver_
     assert said[0].startswith("5 sites add up 5 numbers each, about the coefficients of sbp per 10, age per 5")
     assert "A record counts for 1.2 at most" in said[2]
     assert (np.abs(np.array(opened.total) - stage.exact(opened)) <= 6 * opened.sigma).all()
-    answer = ask(store, "hearts", 1, question)
+    answer = ask(store, holding(store, "hearts", 1), question)
     both = {"sbp/10": answer.result.summed, "age": answer.others["age"].summed}
     assert not answer.unsummed
     assert all(one.sites == tuple(stage.hospitals) for one in both.values())
@@ -346,8 +347,8 @@ def test_every_coefficient_of_the_planned_question_is_the_sum_s_and_an_approver_
     pressure, age = read_sum(stage.plan, opened, pilots)
     assert both["sbp/10"].estimate == pressure.estimate
     assert math.isclose(5 * both["age"].estimate, age.estimate)
-    assert ask(store, "hearts", 1, question, term="age").result.summed == both["age"]
-    assert "of another question" in ask(store, "hearts", 1, "mean(age)").unsummed
+    assert ask(store, holding(store, "hearts", 1), question, term="age").result.summed == both["age"]
+    assert "of another question" in ask(store, holding(store, "hearts", 1), "mean(age)").unsummed
     # Rows are drawn at both.
     drawn = {site: synthesis(store, "hearts", site).draw() for site in stage.hospitals}
     for at, term in enumerate(("age", "sbp")):

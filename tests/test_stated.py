@@ -21,7 +21,7 @@ from test_varied import budget_page, shown
 
 from coordinator.analyst.remote import Study
 from coordinator.answers.queries import ask
-from coordinator.answers.release_selection import DeliveredSites
+from coordinator.answers.release_selection import DeliveredSites, holding
 from coordinator.answers.spending import spending
 from coordinator.cli import main
 from coordinator.config import CoordinatorConfig
@@ -183,7 +183,7 @@ def test_no_number_is_stated_for_them_anywhere_at_the_coordinator(tmp_path, caps
             invitation = authority.invite(name, ["cvd"], address="localhost:1", leads=[lead.public], days=300)
             store.add_invitation(invitation)
             deliver(store, plan, name, join(store, invitation), people(300, seed))
-        answer = ask(store, "cvd", 1, "cox(time, cvd) ~ sbp/10")
+        answer = ask(store, holding(store, "cvd", 1), "cox(time, cvd) ~ sbp/10")
         assert set(answer.columns["ε"].values()) == {OPEN}
         facts = AnalysisService._study(SimpleNamespace(_store=store, delivered=DeliveredSites(store)), "cvd")
         listed = [release_document(release) for release in store.releases("cvd")]
@@ -210,7 +210,7 @@ def test_the_demo_shows_them_without_a_number_and_the_others_with_their_conditio
             invitation = authority.invite(name, ["cvd"], address="localhost:1", leads=[lead.public], days=300)
             store.add_invitation(invitation)
             deliver(store, plan, name, join(store, invitation), people(300, seed))
-        told = ask(store, "cvd", 1, "cox(time, cvd) ~ sbp/10")
+        told = ask(store, holding(store, "cvd", 1), "cox(time, cvd) ~ sbp/10")
     prices = {source.site: source.price for source in told.sources}
     number = shown_epsilon(cost(plan).epsilon)
     answer = play.DemoAnswer(
@@ -383,7 +383,7 @@ def test_analysts_see_the_condition_beside_every_number(tmp_path):
         deliver(store, plan, "north", join(store, invitation), people(300, 1))
         facts = AnalysisService._study(SimpleNamespace(_store=store, delivered=DeliveredSites(store)), "cvd")
         told = plain({"releases": [{**release_document(one), "withdrawn": None} for one in store.releases("cvd")]})
-        answer = ask(store, "cvd", 1, "cox(time, cvd) ~ sbp/10")
+        answer = ask(store, holding(store, "cvd", 1), "cox(time, cvd) ~ sbp/10")
         figure = spending(store, "cvd").figure()
     assert facts["sites"]["north"]["epsilon_given"] == FLOW
     assert answer.columns["ε"]["north"].endswith(" given the flow")

@@ -24,7 +24,7 @@ from coordinator.demo.catalogue import play_of
 from coordinator.demo.play import STUDIES, DemoOptions
 from coordinator.figures.forest import describe, forest_table
 from coordinator.planning.price import cost
-from coordinator.pooling.pool import pool
+from coordinator.pooling.pool import Pooling, pool
 from coordinator.pooling.secure_sum.reading import read_sum
 from coordinator.services.compute.tasks import answer as task_answer
 from coordinator.services.compute.tasks import selection_of
@@ -132,14 +132,14 @@ def told(answer):
 
 def test_a_planned_question_is_the_pilots_until_the_sum_is_opened_and_the_sum_then(stage):
     store = stage.hub.store
-    before = ask(store, "hearts", 1, PLANNED)
+    before = ask(store, holding(store, "hearts", 1), PLANNED)
     assert "not opened yet" in told(before)
     assert "summed" not in before.document
     store.close_wave("hearts", 1, expected=tuple(stage.hospitals), today=dt.date(2026, 6, 2))
     held, first = holding(store, "hearts", 1), len(store.plans())
     assert first == 1
     opened = stage.whole()
-    after = ask(store, "hearts", 1, PLANNED)
+    after = ask(store, holding(store, "hearts", 1), PLANNED)
     total = after.result.summed
     assert not told(after)
     assert total.sites == tuple(stage.hospitals)
@@ -156,22 +156,24 @@ def test_a_planned_question_is_the_pilots_until_the_sum_is_opened_and_the_sum_th
     [quiet] = read_sum(stage.plan, exact, pilots)
     assert 0 < abs(total.estimate - quiet.estimate) < 6 * math.sqrt(total.noise)
     # Per unit and level as asked.
-    single = ask(store, "hearts", 1, "cox(time, cvd) ~ sbp + age", level=0.9).result.summed
+    single = ask(
+        store, holding(store, "hearts", 1), "cox(time, cvd) ~ sbp + age", pooling=Pooling(level=0.9)
+    ).result.summed
     assert math.isclose(10 * single.estimate, total.estimate)
     assert single.level == 0.9
     # What was closed before it was opened stays what it was; so does what was selected before.
-    assert "not opened yet" in told(ask(store, "hearts", 1, PLANNED, as_of=0))
-    assert "not opened yet" in told(ask(store, "hearts", 1, PLANNED, held=held))
+    assert "not opened yet" in told(ask(store, holding(store, "hearts", 1, as_of=0), PLANNED))
+    assert "not opened yet" in told(ask(store, held, PLANNED))
 
 
 def test_other_questions_and_other_terms_say_that_they_are_of_the_releases(stage):
     store = stage.hub.store
     stage.whole()
-    other = ask(store, "hearts", 1, PLANNED, term="age")
+    other = ask(store, holding(store, "hearts", 1), PLANNED, term="age")
     assert "secure sum is of sbp/10" in told(other)
     assert other.result.summed is None
     assert other.others["sbp/10"].summed is not None
-    assert "of another question" in told(ask(store, "hearts", 1, "mean(age)"))
+    assert "of another question" in told(ask(store, holding(store, "hearts", 1), "mean(age)"))
     # A worker in another process answers from what it is named, and the answer's document goes to every reader.
     held = holding(store, "hearts", 1)
     given = {"store": store.place, "study": "hearts", "held": selection_of(held), "estimand": PLANNED, "maps": {}}
@@ -183,7 +185,7 @@ def test_other_questions_and_other_terms_say_that_they_are_of_the_releases(stage
     result = result_of(sent)
     assert (result.beta, result.se) == (sent["summed"]["beta"], sent["summed"]["se"])
     assert "secure sum, t, 5 sites" in pooled_line(sent)
-    assert result.pooled.summed == ask(store, "hearts", 1, PLANNED).result.summed
+    assert result.pooled.summed == ask(store, holding(store, "hearts", 1), PLANNED).result.summed
     page = words({"document": sent})
     assert [line[0] for line in page["sensitivity"]["rows"][:2]] == ["as answered", "releases alone"]
     assert page["line"] == pooled_line(sent)
@@ -212,7 +214,7 @@ def test_a_pilot_that_was_taken_back_takes_the_sum_with_it(stage):
     stage.whole()
     held = holding(store, "hearts", 1)
     gone = replace(held, parts={site: one for site, one in held.parts.items() if site != "mid"})
-    answer = ask(store, "hearts", 1, PLANNED, held=gone)
+    answer = ask(store, gone, PLANNED)
     assert "taken over a release of mid" in told(answer)
     assert answer.result.summed is None
 

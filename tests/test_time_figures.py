@@ -15,6 +15,7 @@ from delivered import cohort, cohort_plan, deliver, join
 
 from coordinator.answers.curves import curves, pooled_curve
 from coordinator.answers.queries import ask
+from coordinator.answers.release_selection import holding
 from coordinator.answers.spending import BudgetReport, Spending, _planned, spending
 from coordinator.figures.over_time import MOST_CURVES, km_figure, waves_figure
 from coordinator.figures.style import COLOURS, DASHES, SERIES
@@ -369,7 +370,9 @@ def test_the_limits_of_a_curve_hold_what_those_of_the_question_about_one_time_ho
     store, _, _ = filled
     found = curves(store, "cvd", 1, "km(time, cvd) ~ 1", level=0.9)
     k = found.curves[0].time.index(9.0)
-    for row, one in zip(ask(store, "cvd", 1, "km(time, cvd, at = 9)").estimates, found.curves, strict=True):
+    for row, one in zip(
+        ask(store, holding(store, "cvd", 1), "km(time, cvd, at = 9)").estimates, found.curves, strict=True
+    ):
         half = 1.6448536269514722 * math.sqrt(row.vi)
         ends = [1 / (1 + math.exp(-x)) for x in (row.yi - half, row.yi + half)]
         assert (one.lower[k], one.upper[k]) == pytest.approx(ends)
@@ -384,7 +387,7 @@ def test_the_pooled_curve_passes_through_the_answers_about_single_times(filled):
     assert pooled.at_risk[0] == sum(one.n for one in found.curves)
     for time in (6.0, 9.0, 15.0):
         k = pooled.time.index(time)
-        asked = ask(store, "cvd", 1, f"km(time, cvd, at = {time:g})").result
+        asked = ask(store, holding(store, "cvd", 1), f"km(time, cvd, at = {time:g})").result
         held = (pooled.survival[k], pooled.lower[k], pooled.upper[k])
         assert held == pytest.approx([1 / (1 + math.exp(-x)) for x in (asked.beta, asked.ci_lb, asked.ci_ub)], rel=1e-9)
     drawn = found.figure()

@@ -17,6 +17,7 @@ from theatre import exit_code
 
 import coordinator.cli as cli
 from coordinator.answers.queries import ask, site_estimates
+from coordinator.answers.release_selection import holding
 from coordinator.answers.synthesis import synthesis
 from coordinator.answers.waves import STATES, draft, grid, reminder, scheduled
 from coordinator.cli import main
@@ -281,7 +282,7 @@ def test_the_table_as_of_a_wave_follows_the_plans_rule_for_returning_persons(stu
         study.deliver("alpha", wave)
     study.deliver("beta", 1)
     waves = {"append": (1, 2), "frozen": (2,), "refresh": (2,)}[study.plan.returning]
-    answer = ask(study.store, "cvd", 2, QUESTION)
+    answer = ask(study.store, holding(study.store, "cvd", 2), QUESTION)
     alpha, beta = answer.estimates
     assert (alpha.yi, alpha.n) == study.alone("alpha", *waves)
     assert (beta.yi, beta.n) == study.alone("beta", 1), "a site with nothing newer stands with what it has"
@@ -295,7 +296,7 @@ def test_the_table_as_of_a_wave_follows_the_plans_rule_for_returning_persons(stu
         assert (source.bundle_sha256, source.log_index) == (found.bundle_sha256, found.log_index)
     assert len(alpha.receipts) == len(waves)
     assert site_estimates(study.store, "cvd", 2, QUESTION) == list(answer.estimates)
-    first = ask(study.store, "cvd", 1, QUESTION)
+    first = ask(study.store, holding(study.store, "cvd", 1), QUESTION)
     assert (first.estimates[0].yi, first.estimates[0].n) == study.alone("alpha", 1), "later waves change nothing"
 
 
@@ -312,22 +313,23 @@ def test_a_later_plan_version_may_change_the_rule_and_earlier_releases_keep_thei
 def test_refreshes_are_put_together_only_when_that_is_asked_for(study):
     for wave in (1, 2):
         study.deliver("alpha", wave)
-    together = ask(study.store, "cvd", 2, QUESTION, combine=True)
+    together = ask(study.store, holding(study.store, "cvd", 2, combine=True), QUESTION)
     assert (together.estimates[0].yi, together.estimates[0].n) == study.alone("alpha", 1, 2)
-    assert (together.combined, ask(study.store, "cvd", 2, QUESTION).combined) == (True, False)
+    assert (together.combined, ask(study.store, holding(study.store, "cvd", 2), QUESTION).combined) == (True, False)
     # Twice the rows, the same persons: the rows' own variance is half of the persons'.
     (row,) = together.estimates
     assert row.vi_sampling == pytest.approx(2 * row.vi_naive, rel=0.1)
     assert any("persons may be in more than one" in warning for warning in row.warnings), "said before the number"
     assert not any(
-        "in more than one" in warning for warning in ask(study.store, "cvd", 2, QUESTION).estimates[0].warnings
+        "in more than one" in warning
+        for warning in ask(study.store, holding(study.store, "cvd", 2), QUESTION).estimates[0].warnings
     )
 
 
 def test_waves_of_a_growing_hospital_are_not_held_surer_than_their_persons_could_be(study):
     for wave, n in ((1, 300), (2, 900)):
         study.deliver("alpha", wave, n)
-    (row,) = ask(study.store, "cvd", 2, QUESTION, combine=True).estimates
+    (row,) = ask(study.store, holding(study.store, "cvd", 2, combine=True), QUESTION).estimates
     n = row.n
     # As much as if the first wave's persons, a quarter of the rows, were among the second's.
     assert row.vi_sampling / row.vi_naive >= n * (4 * 301 + 601) / n**2 * 0.99
@@ -336,10 +338,10 @@ def test_waves_of_a_growing_hospital_are_not_held_surer_than_their_persons_could
 @pytest.mark.parametrize("study", [{"returning": "frozen"}], indirect=True)
 def test_a_release_that_holds_the_earlier_rows_is_not_put_together_with_them(study):
     study.deliver("alpha", 1)
-    assert ask(study.store, "cvd", 1, QUESTION, combine=True).estimates[0].n == 301
+    assert ask(study.store, holding(study.store, "cvd", 1, combine=True), QUESTION).estimates[0].n == 301
     study.deliver("alpha", 2)
     with pytest.raises(ParameterError, match="must not hold one another's rows") as refused:
-        ask(study.store, "cvd", 2, QUESTION, combine=True)
+        ask(study.store, holding(study.store, "cvd", 2, combine=True), QUESTION)
     assert "without --combine" in str(refused.value)
 
 
@@ -360,7 +362,7 @@ def deliver_nameless_and_then_named(study, **changes):
 
 def test_new_persons_are_not_taken_for_others_where_no_earlier_wave_could_tell(study):
     deliver_nameless_and_then_named(study)
-    (row,) = ask(study.store, "cvd", 2, QUESTION).estimates
+    (row,) = ask(study.store, holding(study.store, "cvd", 2), QUESTION).estimates
     assert (row.yi, row.n) == study.alone("alpha", 1, 2)
     assert row.vi_sampling == pytest.approx(2 * row.vi_naive, rel=0.1), "they may be the same persons"
     assert any("persons may be in more than one" in warning for warning in row.warnings)
@@ -376,42 +378,44 @@ def test_rows_are_not_drawn_of_figures_that_may_be_of_the_same_persons(study):
 def test_survival_rows_say_at_which_wave_their_follow_up_ended(study):
     for wave in (1, 2):
         study.deliver("alpha", wave)
-    told = [source.censoring for source in ask(study.store, "cvd", 2, QUESTION).sources]
+    told = [source.censoring for source in ask(study.store, holding(study.store, "cvd", 2), QUESTION).sources]
     expected = {
         "append": ["wave 1", "wave 2"],
         "frozen": ["each row at its own first wave, 1 to 2"],
         "refresh": ["wave 2"],
     }
     assert told == expected[study.plan.returning]
-    assert {source.censoring for source in ask(study.store, "cvd", 2, "mean(sbp)").sources} == {""}
+    assert {source.censoring for source in ask(study.store, holding(study.store, "cvd", 2), "mean(sbp)").sources} == {
+        ""
+    }
 
 
 def test_a_wave_nobody_delivered_is_not_answered_with_an_earlier_one(study):
     study.deliver("alpha", 1)
     with pytest.raises(EstimateRefusal, match="wave 2"):
-        ask(study.store, "cvd", 2, QUESTION)
+        ask(study.store, holding(study.store, "cvd", 2), QUESTION)
     take_back(study.store, "alpha", study.keys["alpha"])
     with pytest.raises(EstimateRefusal, match="1 withdrawn"):
-        ask(study.store, "cvd", 1, QUESTION)
+        ask(study.store, holding(study.store, "cvd", 1), QUESTION)
 
 
 def test_an_answer_as_of_a_revision_stays_what_it_was(study):
     for site in ("alpha", "beta"):
         study.deliver(site, 1)
     with pytest.raises(ParameterError, match="not been closed"):
-        ask(study.store, "cvd", 1, QUESTION, as_of=0)
+        ask(study.store, holding(study.store, "cvd", 1, as_of=0), QUESTION)
     study.close(1)
-    before = ask(study.store, "cvd", 1, QUESTION, as_of=0)
+    before = ask(study.store, holding(study.store, "cvd", 1, as_of=0), QUESTION)
     assert (before.revisions, before.result.k) == ({1: 0}, 2)
     study.deliver("gamma", 1)
     study.deliver("alpha", 2)
-    assert ask(study.store, "cvd", 1, QUESTION, as_of=0) == before
-    now = ask(study.store, "cvd", 1, QUESTION)
+    assert ask(study.store, holding(study.store, "cvd", 1, as_of=0), QUESTION) == before
+    now = ask(study.store, holding(study.store, "cvd", 1), QUESTION)
     assert (now.revisions, now.result.k, now.as_of) == ({1: 1}, 3, None)
-    assert ask(study.store, "cvd", 1, QUESTION, as_of=1).result == now.result
+    assert ask(study.store, holding(study.store, "cvd", 1, as_of=1), QUESTION).result == now.result
     with pytest.raises(ParameterError, match="0 to 1"):
-        ask(study.store, "cvd", 1, QUESTION, as_of=2)
-    later = ask(study.store, "cvd", 2, QUESTION)
+        ask(study.store, holding(study.store, "cvd", 1, as_of=2), QUESTION)
+    later = ask(study.store, holding(study.store, "cvd", 2), QUESTION)
     assert later.revisions == {1: 1, 2: None}
 
 
@@ -421,7 +425,7 @@ def test_what_was_withdrawn_is_in_no_answer_not_even_an_earlier_revisions(study)
     study.close(1)
     digest = take_back(study.store, "beta", study.keys["beta"])
     for as_of in (0, 1, None):
-        answer = ask(study.store, "cvd", 1, QUESTION, as_of=as_of)
+        answer = ask(study.store, holding(study.store, "cvd", 1, as_of=as_of), QUESTION)
         assert answer.result.labels == ("alpha", "gamma")
         assert digest not in answer.used
         assert [stone.site for stone in answer.withdrawn] == ["beta"]
@@ -583,8 +587,8 @@ def test_a_reader_sees_a_wave_before_or_after_a_withdrawal_and_nothing_between(s
     for site in study.keys:
         study.deliver(site, 1)
     with closing(Store.open(study.home)) as reader:
-        seen = [ask(reader, "cvd", 1, "mean(sbp)").result.k]
+        seen = [ask(reader, holding(reader, "cvd", 1), "mean(sbp)").result.k]
         take_back(study.store, "beta", study.keys["beta"])
-        seen.append(ask(reader, "cvd", 1, "mean(sbp)").result.k)
+        seen.append(ask(reader, holding(reader, "cvd", 1), "mean(sbp)").result.k)
     assert seen == [3, 2]
-    assert np.isfinite(ask(study.store, "cvd", 1, "mean(sbp)").result.beta)
+    assert np.isfinite(ask(study.store, holding(study.store, "cvd", 1), "mean(sbp)").result.beta)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -62,8 +62,8 @@ class PoolingOptions:
 
     @property
     def how(self) -> dict[str, Any]:
-        """As `coordinator.pooling.pool.pool` takes it."""
-        return asdict(self)
+        """As `coordinator.pooling.pool.pool` takes it, and `coordinator.pooling.pool.Pooling`."""
+        return {"method": self.method, "test": self.test, "level": self.level}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,10 +28,11 @@ from coordinator.answers import queries, release_selection, resolving, site_answ
 from coordinator.answers.densities import Density, Joint, alike_warnings, case_mix_warning, density_of
 from coordinator.answers.maps import ColumnsMap
 from coordinator.pooling.intervals import with_release_variance
-from coordinator.pooling.pool import Method, PooledResult, Test, pool_estimates
+from coordinator.pooling.pool import PooledResult, Pooling, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands.answer import Estimate, estimate
 from shared.estimands.effects import shown
+from shared.estimands.formulas import QuestionRows
 from shared.mechanisms.base import Answering, require_addable
 from shared.mechanisms.densities.plan import DensitiesPlan
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ARMS",
+    "Harmonisation",
     "Harmonised",
     "Known",
     "beside",
@@ -57,6 +58,7 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float64]
+_DEFAULT = Pooling()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,67 +279,72 @@ def named(column: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(str(part).strip() for part in parts)
 
 
-def harmonised(
-    store: Store,
-    study: str,
-    column: str | Sequence[str],
-    *,
-    to: str,
-    estimand: str | Estimand,
-    term: str = "",
-    source: str = "",
-    wave: int = 0,
-    held: release_selection.ReleaseSelection | None = None,
-    cache: site_answers.EstimateCache | None = None,
-    method: Method = "REML",
-    test: Test = "adhoc",
-    level: float = 0.95,
-    draws: int = 20,
-) -> Harmonised:
-    """Put a question to the released rows as they are, and with `column` mapped onto the scale of the site `to`.
+@dataclass(frozen=True, kw_only=True)
+class Harmonisation:
+    """What is mapped, onto whose scale, and by which densities.
 
     Args:
-        study: with released rows.
         column: one column, or two or three whose density was released together: then they are mapped together.
-        source: the study of densities; `beside` the study if it is not given.
-        held, cache: as of `queries.ask`.
+        to: the site whose scale counts.
+        source: the study of densities; `beside` the study of rows if blank.
         draws: of the bootstrap of the maps.
+    """
+
+    column: str | Sequence[str]
+    to: str
+    source: str = ""
+    draws: int = 20
+
+
+def harmonised(
+    store: Store,
+    held: release_selection.ReleaseSelection,
+    estimand: str | Estimand,
+    by: Harmonisation,
+    *,
+    term: str = "",
+    pooling: Pooling = _DEFAULT,
+    cache: site_answers.EstimateCache | None = None,
+) -> Harmonised:
+    """Put a question to the released rows as they are, and with columns mapped onto the scale of one site.
+
+    Args:
+        held: of a study with released rows.
+        estimand, term, pooling, cache: as of `queries.ask`.
+        by: what is mapped, and how.
     Raises: EstimateRefusal (no density of the column at the reference, no site with both), ParameterError,
         and what `queries.ask` raises.
     """
-    columns = _mappable(column, draws)
-    source = source or beside(study)
+    columns, to, study = _mappable(by), by.to, held.study
+    source = by.source or beside(study)
     drawn = release_selection.holding(store, source)
     known, alike = densities(store, source, drawn)
     here_known = _having(known, columns, to)
-    held = held or release_selection.holding(store, study, wave)
     question = _question_about(store, study, columns, estimand)
-    pooling: dict[str, Any] = {"method": method, "test": test, "level": level}
-    answer = queries.ask(store, study, held.wave, question, held=held, cache=cache, term=term, **pooling)
+    answer = queries.ask(store, held, question, cache=cache, term=term, pooling=pooling)
     taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
     levels = {one.name: one.levels for one in store.plan(study).plan.dictionary.released if one.levels}
     rng = np.random.default_rng(1)  # public: the noise that is drawn here hides nothing
-    scale = _Scale(to, here_known[to], tuple(here_known[to].redraw(rng) for _ in range(draws)), columns)
+    scale = _Scale(to, here_known[to], tuple(here_known[to].redraw(rng) for _ in range(by.draws)), columns)
     sites: dict[str, _SiteMapped] = {}
     tables: dict[str, pd.DataFrame] = {}
     found: list[Estimate] = []
     for site, releases in held.parts.items():
-        origin: dict[str, Any] = {"study": study, "site": site, "wave": held.wave, "levels": levels}
-        origin["receipts"] = tuple(release.receipt.hash for release in releases)
         try:
             tables[site] = _rows(store, releases, taken, columns)
             here, redrawn = scale.maps(site, _known_of(here_known, site, columns, source), rng)
-            through = partial(_mapped, columns=columns, through=here)
-            how: dict[str, Any] = {"behind": held.behind[site], "combined": held.combined, "surrogate": None}
-            mapped = site_answers.site_answer(store, releases, taken, question, **how, origin=origin, through=through)
+            plan = store.plan(study, releases[-1].plan_version).plan
+            site_answers.require_askable(question, releases, plan)
+            rows = QuestionRows(_mapped(tables[site], columns=columns, through=here))
+            mapped = site_answers.site_answer(store, held, site, question, rows, levels=levels)
         except Refusal as refusal:
             found.append(resolving.absent(study, site, held.wave, answer.term, question, resolving.reason_of(refusal)))
             continue
         found.append(next(row for row in mapped if row.term == answer.term))
         sites[site] = _SiteMapped.of(scale, here, redrawn, tables[site], found[-1], question, levels)
     outside = {site: one.outside for site, one in sites.items()}
-    variance = _pooled_variance(list(sites.values()), draws, pooling)
-    pooled = pool_estimates(found, **pooling)
+    variance = _pooled_variance(list(sites.values()), by.draws, pooling)
+    pooled = pool_estimates(found, **pooling.how)
     if not {stone.bundle_sha256 for stone in store.withdrawals(source)}.isdisjoint(drawn.used):
         raise release_selection.moved()
     return Harmonised(
@@ -345,7 +352,7 @@ def harmonised(
         columns=columns,
         to=to,
         answer=answer,
-        raw=_stacked(store, held, tables, question, answer.term, study, levels),
+        raw=_stacked(store, held, tables, question, answer.term, levels),
         estimates=tuple(found),
         harmonised=replace(pooled, shared=pooled.shared + variance, effect=answer.result.effect),
         map_variance=variance,
@@ -359,11 +366,11 @@ def harmonised(
     )
 
 
-def _mappable(column: str | Sequence[str], draws: int) -> tuple[str, ...]:
+def _mappable(by: Harmonisation) -> tuple[str, ...]:
     """The columns that are mapped together. Raises: ParameterError."""
-    if draws < 2:
-        raise ParameterError("the bootstrap of the maps must have at least two draws", given=f"{draws}")
-    columns = named(column)
+    if by.draws < 2:
+        raise ParameterError("the bootstrap of the maps must have at least two draws", given=f"{by.draws}")
+    columns = named(by.column)
     if not 1 <= len(set(columns)) == len(columns) <= 3 or not all(columns):
         raise ParameterError("one to three different columns must be harmonised together", given=", ".join(columns))
     return columns
@@ -454,10 +461,10 @@ class _SiteMapped:
         return 0.0 if reference else _variance([float(row.yi) for row in self.moved if row.yi is not None])
 
 
-def _pooled_variance(sites: Sequence[_SiteMapped], draws: int, pooling: Mapping[str, Any]) -> float:
+def _pooled_variance(sites: Sequence[_SiteMapped], draws: int, pooling: Pooling) -> float:
     """Variance of the pooled estimate over the redrawn maps."""
     moved = [[one.moved[k] for one in sites if one.moved] for k in range(draws)]
-    return _variance([pool_estimates(row, **pooling).beta for row in moved if row])
+    return _variance([pool_estimates(row, **pooling.how).beta for row in moved if row])
 
 
 def _variance(draws: Sequence[float]) -> float:
@@ -533,7 +540,6 @@ def _stacked(
     tables: Mapping[str, pd.DataFrame],
     question: Estimand,
     term: str,
-    study: str,
     levels: Mapping[str, Any],
 ) -> Estimate:
     """The answer of all sites' rows in one table, with the variance of the patients behind them."""
@@ -541,13 +547,13 @@ def _stacked(
 
     try:
         rows = pd.concat(list(tables.values()), ignore_index=True)
-        naive = estimate(rows, question, study=study, site=ARMS[0], wave=held.wave, levels=levels)
+        naive = estimate(rows, question, study=held.study, site=ARMS[0], wave=held.wave, levels=levels)
         draws = [one for site in tables for one in site_answers.draws_of(held.parts[site], held.behind[site])]
         copies = any(site_answers.copies(store, held.parts[site], held.combined) for site in tables)
         asked = [row for row in naive if row.term == term]
         return with_release_variance(asked, rows, question, draws, levels=levels, copies=copies)[0]
     except Refusal as refusal:
-        return resolving.absent(study, ARMS[0], held.wave, term, question, str(refusal).rstrip("."))
+        return resolving.absent(held.study, ARMS[0], held.wave, term, question, str(refusal).rstrip("."))
 
 
 def _notes(

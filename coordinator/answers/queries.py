@@ -22,7 +22,7 @@ from coordinator.pooling.cautions import theorem3
 from coordinator.pooling.further.simple_slopes import simple_slopes
 from coordinator.pooling.gaps import Gap, pooled_gap
 from coordinator.pooling.multivariate import joint_of_terms
-from coordinator.pooling.pool import Method, PooledResult, Test, pool_estimates
+from coordinator.pooling.pool import PooledResult, Pooling, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands.answer import Estimand, Estimate
 from shared.estimands.effects import asked, asked_of, effect_name, in_words, shown, time_unit
@@ -43,7 +43,6 @@ from coordinator.answers.site_answers import AnswerSource, EstimateCache, answer
 __all__ = [
     "PooledAnswer",
     "ask",
-    "pooled",
     "site_estimates",
 ]
 
@@ -53,6 +52,7 @@ _IN_A_SUM = (
     "pooled, Q, I² and τ² are of what it released by itself."
 )
 _ALONE = "This answer is of what each site released by itself."
+_DEFAULT = Pooling()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,69 +261,43 @@ def site_estimates(store: Store, study: str, wave: int, estimand: str | Estimand
     A site that fails has one `Estimate` per term without a number, and the reason.
     Raises: what `resolve` raises; PlanRefusal (no such study); EstimateRefusal (no accepted release in this wave).
     """
-    return answers_of_sites(store, study, holding(store, study, wave), estimand)[0]
-
-
-def pooled(
-    store: Store,
-    study: str,
-    wave: int,
-    estimand: str | Estimand,
-    *,
-    term: str = "",
-    method: Method = "REML",
-    test: Test = "adhoc",
-    level: float = 0.95,
-) -> PooledResult:
-    """Pool one term of a question over the sites; `result.receipts` are the hashes of the receipts it rests on.
-
-    Args:
-        term: as the question writes it (``sbp/10``), or its column (``sbp``); the first term when empty.
-    """
-    return ask(store, study, wave, estimand, term=term, method=method, test=test, level=level).result
+    return answers_of_sites(store, holding(store, study, wave), estimand)[0]
 
 
 def ask(
     store: Store,
-    study: str,
-    wave: int,
+    held: ReleaseSelection,
     estimand: str | Estimand,
     *,
-    as_of: int | None = None,
-    combine: bool = False,
     term: str = "",
-    method: Method = "REML",
-    test: Test = "adhoc",
-    level: float = 0.95,
-    held: ReleaseSelection | None = None,
+    pooling: Pooling = _DEFAULT,
     cache: EstimateCache | None = None,
     perturbations: int = 0,
     trained: FederatedFlow | None = None,
 ) -> PooledAnswer:
-    """`pooled`, with the estimates and the releases it rests on.
+    """Pool one term of a question over the sites, with the estimates and the releases that the answer rests on.
 
     Args:
-        held: what `holding` gave for this study, wave, revision and choice, when the caller has asked it already.
+        held: the releases that are asked, as `release_selection.holding` chooses them.
+        estimand: the question, or the name of a planned one.
+        term: as the question writes it (``sbp/10``), or its column (``sbp``); the first term when empty.
+        pooling: of the sites' estimates.
         cache: sites' estimates from earlier questions.
-        as_of: a revision of the wave; all there is now when left out.
         perturbations: how often rows whose flow is public are released again, to see what drawing did to them; 0 for
             not.
         trained: the flow that the plan names, for that.
-        combine: put the rows of all refreshes of a site together. They are noisy copies of the same persons,
-            whose errors are taken to be the same in each (`intervals.parts`).
-    Raises: what `site_estimates` raises; ParameterError (no such term, method, test or revision); StateRefusal (a
-        release was taken back while it was read).
+    Raises: what `site_estimates` raises; ParameterError (no such term, method or test); StateRefusal (a release was
+        taken back while it was read).
     """
-    held = held or holding(store, study, wave, as_of=as_of, combine=combine)
-    plan = store.plan(study).plan
-    rows, question, planned, sources = answers_of_sites(store, study, held, estimand, cache)
+    plan = store.plan(held.study).plan
+    rows, question, planned, sources = answers_of_sites(store, held, estimand, cache)
     terms = tuple(dict.fromkeys(row.term for row in rows))
-    found = {term: _pooled(rows, question, term, method, test, level, plan.dictionary) for term in terms}
+    found = {term: _pooled(rows, question, term, pooling, plan.dictionary) for term in terms}
     chosen = _term(terms, term)
     if question.kind in DESCRIBED and not term:  # no one number is its answer: the first that there is
         chosen = next((one for one in terms if not isinstance(found[one], Refusal)), chosen)
     estimates = tuple(row for row in rows if row.term == chosen)
-    totals, unsummed = _summed(store, held, question, level)
+    totals, unsummed = _summed(store, held, question, pooling.level)
     for label, answer in totals.items():
         pilots = found[label]  # whose cautions are of what each site released, and notes beside a sum
         found |= {} if isinstance(pilots, Refusal) else {label: replace(pilots, summed=answer, doubts=())}
@@ -332,11 +306,10 @@ def ask(
     result = found.pop(chosen)
     if isinstance(result, Refusal):
         raise result
-    how: dict[str, Any] = {"method": method, "test": test, "level": level}
-    known = released_again(store, study, held, question, chosen, perturbations, trained) if perturbations else {}
+    known = released_again(store, held, question, chosen, perturbations, trained) if perturbations else {}
     return PooledAnswer(
-        study=study,
-        wave=wave,
+        study=held.study,
+        wave=held.wave,
         estimand=str(question),
         planned=planned,
         term=chosen,
@@ -355,8 +328,8 @@ def ask(
         detail=asked_of(question, chosen, plan.dictionary),
         every=tuple(rows) if question.kind in DESCRIBED else (),
         joint=(
-            *joint_of_terms(rows, question, **how, spans=_spans(plan.dictionary)),
-            *simple_slopes(rows, question, plan.dictionary, **how),
+            *joint_of_terms(rows, question, **pooling.how, spans=_spans(plan.dictionary)),
+            *simple_slopes(rows, question, plan.dictionary, **pooling.how),
         ),
         others={term: str(one) if isinstance(one, Refusal) else one for term, one in found.items()},
         unsummed=unsummed,
@@ -397,17 +370,11 @@ def _summed(
 
 
 def _pooled(
-    rows: Sequence[Estimate],
-    question: Estimand,
-    term: str,
-    method: Method,
-    test: Test,
-    level: float,
-    dictionary: Dictionary,
+    rows: Sequence[Estimate], question: Estimand, term: str, pooling: Pooling, dictionary: Dictionary
 ) -> PooledResult | Refusal:
     """One term of a question over the sites, or why none can be pooled."""
     try:
-        result = pool_estimates([row for row in rows if row.term == term], method=method, test=test, level=level)
+        result = pool_estimates([row for row in rows if row.term == term], **pooling.how)
     except EstimateRefusal as refusal:
         return refusal
     return replace(result, effect=effect_name(question, term, time_unit(question, dictionary)))

@@ -52,21 +52,27 @@ _UNTOLD = (
 
 def released_again(
     store: Store,
-    study: str,
     held: ReleaseSelection,
     question: Estimand,
     term: str,
     times: int,
     trained: FederatedFlow | None,
 ) -> dict[str, Gap]:
-    """Site to the gap of its estimate, where its rows' flow is public; a site that cannot answer has none."""
+    """Site to the gap of its estimate, where its rows' flow is public; a site that cannot answer has none.
+
+    Args:
+        held: the releases that the answer is from.
+        question, term: what was asked, and which of its terms.
+        times: how often the rows are released again.
+        trained: the flow that the plan names.
+    """
     from shared.mechanisms.latent_noise.plan import mechanism
     from shared.plans.encoding import Encoder
 
-    taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
+    taken = {stone.bundle_sha256 for stone in store.withdrawals(held.study)}
     out: dict[str, Gap] = {}
     for site, releases in held.parts.items():
-        plan = store.plan(study, releases[-1].plan_version).plan
+        plan = store.plan(held.study, releases[-1].plan_version).plan
         encoder = Encoder(dictionary=plan.dictionary)
         flow = released_flow(plan, encoder, site, trained)
         if flow is None:

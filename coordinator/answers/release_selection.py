@@ -34,7 +34,6 @@ __all__ = [
     "ReleaseSelection",
     "holding",
     "moved",
-    "newest",
     "page_of",
     "rows_of",
     "uncompared",
@@ -123,6 +122,7 @@ class ReleaseSelection:
     """The releases that a question would be answered from, before it is asked.
 
     Args:
+        study: whose releases they are.
         wave: the table as of this wave.
         as_of, combined: as of `PooledAnswer`.
         parts: site to the releases whose rows together are its table.
@@ -132,6 +132,7 @@ class ReleaseSelection:
         opened: the secure sum that was opened under the plan of these releases; None before it.
     """
 
+    study: str
     wave: int
     as_of: int | None
     combined: bool
@@ -189,11 +190,6 @@ def uncompared_caution(sites: Sequence[str]) -> str:
     )
 
 
-def newest(store: Store, study: str) -> int:
-    """The newest wave that has an accepted release. Raises: EstimateRefusal (none has)."""
-    return _newest(store.release_lines(study), study)
-
-
 def _newest(accepted: Sequence[ReleaseLine], study: str) -> int:
     if not accepted:
         raise EstimateRefusal(f"study {study} must have an accepted release", given="none")
@@ -203,8 +199,13 @@ def _newest(accepted: Sequence[ReleaseLine], study: str) -> int:
 def holding(
     store: Store, study: str, wave: int = 0, *, as_of: int | None = None, combine: bool = False
 ) -> ReleaseSelection:
-    """Releases that `ask` would read; of the newest wave with a release when none is named.
+    """Releases that a question is answered from (`coordinator.answers.queries.ask`).
 
+    Args:
+        wave: the table as of this wave; of the newest with a release when none is named.
+        as_of: a revision of the wave; all there is now when left out.
+        combine: put the rows of all refreshes of a site together. They are noisy copies of the same persons,
+            whose errors are taken to be the same in each (`intervals.parts`).
     Raises: PlanRefusal (no such wave), ParameterError (no such revision), EstimateRefusal (no release at all).
     """
     accepted = store.release_lines(study)
@@ -216,6 +217,7 @@ def holding(
     known = store.releases_of(line.bundle_sha256 for own in lines.values() for line in own)
     parts = {site: tuple(known[line.bundle_sha256] for line in own) for site, own in sorted(lines.items())}
     return ReleaseSelection(
+        study=study,
         wave=wave,
         as_of=as_of,
         combined=combine,

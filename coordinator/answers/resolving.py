@@ -154,7 +154,13 @@ def reason_of(refusal: Refusal) -> str:
 
 
 def absent(study: str, site: str, wave: int, term: str, question: Estimand, reason: str) -> Estimate:
-    """A site without an answer to a term, and why."""
+    """A site without an answer to a term, and why.
+
+    Args:
+        study, site, wave: whose answer it would be.
+        question, term: what was asked, and which of its terms.
+        reason: in words; a full stop at its end is left out.
+    """
     return Estimate(
         study=study,
         site=site,

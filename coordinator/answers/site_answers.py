@@ -17,7 +17,7 @@ import numpy as np
 
 from coordinator.pooling.intervals import Draw, SurrogateSampler, inflation, with_release_variance
 from shared.errors import EstimateRefusal, ParameterError, Refusal
-from shared.estimands.answer import Estimand, Estimate, estimate
+from shared.estimands.answer import Estimand, Estimate, Origin, estimate
 from shared.estimands.formulas import QuestionRows
 from shared.estimands.questions import SURVIVAL
 from shared.mechanisms.base import Answering, may_share_persons, require_addable
@@ -39,6 +39,7 @@ __all__ = [
     "copies",
     "draws_of",
     "released_inflation",
+    "require_askable",
     "site_answer",
 ]
 
@@ -236,14 +237,14 @@ def _censoring(store: Store, release: AcceptedRelease, question: Estimand) -> st
 
 
 def answers_of_sites(
-    store: Store, study: str, held: ReleaseSelection, estimand: str | Estimand, cache: EstimateCache | None = None
+    store: Store, held: ReleaseSelection, estimand: str | Estimand, cache: EstimateCache | None = None
 ) -> tuple[list[Estimate], Estimand, str, tuple[AnswerSource, ...]]:
     """Every site's line for every term, the question as parsed, its planned name, and the releases behind it."""
+    study, wave = held.study, held.wave
     plan = store.plan(study).plan
-    wave = held.wave
     question, planned = resolve(plan, estimand, lack=lambda name: lacking(store, study, name))
     if question.unsettled:
-        question = question.with_knots(_quantiles(store, study, held, plan))
+        question = question.with_knots(_quantiles(store, held, plan))
     levels: Mapping[str, Any] = {column.name: column.levels for column in plan.dictionary.released if column.levels}
     answered: dict[str, list[Estimate]] = {}
     failed: dict[str, str] = {}
@@ -265,7 +266,7 @@ def answers_of_sites(
     beside: dict[str, list[Estimate]] = {}
     unanswerable: EstimateRefusal | None = None
     try:
-        beside = _together(store, study, held, question, taken, cache)
+        beside = _together(store, held, question, taken, cache)
     except EstimateRefusal as refusal:
         unanswerable = refusal
     except Refusal as refusal:
@@ -276,19 +277,6 @@ def answers_of_sites(
     made: dict[Place, Sequence[Estimate]] = {}
     for site, releases in held.parts.items():
         sources += [_source(store, release, question) for release in releases]
-        origin = {
-            "study": study,
-            "site": site,
-            "wave": wave,
-            "receipts": tuple(release.receipt.hash for release in releases),
-            "levels": levels,
-        }
-        digests = tuple(release.bundle_sha256 for release in releases)
-        surrogate = None if cache is None else cache.surrogate(digests)
-        how: dict[str, Any] = {"behind": held.behind[site], "combined": held.combined, "surrogate": surrogate}
-        how |= {"plan": plans[releases[-1].plan_version], "origin": origin}
-        if cache is not None:
-            how |= {"rows": partial(cache.rows, digests, partial(rows_of, store, releases, taken))}
         answer = beside.get(site) or known.get(places.get(site, ()))
         try:
             for release in releases:  # a kept number is no reason to look away from its bundle
@@ -296,7 +284,9 @@ def answers_of_sites(
             if unanswerable is not None:
                 raise unanswerable
             if answer is None:
-                answer = made[places[site]] = site_answer(store, releases, taken, question, **how)
+                of_site = plans[releases[-1].plan_version]
+                answer = _worked_out(store, held, site, question, of_site, levels, taken, cache)
+                made[places[site]] = answer
             answered[site] = [row if row.wave == wave else replace(row, wave=wave) for row in answer]
         except Refusal as refusal:
             failed[site] = reason_of(refusal)
@@ -324,11 +314,9 @@ def _place(held: ReleaseSelection, *sites: str) -> Place:
     return (*place, *(stone.bundle_sha256 for stone in held.withdrawn if stone.site in sites))
 
 
-def _quantiles(
-    store: Store, study: str, held: ReleaseSelection, plan: StudyPlan
-) -> Callable[[str, Sequence[float]], list[float]]:
+def _quantiles(store: Store, held: ReleaseSelection, plan: StudyPlan) -> Callable[[str, Sequence[float]], list[float]]:
     """Quantiles of a column of all sites' released rows, by their number; of figures, of the public bounds."""
-    taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
+    taken = {stone.bundle_sha256 for stone in store.withdrawals(held.study)}
     tables: list[QuestionRows] = []
     if not isinstance(plan.release, Answering):
         for releases in held.parts.values():
@@ -361,7 +349,6 @@ def _quantiles(
 
 def _together(
     store: Store,
-    study: str,
     held: ReleaseSelection,
     question: Estimand,
     taken: Collection[str],
@@ -369,22 +356,14 @@ def _together(
 ) -> dict[str, list[Estimate]]:
     """Site to its answer beside the other sites', where they released figures under one plan; empty where not."""
     every = [release for releases in held.parts.values() for release in releases]
-    plans = [store.plan(study, version).plan for version in sorted({one.plan_version for one in every})]
+    plans = [store.plan(held.study, version).plan for version in sorted({one.plan_version for one in every})]
     plan = plans[-1]
     mine = (plan.release, plan.dictionary, plan.budget.delta)  # the noise follows from δ
     same = all((one.release, one.dictionary, one.budget.delta) == mine for one in plans)
     if not isinstance(plan.release, Answering) or not same or held.combined:
         return {}
     release = plan.release
-    origins = {
-        site: {
-            "study": study,
-            "site": site,
-            "wave": held.wave,
-            "receipts": tuple(one.receipt.hash for one in releases),
-        }
-        for site, releases in held.parts.items()
-    }
+    origins = {site: _origin(held, site) for site in held.parts}
 
     def work() -> list[Estimate]:
         figures = {
@@ -399,31 +378,44 @@ def _together(
     if rows is None:
         rows = work()
         if cache is not None:
-            cache.keep(about, study, {place: rows}, held.used)
+            cache.keep(about, held.study, {place: rows}, held.used)
     return {site: [row for row in rows if row.site == site] for site in {row.site for row in rows}}
 
 
-def site_answer(
-    store: Store,
-    releases: Sequence[AcceptedRelease],
-    taken: Collection[str],
-    question: Estimand,
-    *,
-    behind: Sequence[AcceptedRelease],
-    combined: bool,
-    surrogate: SurrogateSampler | None,
-    origin: dict[str, Any],
-    through: Callable[[pd.DataFrame], pd.DataFrame] | None = None,
-    plan: StudyPlan | None = None,
-    rows: Callable[[], QuestionRows] | None = None,
-) -> list[Estimate]:
-    """One site's estimates, one per term, from its table or from its noisy figures.
+def _origin(held: ReleaseSelection, site: str) -> Origin:
+    receipts = tuple(release.receipt.hash for release in held.parts[site])
+    return {"study": held.study, "site": site, "wave": held.wave, "receipts": receipts}
 
-    Args:
-        through: what is done to its rows first; figures have none.
-        plan: of the last of the releases, where the caller has it.
-        rows: gives the releases' rows, where the caller keeps them.
-    Raises: EstimateRefusal (a column its plan version did not have, figures beside rows), and what `estimate` raises.
+
+def _worked_out(
+    store: Store,
+    held: ReleaseSelection,
+    site: str,
+    question: Estimand,
+    plan: StudyPlan,
+    levels: Mapping[str, Any],
+    taken: Collection[str],
+    cache: EstimateCache | None,
+) -> list[Estimate]:
+    """One site's estimates, one per term, from its table or from its noisy figures; `plan` is its last release's."""
+    releases = held.parts[site]
+    require_askable(question, releases, plan)
+    if isinstance(plan.release, Answering):
+        require_addable(_plans(store, releases), redrawn=plan.redraws and held.combined)
+        figures = [(rows_of(store, [release], taken), release.receipt.n) for release in releases]
+        return plan.release.answer(plan, figures, question, levels=levels, **_origin(held, site))
+    read, digests = partial(rows_of, store, releases, taken), tuple(release.bundle_sha256 for release in releases)
+    if cache is None:
+        return site_answer(store, held, site, question, QuestionRows(read()), levels=levels)
+    surrogate = cache.surrogate(digests)
+    table = cache.rows(digests, read)
+    return site_answer(store, held, site, question, table, levels=levels, surrogate=surrogate)
+
+
+def require_askable(question: Estimand, releases: Sequence[AcceptedRelease], plan: StudyPlan) -> None:
+    """Refuse a question that a site's releases cannot answer, by the plan of the last of them.
+
+    Raises: EstimateRefusal (a column its plan version did not have, figures beside rows, a curve without knots).
     """
     if question.unsettled:
         raise EstimateRefusal(
@@ -431,28 +423,40 @@ def site_answer(
             given=str(question),
             next_step="Name them: knots = c(…), Boundary.knots = c(…).",
         )
-    plan = plan or store.plan(releases[-1].study, releases[-1].plan_version).plan
     absent = [name for name in question.columns if name not in plan.dictionary.names]
     if absent:
         raise EstimateRefusal(f"its plan version {releases[-1].receipt.plan_version} has no column {', '.join(absent)}")
     kinds = {release.receipt.mechanism for release in releases}
     if len(kinds) > 1:
         raise EstimateRefusal("a site's releases must be of one mechanism", given=", ".join(sorted(kinds)))
-    if isinstance(plan.release, Answering):
-        require_addable(_plans(store, releases), redrawn=plan.redraws and combined)
-        figures = [(rows_of(store, [release], taken), release.receipt.n) for release in releases]
-        return plan.release.answer(plan, figures, question, **origin)
-    if through is not None:
-        table = QuestionRows(through(rows_of(store, releases, taken)))
-    else:
-        table = rows() if rows is not None else QuestionRows(rows_of(store, releases, taken))
+
+
+def site_answer(
+    store: Store,
+    held: ReleaseSelection,
+    site: str,
+    question: Estimand,
+    table: QuestionRows,
+    *,
+    levels: Mapping[str, Any],
+    surrogate: SurrogateSampler | None = None,
+) -> list[Estimate]:
+    """One site's estimates, one per term, from its released rows, with the variance of the patients behind them.
+
+    Args:
+        table: the site's rows, as they were released or as they were mapped.
+        levels: as of `estimate`.
+        surrogate: of the table, where the caller keeps it.
+    Raises: what `estimate` raises.
+    """
+    releases = held.parts[site]
     return with_release_variance(
-        estimate(table, question, **origin),
+        estimate(table, question, levels=levels, **_origin(held, site)),
         table,
         question,
-        draws_of(releases, behind),
-        levels=origin["levels"],
-        copies=copies(store, releases, combined),
+        draws_of(releases, held.behind[site]),
+        levels=levels,
+        copies=copies(store, releases, held.combined),
         postures=[release.receipt.posture for release in releases],
         surrogate=surrogate,
     )

@@ -69,7 +69,7 @@ def synthesis(store: Store, study: str, site: str, *, wave: int = 0, **how: Any)
     def answered(question: Estimand, term: str) -> PooledResult:
         from coordinator.answers.queries import ask
 
-        return ask(store, study, held.wave, question, term=term, held=held).result
+        return ask(store, held, question, term=term).result
 
     found = as_the_sum(plan, site, about, answered)
     if held.opened is not None and "drawn" in found:  # then every pilot of the sum is behind the rows

@@ -305,14 +305,16 @@ def harmonise(
 ) -> VerbAnswer:
     """Ask as released and with a column on one site's scale, side by side. No site is contacted; it costs no ε."""
     from coordinator.answers import harmonise as maps
+    from coordinator.answers.release_selection import holding
+    from coordinator.pooling.pool import Pooling
     from coordinator.store.rows import ResultDraft
 
     if forest is not None:
         check_file(forest)
     query = _one_question(store, study, estimand, formula)
-    seen = maps.harmonised(
-        store, study, column, to=to, estimand=query, source=densities, wave=wave, term=term, **pooling.how
-    )
+    held = holding(store, study, wave)
+    by = maps.Harmonisation(column=column, to=to, source=densities)
+    seen = maps.harmonised(store, held, query, by, term=term, pooling=Pooling(**pooling.how))
     if forest is not None:
         seen.figure(forest)
     store.save_result(
@@ -390,14 +392,13 @@ def _ask(store: Store, study: str, asked: AskedOfTable, **more: Any) -> PooledAn
     from dataclasses import replace
 
     from coordinator.answers.queries import ask
-    from coordinator.answers.release_selection import newest, uncompared
+    from coordinator.answers.release_selection import holding, uncompared
+    from coordinator.pooling.pool import Pooling
 
     store.plan(study)
     query = _one_question(store, study, asked.estimand, asked.formula)
-    how: dict[str, Any] = {
-        name: getattr(asked, name) for name in ("term", "method", "test", "level", "as_of", "combine")
-    }
-    answer = ask(store, study, asked.wave or newest(store, study), query, **how, **more)
+    held = holding(store, study, asked.wave, as_of=asked.as_of, combine=asked.combine)
+    answer = ask(store, held, query, term=asked.term, pooling=Pooling(**asked.how), **more)
     return replace(answer, uncompared=uncompared(store, answer.used))
 
 
@@ -426,17 +427,19 @@ def _one_question(store: Store, study: str, estimand: str, formula: str) -> str:
 def _by_wave(store: Store, answer: PooledAnswer, drawn: DrawnOptions, path: Path | None) -> dict[str, Any]:
     """Ask the same of every wave up to the answer's, and draw it: the pooled figures by wave, or the looks."""
     from coordinator.answers.queries import ask
+    from coordinator.answers.release_selection import holding
+    from coordinator.pooling.pool import Pooling
     from shared.errors import EstimateRefusal
 
     result, plan, title = answer.result, store.plan(answer.study).plan, drawn.title or answer.title
-    how = {"term": answer.term, "method": result.method, "test": result.test, "level": result.level}
+    pooling = Pooling(method=result.method, test=result.test, level=result.level)
     found, missing = {answer.wave: answer}, {}
     for wave in plan.waves:
         if wave.number >= answer.wave:
             continue
         try:
-            options: Any = {"combine": answer.combined, **how}
-            found[wave.number] = ask(store, answer.study, wave.number, answer.estimand, **options)
+            held = holding(store, answer.study, wave.number, combine=answer.combined)
+            found[wave.number] = ask(store, held, answer.estimand, term=answer.term, pooling=pooling)
         except EstimateRefusal as refusal:
             missing[wave.number] = str(refusal).rstrip(".")
     if drawn.kind == "monitoring":

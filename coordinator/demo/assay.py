@@ -54,7 +54,8 @@ class Assay(Play):
 
     def answers(self, stage: DemoStage) -> dict[str, DemoAnswer]:
         """The planned question as released and harmonised; the figure of all three answers is drawn as well."""
-        from coordinator.answers.harmonise import ARMS, harmonised
+        from coordinator.answers.harmonise import ARMS, Harmonisation, harmonised
+        from coordinator.answers.release_selection import holding
         from coordinator.config import CoordinatorConfig
         from coordinator.store.store import Store
         from shared.plans.plan import StudyPlan
@@ -62,7 +63,8 @@ class Assay(Play):
         plan = StudyPlan.from_toml(stage.plans["assay"])
         [(name, formula)] = plan.estimands.items()
         with closing(Store.open(stage.hub, CoordinatorConfig.load(stage.hub).store)) as store:
-            seen = harmonised(store, "assay", COLUMN, to=REFERENCE, estimand=name, term=TERM)
+            by = Harmonisation(column=COLUMN, to=REFERENCE)
+            seen = harmonised(store, holding(store, "assay"), name, by, term=TERM)
             priced = {release.site: release.receipt.epsilon for release in store.releases(seen.densities)}
         for suffix in ("svg", "pdf", "png"):
             seen.figure(stage.out / f"forest_three_answers.{suffix}", title=f"{plan.title}: three answers")

@@ -76,6 +76,7 @@ class FederatedPlay(Cohorts):
     def answers(self, stage: DemoStage) -> dict[str, DemoAnswer]:
         """Every planned question: pooled from the releases and from the real records."""
         from coordinator.answers.queries import ask
+        from coordinator.answers.release_selection import holding
         from coordinator.config import CoordinatorConfig
         from coordinator.store.store import Store
         from shared.plans.plan import StudyPlan
@@ -85,7 +86,7 @@ class FederatedPlay(Cohorts):
         answers: dict[str, DemoAnswer] = {}
         with closing(Store.open(stage.hub, CoordinatorConfig.load(stage.hub).store)) as store:
             for name, formula in plan.estimands.items():
-                answer = ask(store, study, 1, formula, term="sbp/10")
+                answer = ask(store, holding(store, study, 1), formula, term="sbp/10")
                 answers[name] = DemoAnswer(
                     title=f"{plan.title}: {name}",
                     question=formula,

@@ -57,6 +57,7 @@ class NetworkPlay(Play):
     def answers(self, stage: DemoStage) -> dict[str, DemoAnswer]:
         """Every planned question, pooled from the releases and from the real networks."""
         from coordinator.answers.queries import ask
+        from coordinator.answers.release_selection import holding
         from coordinator.config import CoordinatorConfig
         from coordinator.store.store import Store
         from shared.plans.plan import StudyPlan
@@ -66,7 +67,7 @@ class NetworkPlay(Play):
         found: dict[str, DemoAnswer] = {}
         with closing(Store.open(stage.hub, CoordinatorConfig.load(stage.hub).store)) as store:
             for name, formula in plan.estimands.items():
-                answer = ask(store, study, 1, formula)
+                answer = ask(store, holding(store, study, 1), formula)
                 sources = {source.site: source for source in answer.sources}
                 found[name] = DemoAnswer(
                     title=f"{plan.title}: {name}",

@@ -265,11 +265,12 @@ def setting(text: str, name: str) -> str:
 def answer_of(hub: Path, study: str, formula: str, term: str) -> PooledAnswer:
     """What the coordinator with this home answers, from the releases of wave 1."""
     from coordinator.answers.queries import ask
+    from coordinator.answers.release_selection import holding
     from coordinator.config import CoordinatorConfig
     from coordinator.store.store import Store
 
     with closing(Store.open(hub, CoordinatorConfig.load(hub).store)) as store:
-        return ask(store, study, 1, formula, term=term)
+        return ask(store, holding(store, study, 1), formula, term=term)
 
 
 def pooled_real(tables: Mapping[str, Path], plan: StudyPlan, formula: str, term: str) -> PooledResult:

@@ -185,9 +185,10 @@ def _question(
 ) -> list[ForecastTerm]:
     """What is ahead of each term of a planned question."""
     from coordinator.answers.queries import ask
+    from coordinator.answers.release_selection import holding
 
     try:
-        answer = ask(store, plan.study, wave, plan.estimands[name])
+        answer = ask(store, holding(store, plan.study, wave), plan.estimands[name])
     except Refusal as refusal:
         return [ForecastTerm(question=name, term="", why=str(refusal))]
     out = []

@@ -52,10 +52,24 @@ if TYPE_CHECKING:
     from coordinator.pooling.moderators import RegressionResult
     from coordinator.pooling.secure_sum.answer import SummedAnswer
 
-__all__ = ["Method", "PooledResult", "Test", "pool", "pool_estimates", "refit", "tau2_dl"]
+__all__ = ["Method", "PooledResult", "Pooling", "Test", "pool", "pool_estimates", "refit", "tau2_dl"]
 
 Array = NDArray[np.float64]
 _DOMINANT, _HETEROGENEOUS, _FEW = 50.0, 75.0, 5  # percent of weight, percent of variance, sites
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooling:
+    """How estimates are pooled: τ² and model, test and interval, and its coverage, as of `pool`."""
+
+    method: Method = "REML"
+    test: Test = "adhoc"
+    level: float = 0.95
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """As `pool` and `pool_estimates` take it."""
+        return {"method": self.method, "test": self.test, "level": self.level}
 
 
 @dataclass(frozen=True, kw_only=True)

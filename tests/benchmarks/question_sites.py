@@ -28,7 +28,9 @@ def of_sites(sites: int) -> dict[str, Any]:
     from test_intervals import hub
 
     from coordinator.answers.queries import ask
+    from coordinator.answers.release_selection import holding
     from coordinator.answers.site_answers import EstimateCache
+    from coordinator.pooling.pool import Pooling
 
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -38,7 +40,7 @@ def of_sites(sites: int) -> dict[str, Any]:
 
         def seconds(question: str, **how: Any) -> float:
             begun = time.process_time()
-            answer = ask(store, "cvd", 1, question, cache=cache, **how)
+            answer = ask(store, holding(store, "cvd", 1), question, cache=cache, **how)
             assert answer.result.k == sites
             return time.process_time() - begun
 
@@ -48,7 +50,7 @@ def of_sites(sites: int) -> dict[str, Any]:
         unread = answered(QUESTION.format(30))
         new = sorted(answered(QUESTION.format(31 + k)) for k in range(3))
         means = sorted(answered(f"mean({name})") for name in ("sbp", "age", "chol"))
-        again = answered(QUESTION.format(33), method="DL")
+        again = answered(QUESTION.format(33), pooling=Pooling(method="DL"))
         return {"unread_s": unread, "new_s": new[1], "mean_s": means[1], "pooled_otherwise_s": again}
 
 

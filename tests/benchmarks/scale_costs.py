@@ -64,6 +64,7 @@ def _at_sites(home: str, sites: int, theirs: Any) -> None:
     from coordinator.answers import release_selection
     from coordinator.answers.queries import ask
     from coordinator.answers.site_answers import EstimateCache
+    from coordinator.pooling.pool import Pooling
     from coordinator.store.store import Store
 
     def timed(work: Callable[[], Any]) -> float:
@@ -75,7 +76,7 @@ def _at_sites(home: str, sites: int, theirs: Any) -> None:
         return Store.open(Path(home))
 
     def answered(store: Store, cache: EstimateCache, question: str, **how: Any) -> float:
-        return timed(lambda: ask(store, "cvd", 1, question, cache=cache, **how))
+        return timed(lambda: ask(store, release_selection.holding(store, "cvd", 1), question, cache=cache, **how))
 
     answered(opened(), EstimateCache(), "cox(time, cvd) ~ sbp/10")  # imports, and what a first question makes
     before = resident(name="VmRSS")
@@ -98,7 +99,7 @@ def _at_sites(home: str, sites: int, theirs: Any) -> None:
         for one in asked:
             answered(store, cache, other(one))
         fit[kind] = statistics.mean(answered(store, cache, one) for one in asked)
-        again = answered(store, cache, asked[-1], method="DL")
+        again = answered(store, cache, asked[-1], pooling=Pooling(method="DL"))
     theirs.send(
         {
             "read_s": read,

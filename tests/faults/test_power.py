@@ -23,7 +23,8 @@ from service import SMALL, Hub, Sealed, small_table
 from stage.ledger import forked
 from test_withdrawal import taken_back
 
-from coordinator.answers.queries import pooled
+from coordinator.answers.queries import ask
+from coordinator.answers.release_selection import holding
 from coordinator.store.store import Store
 from faults.disk import Record, faulty
 from shared.base.canonical import sha256_hex
@@ -192,7 +193,7 @@ class Told:
 
 def answer_of(store: Store) -> str:
     """The pooled answer of wave 1, to the last digit."""
-    result = pooled(store, "mini", 1, "mean(sbp)")
+    result = ask(store, holding(store, "mini", 1), "mean(sbp)").result
     return repr(result)
 
 

@@ -79,4 +79,4 @@ def work_out(given: Mapping[str, Any]) -> None:
     parts, behind = ({site: named[site] for site in sites} for named in (held.parts, held.behind))
     with suppress(Refusal):  # the question says it
         question = parse_estimand(given["estimand"])
-        answers_of_sites(store, given["study"], replace(held, parts=parts, behind=behind), question, cache)
+        answers_of_sites(store, replace(held, parts=parts, behind=behind), question, cache)

@@ -195,6 +195,7 @@ def held_of(store: Store, study: str, selection: Mapping[str, Any]) -> release_s
     except KeyError:
         raise release_selection.moved() from None
     return release_selection.ReleaseSelection(
+        study=study,
         wave=selection["wave"],
         as_of=selection["as_of"],
         combined=selection["combined"],
@@ -219,17 +220,19 @@ def answer(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises: what `coordinator.answers.queries.ask` raises.
     """
     from coordinator.answers import queries
+    from coordinator.pooling.pool import Pooling
     from shared.estimands.questions import parse_estimand
     from shared.releases.synthetic import versions
 
     store, cache, kept = opened_of(given)
     study, found, maps = given["study"], parse_estimand(given["estimand"]), given["maps"]
-    how: dict[str, Any] = {"held": held_of(store, study, given["held"]), "cache": cache, **given["how"]}
+    held, pooling = held_of(store, study, given["held"]), {**given["how"]}
+    how: dict[str, Any] = {"term": pooling.pop("term"), "pooling": Pooling(**pooling), "cache": cache}
     document: Mapping[str, Any]
     if maps:
-        document, result, used = _harmonised(store, study, found, maps, how)
+        document, result, used = _harmonised(store, held, found, maps, how)
     else:
-        result = queries.ask(store, study, how["held"].wave, found, **how)
+        result = queries.ask(store, held, found, **how)
         document, used = {"asked": result.query, **result.document}, result.used
     plan = store.plan(study).plan
     provenance = {
@@ -239,7 +242,7 @@ def answer(given: Mapping[str, Any]) -> dict[str, Any]:
         "plan": {"version": plan.version, "hash": plan.hash},
         "code": versions(),
     }
-    if (opened := how["held"].opened) is not None:
+    if (opened := held.opened) is not None:
         provenance["sum"] = {"sha256": opened.sha256, "log_index": opened.log_index, "day": opened.day}
     document_sent = {"result": given["result"], **document, "provenance": provenance}
     if result.estimand.startswith("km("):
@@ -249,14 +252,17 @@ def answer(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _harmonised(
-    store: Store, study: str, question: Estimand, maps: Mapping[str, str], how: Mapping[str, Any]
+    store: Store,
+    held: release_selection.ReleaseSelection,
+    question: Estimand,
+    maps: Mapping[str, str],
+    how: Mapping[str, Any],
 ) -> tuple[dict[str, Any], queries.PooledAnswer, dict[str, str]]:
     """The document, the answer as released that stands in it, and the bundles of both studies."""
-    from coordinator.answers.harmonise import harmonised
+    from coordinator.answers.harmonise import Harmonisation, harmonised
 
-    seen = harmonised(
-        store, study, maps["harmonised"], to=maps["to"], source=maps["densities"], estimand=question, **how
-    )
+    by = Harmonisation(column=maps["harmonised"], to=maps["to"], source=maps["densities"])
+    seen = harmonised(store, held, question, by, **how)
     return {"asked": seen.query, **seen.document}, seen.answer, {**seen.answer.used, **seen.used}
 
 
