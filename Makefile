@@ -49,9 +49,20 @@ soak: $(STAMP)
 faults: $(STAMP)
 	@$(BIN)/python -m tests.faults $(if $(FULL),--full)
 
-# 121 hospitals that deliver at once: SQLite and PostgreSQL, one, two and four processes, one of them killed.
+# From an install to 500 hospitals: the first plot, waves that arrive at once and through a line that breaks, analysts who
+# ask at once, a large bundle over a slow line, an agent that waits. About an hour, half of it the slow line's.
 load: $(STAMP)
+	@$(BIN)/python -m tests.benchmarks.newcomer
 	@$(BIN)/python -m tests.benchmarks.load
+	@$(BIN)/python -m tests.benchmarks.load 200 --waves 12 --cut .05 --name load_waves
+	@$(BIN)/python -m tests.benchmarks.analysis_load
+	@$(BIN)/python -m tests.benchmarks.analysis_load --sites 48 --analysts 25 --each 6 --name analysis_load_48
+	@$(BIN)/python -m tests.benchmarks.analysis_load --sites 121 --each 6 --name analysis_load_121_at_once
+	@$(BIN)/python -m tests.benchmarks.analysis_load --sites 121 --each 6 --pause 10 --name analysis_load_121
+	@$(BIN)/python -m tests.benchmarks.analysis_load --sites 500 --each 4 --pause 10 --name analysis_load_500
+	@$(BIN)/python -m tests.benchmarks.many_releases 200 12 many_releases_2400
+	@$(BIN)/python -m tests.benchmarks.idle_agent
+	@$(BIN)/python -m tests.benchmarks.slow_line
 
 # A million other inputs to every parser of strangers' bytes.
 fuzz: $(STAMP)
@@ -69,9 +80,9 @@ format: $(STAMP)
 	@$(BIN)/ruff format .
 
 bench: $(STAMP)
-	@for name in lni_311 lni_312 lni_cohorts lni_ablation lni_auc cohorts_gap noise_speed flow_speed ghost_clipping postures federated idle_agent startup demo_time \
+	@for name in lni_311 lni_312 lni_cohorts lni_ablation lni_auc cohorts_gap noise_speed flow_speed ghost_clipping postures federated startup demo_time \
 	  upload_memory large_tables serving_memory log_proofs ledger_speed pooling_speed forest_speed estimand_speed model_speed model_coverage survival_coverage described_coverage everyday_coverage curve_coverage \
-	  rare_shares band_coverage analysis_load question_sites sandbox tables_quality tables_coverage tables_adaptation slicing_quality slicing_coverage \
+	  rare_shares band_coverage question_sites sandbox tables_quality tables_coverage tables_adaptation slicing_quality slicing_coverage \
 	  slicing_table1 transport transport_one transport_grid discrepancy extremes equal_rows lni_transfer lni_search network_counts estimates scale; do \
 	  echo "$$name"; $(BIN)/python -m tests.benchmarks.$$name || exit 1; done
 	@$(BIN)/python -m tests.benchmarks.unlike_person

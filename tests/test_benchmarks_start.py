@@ -21,12 +21,18 @@ ROOT = Path(__file__).parents[1]
 ZOO = "--half reporting --worlds u_shape --kinds binary --n 300"
 FIGURES = f"zoo_moments {ZOO} --sites 2 --draws 1 --name zoo_moments"
 GIVEN = {
+    "analysis_load": [
+        "analysis_load",
+        "analysis_load --sites 2 --analysts 2 --each 1 --pause 1 --name analysis_load_2",
+    ],
     "cohorts_gap": ["cohorts_gap", "cohorts_gap --carry", "cohorts_gap 1 1 --last", "cohorts_gap 1 2 --events"],
     "design_accuracy": ["design_accuracy --name design_accuracy"],
     "front": ["front 1 --sites 2"],
     "grand_utility": ["grand_utility 1 240 0.1", "grand_utility --grid 1 240:0.1"],
     "honest": ["honest", "honest --epsilon 1 --bootstrap 2", "honest --epsilon 1 --world misfit --together"],
+    "load": ["load", "load 3 --waves 2 --cut .5 --name load_waves"],
     "lni_312": ["lni_312", "lni_312 --oracles 2"],
+    "many_releases": ["many_releases 8 1 many_releases_few"],
     "network_attributes": ["network_attributes", "network_attributes labelled"],
     "network_time": ["network_time 'star of 12,000, paths at 100'"],
     "secure_sum": ["secure_sum", "secure_sum --world misfit --no-rows --name secure_sum_stated_misfit"],
@@ -44,7 +50,7 @@ NOT_STARTED = {
     "installed_size": "installs from a package index",
     "pages.write": "writes pages: test_benchmark_pages.py",
     "smallest": "starts the others",
-    "tables_mst": "needs JAX, which no extra brings",
+    "tables_mst": "needs JAX, which is of the extra of rivals alone",
     "transport_ott": "needs OTT-JAX, which is of the extra of rivals alone",
     "zoo_heart": "needs the hospitals' tables, which are in no repository",
     "zoo_page": "writes a page: test_zoo_page.py",
@@ -59,6 +65,7 @@ DEAR = {
     "idle_agent",
     "load",
     "many_releases",
+    "newcomer",
     "page_times",
     "sandbox",
     "scale",

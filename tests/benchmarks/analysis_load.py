@@ -1,18 +1,24 @@
-"""Seconds that ten analysts wait for an answer when all ask at once, and what an answer costs the server.
+"""Seconds that analysts wait for an answer when all ask at once, and what an answer costs the server.
 
-python -m tests.benchmarks.analysis_load
+python -m tests.benchmarks.analysis_load [--sites 16 --analysts 10 --each 12] [--pause 0] [--name analysis_load]
 
-Sixteen sites, `coordinator serve` in a process of its own, loopback, real TLS; the analysts share this machine's cores
-with it. Four rounds: *cold tables* (the server has just started and has read no release of the study; every question
-is another one), *cold* (its tables are in memory; every question is another one again) and *cached* (the questions of
-the round before, asked again). *Pooled otherwise* is the same questions by another method: each site's estimate is
-kept, so none is fitted again. CPU seconds are those of the server and of its workers: they say what an answer
-costs however busy the machine is, which the waiting does not. How many cores' worth of time other programs took
-meanwhile stands beside each round: with the two cores of the recorded machine taken by others, waiting says little.
+`coordinator serve` in a process of its own, loopback, real TLS; the analysts share this machine's cores with it. Each
+asks a question after the other; with `--pause`, after reading the last answer for so many seconds in the mean
+(exponential). A question that is refused is counted, not hidden. Four rounds: *cold tables* (the server has just
+started and has read no release of the study; every question is another one), *cold* (its tables are in memory; every
+question is another one again) and *cached* (the questions of the round before, asked again). *Pooled otherwise* is the
+same questions by another method: each site's estimate is kept, so none is fitted again. CPU seconds are those of the
+server and of its workers: they say what an answer costs however busy the machine is, which the waiting does not. How
+many cores' worth of time other programs took meanwhile stands beside each round: with the two cores of the recorded
+machine taken by others, waiting says little.
+
+The memory is the most that the server and all processes below it held together, looked at each second:
+what processes share is counted once for each (RSS), and divided among them (PSS).
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import re
@@ -21,12 +27,16 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -34,17 +44,17 @@ from tests.benchmarks import record
 from tests.benchmarks.sandbox import below
 
 SEED = 5
-SITES, PERSONS, ANALYSTS, EACH = record.sized((16, 1000, 10, 12), (2, 200, 2, 4))
+SITES, PERSONS, ANALYSTS, EACH = record.sized((16, 1000, 10, 12), (2, 200, 2, 4))  # the smallest level that is asked
 COLUMNS = ("sbp/10", "age/10", "chol/40", "hdl/15")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def questions(analyst: int, start: int = 0) -> list[str]:
+def questions(analyst: int, start: int = 0, each: int = EACH, analysts: int = ANALYSTS) -> list[str]:
     """Different questions of one analyst, and different from the others': filters make them so."""
     out = []
-    for k in range(start, start + EACH):
+    for k in range(start, start + each):
         terms = " + ".join(COLUMNS[: 1 + (analyst + k) % 4])
-        out.append(f"cox(time, cvd, subset = age >= {30 + (analyst + ANALYSTS * k) / 40:g}) ~ {terms}")
+        out.append(f"cox(time, cvd, subset = age >= {30 + (analyst + analysts * k) / 40:g}) ~ {terms}")
     return out
 
 
@@ -84,81 +94,154 @@ def taken(pid: int, since: float = 0.0) -> float:
     return every - spent(pid) - time.process_time() - since
 
 
-def main() -> None:
+def held(pid: int) -> tuple[float, float]:
+    """Megabytes that a process and those below it hold: the sum of RSS, and of PSS."""
+    rss = pss = 0.0
+    for one in (pid, *below(pid)):
+        with contextlib.suppress(OSError):
+            lines = dict(line.split(":", 1) for line in Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()[1:])
+            rss += int(lines["Rss"].split()[0]) / 1024
+            pss += int(lines["Pss"].split()[0]) / 1024
+    return rss, pss
+
+
+@contextmanager
+def watched(pid: int) -> Iterator[dict[str, float]]:
+    """What a server holds at most while this lasts, in MB."""
+    most, ended = {"rss_mb": 0.0, "pss_mb": 0.0}, threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(1.0):
+            rss, pss = held(pid)
+            most.update(rss_mb=max(most["rss_mb"], rss), pss_mb=max(most["pss_mb"], pss))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield most
+    finally:
+        ended.set()
+        thread.join()
+
+
+class Analysts:
+    """So many analysts on connections of their own, who ask a running server.
+
+    Args:
+        pid: the server's process.
+        pause: seconds that an analyst reads an answer, in the mean.
+    """
+
+    def __init__(self, pid: int, studies: list[Any], pause: float) -> None:
+        self.pid, self.studies, self.pause = pid, studies, pause
+        self.failed: Counter[str] = Counter()
+
+    def ask(self, k: int, asked: list[str], method: str) -> list[float]:
+        """Seconds that analyst `k` waits for each answer."""
+        from shared.errors import Refusal
+
+        rng, times = np.random.default_rng((SEED, k)), []
+        for question in asked:
+            time.sleep(rng.exponential(self.pause) if self.pause else 0)
+            begun = time.perf_counter()
+            try:
+                self.studies[k].query("", question, method=method)
+            except Refusal as refusal:
+                self.failed[refusal.code] += 1
+            times.append(time.perf_counter() - begun)
+        return times
+
+    def round(self, asked: list[list[str]], method: str = "REML") -> dict[str, Any]:
+        """What it takes that as many analysts as there are lists ask theirs, all at once."""
+        load, before, others, begun = os.getloadavg()[0], spent(self.pid), taken(self.pid), time.perf_counter()
+        self.failed.clear()
+        with ThreadPoolExecutor(len(asked)) as pool:
+            every = pool.map(self.ask, range(len(asked)), asked, [method] * len(asked))
+            waited = [seconds for times in every for seconds in times]
+        lasted = time.perf_counter() - begun
+        return {
+            "seconds": shares(waited),
+            "cpu_seconds_each": (spent(self.pid) - before) / len(waited),
+            "answers_a_second": len(waited) / lasted,
+            "asked": len(waited),
+            "failed": self.failed.total(),
+            "refusals": dict(self.failed),
+            "cores_taken_by_others": taken(self.pid, others) / lasted,
+            "load_average_before": load,
+        }
+
+
+def published(folder: Path, sites: int) -> Any:
+    """A coordinator's home with the releases of so many sites, and a study of one beside it."""
     from delivered import cohort, cohort_plan
     from stage.analysis import Desk
 
-    from coordinator.analyst.commands import connect
     from coordinator.config import FILE_NAME
+
+    desk = Desk(folder)
+    desk.publish(cohort_plan())
+    desk.publish(cohort_plan(**{'study = "cvd"': 'study = "lungs"'}))
+    for k in range(sites):
+        desk.add("cvd", f"site{k:02}", cohort(PERSONS, SEED + k))
+    desk.add("lungs", "north", cohort(PERSONS, SEED))
+    desk.start()
+    desk.running.stop(0)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        desk.address = f"127.0.0.1:{probe.getsockname()[1]}"
+    settings = (folder / FILE_NAME).read_text()
+    for name, value in {
+        "listen": '"127.0.0.1:0"',
+        "analysts": f'"{desk.address}"',
+        "analyst_rate": "1000000",
+        "analyst_burst": "1000000",
+    }.items():
+        settings = re.sub(f"^{name} = [^#\n]*", f"{name} = {value} ", settings, flags=re.MULTILINE)
+    (folder / FILE_NAME).write_text(settings)
+    return desk
+
+
+def measured(sites: int, analysts: int, each: int, pause: float) -> dict[str, Any]:
+    """All rounds of one size."""
+    from coordinator.analyst.commands import connect
 
     rounds: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        desk = Desk(Path(folder))
-        desk.publish(cohort_plan())
-        desk.publish(cohort_plan(**{'study = "cvd"': 'study = "lungs"'}))
-        for k in range(SITES):
-            desk.add("cvd", f"site{k:02}", cohort(PERSONS, SEED + k))
-        desk.add("lungs", "north", cohort(PERSONS, SEED))
-        desk.start()
-        desk.running.stop(0)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            desk.address = f"127.0.0.1:{probe.getsockname()[1]}"
-        settings = (Path(folder) / FILE_NAME).read_text()
-        for name, value in {
-            "listen": '"127.0.0.1:0"',
-            "analysts": f'"{desk.address}"',
-            "analyst_rate": "1000000",
-            "analyst_burst": "1000000",
-        }.items():
-            settings = re.sub(f"^{name} = [^#\n]*", f"{name} = {value} ", settings, flags=re.MULTILINE)
-        (Path(folder) / FILE_NAME).write_text(settings)
-        with serving(Path(folder)) as pid:
-            connections = [connect(desk.admit(f"analyst{k}", studies=("cvd", "lungs"))) for k in range(ANALYSTS)]
-            studies = [connection["cvd"] for connection in connections]
+        desk = published(Path(folder), sites)
+        with serving(Path(folder)) as pid, watched(pid) as most:
+            connections = [connect(desk.admit(f"analyst{k}", studies=("cvd", "lungs"))) for k in range(analysts)]
             # Imports are the server's start, not an answer's; another study's question leaves these tables unread.
             connections[0]["lungs"].query("", "cox(time, cvd) ~ sbp/10")
-
-            def ask(k: int, asked: list[str], method: str = "REML") -> list[float]:
-                times = []
-                for question in asked:
-                    begun = time.perf_counter()
-                    studies[k].query("", question, method=method)
-                    times.append(time.perf_counter() - begun)
-                return times
-
-            with ThreadPoolExecutor(ANALYSTS) as pool:
-                for name, start, method in (
-                    ("cold_tables", 0, "REML"),
-                    ("cold", EACH, "REML"),
-                    ("cached", EACH, "REML"),
-                    ("pooled_otherwise", EACH, "DL"),
-                ):
-                    load, before, others, begun = os.getloadavg()[0], spent(pid), taken(pid), time.perf_counter()
-                    asked = [questions(k, start) for k in range(ANALYSTS)]
-                    waited = [t for times in pool.map(ask, range(ANALYSTS), asked, [method] * ANALYSTS) for t in times]
-                    rounds[name] = {
-                        "seconds": shares(waited),
-                        "cpu_seconds_each": (spent(pid) - before) / len(waited),
-                        "answers_a_second": len(waited) / (time.perf_counter() - begun),
-                        "cores_taken_by_others": taken(pid, others) / (time.perf_counter() - begun),
-                        "load_average_before": load,
-                    }
-            load, before, others, begun = os.getloadavg()[0], spent(pid), taken(pid), time.perf_counter()
-            waited = ask(0, questions(0, 2 * EACH))
-            rounds["cold_one_analyst"] = {
-                "seconds": shares(waited),
-                "cpu_seconds_each": (spent(pid) - before) / len(waited),
-                "cores_taken_by_others": taken(pid, others) / (time.perf_counter() - begun),
-                "load_average_before": load,
-            }
+            those = Analysts(pid, [connection["cvd"] for connection in connections], pause)
+            for name, start, method in (
+                ("cold_tables", 0, "REML"),
+                ("cold", each, "REML"),
+                ("cached", each, "REML"),
+                ("pooled_otherwise", each, "DL"),
+            ):
+                rounds[name] = those.round([questions(k, start, each, analysts) for k in range(analysts)], method)
+            rounds["cold_one_analyst"] = those.round([questions(0, 2 * each, each, analysts)])
             for connection in connections:
                 connection.close()
         desk.stop()
-    results = {"sites": SITES, "persons_each": PERSONS, "analysts_at_once": ANALYSTS, "questions_each": EACH}
-    print(record.write("analysis_load", {**results, "rounds": rounds}, SEED))
-    for name, measured in rounds.items():
-        print(f"{name:18} {measured}")
+    sizes = {"sites": sites, "persons_each": PERSONS, "analysts_at_once": analysts, "questions_each": each}
+    return {**sizes, "pause_s": pause, "most": most, "rounds": rounds}
+
+
+def main() -> None:
+    """Measure one size, and write its file."""
+    given = argparse.ArgumentParser()
+    given.add_argument("--sites", type=int, default=SITES)
+    given.add_argument("--analysts", type=int, default=ANALYSTS)
+    given.add_argument("--each", type=int, default=EACH)
+    given.add_argument("--pause", type=float, default=0.0)
+    given.add_argument("--name", default="analysis_load")
+    asked = given.parse_args()
+    sizes = (asked.sites, asked.analysts, asked.each)
+    found = measured(*record.sized(sizes, (SITES, ANALYSTS, EACH)), record.sized(asked.pause, 0.0))
+    print(record.write(asked.name, found, SEED), found["most"])
+    for name, one in found["rounds"].items():
+        print(f"{name:18} {one}")
 
 
 if __name__ == "__main__":

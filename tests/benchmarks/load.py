@@ -1,6 +1,7 @@
 """Load: 121 hospitals that deliver, to one, two and four processes, on SQLite and PostgreSQL; one is killed.
 
 python -m tests.benchmarks.load [sites] [--waves N]
+python -m tests.benchmarks.load 200 --waves 12 --cut .05 --name load_waves
 
 Each site delivers a bundle of about 100 kB in each wave over mutual TLS, each time to the next process. All begin at
 once, so that the last waits for everybody; in the cases `within a minute` each begins when its lot within the first
@@ -8,6 +9,9 @@ fifty seconds says, as hospitals do that have a minute to deliver in. Where seve
 when a third of the bundles is acknowledged; its sites go on with the others. After each case every acknowledgement is
 held against the store: its place in the log, its bundle's digest, the log as a whole. Sites are threads of one process,
 which share the machine with the coordinator and the database; the database does not flush (``fsync=off``), SQLite does.
+With ``--cut`` every site delivers all its waves, one process on SQLite and on PostgreSQL, through a relay that breaks
+that share of the connections in the middle of a bundle; the server's memory is looked at each second, and the slope is
+of a line through the second half of what was acknowledged.
 `busy` is the machine's load average when a case began: above the number of cores, others were at work, and the times
 are theirs too.
 """
@@ -15,6 +19,7 @@ are theirs too.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import signal
@@ -22,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,6 +40,7 @@ from tests.benchmarks.record import sized
 
 ROWS = 9_000  # a bundle of about 100 kB
 ATTEMPTS = 60
+BEHIND = 50  # sites behind one address
 
 
 class Delivery:
@@ -71,7 +78,7 @@ class Delivery:
                 with self.guard:
                     self.refused.append(refusal.code)
         else:
-            raise RuntimeError(f"{site} was never answered")
+            raise RuntimeError(f"{site} was never answered: {Counter(self.refused)}")
         with self.guard:
             self.heard.append(answer)
             self.seconds.append(time.monotonic() - begun)
@@ -108,6 +115,86 @@ class Delivery:
         if verify_log(self.hub.store) != len(found):
             raise RuntimeError("the log has other entries than releases")
         return count, len(found)
+
+
+class Cutter:
+    """A share of the connections breaks when about half a bundle has passed."""
+
+    def __init__(self, share, size):
+        self.share, self.size, self.count = share, size, 0
+        self.guard = threading.Lock()
+
+    def __call__(self, piece, rng):
+        reached = piece.out and piece.before < self.size / 2 <= piece.before + len(piece.data)
+        with self.guard:
+            if reached and rng.random() < self.share:
+                self.count += 1
+                raise ConnectionError
+        return piece.data
+
+
+@contextlib.contextmanager
+def watched(process, delivery):
+    """What a process held after each second: bundles acknowledged, MB."""
+    seen, ended = [], threading.Event()
+
+    def watch():
+        while not ended.wait(1.0):
+            lines = Path(f"/proc/{process}/status").read_text().splitlines()
+            size = next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+            seen.append((len(delivery.heard), size))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        thread.join()
+
+
+def waves_through_cuts(folder, url, sites, waves, cut):
+    """All waves of all sites, one after the other at each, through a line that breaks."""
+    from faults.proxy import through
+    from service import Hub
+    from stage.several_servers import Processes
+
+    names = [f"site-{k:03d}" for k in range(sites)]
+    hub = Hub(folder, study(waves), *names, url=url)
+    delivery, busy = Delivery(hub, names, waves), os.getloadavg()[0]
+    size = np.mean([sealed.path.stat().st_size for sealed in delivery.sealed.values()])
+    cutter = Cutter(cut, size)
+    with Processes(hub, 1) as running:
+        (process, port), *_ = running
+        with contextlib.ExitStack() as closing:
+            # One address may hold 128 connections: hospitals have addresses of their own.
+            relays = [
+                closing.enter_context(through(port, cutter, seed=k, source=f"127.0.0.{k}"))
+                for k in range(2, 3 + sites // BEHIND)
+            ]
+            seen = closing.enter_context(watched(process, delivery))
+            took = delivery.run([relay.port for relay in relays], lambda count: None, 0.0)
+            time.sleep(2.0)
+    right, stored = delivery.stored()
+    hub.store.close()
+    later = np.array([one for one in seen if one[0] >= len(delivery.sealed) / 2], dtype=float)
+    slope = np.polyfit(later[:, 0], later[:, 1], 1)[0] if len({*later[:, 0]}) > 1 else 0.0
+    return {
+        "sent": len(delivery.sealed),
+        "acknowledged": len(delivery.heard),
+        "acknowledged_and_stored": int(right),
+        "stored": stored,
+        "connections_cut": cutter.count,
+        "answers_that_made_a_site_try_again": len(delivery.refused),
+        "bundle_kb": float(size / 1000),
+        "seconds": took,
+        "bundles_per_s": len(delivery.heard) / took,
+        "p99_s": float(np.quantile(delivery.seconds, 0.99)),
+        "first_mb": seen[0][1] if seen else 0.0,
+        "most_mb": max((size for _, size in seen), default=0.0),
+        "second_half_mb_per_100_bundles": float(100 * slope),
+        "busy": busy,
+    }
 
 
 def measured(folder, url, processes, killed, sites, waves, within=0.0):
@@ -156,7 +243,20 @@ def main() -> None:
     asked = argparse.ArgumentParser()
     asked.add_argument("sites", type=int, nargs="?", default=sized(121, 3))
     asked.add_argument("--waves", type=int, default=1)
+    asked.add_argument("--cut", type=float, default=0.0)
+    asked.add_argument("--name", default="load")
     given = asked.parse_args()
+    if given.cut:
+        sites, waves = sized((given.sites, given.waves), (3, 2))
+        with tempfile.TemporaryDirectory() as place, database_server("load") as server:
+            results = {
+                name: waves_through_cuts(Path(place) / name, url, sites, waves, given.cut)
+                for name, url in (("sqlite", ""), ("postgresql", server.database("waves")))
+            }
+        for name, found in results.items():
+            sys.stdout.write(f"{name}: {found}\n")
+        record.write(given.name, {"sites": sites, "waves": waves, "cut": given.cut, "cases": results}, seed=1)
+        return
     results = {}
     with tempfile.TemporaryDirectory() as place, database_server("load") as server:
         for name, processes, killed, within in (
@@ -177,7 +277,7 @@ def main() -> None:
                 f"{found['bundles_per_s']:.1f} bundles/s, p99 {found['p99_s']:.1f} s\n"
             )
             sys.stdout.flush()
-    record.write("load", {"sites": given.sites, "waves": given.waves, "cases": results}, seed=1)
+    record.write(given.name, {"sites": given.sites, "waves": given.waves, "cases": results}, seed=1)
 
 
 if __name__ == "__main__":

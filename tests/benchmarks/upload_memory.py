@@ -55,13 +55,13 @@ def study():
     )
 
 
-def serve(home, pipe):
-    """The coordinator's process."""
+def serve(home, pipe, deliveries=2):
+    """The coordinator's process, and what it takes at most for each of some deliveries."""
     from coordinator.services.collect.server import CoordinatorServer
 
     with CoordinatorServer(Path(home), "127.0.0.1:0") as running:
         pipe.send(running.port)
-        for _ in range(2):  # a small delivery first: imports and first allocations are not the bundle's
+        for _ in range(deliveries):
             pipe.recv()
             before = reset_peak()
             pipe.send("ready")
@@ -98,7 +98,7 @@ def main():
         plan = study()
         hub = Hub(Path(folder) / "hub", plan, "north")
         releases = []
-        for wave, n in ((1, 100), (2, rows)):
+        for wave, n in ((1, 100), (2, rows)):  # a small one first: imports and first allocations are not the bundle's
             table = pd.DataFrame(rng.random((n, COLUMNS)), columns=list(plan.dictionary.names))
             sealed = hub.seal("north", wave=wave, release_id=f"{wave:02d}" * 16, table=table)
             releases.append((sealed.envelope.to_bytes(), str(sealed.path)))

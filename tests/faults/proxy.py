@@ -90,10 +90,11 @@ class Proxy:
     Args:
         target: the port.
         lie: what it does; None passes everything on.
+        source: address of this machine that it dials from.
     """
 
-    def __init__(self, target: int, lie: Lie | None, rng: random.Random) -> None:
-        self.target, self.lie, self._rng = target, lie, rng
+    def __init__(self, target: int, lie: Lie | None, rng: random.Random, source: str = "127.0.0.1") -> None:
+        self.target, self.lie, self._rng, self.source = target, lie, rng, source
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -122,7 +123,7 @@ class Proxy:
             except OSError:
                 return
             try:
-                far = socket.create_connection(("127.0.0.1", self.target), timeout=10)
+                far = socket.create_connection(("127.0.0.1", self.target), timeout=10, source_address=(self.source, 0))
                 far.settimeout(None)
             except OSError:
                 site.close()
@@ -148,9 +149,9 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def through(target: int, lie: Lie | None, seed: int) -> Iterator[Proxy]:
+def through(target: int, lie: Lie | None, seed: int, source: str = "127.0.0.1") -> Iterator[Proxy]:
     """A proxy for as long as it is needed."""
-    proxy = Proxy(target, lie, random.Random(seed))
+    proxy = Proxy(target, lie, random.Random(seed), source)
     try:
         yield proxy
     finally:
