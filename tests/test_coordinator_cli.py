@@ -413,6 +413,13 @@ def test_init_makes_a_home_that_only_its_owner_reads_and_prints_the_fingerprints
     assert (again, refused["refused"]["code"]) == (2, "E_STATE")
 
 
+@pytest.mark.parametrize(("cores", "places"), [(1, 2), (6, 6), (64, 8)])
+def test_init_has_as_many_questions_computed_at_a_time_as_there_are_processors(hub, monkeypatch, cores, places):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    assert hub("init")[0] == 0
+    assert CoordinatorConfig.load(hub.home).analyst_places == places
+
+
 def test_a_dry_run_of_init_touches_nothing(hub):
     code, answer = hub("init", "--dry-run")
     assert (code, answer["created"], hub.home.exists()) == (0, False, False)

@@ -35,6 +35,16 @@ __all__ = ["init", "passphrase", "serve"]
 address_option = partial(typer.Option, rich_help_panel="Addresses")
 
 
+def _places() -> int:
+    """How many questions a new coordinator computes at a time: as many as it may use processors, from two to eight.
+
+    A question of many sites is dealt out to several, so that a larger machine is used; each may take
+    `analyst_memory_mb`.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(max(2, cores), 8)
+
+
 @verb(app, rich_help_panel="Set up")
 def init(
     context: typer.Context,
@@ -54,18 +64,18 @@ def init(
 ) -> VerbAnswer:
     """Make the home folder: settings, certificate authority, server certificate and the leads' keys."""
     home: Path = context.obj
-    host = address.rpartition(":")[0].strip("[]")
     config = CoordinatorConfig(
         home=home,
         name=name,
         address=address,
         listen=listen or f"0.0.0.0:{address.rpartition(':')[2]}",
-        names=tuple(dict.fromkeys([host, *(san or [])])),
+        names=tuple(dict.fromkeys([address.rpartition(":")[0].strip("[]"), *(san or [])])),
         threshold=threshold,
         analysts=analysts,
         web=WebConfig(address=over_https) if over_https else None,
         store=database,
         bundles=bundles,
+        analyst_places=_places(),
     )
     leads = list(dict.fromkeys(lead or ["lead"]))
     _require_leads(leads, threshold)
