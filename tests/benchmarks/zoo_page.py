@@ -95,6 +95,8 @@ UNSEEN = "zoo_unseen"
 """The record of `tests.benchmarks.zoo_unseen`: tables that the project had never used."""
 HEART = "zoo_heart"
 """That of `tests.benchmarks.zoo_heart`: four real hospitals."""
+DOUBTS = "zoo_doubts"
+"""That of `tests.benchmarks.zoo_doubts`: what refusing pools, and correcting them, would do."""
 NAMES = {
     "zoo_moments": "noisy moments, as a new plan has them",
     "zoo_tables": "noisy tables",
@@ -493,7 +495,7 @@ def _least(of: str, sizes: Sequence[Size], asked: Mapping[str, str]) -> list[lis
 
 def page() -> str:
     """The whole page."""
-    from tests.benchmarks import zoo_heart_page, zoo_unseen_page
+    from tests.benchmarks import zoo_doubts_page, zoo_heart_page, zoo_unseen_page
 
     tuned = ", ".join(name.replace("_", " ") for name in worlds.TUNING)
     parts = [
@@ -543,6 +545,7 @@ def page() -> str:
         "## What a caution can catch\n",
         CATCH,
         by_reach(),
+        zoo_doubts_page.section(),
         WORDS,
     ]
     return "\n".join(part for part in parts if part).rstrip() + "\n"
@@ -556,7 +559,7 @@ def measure() -> None:
             half = [] if name in LATER | LATER_FIGURES else ["--half", "reporting"]
             words = [*half, *settings.split(), "--name", name]
             subprocess.run([sys.executable, "-m", f"tests.benchmarks.{module}", *words], cwd=ROOT, check=True)
-    for module in (UNSEEN, HEART):
+    for module in (UNSEEN, HEART, DOUBTS):
         subprocess.run([sys.executable, "-m", f"tests.benchmarks.{module}"], cwd=ROOT, check=True)
 
 

@@ -42,7 +42,8 @@ Not in this zoo: flows trained with noise, cross-products, and a secure sum, who
 ([moments](benchmarks/moments.md)); latent noise of 20,000 patients in more than three worlds; noisy moments of 48 sites
 with more than 1,000 patients; tables, densities and slicing of other n and K than theirs below. A pool is not refused
 where most of its sites doubt: its interval is wider, and a caution says so. No pooled coefficient is moved by a bias
-that was estimated; what a release draws towards none is told and widens the interval.
+that was estimated; what a release draws towards none is told and widens the interval. Both were asked for, and
+[tried](#refusing-a-pool-that-most-of-its-sites-doubt).
 """
 
 AFTER = """Two simulated trials of 40,000 heart attacks in sixteen regions of 500 to 5,000, 7 % of whom die within 30
