@@ -5,7 +5,8 @@ python -m tests.benchmarks.slow_line [megabytes [Mbit/s [cuts]]]
 200 MB over 1 Mbit/s with ten cuts (half an hour). The line is a relay that hands on no more than its rate, as much as
 one packet at a time, in front of the coordinator; at ten places, evenly apart, it breaks every connection. Sent is what
 the relay took from the site, TLS and gRPC included. The agent's own attempts are used up first; then the site sends
-again, as a person does who reads that the approval is kept. Peaks are the kernel's (`VmHWM`), libraries included.
+again, as a person does who reads that the approval is kept. Peaks are the kernel's (`VmHWM`), libraries included, of
+the coordinator's serving process and of the agent's; the process that then opens the bundle is in neither.
 """
 
 from __future__ import annotations
