@@ -15,6 +15,7 @@ from shared.flows.base import HALF_LOG_2PI, Array, ArrayBijection, Arrays, as_ma
 __all__ = ["LevelModel", "Levels"]
 
 
+_AT_ONCE = 8192
 _EDGE = 8.0
 """Normal score at which the outermost level begins: Φ(−8) = 6e-16, so no draw falls outside the levels."""
 
@@ -59,19 +60,27 @@ class LevelModel:
     @classmethod
     def features(cls, y: Array, given: tuple[int, ...], counts: tuple[int, ...]) -> Array:
         """(n, width): what the regression reads. Smooth columns are held within ±4 so that no tail extrapolates."""
-        out = [np.ones(len(y))]
+        out = np.empty((len(y), cls.width(counts)), order="F")  # a column is written at once
+        out[:, 0], place = 1.0, 1
         for column, count in zip(given, counts, strict=True):
             value = y[:, column]
             if count:
                 level = np.clip(np.floor(value), 0, count - 1)
-                out += [(level == k).astype(np.float64) for k in range(1, count)]
+                for k in range(1, count):
+                    out[:, place + k - 1] = level == k
+                place += count - 1
             else:
                 value = np.clip(value, -cls.REACH, cls.REACH)
-                out += [value, *(np.maximum(value - knot, 0.0) for knot in cls.HINGES)]
-        return np.column_stack(out)
+                out[:, place] = value
+                for k, knot in enumerate(cls.HINGES, start=place + 1):
+                    np.maximum(value - knot, 0.0, out=out[:, k])
+                place += 1 + len(cls.HINGES)
+        return out
 
     def cumulative(self, y: Array) -> Array:
         """(n, levels + 1): P(level < k | given), k = 0 … levels."""
+        if len(y) > 2 * _AT_ONCE:  # what many rows are predicted from is several times as large as they are
+            return np.concatenate([self.cumulative(y[k : k + _AT_ONCE]) for k in range(0, len(y), _AT_ONCE)])
         logits = self.features(y, self.given, self.counts) @ self.coefficients
         from scipy import special
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ _APART = 0.25
 """Least Kolmogorov distance between a column within a level and outside it for the level to become a stratum."""
 _NEWTON = 600
 """Most coefficients for which the matrix of second derivatives is formed."""
+_AT_ONCE = 8192
 
 
 def whitening(y: Array) -> AffineAutoregressiveFlow:
@@ -251,24 +252,15 @@ def level_model(y: Array, column: int, levels: int, given: tuple[int, ...], coun
         penalty += [0.5] * (count - 1) if count else [0.1, *(1.0,) * len(LevelModel.HINGES)]
     ridge = np.array(penalty)[:, None] / n
 
-    def shares(beta: Array) -> tuple[float, Array]:
-        """(penalised mean negative log-likelihood, shares of the levels)."""
-        logits = features @ beta
-        logits -= logits.max(axis=1, keepdims=True)
-        odds = np.exp(logits)
-        total = odds.sum(axis=1)
-        value = (np.log(total) - (logits * target).sum(axis=1)).mean() + 0.5 * (ridge * beta**2).sum()
-        return float(value), odds / total[:, None]
-
     def loss(flat: Array) -> tuple[float, Array]:
         beta = flat.reshape(features.shape[1], levels)
-        value, share = shares(beta)
+        value, share = _shares(features, target, ridge, beta)
         return value, (features.T @ (share - target) / n + ridge * beta).ravel()
 
     first = np.zeros((features.shape[1], levels))
     first[0] = np.log((target.sum(axis=0) + 0.5) / (n + 0.5 * levels))
     if first.size <= _NEWTON:
-        coefficients = _newton(features, target, ridge, first, shares)
+        coefficients = _newton(features, target, ridge, first)
     else:
         from scipy import optimize
 
@@ -285,20 +277,47 @@ def level_model(y: Array, column: int, levels: int, given: tuple[int, ...], coun
     return LevelModel(column=column, given=given, counts=counts, coefficients=coefficients)
 
 
-def _newton(
-    features: Array, target: Array, ridge: Array, beta: Array, shares: Callable[[Array], tuple[float, Array]]
-) -> Array:
+def _shares(features: Array, target: Array, ridge: Array, beta: Array) -> tuple[float, Array]:
+    """(penalised mean negative log-likelihood, shares of the levels)."""
+    logits = features @ beta
+    logits -= logits.max(axis=1, keepdims=True)
+    odds = np.exp(logits)
+    total = odds.sum(axis=1)
+    value = (np.log(total) - (logits * target).sum(axis=1)).mean() + 0.5 * (ridge * beta**2).sum()
+    return float(value), odds / total[:, None]
+
+
+def _curvature(features: Array, share: Array) -> Array:
+    """(levels, width, levels, width): second derivatives of the mean negative log-likelihood.
+
+    The shares of a record add up to 1, so that the rows of its weights add up to 0: one product in two is enough.
+    """
+    n, levels = share.shape
+    out = np.zeros((levels, features.shape[1], levels, features.shape[1]))
+    for start in range(0, n, _AT_ONCE):
+        part, of = features[start : start + _AT_ONCE], share[start : start + _AT_ONCE]
+        for k in range(levels):
+            for j in range(k):
+                weighed = part * np.sqrt(of[:, k] * of[:, j] / n)[:, None]
+                product = weighed.T @ weighed
+                out[k, :, k, :] += product
+                out[j, :, j, :] += product
+                out[k, :, j, :] -= product
+    for k in range(levels):
+        for j in range(k):
+            out[j, :, k, :] = out[k, :, j, :]
+    return out
+
+
+def _newton(features: Array, target: Array, ridge: Array, beta: Array) -> Array:
     """The minimum of a strictly convex loss, by damped Newton steps from `beta`."""
     n, levels = target.shape
     width = features.shape[1]
-    curvature = np.empty((levels, width, levels, width))
-    value, share = shares(beta)
+    value, share = _shares(features, target, ridge, beta)
     for _ in range(100):
         gradient = features.T @ (share - target) / n + ridge * beta
+        curvature = _curvature(features, share)
         for k in range(levels):
-            for j in range(k + 1):
-                weight = share[:, k] * ((k == j) - share[:, j]) / n
-                curvature[k, :, j, :] = curvature[j, :, k, :] = features.T @ (features * weight[:, None])
             curvature[k, :, k, :] += np.diag(ridge[:, 0])
         step = np.linalg.solve(curvature.reshape(levels * width, -1), gradient.T.ravel()).reshape(levels, width).T
         fall = float((gradient * step).sum())
@@ -306,7 +325,7 @@ def _newton(
             break
         size = 1.0
         while size > 1e-6:
-            now, other = shares(beta - size * step)
+            now, other = _shares(features, target, ridge, beta - size * step)
             if now <= value - 1e-4 * size * fall:
                 break
             size /= 2

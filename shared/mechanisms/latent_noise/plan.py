@@ -377,7 +377,7 @@ class LatentNoisePlan(MechanismPlan):
         """As of `MechanismPlan`."""
         # The models of levels grow with the square of the columns; of at most 10,000 records the nearest row is sought.
         return Effort(
-            seconds=1.0 + 1.3e-6 * n * d**2 + 4e-9 * n * min(n, 15_000),
+            seconds=1.3 + 0.8e-6 * n * d**2 + 2.5e-9 * n * min(n, 15_000),
             memory_mb=165 + 2.2e-4 * n * d,
             bundle_mb=0.03 + 1.5e-6 * n * d,
         )

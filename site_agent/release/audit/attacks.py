@@ -52,9 +52,9 @@ __all__ = ["MOST_LOOKED_FOR", "AttackedRows", "attack", "run_audit"]
 
 
 _MOST_RATIOS = 40_000_000
-MOST_LOOKED_FOR = 10_000
+MOST_LOOKED_FOR, FEWEST_LOOKED_FOR, _MOST_PAIRS = 10_000, 2_000, 10**9
 """Records whose nearest released row is looked for, of each kind: a rate is told to a hundredth by them, and in many
-columns each looks at every row."""
+columns each looks at every row. Of more than 100,000 rows fewer are, so that all of them look at as many pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +130,11 @@ def run_audit(rows: AttackedRows, view: Callable[[Array], Array] | None = None) 
     x, released, fitted_on, held_back, probe = parts if view is None else map(view, parts)
     whiten, standardise = whitening(x), standardising(x)
     norms = np.linalg.norm(rows.latents, axis=1)
-    extreme = _spread(np.flatnonzero(norms >= np.quantile(norms, 1 - EXTREME_SHARE)))
-    linked, ranked = _spread(np.arange(len(x))), _spread(np.arange(len(x)), MOST_TARGETS)
+    most = min(MOST_LOOKED_FOR, max(FEWEST_LOOKED_FOR, _MOST_PAIRS // len(x)))
+    extreme = _spread(np.flatnonzero(norms >= np.quantile(norms, 1 - EXTREME_SHARE)), most)
+    linked, ranked = _spread(np.arange(len(x)), most), _spread(np.arange(len(x)), MOST_TARGETS)
     twin, rank = twins(whiten(x), whiten(released), ranked)
-    fitted_on, held_back = _spread(fitted_on), _spread(held_back)
+    fitted_on, held_back = _spread(fitted_on, most), _spread(held_back, most)
     return AuditReport(
         membership=membership_auc(whiten(fitted_on), whiten(held_back), whiten(probe)),
         membership_plain=membership_auc(standardise(fitted_on), standardise(held_back), standardise(probe)),
@@ -150,6 +151,6 @@ def run_audit(rows: AttackedRows, view: Callable[[Array], Array] | None = None) 
     )
 
 
-def _spread(rows: NDArray[Any], most: int = MOST_LOOKED_FOR) -> NDArray[Any]:
+def _spread(rows: NDArray[Any], most: int) -> NDArray[Any]:
     """At most so many of the rows, evenly spaced."""
     return rows[np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(int)]
