@@ -11,6 +11,7 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 from delivered import STUDIES, TODAY, cohort, cohort_plan, deliver, join, quarantine
@@ -23,14 +24,17 @@ from coordinator.cli import app, main
 from coordinator.config import CoordinatorConfig
 from coordinator.planning import price as pricing
 from coordinator.planning import review as planning
+from coordinator.planning.attack_limits import linked
 from coordinator.planning.template import template
 from coordinator.pooling.pool import Pooling
 from coordinator.store.store import Store
 from shared.base.chain import head_fingerprint
 from shared.base.keys import Envelope, SigningKey
 from shared.base.merkle.tree import verify_inclusion
+from shared.base.randomness import seeded_rng
 from shared.errors import ConfigRefusal, ParameterError, StateRefusal
-from shared.mechanisms.latent_noise.noise import default_radius
+from shared.flows.base import Identity
+from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.invitation import Invitation
 from shared.plans.plan import StudyPlan, open_plan
@@ -38,6 +42,7 @@ from shared.privacy import accountant as privacy
 from shared.privacy import calibration
 from site_agent.ledger.book import Ledger
 from site_agent.ledger.charge import Reservation
+from site_agent.release.audit.distances import linkage
 
 
 @pytest.fixture
@@ -866,6 +871,16 @@ def test_an_amendment_is_the_next_version_as_a_draft_that_reads_back(ready, tmp_
     assert ready("plan", "amend", "cvd", "--out", path)[0] == 0
     assert StudyPlan.from_toml(path.read_text()) == replace(before, version=2)
     assert ready("plan", "amend", "cvd", "--out", path)[1]["refused"]["code"] == "E_STATE"
+
+
+@pytest.mark.parametrize(("w", "d"), [(0.8, 5), (0.3, 8)])
+def test_rows_are_foretold_to_be_linked_as_often_as_those_that_a_site_draws(w, d):
+    z = np.random.default_rng(1).standard_normal((1000, d))
+    drawn = LatentNoise(flow=Identity(d=d), w=w, radius=default_radius(d)).release(z, seeded_rng(2))
+    farthest = np.argsort(np.linalg.norm(z, axis=1))[-50:]
+    everybody, far = linked(w, d, 1000)
+    assert linkage(z, drawn).mean() == pytest.approx(everybody, abs=0.04)
+    assert linkage(z, drawn, farthest).mean() == pytest.approx(far, abs=0.2)
 
 
 def test_a_lead_is_told_where_attacks_may_refuse_a_draw_after_its_charge():

@@ -27,11 +27,11 @@ def linked(w: float, d: int, n: int) -> tuple[float, float]:
     """Share of n independent normal records of d columns whose nearest released row is their own, at weight w.
 
     Returns: the share of all, and that of the 5 % farthest from the centre; the same at each call.
-    Source: latent-noise-injection, eq. 2: a released latent is w z + (1 - w²)^½ ξ.
+    Source: latent-noise-injection, eq. 2: a released latent is √w z + √(1 − w) ξ.
 
     >>> all_, far = linked(0.8, 8, 800)
     >>> round(all_, 1), round(far, 1)
-    (0.3, 0.8)
+    (0.6, 1.0)
     >>> linked(0.0, 8, 800)[0] < 0.01
     True
     """
@@ -41,7 +41,7 @@ def linked(w: float, d: int, n: int) -> tuple[float, float]:
     shares = []
     for _ in range(DRAWS):
         z, noise = rng.standard_normal((2, n, d))
-        released = w * z + (1 - w**2) ** 0.5 * noise
+        released = w**0.5 * z + (1 - w) ** 0.5 * noise
         own = ((released**2).sum(axis=1) - 2 * z @ released.T).argmin(axis=1) == np.arange(n)
         norms = (z**2).sum(axis=1)
         shares.append((own.mean(), own[norms >= np.quantile(norms, 1 - FARTHEST)].mean()))
