@@ -25,6 +25,7 @@ from tests.benchmarks.zoo_words import (
     HEAD,
     LONGER,
     RUN_AFTER,
+    SLICING,
     SPREADS,
     TAILS,
     TOGETHER,
@@ -36,6 +37,7 @@ PAGE = ROOT / "docs" / "zoo.md"
 RESULTS = Path(__file__).parent / "results"
 
 SIMULATED = "unequal_variances,unequal_skew,heavy_tails,zeros_and_heaps,u_shape,fine_times,coarse_times,wild_counts"
+SLICED = "unequal_variances,u_shape,coarse_times,wild_counts"
 THREE = "unequal_variances,heavy_tails,u_shape"
 LATENT_NOISE = {
     "zoo_n300": f"--worlds {SIMULATED} --some 1 --n 300 --sites 4,12,48 --w 0.8,0 --draws 1",
@@ -64,7 +66,7 @@ FIGURES = {
     "zoo_moments_k4": f"{SIZES} --n 300,1000,5000,20000 --sites 4",
     "zoo_moments_k12": f"{SIZES} --n 300,1000,5000,20000 --sites 12",
     "zoo_moments_k48": f"{SIZES} --n 300,1000 --sites 48",
-    "zoo_slicing": f"--worlds {SIMULATED} --some 1 --sites 6 --mechanism slicing --epsilon 3 --draws 1",
+    "zoo_slicing": f"--worlds {SLICED} --some 1 --n 300,1000 --sites 4 --mechanism slicing --epsilon 3 --draws 1",
     "zoo_densities": f"--worlds {SIMULATED} --kinds linear --mechanism densities --epsilon 1,3 --draws 3",
 }
 """The same of `tests.benchmarks.zoo_moments`."""
@@ -100,7 +102,6 @@ DOUBTS = "zoo_doubts"
 NAMES = {
     "zoo_moments": "noisy moments, as a new plan has them",
     "zoo_tables": "noisy tables",
-    "zoo_slicing": "slicing",
     "zoo_densities": "densities (a mean)",
 }
 DECLARED = {
@@ -282,22 +283,20 @@ def _older(name: str) -> str:
     return " ‡" if results(name) and older(file, f"{part}/summaries/all/held".lstrip("/")) else ""
 
 
-def figures_by_size() -> str:
-    """Noisy moments at ε = 1, by n and K."""
+def figures_by_size(names: Sequence[str], epsilon: str = "epsilon=1") -> str:
+    """Noisy figures at one ε, by n and K."""
     heads = ("n", "K", "answers", "bias in own standard errors, median", "95th percentile", "holds the records, %")
     heads += ("width", "I²", "of single sites, %", "refused")
     rows = []
-    for k in KEPT:
-        record = results(f"zoo_moments_k{k}")
-        if record is None:
-            continue
+    for record in filter(None, map(results, names)):
         for n in dict.fromkeys(one["n"] for one in record["cells"]):
             cells = [one for one in record["cells"] if one["n"] == n]
-            found = record["summaries"]["epsilon=1"][f"n={n}"] | _counted(cells, "epsilon=1", record["draws"])
+            found = record["summaries"][epsilon][f"n={n}"] | _counted(cells, epsilon, record["draws"])
             line = [f"{answers(found)}", number(found, "bias_own_median"), number(found, "bias_own_p95")]
             line += [share(found, "held", answers(found)), number(found, "width"), number(found, "I2_excess", 1)]
             refused = sum("refused" in one for one in cells)
-            rows.append((n, k, [*line, number(found, "site_held", 1), f"{refused} of {len(cells)} models"]))
+            line += [number(found, "site_held", 1), f"{refused} of {len(cells)} models"]
+            rows.append((n, record["sites"], line))
     return table(heads, [[f"{n:,}", f"{k}", *line] for n, k, line in sorted(rows)])
 
 
@@ -520,7 +519,10 @@ def page() -> str:
         AS_NEW,
         "## Noisy moments by patients and sites: ε = 1, every coefficient declared\n",
         TOGETHER,
-        figures_by_size(),
+        figures_by_size([f"zoo_moments_k{k}" for k in KEPT]),
+        "## Slicing of small hospitals\n",
+        SLICING,
+        figures_by_size(["zoo_slicing"], "epsilon=3"),
         "## Tables that came after\n",
         AFTER,
         later(),
