@@ -294,6 +294,7 @@ def test_the_nearest_and_the_nearer_rows_are_those_of_a_table_of_all_distances(v
         x = rng.normal(size=(400, 18))
         released = x + 0.5 * rng.normal(size=x.shape)
     monkeypatch.setattr(distances, "_AT_ONCE", 3 * 400)
+    monkeypatch.setattr(distances, "_WIDE", 64)  # as of more rows than are looked at in one go
     apart, own = cdist(x, released), np.linalg.norm(x - released, axis=1)
     assert linkage(x, released).tolist() == (own <= apart.min(axis=1) * (1 + 1e-12)).tolist()
     ranked = np.arange(0, 400, 7)

@@ -208,6 +208,16 @@ def test_the_law_of_a_level_is_the_same_by_either_method_of_fitting(levels, monk
     assert np.allclose(np.diff(newton.cumulative(y).mean(axis=0)), np.bincount(level.astype(int)) / 500, atol=1e-4)
 
 
+def test_how_the_likelihood_of_levels_bends_is_summed_over_every_block_of_records(monkeypatch):
+    rng = np.random.default_rng(3)
+    features, odds = rng.normal(size=(500, 3)), rng.exponential(size=(500, 4))
+    share = odds / odds.sum(axis=1, keepdims=True)
+    weights = share[:, :, None] * (np.eye(4) - share[:, None, :])
+    monkeypatch.setattr(flow_shape, "_AT_ONCE", 64)
+    found = flow_shape._curvature(features, share)
+    assert np.allclose(found, np.einsum("nkj,na,nb->kajb", weights, features, features) / 500, rtol=0, atol=1e-12)
+
+
 def test_a_levelled_column_with_one_level_keeps_it():
     rng = np.random.default_rng(1)
     x = np.column_stack([rng.normal(size=200), rng.random(200)])
