@@ -35,7 +35,7 @@ GIVEN = {
     "many_releases": ["many_releases 8 1 many_releases_few"],
     "network_attributes": ["network_attributes", "network_attributes labelled"],
     "network_time": ["network_time 'star of 12,000, paths at 100'"],
-    "secure_sum": ["secure_sum", "secure_sum --world misfit --no-rows --name secure_sum_stated_misfit"],
+    "secure_sum": ["secure_sum", "secure_sum --world misfit --epsilon 1 --tau 0.08 --no-rows --name secure_sum_apart"],
     "secure_sum_vector": ["secure_sum_vector --world misfit --covariates 10"],
     "zoo": [f"zoo {ZOO} --sites 2 --draws 1 --name zoo"],
     "zoo_again": [f"zoo {ZOO} --sites 2 --draws 1 --name zoo ; zoo_again --kinds binary zoo"],
