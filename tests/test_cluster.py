@@ -26,6 +26,7 @@ from stage.analysis import Desk
 from stage.ports import free_port
 
 from coordinator.analyst.commands import connect
+from coordinator.config import AnalysisSettings
 from coordinator.services.compute import cluster as compute
 from coordinator.services.compute.cluster import Cluster, cluster_address
 from coordinator.services.compute.workers import Ended, Failed, TaskLimits
@@ -156,7 +157,7 @@ def test_the_same_answers_to_the_last_bit(machines, tmp_path):
     shutil.copytree(made.home, tmp_path / "copy")
     documents = []
     for home, where in ((made.home, ""), (tmp_path / "copy", machines.compute)):
-        made.home, made.analysis = home, {"compute": where, "rate": 600}
+        made.home, made.analysis = home, AnalysisSettings(compute=where, rate=600)
         made.start()
         try:
             with connect(replace(told, address=made.address)) as connection:
