@@ -317,6 +317,18 @@ def test_of_many_records_ten_thousand_are_looked_for_and_the_report_says_so():
     assert any("100.0% of 10,000 records" in one for one in report.sentences())
 
 
+def test_of_more_rows_fewer_members_are_looked_for_and_no_fewer_own_rows(monkeypatch):
+    monkeypatch.setattr("site_agent.release.audit.attacks._MOST_PAIRS", 7_000 * 12_000)
+    rng = np.random.default_rng(8)
+    x, fresh = rng.normal(size=(12_000, 2)), rng.normal(size=(9_000, 2))
+    rows = AttackedRows(x=x, released=x, latents=x, fitted_on=x, held_back=fresh, probe=rng.normal(size=x.shape))
+    report = run_audit(rows)
+    assert (report.n_linked, report.n_fitted, report.n_held_back) == (10_000, 7_000, 7_000)
+    monkeypatch.setattr("site_agent.release.audit.attacks._MOST_PAIRS", 1)
+    report = run_audit(rows)
+    assert (report.n_linked, report.n_fitted, report.n_held_back) == (10_000, 5_000, 5_000)
+
+
 def test_linkage_interval_is_clopper_pearsons():
     x = table(400)
     released = fresh(x)

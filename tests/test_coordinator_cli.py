@@ -418,9 +418,12 @@ def test_init_makes_a_home_that_only_its_owner_reads_and_prints_the_fingerprints
     assert (again, refused["refused"]["code"]) == (2, "E_STATE")
 
 
-@pytest.mark.parametrize(("cores", "places"), [(1, 2), (6, 6), (64, 8)])
-def test_init_has_as_many_questions_computed_at_a_time_as_there_are_processors(hub, monkeypatch, cores, places):
+@pytest.mark.parametrize(
+    ("cores", "gigabytes", "places"), [(1, 64, 2), (6, 64, 6), (64, 64, 8), (64, 17, 4), (8, 2, 2)]
+)
+def test_init_has_as_many_questions_computed_at_a_time_as_the_machine_bears(hub, monkeypatch, cores, gigabytes, places):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    monkeypatch.setattr("shared.base.memory.available_mb", lambda: 1024.0 * gigabytes)
     assert hub("init")[0] == 0
     assert CoordinatorConfig.load(hub.home).analyst_places == places
 

@@ -136,7 +136,7 @@ class EstimateCache:
     {('b',): []}
     """
 
-    def __init__(self, most: int = 1 << 15, cells: int = 1 << 25) -> None:
+    def __init__(self, most: int = 1 << 15, cells: int = 1 << 24) -> None:
         self._most, self._cells, self._lots = most, cells, random.Random(0)
         self._answers: OrderedDict[tuple[tuple[str, ...], Place], Sequence[Estimate]] = OrderedDict()
         self._tables: dict[tuple[str, ...], _Known] = {}

@@ -38,11 +38,14 @@ address_option = partial(typer.Option, rich_help_panel="Addresses")
 def _places() -> int:
     """How many questions a new coordinator computes at a time: as many as it may use processors, from two to eight.
 
-    A question of many sites is dealt out to several, so that a larger machine is used; each may take
-    `analyst_memory_mb`.
+    A question of many sites is dealt out to several, so that a larger machine is used. Each may take
+    `analyst_memory_mb`, all of them at worst twice that together: no more than the memory there is has room for.
     """
+    from shared.base.memory import available_mb
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(max(2, cores), 8)
+    room = (available_mb() or 0.0) / (2 * CoordinatorConfig.analyst_memory_mb)
+    return max(2, min(cores, int(room), 8))
 
 
 @verb(app, rich_help_panel="Set up")

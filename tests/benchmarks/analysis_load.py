@@ -148,6 +148,7 @@ class Analysts:
                 self.studies[k].query("", question, method=method)
             except Refusal as refusal:
                 self.failed[refusal.code] += 1
+                continue
             times.append(time.perf_counter() - begun)
         return times
 
@@ -163,7 +164,7 @@ class Analysts:
             "seconds": shares(waited),
             "cpu_seconds_each": (spent(self.pid) - before) / len(waited),
             "answers_a_second": len(waited) / lasted,
-            "asked": len(waited),
+            "asked": len(waited) + self.failed.total(),
             "failed": self.failed.total(),
             "refusals": dict(self.failed),
             "cores_taken_by_others": taken(self.pid, others) / lasted,

@@ -2,9 +2,10 @@
 
 python -m tests.benchmarks.newcomer      (needs an index of packages; a few minutes)
 
-Every hospital, the coordinator and the analyst are on this machine, each command of theirs a process, with its keys and
-over TLS. *Sixteen* is the whole of the demo with sixteen hospitals, from empty folders to the plot; of it, what the
-wave takes after the last approval of the plan is a part, so that its bar is held where the whole holds it.
+What pip keeps of earlier installs is not used. Every hospital, the coordinator and the analyst are on this machine,
+each command of theirs a process, with its keys and over TLS. *Sixteen* is the whole of the demo with sixteen hospitals,
+from empty folders to the plot; of it, what the wave takes after the last approval of the plan is a part, so that its
+bar is held where the whole holds it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ SITES, EXTRAS = record.sized(16, 2), "site,coordinator,client"
 def installed(folder: Path) -> Path:
     """The programs of a new environment in this folder."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [
+        folder / "bin" / "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-cache-dir",
+        "--disable-pip-version-check",
+    ]
     subprocess.run([*pip, "-c", ROOT / "constraints.txt", f"{ROOT}[{EXTRAS}]"], check=True)
     return folder / "bin"
 
