@@ -129,7 +129,10 @@ def test_a_plan_s_checklist_says_who_looks_and_whether_a_planned_analysis_is_the
     assert named["secure sum"].state == "warn"
     assert "cox(time, cvd) ~ age + sbp" in named["secure sum"].fix
     asked = TOML.replace("[release]\n", '[estimands]\nmain = "cox(time, cvd) ~ sbp/10 + age"\n\n[release]\n')
-    assert "secure sum" not in {line.name for line in review(asked, today=dt.date(2026, 6, 1))[1]}
+    assert not {"secure sum", "interval"} & {line.name for line in review(asked, today=dt.date(2026, 6, 1))[1]}
+    less = {line.name: line for line in review(hearts(SITES, epsilon=0.5, budget=1.2), today=dt.date(2026, 6, 1))[1]}
+    assert less["interval"].state == "warn"
+    assert "too narrow" in less["interval"].detail
 
 
 def test_the_price_list_has_the_plan_s_own_sum():

@@ -83,7 +83,8 @@ class PooledAnswer:
         every: of a Table 1, a cross-table or a histogram, the estimates of all its terms.
         joint: of every term with several coefficients, these pooled together (`multivariate.joint_of_terms`); of an
             interaction its simple slopes, too (`simple_slopes`).
-        unsummed: under a plan of a secure sum, why this answer is none of it; blank where `result.summed` is one.
+        unsummed: under a plan of a secure sum, why this answer is none of it, or what is known to be wrong with its
+            interval; blank where `result.summed` is one that nothing is known against.
     """
 
     study: str
@@ -339,7 +340,10 @@ def ask(
 def _summed(
     store: Store, held: ReleaseSelection, question: Estimand, level: float
 ) -> tuple[dict[str, SummedAnswer], str]:
-    """The secure sum's answer to each term that it is of, or why there is none: blank under any other plan."""
+    """The secure sum's answer to each term that it is of, and what is known to be wrong with it, or why there is none.
+
+    Blank under any other plan.
+    """
     releases = [release for several in held.parts.values() for release in several]
     if not all(kind(release.receipt.mechanism).follow for release in releases):
         return {}, ""
@@ -366,7 +370,7 @@ def _summed(
         answers = read_sum(plan, stored.document, tables, level=level)
     except EstimateRefusal as refusal:
         return {}, f"The secure sum cannot be read: {refusal} {_ALONE}"
-    return {label: answers[of.place].per(of.per) for label, of in terms.items()}, ""
+    return {label: answers[of.place].per(of.per) for label, of in terms.items()}, plan.release.interval_doubt
 
 
 def _pooled(
