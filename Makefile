@@ -39,6 +39,7 @@ soak: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.secure_sum 20 14001 --no-rows --world misfit --name secure_sum_stated_misfit
 	@$(BIN)/python -m tests.benchmarks.secure_sum 14 16001 --epsilon 0.25 --no-rows --name secure_sum_quarter
 	@$(BIN)/python -m tests.benchmarks.secure_sum 13 16001 --epsilon 0.25 --no-rows --world misfit --name secure_sum_quarter_misfit
+	@$(BIN)/python -m tests.benchmarks.secure_sum 30 15001 --epsilon 1 --tau 0.08 --no-rows --name secure_sum_apart
 	@$(BIN)/python -m tests.benchmarks.secure_sum_attack
 	@$(BIN)/python -m tests.benchmarks.secure_sum_vector
 	@$(BIN)/python -m tests.benchmarks.secure_sum_vector --world misfit
