@@ -215,7 +215,7 @@ def check_rows(
     from shared.privacy.accountant import NoGuarantee
     from shared.releases.receipt import planned_event
 
-    dictionary, decide = plan.dictionary, plan.records_decide
+    dictionary, decide, event = plan.dictionary, plan.records_decide, planned_event(plan)
     carried, vary = getattr(plan.release, "carry", ""), getattr(plan.release, "vary", "")
     places = np.arange(len(released)) if source is None else np.asarray(source)
     drawn, in_order = released[places >= 0].reset_index(drop=True), np.argsort(places[places >= 0])
@@ -239,7 +239,7 @@ def check_rows(
         *(find() if decide else _note(rule, find) for rule, find in of_records),
         *(_carried(released, dictionary, carried, limits) if carried else ()),
         *((_varied(vary),) if vary else ()),
-        *((_flow_alone(),) if planned_event(plan) == NoGuarantee(of="flow") else ()),
+        *((_flow_alone(),) if isinstance(event, NoGuarantee) and event.of == "flow" else ()),
     )
 
 
