@@ -122,7 +122,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     And, where that is asked, which tests take longest.
     """
     if os.environ.get("TRIBUTARY_LONG") and not hasattr(session.config, "workerinput"):
-        LONG.write_text(json.dumps(sorted(name for name, _ in _took.most_common(LONGEST)), indent=1) + "\n")
+        longest = [(name, took) for name, took in _took.most_common() if name not in ALIKE][:LONGEST]
+        LONG.write_text(json.dumps(sorted(name for name, _ in longest), indent=1) + "\n")
+        print(f"\nthe longest {LONGEST}: {sum(took for _, took in longest):.0f} of {_took.total():.0f} s")
     if not _soaked:
         return
     from benchmarks import record
@@ -135,7 +137,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 LONG = Path(__file__).with_name("long_tests.json")
 """The tests that take longest, all their cases together. Every run of CI tries them all; where somebody waits (`make
 test` without ``CI``) they take turns, a part each day. Written by ``TRIBUTARY_LONG=1 CI=true make test``."""
-LONGEST, TURNS, WHOLE = 700, 8, 4000
+LONGEST, TURNS, WHOLE = 1200, 10, 4000
+ALIKE = {"test_benchmarks_start.py::test_a_benchmark_starts_at_its_smallest_size_and_writes_what_it_found"}
+"""Of which each case takes its turn."""
 _took: Counter[str] = Counter()
 WHOLE_ON_POSTGRES = {"test_store.py", "test_upgrade.py"}
 EVERY = 10  # of the tests of other files that ask for `database`, so many are one part: another one each day
@@ -167,6 +171,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         names = sorted({name for item in items if (name := _function(item.nodeid)) in long})
         later = {*names} - {*part_of_today(names, TURNS, say=False)}
         left |= {item for item in items if _function(item.nodeid) in later}
+        for one in ALIKE:
+            left |= {*_left_out([item for item in items if _function(item.nodeid) == one], TURNS)}
     alike: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
         for mark in item.iter_markers("sampled"):
