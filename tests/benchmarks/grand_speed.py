@@ -2,10 +2,10 @@
 
 python -m tests.benchmarks.grand_speed [STAGE ...]
 
-Stages are named N=4000, N=20000, draw=100000 and triangles; all by default, and those that are not asked for keep the
-figures that stand in the result file. One thread; each stage of a size is measured once, after one small warm-up, in a
-process of its own, so that its peak memory is that of the stage. igraph is a development dependency of this benchmark
-alone; without it that comparison is left out.
+Stages are named N=4000, N=20000, N=100000, draw=100000 and triangles; all by default, and those that are not asked for
+keep the figures that stand in the result file. One thread; each stage of a size is measured once, after one small warm-
+up, in a process of its own, so that its peak memory is that of the stage. igraph is a development dependency of this
+benchmark alone; without it that comparison is left out.
 """
 
 from __future__ import annotations
@@ -36,8 +36,13 @@ from tests.benchmarks import record
 from tests.benchmarks.grand_networks import drawn, halves, simulated
 
 SEED = 713
-STAGES = record.sized(("N=4000", "N=20000", "draw=100000", "triangles"), ("N=4000", "triangles"))
-BARS = {"N=4000": (3.0, None), "N=20000": (60.0, 2000.0), "draw=100000": (90.0, 2000.0)}
+STAGES = record.sized(("N=4000", "N=20000", "N=100000", "draw=100000", "triangles"), ("N=4000", "triangles"))
+BARS = {
+    "N=4000": (3.0, None),
+    "N=20000": (60.0, 2000.0),
+    "N=100000": (90.0, 2000.0),
+    "draw=100000": (90.0, 2000.0),
+}
 
 
 def peak() -> float:
@@ -124,6 +129,8 @@ def stage(name: str) -> dict[str, Any]:
         return release(record.sized(4000, 200), 3, 0.05)
     if name == "N=20000":
         return release(20_000, 3, 50 / 20_000)
+    if name == "N=100000":
+        return release(100_000, 3, 50 / 100_000)
     if name == "draw=100000":
         return large(100_000, 50)
     sizes = {"N=2000": (2000, 0.05), "N=4000": (4000, 0.05), "N=10000, density 0.005": (10_000, 0.005)}
