@@ -26,7 +26,7 @@ import numpy as np
 from coordinator.planning.published import Published, made_up
 from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, PlanRefusal
-from shared.estimands.answer import Estimate, estimate
+from shared.estimands.answer import Estimate, Origin, estimate
 from shared.estimands.questions import parse_estimand
 
 if TYPE_CHECKING:
@@ -237,7 +237,9 @@ def _lost(n: int, setting: Setting, why: str) -> SiteVariance:
 def _of_figures(
     plan: StudyPlan, setting: Setting, name: str, question: Estimand, figures: Mapping[str, Any], n: int
 ) -> dict[str, SiteVariance]:
-    origins = {site: {"study": plan.study, "site": site, "wave": 1, "receipts": ()} for site in figures}
+    origins: dict[str, Origin] = {
+        site: {"study": plan.study, "site": site, "wave": 1, "receipts": ()} for site in figures
+    }
     levels = {column.name: column.levels for column in plan.dictionary.released if column.levels}
     release: Any = plan.release
     if setting.name == "moments" and not release.plans(plan, question):

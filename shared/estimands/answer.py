@@ -175,7 +175,7 @@ class Origin(TypedDict, total=False):
     study: str
     site: str
     wave: int
-    receipts: Sequence[str]
+    receipts: tuple[str, ...]
 
 
 _NOWHERE: Origin = {"study": "", "site": "", "wave": 0, "receipts": ()}
@@ -267,7 +267,7 @@ def estimate(
     return _frame(result, estimand)
 
 
-def _estimate(result: QuestionResult, estimand: Estimand, label: str, **origin: Any) -> Estimate:
+def _estimate(result: QuestionResult, estimand: Estimand, label: str, **origin: Unpack[Origin]) -> Estimate:
     """One term of an answered question, from the study, site, wave and receipts that `origin` names."""
     answer = _finite(result.answers[label])
     number, variance = (None, None) if isinstance(answer, str) else answer
@@ -288,14 +288,20 @@ def _estimate(result: QuestionResult, estimand: Estimand, label: str, **origin: 
     )
 
 
-def estimate_drawn(table: pd.DataFrame, question: Estimand, **more: Any) -> list[Estimate]:
+def estimate_drawn(
+    table: pd.DataFrame,
+    question: Estimand,
+    *,
+    levels: Mapping[str, Sequence[Any]] | None = None,
+    **origin: Unpack[Origin],
+) -> list[Estimate]:
     """`estimate` of rows that a model of noisy figures drew, which say nothing of what none of them, or each, has.
 
     Half a row beside none is what sampling leaves open at a table of patients; here it is the model's doing.
 
     Args: as of `estimate`.
     """
-    rows = estimate(table, question, **more)
+    rows = estimate(table, question, levels=levels, **origin)
     halved = [question.kind in DESCRIBED and row.yi is not None and row.vi_sandwich is None for row in rows]
     why: dict[str, Any] = {"yi": None, "vi_sampling": None, "reason": "no drawn row has it, or every one has"}
     return [replace(row, **why) if half else row for row, half in zip(rows, halved, strict=True)]

@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 from shared.errors import EstimateRefusal, PlanRefusal
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shared.base.randomness import Noise
-    from shared.estimands.answer import Estimand, Estimate
+    from shared.estimands.answer import Estimand, Estimate, Origin
     from shared.plans.plan import StudyPlan
     from shared.privacy.accountant import Event
     from shared.terminal import ChecklistLine
@@ -261,7 +261,7 @@ class Answering(MechanismPlan):
         question: Estimand,
         *,
         levels: Mapping[str, Any],
-        **origin: Any,
+        **origin: Unpack[Origin],
     ) -> list[Estimate]:
         """A question answered from released figures, one estimate per term, with its whole variance.
 
@@ -278,7 +278,7 @@ class Answering(MechanismPlan):
         sites: Mapping[str, Sequence[tuple[pd.DataFrame, int]]],
         question: Estimand,
         *,
-        origins: Mapping[str, Mapping[str, Any]],
+        origins: Mapping[str, Origin],
     ) -> dict[str, list[Estimate]]:
         """Site to its answer, where sites that released under one plan say more of each other; empty where not.
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shared.base.randomness import Noise
-    from shared.estimands.answer import Estimand, Estimate
+    from shared.estimands.answer import Estimand, Estimate, Origin
     from shared.mechanisms.cross_products.posterior import NoisyProducts
     from shared.plans.plan import StudyPlan
 
@@ -361,7 +361,7 @@ class CrossProductsPlan(Aggregates):
         question: Estimand,
         *,
         levels: Mapping[str, Any],
-        **origin: Any,
+        **origin: Unpack[Origin],
     ) -> list[Estimate]:
         """The coefficients of a linear model of the columns. Raises: EstimateRefusal, of any other question."""
         from shared.estimands.answer import Estimate

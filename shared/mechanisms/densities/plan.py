@@ -12,14 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack, get_args
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
-from shared.estimands.answer import Estimand, Estimate
+from shared.estimands.answer import Estimand, Estimate, Origin
 from shared.estimands.formulas import Node, parse
 from shared.mechanisms.base import Aggregates, Extent, Facts, must, unit, widest
 from shared.mechanisms.densities.groups import Counted, Cuts, Group, Histogram, Reports, Smooth, basis_of, bounds
@@ -360,7 +360,7 @@ class DensitiesPlan(Aggregates):
         question: Estimand,
         *,
         levels: Mapping[str, Any],
-        **origin: Any,
+        **origin: Unpack[Origin],
     ) -> list[Estimate]:
         """The mean of a column, or the share beyond a value, read off its density; nothing else is in one.
 
@@ -398,7 +398,7 @@ def _binned(
     asked: tuple[str, tuple[str, float] | None],
     question: Estimand,
     bounded: tuple[str, ...],
-    origin: Mapping[str, Any],
+    origin: Origin,
 ) -> Estimate:
     """The mean of a column, or the share beyond a value, of noisy counts.
 
@@ -505,7 +505,7 @@ def _smooth_mean(
     figures: Sequence[tuple[NDArray[np.int64], int]],
     name: str,
     question: Estimand,
-    origin: Mapping[str, Any],
+    origin: Origin,
 ) -> Estimate:
     if question.kind != "mean":
         raise EstimateRefusal(

@@ -26,12 +26,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pandas as pd
 
 from shared.errors import EstimateRefusal
-from shared.estimands.answer import Estimand, Estimate
+from shared.estimands.answer import Estimand, Estimate, Origin
 from shared.mechanisms.grand.edges import NUMBER, adjacency, held_out, union
 from shared.plans.dictionary import LEVELLED, Dictionary
 
@@ -88,7 +88,7 @@ def answer(
     question: Estimand,
     *,
     levels: Mapping[str, Any],
-    **origin: Any,
+    **origin: Unpack[Origin],
 ) -> list[Estimate]:
     """One site's estimate from its released networks.
 

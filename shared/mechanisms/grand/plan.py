@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.mechanisms.base import Answering, EdgeRules, Effort, Extent, Facts, must, other_record
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from shared.estimands.answer import Estimand, Estimate
+    from shared.estimands.answer import Estimand, Estimate, Origin
     from shared.mechanisms.grand.noise import NodePrivate
     from shared.plans.plan import StudyPlan
     from shared.privacy.accountant import Event
@@ -402,7 +402,7 @@ class GrandPlan(Answering):
         question: Estimand,
         *,
         levels: Mapping[str, Any],
-        **origin: Any,
+        **origin: Unpack[Origin],
     ) -> list[Estimate]:
         """A ``network`` question of the released networks, and no other.
 

@@ -23,13 +23,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import pandas as pd
 
 from shared.errors import EstimateRefusal, SchemaRefusal
-from shared.estimands.answer import Estimand, Estimate, estimate_drawn
+from shared.estimands.answer import Estimand, Estimate, Origin, estimate_drawn
 from shared.mechanisms.base import Aggregates, Extent, Facts, balanced, must, widest
 from shared.mechanisms.moments.cohort import Cohort, fit
 from shared.mechanisms.moments.draw import moments
@@ -347,7 +347,7 @@ class MomentsPlan(Aggregates):
         question: Estimand,
         *,
         levels: Mapping[str, Any],
-        **origin: Any,
+        **origin: Unpack[Origin],
     ) -> list[Estimate]:
         """The planned model's coefficients from the fit, every other question from synthetic rows.
 
@@ -376,7 +376,7 @@ class MomentsPlan(Aggregates):
         sites: Mapping[str, Sequence[tuple[pd.DataFrame, int]]],
         question: Estimand,
         *,
-        origins: Mapping[str, Mapping[str, Any]],
+        origins: Mapping[str, Origin],
     ) -> dict[str, list[Estimate]]:
         """The planned model's coefficients of all sites, looked at from the effects they have in common.
 
@@ -473,7 +473,7 @@ def _coefficients(
     design: Design,
     question: Estimand,
     how: str,
-    origin: Mapping[str, Any],
+    origin: Origin,
 ) -> list[Estimate]:
     """The terms of one site's releases, which are of different persons: by inverse variance."""
     out, n, lost = [], sum(one.n for one in found), found[0].lost
@@ -550,7 +550,7 @@ def _from_rows(
     question: Estimand,
     levels: Mapping[str, Any],
     doubts: tuple[str, ...],
-    origin: Mapping[str, Any],
+    origin: Origin,
 ) -> list[Estimate]:
     """The rule of the module's text, term by term."""
     found = [

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from shared.errors import EstimateRefusal
-from shared.estimands.answer import Estimand, Estimate
+from shared.estimands.answer import Estimand, Estimate, Origin
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +66,7 @@ def answer(
     release: NetworkCountsPlan,
     tables: Sequence[tuple[pd.DataFrame, int]],
     question: Estimand,
-    **origin: Any,
+    **origin: Unpack[Origin],
 ) -> list[Estimate]:
     """One site's estimate from its released counts; of several releases, which are of different persons, by their n.
 

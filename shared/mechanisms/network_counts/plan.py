@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shared.base.randomness import Noise
-    from shared.estimands.answer import Estimand, Estimate
+    from shared.estimands.answer import Estimand, Estimate, Origin
     from shared.plans.plan import StudyPlan
     from shared.privacy.accountant import Event, Laplace
 
@@ -320,7 +320,7 @@ class NetworkCountsPlan(Aggregates):
         question: Estimand,
         *,
         levels: Mapping[str, Any],
-        **origin: Any,
+        **origin: Unpack[Origin],
     ) -> list[Estimate]:
         """A ``network`` question of the planned counts. Raises: EstimateRefusal."""
         from shared.mechanisms.network_counts.answer import answer

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 from shared.errors import ParameterError, PlanRefusal, SchemaRefusal
 from shared.mechanisms.base import Aggregates, Extent, Facts, must, other_record, unit
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shared.base.randomness import Noise
-    from shared.estimands.answer import Estimand, Estimate
+    from shared.estimands.answer import Estimand, Estimate, Origin
     from shared.plans.plan import StudyPlan
     from shared.terminal import ChecklistLine
 
@@ -414,7 +414,7 @@ class SecureSumPlan(Aggregates):
         question: Estimand,
         *,
         levels: Mapping[str, Any],
-        **origin: Any,
+        **origin: Unpack[Origin],
     ) -> list[Estimate]:
         """A site's own answer: of its pilot."""
         return self._first(plan).answer(plan, tables, question, levels=levels, **origin)
@@ -425,7 +425,7 @@ class SecureSumPlan(Aggregates):
         sites: Mapping[str, Sequence[tuple[pd.DataFrame, int]]],
         question: Estimand,
         *,
-        origins: Mapping[str, Mapping[str, Any]],
+        origins: Mapping[str, Origin],
     ) -> dict[str, list[Estimate]]:
         """The sites' own answers, of their pilots."""
         return self._first(plan).together(plan, sites, question, origins=origins)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,7 @@ from shared.privacy import accountant as privacy
 
 if TYPE_CHECKING:
     from shared.base.randomness import Noise
-    from shared.estimands.answer import Estimand, Estimate
+    from shared.estimands.answer import Estimand, Estimate, Origin
     from shared.mechanisms.slicing.projections import ProjectedMoments
     from shared.plans.plan import StudyPlan
 
@@ -173,7 +173,7 @@ class SlicingPlan(Aggregates):
         question: Estimand,
         *,
         levels: Mapping[str, Any],
-        **origin: Any,
+        **origin: Unpack[Origin],
     ) -> list[Estimate]:
         """Five synthetic tables' answers together: see `shared.mechanisms.slicing.projections`.
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -42,7 +42,7 @@ from shared.mechanisms.tables.one_step import MODEL_ERROR, STEP_ERROR, UNSEEN_ER
 from shared.plans.encoding import typed
 
 if TYPE_CHECKING:
-    from shared.estimands.answer import Estimand, Estimate
+    from shared.estimands.answer import Estimand, Estimate, Origin
 
 __all__ = ["Mixture", "ProjectedMoments", "answer", "decoded", "fit", "moments"]
 
@@ -308,7 +308,7 @@ def answer(
     *,
     levels: Mapping[str, Any],
     draws: int = DRAWS,
-    **origin: Any,
+    **origin: Unpack[Origin],
 ) -> list[Estimate]:
     """One estimate per term: the mean of m synthetic tables' answers, and one step from there to the lines' moments.
 
@@ -462,7 +462,7 @@ def _refits(
     rng: np.random.Generator,
     *,
     levels: Mapping[str, Any],
-    **origin: Any,
+    **origin: Unpack[Origin],
 ) -> list[list[Estimate]]:
     """The answers of `REFITS` repetitions of all that happened, on rows of the model."""
     from shared.estimands.answer import estimate_drawn

@@ -45,7 +45,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -54,7 +54,7 @@ from scipy import sparse, special
 from scipy.sparse.linalg import lsmr
 
 from shared.errors import ParameterError, Refusal
-from shared.estimands.answer import Estimand, Estimate, estimate_drawn, influence
+from shared.estimands.answer import Estimand, Estimate, Origin, estimate_drawn, influence
 from shared.estimands.kinds import TERMWISE
 from shared.estimands.questions import INTERCEPT
 from shared.mechanisms.tables.coarse import MORE_BINS, coarse, unspread
@@ -168,7 +168,7 @@ def answer(
     *,
     draws: int = DRAWS,
     levels: Mapping[str, Sequence[Any]] | None = None,
-    **origin: Any,
+    **origin: Unpack[Origin],
 ) -> list[Estimate]:
     """One estimate per term, by the module's combining rule.
 
@@ -208,7 +208,7 @@ def draw(
     draws: int = DRAWS,
     levels: Mapping[str, Sequence[Any]] | None = None,
     most_rows: int = MOST_ROWS,
-    **origin: Any,
+    **origin: Unpack[Origin],
 ) -> Drawn:
     """Answers of synthetic tables of a model, and the steps from them to the released counts.
 
@@ -236,7 +236,7 @@ def draw_along(
     *,
     levels: Mapping[str, Sequence[Any]],
     most_rows: int,
-    **origin: Any,
+    **origin: Unpack[Origin],
 ) -> Drawn:
     """`draw`, with the functions g of another draw in place of ones found on these rows.
 

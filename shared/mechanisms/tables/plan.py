@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,7 @@ from shared.privacy import calibration
 
 if TYPE_CHECKING:
     from shared.base.randomness import Noise
-    from shared.estimands.answer import Estimand, Estimate
+    from shared.estimands.answer import Estimand, Estimate, Origin
     from shared.mechanisms.tables.one_step import Released
     from shared.plans.plan import StudyPlan
 
@@ -201,7 +201,7 @@ class TablesPlan(Aggregates):
         question: Estimand,
         *,
         levels: Mapping[str, Any],
-        **origin: Any,
+        **origin: Unpack[Origin],
     ) -> list[Estimate]:
         """The synthetic rows' answer and one step to the counts: see `shared.mechanisms.tables.one_step`."""
         from shared.mechanisms.tables.one_step import answer, fitted
@@ -215,7 +215,7 @@ class TablesPlan(Aggregates):
         sites: Mapping[str, Sequence[tuple[pd.DataFrame, int]]],
         question: Estimand,
         *,
-        origins: Mapping[str, Mapping[str, Any]],
+        origins: Mapping[str, Origin],
     ) -> dict[str, list[Estimate]]:
         """One model of all sites' counts, and a step to each one's own: see `shared.mechanisms.tables.together`."""
         from shared.mechanisms.tables.together import together

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from shared.estimands.answer import Estimand, Estimate
+from shared.estimands.answer import Estimand, Estimate, Origin
 from shared.mechanisms.base import balanced
 from shared.mechanisms.tables.coarse import coarse, unspread
 from shared.mechanisms.tables.latent_class import consistent
@@ -56,7 +56,7 @@ def together(
     question: Estimand,
     *,
     levels: Mapping[str, Sequence[Any]],
-    origins: Mapping[str, Mapping[str, Any]],
+    origins: Mapping[str, Origin],
 ) -> dict[str, list[Estimate]]:
     """Site to one estimate per term, by the module's rule; sites that answer for themselves are not in it.
 
