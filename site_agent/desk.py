@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 import typer
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from site_agent.decide.plans import Plans
     from site_agent.egress import AcknowledgedReplies, Egress, RetryPolicy, SendingRules
     from site_agent.egress.courier import Courier
+    from site_agent.egress.sending import Retries
     from site_agent.ledger.book import Ledger
     from site_agent.release.outbox import Outbox
     from site_agent.release.site import WorkingSite
@@ -224,7 +225,12 @@ class Desk:
             )
 
     def egress(
-        self, *, allowed: Callable[[], None] = lambda: None, cert_pem: str = "", key_pem: str = "", **retries: Any
+        self,
+        *,
+        allowed: Callable[[], None] = lambda: None,
+        cert_pem: str = "",
+        key_pem: str = "",
+        **retries: Unpack[Retries],
     ) -> Egress:
         """The one door.
 

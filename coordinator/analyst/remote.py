@@ -367,14 +367,15 @@ class Study(Questions, Shown):
         table.attrs["label"] = "privatised rows, not patient records"
         return table
 
-    def synthetic(self, site: str, **how: Any) -> Synthesis:
+    def synthetic(self, site: str, *, number: int = 0, rows: int = 0, draws: int = 1) -> Synthesis:
         """Synthesis from a site's noisy figures, fitted on this machine: its releases' rows are fetched once.
 
         ``study.synthetic("north", draws=5).draw().tables`` are five tables of one fit. Nothing is
         fitted at the coordinator, and no site is asked; the downloads stand in the study's record.
 
         Args:
-            site: whose figures, as of the newest wave. how: as of `shared.releases.synthetic.Synthesis`.
+            site: whose figures, as of the newest wave.
+            number, rows, draws: as of `shared.releases.synthetic.Synthesis`.
         Raises: EstimateRefusal (no release, or of several kinds); PolicyRefusal (the plan does not let rows leave);
             from the drawing StateRefusal, where a release was taken back meanwhile.
         """
@@ -422,7 +423,8 @@ class Study(Questions, Shown):
         def answered(question: Estimand, term: str) -> PooledResult:
             return self.query("", str(question), term=term).pooled
 
-        return Synthesis(plans[-1], figures, still=still, **as_the_sum(plans[-1], site, about, answered), **how)
+        found = as_the_sum(plans[-1], site, about, answered)
+        return Synthesis(plans[-1], figures, still=still, number=number, rows=rows, draws=draws, **found)
 
     @as_verb
     def log(self) -> Log:

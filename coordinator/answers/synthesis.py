@@ -7,7 +7,7 @@ of all sites answer as the sum does (`coordinator.pooling.secure_sum.row_effects
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from coordinator.answers import release_selection
 from coordinator.pooling.secure_sum.row_effects import as_the_sum
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 __all__ = ["synthesis"]
 
 
-def synthesis(store: Store, study: str, site: str, *, wave: int = 0, **how: Any) -> Synthesis:
+def synthesis(
+    store: Store, study: str, site: str, *, wave: int = 0, number: int = 0, rows: int = 0, draws: int = 1
+) -> Synthesis:
     """Synthesis from a site's figures as of a wave; the newest if 0.
 
-    Args:
-        how: number, rows and draws, as of `Synthesis`.
+    Args: number, rows, draws: as of `Synthesis`.
     Raises: ParameterError; PolicyRefusal (no rows may leave); EstimateRefusal (no figures of the site, or of several
         kinds); from the drawing StateRefusal, where a release was taken back meanwhile.
     """
@@ -74,4 +75,4 @@ def synthesis(store: Store, study: str, site: str, *, wave: int = 0, **how: Any)
     found = as_the_sum(plan, site, about, answered)
     if held.opened is not None and "drawn" in found:  # then every pilot of the sum is behind the rows
         used_by |= set(held.opened.document.pilots.values())
-    return Synthesis(plan, figures, still=still, **found, **how)
+    return Synthesis(plan, figures, still=still, number=number, rows=rows, draws=draws, **found)

@@ -25,7 +25,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 import sqlalchemy as sa
 
@@ -42,7 +42,7 @@ from shared.base.canonical import canonical_json, sha256_hex
 from shared.errors import AccessRefusal, ParameterError, StateRefusal
 from shared.wire.transport import Peer
 
-__all__ = ["ROLES", "Account", "Analyst", "Analysts", "QueryLine"]
+__all__ = ["ROLES", "Account", "Analyst", "Analysts", "QueryLine", "QueryWords"]
 
 ROLES = ("analyst", "lead", "auditor")
 DAYS = 365
@@ -108,6 +108,15 @@ class QueryLine:
     planned: str
     question: Mapping[str, Any]
     subject: str
+
+
+class QueryWords(TypedDict):
+    """What a line of the record says of a question beside who asked it, and when: see `QueryLine`."""
+
+    kind: str
+    label: str
+    planned: str
+    question: Mapping[str, Any]
 
 
 def _new(
@@ -322,7 +331,7 @@ class Analysts:
         study: str,
         subject: str,
         today: dt.date,
-        **line: Any,
+        **line: Unpack[QueryWords],
     ) -> bytes:
         """Keep an answer under its id (`subject`) with its line of the record, in one transaction.
 
@@ -332,7 +341,8 @@ class Analysts:
         Returns: the answer that stands, which is the first one under this id.
         """
         values = {"study": study, "analyst": who.site, "role": who.role, "day": today.isoformat(), "subject": subject}
-        text = canonical_json(dict(line.pop("question"))).decode()
+        values |= {"kind": line["kind"], "label": line["label"], "planned": line["planned"]}
+        text = canonical_json(dict(line["question"])).decode()
 
         def work(c: sa.Connection) -> bytes:
             known: bytes | None = c.execute(
@@ -347,7 +357,7 @@ class Analysts:
                 result = c.execute(newest).scalar()
                 kept = {"result_id": subject, "analyst": who.site, "bytes": len(document), "day": row["day"]}
                 c.execute(_kept.insert().values(**kept, result=None if result == before else result))
-            c.execute(_queries.insert().values(**values, **line, question=text))
+            c.execute(_queries.insert().values(**values, question=text))
             return document if known is None else known
 
         return self._together(work)

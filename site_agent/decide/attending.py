@@ -10,7 +10,7 @@ import datetime as dt
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from shared.errors import (
     ApprovalRefusal,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 from site_agent.decide.waves import due
 
-__all__ = ["AgentRound", "AttendEvent", "attend"]
+__all__ = ["AgentRound", "AttendEvent", "RoundSettings", "attend"]
 
 _VERBS = {
     "no plan": "plan fetch",
@@ -71,7 +71,16 @@ class AttendEvent:
     code: str = ""
 
 
-def attend(desk: Desk, *, dry_run: bool = False, **settings: Any) -> None:
+class RoundSettings(TypedDict):
+    """What a round of the agent works with, beside its desk: see `AgentRound`."""
+
+    site: Callable[[Egress], WorkingSite]
+    agent_version: str
+    today: dt.date
+    say: Callable[[AttendEvent], None]
+
+
+def attend(desk: Desk, *, dry_run: bool = False, **settings: Unpack[RoundSettings]) -> None:
     """One round of the agent; its settings are those of `AgentRound`.
 
     Nothing is reserved while the coordinator does not answer: the draw could not be witnessed. A pause ends the

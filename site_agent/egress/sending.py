@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypedDict
 
-__all__ = ["RetryPolicy", "SendingRules"]
+__all__ = ["Retries", "RetryPolicy", "SendingRules"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,13 @@ class RetryPolicy:
     timeout: float = 30.0
     attempts: int = 6
     sleep: Callable[[float], None] = time.sleep
+
+
+class Retries(TypedDict, total=False):
+    """What one opening of the door may have otherwise than `RetryPolicy` has it."""
+
+    timeout: float
+    attempts: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from site_agent.desk import Desk
 
-__all__ = ["LOOPBACK", "prepare", "serve"]
+__all__ = ["LOOPBACK", "PageSettings", "prepare", "serve"]
 
 LOOPBACK = ("127.0.0.1", "::1")
 HEADERS = {
@@ -35,6 +35,16 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
+
+
+class PageSettings(TypedDict):
+    """Where the pages are served, and what they show of their surroundings: see `prepare`."""
+
+    listen: str
+    port: int
+    agent_version: str
+    today: Callable[[], dt.date]
+    announce: Callable[[str, str], None]
 
 
 def prepare(
@@ -89,7 +99,7 @@ def prepare(
     return uvicorn.Server(settings), bound
 
 
-def serve(open_desk: Callable[[], Desk], **settings: Any) -> None:
+def serve(open_desk: Callable[[], Desk], **settings: Unpack[PageSettings]) -> None:
     """Serve the pages until Ctrl-C; arguments and refusals are those of `prepare`."""
     server, bound = prepare(open_desk, **settings)
     try:
