@@ -154,7 +154,16 @@ class TableOne(Shown):
 def described(
     study: Any, kind: str, columns: Sequence[str], *, out: Path | None, **how: Any
 ) -> tuple[Mapping[str, Any], Callable[[Console], None]]:
-    """The document of a question that describes, and what draws it; also written to `out`, where there is one."""
+    """The document of a question that describes, and what draws it.
+
+    Args:
+        study: what is asked: a `coordinator.analyst.remote.Study`.
+        kind: table_one, crosstab or histogram.
+        columns: those described.
+        out: file to which the table is written as well; its suffix says how.
+        how: as of `coordinator.analyst.remote.Study.query`.
+    Raises: ParameterError: a suffix that is not known; the coordinator's refusals.
+    """
     if out is not None:
         check_out(out)
     found = TableOne(study.query(kind, f"~ {' + '.join(columns)}", **how).document)

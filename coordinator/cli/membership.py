@@ -75,6 +75,12 @@ def signing_keys(config: CoordinatorConfig, names: Sequence[str] | None, least: 
 
 
 def next_grant(store: Store, config: CoordinatorConfig, site: str, study: str, *, granted: bool) -> Grant:
+    """The next line of a site's studies, which follows from those before it; unsigned.
+
+    Args:
+        granted: whether the site is let into the study, or taken out of it.
+    Raises: StateRefusal: a site that does not take part, or that is where it is to be already.
+    """
     from coordinator.services.membership import Members
     from shared.base.chain import GENESIS
     from shared.membership.grants import Grant

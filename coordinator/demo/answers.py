@@ -132,7 +132,14 @@ def _printed(value: float, sign: str = "") -> str:
 
 
 def row(key: str, label: str, result: PooledResult, real: PooledResult | None, prices: Prices) -> dict[str, Any]:
-    """One line of the table: the pooled ratio, its interval, its distance to the real one, and the price."""
+    """One line of the table: the pooled ratio, its interval, its distance to the real one, and the price.
+
+    Args:
+        key: name of the question. label: the tables it was put to.
+        result: of these tables.
+        real: of the patients themselves; None where there is none.
+        prices: site to ε of a release, and its condition.
+    """
     from shared.estimands.effects import shown
 
     def show(y: float) -> float:

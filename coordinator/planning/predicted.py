@@ -180,7 +180,13 @@ def simulated(
 def found_on(
     tables: Sequence[pd.DataFrame], plan: StudyPlan, setting: Setting, questions: Mapping[str, str], *, seed: int
 ) -> dict[str, SiteVariance]:
-    """`simulated`, of given tables, one per site: their columns are those of the questions."""
+    """`simulated`, of given tables.
+
+    Args:
+        tables: (n, …) one per site, all of the same n: their columns are those of the questions.
+        plan, setting, questions, seed: as of `simulated`.
+    Returns: term of each question (``name: term``) to the variance of one site's estimate.
+    """
     n = len(tables[0])
     try:
         changed = plan_of(plan, setting, questions)
@@ -207,7 +213,14 @@ def found_on(
 def records(
     plan: StudyPlan, questions: Mapping[str, str], published: Published, *, n: int, seed: int
 ) -> dict[str, float]:
-    """Term of each question (``name: term``) to the variance of one site's answer from made-up records themselves."""
+    """Term of each question (``name: term``) to the variance of one site's answer from made-up records themselves.
+
+    Args:
+        questions: name to the text of a planned question.
+        published: what is known of such patients.
+        n: records. seed: of the made-up ones.
+    Raises: ParameterError: margins that no columns can have together.
+    """
     table = made_up(published, _every(questions), plan.dictionary, n, np.random.default_rng([seed, 0]))
     levels = {column.name: column.levels for column in plan.dictionary.released if column.levels}
     out: dict[str, float] = {}

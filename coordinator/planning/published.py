@@ -219,6 +219,11 @@ def made_up(
 
     The effects of this very table differ from the assumed ones by as much as they do between sites. Who lacks a value
     is drawn by lot: no paper tells more.
+
+    Args:
+        published: margins, correlations and effects.
+        question: whose columns are made up.
+        n: rows.
     Raises: ParameterError: correlations that no columns can have together.
     """
     import pandas as pd

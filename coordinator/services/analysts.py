@@ -316,7 +316,13 @@ class Analysts:
         planned: str = "",
         today: dt.date,
     ) -> None:
-        """Add a line to the record. Durable when it returns; lines of several threads share a transaction."""
+        """Add a line to the record. Durable when it returns; lines of several threads share a transaction.
+
+        Args:
+            who: asked.
+            study, kind, subject, question, label, planned: as of `QueryLine`.
+            today: day of the line, UTC.
+        """
         values = {"study": study, "analyst": who.site, "role": who.role, "day": today.isoformat(), "kind": kind}
         values |= {"label": label, "planned": planned, "subject": subject}
         text = canonical_json(dict(question)).decode()

@@ -462,7 +462,12 @@ def authority_certificate(
     since: dt.datetime,
     until: dt.datetime,
 ) -> x509.Certificate:
-    """The certificate of an authority, signed by itself or by the one before."""
+    """The certificate of an authority, signed by itself or by the one before.
+
+    Args:
+        name: of subject and issuer. public: key that is certified. signer: key of the issuer.
+        since, until: from when to when it is in force, UTC.
+    """
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     return (
         _builder(name, name, public, since, until)

@@ -202,7 +202,11 @@ def _taken_by() -> sa.Select[Any]:
 def quarantine(
     store: Database, *, statement: Statement, envelope: Envelope, refusal: Refusal, today: dt.date
 ) -> Quarantined:
-    """Remember a release whose content was refused; the same bytes again get the same answer."""
+    """Remember a release whose content was refused; the same bytes again get the same answer.
+
+    Args:
+        statement, envelope: what the site signed, read and as it came. refusal: why it was refused. today: UTC.
+    """
 
     def work(c: sa.Connection) -> None:
         where = db.quarantine.c.bundle_sha256 == statement.bundle_sha256
@@ -222,8 +226,7 @@ def quarantine(
             )
 
     store.write(work)
-    found = quarantined(store, bundle_sha256=statement.bundle_sha256)
-    return found[0]
+    return quarantined(store, bundle_sha256=statement.bundle_sha256)[0]
 
 
 def quarantined(
@@ -251,7 +254,10 @@ def accepted_releases(
     site: str | None = None,
     withdrawn: bool = False,
 ) -> tuple[AcceptedRelease, ...]:
-    """Accepted releases, by study, wave and site; those that were withdrawn only if `withdrawn`."""
+    """Accepted releases, in the order of study, wave and site.
+
+    Args: study, wave, site: of these alone; None: of all. withdrawn: whether those that were are among them.
+    """
     given = {"study": study, "wave": wave, "site": site}
     given = {name: value for name, value in given.items() if value is not None}
     query = _accepted(tuple(given), withdrawn)

@@ -89,7 +89,13 @@ def close_wave(
 
 
 def reopen_wave(store: Database, study: str, wave: int, *, reason: str, today: dt.date) -> WaveRecord:
-    """Let a closed wave go on; its revisions so far stay what they are. Raises: StateRefusal, ParameterError."""
+    """Let a closed wave go on; its revisions so far stay what they are.
+
+    Args:
+        reason: stands in the log for good; must not be blank.
+        today: day of the log's line, UTC.
+    Raises: StateRefusal (an open wave), ParameterError (no reason).
+    """
     if not reason.strip():
         raise ParameterError("a wave must be reopened with a reason", given="blank text")
 
@@ -142,7 +148,11 @@ def opened_sum(store: Database, plan_hash: str) -> StoredSum | None:
 
 
 def remind(store: Database, study: str, wave: int, sites: Sequence[str], today: dt.date) -> None:
-    """Note that these sites were reminded of a wave; they see the day when they next ask."""
+    """Note that these sites were reminded of a wave; they see the day when they next ask.
+
+    Args:
+        sites: names of those that were reminded. today: the day they see, UTC.
+    """
 
     def work(c: sa.Connection) -> None:
         for site in sites:

@@ -96,7 +96,11 @@ class DialledGrid(Grid):
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """Its name is its round and its site: the same after a restart."""
+        """Its name is its round and its site: the same after a restart.
+
+        Args: as of Flower's `Grid.create_message`: what is asked, of which kind, of which node, in which round, and
+            for how many seconds it holds; a day where that is left out.
+        """
         return flower.addressed(
             content,
             message_type=message_type,

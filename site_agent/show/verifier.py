@@ -128,13 +128,9 @@ def ledger(files: Files, keys: Body, study: str) -> list[Body]:
     """
     entries: list[Body] = json.loads(files["ledger.json"])
     made = keys.get("tag_keys") or [{"from": 1, "key": keys["release_key"], "proof": keys["study_tag"]}]
+    of_study = canonical({"site": keys["site"], "study": study})
     for one in made:
-        own = one["proof"] and signed(
-            one["key"],
-            bytes.fromhex(one["proof"]),
-            TYPE % "study-tag",
-            canonical({"site": keys["site"], "study": study}),
-        )
+        own = one["proof"] and signed(one["key"], bytes.fromhex(one["proof"]), TYPE % "study-tag", of_study)
         must(own or (not one["proof"] and one is not made[-1]), "the study's tag must be signed by the site's key")
     first = entries[0].get("body", {})
     chain = KeyChain(first.get("release_key", keys["release_key"]), keys, entries)
@@ -153,17 +149,14 @@ def ledger(files: Files, keys: Body, study: str) -> list[Body]:
         if whole and entry["kind"] == "keys_changed":
             chain.follow(entry, before)
         payload = canonical({"site": keys["site"], "seq": number, "head": head})
-        must(
-            signed(chain.key, bytes.fromhex(entry["signature"]), TYPE % "ledger-head", payload),
-            f"entry {number} must be signed by the site's release key",
-        )
+        own = signed(chain.key, bytes.fromhex(entry["signature"]), TYPE % "ledger-head", payload)
+        must(own, f"entry {number} must be signed by the site's release key")
         must(about is not None or not tagged, f"entry {number} must say which studies it is about")
         tagged = about is not None
         proof = [one["proof"] for one in made if one["from"] <= number][-1]
         tag = sha(bytes.fromhex(proof)) if proof else ""
-        must(
-            whole or not tagged or (about and tag not in about), f"entry {number} is about this study, and must be told"
-        )
+        apart = whole or not tagged or (about and tag not in about)
+        must(apart, f"entry {number} is about this study, and must be told")
         if whole and tagged:
             of = [entry["body"]["study"]] if "study" in entry["body"] else []
             of += [charge["study"] for charge in entry["body"].get("charges", ())] if entry["kind"] == "lost" else []
@@ -663,12 +656,7 @@ class VerifiedRelease:
         self.must(stated["ledger_head"] == by["seal"]["hash"], "the statement must name its seal")
         for item in ("bundle_sha256", "bundle_bytes", "receipt_sha256", "recipient", "plan_version"):
             self.must(stated[item] == self.seal[item], f"{item} must be the sealed one")
-        own = {
-            "site": keys["site"],
-            "study": self.charged["study"],
-            "release_id": self.name,
-            "wave": self.charged["wave"],
-        }
+        own = {item: self.charged[item] for item in ("study", "wave")} | {"site": keys["site"], "release_id": self.name}
         self.must(all(stated[item] == value for item, value in own.items()), "the statement must be of this release")
         self.must(stated["plan_hash"] == self.charged["plan_hash"], "it must be of the plan that was charged")
         self.must(stated["recipient"] == keys["coordinator"], "it must be for the site's coordinator")
@@ -742,7 +730,13 @@ class VerifiedRelease:
         delivered: bool,
         chain: KeyChain,
     ) -> None:
-        """Who approved it: registered people, over these bytes, with every tick, under the plan as approved then."""
+        """Who approved it: registered people, over these bytes, with every tick, under the plan as approved then.
+
+        Args:
+            persons: name to keys. signers: who signed the statement. payload: its bytes.
+            delivered: as of `check`. chain: says whose keys were in force at which entry.
+        Raises: Wrong.
+        """
         commit = self.by.get("commit")
         agreed = self.agreed(commit["seq"] if commit else self.entries[-1]["seq"] + 1)
         warnings = {check["name"] for check in self.outcomes if check["outcome"] == "warning"}
@@ -806,9 +800,9 @@ class VerifiedRelease:
 
 
 # -- what became of each charge -------------------------------------------------------------------------------------
-def in_turn(name: str, entry: Body, begun: dict[int, int], charged: int, following: bool) -> None:
+def in_turn(entry: Body, begun: dict[int, int], charged: int, following: bool) -> None:
     """Note in `begun` that a round is begun, witnessed or answered. Raises: Wrong: out of its turn, or twice."""
-    body, number = entry["body"], entry["body"]["number"]
+    body, name, number = entry["body"], entry["body"]["release_id"], entry["body"]["number"]
     if entry["kind"] == "round":
         within = max(begun, default=0) < number <= charged
         after = not following or number == 1 or begun.get(number - 1) == -1  # a delivery: each goes on from the last
@@ -881,7 +875,7 @@ def lives(entries: list[Body]) -> list[str]:
                 must(body["wave"] == wave[name], f"{name}: persons must be confirmed for the wave that is reserved")
                 following = state
             elif kind in ("round", "witnessed", "answer"):
-                in_turn(name, entry, begun[name], rounds[name][after], after)
+                in_turn(entry, begun[name], rounds[name][after], after)
                 following = state
                 agreed = body.get("asked") == asked and len(names) >= needed.get(name, 1)
                 free = not after or (kind, body["number"]) != ("round", 2)
@@ -929,11 +923,8 @@ def counted(entries: list[Body], study: str) -> tuple[dict[str, int | None], int
             named |= entry["body"]["accepted"]
             # Its charges stand just before it; those of other studies are not told here.
             before = entries[place - 1]
-            some = (
-                entry["body"]["charges"]
-                or "body" not in before
-                or (before["kind"] == "lost" and before["body"]["charges"])
-            )
+            some = "body" not in before or (before["kind"] == "lost" and before["body"]["charges"])
+            some = some or entry["body"]["charges"]
             must(some, f"entry {entry['seq']}: a ledger that was put back must count what it lacks")
     return named, nameless
 
@@ -948,7 +939,14 @@ def stood_in(
     releases: dict[str, VerifiedRelease],
     entries: list[Body],
 ) -> None:
-    """Hold a release that a standing approval approved against every limit of it, as far as the record tells."""
+    """Hold a release that a standing approval approved against every limit of it, as far as the record tells.
+
+    Args:
+        seq, body: the entry that used the approval, and what it says.
+        given: the approval with its first and last entry; None where the ledger has none of this name.
+        plan: that the release was charged under. releases: all of the export, by name.
+    Raises: Wrong.
+    """
     charged, receipt = release.charged, release.receipt
     good = given is not None and (
         given["from"] < seq < given["to"]
@@ -1004,6 +1002,11 @@ def listed(
     """Hold the record against what the coordinator signed of the site: nothing it witnessed or accepted is missing.
 
     What a restored coordinator has forgotten, its own signatures of before show (`kept`).
+
+    Args:
+        data: the signed list. keys: those of the export.
+        entries: the ledger's. entries_of: those of a charge, by its name. sealed: releases by name.
+    Raises: Wrong.
     """
     must(keys["witness_key"], "the site must have pinned the coordinator's key")
     body, names, _ = opened("the coordinator's list", data, "site-list", {"coordinator": [keys["witness_key"]]})
@@ -1064,7 +1067,7 @@ def listed(
                 )
     tags = {tag for entry in entries for tag in entry.get("tags", ())}
     must(len(tags) <= body["studies"], "the ledger must be about no more studies than the site takes part in")
-    return {"anchors": len(heads), "releases": len(body["releases"]), "size": body["size"], "day": body["day"]}
+    return {"anchors": len(heads), "releases": accepted.keys(), "size": body["size"], "day": body["day"]}
 
 
 # -- all of it ------------------------------------------------------------------------------------------------------
@@ -1090,10 +1093,7 @@ def examine(files: Files, study: str, coordinator_list: bytes | None = None) -> 
     arrived = {name for name, _ in commits}
     if coordinator_list is not None:
         found["list"] = listed(coordinator_list, keys, study, entries, entries_of, releases, kept)
-        arrived |= {
-            one["release_id"]
-            for one in json.loads(base64.b64decode(json.loads(coordinator_list)["payload"]))["releases"]
-        }
+        arrived |= found["list"]["releases"]
     signatures = 0
     back = {name for one in recoveries(entries) for name in one["body"]["accepted"]}
     for name, release in releases.items():
@@ -1207,7 +1207,7 @@ def check(folder: Path, bundles: list[Path], coordinator_list: Path | None = Non
         own = found["list"]
         lines.append(
             f"The coordinator's list of {own['day']}, at {own['size']} log entries: its {own['anchors']} heads and "
-            f"{own['releases']} releases are told here, and no other."
+            f"{len(own['releases'])} releases are told here, and no other."
         )
     else:
         lines.append("! Whether this is the newest record, and all of it, only the coordinator's list shows:")

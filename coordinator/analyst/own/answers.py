@@ -33,7 +33,14 @@ def likelihoods(own: OwnTable, *, level: float, bayes: bool, scale: float) -> Ve
 
 
 def together(own: OwnTable, options: TogetherOptions, *, method: str, test: Any, level: float) -> VerbAnswer:
-    """Several coefficients of each study pooled together."""
+    """Several coefficients of each study pooled together.
+
+    Args:
+        own: the table and its columns.
+        options: which columns hold the coefficients and their covariance, and its form between studies.
+        method, test, level: as of `coordinator.pooling.multivariate.pool_joint`.
+    Raises: ParameterError: a column that is not there, a setting that is not known.
+    """
     from coordinator.analyst.own.together import joint_rows_of, show_joint
     from coordinator.pooling.multivariate import pool_joint
 

@@ -89,8 +89,9 @@ class ComputeEngine:
         left: Callable[[], bool] = lambda: False,
         begun: Callable[[], None] = lambda: None,
     ) -> Any:
-        """What a task gives (`coordinator.services.compute.workers.Workers.run`).
+        """What a task gives.
 
+        Args: as of `coordinator.services.compute.workers.Workers.run`.
         Raises: what it refuses, RateRefusal, EstimateRefusal, NetworkRefusal; Refusal for what nobody foresaw.
         """
         # What writes a file for this server is done on its machine.

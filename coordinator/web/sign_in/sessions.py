@@ -73,7 +73,14 @@ class Sessions:
         """Cookies of people who came by a provider, and whether each is a program's: by these they are asked about."""
 
     def enter(self, name: str, role: str, token: str, person: Person | None = None, *, program: bool = False) -> str:
-        """A new session; the cookie's value, or a program's token. Of one person's too many the oldest ends."""
+        """A new session; the cookie's value, or a program's token. Of one person's too many the oldest ends.
+
+        Args:
+            name, role: of the analyst.
+            token: the analyst's, with which the session's calls are made.
+            person: who came by a provider; None for one who showed a token.
+            program: whether it is a program's, which sends it with each call, and no browser's.
+        """
         cookie, now = f"{BEARER if program else ''}{secrets.token_urlsafe(32)}", self._clock()
         content: dict[str, Any] = {"role": role, "token": token, "csrf": secrets.token_urlsafe(32)}
         content |= {"person": None if person is None else _written(person)}

@@ -363,7 +363,11 @@ class CrossProductsPlan(Aggregates):
         levels: Mapping[str, Any],
         **origin: Unpack[Origin],
     ) -> list[Estimate]:
-        """The coefficients of a linear model of the columns. Raises: EstimateRefusal, of any other question."""
+        """The coefficients of a linear model of the columns.
+
+        Args: as of `shared.mechanisms.base.Answering.answer`.
+        Raises: EstimateRefusal, of any other question.
+        """
         from shared.estimands.answer import Estimate
         from shared.mechanisms.cross_products.posterior import NoisyProducts, regression
 

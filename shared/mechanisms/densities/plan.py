@@ -368,6 +368,7 @@ class DensitiesPlan(Aggregates):
         values are taken to be spread evenly: how much that can matter at most is a warning on the estimate. Smooth
         functions hold a mean exactly, and no share.
 
+        Args: as of `shared.mechanisms.base.Answering.answer`.
         Raises: EstimateRefusal.
         """
         name, above = _column_and_bound(question)

@@ -409,6 +409,7 @@ class GrandPlan(Answering):
         The release is a draw from a distribution that m persons gave: every variance is multiplied by 1 + n/m
         (`shared.mechanisms.grand.answer`).
 
+        Args: as of `shared.mechanisms.base.Answering.answer`.
         Raises: EstimateRefusal.
         """
         from shared.mechanisms.grand.answer import answer

@@ -354,6 +354,7 @@ class MomentsPlan(Aggregates):
         Releases of different persons: coefficients are combined by inverse variance, rows are put together. Of several
         sites the coefficients are better told by `together`.
 
+        Args: as of `shared.mechanisms.base.Answering.answer`.
         Raises: EstimateRefusal: an interaction or a curve, of which the figures tell nothing; no synthetic table
             supports it.
         """

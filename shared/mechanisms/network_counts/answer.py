@@ -70,6 +70,11 @@ def answer(
 ) -> list[Estimate]:
     """One site's estimate from its released counts; of several releases, which are of different persons, by their n.
 
+    Args:
+        release: the plan's mechanism.
+        tables: released counts and their n, one pair per release.
+        question: of kind ``network``, of a planned figure.
+        origin: as of `shared.mechanisms.base.Answering.answer`.
     Raises: EstimateRefusal: a figure that was not planned, one that the noise drowns, one that the caps cut.
     """
     needs = _needed(release, question)

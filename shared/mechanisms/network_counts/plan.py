@@ -322,7 +322,11 @@ class NetworkCountsPlan(Aggregates):
         levels: Mapping[str, Any],
         **origin: Unpack[Origin],
     ) -> list[Estimate]:
-        """A ``network`` question of the planned counts. Raises: EstimateRefusal."""
+        """A ``network`` question of the planned counts.
+
+        Args: as of `shared.mechanisms.base.Answering.answer`.
+        Raises: EstimateRefusal.
+        """
         from shared.mechanisms.network_counts.answer import answer
 
         return answer(plan, self, tables, question, **origin)

@@ -416,7 +416,11 @@ class SecureSumPlan(Aggregates):
         levels: Mapping[str, Any],
         **origin: Unpack[Origin],
     ) -> list[Estimate]:
-        """A site's own answer: of its pilot."""
+        """A site's own answer: of its pilot.
+
+        Args: as of `shared.mechanisms.base.Answering.answer`.
+        Raises: EstimateRefusal, as the mechanism of the pilot.
+        """
         return self._first(plan).answer(plan, tables, question, levels=levels, **origin)
 
     def together(

@@ -177,6 +177,7 @@ class SlicingPlan(Aggregates):
     ) -> list[Estimate]:
         """Five synthetic tables' answers together: see `shared.mechanisms.slicing.projections`.
 
+        Args: as of `shared.mechanisms.base.Answering.answer`.
         Raises: EstimateRefusal: an interaction or a curve; lines hold how two columns go together, and no more.
         """
         from shared.mechanisms.slicing.projections import answer

@@ -203,7 +203,11 @@ class TablesPlan(Aggregates):
         levels: Mapping[str, Any],
         **origin: Unpack[Origin],
     ) -> list[Estimate]:
-        """The synthetic rows' answer and one step to the counts: see `shared.mechanisms.tables.one_step`."""
+        """The synthetic rows' answer and one step to the counts: see `shared.mechanisms.tables.one_step`.
+
+        Args: as of `shared.mechanisms.base.Answering.answer`.
+        Raises: EstimateRefusal, as `estimate`, and where the bins hide the outcome of a model.
+        """
         from shared.mechanisms.tables.one_step import answer, fitted
 
         released = self.released(plan, tables)
