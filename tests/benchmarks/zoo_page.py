@@ -1,14 +1,12 @@
 """Write docs/zoo.md from what the zoo's benchmarks have recorded: no figure of the page is typed.
 
-python -m tests.benchmarks.zoo_page [--measure]   (measures everything again first: an hour of a core)
+python -m tests.benchmarks.zoo_page   (`make bench` measures its records again)
 """
 
 from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,62 +34,33 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "zoo.md"
 RESULTS = Path(__file__).parent / "results"
 
-SIMULATED = "unequal_variances,unequal_skew,heavy_tails,zeros_and_heaps,u_shape,fine_times,coarse_times,wild_counts"
-SLICED = "unequal_variances,u_shape,coarse_times,wild_counts"
-THREE = "unequal_variances,heavy_tails,u_shape"
-LATENT_NOISE = {
-    "zoo_n300": f"--worlds {SIMULATED} --some 1 --n 300 --sites 4,12,48 --w 0.8,0 --draws 1",
-    "zoo_n1000": f"--worlds {SIMULATED} --some 1 --n 1000 --sites 4,12,48 --w 0.8,0 --draws 1",
-    "zoo": "--n 1000 --sites 12 --w 0.8,0 --draws 3",
-    "zoo_n5000": f"--worlds {SIMULATED} --some 1 --n 5000 --sites 4,12,48 --w 0.8,0 --draws 1",
-    "zoo_n20000": f"--worlds {THREE} --some 1 --n 20000 --sites 4,12,48 --w 0.8,0 --draws 1",
-    "zoo_fewer": f"--worlds {SIMULATED} --some 0 --n 1000 --sites 12 --w 0.8 --draws 1 --fewer",
-    "zoo_joint": f"--worlds {SIMULATED} --some 0 --n 1000 --sites 12 --w 0.8 --draws 1 --outcomes joint",
-}
-"""Name of a record to the settings of `tests.benchmarks.zoo` that made it."""
-AFTERWARDS = (
-    "unequal_variances,u_shape,fine_times,coarse_times,wild_counts,flchain,nafld,rotterdam,heart "
-    "--kinds binary,survival"
+LATENT_NOISE = ("zoo_n300", "zoo_n1000", "zoo", "zoo_n5000", "zoo_n20000", "zoo_fewer", "zoo_joint")
+"""Records of `tests.benchmarks.zoo`; each names the command that made it."""
+FIGURES = (
+    "zoo_moments",
+    "zoo_moments_alone",
+    "zoo_moments_signals",
+    "zoo_tables",
+    "zoo_moments_none_declared_after",
+    "zoo_moments_all_declared_after",
+    "zoo_moments_k4",
+    "zoo_moments_k12",
+    "zoo_moments_k48",
+    "zoo_slicing",
+    "zoo_densities",
 )
-LAWS = "unequal_variances,u_shape,fine_times,coarse_times,wild_counts"
-ANEW = "unequal_variances,u_shape,fine_times,coarse_times,wild_counts,flchain,nafld,heart --some 0"
-SIZES = f"--worlds {SIMULATED} --some 1 --declared --epsilon 1 --draws 1 --seed 20261129"
-FIGURES = {
-    "zoo_moments": f"--worlds {ANEW} --declared --n 2000 --sites 12 --epsilon 1,3 --draws 2 --seed 20261130",
-    "zoo_moments_alone": f"--worlds {LAWS} --alone --n 2000 --draws 2 --epsilon 1",
-    "zoo_moments_signals": f"--worlds {SIMULATED} --some 1 --draws 1 --epsilon 1,3",
-    "zoo_tables": f"--worlds {SIMULATED} --some 1 --mechanism tables --epsilon 1,3 --draws 1",
-    "zoo_moments_none_declared_after": f"--worlds {AFTERWARDS} --epsilon 1,3 --draws 1 --seed 20261124",
-    "zoo_moments_all_declared_after": f"--worlds {AFTERWARDS} --epsilon 1,3 --draws 1 --seed 20261124 --declared",
-    "zoo_moments_k4": f"{SIZES} --n 300,1000,5000,20000 --sites 4",
-    "zoo_moments_k12": f"{SIZES} --n 300,1000,5000,20000 --sites 12",
-    "zoo_moments_k48": f"{SIZES} --n 300,1000 --sites 48",
-    "zoo_slicing": f"--worlds {SLICED} --some 1 --n 300,1000 --sites 4 --mechanism slicing --epsilon 3 --draws 1",
-    "zoo_densities": f"--worlds {SIMULATED} --kinds linear --mechanism densities --epsilon 1,3 --draws 3",
-}
 """The same of `tests.benchmarks.zoo_moments`."""
-TRIAL, PACKAGED = "infarct,infarct_bent", "azpro,nwtco,hdma,australia,aids,wages,unemployed,ofp,rwm"
-LATER = {
-    "zoo_trial": f"--worlds {TRIAL} --kinds binary,survival --w 0.8,0 --draws 2",
-    "zoo_packaged": f"--worlds {PACKAGED} --w 0.8,0 --draws 2",
-    "zoo_others": "--worlds framingham,support,actg175,rand --w 0.8,0 --draws 4",
-}
-CUT = "unequal_groups,infarct_bent,u_shape,unequal_variances"
-HARD = "infarct,unequal_variances,unequal_groups"
-LATER_FIGURES = {
-    "zoo_moments_none_declared": f"--worlds {HARD} --kinds binary --epsilon 1,3 --draws 1",
-    "zoo_moments_all_declared": f"--worlds {HARD} --kinds binary --epsilon 1,3 --draws 1 --declared",
-    "zoo_moments_cut": f"--worlds {CUT} --kinds binary --epsilon 3 --declared --draws 1 --seed 20261127",
-    "zoo_moments_packaged": f"--worlds {PACKAGED} --declared --epsilon 1,3 --draws 1 --seed 20261128",
-    "zoo_moments_others": "--worlds framingham,support,actg175,rand --declared --epsilon 1,3 --draws 1",
-    "zoo_moments_long_tails": (
-        "--worlds azpro,flchain --kinds linear,survival --declared --epsilon 1,3,10,30 --draws 4 --seed 20261201"
-    ),
-    "zoo_moments_nominal": (
-        "--worlds nwtco,support --kinds binary,survival --declared --epsilon 1,3 --draws 1 --seed 20261201"
-    ),
-    "zoo_tables_packaged": f"--worlds {PACKAGED} --mechanism tables --epsilon 1,3 --draws 2",
-}
+LATER = ("zoo_trial", "zoo_packaged", "zoo_others")
+LATER_FIGURES = (
+    "zoo_moments_none_declared",
+    "zoo_moments_all_declared",
+    "zoo_moments_cut",
+    "zoo_moments_packaged",
+    "zoo_moments_others",
+    "zoo_moments_long_tails",
+    "zoo_moments_nominal",
+    "zoo_tables_packaged",
+)
 """Records of the tables that belong to neither half."""
 UNSEEN = "zoo_unseen"
 """The record of `tests.benchmarks.zoo_unseen`: tables that the project had never used."""
@@ -553,20 +522,6 @@ def page() -> str:
     return "\n".join(part for part in parts if part).rstrip() + "\n"
 
 
-def measure() -> None:
-    """Every record again, one after the other."""
-    given = (("zoo", LATENT_NOISE | LATER), ("zoo_moments", FIGURES | LATER_FIGURES))
-    for module, commands in given:
-        for name, settings in commands.items():
-            half = [] if name in LATER | LATER_FIGURES else ["--half", "reporting"]
-            words = [*half, *settings.split(), "--name", name]
-            subprocess.run([sys.executable, "-m", f"tests.benchmarks.{module}", *words], cwd=ROOT, check=True)
-    for module in (UNSEEN, HEART, DOUBTS):
-        subprocess.run([sys.executable, "-m", f"tests.benchmarks.{module}"], cwd=ROOT, check=True)
-
-
 if __name__ == "__main__":
-    if "--measure" in sys.argv[1:]:
-        measure()
     PAGE.write_text(page(), encoding="utf-8")
     print(PAGE)
