@@ -481,7 +481,8 @@ def page() -> str:
         "## Questions that the plan does not name: the same models on every second covariate\n",
         by_part("zoo_fewer", "kind"),
         "## With outcomes and covariates in one flow\n",
-        'What plans signed before have, and `training.outcomes = "joint"`: no distance is told of it.\n',
+        'What plans signed before have, and `training.outcomes = "joint"`: no distance is told of it, and\n'
+        "*told* is how often one would have held.\n",
         by_part("zoo_joint", "kind"),
         "## Mechanisms that release figures\n",
         by_mechanism(),
