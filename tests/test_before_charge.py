@@ -10,7 +10,7 @@ from service import SMALL, Hub
 from site_desk import hospital  # noqa: F401
 from stage.pipeline import release, site, source  # noqa: F401
 
-from shared.base.memory import available_mb
+from shared.base.memory import available_cores, available_mb
 from shared.errors import ChecksRefusal, ConfigRefusal, SchemaRefusal, StorageRefusal, TooLarge
 from shared.mechanisms.slicing.plan import SlicingPlan
 from shared.plans.plan import Budget, StudyPlan
@@ -197,6 +197,28 @@ def test_what_is_left_is_the_less_of_machine_and_container(tmp_path, files, left
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert available_mb(tmp_path) == left
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "150000 100000"}, 2),
+        ({"cpu.max": "100000 100000"}, 1),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "4000000 100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        ({"cpu.max": "half of it"}, 8),
+        ({}, 8),
+    ],
+)
+def test_processors_are_no_more_than_the_container_gives_time_for(tmp_path, monkeypatch, files, cores):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    for name, text in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert available_cores(tmp_path) == cores
 
 
 # -- at the desk -------------------------------------------------------------------------------------------------

@@ -41,11 +41,10 @@ def _places() -> int:
     A question of many sites is dealt out to several, so that a larger machine is used. Each may take
     `analyst_memory_mb`, all of them at worst twice that together: no more than the memory there is has room for.
     """
-    from shared.base.memory import available_mb
+    from shared.base.memory import available_cores, available_mb
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     room = (available_mb() or 0.0) / (2 * CoordinatorConfig.analyst_memory_mb)
-    return max(2, min(cores, int(room), 8))
+    return max(2, min(available_cores(), int(room), 8))
 
 
 @verb(app, rich_help_panel="Set up")

@@ -1,12 +1,13 @@
-"""What memory there is for this process, and what the C library does with memory that was freed."""
+"""What memory and processors there are for this process, and what the C library does with memory that was freed."""
 
 from __future__ import annotations
 
+import os
 import resource
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["available_mb", "keep_freed"]
+__all__ = ["available_cores", "available_mb", "keep_freed"]
 
 KEPT, LARGE = 16 << 20, 4 << 20
 """Bytes that stay with the process once they were freed, and a piece from which on each is the system's own again."""
@@ -62,3 +63,24 @@ def available_mb(root: Path = Path("/")) -> float | None:
     with suppress(OSError, ValueError, IndexError):
         own = int((root / "proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
     return max(min(left), 0.0) + own
+
+
+def available_cores(root: Path = Path("/")) -> int:
+    """Processors that this process may keep busy: those it may run on, and no more than its container's share of time.
+
+    A share is a quota over a period (control groups of version 2 and 1); part of a processor counts as one.
+
+    Args:
+        root: as of `available_mb`.
+
+    >>> available_cores(Path("/nowhere")) >= 1
+    True
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    group = root / "sys/fs/cgroup"
+    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):  # "max" and -1: there is no quota
+            quota, period = map(int, " ".join((group / name).read_text() for name in files).split())
+            if quota > 0 < period:
+                cores = min(cores, -(-quota // period))
+    return cores
