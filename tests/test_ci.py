@@ -55,6 +55,17 @@ def test_they_are_the_last_words_of_a_run_that_fails_before_the_suite(bare):
     assert said.stderr.rstrip().endswith("the same numbers from R as from Python")
 
 
+def test_the_site_is_built_where_its_packages_come_and_said_to_be_untried_where_not(bare):
+    program(bare / "make", '[ "$1" != .venv/.site-installed ] || { echo no index; exit 2; }; echo made "$@"')
+    said = run(bare)
+    assert said.returncode == 0
+    assert "no index" in said.stderr
+    assert said.stderr.rstrip().endswith("the documents as a site")
+    assert said.stdout.split("\n")[:3] == ["made check", "made demo", "made test"]
+    program(bare / "make", "exit $([ $1 != site ]; echo $?)")
+    assert run(bare).returncode == 1, "a site that cannot be built fails the check"
+
+
 def test_where_everything_is_there_nothing_is_said(bare):
     for name in ("initdb", "strace", "haproxy", "nginx", "softhsm2-util", "go", "chromium", "npm", "dpkg"):
         program(bare / name, "exit 0")
