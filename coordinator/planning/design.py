@@ -485,10 +485,11 @@ def written(plan: StudyPlan, target: Target, point: FrontierPoint) -> StudyPlan:
         if name == target.question or set(parse_estimand(formula).columns) <= inside
     }
     first = {target.question: plan.estimands[target.question], **kept}
-    if point.setting.startswith("latent_noise"):
+    setting = Setting(name=point.setting, epsilon=point.epsilon)
+    if setting.rows:
         first = dict(plan.estimands)
     first = {name: plainly(formula, plan.dictionary) for name, formula in first.items()}
-    changed = plan_of(plan, Setting(name=point.setting, epsilon=point.epsilon), first)
+    changed = plan_of(plan, setting, first)
     needed = (
         math.ceil(cost(replace(changed, budget=replace(plan.budget, epsilon=float(MANY)))).waves[-1].total * 100) / 100
     )

@@ -76,6 +76,11 @@ class Setting:
         """What its ε covers, in words."""
         return COVERED[SETTINGS[self.name]]
 
+    @property
+    def rows(self) -> bool:
+        """Whether rows are released, to which any question may be put, and not figures of planned columns."""
+        return self.name.startswith("latent_noise")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SiteVariance:
@@ -193,7 +198,7 @@ def found_on(
     except (PlanRefusal, EstimateRefusal) as refusal:
         return {f"{name}: ": _lost(n, setting, refusal.must) for name in questions}
     out: dict[str, SiteVariance] = {}
-    if setting.name.startswith("latent_noise"):
+    if setting.rows:
         for name, formula in questions.items():
             out |= _of_rows(changed, setting, name, parse_estimand(formula), tables)
         return out
