@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 from types import ModuleType
 
 import pytest
 
-from tests.sources import ROOT
+from tests.sources import ROOT, parsed
 
 
 def loaded(name: str) -> ModuleType:
@@ -44,6 +45,46 @@ def test_every_link_to_a_heading_finds_it(page):
     for link, heading in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", PAGES.CODE.sub("", text(page))):
         if not link.startswith("http"):
             assert heading in anchors(PAGES.target(page, link) if link else page), f"{link}#{heading}"
+
+
+NAMED = re.compile(r"(?<![\w./@-])(?:shared|site_agent|coordinator|tests)(?:\.(?!py\b|toml\b)[A-Za-z_]\w*)+(?![\w/@-])")
+OF_THEIR_DAY = ("docs/decisions/", "CHANGELOG.md")
+TO_BE_MADE = {"shared.mechanisms.prevalence"}  # by who follows the recipe
+
+
+def is_there(name: str) -> bool:
+    """True of a folder or module of the repository, and of what one defines or imports, as its source says."""
+    module, beyond = ROOT, name.split(".")
+    while beyond and (module / beyond[0]).is_dir():
+        module /= beyond.pop(0)
+    file = module / "__init__.py"
+    if beyond and (module / f"{beyond[0]}.py").is_file():
+        file = module / f"{beyond.pop(0)}.py"
+    inside: ast.AST | None = parsed(file) if beyond and file.is_file() else None
+    for part in beyond:
+        inside = next((node for node in getattr(inside, "body", ()) if part in defined(node)), None)
+    return inside is not None or not beyond
+
+
+def defined(node: ast.AST) -> set[str]:
+    """The names to which one statement gives a meaning."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {one.asname or one.name for one in node.names}
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES.documents() if not page.startswith(OF_THEIR_DAY)])
+def test_what_a_document_names_of_the_code_is_there(page):
+    assert {name for name in NAMED.findall(text(page)) if not is_there(name)} <= TO_BE_MADE
+
+
+def test_a_name_that_is_not_there_is_found():
+    for name in ("tests.benchmarks", "coordinator.figures.over_time.waves_figure", "shared.plans.plan.StudyPlan.hash"):
+        assert is_there(name)
+    for name in ("coordinator.time_figures", "coordinator.figures.over_time.wave_figure", "shared.plans.plan.Plan.x"):
+        assert not is_there(name)
 
 
 def test_every_document_has_a_place_in_the_navigation():
